@@ -1,0 +1,240 @@
+"""A message as three frames, and back. `encode` and `decode` are pure inverses; sockets know only frames.
+
+    header   msgpack map {version, type, crc32}; crc32 runs over body, then buffers
+    body     msgpack map of the message's fields; an array stands there as {dtype, shape, offset}
+    buffers  the arrays' little-endian bytes, each at the next multiple of 16, zeros between them, nothing after them
+
+What encodes also decodes: both ends hold a message to the types of messages.py, so a fault shows where it was made.
+Decoded arrays are read-only views into the frame. Whether a Groups message makes sense is the business of validate.py.
+Left out on purpose: pickle, msgpack's extension types, more than one dimension, compression (log-probs do not shrink).
+"""
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, cast, get_args
+
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from protocol.errors import MalformedMessage, VersionMismatch
+from protocol.limits import (
+    BUFFER_ALIGNMENT,
+    MAX_BODY_BYTES,
+    MAX_BUFFER_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_ITEMS,
+    MAX_KEYS,
+    MAX_STRING_BYTES,
+    NUM_FRAMES,
+)
+from protocol.messages import PROTOCOL_VERSION, AnyMessage, Name, Record
+
+DTYPES = {"uint8": np.dtype("u1"), "int32": np.dtype("<i4"), "float32": np.dtype("<f4")}
+FRAME_LIMITS = (MAX_HEADER_BYTES, MAX_BODY_BYTES, MAX_BUFFER_BYTES)
+LENGTH = struct.Struct("<I")
+
+Extent = Annotated[int, Meta(ge=0, le=MAX_BUFFER_BYTES)]
+
+
+class Header(Record, frozen=True, kw_only=True):
+    """First frame."""
+
+    version: int
+    """Protocol version of the sender."""
+    type: Name
+    """Name of the message."""
+    crc32: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+    """Of the second and third frame together."""
+
+
+class Slice(Record, frozen=True, kw_only=True):
+    """What stands in the body for an array."""
+
+    dtype: Literal["uint8", "int32", "float32"]
+    """Type of the elements."""
+    shape: tuple[Extent]
+    """[1] number of elements."""
+    offset: Extent
+    """First byte in the buffer frame."""
+
+
+class BufferWriter:
+    """Collects arrays into the buffer frame."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes | memoryview] = []
+        self.size = 0
+
+    def append(self, array: object) -> dict[str, object]:
+        """Add an array; what stands in the body for it."""
+        if not isinstance(array, np.ndarray):
+            raise MalformedMessage(f"A {type(array).__name__} cannot be sent; use Python's own types or a numpy array.")
+        values = cast("np.ndarray[Any, np.dtype[Any]]", array)
+        if values.dtype.name not in DTYPES or values.ndim != 1:
+            raise MalformedMessage(
+                f"An array of dtype {values.dtype} and shape {values.shape} cannot be sent; "
+                f"one dimension of {', '.join(DTYPES)} can."
+            )
+        little_endian = np.ascontiguousarray(values, DTYPES[values.dtype.name])
+        padding = -self.size % BUFFER_ALIGNMENT
+        offset = self.size + padding
+        self.parts += [bytes(padding), little_endian.view(np.uint8).data]
+        self.size = offset + little_endian.nbytes
+        if self.size > MAX_BUFFER_BYTES:
+            raise MalformedMessage(f"The arrays take more than {MAX_BUFFER_BYTES} bytes, the limit of the buffer frame.")
+        return {"dtype": values.dtype.name, "shape": [values.size], "offset": offset}
+
+    def frame(self) -> bytes:
+        """The whole frame."""
+        return b"".join(self.parts)
+
+
+class BufferReader:
+    """Hands out views into the buffer frame, and accounts for every byte of it."""
+
+    def __init__(self, frame: bytes) -> None:
+        self.frame = frame
+        self.spans: list[tuple[int, int]] = []
+
+    def view(self, kind: type, raw: object) -> np.ndarray[Any, np.dtype[Any]]:
+        """The array that a slice in the body stands for. A ValueError here gains the field's path from msgspec."""
+        where = msgspec.convert(raw, Slice)
+        expected = np.dtype(get_args(get_args(kind)[1])[0]).name
+        if where.dtype != expected:
+            raise ValueError(f"Expected dtype {expected}, got {where.dtype}")
+        dtype = DTYPES[where.dtype]
+        num_bytes = where.shape[0] * dtype.itemsize
+        if where.offset + num_bytes > len(self.frame):
+            raise ValueError(f"{num_bytes} bytes at {where.offset} lie outside of {len(self.frame)} bytes of buffers")
+        self.spans.append((where.offset, num_bytes))
+        return np.ndarray(where.shape, dtype, self.frame, where.offset)
+
+    def check_all_used(self) -> None:
+        """The slices lie one after another, with zeros where alignment asks for them and nothing else."""
+        end = 0
+        for offset, num_bytes in sorted(self.spans):
+            if offset != end + -end % BUFFER_ALIGNMENT or any(self.frame[end:offset]):
+                raise ValueError(f"Arrays overlap, or leave a hole, at byte {end} of the buffers")
+            end = offset + num_bytes
+        if end != len(self.frame):
+            raise ValueError(f"The arrays fill {end} of {len(self.frame)} bytes of buffers")
+
+
+def encode(message: AnyMessage) -> list[bytes]:
+    """The three frames of a message."""
+    writer = BufferWriter()
+    fields: dict[str, object] = msgspec.to_builtins(message, enc_hook=writer.append)
+    name = str(fields.pop("type"))
+    buffers = writer.frame()
+    to_message(name, fields, buffers)
+    body = to_msgpack(fields)
+    header = to_msgpack({"version": PROTOCOL_VERSION, "type": name, "crc32": checksum(body, buffers)})
+    frames = [header, body, buffers]
+    check_sizes(frames)
+    return frames
+
+
+def decode(frames: Sequence[bytes]) -> AnyMessage:
+    """The message in three frames; MalformedMessage or VersionMismatch for anything else."""
+    header = read_header(frames[0] if frames else b"")
+    check_sizes(frames)
+    _, body, buffers = frames
+    if header.crc32 != checksum(body, buffers):
+        raise MalformedMessage(f"The {header.type} message does not have the checksum that its header names.")
+    return to_message(header.type, from_msgpack(body, "body"), buffers)
+
+
+def read_header(frame: bytes) -> Header:
+    """The header, if it is of this version. Comes first, for another version may differ in all that follows."""
+    raw = from_msgpack(frame[: MAX_HEADER_BYTES + 1], "header")
+    version = raw.get("version")
+    if type(version) is int and version != PROTOCOL_VERSION:
+        raise VersionMismatch(
+            f"The peer speaks protocol version {version} and this side speaks {PROTOCOL_VERSION}; "
+            "install the same release on both."
+        )
+    try:
+        return msgspec.convert(raw, Header)
+    except ValueError as error:
+        raise MalformedMessage(f"The header is not as agreed: {error}.") from error
+
+
+def to_message(name: str, fields: dict[str, object], buffers: bytes) -> AnyMessage:
+    """Fields as plain values, held to the message's type."""
+    reader = BufferReader(buffers)
+    try:
+        if "type" in fields:
+            raise ValueError("Object contains unknown field `type`")
+        message = msgspec.convert({"type": name} | fields, AnyMessage, dec_hook=reader.view)
+        reader.check_all_used()
+    except ValueError as error:
+        raise MalformedMessage(f"The {name} message is not as agreed: {error}.") from error
+    return message
+
+
+def check_sizes(frames: Sequence[bytes]) -> None:
+    """The right number of frames, none too large."""
+    if len(frames) != NUM_FRAMES:
+        raise MalformedMessage(f"A message has {NUM_FRAMES} frames, got {len(frames)}.")
+    for name, frame, limit in zip(("header", "body", "buffers"), frames, FRAME_LIMITS, strict=True):
+        if len(frame) > limit:
+            raise MalformedMessage(f"The {name} frame has {len(frame)} bytes; the limit is {limit}.")
+
+
+def checksum(body: bytes, buffers: bytes) -> int:
+    """crc32 of both, one after the other."""
+    return zlib.crc32(buffers, zlib.crc32(body))
+
+
+def to_msgpack(fields: dict[str, object]) -> bytes:
+    """A map as msgpack bytes."""
+    return cast(bytes, msgpack.packb(fields))  # pyright: ignore[reportUnknownMemberType]
+
+
+def from_msgpack(frame: bytes, what: str) -> dict[str, object]:
+    """A map from msgpack bytes, no larger in any direction than the limits say."""
+    try:
+        raw = cast(
+            object,
+            msgpack.unpackb(  # pyright: ignore[reportUnknownMemberType]
+                frame,
+                strict_map_key=True,
+                ext_hook=refuse_extension,
+                max_str_len=MAX_STRING_BYTES,
+                max_bin_len=0,
+                max_ext_len=0,
+                max_array_len=MAX_ITEMS,
+                max_map_len=MAX_KEYS,
+            ),
+        )
+    except ValueError as error:
+        raise MalformedMessage(f"The {what} is not msgpack within the limits: {error}.") from error
+    if not isinstance(raw, dict):
+        raise MalformedMessage(f"The {what} is a msgpack {type(raw).__name__}, not a map.")
+    return cast("dict[str, object]", raw)
+
+
+def refuse_extension(code: int, _: bytes) -> None:
+    """Extension types have no place here; an empty one passes the length limit."""
+    raise ValueError(f"extension type {code}")
+
+
+def pack(frames: Sequence[bytes]) -> bytes:
+    """Frames as one string of bytes for a file: each preceded by its length, 4 bytes, little-endian."""
+    return b"".join(part for frame in frames for part in (LENGTH.pack(len(frame)), frame))
+
+
+def unpack(packed: bytes) -> list[bytes]:
+    """The inverse of `pack`."""
+    frames: list[bytes] = []
+    start = 0
+    while start < len(packed):
+        body = start + LENGTH.size
+        if body > len(packed) or (end := body + LENGTH.unpack_from(packed, start)[0]) > len(packed):
+            raise MalformedMessage(f"Packed frames end early: frame {len(frames)} at byte {start} is cut off.")
+        frames.append(packed[body:end])
+        start = end
+    return frames

@@ -1,0 +1,47 @@
+"""Where the two processes of one machine meet: an `ipc://` path that both work out from the run directory alone.
+
+    {$XDG_RUNTIME_DIR or the temp folder}/tandem-{uid}/{first 16 hex digits of sha256(run directory)}
+
+The folder is ours alone (0700): a socket file itself is born readable by all. The run directory is no place for it, for
+the kernel caps such a path at 107 bytes. Left out on purpose: abstract sockets, which have no owner.
+"""
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from protocol.errors import SecurityError
+
+MAX_PATH_BYTES = 100
+
+
+def local_endpoint(run_dir: Path) -> str:
+    """The endpoint of a run; makes the folder it lies in."""
+    folder = runtime_dir() / f"tandem-{os.getuid()}"
+    path = folder / hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise SecurityError(
+            f"{path} is longer than the {MAX_PATH_BYTES} bytes a local socket may have; "
+            "set XDG_RUNTIME_DIR to a folder with a shorter path."
+        )
+    make_private(folder)
+    return f"ipc://{path}"
+
+
+def runtime_dir() -> Path:
+    """The session's own folder where there is one."""
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(session if os.path.isdir(session) else tempfile.gettempdir())
+
+
+def make_private(folder: Path) -> None:
+    """A real folder, ours, closed to all others."""
+    if not os.path.lexists(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise SecurityError(f"{folder} is not a folder of ours; set XDG_RUNTIME_DIR to a folder only you can write to.")
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        raise SecurityError(f"{folder} does not have mode 0700; run `chmod 700 {folder}`.")

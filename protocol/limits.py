@@ -1,0 +1,51 @@
+"""Every number that bounds what crosses the wire. README.md lists them; a test holds the two together.
+
+Bytes that exceed a limit are refused before they are decoded as far as the library below allows. Left out on purpose:
+configuration. Two peers of one protocol version have the same limits.
+"""
+
+NUM_FRAMES = 3
+"""Frames of a message: header, body, buffers."""
+MAX_HEADER_BYTES = 256
+"""Size of the header frame."""
+MAX_BODY_BYTES = 8 * 2**20
+"""Size of the body frame; parsed msgpack takes up to 65 times its bytes, so this bounds memory too."""
+MAX_BUFFER_BYTES = 2**30
+"""Size of the buffer frame; an adapter is the largest thing in it."""
+BUFFER_ALIGNMENT = 16
+"""Every array starts at a multiple of this in the buffer frame."""
+
+MAX_ITEMS = 4096
+"""Elements of any list: groups of an order, samples of a group."""
+MAX_KEYS = 64
+"""Entries of any map: fields of a message, columns of a task."""
+MAX_NAME_CHARS = 128
+"""Length of an id or a name, in Unicode characters."""
+MAX_TEXT_CHARS = 65_536
+"""Length of any other text, in Unicode characters."""
+MAX_STRING_BYTES = 4 * MAX_TEXT_CHARS
+"""Size of any string in UTF-8, where a character takes four bytes at most."""
+MAX_COUNT = 2**31 - 1
+"""Largest version or number of tokens."""
+MAX_SEED = 2**63 - 1
+"""Largest sampling seed."""
+MAX_SCORE = 1e9
+"""Largest absolute score, so that a score is never NaN or infinite."""
+MAX_CREDITS = 1024
+"""Orders an actor may offer to hold at once."""
+
+HIGH_WATER_MARK = 2 * MAX_CREDITS
+"""Messages a socket queues for one peer before sending blocks: all credits, and as many heartbeats."""
+SEND_TIMEOUT_S = 10.0
+"""How long sending may block before the peer counts as stuck."""
+LINGER_MS = 1000
+"""How long a closing socket still tries to hand over what it holds."""
+KEEPALIVE_MS = 2000
+"""Interval of ZeroMQ's own pings, which find a dead machine or a stopped process."""
+KEEPALIVE_TIMEOUT_MS = 10_000
+"""A connection that answers no ping for this long is closed."""
+MAX_HANDSHAKE_FAILURES = 3
+"""CURVE handshakes that may fail in a row, from a learner that dies meanwhile, before the key is blamed."""
+
+MAX_LOGPROB = 1e-3
+"""Largest log-prob of a token; above 0 only by rounding."""

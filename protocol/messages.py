@@ -1,0 +1,226 @@
+"""Every message that crosses the wire, as frozen typed records.
+
+Contract: README.md beside this file describes each message for an implementer in another language; a test holds the two
+together. Numbers that come in bulk (token ids, log-probs, entropies, adapter bytes) are numpy arrays; `codec.py` sends
+them as raw bytes beside the msgpack body. Token ids only: completion text never crosses the wire into training.
+
+Left out on purpose: advantages and losses (the learner's business) and any reference to files (a peer may be remote).
+Shapes: G samples in a group, T tokens of one completion, S = sum of T over the group's samples.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from protocol.limits import (
+    MAX_COUNT,
+    MAX_CREDITS,
+    MAX_ITEMS,
+    MAX_KEYS,
+    MAX_NAME_CHARS,
+    MAX_SCORE,
+    MAX_SEED,
+    MAX_TEXT_CHARS,
+)
+
+PROTOCOL_VERSION = 1
+
+Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
+# Every float has a lower and an upper bound, for NaN and infinity lie outside of any.
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
+
+
+class Outcome(StrEnum):
+    """What the verifier found; a fault of the verifier is never a silent zero."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    UNPARSABLE = "unparsable"
+    TRUNCATED = "truncated"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    ABSTAIN = "abstain"
+
+
+class Finish(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Base of all messages; the class name is the tag on the wire."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the records inside messages."""
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """Actor -> learner: who I am and what I hold. Repeated until Welcome or Refused comes."""
+
+    actor_id: Name
+    """Name of the actor; a restarted actor keeps it."""
+    engine: Name
+    """Rollout engine, for people and logs."""
+    base_digest: Digest
+    """sha256 over the frozen quantised base."""
+    tokenizer_digest: Digest
+    """sha256 over vocabulary, chat template and end ids."""
+    lora_digest: Digest
+    """sha256 over the adapter layout: names, shapes, dtype, scale."""
+    credits: Annotated[int, Meta(ge=1, le=MAX_CREDITS)]
+    """Orders the actor is willing to hold at once."""
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """Learner -> actor: you are in."""
+
+    run_id: Name
+    """The run; an actor exits when a later Welcome names another one."""
+    heartbeat_s: Annotated[float, Meta(gt=0, le=3600)]
+    """How often either side shows progress."""
+    silence_s: Annotated[float, Meta(gt=0, le=86_400)]
+    """After this long without a word the peer counts as dead."""
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """Learner -> actor: you are not in, and what to do about it."""
+
+    reason: Text
+    """One sentence a user can act on."""
+
+
+class Policy(Message, frozen=True, kw_only=True):
+    """Learner -> actor: the whole adapter at a version. Self-contained, so a late joiner needs only the newest."""
+
+    version: Count
+    """Number of optimizer steps behind this adapter."""
+    adapter: NDArray[np.uint8]
+    """[bytes] uint8, a safetensors file."""
+    sha256: Digest
+    """Digest of `adapter`."""
+
+
+class Sampling(Record, frozen=True, kw_only=True):
+    """How completions are drawn. Full support always: top-k and top-p would bias the importance ratio."""
+
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)]
+    """Softmax temperature; 0 takes the most likely token (evaluation)."""
+    max_new_tokens: Annotated[int, Meta(ge=1, le=1_000_000)]
+    """Cap on one completion; reaching it is Finish.LENGTH."""
+
+
+class GroupOrder(Record, frozen=True, kw_only=True):
+    """One prompt to be answered G times."""
+
+    group_id: Name
+    """Unique for the life of the run: lane/step/slot, for example `train/000012/003`."""
+    prompt_ids: NDArray[np.int32]
+    """[Tp] int32, the chat template applied, ready for the model."""
+    columns: Annotated[dict[Name, Text], Meta(max_length=MAX_KEYS)]
+    """The task's columns for the verifier: `answer`, `question`, and what the data set has besides."""
+    seeds: Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
+    """[G] one independent sampling seed per sample."""
+
+
+class Order(Message, frozen=True, kw_only=True):
+    """Learner -> actor: a unit that is decoded together, so that executing it again gives the same tokens."""
+
+    order_id: Name
+    """Unique for the life of the run: lane/step/u-number, for example `train/000012/u0`."""
+    policy_version: Count
+    """The version to sample from, exactly."""
+    sampling: Sampling
+    """How to draw."""
+    groups: Annotated[tuple[GroupOrder, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
+    """The groups, in batch order."""
+
+
+class Group(Record, frozen=True, kw_only=True):
+    """The scored answers to one prompt."""
+
+    group_id: Name
+    """As ordered."""
+    prompt_ids: NDArray[np.int32]
+    """[Tp] int32, as ordered."""
+    completion_ids: NDArray[np.int32]
+    """[S] int32, the samples one after another, end token included."""
+    lengths: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
+    """[G] tokens of each sample; their sum is S."""
+    logprobs: NDArray[np.float32]
+    """[S] float32, log-prob of each sampled token under the distribution it was drawn from."""
+    entropies: NDArray[np.float32] | None
+    """[S] float32, entropy of that distribution in nats; None if the engine cannot tell."""
+    finishes: Annotated[tuple[Finish, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
+    """[G] why each sample ended."""
+    outcomes: Annotated[tuple[Outcome, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
+    """[G] what the verifier found."""
+    scores: Annotated[tuple[Score, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
+    """[G] the verifier's score; 0.0 where the outcome is a fault (timeout, error, abstain)."""
+
+
+class Timings(Record, frozen=True, kw_only=True):
+    """Where an actor's time went while it filled one order, and what it held."""
+
+    wait_s: Seconds
+    """Waiting for the lease."""
+    rollout_s: Seconds
+    """Installing the adapter and decoding."""
+    verify_s: Seconds
+    """Scoring."""
+    memory_mb: Annotated[float, Meta(ge=0.0, le=1e9)]
+    """Peak resident memory of the actor so far."""
+
+
+class Groups(Message, frozen=True, kw_only=True):
+    """Actor -> learner: one order, filled."""
+
+    order_id: Name
+    """The order this answers."""
+    policy_version: Count
+    """The version sampled from."""
+    adapter_sha256: Digest
+    """Digest of the adapter that was installed while sampling."""
+    groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
+    """As ordered, in order."""
+    timings: Timings
+    """For the metrics."""
+
+
+class Ack(Message, frozen=True, kw_only=True):
+    """Learner -> actor: these groups are durable; forget them, and have the credit back."""
+
+    order_id: Name
+    """The order whose groups are in the journal."""
+
+
+class Heartbeat(Message, frozen=True, kw_only=True):
+    """Either way: progress was made since the last one. A process that hangs does not send it."""
+
+    phase: Name
+    """What the sender is doing, for the peer's error message."""
+
+
+class Drain(Message, frozen=True, kw_only=True):
+    """Learner -> actor: no more orders will come; finish and leave."""
+
+
+class Bye(Message, frozen=True, kw_only=True):
+    """Either way: I am leaving on purpose."""
+
+    reason: Text
+    """Why."""
+
+
+AnyMessage = Hello | Welcome | Refused | Policy | Order | Groups | Ack | Heartbeat | Drain | Bye

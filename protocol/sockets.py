@@ -1,0 +1,111 @@
+"""How our ZeroMQ sockets are set up: CURVE with an allow-list, bounded queues, pings, no endless waits on closing.
+
+Traps this file stands for: CURVE without a ZAP handler admits any key; a handler without a domain is skipped; a handler
+started after `bind` misses the first peers; defaults linger for ever and take frames of any size; a client whose key is
+not accepted sees sends that succeed, and silence. Hence the order below, and HandshakeWatch.
+"""
+
+import hmac
+from pathlib import Path
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from protocol.errors import SecurityError
+from protocol.limits import (
+    KEEPALIVE_MS,
+    KEEPALIVE_TIMEOUT_MS,
+    LINGER_MS,
+    MAX_BODY_BYTES,
+    MAX_BUFFER_BYTES,
+    MAX_HANDSHAKE_FAILURES,
+)
+from protocol.security import ActorKey, LearnerKeys
+
+ZAP_DOMAIN = "tandem"
+
+
+class OneKey:
+    """Allow-list with one entry."""
+
+    def __init__(self, allowed: bytes) -> None:
+        self.allowed = allowed
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether a peer that has proved to own this key may come in."""
+        return domain == ZAP_DOMAIN and hmac.compare_digest(key, self.allowed)
+
+
+class HandshakeWatch:
+    """Tells an actor that its key, or the learner's, is not the right one."""
+
+    def __init__(self, socket: zmq.Socket[bytes], endpoint: str, key_file: Path) -> None:
+        self.endpoint = endpoint
+        self.key_file = key_file
+        self.num_failures = 0
+        self.events = socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        )
+
+    def check(self) -> None:
+        """SecurityError once it is certain. A learner that dies during a handshake looks like a wrong key, once."""
+        while self.events.poll(0):
+            event = recv_monitor_message(self.events)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.num_failures = 0
+                continue
+            self.num_failures += 1
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH or self.num_failures >= MAX_HANDSHAKE_FAILURES:
+                raise SecurityError(
+                    f"The learner at {self.endpoint} and the key file {self.key_file} do not belong together; "
+                    "copy keys/actor.json anew from the run directory."
+                )
+
+
+def start_authenticator(context: zmq.Context[zmq.Socket[bytes]], allowed: bytes) -> ThreadAuthenticator:
+    """The thread that decides who comes in; it must run before any socket binds."""
+    authenticator = ThreadAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve_callback(domain=ZAP_DOMAIN, credentials_provider=OneKey(allowed))
+    return authenticator
+
+
+def set_up_learner(socket: zmq.Socket[bytes], keys: LearnerKeys, high_water_mark: int, send_timeout_s: float) -> None:
+    """Options of the ROUTER; it is bound after this."""
+    set_up(socket, high_water_mark, send_timeout_s)
+    socket.router_mandatory = True
+    # An actor that comes back before the old connection is known to be dead takes its place, instead of going unheard.
+    socket.router_handover = True
+    socket.curve_server = True
+    socket.curve_publickey = keys.public
+    socket.curve_secretkey = keys.secret
+    socket.zap_domain = ZAP_DOMAIN.encode()
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def set_up_actor(socket: zmq.Socket[bytes], key: ActorKey, high_water_mark: int, send_timeout_s: float) -> None:
+    """Options of the DEALER; it is connected after this."""
+    set_up(socket, high_water_mark, send_timeout_s)
+    socket.curve_publickey = key.public
+    socket.curve_secretkey = key.secret
+    socket.curve_serverkey = key.learner_public
+
+
+def set_up(socket: zmq.Socket[bytes], high_water_mark: int, send_timeout_s: float) -> None:
+    """Options of both ends."""
+    socket.linger = LINGER_MS
+    socket.sndhwm = socket.rcvhwm = high_water_mark
+    socket.sndtimeo = round(send_timeout_s * 1000)
+    socket.maxmsgsize = max(MAX_BODY_BYTES, MAX_BUFFER_BYTES)
+    socket.heartbeat_ivl = KEEPALIVE_MS
+    socket.heartbeat_timeout = KEEPALIVE_TIMEOUT_MS
+
+
+def check_sender(user_id: object, allowed: bytes) -> None:
+    """The key that libzmq attributes a frame to is the one we let in."""
+    if user_id != allowed.decode():
+        raise SecurityError("A message came from a connection whose key is not the one in keys/actor.json.")

@@ -1,0 +1,66 @@
+"""Whether a Groups message makes sense, beyond its types: lengths that add up, values a loss can use.
+
+    S = sum(lengths) = len(completion_ids) = len(logprobs) = len(entropies)
+    G = len(lengths) = len(finishes) = len(outcomes) = len(scores)
+    ids >= 0; log-probs and entropies finite; log-probs <= 1e-3
+
+Left out on purpose: whether it answers the order (the learner's dispatch knows) and whether an id is in the vocabulary
+(the tokenizer's digest was compared in the handshake, and the embedding knows its own size).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import MalformedMessage
+from protocol.limits import MAX_LOGPROB
+from protocol.messages import Group, Groups
+
+
+def check_groups(groups: Groups) -> None:
+    """MalformedMessage, with group and sample, for the first thing that does not hold."""
+    for group in groups.groups:
+        check_lengths(group)
+        check_values(group)
+
+
+def check_lengths(group: Group) -> None:
+    """One entry a sample, one number a token."""
+    num_samples, num_tokens = len(group.lengths), sum(group.lengths)
+    per_sample = {"finishes": group.finishes, "outcomes": group.outcomes, "scores": group.scores}
+    for name, values in per_sample.items():
+        if len(values) != num_samples:
+            raise MalformedMessage(f"Group {group.group_id} has {num_samples} samples but {len(values)} {name}.")
+    for name, array in token_arrays(group).items():
+        if array.size != num_tokens:
+            raise MalformedMessage(
+                f"Group {group.group_id} has {num_tokens} tokens in samples 0 to {num_samples - 1} "
+                f"but {array.size} {name}."
+            )
+
+
+def check_values(group: Group) -> None:
+    """Numbers that mean something."""
+    if (group.prompt_ids < 0).any():
+        raise MalformedMessage(f"Group {group.group_id} has a negative token id in its prompt.")
+    refuse(group, group.completion_ids < 0, "a negative token id")
+    for name in ("logprobs", "entropies"):
+        if name in (arrays := token_arrays(group)):
+            refuse(group, ~np.isfinite(arrays[name]), f"a value that is not finite in {name}")
+    refuse(group, group.logprobs > MAX_LOGPROB, f"a log-prob above {MAX_LOGPROB}")
+
+
+def token_arrays(group: Group) -> dict[str, NDArray[np.int32] | NDArray[np.float32]]:
+    """What has one number a token; entropies only where the engine told them."""
+    arrays: dict[str, NDArray[np.int32] | NDArray[np.float32]] = {
+        "completion_ids": group.completion_ids,
+        "logprobs": group.logprobs,
+    }
+    return arrays if group.entropies is None else arrays | {"entropies": group.entropies}
+
+
+def refuse(group: Group, bad_S: NDArray[np.bool_], what: str) -> None:
+    """Name the sample of the first bad token."""
+    if bad_S.any():
+        token = int(bad_S.argmax())
+        sample = int(np.searchsorted(np.cumsum(group.lengths), token, side="right"))
+        raise MalformedMessage(f"Group {group.group_id}, sample {sample} has {what} (token {token} of the group).")

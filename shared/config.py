@@ -1,0 +1,293 @@
+"""The whole configuration as one typed tree: defaults, ranges and meaning of every key stand here and nowhere else.
+
+Layers, later wins: defaults below, a TOML file (a preset or the user's own), `--set section.key=value`.
+A key that does not exist, a wrong type or a value out of range is refused with its path and the nearest known key.
+The resolved tree is written to the run directory as JSON and read back from there by every process.
+Left out on purpose: environment variables, includes, per-machine overrides. No torch here: config errors come at once.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from protocol.messages import Outcome
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0.0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
+Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
+Treatment = Literal["train", "drop", "stop"]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections."""
+
+
+class RunConfig(Section, frozen=True, kw_only=True):
+    """What is run."""
+
+    steps: Positive = 40
+    """Optimizer steps of the whole run."""
+    seed: NonNegative = 0
+    """Root of every random stream: adapter, task order, sampling."""
+
+
+class ModelConfig(Section, frozen=True, kw_only=True):
+    """The frozen base."""
+
+    path: str = "embedded"
+    """`embedded`, a folder in Hugging Face format, or a hub id (then fetched once into the hub's own cache)."""
+    revision: str = "main"
+    """Hub revision; pin a commit for runs that must repeat."""
+    quantization: Literal["nf4", "none"] = "nf4"
+    """`nf4`: bitsandbytes, block 64, double quantisation. `none`: the checkpoint's own weights, for comparison."""
+    dequantize: Literal["auto", "held", "each_call"] = "auto"
+    """Keep the dequantised values in memory, or recompute them in every call; the numbers are the same.
+    `auto` holds them on CPU only."""
+    cache_dir: str = ""
+    """Where quantised bases are kept; empty means $XDG_CACHE_HOME/tandem or ~/.cache/tandem."""
+
+
+class LoraConfig(Section, frozen=True, kw_only=True):
+    """The adapter: Y = W4(x) + alpha/rank * B(A(x)), B = 0 at the start."""
+
+    rank: Annotated[int, Meta(ge=1, le=512)] = 16
+    """R."""
+    alpha: PositiveFloat = 32.0
+    """Scale numerator."""
+    targets: Annotated[tuple[str, ...], Meta(min_length=1)] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    """Last names of the linears that get an adapter."""
+
+
+class TasksConfig(Section, frozen=True, kw_only=True):
+    """Where the questions come from."""
+
+    source: str = "embedded"
+    """`embedded`, a local .jsonl/.json/.csv/.parquet file, or a hub data set id."""
+    split: str = "train"
+    """Split of a hub data set."""
+    held_out: str = ""
+    """File or hub split for evaluation; empty holds out the last tenth of `source` (embedded has its own)."""
+    question: str = "question"
+    """Column with the question."""
+    answer: str = "answer"
+    """Column with the gold answer; other columns travel to the verifier under their own names."""
+    system_prompt: str = ""
+    """Put before every question as the system turn; empty for none."""
+    levels: tuple[Annotated[int, Meta(ge=1, le=3)], ...] = (1, 2, 3)
+    """Levels of the embedded problems."""
+    limit: NonNegative = 2048
+    """At most this many training tasks; 0 takes all."""
+    max_prompt_tokens: Positive = 256
+    """A longer prompt is dropped and counted, never cut."""
+
+
+class RolloutConfig(Section, frozen=True, kw_only=True):
+    """What one step samples."""
+
+    engine: Literal["hf"] = "hf"
+    """`hf`: our own decode loop."""
+    prompts: Positive = 16
+    """P, groups a step."""
+    group: Annotated[int, Meta(ge=2, le=4096)] = 8
+    """G, completions a prompt."""
+    max_new_tokens: Positive = 64
+    """Cap on one completion."""
+    temperature: PositiveFloat = 1.0
+    """Softmax temperature of training samples, applied on both sides."""
+    groups_per_order: NonNegative = 0
+    """Groups decoded together in one order; 0 puts the whole step into one. Part of what makes tokens repeatable."""
+    replacement_rounds: NonNegative = 0
+    """How often groups that teach nothing are replaced by further orders within a step (dynamic sampling)."""
+
+
+class VerifierConfig(Section, frozen=True, kw_only=True):
+    """How completions are scored."""
+
+    kind: Literal["gsm8k", "exact", "callable"] = "gsm8k"
+    """`gsm8k`: integer after the last `####`. `exact`: last integer of the text. `callable`: your own function."""
+    function: str = ""
+    """For `callable`: `path/to/file.py:name`, a function with TRL's reward signature."""
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Killable scoring processes."""
+    limit_s: PositiveFloat = 10.0
+    """Wall-clock limit of one scoring call; beyond it the worker is killed and the samples are timeouts."""
+    on_truncated: Treatment = "train"
+    """A completion that ran into the cap."""
+    on_unparsable: Treatment = "train"
+    """A completion without a final answer."""
+    on_timeout: Treatment = "drop"
+    """The verifier took too long."""
+    on_error: Treatment = "stop"
+    """The verifier crashed or returned nonsense."""
+    on_abstain: Treatment = "drop"
+    """The verifier returned None."""
+
+    def treatment(self, outcome: Outcome) -> Treatment:
+        """What is done with a sample of this outcome."""
+        match outcome:
+            case Outcome.CORRECT | Outcome.WRONG:
+                return "train"
+            case Outcome.TRUNCATED:
+                return self.on_truncated
+            case Outcome.UNPARSABLE:
+                return self.on_unparsable
+            case Outcome.TIMEOUT:
+                return self.on_timeout
+            case Outcome.ERROR:
+                return self.on_error
+            case Outcome.ABSTAIN:
+                return self.on_abstain
+
+
+class RewardConfig(Section, frozen=True, kw_only=True):
+    """From verifier scores to rewards and advantages."""
+
+    truncated: float = 0.0
+    """Added to the reward of a truncated completion; below zero penalises it."""
+    divide_by_std: bool = False
+    """Advantage = (r - mean) / (std + 1e-4) instead of r - mean."""
+
+
+class LossConfig(Section, frozen=True, kw_only=True):
+    """The objective; formulas stand in learner/loss.py."""
+
+    kind: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = "dapo"
+    """Variant."""
+    clip_low: NonNegativeFloat = 0.2
+    """Ratio may fall to 1 - clip_low."""
+    clip_high: NonNegativeFloat = 0.28
+    """Ratio may rise to 1 + clip_high (clip-higher)."""
+    importance_cap: NonNegativeFloat = 2.0
+    """Truncated importance weight min(pi_learner / pi_actor, cap); 0 turns it off."""
+    kl_beta: NonNegativeFloat = 0.0
+    """Weight of the k3 KL to the policy with the adapter switched off; 0 skips the reference pass."""
+    entropy_fraction: Fraction = 1.0
+    """rho: only the top rho of all response tokens of a step, by entropy, carry gradient."""
+    passes: Positive = 1
+    """Gradient passes over a step's batch; clipping has an effect from the second on."""
+    max_mismatch: PositiveFloat = 0.05
+    """Stop if the 99th percentile of |actor - learner log-prob| exceeds this on samples of the current version."""
+
+
+class OptimizerConfig(Section, frozen=True, kw_only=True):
+    """AdamW on the fp32 adapter."""
+
+    lr: PositiveFloat = 1e-4
+    """Peak learning rate."""
+    warmup_steps: NonNegative = 0
+    """Linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After warm-up, down to `final_lr_fraction` of the peak at the last step."""
+    final_lr_fraction: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
+    """Where `linear` and `cosine` end."""
+    beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
+    """Adam."""
+    beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.99
+    """Adam."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Global norm beyond which the gradient is scaled down."""
+
+
+class BatchConfig(Section, frozen=True, kw_only=True):
+    """How a step is cut to fit memory; changes nothing but rounding."""
+
+    token_budget: Positive = 8192
+    """Padded tokens of one micro-batch; a single longer sequence still goes alone."""
+    head_rows: Positive = 1024
+    """Rows that meet lm_head at once."""
+    checkpointing: bool = False
+    """Recompute activations layer by layer in the backward pass."""
+
+
+class PipelineConfig(Section, frozen=True, kw_only=True):
+    """How far sampling runs ahead of learning."""
+
+    max_lag: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Groups of step s are sampled from version max(0, s - max_lag), exactly."""
+
+
+class LinkConfig(Section, frozen=True, kw_only=True):
+    """The wire."""
+
+    endpoint: str = "ipc"
+    """`ipc` (a socket in a private folder of this machine) or `tcp://host:port` as the actor dials it."""
+    bind: str = ""
+    """What the learner binds if it differs from `endpoint`, for example `tcp://0.0.0.0:5757`."""
+    heartbeat_s: PositiveFloat = 2.0
+    """Progress is shown this often."""
+    silence_s: PositiveFloat = 120.0
+    """A peer silent for longer is dead; also the limit of any wait for one."""
+    credits: Annotated[int, Meta(ge=1, le=1024)] = 2
+    """Orders an actor holds at once."""
+
+
+class ComputeConfig(Section, frozen=True, kw_only=True):
+    """What the processes run on. On CPU the thread counts are part of the result's last bit."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes the card if there is one."""
+    learner_threads: Annotated[int, Meta(ge=1, le=256)] = 2
+    """CPU threads of the learner."""
+    actor_threads: Annotated[int, Meta(ge=1, le=256)] = 2
+    """CPU threads of an actor."""
+    blas: Literal["fast", "portable"] = "fast"
+    """`fast`: the widest vector units here. `portable`: AVX2 kernels only, the same bits on more machines."""
+
+
+class CheckpointConfig(Section, frozen=True, kw_only=True):
+    """When the learner's state is written."""
+
+    every: Positive = 10
+    """Steps between checkpoints; the last step is always saved."""
+    keep: Positive = 3
+    """Newest checkpoints kept; the best one is kept besides."""
+
+
+class EvalConfig(Section, frozen=True, kw_only=True):
+    """Held-out evaluation before the first and after the last step."""
+
+    problems: NonNegative = 256
+    """Held-out problems; 0 turns evaluation off."""
+    max_new_tokens: NonNegative = 0
+    """Cap; 0 takes the training cap."""
+
+
+class LogConfig(Section, frozen=True, kw_only=True):
+    """What is written for people."""
+
+    rollouts_per_step: NonNegative = 2
+    """Groups of each step written to rollouts.jsonl."""
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """The root."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    lora: LoraConfig = LoraConfig()
+    tasks: TasksConfig = TasksConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    verifier: VerifierConfig = VerifierConfig()
+    reward: RewardConfig = RewardConfig()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch: BatchConfig = BatchConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    link: LinkConfig = LinkConfig()
+    compute: ComputeConfig = ComputeConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
+    log: LogConfig = LogConfig()

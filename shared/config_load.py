@@ -1,0 +1,125 @@
+"""From TOML, JSON and `--set` to a Config, or one sentence that says which key is wrong and what would be right."""
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from shared.config import Config, Section
+from shared.errors import ConfigError
+
+PRESETS_DIR = Path(__file__).resolve().parent.parent / "launch" / "presets"
+
+Tree = dict[str, Any]
+
+
+def load_config(source: str, overrides: Iterable[str] = ()) -> Config:
+    """A preset's name or a TOML file, with `section.key=value` overrides on top."""
+    tree = read_toml(find_source(source))
+    for override in overrides:
+        apply_override(tree, override)
+    return resolve(tree)
+
+
+def find_source(source: str) -> Path:
+    """The TOML file behind a preset name or path."""
+    preset = PRESETS_DIR / f"{source}.toml"
+    if preset.is_file():
+        return preset
+    path = Path(source)
+    if path.is_file():
+        return path
+    known = ", ".join(sorted(p.stem for p in PRESETS_DIR.glob("*.toml")))
+    raise ConfigError(f"There is no preset and no file named '{source}'; presets are: {known}.")
+
+
+def read_toml(path: Path) -> Tree:
+    """The file as nested dictionaries."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}; mend that line.") from error
+
+
+def apply_override(tree: Tree, override: str) -> None:
+    """Set one `section.key=value`; the value is read as TOML, or taken as text where it is not TOML."""
+    path, equals, text = override.partition("=")
+    parts = path.strip().split(".")
+    if not equals or len(parts) != 2:
+        raise ConfigError(f"--set got '{override}', expected section.key=value, for example optimizer.lr=3e-4.")
+    section = tree.setdefault(parts[0], {})
+    if isinstance(section, dict):  # otherwise the file is wrong, and `resolve` says so
+        section[parts[1]] = toml_value(text.strip())
+
+
+def toml_value(text: str) -> Any:
+    """`3e-4` -> float, `true` -> bool, `[1, 2]` -> list, anything else -> the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def resolve(tree: Mapping[str, Any]) -> Config:
+    """Check every key, then every type and range."""
+    refuse_unknown_keys(tree, Config, path="")
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(explain(str(error), tree)) from error
+    check_together(config)
+    return config
+
+
+def refuse_unknown_keys(tree: Mapping[str, Any], section: type[Section], path: str) -> None:
+    """Walk tree and types side by side."""
+    hints = get_type_hints(section)
+    for key, value in tree.items():
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"Unknown key '{path}{key}'; did you mean '{path}{near}'?")
+        kind = hints[key]
+        if isinstance(kind, type) and issubclass(kind, Section):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"'{path}{key}' got {value!r}, expected a section: write [{key}] and keys below it.")
+            refuse_unknown_keys(value, kind, f"{path}{key}.")
+
+
+def explain(message: str, tree: Mapping[str, Any]) -> str:
+    """msgspec's sentence with our path and the value that was given."""
+    what, _, where = message.partition(" - at `$.")
+    keys = re.sub(r"\[.*?\]", "", where.rstrip("`")).split(".")
+    value: Any = tree
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else value
+    return f"{'.'.join(keys)} = {json.dumps(value, default=str)} is not allowed: {what[0].lower()}{what[1:]}."
+
+
+def check_together(config: Config) -> None:
+    """What only two keys together can get wrong."""
+    if config.verifier.kind == "callable" and not config.verifier.function:
+        raise ConfigError("verifier.kind is 'callable' but verifier.function is empty; name one as path/to/file.py:name.")
+    endpoint = config.link.endpoint
+    if endpoint != "ipc" and not endpoint.startswith("tcp://"):
+        raise ConfigError(f"link.endpoint = '{endpoint}' is not allowed: expected 'ipc' or tcp://host:port.")
+    if config.link.silence_s <= config.link.heartbeat_s:
+        raise ConfigError("link.silence_s must be larger than link.heartbeat_s, or every peer would count as dead.")
+
+
+def config_to_json(config: Config) -> bytes:
+    """The resolved tree, every default written out."""
+    return msgspec.json.format(msgspec.json.encode(config), indent=2)
+
+
+def config_from_json(data: bytes) -> Config:
+    """The inverse; also checks, since a person may have edited the file."""
+    try:
+        tree = msgspec.json.decode(data, type=Tree)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"The resolved configuration is damaged: {error}; mend config.json in that place.") from error
+    return resolve(tree)
