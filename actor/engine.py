@@ -1,0 +1,68 @@
+"""What an actor needs of a rollout engine. Implementations: engine_hf.py; a scripted one in the tests."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from protocol.messages import Finish, GroupOrder, Sampling
+
+Progress = Callable[[], None]
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """One sampled answer."""
+
+    ids: np.ndarray
+    """[T] int32, end token included."""
+    logprobs: np.ndarray
+    """[T] float32 under the distribution the tokens were drawn from."""
+    entropies: np.ndarray | None
+    """[T] float32 entropy of that distribution in nats, if the engine can tell."""
+    finish: Finish
+    """Why it ended."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the learner compares in the handshake."""
+
+    engine: str
+    """Name of the engine."""
+    base_digest: str
+    """sha256 of the frozen base."""
+    tokenizer_digest: str
+    """sha256 of the tokenizer."""
+    lora_digest: str
+    """sha256 of the adapter layout."""
+
+
+class Engine(Protocol):
+    """Samples completions from the base with the adapter that was installed last."""
+
+    @property
+    def identity(self) -> Identity:
+        """What it holds."""
+        ...
+
+    def install(self, version: int, adapter: bytes) -> None:
+        """Sample from this adapter (a safetensors file) from now on."""
+        ...
+
+    def generate(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
+    ) -> list[list[Completion]]:
+        """Decode the groups together: groups x G completions, a function of arguments and adapter alone."""
+        ...
+
+    def sleep(self) -> None:
+        """Give the card back; keep what is needed to go on."""
+        ...
+
+    def wake(self) -> None:
+        """Take the card again."""
+        ...
+
+    def memory(self) -> dict[str, Any]:
+        """Bytes held, by purpose."""
+        ...

@@ -1,0 +1,149 @@
+"""Our own decode loop over the policy module.
+
+Prompts are prefilled once per group and their keys and values copied to G rows; finished rows leave the batch; tokens,
+log-probs and entropies come from the same numbers. What comes out is a function of the order and the adapter alone:
+batch shapes follow from the tokens, and each sample draws from its own stream.
+Left out on purpose: top-k, top-p, beams (see sampler.py), speculative decoding.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from actor.engine import Completion, Identity, Progress
+from actor.kv_cache import KVCache
+from actor.sampler import draw
+from protocol.messages import Finish, GroupOrder, Sampling
+from shared.adapter_file import install_adapter, layout_digest
+from shared.head import head_logits
+from shared.policy import Policy
+from shared.prompt import Prompter
+from shared.seeding import uniforms
+
+
+class HFEngine:
+    """Engine over a Policy of our own."""
+
+    def __init__(self, policy: Policy, prompter: Prompter) -> None:
+        self.policy = policy
+        self.end_ids = torch.tensor(prompter.end_ids, device=policy.device)
+        self.identity = Identity(
+            engine="hf",
+            base_digest=policy.base_digest,
+            tokenizer_digest=prompter.digest,
+            lora_digest=layout_digest(policy.adapter),
+        )
+
+    def install(self, version: int, adapter: bytes) -> None:
+        """Copy the adapter in; the base is not touched."""
+        install_adapter(self.policy.adapter, adapter)
+
+    @torch.inference_mode()
+    def generate(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
+    ) -> list[list[Completion]]:
+        """Prefill each prompt once, then decode all samples together until the last has ended."""
+        batch = DecodeBatch(groups, sampling, self.policy.device)
+        hidden = self.prefill(batch, groups)
+        while True:
+            logits = head_logits(hidden, self.policy.head, sampling.temperature or 1.0)
+            batch.append(logits, self.end_ids)
+            progress()
+            if not len(batch.rows):
+                return batch.completions(groups)
+            hidden = self.forward(batch.last_ids[:, None], batch.positions[:, None], batch.cache)
+
+    def prefill(self, batch: "DecodeBatch", groups: tuple[GroupOrder, ...]) -> torch.Tensor:
+        """Run the P prompts, left-padded; returns the last hidden row of each of the N samples."""
+        width, device = batch.prompt_columns, self.policy.device
+        ids = torch.zeros((len(groups), width), dtype=torch.int64, device=device)
+        for row, group in enumerate(groups):
+            ids[row, width - len(group.prompt_ids) :] = torch.from_numpy(group.prompt_ids.astype(np.int64))
+        positions = (torch.arange(width, device=device) - batch.padding[:, None]).clamp(min=0)
+        hidden = self.forward(ids, positions, batch.cache)
+        batch.cache.select(batch.group_of_row)
+        return hidden[batch.group_of_row]
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """[B, t] ids -> [B, H] hidden at the last column."""
+        mask = cache.mask(ids.shape[1])
+        output = self.policy.backbone(
+            input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
+        )
+        return output.last_hidden_state[:, -1]
+
+    def sleep(self) -> None:
+        """Nothing is held between orders but the model itself."""
+
+    def wake(self) -> None:
+        """The model never left."""
+
+    def memory(self) -> dict[str, Any]:
+        """Bytes of the frozen base and the adapter."""
+        adapter = sum(p.numel() * p.element_size() for p in self.policy.adapter.parameters().values())
+        return {"adapter": adapter}
+
+
+class DecodeBatch:
+    """The samples of one order while they are being decoded."""
+
+    def __init__(self, groups: tuple[GroupOrder, ...], sampling: Sampling, device: torch.device) -> None:
+        lengths = torch.tensor([len(group.prompt_ids) for group in groups], device=device)
+        sizes = torch.tensor([len(group.seeds) for group in groups], device=device)
+        self.cap = sampling.max_new_tokens
+        self.prompt_columns = int(lengths.max())
+        self.padding = self.prompt_columns - lengths
+        self.cache = KVCache(self.padding, self.prompt_columns + self.cap)
+        self.group_of_row = torch.repeat_interleave(torch.arange(len(groups), device=device), sizes)
+        self.rows = torch.arange(len(self.group_of_row), device=device)
+        self.positions = lengths[self.group_of_row] - 1
+        self.uniforms = self.draw_uniforms(groups, device) if sampling.temperature > 0 else None
+        self.ids = torch.zeros((len(self.rows), self.cap), dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros((len(self.rows), self.cap), device=device)
+        self.entropies = torch.zeros_like(self.logprobs)
+        self.lengths = torch.zeros(len(self.rows), dtype=torch.int64, device=device)
+        self.stopped = torch.zeros(len(self.rows), dtype=torch.bool, device=device)
+        self.last_ids = self.rows
+        self.time = 0
+
+    def draw_uniforms(self, groups: tuple[GroupOrder, ...], device: torch.device) -> torch.Tensor:
+        """[N, cap] every sample's whole stream."""
+        streams = [uniforms(seed, self.cap) for group in groups for seed in group.seeds]
+        return torch.from_numpy(np.stack(streams)).to(device)
+
+    def append(self, logits: torch.Tensor, end_ids: torch.Tensor) -> None:
+        """Draw the next token of every row still in the batch; rows that end leave it."""
+        drawn = draw(logits, None if self.uniforms is None else self.uniforms[self.rows, self.time])
+        self.ids[self.rows, self.time] = drawn.ids
+        self.logprobs[self.rows, self.time] = drawn.logprobs
+        self.entropies[self.rows, self.time] = drawn.entropies
+        self.time += 1
+        self.lengths[self.rows] = self.time
+        ended = torch.isin(drawn.ids, end_ids)
+        self.stopped[self.rows] = ended
+        self.keep(~ended if self.time < self.cap else torch.zeros_like(ended), drawn.ids)
+
+    def keep(self, going: torch.Tensor, ids: torch.Tensor) -> None:
+        """Take the rows that go on; the copy is skipped while all do."""
+        self.last_ids = ids[going]
+        self.positions = self.positions[going] + 1
+        if not bool(going.all()):
+            self.rows = self.rows[going]
+            self.cache.select(going.nonzero().squeeze(1))
+
+    def completions(self, groups: tuple[GroupOrder, ...]) -> list[list[Completion]]:
+        """Cut the rows to their lengths and sort them back into groups."""
+        ids, lengths, stopped = self.ids.int().cpu().numpy(), self.lengths.tolist(), self.stopped.tolist()
+        logprobs, entropies = self.logprobs.cpu().numpy(), self.entropies.cpu().numpy()
+        flat = [
+            Completion(
+                ids=ids[row, :length],
+                logprobs=logprobs[row, :length],
+                entropies=entropies[row, :length],
+                finish=Finish.STOP if stopped[row] else Finish.LENGTH,
+            )
+            for row, length in enumerate(lengths)
+        ]
+        rows = iter(flat)
+        return [[next(rows) for _ in group.seeds] for group in groups]

@@ -1,0 +1,138 @@
+"""The actor's end of the wire: handshake, orders in, groups out, and proof of progress in between.
+
+    join:     Hello, again every second ................... until Welcome or Refused
+    orders:   Policy is kept until no queued order names it, Order is queued, Ack forgets a delivery
+    silence:  three heartbeats without a word: Hello again (the learner may have been restarted, then it welcomes us and
+              gets the unacknowledged deliveries once more); `silence_s` without a word: PeerTimeout
+
+An actor keeps nothing that a restart needs: what was not acknowledged is simply ordered again.
+"""
+
+import time
+from collections import deque
+
+from actor.engine import Identity
+from protocol.errors import HandshakeRefused, PeerTimeout
+from protocol.messages import Ack, AnyMessage, Bye, Drain, Groups, Heartbeat, Hello, Order, Policy, Refused, Welcome
+from protocol.transport import ActorPort
+
+HELLO_EVERY_S = 1.0
+
+
+class Link:
+    """Speaks to one learner."""
+
+    def __init__(self, port: ActorPort, learner: str, actor_id: str, identity: Identity, credits: int) -> None:
+        self.port = port
+        self.learner = learner
+        self.hello = Hello(
+            actor_id=actor_id,
+            engine=identity.engine,
+            base_digest=identity.base_digest,
+            tokenizer_digest=identity.tokenizer_digest,
+            lora_digest=identity.lora_digest,
+            credits=credits,
+        )
+        self.welcome: Welcome | None = None
+        self.orders: deque[Order] = deque()
+        self.policies: dict[int, Policy] = {}
+        self.unacknowledged: dict[str, Groups] = {}
+        self.draining = False
+        self.heard_at = self.said_at = self.hello_at = time.monotonic()
+
+    def join(self, deadline_s: float) -> Welcome:
+        """Say Hello until the learner answers."""
+        start = time.monotonic()
+        while self.welcome is None:
+            if time.monotonic() - start > deadline_s:
+                raise PeerTimeout(f"The learner at {self.learner}", "its Welcome", deadline_s)
+            self.say(self.hello)
+            self.receive(HELLO_EVERY_S)
+        return self.welcome
+
+    def next_order(self) -> tuple[Order, Policy] | None:
+        """The next order with the policy it names; None when the learner wants no more."""
+        while not self.orders:
+            if self.draining:
+                return None
+            self.receive(self.patience())
+            self.beat("waiting for an order")
+            self.check_silence("an order")
+        order = self.orders.popleft()
+        return order, self.policies[order.policy_version]
+
+    def deliver(self, groups: Groups) -> None:
+        """Hand over a filled order; kept until it is acknowledged."""
+        self.unacknowledged[groups.order_id] = groups
+        self.say(groups)
+        self.forget_policies()
+
+    def beat(self, phase: str) -> None:
+        """Show progress, at most once a heartbeat interval. Called from the places where work is done."""
+        if self.welcome and time.monotonic() - self.said_at >= self.welcome.heartbeat_s:
+            self.say(Heartbeat(phase=phase))
+
+    def leave(self, reason: str) -> None:
+        """Wait for the last acknowledgements, then say goodbye."""
+        while self.unacknowledged:
+            self.receive(self.patience())
+            self.check_silence("an acknowledgement")
+        self.say(Bye(reason=reason))
+
+    def say(self, message: AnyMessage) -> None:
+        """Send and remember when."""
+        self.port.send(message)
+        self.said_at = time.monotonic()
+
+    def receive(self, timeout_s: float) -> None:
+        """Take in what has come, waiting at most this long for the first message."""
+        while (message := self.port.receive(timeout_s)) is not None:
+            self.heard_at = time.monotonic()
+            self.take(message)
+            timeout_s = 0.0
+
+    def take(self, message: AnyMessage) -> None:
+        """One message from the learner."""
+        match message:
+            case Order():
+                self.orders.append(message)
+            case Policy():
+                self.policies[message.version] = message
+            case Ack():
+                self.unacknowledged.pop(message.order_id, None)
+            case Welcome():
+                self.welcomed(message)
+            case Refused():
+                raise HandshakeRefused(message.reason)
+            case Drain():
+                self.draining = True
+            case _:
+                pass
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """The first time, or again after the learner was restarted; another run is not ours to serve."""
+        if self.welcome and self.welcome.run_id != welcome.run_id:
+            raise HandshakeRefused(f"The learner at {self.learner} now runs {welcome.run_id}; start this actor anew.")
+        self.welcome = welcome
+        for groups in self.unacknowledged.values():
+            self.say(groups)
+
+    def check_silence(self, awaited: str) -> None:
+        """Ask again after a while, give up after a long while."""
+        assert self.welcome is not None
+        now = time.monotonic()
+        quiet = now - self.heard_at
+        if quiet > self.welcome.silence_s:
+            raise PeerTimeout(f"The learner at {self.learner}", awaited, quiet)
+        if quiet > 3 * self.welcome.heartbeat_s and now - self.hello_at > HELLO_EVERY_S:
+            self.hello_at = now
+            self.say(self.hello)
+
+    def patience(self) -> float:
+        """How long one wait may last before something has to be said."""
+        return self.welcome.heartbeat_s / 2 if self.welcome else HELLO_EVERY_S
+
+    def forget_policies(self) -> None:
+        """Keep the newest version and those that queued orders name."""
+        named = {order.policy_version for order in self.orders} | {max(self.policies)}
+        self.policies = {version: policy for version, policy in self.policies.items() if version in named}

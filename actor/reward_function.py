@@ -1,0 +1,153 @@
+"""A user's reward function, with the signature of TRL's GRPOTrainer.
+
+    fn(prompts=[...], completions=[...], completion_ids=[...], **columns) -> list[float | None]
+
+All arguments go by keyword and are lists with one entry a completion; every further column of the data set is one more
+list, with None where a task lacks it. A function without **kwargs gets the arguments it names. It may be async.
+One call scores as many completions as possible, because rewards written for TRL may look at the whole batch.
+
+    number  -> correct from 0.5 on, else wrong, with the number as the score
+    None    -> abstain
+    truncated completion with a number -> truncated, with the number as the score: a zero in its place would be a prize
+               under a reward that is negative elsewhere
+    NaN, infinity, another type -> error for that completion
+    an exception, a list of another length -> error for all completions of the call: nobody knows whose fault it is
+
+Different from TRL: prompts and completions are plain text (no message lists), and `trainer_state`, `log_extra` and
+`log_metric` are not passed. The function runs in a scoring worker, as its user; it is trusted code, not in a sandbox.
+"""
+
+import importlib.util
+import inspect
+import math
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from numbers import Real
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from actor.verdict import ScoreJob, Verdict, fault, one_line
+from protocol.messages import Outcome
+from shared.errors import RewardError
+
+RewardFunction = Callable[..., Any]
+
+CORRECT_FROM = 0.5
+MODULE_NAME = "user_reward_function"
+OWN_ARGUMENTS = frozenset({"prompts", "completions", "completion_ids"})
+
+
+def load_reward_function(spec: str) -> RewardFunction:
+    """The function that `path/to/file.py:name` means."""
+    path, _, name = spec.rpartition(":")
+    if not path or not name:
+        raise RewardError(f"verifier.function is {spec!r}; name a function as path/to/file.py:name.")
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise RewardError(
+            f"verifier.function names {path}, but there is no such file; a path is relative to {Path.cwd()}."
+        )
+    function = getattr(import_file(file), name, None)
+    if function is None:
+        raise RewardError(f"verifier.function names {name}, but {path} defines no such name.")
+    if not callable(function):
+        raise RewardError(f"{name} in {path} is of type {type(function).__name__}; a function is needed.")
+    return function
+
+
+def import_file(file: Path) -> ModuleType:
+    """Run a Python file as a module; the files beside it can be imported from it, as in a script."""
+    spec = importlib.util.spec_from_file_location(MODULE_NAME, file.resolve())
+    if spec is None or spec.loader is None:
+        raise RewardError(f"verifier.function names {file}, which is not a Python file; its name must end in .py.")
+    # At the end, so that the user's files cannot hide ours; registered, because dataclasses look their module up.
+    sys.path.append(str(file.resolve().parent))
+    module = sys.modules[MODULE_NAME] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        raise RewardError(f"Importing {file} failed with {in_words(error)}; mend the file.") from error
+    return module
+
+
+def score_with(function: RewardFunction, jobs: Sequence[ScoreJob]) -> list[Verdict]:
+    """One call for all jobs, one verdict a job."""
+    try:
+        values = call(function, jobs)
+    except (Exception, SystemExit) as error:
+        # The log gets the traceback, the verdict its last line.
+        traceback.print_exc()
+        return [fault(Outcome.ERROR, f"The reward function raised {in_words(error)}.")] * len(jobs)
+    if not isinstance(values, list | tuple):
+        note = f"The reward function returned a {type(values).__name__}; a list of numbers is needed."
+        return [fault(Outcome.ERROR, note)] * len(jobs)
+    if len(values) != len(jobs):
+        note = f"The reward function returned {len(values)} values for {len(jobs)} completions."
+        return [fault(Outcome.ERROR, note)] * len(jobs)
+    return [verdict(value, job.truncated) for value, job in zip(values, jobs, strict=True)]
+
+
+def call(function: RewardFunction, jobs: Sequence[ScoreJob]) -> Any:
+    """What the function returns for these jobs, awaited if need be."""
+    result = function(**accepted(function, arguments(jobs)))
+    if not inspect.isawaitable(result):
+        return result
+    # Costs a fifth of a worker's start; most functions are not async.
+    import asyncio
+
+    return asyncio.run(awaited(result))
+
+
+async def awaited(result: Awaitable[Any]) -> Any:
+    """A coroutine around anything that can be awaited, as asyncio.run wants it."""
+    return await result
+
+
+def arguments(jobs: Sequence[ScoreJob]) -> dict[str, list[Any]]:
+    """TRL's keyword arguments; a data column cannot replace one of them."""
+    names = dict.fromkeys(name for job in jobs for name in job.columns)
+    columns = {name: [job.columns.get(name) for job in jobs] for name in names if name not in OWN_ARGUMENTS}
+    return {
+        "prompts": [job.prompt for job in jobs],
+        "completions": [job.completion for job in jobs],
+        "completion_ids": [job.completion_ids for job in jobs],
+        **columns,
+    }
+
+
+def accepted(function: RewardFunction, offered: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """All of them for a function with **kwargs, else those it names."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return offered
+    return {name: values for name, values in offered.items() if name in parameters}
+
+
+def verdict(value: object, truncated: bool) -> Verdict:
+    """What one returned value says."""
+    if value is None:
+        return fault(Outcome.ABSTAIN, "The reward function returned None.")
+    if not isinstance(value, Real):
+        note = f"The reward function returned a value of type {type(value).__name__}; a number or None is needed."
+        return fault(Outcome.ERROR, note)
+    score = as_float(value)
+    if not math.isfinite(score):
+        return fault(Outcome.ERROR, f"The reward function returned {score}; a finite number or None is needed.")
+    finding = Outcome.CORRECT if score >= CORRECT_FROM else Outcome.WRONG
+    return Verdict(outcome=Outcome.TRUNCATED if truncated else finding, score=score, extracted=None, note="")
+
+
+def as_float(value: Real) -> float:
+    """Infinity where an integer is too large for a float."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def in_words(error: BaseException) -> str:
+    """Type and message of an exception, on one line."""
+    return one_line("".join(traceback.format_exception_only(error))).rstrip(".")

@@ -1,0 +1,50 @@
+"""What goes into scoring and what comes out of it.
+
+These records also cross the pipe between the actor and its scoring workers, so this file stays light: a worker imports
+it, and must start at once and stay small.
+"""
+
+import msgspec
+
+from protocol.messages import Outcome
+
+MAX_NOTE = 300
+
+
+class ScoreJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion to be scored."""
+
+    prompt: str
+    """The prompt as text, special tokens removed."""
+    completion: str
+    """The completion as text, special tokens removed. It ends where the model ended its turn: nothing after counts."""
+    completion_ids: list[int]
+    """[T] its tokens, end token included."""
+    truncated: bool
+    """It ran into the cap on new tokens."""
+    columns: dict[str, str]
+    """The task's columns: `answer` with the gold answer, and what the data set has besides."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found out about one completion."""
+
+    outcome: Outcome
+    """The typed finding; timeout, error and abstain say that nothing was found out."""
+    score: float
+    """Finite. 1.0 or 0.0 from the built-in verifiers, the function's own number from a user's; 0.0 without one."""
+    extracted: str | None
+    """The final answer that was read from the text, in canonical form; None if there is none or no one looked."""
+    note: str
+    """Why, for people; empty where the outcome says it all."""
+
+
+def fault(outcome: Outcome, note: str) -> Verdict:
+    """A verdict without a score; the note becomes one line of bounded length."""
+    return Verdict(outcome=outcome, score=0.0, extracted=None, note=one_line(note))
+
+
+def one_line(text: str) -> str:
+    """White space collapsed, cut to a length that fits a log line."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_NOTE else line[: MAX_NOTE - 3] + "..."

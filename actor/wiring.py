@@ -1,0 +1,43 @@
+"""From a config to a running actor. Heavy imports live here, after arguments and config have been checked."""
+
+import logging
+from pathlib import Path
+
+from actor.engine_hf import HFEngine
+from actor.link import Link
+from actor.loop import serve
+from actor.rollout import Rollout
+from actor.score_pool import ScorePool
+from protocol.transport import ActorPort
+from shared.base_cache import cached_base
+from shared.config import Config
+from shared.determinism import pin_torch
+from shared.gpu_lease import Lease
+from shared.policy import load_policy, pick_device
+from shared.prompt import Prompter, load_prompter
+
+log = logging.getLogger("actor")
+
+
+def build_engine(config: Config) -> tuple[HFEngine, Prompter]:
+    """The rollout engine and the tokenizer it decodes with."""
+    pin_torch(config.compute.actor_threads)
+    base = cached_base(config.model)
+    prompter = load_prompter(base.folder)
+    policy = load_policy(base, config.model, config.lora, pick_device(config.compute.device))
+    return HFEngine(policy, prompter), prompter
+
+
+def serve_orders(config: Config, port: ActorPort, endpoint: str, actor_id: str, lease: Path) -> None:
+    """Load, join, serve, leave."""
+    engine, prompter = build_engine(config)
+    scorer = ScorePool(config.verifier)
+    try:
+        rollout = Rollout(engine, scorer, Lease(lease), prompter.text)
+        link = Link(port, endpoint, actor_id, engine.identity, config.link.credits)
+        welcome = link.join(config.link.silence_s)
+        log.info("joined run %s", welcome.run_id)
+        serve(link, rollout)
+    finally:
+        scorer.close()
+        port.close()

@@ -1,0 +1,32 @@
+"""Start the learner of a run: `python -m learner --run DIR`. It is the only process with state.
+
+Begins where the last checkpoint and the journal say. SIGTERM: finish the step, write a checkpoint, leave.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from shared.config_load import config_from_json
+from shared.determinism import cpu_environment
+from shared.process_edge import run_process
+from shared.run_dir import RunDir
+
+
+def main(directory: Path) -> None:
+    """Check what can be checked quickly, then load and train."""
+    run = RunDir.open(directory)
+    config = config_from_json(run.config.read_bytes())
+    os.environ.update(cpu_environment(config.compute.learner_threads, config.compute.blas))
+    with run.hold():
+        from learner.session import train_run
+
+        train_run(run, config)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m learner", description="Trains the policy of a run.")
+    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run directory")
+    chosen = parser.parse_args()
+    sys.exit(run_process("learner", lambda: main(chosen.run)))

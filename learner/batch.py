@@ -1,0 +1,156 @@
+"""From the groups of a step to the micro-batches of an update.
+
+    groups -> samples that teach, with advantages -> token mask over the step -> token weights -> micro-batches
+
+Everything that couples samples (mean rewards, entropy threshold, divisor of the loss) is settled here, once, for the
+whole step. What follows is a plain sum over tokens, so any cut into micro-batches gives the same gradient.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from learner.advantage import group_advantages, teaches
+from learner.entropy_mask import select_tokens
+from learner.loss import token_weights
+from protocol.messages import Finish, Group, Outcome
+from shared.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One answer that will be trained on."""
+
+    name: str
+    """group id and index, for error messages."""
+    prompt_ids: np.ndarray
+    """[Tp] int32."""
+    completion_ids: np.ndarray
+    """[T] int32."""
+    actor_logprobs: np.ndarray
+    """[T] fp32, from the process that drew the tokens."""
+    entropies: np.ndarray | None
+    """[T] fp32, if the engine could tell."""
+    advantage: float
+    """A of this sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSample:
+    """A sample with its share in the loss settled."""
+
+    sample: Sample
+    """The answer."""
+    selected: np.ndarray
+    """[T] bool: tokens that carry gradient."""
+    weight: float
+    """What each selected token counts in the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBatch:
+    """A step, ready for an update of any cut."""
+
+    samples: tuple[TrainSample, ...]
+    """N' samples of the groups that teach; empty if none does."""
+    dropped: int
+    """Groups whose scores were all equal."""
+    response_tokens: int
+    """S, all response tokens of the samples above: the loss's divisor counts masked tokens too."""
+
+
+class StopOnOutcome(Exception):
+    """The config says stop for an outcome that occurred."""
+
+
+def kept_samples(group: Group, config: Config) -> np.ndarray:
+    """[G] bool: samples that enter means and loss. Raises where the config says stop."""
+    treatments = [config.verifier.treatment(outcome) for outcome in group.outcomes]
+    if "stop" in treatments:
+        index = treatments.index("stop")
+        raise StopOnOutcome(
+            f"The verifier's outcome for sample {index} of group {group.group_id} is '{group.outcomes[index]}' and"
+            f" verifier.on_{group.outcomes[index]} is 'stop'; see logs/actor0.log, mend the verifier, then resume."
+        )
+    return np.array([treatment == "train" for treatment in treatments])
+
+
+def rewards(group: Group, config: Config) -> np.ndarray:
+    """[G] verifier scores with the shaping of the config on top."""
+    truncated = np.array([finish is Finish.LENGTH for finish in group.finishes])
+    return np.array(group.scores) + config.reward.truncated * truncated
+
+
+def group_teaches(group: Group, config: Config) -> bool:
+    """Whether this group has anything to say."""
+    return teaches(np.array(group.scores), kept_samples(group, config))
+
+
+def samples_of(group: Group, config: Config) -> list[Sample]:
+    """The kept samples of one group with their advantages."""
+    kept = kept_samples(group, config)
+    advantages = group_advantages(rewards(group, config), kept, config.reward.divide_by_std)
+    cuts = np.cumsum(group.lengths)[:-1]
+    ids, logprobs = np.split(group.completion_ids, cuts), np.split(group.logprobs, cuts)
+    entropies = [None] * len(ids) if group.entropies is None else np.split(group.entropies, cuts)
+    return [
+        Sample(
+            name=f"{group.group_id}[{index}]",
+            prompt_ids=group.prompt_ids,
+            completion_ids=ids[index],
+            actor_logprobs=logprobs[index],
+            entropies=entropies[index],
+            advantage=float(advantages[index]),
+        )
+        for index in np.flatnonzero(kept)
+    ]
+
+
+def teaching_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
+    """All kept samples of the groups that teach, in batch order."""
+    return [sample for group in groups if group_teaches(group, config) for sample in samples_of(group, config)]
+
+
+def step_batch(samples: Sequence[Sample], dropped: int, config: Config) -> StepBatch:
+    """Settle mask and weights over the whole step. Samples must carry entropies if rho < 1."""
+    lengths = [len(sample.completion_ids) for sample in samples]
+    weights = token_weights(config.loss.kind, lengths, config.rollout.max_new_tokens)
+    selected = selection(samples, config.loss.entropy_fraction)
+    rows = zip(samples, selected, weights, strict=True)
+    return StepBatch(
+        samples=tuple(TrainSample(sample=s, selected=m, weight=w) for s, m, w in rows),
+        dropped=dropped,
+        response_tokens=sum(lengths),
+    )
+
+
+def selection(samples: Sequence[Sample], fraction: float) -> list[np.ndarray]:
+    """[T] bool for each sample."""
+    if fraction == 1.0 or not samples:
+        return [np.ones(len(sample.completion_ids), dtype=bool) for sample in samples]
+    return select_tokens([sample.entropies for sample in samples if sample.entropies is not None], fraction)
+
+
+def cut(samples: Sequence[TrainSample], token_budget: int) -> list[list[TrainSample]]:
+    """Sort by length, longest first, and fill micro-batches up to the budget of padded tokens."""
+    ordered = sorted(samples, key=total_tokens, reverse=True)
+    cuts: list[list[TrainSample]] = []
+    for sample in ordered:
+        if cuts and (len(cuts[-1]) + 1) * total_tokens(cuts[-1][0]) <= token_budget:
+            cuts[-1].append(sample)
+        else:
+            cuts.append([sample])
+    return cuts
+
+
+def total_tokens(sample: TrainSample) -> int:
+    """Prompt and completion."""
+    return len(sample.sample.prompt_ids) + len(sample.sample.completion_ids)
+
+
+def outcome_counts(groups: Sequence[Group]) -> dict[Outcome, int]:
+    """How often each outcome occurred, zeros included."""
+    counted = Counter(outcome for group in groups for outcome in group.outcomes)
+    return {outcome: counted[outcome] for outcome in Outcome}

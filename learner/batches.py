@@ -1,0 +1,24 @@
+"""From the answers of a step to the batch of an update; batch.py says what is settled on the way."""
+
+from collections.abc import Sequence
+
+from learner.batch import StepBatch, group_teaches, step_batch, teaching_samples
+from learner.sampling import flat
+from learner.update import Update
+from protocol.messages import Groups
+from shared.config import Config
+
+
+class Batches:
+    """Builds batches; asks the policy for entropies where the engine had none and the mask needs them."""
+
+    def __init__(self, config: Config, update: Update) -> None:
+        self.config = config
+        self.update = update
+
+    def build(self, answers: Sequence[Groups]) -> StepBatch:
+        """All groups of the step, those that teach nothing dropped from every term."""
+        groups = flat(answers)
+        dropped = sum(not group_teaches(group, self.config) for group in groups)
+        samples = self.update.with_entropies(teaching_samples(groups, self.config))
+        return step_batch(samples, dropped, self.config)

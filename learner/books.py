@@ -1,0 +1,79 @@
+"""The files a run writes as it goes: metrics.jsonl, rollouts.jsonl, checkpoints, eval/*.json, summary.json."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from learner.batch import StepBatch
+from learner.checkpoint import CheckpointStore
+from learner.rollout_log import RolloutLog
+from learner.state import LearnerState
+from protocol.messages import Groups
+from shared.config import Config
+from shared.files import LineLog, write_whole
+from shared.metrics import MetricsLog, StepMetrics
+from shared.run_dir import RunDir
+
+
+class RunBooks:
+    """Writes into a run directory."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        config: Config,
+        state: LearnerState,
+        checkpoints: CheckpointStore,
+        text: Callable[[list[int]], str],
+    ) -> None:
+        self.run = run
+        self.state = state
+        self.checkpoints = checkpoints
+        self.metrics = MetricsLog(LineLog(run.metrics))
+        self.rollouts = RolloutLog(LineLog(run.rollouts), config, text)
+
+    def resume_at(self, step: int) -> None:
+        """Drop the rows of steps that will be done again."""
+        self.metrics.resume_at(step)
+        self.rollouts.resume_at(step)
+
+    def step(self, step: int, metrics: StepMetrics, answers: Sequence[Groups], batch: StepBatch) -> None:
+        """A row and a few rollouts."""
+        self.rollouts.log(step, answers, batch)
+        self.metrics.log(metrics)
+
+    def checkpoint(self, step: int, wall_s: float, score: float) -> None:
+        """The whole state after `step` updates."""
+        self.checkpoints.save(self.state.save(step, wall_s), score=score)
+
+    def evaluation(self, label: str) -> dict[str, Any] | None:
+        """A report of an earlier life of this run."""
+        file = self.run.eval / f"{label}.json"
+        return json.loads(file.read_text()) if file.is_file() else None
+
+    def write_evaluation(self, report: dict[str, Any]) -> None:
+        """eval/<label>.json"""
+        write_whole(self.run.eval / f"{report['label']}.json", json.dumps(report, indent=2).encode())
+
+    def write_summary(self, status: str, steps: int, wall_s: float) -> None:
+        """summary.json, whole, whenever the status changes."""
+        versions = self.state.publisher.versions
+        reports = {label: report for label in ("base", "final") if (report := self.evaluation(label))}
+        summary = {
+            "status": status,
+            "steps": steps,
+            "wall_s": round(wall_s, 3),
+            "adapter_sha256": versions[max(versions)].sha256,
+            "eval": reports,
+        }
+        write_whole(self.run.summary, json.dumps(summary, indent=2).encode())
+
+
+class NoBooks:
+    """A replay writes nothing."""
+
+    def step(self, step: int, metrics: StepMetrics, answers: Sequence[Groups], batch: StepBatch) -> None:
+        """Not written."""
+
+    def checkpoint(self, step: int, wall_s: float, score: float) -> None:
+        """Not written."""

@@ -1,0 +1,195 @@
+"""Checkpoints: folders that appear whole, are checked by content, and are pruned.
+
+    checkpoints/step-000010/   the caller's files (an adapter in PEFT's format, optimizer, position) and MANIFEST.json
+    checkpoints/best.json      which one has the highest score, for people and tools; derived from the manifests
+
+MANIFEST.json holds step, score, size and sha256 of each file, and a sha256 of itself; any changed byte is found.
+Saving a step again replaces its folder whole: after a crash the same steps are done again and end in the same bytes.
+A damaged checkpoint is not fatal while an older one is good, since the journal brings the learner forward from there.
+Kept are the newest `keep` up to the step just saved, and the best. Later ones can only be leftovers that did not load;
+they wait to be replaced. Left out on purpose: what the files mean (bytes in, bytes out), and copies elsewhere.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import DamageError, RunDirError
+from shared.files import finish_writes, make_folder, remove_tree_whole, write_tree_whole, write_whole
+
+MANIFEST = "MANIFEST.json"
+BEST = "best.json"
+FOLDER = re.compile(r"step-(\d{6,})|\.step-(\d{6,})\.[0-9a-f]+\.old")
+"""Also the name a folder has for the moment in which it is being replaced: a crash may have fallen into it."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The learner's whole state after a step."""
+
+    step: int
+    """Optimizer steps done."""
+    files: Mapping[str, bytes]
+    """Name -> content; flat names."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file as the manifest knows it."""
+
+    sha256: str
+    """Digest of the content."""
+    num_bytes: int
+    """Size of the content."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """MANIFEST.json."""
+
+    step: int
+    """Of the checkpoint."""
+    score: float | None
+    """The higher the better; None if it was not a number."""
+    files: dict[str, Entry]
+    """All files of the folder but this one."""
+    sha256: str = ""
+    """Digest of this record with an empty digest."""
+
+
+class Broken(Exception):
+    """What is wrong with a checkpoint, in words."""
+
+
+class CheckpointStore:
+    """The checkpoints of a run. Only `save` changes anything; any process may load."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    def save(self, checkpoint: Checkpoint, *, score: float) -> None:
+        """Durable once this returns; then prune."""
+        make_folder(self._folder)
+        finish_writes(self._folder)
+        manifest = pack_manifest(checkpoint, score)
+        write_tree_whole(self.path(checkpoint.step), {**checkpoint.files, MANIFEST: manifest})
+        best = self._best(checkpoint.step)
+        write_whole(self._folder / BEST, json.dumps({"step": best.step, "score": best.score}).encode() + b"\n")
+        self._prune(checkpoint.step, best.step)
+
+    def load_latest(self) -> Checkpoint | None:
+        """The newest that is whole; None if there is none at all."""
+        faults: list[str] = []
+        for step, path in sorted(self._folders().items(), reverse=True):
+            try:
+                checkpoint = read_checkpoint(path, step)
+            except Broken as broken:
+                faults.append(str(broken))
+                continue
+            for fault in faults:
+                log.warning("%s; the checkpoint of step %d is used instead.", fault, step)
+            return checkpoint
+        if faults:
+            raise DamageError(
+                f"No checkpoint in {self._folder} is whole ({'; '.join(faults)}); restore one from a copy, "
+                "or remove them all to have the run begin again from its journal."
+            )
+        return None
+
+    def load(self, step: int) -> Checkpoint:
+        """The checkpoint of one step."""
+        folders = self._folders()
+        if step not in folders:
+            there = ", ".join(str(known) for known in sorted(folders)) or "none"
+            raise RunDirError(f"{self._folder} has no checkpoint of step {step}; there are: {there}.")
+        try:
+            return read_checkpoint(folders[step], step)
+        except Broken as broken:
+            raise DamageError(f"{broken}; restore it from a copy, or choose another step.") from broken
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step lies, or will."""
+        return self._folder / f"step-{step:06d}"
+
+    def _folders(self) -> dict[int, Path]:
+        """Step -> folder; a dot sorts first, so a folder in its place wins over one that was moved aside."""
+        paths = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
+        matches = [(FOLDER.fullmatch(path.name), path) for path in paths]
+        return {int(match[1] or match[2]): path for match, path in matches if match}
+
+    def _best(self, saved: int) -> Manifest:
+        """By score, then by step. The one just saved is whole, so there is one."""
+        manifests = [readable_manifest(path) for step, path in self._folders().items() if step <= saved]
+        return max((m for m in manifests if m), key=lambda m: (-math.inf if m.score is None else m.score, m.step))
+
+    def _prune(self, saved: int, best: int) -> None:
+        steps = sorted(step for step in self._folders() if step <= saved)
+        for step in steps[: -self._keep]:
+            if step != best:
+                remove_tree_whole(self.path(step))
+
+
+def pack_manifest(checkpoint: Checkpoint, score: float) -> bytes:
+    """The manifest of these files."""
+    files = {
+        name: Entry(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
+        for name, data in sorted(checkpoint.files.items())
+    }
+    finite = score if math.isfinite(score) else None
+    return seal(Manifest(step=checkpoint.step, score=finite, files=files))
+
+
+def seal(manifest: Manifest) -> bytes:
+    """As JSON, with its own digest in it. One record has one spelling, so that any other is a changed byte."""
+    bare = msgspec.json.encode(msgspec.structs.replace(manifest, sha256=""))
+    sealed = msgspec.structs.replace(manifest, sha256=hashlib.sha256(bare).hexdigest())
+    return msgspec.json.format(msgspec.json.encode(sealed), indent=2)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a folder; Broken unless it is byte for byte what `seal` writes."""
+    file = path / MANIFEST
+    try:
+        data = file.read_bytes()
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise Broken(f"{file} cannot be read ({error})") from error
+    if seal(manifest) != data:
+        raise Broken(f"{file} does not match its own sha256")
+    return manifest
+
+
+def readable_manifest(path: Path) -> Manifest | None:
+    """The manifest, or None where it is broken: such a checkpoint is no candidate for the best."""
+    try:
+        return read_manifest(path)
+    except Broken:
+        return None
+
+
+def read_checkpoint(path: Path, step: int) -> Checkpoint:
+    """A folder's files, every one checked."""
+    manifest = read_manifest(path)
+    if manifest.step != step:
+        raise Broken(f"{path} holds the checkpoint of step {manifest.step}")
+    files = {name: read_checked(path / name, entry) for name, entry in manifest.files.items()}
+    return Checkpoint(step=step, files=files)
+
+
+def read_checked(file: Path, entry: Entry) -> bytes:
+    """One file's content; Broken unless it is what was saved."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise Broken(f"{file} cannot be read ({error.strerror})") from error
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise Broken(f"{file} does not match its sha256 ({len(data)} bytes, {entry.num_bytes} were saved)")
+    return data

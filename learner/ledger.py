@@ -1,0 +1,103 @@
+"""What a step leaves behind: a row of metrics, a few rollouts, a checkpoint when one is due, and the mismatch gate.
+
+The gate is the cheapest end-to-end test of the whole system: actor and learner score the same tokens with the same
+version, so their log-probs may differ by rounding alone. A stale adapter, a wrong temperature or another base shows at
+once, and the run stops before it builds on it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+
+from learner.batch import StepBatch
+from learner.step_metrics import Clock, step_metrics
+from learner.update import UpdateStats
+from protocol.messages import Groups
+from shared.config import Config
+from shared.memory import peak_memory_mb
+from shared.metrics import StepMetrics
+
+BEST_WINDOW = 5
+
+
+class Mismatch(Exception):
+    """Actor and learner disagree about the tokens of the same version."""
+
+
+class Books(Protocol):
+    """Where things are written: files in a run, nowhere in a replay."""
+
+    def step(self, step: int, metrics: StepMetrics, answers: Sequence[Groups], batch: StepBatch) -> None:
+        """A row and a few rollouts."""
+        ...
+
+    def checkpoint(self, step: int, wall_s: float, score: float) -> None:
+        """The whole state after `step` updates."""
+        ...
+
+
+class Ledger:
+    """Keeps the books of the loop."""
+
+    def __init__(self, config: Config, books: Books, spent_s: float, stop: Callable[[], bool]) -> None:
+        """spent_s: wall time of earlier lives of this run."""
+        self.config = config
+        self.books = books
+        self.started = time.monotonic() - spent_s
+        self.stop = stop
+        self.stop_requested = False
+        self.recent: deque[float] = deque(maxlen=BEST_WINDOW)
+        self.step_started = self.started
+        self.update_s = 0.0
+
+    def begin(self) -> None:
+        """The clock of a step starts."""
+        self.step_started = time.monotonic()
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """The learner's own share of a step."""
+        start = time.monotonic()
+        yield
+        self.update_s = time.monotonic() - start
+
+    def record(self, step: int, answers: Sequence[Groups], batch: StepBatch, stats: UpdateStats | None) -> None:
+        """Log, gate, save when due."""
+        metrics = step_metrics(step, answers, batch, stats, self.clock(), self.config)
+        self.recent.append(metrics.reward_mean)
+        self.books.step(step, metrics, answers, batch)
+        self.check_mismatch(step, metrics)
+        self.stop_requested = self.stop()
+        if self.due(step + 1):
+            self.books.checkpoint(step + 1, self.wall_s(), float(np.mean(self.recent)))
+
+    def clock(self) -> Clock:
+        """The step's times until now."""
+        return Clock(
+            time_s=self.wall_s(),
+            step_s=time.monotonic() - self.step_started,
+            update_s=self.update_s,
+            learner_mb=peak_memory_mb(),
+        )
+
+    def check_mismatch(self, step: int, metrics: StepMetrics) -> None:
+        """Only samples of the current version must agree; older ones differ rightly."""
+        limit = self.config.loss.max_mismatch
+        if metrics.policy_version == step and metrics.mismatch_p99 > limit:
+            raise Mismatch(
+                f"Step {step + 1}: actor and learner differ by {metrics.mismatch_p99:.3g} in log-prob (99th percentile,"
+                f" allowed {limit:g}) on tokens of the same policy version; the likely cause is a stale adapter, another"
+                " base, or another temperature on the actor's side. Resume goes back to the last checkpoint."
+            )
+
+    def due(self, done: int) -> bool:
+        """Every k steps, at the end, and when asked to stop."""
+        return done % self.config.checkpoint.every == 0 or done == self.config.run.steps or self.stop_requested
+
+    def wall_s(self) -> float:
+        """Since the run began, all its lives."""
+        return time.monotonic() - self.started

@@ -1,0 +1,59 @@
+"""The learner's loop.
+
+    order_ahead --> Orders --> actors --> Groups --> journal
+                                                        |
+    publish v+1 <-- update <-- batch <-- collect <------'         checkpoint every k steps, metrics every step
+
+produces      policy versions, one a step; checkpoints; a row of metrics a step
+waits for     the answers to the step's orders (actors' or the journal's), the lease
+unblocked by  a delivery; silence beyond the limit, which is an error that says what was awaited
+
+There is one loop. A lag is a number of steps ordered ahead; resuming and replaying change only where answers come from.
+"""
+
+from dataclasses import dataclass
+
+from learner.batches import Batches
+from learner.ledger import Ledger
+from learner.publisher import Publisher
+from learner.sampling import OrderDesk, Sampler
+from learner.update import Update
+from shared.gpu_lease import Lease
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the loop is made of, built before it starts."""
+
+    sampler: Sampler
+    """Orders and collects."""
+    desk: OrderDesk
+    """Where versions are published."""
+    batches: Batches
+    """Groups to batch."""
+    update: Update
+    """Batch to new parameters."""
+    publisher: Publisher
+    """Parameters to messages."""
+    ledger: Ledger
+    """Metrics, rollout samples, checkpoints; knows when to stop."""
+    lease: Lease
+    """Who computes."""
+
+
+def train(parts: Parts, first_step: int, last_step: int) -> int:
+    """Run steps first_step .. last_step - 1; returns how many updates the policy has behind it."""
+    for step in range(first_step, last_step):
+        parts.ledger.begin()
+        parts.sampler.order_ahead(version=step)
+        answers = parts.sampler.collect(step)
+        with parts.lease.hold("learner"), parts.ledger.updating():
+            batch = parts.batches.build(answers)
+            stats = parts.update.apply(step, batch)
+            policy = parts.publisher.snapshot(version=step + 1)
+        parts.publisher.forget_before(parts.sampler.oldest_needed())
+        parts.desk.publish(policy, parts.sampler.oldest_needed())
+        parts.ledger.record(step, answers, batch, stats)
+        if parts.ledger.stop_requested:
+            return step + 1
+    return last_step

@@ -1,0 +1,72 @@
+"""Which actors are there, what each holds, and who has gone.
+
+A peer is one life of an actor: a restarted actor arrives under a new address and replaces its former life. Credits
+bound what a peer holds; silence beyond the limit ends it. What a gone peer held goes back to the queue.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from protocol.messages import Hello
+
+
+@dataclass(kw_only=True)
+class Peer:
+    """One connected actor."""
+
+    address: bytes
+    """Its address on the socket, new in every life."""
+    hello: Hello
+    """Who it said it is."""
+    holding: list[str] = field(default_factory=list)
+    """Order ids it was given and has not answered."""
+    versions: set[int] = field(default_factory=set)
+    """Policies it was sent."""
+    heard_at: float = field(default_factory=time.monotonic)
+    """When it last said anything."""
+
+    @property
+    def free(self) -> int:
+        """Credits left."""
+        return self.hello.credits - len(self.holding)
+
+
+class Peers:
+    """All connected actors, by address."""
+
+    def __init__(self, silence_s: float) -> None:
+        self.silence_s = silence_s
+        self.by_address: dict[bytes, Peer] = {}
+        self.heard_at = time.monotonic()
+
+    def get(self, address: bytes) -> Peer | None:
+        """The peer at this address, its silence ended."""
+        peer = self.by_address.get(address)
+        if peer:
+            peer.heard_at = self.heard_at = time.monotonic()
+        return peer
+
+    def join(self, address: bytes, hello: Hello) -> list[str]:
+        """Let an actor in; returns the orders that a former life of it held."""
+        if self.get(address):
+            return []
+        former = [peer for peer in self.by_address.values() if peer.hello.actor_id == hello.actor_id]
+        orphaned = [order_id for peer in former for order_id in self.leave(peer.address)]
+        self.by_address[address] = Peer(address=address, hello=hello)
+        self.heard_at = time.monotonic()
+        return orphaned
+
+    def leave(self, address: bytes) -> list[str]:
+        """Forget a peer; returns the orders it held."""
+        peer = self.by_address.pop(address, None)
+        return peer.holding if peer else []
+
+    def silent(self) -> list[Peer]:
+        """Peers that have said nothing for too long."""
+        now = time.monotonic()
+        return [peer for peer in self.by_address.values() if now - peer.heard_at > self.silence_s]
+
+    def next_free(self) -> Peer | None:
+        """The peer with most credits left, or None if all are busy."""
+        free = [peer for peer in self.by_address.values() if peer.free > 0]
+        return max(free, key=lambda peer: peer.free) if free else None

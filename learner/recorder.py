@@ -1,0 +1,119 @@
+"""The journal as the dispatcher sees it: find an order's answer, record new answers.
+
+Only the `train` lane is recorded; an evaluation can be repeated. An answer found must be the one this order asks for:
+a journal of another config is refused rather than trained on.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from learner.journal import Journal
+from protocol.codec import decode, encode, pack, unpack
+from protocol.messages import Groups, Order
+from shared.errors import DamageError
+
+TRAIN_LANE = "train"
+
+
+class Recorder(Protocol):
+    """Where answers are found and kept."""
+
+    def find(self, order: Order) -> Groups | None:
+        """The recorded answer to this order, if there is one."""
+        ...
+
+    def record(self, answers: Sequence[Groups]) -> None:
+        """Make these durable; when it returns they may be acknowledged."""
+        ...
+
+
+class JournalRecorder:
+    """Answers from and to a journal on disk."""
+
+    def __init__(self, journal: Journal, first_step: int) -> None:
+        """Records of steps before `first_step` are in a checkpoint already and are not kept in memory."""
+        self.journal = journal
+        self.found = index_records(journal.records(), first_step)
+
+    def find(self, order: Order) -> Groups | None:
+        """Decoded when asked for; handed out once."""
+        payload = self.found.pop(order.order_id, None)
+        return None if payload is None else matching(order, payload)
+
+    def record(self, answers: Sequence[Groups]) -> None:
+        """Append all, one fsync."""
+        lasting = [groups for groups in answers if lane(groups.order_id) == TRAIN_LANE]
+        for groups in lasting:
+            self.journal.append(pack(encode(groups)))
+        if lasting:
+            self.journal.sync()
+
+
+class RecordedOrders:
+    """The dispatcher of a replay: every answer comes from the journal, no actor is needed."""
+
+    def __init__(self, records: Iterable[bytes]) -> None:
+        self.found = index_records(records, first_step=0)
+        self.answers: dict[str, Groups] = {}
+
+    def publish(self, policy: object, oldest_needed: int) -> None:
+        """Nobody to send it to."""
+
+    def submit(self, orders: Iterable[Order]) -> None:
+        """Answer from the journal. An order it does not hold was never answered and is not asked for again."""
+        for order in orders:
+            payload = self.found.pop(order.order_id, None)
+            if payload is not None:
+                self.answers[order.order_id] = matching(order, payload)
+
+    def collect(self, order_ids: Sequence[str]) -> list[Groups]:
+        """What was recorded."""
+        for order_id in order_ids:
+            if order_id not in self.answers:
+                raise DamageError(f"The journal has no answer to order {order_id}; it was not written by this config.")
+        return [self.answers.pop(order_id) for order_id in order_ids]
+
+    def pump(self, timeout_s: float = 0.0) -> None:
+        """Nothing comes."""
+
+
+
+def index_records(records: Iterable[bytes], first_step: int) -> dict[str, bytes]:
+    """order id -> record, the first where one was written twice."""
+    index: dict[str, bytes] = {}
+    for payload in records:
+        groups = read(payload)
+        if step_of(groups.order_id) >= first_step:
+            index.setdefault(groups.order_id, payload)
+    return index
+
+
+def read(payload: bytes) -> Groups:
+    """A record as the message it is."""
+    message = decode(unpack(payload))
+    assert isinstance(message, Groups)
+    return message
+
+
+def matching(order: Order, payload: bytes) -> Groups:
+    """The recorded answer, or DamageError if it answers something else."""
+    groups = read(payload)
+    ids = [group.group_id for group in groups.groups]
+    prompts = [group.prompt_ids.tolist() for group in groups.groups]
+    wanted = [group.group_id for group in order.groups]
+    if ids != wanted or prompts != [group.prompt_ids.tolist() for group in order.groups]:
+        raise DamageError(
+            f"The journal's record of order {order.order_id} does not fit this run's config and tasks;"
+            " restore config.json, or start a new run."
+        )
+    return groups
+
+
+def lane(order_id: str) -> str:
+    """`train/000012/u0000` -> `train`"""
+    return order_id.partition("/")[0]
+
+
+def step_of(order_id: str) -> int:
+    """`train/000012/u0000` -> 12"""
+    return int(order_id.split("/")[1])

@@ -1,0 +1,132 @@
+"""What is sampled, when, and from which version.
+
+    step s is ordered from version max(0, s - max_lag), exactly
+
+so a run is a function of config and seed at any lag: the lag is how many steps are ordered ahead, not how fast an actor
+happens to be. Groups that teach nothing may be replaced within the step by orders for further tasks. What is pending is
+part of the state, so that a resumed run orders the same tasks again.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from learner.batch import group_teaches
+from learner.curriculum import Curriculum
+from learner.orders import build_orders
+from learner.recorder import TRAIN_LANE
+from learner.tasks import Task
+from protocol.messages import Group, Groups, Order, Policy, Sampling
+from shared.config import Config
+
+
+class OrderDesk(Protocol):
+    """Where orders go and answers come from: the dispatcher, or a journal in a replay."""
+
+    def publish(self, policy: Policy, oldest_needed: int) -> None:
+        """Make a version available to sample from."""
+        ...
+
+    def submit(self, orders: Iterable[Order]) -> None:
+        """Have these filled."""
+        ...
+
+    def collect(self, order_ids: Sequence[str]) -> list[Groups]:
+        """Wait for these."""
+        ...
+
+    def pump(self, timeout_s: float = 0.0) -> None:
+        """Keep the link alive while working."""
+        ...
+
+
+
+class Pending:
+    """One step that has been ordered and not yet collected."""
+
+    def __init__(self, step: int, version: int, tasks: list[int]) -> None:
+        self.step = step
+        self.version = version
+        self.tasks = tasks
+
+
+class Sampler:
+    """Orders steps ahead and collects them in turn."""
+
+    def __init__(self, config: Config, tasks: Sequence[Task], curriculum: Curriculum, desk: OrderDesk) -> None:
+        self.config = config
+        self.tasks = tasks
+        self.curriculum = curriculum
+        self.desk = desk
+        self.sampling = Sampling(
+            temperature=config.rollout.temperature, max_new_tokens=config.rollout.max_new_tokens
+        )
+        self.pending: list[Pending] = []
+        self.next_step = 0
+
+    def order_ahead(self, version: int) -> None:
+        """Order every step that may be sampled from this version."""
+        while self.next_step <= min(version + self.config.pipeline.max_lag, self.config.run.steps - 1):
+            self.pending.append(Pending(self.next_step, version, self.curriculum.next(self.config.rollout.prompts)))
+            self.desk.submit(self.orders(self.pending[-1], first_slot=0))
+            self.next_step += 1
+
+    def collect(self, step: int) -> list[Groups]:
+        """The answers of a step, replacements included, in slot order."""
+        pending = self.pending.pop(0)
+        assert pending.step == step
+        answers = self.desk.collect([order.order_id for order in self.orders(pending, first_slot=0)])
+        slot = len(pending.tasks)
+        for _ in range(self.config.rollout.replacement_rounds):
+            missing = self.config.rollout.prompts - sum(group_teaches(g, self.config) for g in flat(answers))
+            if missing == 0:
+                break
+            answers += self.replace(pending, slot, missing)
+            slot += missing
+        self.curriculum.observe(flat(answers))
+        return answers
+
+    def replace(self, pending: Pending, slot: int, count: int) -> list[Groups]:
+        """Further groups for a step, from the same version."""
+        more = Pending(pending.step, pending.version, self.curriculum.next(count))
+        orders = self.orders(more, first_slot=slot)
+        self.desk.submit(orders)
+        return self.desk.collect([order.order_id for order in orders])
+
+    def orders(self, pending: Pending, first_slot: int) -> list[Order]:
+        """The same orders whenever they are asked for."""
+        return build_orders(
+            [self.tasks[index] for index in pending.tasks],
+            seed=self.config.run.seed,
+            lane=TRAIN_LANE,
+            step=pending.step,
+            first_slot=first_slot,
+            samples=self.config.rollout.group,
+            version=pending.version,
+            sampling=self.sampling,
+            groups_per_order=self.config.rollout.groups_per_order,
+        )
+
+    def oldest_needed(self) -> int:
+        """The oldest version that an open order may name."""
+        return min([pending.version for pending in self.pending], default=self.next_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Curriculum and pending steps, as JSON values."""
+        pending = [[p.step, p.version, p.tasks] for p in self.pending]
+        return {"next_step": self.next_step, "pending": pending, "curriculum": self.curriculum.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; pending steps are submitted again."""
+        self.next_step = int(state["next_step"])
+        self.pending = [Pending(*entry) for entry in state["pending"]]
+        self.curriculum.load_state_dict(state["curriculum"])
+
+    def submit_pending(self) -> None:
+        """After a restart: have the pending steps filled, by the journal or an actor."""
+        for pending in self.pending:
+            self.desk.submit(self.orders(pending, first_slot=0))
+
+
+def flat(answers: Iterable[Groups]) -> list[Group]:
+    """All groups, in order."""
+    return [group for answer in answers for group in answer.groups]

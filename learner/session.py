@@ -1,0 +1,147 @@
+"""One life of a learner: recover, listen, evaluate the base, train, evaluate the result, take leave.
+
+Recovery is not a mode: the state comes from the newest whole checkpoint (or step 0), and orders that the journal can
+answer are answered from there. From then on the loop is the same as in an undisturbed run.
+"""
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from learner.books import RunBooks
+from learner.checkpoint import CheckpointStore
+from learner.dispatch import Dispatcher
+from learner.evaluate import Evaluation
+from learner.journal import Journal
+from learner.ledger import Ledger
+from learner.loop import train
+from learner.recorder import JournalRecorder
+from learner.wiring import Model, build_parts, build_state, load_model
+from protocol.messages import Welcome
+from protocol.security import load_learner_keys
+from protocol.transport import ZmqLearnerPort
+from shared.config import Config
+from shared.run_dir import RunDir
+from shared.wire_address import bind_address
+
+log = logging.getLogger("learner")
+FAREWELL_S = 5.0
+
+
+class StopFlag:
+    """Set by SIGTERM; looked at after each step."""
+
+    def __init__(self) -> None:
+        self.raised = False
+        signal.signal(signal.SIGTERM, self.on_signal)
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Only remembered: a step is never cut short."""
+        self.raised = True
+        log.info("asked to stop: finishing this step")
+
+    def __call__(self) -> bool:
+        """Whether to stop."""
+        return self.raised
+
+
+def train_run(run: RunDir, config: Config) -> None:
+    """The whole life, from loading to leave."""
+    stop = StopFlag()
+    model = load_model(config)
+    report_tasks(model)
+    journal = Journal.open(run.journal)
+    if journal.recovered:
+        log.warning("journal: %s", journal.recovered)
+    with listening(run, model, journal) as session:
+        session.run_to_end(stop)
+    journal.close()
+
+
+@contextmanager
+def listening(run: RunDir, model: Model, journal: Journal) -> Iterator["Session"]:
+    """A session with an open port."""
+    config = model.config
+    port = ZmqLearnerPort(bind_address(config.link, run.path), load_learner_keys(run.keys))
+    try:
+        yield Session(run, model, journal, port)
+    finally:
+        port.close()
+
+
+class Session:
+    """Everything that is open while a run trains."""
+
+    def __init__(self, run: RunDir, model: Model, journal: Journal, port: ZmqLearnerPort) -> None:
+        config = model.config
+        self.run = run
+        self.model = model
+        store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
+        checkpoint = store.load_latest()
+        self.first_step = checkpoint.step if checkpoint else 0
+        recorder = JournalRecorder(journal, self.first_step)
+        self.desk = Dispatcher(port, recorder, model.expected(), welcome(run, config))
+        self.state = build_state(model, self.desk)
+        self.spent_s = self.state.load(checkpoint) if checkpoint else 0.0
+        self.books = RunBooks(run, config, self.state, store, model.prompter.text)
+
+    def run_to_end(self, stop: StopFlag) -> None:
+        """Train what is left, and say in the summary how it ended."""
+        ledger = Ledger(self.model.config, self.books, self.spent_s, stop)
+        self.books.resume_at(self.first_step + 1)
+        self.books.write_summary("running", self.first_step, ledger.wall_s())
+        try:
+            status, done = self.train_and_evaluate(ledger)
+        except BaseException:
+            self.books.write_summary("failed", self.first_step, ledger.wall_s())
+            raise
+        self.books.write_summary(status, done, ledger.wall_s())
+        self.desk.farewell(FAREWELL_S)
+
+    def train_and_evaluate(self, ledger: Ledger) -> tuple[str, int]:
+        """Base, steps, result; returns status and updates done."""
+        steps = self.model.config.run.steps
+        self.reopen()
+        if self.first_step == 0:
+            self.evaluate("base", version=0)
+        parts = build_parts(self.model, self.state, self.desk, ledger, self.run.lease)
+        done = train(parts, self.first_step, steps)
+        if done < steps:
+            return "stopped", done
+        self.evaluate("final", version=done)
+        return "done", done
+
+    def reopen(self) -> None:
+        """Publish the versions that pending orders name, and have those orders filled."""
+        for version in sorted(self.state.publisher.versions):
+            self.desk.publish(self.state.publisher.versions[version], oldest_needed=0)
+        self.state.sampler.submit_pending()
+        log.info("begins at step %d of %d", self.first_step, self.model.config.run.steps)
+
+    def evaluate(self, label: str, version: int) -> None:
+        """Held-out accuracy of a version, unless an earlier life has it or the config wants none."""
+        config, tasks = self.model.config, self.model.tasks.held_out
+        known = self.books.evaluation(label)
+        if not tasks or config.eval.problems == 0 or (known and known["version"] == version):
+            return
+        log.info("evaluates the %s policy", label)
+        report = Evaluation(config, tasks, self.desk, self.model.prompter.text).run(label, version)
+        self.books.write_evaluation(report)
+
+
+def welcome(run: RunDir, config: Config) -> Welcome:
+    """What actors are told when they join."""
+    return Welcome(
+        run_id=run.read_info().run_id, heartbeat_s=config.link.heartbeat_s, silence_s=config.link.silence_s
+    )
+
+
+def report_tasks(model: Model) -> None:
+    """How many there are, and how many were left out."""
+    tasks = model.tasks
+    log.info("%d training tasks, %d held out", len(tasks.train), len(tasks.held_out))
+    if tasks.too_long:
+        limit = model.config.tasks.max_prompt_tokens
+        log.warning("%d tasks left out: their prompt exceeds tasks.max_prompt_tokens = %d", tasks.too_long, limit)

@@ -1,0 +1,78 @@
+"""The learner's whole state as the files of a checkpoint, and back.
+
+    adapter_model.safetensors, adapter_config.json   PEFT's format: the folder loads in PEFT and vLLM as it is
+    optimizer.safetensors                            AdamW's moments
+    policy-000012.safetensors                        older versions that pending orders name (max_lag > 0 only)
+    state.json                                       step, versions, curriculum, pending orders, seed of all streams
+
+Random streams are derived from the run's seed and a name (shared/seeding.py), so seed and positions are all there is
+to save. An update is a function of this state and the journal.
+"""
+
+import json
+from typing import Any
+
+from learner.checkpoint import Checkpoint
+from learner.optimizer import Optimizer
+from learner.publisher import Publisher, policy_message
+from learner.sampling import Sampler
+from shared.adapter_file import adapter_config, install_adapter
+from shared.config import Config
+from shared.errors import DamageError
+
+ADAPTER = "adapter_model.safetensors"
+
+
+class LearnerState:
+    """Everything that must survive: adapter, optimizer, sampler, published versions."""
+
+    def __init__(
+        self, config: Config, publisher: Publisher, optimizer: Optimizer, sampler: Sampler, base_digest: str
+    ) -> None:
+        self.config = config
+        self.publisher = publisher
+        self.optimizer = optimizer
+        self.sampler = sampler
+        self.base_digest = base_digest
+
+    def save(self, step: int, wall_s: float) -> Checkpoint:
+        """The state after `step` updates."""
+        versions = self.publisher.versions
+        facts: dict[str, Any] = {
+            "step": step,
+            "wall_s": wall_s,
+            "seed": self.config.run.seed,
+            "base_digest": self.base_digest,
+            "adapter_sha256": versions[step].sha256,
+            "versions": sorted(versions),
+            "sampler": self.sampler.state_dict(),
+        }
+        files = {
+            ADAPTER: versions[step].adapter.tobytes(),
+            "adapter_config.json": adapter_config(self.config.lora, self.config.model.path),
+            "optimizer.safetensors": self.optimizer.state_bytes(),
+            "state.json": json.dumps(facts, indent=2).encode(),
+        }
+        older = {version_file(v): versions[v].adapter.tobytes() for v in versions if v < step}
+        return Checkpoint(step=step, files=files | older)
+
+    def load(self, checkpoint: Checkpoint) -> float:
+        """Put everything back; returns the wall time spent until then."""
+        facts = json.loads(checkpoint.files["state.json"])
+        if facts["base_digest"] != self.base_digest:
+            raise DamageError(
+                f"The checkpoint of step {checkpoint.step} belongs to another base model"
+                f" ({facts['base_digest'][:12]}, here {self.base_digest[:12]}); restore the model files it began with."
+            )
+        install_adapter(self.publisher.adapter, checkpoint.files[ADAPTER])
+        self.optimizer.load_state_bytes(checkpoint.files["optimizer.safetensors"])
+        self.sampler.load_state_dict(facts["sampler"])
+        for version in facts["versions"]:
+            name = ADAPTER if version == checkpoint.step else version_file(version)
+            self.publisher.versions[version] = policy_message(version, checkpoint.files[name])
+        return float(facts["wall_s"])
+
+
+def version_file(version: int) -> str:
+    """Where an older version lies in a checkpoint."""
+    return f"policy-{version:06d}.safetensors"

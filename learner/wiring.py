@@ -1,0 +1,95 @@
+"""From a config to a learner's parts. Heavy imports live here, after arguments and config have been checked.
+
+`Core` is what training needs and a replay needs too: policy, optimizer, sampler, state. Where answers come from (actors
+or a journal) and where results go (files or nowhere) is handed in.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from learner.batches import Batches
+from learner.curriculum import Shuffled
+from learner.ledger import Ledger
+from learner.loop import Parts
+from learner.optimizer import Optimizer
+from learner.publisher import Publisher
+from learner.sampling import OrderDesk, Sampler
+from learner.state import LearnerState
+from learner.tasks import TaskSet, load_tasks
+from learner.update import Update
+from protocol.messages import Hello
+from shared.adapter_file import layout_digest
+from shared.base_cache import cached_base
+from shared.config import Config
+from shared.determinism import pin_torch
+from shared.gpu_lease import Lease
+from shared.policy import Policy, load_policy, pick_device
+from shared.prompt import Prompter, load_prompter
+from shared.seeding import derive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What is loaded once, before anybody is spoken to."""
+
+    config: Config
+    """The resolved configuration."""
+    policy: Policy
+    """With the adapter as it is at step 0."""
+    prompter: Prompter
+    """Tokenizer and template."""
+    tasks: TaskSet
+    """Train and held-out tasks."""
+
+    def expected(self) -> Hello:
+        """What every actor of this run must hold."""
+        return Hello(
+            actor_id="any",
+            engine="any",
+            base_digest=self.policy.base_digest,
+            tokenizer_digest=self.prompter.digest,
+            lora_digest=layout_digest(self.policy.adapter),
+            credits=1,
+        )
+
+
+def load_model(config: Config) -> Model:
+    """Base, tokenizer, tasks, fresh adapter."""
+    pin_torch(config.compute.learner_threads)
+    base = cached_base(config.model)
+    prompter = load_prompter(base.folder)
+    policy = load_policy(base, config.model, config.lora, pick_device(config.compute.device))
+    policy.adapter.initialise(derive(config.run.seed, "adapter"))
+    policy.adapter.requires_grad()
+    if config.batch.checkpointing:
+        policy.checkpoint_activations()
+    return Model(config=config, policy=policy, prompter=prompter, tasks=load_tasks(config.tasks, prompter))
+
+
+def build_state(model: Model, desk: OrderDesk) -> LearnerState:
+    """Everything with memory, at step 0."""
+    config, adapter = model.config, model.policy.adapter
+    publisher = Publisher(adapter)
+    publisher.snapshot(version=0)
+    curriculum = Shuffled(len(model.tasks.train), config.run.seed)
+    return LearnerState(
+        config,
+        publisher,
+        Optimizer(adapter.parameters(), config.optimizer, config.run.steps),
+        Sampler(config, model.tasks.train, curriculum, desk),
+        model.policy.base_digest,
+    )
+
+
+def build_parts(model: Model, state: LearnerState, desk: OrderDesk, ledger: Ledger, lease: Path) -> Parts:
+    """The loop's parts."""
+    update = Update(model.policy, state.optimizer, model.config, desk.pump)
+    return Parts(
+        sampler=state.sampler,
+        desk=desk,
+        batches=Batches(model.config, update),
+        update=update,
+        publisher=state.publisher,
+        ledger=ledger,
+        lease=Lease(lease),
+    )

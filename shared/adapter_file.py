@@ -1,0 +1,80 @@
+"""The adapter as bytes: PEFT's file format, which is also what crosses the wire.
+
+`base_model.model.<layer>.lora_A.weight` [R, in] and `.lora_B.weight` [out, R], fp32, plus `adapter_config.json`.
+Names, shapes and dtype must match the model exactly and every value must be finite, or nothing is installed.
+The file's sha256 is the adapter's identity everywhere: in the handshake, in each group, in the summary.
+"""
+
+import hashlib
+import json
+
+import torch
+from safetensors.torch import load, save
+
+from shared.config import LoraConfig
+from shared.errors import DamageError
+from shared.lora import Adapter
+
+PREFIX = "base_model.model."
+
+
+def adapter_bytes(adapter: Adapter) -> bytes:
+    """The whole adapter as a safetensors file, the same bytes for the same values."""
+    tensors = {peft_name(name): value.detach().cpu().contiguous() for name, value in adapter.parameters().items()}
+    return save(tensors, metadata={"format": "pt"})
+
+
+def install_adapter(adapter: Adapter, data: bytes) -> None:
+    """Copy the values in; all or nothing."""
+    tensors = load(data)
+    parameters = {peft_name(name): value for name, value in adapter.parameters().items()}
+    if missing := sorted(parameters.keys() ^ tensors.keys()):
+        raise DamageError(f"The adapter does not fit the model: '{missing[0]}' is in only one of the two.")
+    for name, parameter in parameters.items():
+        check_tensor(name, tensors[name], parameter)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def check_tensor(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
+    """Shape, dtype and finiteness of one entry."""
+    if tensor.shape != parameter.shape or tensor.dtype != torch.float32:
+        got, expected = (tuple(tensor.shape), tensor.dtype), (tuple(parameter.shape), torch.float32)
+        raise DamageError(f"Adapter entry '{name}' is {got}, the model needs {expected}.")
+    if not bool(torch.isfinite(tensor).all()):
+        raise DamageError(f"Adapter entry '{name}' has values that are not finite; use an earlier checkpoint.")
+
+
+def peft_name(name: str) -> str:
+    """`model.layers.0.q_proj.lora_A` -> PEFT's name of the same tensor."""
+    return f"{PREFIX}{name}.weight"
+
+
+def adapter_config(lora: LoraConfig, base: str) -> bytes:
+    """`adapter_config.json` as PEFT reads it."""
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(lora.targets),
+        "inference_mode": True,
+        "fan_in_fan_out": False,
+    }
+    return json.dumps(config, indent=2, sort_keys=True).encode()
+
+
+def layout_digest(adapter: Adapter) -> str:
+    """sha256 over names, shapes and scales: both processes must have built the same adapter."""
+    layout = [[name, list(value.shape)] for name, value in adapter.parameters().items()]
+    scales = sorted((name, layer.scale) for name, layer in adapter.layers.items())
+    return hashlib.sha256(json.dumps([layout, scales]).encode()).hexdigest()
+
+
+def digest(data: bytes) -> str:
+    """sha256 in hex."""
+    return hashlib.sha256(data).hexdigest()

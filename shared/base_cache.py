@@ -1,0 +1,138 @@
+"""Quantise a checkpoint once and keep it, so that every process loads identical bits.
+
+A cached base is a folder in Hugging Face's own format: config.json (with the quantisation spelt out), one
+model.safetensors, tokenizer files. Its digest is the sha256 of the weight file; actor and learner compare it in the
+handshake. The cache key covers the source's files and the quantisation; a lock makes two processes agree on one writer.
+Left out on purpose: sharded output, and any conversion of code that ships with a checkpoint (`trust_remote_code`).
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from shared.config import ModelConfig
+from shared.embedded import EMBEDDED_DIR
+from shared.errors import ModelError
+from shared.nf4 import BLOCK, quantize
+
+WEIGHTS = "model.safetensors"
+QUANTIZATION_CONFIG = {
+    "quant_method": "bitsandbytes",
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+    "bnb_4bit_quant_storage": "uint8",
+    "llm_int8_skip_modules": ["lm_head"],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedBase:
+    """A base that is ready to load."""
+
+    folder: Path
+    """Hugging Face checkpoint folder."""
+    digest: str
+    """sha256 of its weight file."""
+
+
+def cached_base(model: ModelConfig) -> CachedBase:
+    """The folder for this model and quantisation, made now if it is not there yet."""
+    source = find_checkpoint(model)
+    folder = cache_root(model) / f"{source.name}-{model.quantization}-{cache_key(source, model.quantization)}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            write_base(source, folder, model.quantization)
+    with (folder / WEIGHTS).open("rb") as file:
+        return CachedBase(folder=folder, digest=hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def find_checkpoint(model: ModelConfig) -> Path:
+    """The folder that holds the source checkpoint."""
+    folder = EMBEDDED_DIR if model.path == "embedded" else Path(model.path)
+    if not folder.is_dir():
+        folder = fetch_from_hub(model)
+    if not (folder / "config.json").is_file() or not sorted(folder.glob("*.safetensors")):
+        raise ModelError(f"{folder} is no model: expected config.json and *.safetensors there; check model.path.")
+    return folder
+
+
+def fetch_from_hub(model: ModelConfig) -> Path:
+    """The hub's own cache, downloaded on first use."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+    try:
+        return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"model.path = '{model.path}' is neither a folder here nor a model the hub gave us"
+            f" ({type(error).__name__}); check the name, the network, or give a local folder."
+        ) from error
+
+
+def cache_root(model: ModelConfig) -> Path:
+    """Where quantised bases live."""
+    if model.cache_dir:
+        return Path(model.cache_dir)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tandem"
+
+
+def cache_key(source: Path, quantization: str) -> str:
+    """Changes whenever a source file or the way of quantising does."""
+    files = sorted(p for p in source.iterdir() if p.suffix in (".safetensors", ".json", ".jinja"))
+    stamps = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+    return hashlib.sha256(json.dumps([1, str(source), quantization, BLOCK, stamps]).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def exclusive(lock: Path) -> Iterator[None]:
+    """One writer at a time; the kernel lets go when a writer dies."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def write_base(source: Path, folder: Path, quantization: str) -> None:
+    """Convert into a temporary folder, then rename: the folder appears whole or not at all."""
+    work = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder.parent))
+    for file in source.iterdir():
+        if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
+            shutil.copy(file, work / file.name)
+    config: dict[str, Any] = json.loads((source / "config.json").read_text())
+    if quantization == "nf4":
+        config["quantization_config"] = QUANTIZATION_CONFIG
+        (work / "config.json").write_text(json.dumps(config, indent=2))
+    save_file(converted(source, quantization), work / WEIGHTS, metadata={"format": "pt"})
+    work.rename(folder)
+
+
+def converted(source: Path, quantization: str) -> dict[str, torch.Tensor]:
+    """All tensors of the checkpoint, the decoder's linears quantised."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted(source.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as reader:
+            for name in reader.keys():  # noqa: SIM118 - not a dictionary
+                tensor = reader.get_tensor(name)
+                quantised = quantization == "nf4" and is_decoder_linear(name, tensor)
+                tensors |= quantize(tensor).tensors(name) if quantised else {name: tensor}
+    return tensors
+
+
+def is_decoder_linear(name: str, tensor: torch.Tensor) -> bool:
+    """Matrices inside the layers; embedding and head stay as they are, as in every bitsandbytes checkpoint."""
+    return ".layers." in name and name.endswith("_proj.weight") and tensor.dim() == 2

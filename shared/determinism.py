@@ -1,0 +1,74 @@
+"""What must be fixed so that the same numbers come out twice: threads, vector units, BLAS mode.
+
+Floating-point sums depend on their order. On a CPU that order is chosen by the number of threads (PyTorch's own
+reductions), by the vector width (ATen, oneDNN) and, in MKL, also by where the operands happen to lie in memory, unless
+MKL_CBWR asks for reproducible kernels. Measured on two cores: without it the same matmul gave three results for four
+alignments; with AUTO,STRICT one result for every alignment and thread count, at the same speed.
+
+    fast      MKL_CBWR=AUTO,STRICT: the widest units of this machine; repeatable here, not on another kind of CPU
+    portable  AVX2 kernels in MKL, ATen and oneDNN: the same bits on more machines, about as fast at small sizes.
+              MKL's COMPATIBLE mode would reach further back, at half the speed, and is left out
+
+The environment has to be in place before torch is loaded, so the launcher sets it; `pin_torch` does the rest.
+"""
+
+import os
+from typing import Any, Literal
+
+PINNED = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_DYNAMIC",
+    "MKL_CBWR",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "TOKENIZERS_PARALLELISM",
+)
+
+
+def cpu_environment(threads: int, blas: Literal["fast", "portable"]) -> dict[str, str]:
+    """Variables for a process that is about to start."""
+    count = str(threads)
+    environment = {
+        "OMP_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
+        "OPENBLAS_NUM_THREADS": count,
+        # MKL may otherwise take fewer threads than it was given.
+        "MKL_DYNAMIC": "FALSE",
+        "MKL_CBWR": "AUTO,STRICT",
+        # Deterministic algorithms on a card refuse to run without a fixed cuBLAS workspace.
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        # The Rust tokenizer's threads gain nothing here and warn after every fork.
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if blas == "portable":
+        environment |= {"MKL_CBWR": "AVX2,STRICT", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    return environment
+
+
+def pin_torch(threads: int) -> None:
+    """Fix what torch decides for itself. Call before the first tensor operation of the process."""
+    import torch
+
+    torch.set_num_threads(threads)
+    # Torch allows this once and before any parallel work; one thread also keeps independent operations in order.
+    if torch.get_num_interop_threads() != 1:
+        torch.set_num_interop_threads(1)
+    torch.use_deterministic_algorithms(True)
+    # Deterministic mode would also fill every empty tensor with NaN; that finds bugs, but costs time in each call.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def record() -> dict[str, Any]:
+    """What is in force in this process, for its log; versions and processor stand in run.json."""
+    import torch
+
+    return {
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "environment": {name: os.environ[name] for name in PINNED if name in os.environ},
+    }

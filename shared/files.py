@@ -1,0 +1,268 @@
+"""Every byte a run leaves on the disk goes through here; nothing else in the project writes run files.
+
+Three contracts:
+- whole: `write_whole` and `write_tree_whole` leave the old content or the new one, never a part of either. They write
+  beside the target, fsync, rename, and fsync the folder, in this order; readers may trust names.
+- grown: `AppendFile` holds whole appends only. A write that fails half-way is cut off again. Bytes are durable once
+  `sync` has returned; after a sync that failed the file is dead, because the kernel may have marked lost pages clean.
+- lines: `LineLog` is JSON lines for people and tools. It is not synced: it is derived, the journal is the truth.
+
+A disk that is full, read-only or forbidden becomes one sentence (RunDirError). Any other OSError stays what it is.
+One writer per path is the caller's promise; the run's lock keeps it. Only the pid in a lock file is written elsewhere
+(file_lock.py). Left out on purpose: `F_FULLFSYNC` of macOS; there a power cut may take what an fsync promised.
+"""
+
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from shared.errors import RunDirError
+
+REMEDIES = {
+    errno.ENOSPC: "free some space on that disk, or choose another --out",
+    errno.EDQUOT: "free some of your quota, or choose another --out",
+    errno.EFBIG: "raise the file size limit (`ulimit -f unlimited`)",
+    errno.EROFS: "choose an --out on a disk that is not read-only",
+    errno.EACCES: "choose an --out you may write to, or change its permissions",
+    errno.EPERM: "choose an --out you may write to, or change its permissions",
+    errno.ENOTDIR: "choose an --out whose parents are all folders",
+    errno.EEXIST: "choose an --out that is not a file",
+    errno.EIO: "the disk reports a fault: copy the run to another disk, then use `resume` there",
+}
+UNFINISHED = ".tmp"
+MOVED_ASIDE = ".old"
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Say in one sentence what the disk refused, and what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        remedy = REMEDIES.get(error.errno or 0)
+        if remedy is None:
+            raise
+        raise RunDirError(f"{path} cannot be used ({error.strerror}); {remedy}.") from error
+
+
+def make_folder(path: Path, mode: int = 0o755) -> None:
+    """Make a folder and its parents; one that exists already is left as it is."""
+    with disk_errors(path):
+        if not path.is_dir():
+            path.mkdir(mode=mode, parents=True)
+            sync_folder(path.parent)
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = True) -> None:
+    """Replace `path` by `data`, whole. `durable=False` skips the fsyncs: for notes that a power cut may take."""
+    tmp = beside(path, UNFINISHED)
+    with disk_errors(path):
+        try:
+            write_new(tmp, data, mode, durable=durable)
+            os.rename(tmp, path)
+        finally:
+            tmp.unlink(missing_ok=True)
+        if durable:
+            sync_folder(path.parent)
+
+
+def write_tree_whole(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Make `folder` with exactly these files, whole; one of this name is replaced. See `finish_writes`."""
+    tmp = beside(folder, UNFINISHED)
+    with disk_errors(folder):
+        try:
+            tmp.mkdir()
+            for name, data in files.items():
+                write_new(tmp / name, data, 0o644)
+            sync_folder(tmp)
+            put_in_place(tmp, folder)
+        finally:
+            shutil.rmtree(tmp, ignore_errors=True)
+
+
+def put_in_place(tmp: Path, folder: Path) -> None:
+    """Rename `tmp` to `folder`. rename(2) replaces no folder that has content, so an old one is moved aside first."""
+    old = beside(folder, MOVED_ASIDE)
+    if folder.exists():
+        os.rename(folder, old)
+    os.rename(tmp, folder)
+    sync_folder(folder.parent)
+    if old.exists():
+        shutil.rmtree(old)
+
+
+def remove_tree_whole(folder: Path) -> None:
+    """Delete a folder so that no reader sees a part of it under its name."""
+    doomed = beside(folder, UNFINISHED)
+    with disk_errors(folder):
+        os.rename(folder, doomed)
+        sync_folder(folder.parent)
+        shutil.rmtree(doomed)
+
+
+def finish_writes(parent: Path) -> None:
+    """After a crash: put back what was moved aside and not replaced, delete what was never finished."""
+    with disk_errors(parent):
+        for old in parent.glob(f".*{MOVED_ASIDE}"):
+            folder = parent / final_name(old)
+            if folder.exists():
+                shutil.rmtree(old)
+            else:
+                os.rename(old, folder)
+        for tmp in parent.glob(f".*{UNFINISHED}"):
+            if tmp.is_dir():
+                shutil.rmtree(tmp)
+            else:
+                tmp.unlink()
+        sync_folder(parent)
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """A hidden name in the same folder, so that the rename stays on one file system."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{suffix}")
+
+
+def final_name(path: Path) -> str:
+    """The inverse of `beside`; any other name is its own."""
+    if path.name.startswith(".") and path.suffix in (MOVED_ASIDE, UNFINISHED):
+        return path.name[1:].rsplit(".", 2)[0]
+    return path.name
+
+
+def write_new(path: Path, data: bytes, mode: int, *, durable: bool = True) -> None:
+    """Make a file that does not exist yet; the mode holds from its first byte on, for keys."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        write_all(fd, data)
+        if durable:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """os.write may take only a part."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def cut(path: Path, size: int) -> None:
+    """Keep the first `size` bytes of a file, durably."""
+    with disk_errors(path):
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+class AppendFile:
+    """A file that grows by whole appends; made, durably by name, if it does not exist."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._dead = ""
+        with disk_errors(path):
+            is_new = not path.exists()
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self.end = os.fstat(self._fd).st_size
+            if is_new:
+                sync_folder(path.parent)
+
+    def append(self, data: bytes) -> None:
+        """Add all of `data`, or nothing and raise."""
+        self._refuse_if_dead()
+        try:
+            with disk_errors(self.path):
+                write_all(self._fd, data)
+        except BaseException:
+            self._cut_back()
+            raise
+        self.end += len(data)
+
+    def sync(self) -> None:
+        """Durable once this returns. If it raises, nothing may be trusted to be on disk, now or after another try."""
+        self._refuse_if_dead()
+        try:
+            with disk_errors(self.path):
+                os.fsync(self._fd)
+        except BaseException as error:
+            self._dead = str(error)
+            raise
+
+    def close(self) -> None:
+        """Give the descriptor back; without a sync nothing is promised."""
+        os.close(self._fd)
+
+    def _cut_back(self) -> None:
+        """Back to the last good end. Where even that fails, a later append would follow half a one: no more appends."""
+        try:
+            os.ftruncate(self._fd, self.end)
+        except OSError as error:
+            self._dead = str(error)
+
+    def _refuse_if_dead(self) -> None:
+        if self._dead:
+            raise RunDirError(
+                f"{self.path} failed earlier ({self._dead}) and takes nothing more, since what it holds is unknown; "
+                "mend the disk and use `resume`, which reads the file again."
+            )
+
+
+class LineLog:
+    """JSON lines, one object a row; opening drops a last line that a crash has torn."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.exists():
+            drop_torn_line(path)
+        self._file = AppendFile(path)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """One whole line, visible at once to a reader. NaN and infinity are no JSON and raise ValueError."""
+        self._file.append(json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+
+    def truncate_from(self, step: int) -> None:
+        """Keep the rows before `step`, as a run does that takes up its work there. Unreadable rows go as well."""
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        write_whole(self.path, b"".join(line for line in lines if is_before(line, step)))
+        self._file.close()
+        self._file = AppendFile(self.path)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._file.close()
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut what follows the last newline."""
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        cut(path, whole)
+
+
+def is_before(line: bytes, step: int) -> bool:
+    """Whether a line is a row of an earlier step; a power cut may leave zeros where a row was."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] < step

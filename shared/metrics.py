@@ -1,0 +1,128 @@
+"""metrics.jsonl: one row a step, a contract that other tools read.
+
+The record's field names are Python's, the row's keys are the contract's (`reward_mean` -> `reward/mean`). A figure that
+was not measured, or is not finite, is NaN in the record and null in the row: JSON has no NaN.
+After a crash the rows of the steps that will be done again are dropped, so that each step has one row.
+Left out on purpose: averaging over steps and anything that draws; readers do that.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from protocol.messages import Outcome
+from shared.files import LineLog
+
+KEYS = {
+    "reward_mean": "reward/mean",
+    "groups_dropped": "groups/dropped",
+    "groups_total": "groups/total",
+    "entropy_mean": "entropy/mean",
+    "mask_fraction": "mask/fraction",
+    "ratio_mean": "ratio/mean",
+    "clip_fraction": "clip/fraction",
+    "mismatch_mean": "mismatch/mean",
+    "mismatch_p99": "mismatch/p99",
+    "length_mean": "length/mean",
+    "rollout_s": "time/rollout_s",
+    "verify_s": "time/verify_s",
+    "update_s": "time/update_s",
+    "idle_s": "time/idle_s",
+    "step_s": "time/step_s",
+    "actor_mb": "mem/actor_mb",
+    "learner_mb": "mem/learner_mb",
+    "weight_sum": "weight/sum",
+    "policy_version": "policy/version",
+}
+
+
+class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
+    """One optimizer step. NaN where a figure was not measured."""
+
+    step: int
+    """Number of the step; `resume_at` compares with it."""
+    time_s: float
+    """Since the run began, restarts included."""
+    reward_mean: float
+    """Mean reward of all N samples, before any group is dropped."""
+    outcomes: dict[Outcome, float]
+    """Share of the N samples with each outcome; one that is not named is 0. Rows have `outcome/<name>` for all."""
+    groups_dropped: int
+    """Groups that taught nothing: all outcomes equal."""
+    groups_total: int
+    """Groups sampled, P and any replacements."""
+    entropy_mean: float
+    """Nats a response token."""
+    mask_fraction: float
+    """Share of response tokens that carried gradient."""
+    ratio_mean: float
+    """Mean importance ratio of the policy against the one at the step's start."""
+    clip_fraction: float
+    """Share of tokens whose ratio was clipped."""
+    mismatch_mean: float
+    """Mean |actor - learner| log-prob."""
+    mismatch_p99: float
+    """Its 99th percentile."""
+    kl: float
+    """k3 estimate against the policy without the adapter."""
+    grad_norm: float
+    """Global norm before it was scaled down."""
+    lr: float
+    """Learning rate of the step."""
+    length_mean: float
+    """Tokens a completion."""
+    truncated: float
+    """Share of completions that ran into the cap."""
+    tokens_per_s: float
+    """Sampled tokens over the step's wall time."""
+    rollout_s: float
+    """Actors' time decoding."""
+    verify_s: float
+    """Actors' time scoring."""
+    update_s: float
+    """Learner's time in passes and optimizer."""
+    idle_s: float
+    """The step's time in which neither decoded, scored nor updated."""
+    step_s: float
+    """Wall time of the step."""
+    actor_mb: float
+    """Peak resident memory of the largest actor."""
+    learner_mb: float
+    """Peak resident memory of the learner."""
+    weight_sum: float
+    """Sum of the loss weights of the step's tokens."""
+    policy_version: int
+    """Version the step was sampled from."""
+
+    def to_row(self) -> dict[str, Any]:
+        """The contract's keys in the order of the fields."""
+        row: dict[str, Any] = {}
+        for key, value in msgspec.to_builtins(self).items():
+            if key == "outcomes":
+                row |= {f"outcome/{outcome}": finite(value.get(outcome, 0.0)) for outcome in Outcome}
+            else:
+                row[key] = finite(value)
+        return row
+
+
+def finite(value: float) -> float | None:
+    """The number, or None where JSON has none."""
+    return value if math.isfinite(value) else None
+
+
+class MetricsLog:
+    """Rows of StepMetrics, in a LineLog."""
+
+    def __init__(self, lines: LineLog) -> None:
+        self._lines = lines
+
+    def log(self, metrics: StepMetrics) -> dict[str, Any]:
+        """Write the row and give it back, for the display."""
+        row = metrics.to_row()
+        self._lines.append(row)
+        return row
+
+    def resume_at(self, step: int) -> None:
+        """Drop the rows from `step` on: that step is the next to be logged."""
+        self._lines.truncate_from(step)

@@ -1,0 +1,64 @@
+"""Between text and token ids: the chat template as the model ships it, and the ids that end an answer.
+
+The learner renders prompts once and sends ids; the actor decodes completions for the verifier alone. Text that was
+decoded is never tokenised again for training: the round trip does not give the same ids.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from shared.errors import ModelError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompter:
+    """A model's tokenizer with its template."""
+
+    tokenizer: Any
+    """transformers tokenizer."""
+    end_ids: tuple[int, ...]
+    """Ids that end an answer."""
+    digest: str
+    """sha256 over vocabulary, template and end ids; compared in the handshake."""
+
+    def prompt_ids(self, question: str, system_prompt: str = "") -> list[int]:
+        """[Tp] the question as a user turn, ready for the assistant to speak."""
+        system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        turns = [*system, {"role": "user", "content": question}]
+        text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def text(self, ids: list[int]) -> str:
+        """What the ids say, without special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def load_prompter(folder: Path) -> Prompter:
+    """From a checkpoint folder."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if tokenizer.chat_template is None:
+        raise ModelError(f"The tokenizer in {folder} has no chat template; use an instruct model or add one.")
+    end_ids = find_end_ids(folder, tokenizer)
+    identity = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, end_ids]
+    return Prompter(
+        tokenizer=tokenizer,
+        end_ids=tuple(end_ids),
+        digest=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+    )
+
+
+def find_end_ids(folder: Path, tokenizer: Any) -> list[int]:
+    """The tokenizer's end id and those of generation_config.json, which chat models extend."""
+    ids = {tokenizer.eos_token_id} - {None}
+    file = folder / "generation_config.json"
+    if file.is_file():
+        extra = json.loads(file.read_text()).get("eos_token_id") or []
+        ids |= set(extra) if isinstance(extra, list) else {extra}
+    if not ids:
+        raise ModelError(f"The checkpoint in {folder} names no end token; set eos_token_id in generation_config.json.")
+    return sorted(ids)

@@ -1,0 +1,162 @@
+"""The run directory: where each file of a run lies, how one is made, opened and held.
+
+    config.json   the resolved configuration; written last, so a folder that has it is a run
+    run.json      run id, versions, processor
+    lock lease    flocks: one learner per run; who has the cores when there is no card
+    keys/         CURVE keys, 0700
+    journal/      what actors answered, durable before it is acked
+    checkpoints/  step-000010/ ...
+    eval/ logs/ metrics.jsonl rollouts.jsonl summary.json   for people and tools
+
+Left out on purpose: what is in those files; each has its own module.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from shared.errors import DamageError, RunDirError
+from shared.file_lock import open_lock, sign, signature, try_lock
+from shared.files import disk_errors, make_folder, write_whole
+from shared.run_info import RunInfo, gather_run_info
+
+MIN_FREE_BYTES = 256 * 2**20
+"""Room for a journal segment (64 MiB) and a few checkpoints of a small adapter; a large run may still fill the disk."""
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The paths of one run."""
+
+    path: Path
+    """The directory itself."""
+
+    @classmethod
+    def create(cls, path: Path, config_json: bytes, *, min_free_bytes: int = MIN_FREE_BYTES) -> Self:
+        """Make a new run; refused where files lie already, where nothing can be written, or where room is short."""
+        run = cls(path)
+        with disk_errors(path):
+            refuse_if_taken(run)
+            make_folder(path)
+            refuse_if_full(path, min_free_bytes)
+        for folder in (run.journal, run.checkpoints, run.eval, run.logs):
+            make_folder(folder)
+        make_folder(run.keys, 0o700)
+        write_whole(run.run_info, msgspec.json.format(msgspec.json.encode(gather_run_info()), indent=2))
+        write_whole(run.config, config_json)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """An existing run."""
+        run = cls(path)
+        with disk_errors(path):
+            is_run = run.config.is_file()
+        if not is_run:
+            raise RunDirError(f"{path} is not a run directory (it has no config.json); give the one that `run` named.")
+        return run
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Be the only process that writes this run; the kernel frees the lock if we die."""
+        fd = open_lock(self.lock)
+        try:
+            if not try_lock(fd):
+                raise RunDirError(f"{self.path} is in use by {signature(fd)}; wait until it ends, or stop it first.")
+            sign(fd)
+            yield
+        finally:
+            os.close(fd)
+
+    def read_info(self) -> RunInfo:
+        """run.json, typed."""
+        try:
+            return msgspec.json.decode(self.run_info.read_bytes(), type=RunInfo)
+        except (FileNotFoundError, msgspec.DecodeError) as error:
+            raise DamageError(
+                f"{self.run_info} cannot be read ({error}); restore it from a copy, or begin a new run."
+            ) from error
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.json"
+
+    @property
+    def run_info(self) -> Path:
+        """What it ran on."""
+        return self.path / "run.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that writes the run."""
+        return self.path / "lock"
+
+    @property
+    def lease(self) -> Path:
+        """Held by the process that has the cores."""
+        return self.path / "lease"
+
+    @property
+    def keys(self) -> Path:
+        """Folder of the CURVE keys."""
+        return self.path / "keys"
+
+    @property
+    def journal(self) -> Path:
+        """Folder of the journal's segments."""
+        return self.path / "journal"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def eval(self) -> Path:
+        """Folder of the held-out evaluations."""
+        return self.path / "eval"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of what each process printed."""
+        return self.path / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        """One row a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        """A few completions of each step."""
+        return self.path / "rollouts.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """How the run stands or ended."""
+        return self.path / "summary.json"
+
+
+def refuse_if_taken(run: RunDir) -> None:
+    """Files of any kind are left alone; empty folders, as a crash of `create` leaves them, are no hindrance."""
+    if run.config.exists():
+        raise RunDirError(f"{run.path} holds a run already; continue it with `resume`, or choose another --out.")
+    if any(entry.is_file() for entry in run.path.rglob("*")):
+        raise RunDirError(f"{run.path} is not empty and holds no run; choose another --out, or empty it.")
+
+
+def refuse_if_full(path: Path, min_free_bytes: int) -> None:
+    """Better before the first step than in the middle of a checkpoint."""
+    free = shutil.disk_usage(path).free
+    if free < min_free_bytes:
+        raise RunDirError(
+            f"{path} has {free >> 20} MiB free, at least {min_free_bytes >> 20} MiB are needed; "
+            "free some space on that disk, or choose another --out."
+        )

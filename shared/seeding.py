@@ -1,0 +1,32 @@
+"""One run seed, independent streams for everything that is random.
+
+    seed(name, ...) = first 63 bits of blake2b(run seed | name | ...)
+
+A stream is named by what it is for, never by when it was asked for, so the order of work cannot change a result.
+"""
+
+import hashlib
+import json
+
+import numpy as np
+
+
+def derive(run_seed: int, *name: str | int) -> int:
+    """A 63-bit seed for the stream with this name."""
+    text = json.dumps([run_seed, *name]).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def sample_seeds(run_seed: int, lane: str, step: int, slot: int, count: int) -> tuple[int, ...]:
+    """[G] one seed for each sample of a group."""
+    return tuple(derive(run_seed, "sample", lane, step, slot, sample) for sample in range(count))
+
+
+def uniforms(seed: int, count: int) -> np.ndarray:
+    """[count] float64 in [0, 1): one draw for each token a sample may have, whoever decodes it beside whom."""
+    return np.random.Generator(np.random.Philox(key=seed)).random(count)
+
+
+def permutation(run_seed: int, epoch: int, count: int) -> np.ndarray:
+    """[count] the order of the tasks in this epoch."""
+    return np.random.Generator(np.random.Philox(key=derive(run_seed, "tasks", epoch))).permutation(count)
