@@ -1,0 +1,86 @@
+"""`python -m launch COMMAND`: the front door. Parses, then imports only what the command needs.
+
+This is the edge where errors become words: 0 done, 1 a crash of a process or of our own, 2 something the user can mend
+(one sentence on stderr, no traceback), 130 interrupted.
+"""
+
+import argparse
+import sys
+
+from launch.cli import parse
+from launch.errors import ProcessFailed
+from protocol.errors import SecurityError
+from shared.errors import UserError
+
+INTERRUPTED = 130
+
+
+def main(argv: list[str]) -> int:
+    """The exit code."""
+    try:
+        return dispatch(parse(argv))
+    except (UserError, SecurityError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ProcessFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def dispatch(args: argparse.Namespace) -> int:
+    """One branch a command."""
+    match args.command:
+        case "run":
+            return run(args)
+        case "resume":
+            from launch.resume import run_command
+
+            return run_command(directory=args.directory, steps=args.steps, verbose=args.verbose)
+        case "replay":
+            from launch.replay import run_command
+
+            return run_command(directory=args.directory)
+        case "eval":
+            from launch.eval import run_command
+
+            return run_command(directory=args.directory, checkpoint=args.checkpoint, problems=args.problems)
+        case _:
+            return generate(args)
+
+
+def run(args: argparse.Namespace) -> int:
+    """`run`, with --steps and --seed as the overrides they stand for."""
+    from launch.run import run_command
+
+    sugar = {"run.steps": args.steps, "run.seed": args.seed}
+    return run_command(
+        source=args.source,
+        overrides=[*args.set, *(f"{key}={text}" for key, text in sugar.items() if text is not None)],
+        out=args.out,
+        dry_run=args.dry_run,
+        prepare=args.prepare,
+        verbose=args.verbose,
+    )
+
+
+def generate(args: argparse.Namespace) -> int:
+    """`generate`."""
+    from launch.generate import run_command
+
+    return run_command(
+        directory=args.directory,
+        prompt=args.prompt,
+        source=args.source,
+        out=args.out,
+        base=args.base,
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

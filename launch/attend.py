@@ -1,0 +1,31 @@
+"""Supervise a run that has its directory, show it while it runs, report when it ends. `run` and `resume` share this."""
+
+from rich.console import Console
+
+from launch.audience import screen
+from launch.next_command import next_command
+from launch.report import print_report
+from launch.supervise import Supervisor
+from launch.topology import topology
+from shared.config import Config
+from shared.run_dir import RunDir
+
+PLAIN_WIDTH = 100
+
+
+def attend(run: RunDir, config: Config, *, verbose: bool) -> None:
+    """Until the run ends; raises what went wrong."""
+    console = make_console()
+    try:
+        with screen(console, run, config.run.steps, verbose=verbose) as audience:
+            Supervisor(topology(run.path, config), audience).run()
+    except KeyboardInterrupt:
+        print(f"stopped at once; nothing is lost, go on with: {next_command('resume', str(run.path))}")
+        raise
+    print_report(console, run, config.run.steps)
+
+
+def make_console() -> Console:
+    """As wide as the terminal; a fixed width where there is none."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)

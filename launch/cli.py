@@ -1,0 +1,132 @@
+"""The command line: what can be typed. No torch and nothing of ours that needs it, so `--help` comes at once."""
+
+import argparse
+from pathlib import Path
+from typing import NoReturn
+
+from shared.errors import UserError
+
+EXAMPLES = """examples:
+  python -m launch run                                    the embedded model: no card, no download
+  python -m launch run my.toml --out runs/first --set optimizer.lr=3e-4
+  python -m launch run embedded --dry-run                 what would happen, without doing it
+  python -m launch resume runs/first --steps 80
+  python -m launch generate runs/first --prompt "Tom has 3 apples and buys 4 more. How many has he?"
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that says what is wrong the way the rest of the program does: one sentence, exit 2, no usage dump."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message[0].lower()}{message[1:]}; see `{self.prog} --help`.")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command and its arguments."""
+    parser = Parser(
+        prog="python -m launch",
+        description="Tandem: reinforcement learning for language models with two processes on one small card.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_run(commands.add_parser("run", help="train a new run", allow_abbrev=False))
+    add_resume(commands.add_parser("resume", help="go on with a run", allow_abbrev=False))
+    add_replay(commands.add_parser("replay", help="apply a run's journal again and compare", allow_abbrev=False))
+    add_eval(commands.add_parser("eval", help="held-out accuracy of a run", allow_abbrev=False))
+    add_generate(commands.add_parser("generate", help="answer a prompt or a file of prompts", allow_abbrev=False))
+    return parser.parse_args(argv)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """run"""
+    parser.add_argument(
+        "source", nargs="?", default="embedded", metavar="PRESET|FILE.toml", help="configuration (default: embedded)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: runs/<preset>-<time>)")
+    parser.add_argument("--steps", metavar="N", help="short for --set run.steps=N")
+    parser.add_argument("--seed", metavar="N", help="short for --set run.seed=N")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="section.key=value, as often as you like"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the plan; start and create nothing")
+    parser.add_argument("--prepare", action="store_true", help="only make the run directory and its keys")
+    add_verbose(parser)
+
+
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """resume"""
+    add_directory(parser)
+    parser.add_argument("--steps", type=natural, metavar="N", help="train up to step N instead")
+    add_verbose(parser)
+
+
+def add_replay(parser: argparse.ArgumentParser) -> None:
+    """replay"""
+    add_directory(parser)
+
+
+def add_eval(parser: argparse.ArgumentParser) -> None:
+    """eval"""
+    add_directory(parser)
+    parser.add_argument("--checkpoint", default="latest", metavar="STEP|best|latest", help="default: latest")
+    parser.add_argument("--problems", type=natural, metavar="N", help="held-out problems (default: as configured)")
+
+
+def add_generate(parser: argparse.ArgumentParser) -> None:
+    """generate"""
+    parser.add_argument(
+        "directory", nargs="?", type=Path, metavar="DIR", help="run directory (default: the embedded base)"
+    )
+    prompts = parser.add_mutually_exclusive_group(required=True)
+    prompts.add_argument("--prompt", metavar="TEXT", help="one question")
+    prompts.add_argument("--in", dest="source", type=Path, metavar="FILE", help="questions, one a line")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the terminal")
+    parser.add_argument("--base", action="store_true", help="answer without the adapter")
+    parser.add_argument("--max-new-tokens", type=natural, metavar="N", help="cap on one answer (default: as trained)")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--greedy", dest="temperature", action="store_const", const=0.0, help="the most likely token (default)"
+    )
+    choice.add_argument("--temperature", type=warmth, default=0.0, metavar="T", help="sample at this temperature")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the sampling (default: 0)")
+
+
+def add_directory(parser: argparse.ArgumentParser) -> None:
+    """The run that a command is about."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="run directory")
+
+
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    """Same meaning wherever processes are started."""
+    parser.add_argument("--verbose", action="store_true", help="show all log lines of the processes, as they come")
+
+
+def natural(text: str) -> int:
+    """1, 2, 3 ..."""
+    return checked(text, int(text) if text.isdecimal() else 0, least=1)
+
+
+def whole(text: str) -> int:
+    """0, 1, 2 ..."""
+    return checked(text, int(text) if text.isdecimal() else -1, least=0)
+
+
+def checked(text: str, number: int, least: int) -> int:
+    """The number, or argparse's own error with what was got and expected."""
+    if number < least:
+        raise argparse.ArgumentTypeError(f"got '{text}', expected a whole number of at least {least}")
+    return number
+
+
+def warmth(text: str) -> float:
+    """A temperature above or equal to zero."""
+    try:
+        temperature = float(text)
+    except ValueError:
+        temperature = -1.0
+    if not 0.0 <= temperature <= 100.0:
+        raise argparse.ArgumentTypeError(f"got '{text}', expected a number from 0 to 100")
+    return temperature

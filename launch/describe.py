@@ -1,0 +1,82 @@
+"""The plan that `--dry-run` prints: what would run, where, and what would be written."""
+
+import shlex
+from collections.abc import Iterator
+
+import msgspec
+
+from launch.topology import Process, Topology
+from shared.config import Config
+
+WRITTEN = {
+    "config.json, run.json": "the configuration below with every default, versions, CPU, threads",
+    "journal/, checkpoints/": "what resume and replay need; adapters in PEFT format",
+    "metrics.jsonl, rollouts.jsonl": "one line a step; sampled completions",
+    "eval/, summary.json": "held-out accuracy before and after; how the run ended",
+    "logs/, keys/": "output of each process; the keys of the wire (yours alone)",
+}
+
+
+def describe(plan: Topology, config: Config) -> str:
+    """The whole plan as text."""
+    blocks = [amount(plan, config), changed_block(config), process_block(plan), written_block()]
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def amount(plan: Topology, config: Config) -> list[str]:
+    """How much is sampled, and where it goes."""
+    rollout, steps = config.rollout, config.run.steps
+    total = steps * rollout.prompts * rollout.group
+    return [
+        f"run directory  {plan.run_dir}",
+        f"model          {config.model.path} ({config.model.quantization}, LoRA rank {config.lora.rank})",
+        f"tasks          {config.tasks.source}",
+        f"amount         {steps} steps x {rollout.prompts} prompts x {rollout.group} samples"
+        f" = {total} completions of at most {rollout.max_new_tokens} tokens",
+        f"evaluation     {config.eval.problems} held-out problems before and after"
+        if config.eval.problems
+        else "evaluation     none",
+        f"endpoint       {plan.endpoint}",
+    ]
+
+
+def changed_block(config: Config) -> list[str]:
+    """Every value that is not the default."""
+    changed = [f"  {key} = {value}  (default {default})" for key, value, default in differences(config)]
+    return ["configuration, where it differs from the defaults", *(changed or ["  nowhere"])]
+
+
+def differences(config: Config) -> Iterator[tuple[str, str, str]]:
+    """(section.key, value, default) as JSON text."""
+    default = Config()
+    for section in config.__struct_fields__:
+        ours, theirs = getattr(config, section), getattr(default, section)
+        for key in ours.__struct_fields__:
+            value, usual = getattr(ours, key), getattr(theirs, key)
+            if value != usual:
+                yield f"{section}.{key}", as_json(value), as_json(usual)
+
+
+def as_json(value: object) -> str:
+    """A value as it would stand in config.json."""
+    return msgspec.json.encode(value).decode()
+
+
+def process_block(plan: Topology) -> list[str]:
+    """Command, threads and environment of each process."""
+    return ["processes", *(line for process in plan.processes for line in process_lines(process))]
+
+
+def process_lines(process: Process) -> list[str]:
+    """One process."""
+    environment = " ".join(f"{key}={value}" for key, value in process.environment.items())
+    return [
+        f"  {process.name}: {process.threads} threads, log {process.log}",
+        f"    {shlex.join(process.argv)}",
+        f"    {environment}",
+    ]
+
+
+def written_block() -> list[str]:
+    """Which files appear in the run directory."""
+    return ["what will be written there", *(f"  {name:<31}{what}" for name, what in WRITTEN.items())]

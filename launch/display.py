@@ -1,0 +1,168 @@
+"""The live picture of a run on a terminal: pure functions from what is known to something rich can draw."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from launch.sparkline import scale, sparkline
+from launch.watch import (
+    WINDOW,
+    Row,
+    clock,
+    mean,
+    number,
+    outcome_shares,
+    rewards,
+    seconds_left,
+    steps_done,
+    time_shares,
+    value,
+)
+
+CURVE_HEIGHT = 5
+COLOURS = {
+    "correct": "green",
+    "wrong": "red",
+    "unparsable": "magenta",
+    "truncated": "yellow",
+    "timeout": "bright_black",
+    "error": "bright_red",
+    "abstain": "bright_black",
+    "rollout": "cyan",
+    "verify": "yellow",
+    "update": "green",
+    "idle": "bright_black",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What the picture is drawn from."""
+
+    title: str
+    """The run directory."""
+    steps: int
+    """Steps of the whole run."""
+    rows: Sequence[Row]
+    """Finished steps."""
+    elapsed_s: float
+    """Since the launcher started."""
+    said: Mapping[str, str]
+    """Last log line of each process."""
+    notes: Sequence[str]
+    """What the supervisor did lately."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The reward curve as wide as there is room."""
+
+    view: View
+    """Where the rewards come from."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """rich asks with the width at hand."""
+        values = rewards(self.view.rows)
+        low, high = scale(values)
+        lines = sparkline(
+            values,
+            steps=self.view.steps,
+            width=options.max_width - 6,
+            height=CURVE_HEIGHT,
+            ascii_only=options.ascii_only,
+        )
+        for index, line in enumerate(lines):
+            mark = {0: f"{high:4.1f}", CURVE_HEIGHT - 1: f"{low:4.1f}"}.get(index, "    ")
+            yield Text.assemble((f"{mark}  ", "dim"), (line, "green"))
+
+
+def draw(view: View) -> RenderableType:
+    """The whole panel."""
+    middle = running(view) if view.rows else [Text("no step finished yet; the processes say:", "dim")]
+    parts = [progress(view), Text(), *middle, *voices(view)]
+    return Panel(Group(*parts), title=f"tandem  {view.title}", title_align="left", border_style="dim")
+
+
+def progress(view: View) -> RenderableType:
+    """Step, bar, time."""
+    done = steps_done(view.rows)
+    left = clock(seconds_left(view.rows, view.steps))
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True)
+    times = f"{clock(view.elapsed_s)} so far" + (f", {left} left" if left != "-" else "")
+    grid.add_row(Text(f"step {done}/{view.steps}", "bold"), ProgressBar(total=view.steps, completed=done), times)
+    return grid
+
+
+def running(view: View) -> list[RenderableType]:
+    """Reward, curve and figures of the last step."""
+    last = view.rows[-1]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    grid.add_row("outcomes", shares(outcome_shares(last)))
+    grid.add_row("time", shares(time_shares(view.rows)))
+    grid.add_row("sampling", sampling(last))
+    grid.add_row("learning", learning(last))
+    grid.add_row("memory", memory(last))
+    return [reward(view), Curve(view=view), Text(), grid]
+
+
+def reward(view: View) -> Text:
+    """The figure everybody looks for."""
+    now, recent = value(view.rows[-1], "reward/mean"), mean(view.rows[-WINDOW:], "reward/mean")
+    first = mean(view.rows[:WINDOW], "reward/mean")
+    return Text.assemble(
+        ("reward ", "dim"),
+        (number(now, ".2f"), "bold green"),
+        ("   mean of five ", "dim"),
+        (number(recent, ".2f"), "bold"),
+        ("   first five ", "dim"),
+        number(first, ".2f"),
+    )
+
+
+def shares(parts: Mapping[str, float]) -> Text:
+    """Names with their percentage, each in its colour."""
+    texts = [Text(f"{name} {part:.0%}", COLOURS[name]) for name, part in parts.items()]
+    return Text("  ").join(texts) if texts else Text("-")
+
+
+def sampling(row: Row) -> str:
+    """How fast and how varied the actor samples."""
+    return (
+        f"{number(value(row, 'tokens_per_s'), ',.0f')} tokens/s   "
+        f"length {number(value(row, 'length/mean'), '.0f')}   "
+        f"entropy {number(value(row, 'entropy/mean'), '.3f')}"
+    )
+
+
+def learning(row: Row) -> str:
+    """What the learner made of it."""
+    dropped, total = (number(value(row, f"groups/{name}"), ".0f") for name in ("dropped", "total"))
+    return (
+        f"lr {number(value(row, 'lr'), '.1e')}   "
+        f"dropped groups {dropped}/{total}   "
+        f"mismatch p99 {number(value(row, 'mismatch/p99'), '.0e')}"
+    )
+
+
+def memory(row: Row) -> str:
+    """Of each process."""
+    return "   ".join(f"{name} {number(value(row, f'mem/{name}_mb'), ',.0f')} MB" for name in ("learner", "actor"))
+
+
+def voices(view: View) -> list[RenderableType]:
+    """What processes and supervisor said last, each cut to one line."""
+    lines = [Text(f"{name} | {line}", "dim") for name, line in view.said.items()]
+    lines += [Text(note, "yellow") for note in view.notes]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return [Text(), *lines] if lines else []

@@ -1,0 +1,30 @@
+"""What a process's end means: the user's mistake in one sentence, or a crash with the last words of its log."""
+
+import signal
+
+from launch.child import Child
+from launch.errors import ProcessFailed
+from launch.growing_file import last_lines
+from shared.errors import UserError
+
+USER_ERROR = 2
+"""Exit code of a process that said `error: ...` about something the user can mend."""
+SHOWN_LINES = 15
+PREFIX = "error: "
+
+
+def failure(child: Child, code: int, steps_done: int) -> UserError | ProcessFailed:
+    """The exception to raise for a child that failed."""
+    lines = last_lines(child.process.log, SHOWN_LINES, child.output_start)
+    sentences = [line.removeprefix(PREFIX) for line in lines if line.startswith(PREFIX)]
+    if code == USER_ERROR and sentences:
+        return UserError(sentences[-1])
+    shown = "\n".join(f"  {child.name} | {line}" for line in lines) or "  (it said nothing)"
+    return ProcessFailed(
+        f"{child.name} {how_it_ended(code)} after step {steps_done}; the end of {child.process.log}:\n{shown}"
+    )
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,89 @@
+"""`generate`: answers from a run's policy or its base, through the model's own chat template."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from learner.checkpoint import Checkpoint, CheckpointStore
+from protocol.messages import GroupOrder, Sampling
+from shared.config import Config
+from shared.config_load import config_from_json, load_config
+from shared.determinism import cpu_environment
+from shared.errors import DataError, RunDirError
+from shared.files import write_whole
+from shared.run_dir import RunDir
+from shared.seeding import sample_seeds
+
+
+def run_command(
+    *,
+    directory: Path | None,
+    prompt: str | None,
+    source: Path | None,
+    out: Path | None,
+    base: bool,
+    max_new_tokens: int | None,
+    temperature: float,
+    seed: int,
+) -> int:
+    """Answer, print or write."""
+    config, checkpoint = open_policy(directory, base)
+    questions = [prompt] if prompt is not None else read_questions(source)
+    os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
+    sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens or config.rollout.max_new_tokens)
+    answers = answer(config, checkpoint, questions, sampling, seed)
+    if out is None:
+        print("\n\n".join(answers))
+        return 0
+    rows = [json.dumps({"prompt": q, "completion": a}) for q, a in zip(questions, answers, strict=True)]
+    write_whole(out, ("\n".join(rows) + "\n").encode())
+    print(f"{len(rows)} answers in {out}", file=sys.stderr)
+    return 0
+
+
+def open_policy(directory: Path | None, base: bool) -> tuple[Config, Checkpoint | None]:
+    """The run's config and newest checkpoint; None where the base is asked for."""
+    if directory is None:
+        return load_config("embedded"), None
+    run = RunDir.open(directory)
+    config = config_from_json(run.config.read_bytes())
+    if base:
+        return config, None
+    checkpoint = CheckpointStore(run.checkpoints, config.checkpoint.keep).load_latest()
+    if checkpoint is None:
+        raise RunDirError(f"{directory} has no checkpoint yet; add --base, or `resume` it until it has one.")
+    return config, checkpoint
+
+
+def read_questions(source: Path | None) -> list[str]:
+    """One a line, empty lines left out."""
+    if source is None or not source.is_file():
+        raise DataError(f"--in names {source}, which is no file; give a text file with one question a line.")
+    return [line.strip() for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def answer(
+    config: Config, checkpoint: Checkpoint | None, questions: Sequence[str], sampling: Sampling, seed: int
+) -> list[str]:
+    """One answer a question."""
+    from actor.wiring import build_engine
+    from learner.state import ADAPTER
+
+    engine, prompter = build_engine(config)
+    if checkpoint is not None:
+        engine.install(checkpoint.step, checkpoint.files[ADAPTER])
+    groups = tuple(
+        GroupOrder(
+            group_id=f"generate/{index}",
+            prompt_ids=np.array(prompter.prompt_ids(question, config.tasks.system_prompt), dtype=np.int32),
+            columns={},
+            seeds=sample_seeds(seed, "generate", 0, index, 1),
+        )
+        for index, question in enumerate(questions)
+    )
+    completions = engine.generate(groups, sampling, lambda: None)
+    return [prompter.text(samples[0].ids.tolist()) for samples in completions]

@@ -1,0 +1,154 @@
+"""What a person sees when a run ends: base against trained, the reward, a few answers, and what to type next."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from launch.next_command import next_command
+from launch.results import Evaluation, Sample, Share, Summary, read_evaluation, read_summary
+from launch.sparkline import sparkline
+from launch.watch import WINDOW, Row, Watch, clock, mean, rewards
+from shared.run_dir import RunDir
+
+CURVE_WIDTH = 40
+SAMPLES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Everything that the report is made from."""
+
+    run_dir: Path
+    """Where the run lies."""
+    steps: int
+    """Steps that were planned."""
+    summary: Summary | None
+    """None if the run was ended before the learner wrote one."""
+    base: Evaluation | None
+    """Before the first step."""
+    final: Evaluation | None
+    """After the last step."""
+    rows: Sequence[Row]
+    """One a step."""
+
+
+def read_results(run: RunDir, steps: int) -> Results:
+    """From the files of a run."""
+    watch = Watch(run.metrics)
+    watch.poll()
+    summary = read_summary(run)
+    ended = summary is not None and summary.status == "done"
+    return Results(
+        run_dir=run.path,
+        steps=steps,
+        summary=summary,
+        base=read_evaluation(run, "base"),
+        # A finished run that is trained on still holds the evaluation of its first end.
+        final=read_evaluation(run, "final") if ended else None,
+        rows=watch.rows,
+    )
+
+
+def print_report(console: Console, run: RunDir, steps: int) -> None:
+    """Read and show."""
+    results = read_results(run, steps)
+    console.print(report(results, ascii_only=console.options.ascii_only))
+    # Never folded: a command must survive copy and paste.
+    console.print(next_commands(results), soft_wrap=True)
+
+
+def report(results: Results, *, ascii_only: bool = False) -> RenderableType:
+    """The report, except for the commands."""
+    parts: list[RenderableType] = [Text(), Text(headline(results), "bold")]
+    if results.rows:
+        parts += [Text(), reward_line(results.rows, ascii_only)]
+    if results.base:
+        parts += [Text(), accuracy_table(results.base, results.final)]
+    if results.base and results.final:
+        parts += answers(results.base.samples, results.final.samples)
+    return Group(*parts, Text(), facts(results), Text())
+
+
+def headline(results: Results) -> str:
+    """How it ended."""
+    summary = results.summary
+    if summary is None:
+        return "stopped before the run began"
+    if summary.status == "done":
+        return f"done: {summary.steps} steps in {clock(summary.wall_s)}"
+    # A learner that was stopped while it loaded had no time to say so: its summary is the one of the session before.
+    status = "stopped" if summary.status == "running" else summary.status
+    return f"{status} after step {summary.steps} of {results.steps}, {clock(summary.wall_s)} in all"
+
+
+def reward_line(rows: Sequence[Row], ascii_only: bool) -> Text:
+    """First five steps, curve, last five."""
+    curve = sparkline(rewards(rows), steps=len(rows), width=CURVE_WIDTH, ascii_only=ascii_only)[0]
+    return Text.assemble(
+        f"reward: first five steps {mean(rows[:WINDOW], 'reward/mean'):.2f}  ",
+        (curve, "green"),
+        "  last five ",
+        (f"{mean(rows[-WINDOW:], 'reward/mean'):.2f}", "bold green"),
+    )
+
+
+def accuracy_table(base: Evaluation, final: Evaluation | None) -> RenderableType:
+    """Base and trained below each other."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("", "greedy", "sampled", "n"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "n" else "left")
+    table.add_row("base", share(base.greedy), share(base.sampled), str(base.n))
+    if final:
+        table.add_row("trained", share(final.greedy), share(final.sampled), str(final.n), style="bold")
+    return Group(Text("held-out accuracy with its 95 % interval"), table)
+
+
+def share(measured: Share) -> str:
+    """`71.5 %  (65.7 to 76.7)`"""
+    return f"{100 * measured.accuracy:.1f} %  ({100 * measured.low:.1f} to {100 * measured.high:.1f})"
+
+
+def answers(before: Sequence[Sample], after: Sequence[Sample]) -> Iterator[RenderableType]:
+    """The same questions, answered by base and trained policy side by side."""
+    for old, new in list(zip(before, after, strict=False))[:SAMPLES]:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+        for who, sample in (("base", old), ("trained", new)):
+            table.add_column(Text.assemble(f"{who}: ", outcome(sample)), ratio=1)
+        table.add_row(Text(old.completion.strip()), Text(new.completion.strip()))
+        yield Text(old.question.strip(), "italic")
+        yield table
+
+
+def outcome(sample: Sample) -> Text:
+    """In colour."""
+    return Text(sample.outcome, "green" if sample.outcome == "correct" else "red")
+
+
+def facts(results: Results) -> Text:
+    """Where it lies, and which adapter came out."""
+    lines = [f"run directory  {results.run_dir}"]
+    if results.summary:
+        lines += [f"adapter        sha256 {results.summary.adapter_sha256}"]
+    return Text("\n".join(lines))
+
+
+def next_commands(results: Results) -> Text:
+    """What to type now."""
+    folder = str(results.run_dir)
+    if results.summary is not None and results.summary.status == "done":
+        commands = {
+            "ask the trained policy": next_command(
+                "generate", folder, "--prompt", "Tom has 3 apples and buys 4. How many?"
+            ),
+            "train on": next_command("resume", folder, "--steps", str(2 * results.steps)),
+            "prove the result": next_command("replay", folder),
+        }
+    else:
+        commands = {"go on, nothing is lost": next_command("resume", folder)}
+    width = max(map(len, commands))
+    return Text("\n".join(f"{what:<{width}}  {command}" for what, command in commands.items()))

@@ -1,0 +1,46 @@
+"""`resume`: go on with a run that was stopped, crashed or prepared; with `--steps`, train a finished one further."""
+
+from pathlib import Path
+
+import msgspec
+
+from launch.attend import attend
+from launch.next_command import next_command
+from launch.results import Summary, read_summary
+from shared.config import Config
+from shared.config_load import config_from_json, config_to_json
+from shared.errors import ConfigError
+from shared.files import write_whole
+from shared.run_dir import RunDir
+
+
+def run_command(*, directory: Path, steps: int | None, verbose: bool) -> int:
+    """Open the run, train on, report."""
+    run = RunDir.open(directory)
+    # Held while config.json may change, so that a run in use is refused first; the learner then takes it itself.
+    with run.hold():
+        summary = read_summary(run)
+        config = with_steps(run, config_from_json(run.config.read_bytes()), steps, summary)
+    if summary and summary.status == "done" and summary.steps >= config.run.steps:
+        print(finished(directory, summary.steps))
+        return 0
+    attend(run, config, verbose=verbose)
+    return 0
+
+
+def with_steps(run: RunDir, config: Config, steps: int | None, summary: Summary | None) -> Config:
+    """Write another number of steps into the run, if one was asked for."""
+    if steps is None or steps == config.run.steps:
+        return config
+    done = summary.steps if summary else 0
+    if steps <= done:
+        raise ConfigError(f"--steps got {steps}, but {run.path} has done {done} already; give a larger number.")
+    changed = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, steps=steps))
+    write_whole(run.config, config_to_json(changed))
+    return changed
+
+
+def finished(directory: Path, steps: int) -> str:
+    """Nothing to do, and what could be done."""
+    command = next_command("resume", str(directory), "--steps", str(2 * steps))
+    return f"{directory} is finished: all {steps} steps are done. To train on: {command}"

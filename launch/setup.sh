@@ -1,0 +1,100 @@
+# Sourced by launch/run.sh and tests/run.sh: `set_up [EXTRA ...]` makes .venv hold this project and those extras.
+#
+# Ready is what .venv/tandem-setup says: a fingerprint (this folder, Python's version, pyproject.toml) and the extras
+# installed under it. It is taken away before pip starts and written when pip is done, so that an interrupted set-up is
+# repeated and a finished one costs a few milliseconds. Extras add up: asking for none never removes one.
+# Left out on purpose: indexes, mirrors, proxies. pip reads those from its own configuration.
+
+TANDEM_ROOT="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)"
+TANDEM_VENV="$TANDEM_ROOT/.venv"
+TANDEM_STAMP="$TANDEM_VENV/tandem-setup"
+
+set_up() {
+    is_set_up "$@" && return
+    (
+        # Two calls at once: the second one waits here and then finds the work done. Without flock there is no guard.
+        exec 9>"$TANDEM_ROOT/.venv.lock" || exit 2
+        if command -v flock >/dev/null; then flock 9; fi
+        is_set_up "$@" || install_into_venv "$@"
+    )
+}
+
+is_set_up() {
+    local made_for installed extra
+    [[ -x $TANDEM_VENV/bin/python && -r $TANDEM_STAMP ]] || return
+    { read -r made_for && read -r installed; } <"$TANDEM_STAMP" || return
+    [[ $made_for == "$(fingerprint)" ]] || return
+    for extra in "$@"; do
+        [[ " $installed " == *" $extra "* ]] || return
+    done
+}
+
+fingerprint() {
+    { echo "$TANDEM_ROOT"; grep '^version' "$TANDEM_VENV/pyvenv.cfg"; cat "$TANDEM_ROOT/pyproject.toml"; } | cksum
+}
+
+install_into_venv() {
+    local extras started=$SECONDS
+    # Extras of an earlier set-up are brought along, or a changed pyproject.toml would leave them behind, outdated.
+    extras="$({ printf '%s\n' "$@"; sed -n 2p "$TANDEM_STAMP" 2>/dev/null | tr ' ' '\n'; } | sed '/^$/d' | sort -u)"
+    venv_is_whole || make_venv || return
+    echo "Installing into $TANDEM_VENV (minutes the first time) ..." >&2
+    [[ ! -e $TANDEM_STAMP ]] || mv -f "$TANDEM_STAMP" "$TANDEM_STAMP.before"
+    if ! run_pip "${extras//$'\n'/,}"; then
+        # pip fetches before it touches anything: without a network, what worked before still works.
+        [[ ! -e $TANDEM_STAMP.before ]] || { venv_is_whole && mv -f "$TANDEM_STAMP.before" "$TANDEM_STAMP"; }
+        echo "error: pip could not install into .venv; mend what its last lines say and call this again." >&2
+        return 2
+    fi
+    printf '%s\n%s\n' "$(fingerprint)" "${extras//$'\n'/ }" >"$TANDEM_STAMP.new" || return
+    mv -f "$TANDEM_STAMP.new" "$TANDEM_STAMP" && rm -f "$TANDEM_STAMP.before"
+    echo "Installed in $((SECONDS - started)) s." >&2
+}
+
+run_pip() {
+    local quiet=()
+    [[ -t 2 ]] || quiet=(--quiet)
+    cd "$TANDEM_ROOT" || return
+    "$TANDEM_VENV/bin/python" -m pip install --disable-pip-version-check ${quiet[@]+"${quiet[@]}"} -e ".${1:+[$1]}" \
+        </dev/null >&2
+}
+
+# A kill in the middle of pip leaves one of these: no pip, a package without its list of files, a set-aside `~package`.
+# A folder that was moved or copied counts as broken too: its scripts and its link to the sources point elsewhere.
+venv_is_whole() {
+    local info site
+    [[ "$(sed -n 's/^command = //p' "$TANDEM_VENV/pyvenv.cfg" 2>/dev/null)" == *" $TANDEM_VENV" ]] || return
+    "$TANDEM_VENV/bin/python" -m pip --version >/dev/null 2>&1 || return
+    for site in "$TANDEM_VENV"/lib/python*/site-packages; do
+        for info in "$site"/*.dist-info; do
+            [[ -s $info/RECORD ]] || return
+        done
+        ! compgen -G "$site/~*" >/dev/null || return
+    done
+}
+
+make_venv() {
+    local python
+    python="$(find_python)" || return
+    echo "Making $TANDEM_VENV with $("$python" --version) ($python) ..." >&2
+    rm -rf "$TANDEM_VENV"
+    "$python" -m venv "$TANDEM_VENV" </dev/null >&2 && return
+    echo "error: $python could not make $TANDEM_VENV; make room or name another one: PYTHON=/path/to/python." >&2
+    return 2
+}
+
+find_python() {
+    local name path
+    # ensurepip is asked for because some systems ship a Python whose venv module cannot work.
+    local fits='import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
+    for name in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python3.14; do
+        path="$(command -v "$name")" || continue
+        if "$path" -c "$fits" </dev/null >/dev/null 2>&1; then
+            echo "$path"
+            return
+        fi
+    done
+    echo "error: no Python 3.11 or newer with its venv module was found; install one (Debian, Ubuntu: python3 and" \
+        "python3-venv) or name it with PYTHON=/path/to/python." >&2
+    return 2
+}

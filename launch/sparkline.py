@@ -1,0 +1,52 @@
+"""A curve drawn with text: one column or more a step, eighths of a character high.
+
+The x axis is the whole run, so the curve grows to the right as the run goes on. Values in [0, 1] keep that scale,
+so that a low flat curve looks low; anything else is scaled to its own range.
+"""
+
+from collections.abc import Sequence
+
+BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+ASCII_BLOCKS = " ..::-=+#"
+EIGHTHS = 8
+
+
+def sparkline(
+    values: Sequence[float], *, steps: int, width: int, height: int = 1, ascii_only: bool = False
+) -> list[str]:
+    """`height` lines of text, top first; `values` are the steps done of `steps`."""
+    columns = spread([unit(value, scale(values)) for value in values], steps, width)
+    blocks = ASCII_BLOCKS if ascii_only else BLOCKS
+    return ["".join(blocks[part(column, row, height)] for column in columns) for row in reversed(range(height))]
+
+
+def scale(values: Sequence[float]) -> tuple[float, float]:
+    """Bottom and top of the curve."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if low >= 0.0 and high <= 1.0:
+        return 0.0, 1.0
+    return low, high if high > low else low + 1.0
+
+
+def unit(value: float, limits: tuple[float, float]) -> float:
+    """Where the value lies between bottom (0) and top (1)."""
+    low, high = limits
+    return (value - low) / (high - low)
+
+
+def spread(heights: Sequence[float], steps: int, width: int) -> list[float]:
+    """One height for each column reached so far: steps repeated where there is room, averaged where there is not."""
+    steps = max(steps, len(heights))
+    reached = len(heights) * width // steps
+    columns: list[float] = []
+    for column in range(reached):
+        first = column * steps // width
+        after = max(first + 1, (column + 1) * steps // width)
+        columns.append(sum(heights[first:after]) / len(heights[first:after]))
+    return columns
+
+
+def part(height: float, row: int, rows: int) -> int:
+    """How many eighths of this row (0 is the lowest) a column fills; the lowest never vanishes."""
+    eighths = round(height * rows * EIGHTHS) - row * EIGHTHS
+    return max(1 if row == 0 else 0, min(EIGHTHS, eighths))

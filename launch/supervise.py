@@ -1,0 +1,142 @@
+"""Starts the processes of a run, keeps the actors alive, and ends everything together.
+
+    learner exits 0         actors are asked to stop, killed after a grace  -> returns
+    learner exits otherwise everything is killed                            -> its error, with its last log lines
+    actor dies              started again after a pause, at most 5 times without a step in between
+    actor exits 2           a user error: not started again, everything is killed -> its sentence
+    first Ctrl-C, SIGTERM   the learner is asked to stop: it finishes the step and exits 0 -> returns
+    second                  everything is killed                            -> KeyboardInterrupt
+
+One thread, one loop: a tick every 0.1 s looks at the processes, forwards log lines and drives the display.
+"""
+
+import signal
+import time
+from typing import Protocol
+
+from launch.child import Child
+from launch.failure import USER_ERROR, failure, how_it_ended
+from launch.interrupts import Interrupts
+from launch.restarts import Patience, Restarts
+from launch.topology import Process, Topology
+
+
+class Audience(Protocol):
+    """Who watches the run: a live display, plain lines, a test."""
+
+    def tick(self) -> int:
+        """Called every tick; returns the steps done so far."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
+        ...
+
+    def log_line(self, name: str, line: str) -> None:
+        """A line that a process wrote."""
+        ...
+
+
+class Supervisor:
+    """The processes of one run."""
+
+    def __init__(self, plan: Topology, audience: Audience, patience: Patience | None = None) -> None:
+        self.plan = plan
+        self.audience = audience
+        self.patience = patience or Patience()
+        self.restarts = Restarts(self.patience)
+        self.interrupts = Interrupts()
+        self.stopping = False
+        self.children: dict[str, Child] = {}
+
+    def run(self) -> None:
+        """Until the learner is done; raises if anything failed. Afterwards nothing of the run is left."""
+        with self.interrupts.caught():
+            try:
+                for process in self.plan.processes:
+                    self.start(process)
+                while not self.learner_done():
+                    self.tick()
+                self.send_actors_home()
+            finally:
+                self.kill_all()
+
+    def tick(self) -> None:
+        """One look at everything."""
+        self.answer_interrupts()
+        for actor in self.plan.actors:
+            self.look_after(actor)
+        self.inform()
+        time.sleep(self.patience.tick_s)
+
+    def start(self, process: Process) -> None:
+        """Start, or start again."""
+        self.children[process.name] = Child(process)
+
+    @property
+    def learner(self) -> Child:
+        """The process that decides when the run is over."""
+        return self.children[self.plan.learner.name]
+
+    def learner_done(self) -> bool:
+        """Whether it exited well; raises if it failed."""
+        code = self.learner.exit_code()
+        if code is None:
+            return False
+        # A learner that is still loading has no handler for SIGTERM yet, and nothing to finish.
+        if code != 0 and not (self.stopping and code == -signal.SIGTERM):
+            raise failure(self.learner, code, self.restarts.steps_done)
+        return True
+
+    def look_after(self, actor: Process) -> None:
+        """Notice a death, and start again what is due."""
+        child = self.children[actor.name]
+        code = child.exit_code()
+        if code is None:
+            return
+        if not self.restarts.noticed(actor.name):
+            self.mourn(child, code)
+        if self.restarts.take_due(actor.name, time.monotonic()):
+            self.start(actor)
+
+    def mourn(self, child: Child, code: int) -> None:
+        """Clear up after a dead actor and plan its next life, if it gets one."""
+        child.kill()
+        may_live = self.restarts.plan(child.name, code, time.monotonic())
+        if code == USER_ERROR or not may_live:
+            raise failure(child, code, self.restarts.steps_done)
+        if code != 0:
+            count, limit = self.restarts.deaths[child.name], self.patience.restarts
+            self.audience.note(f"{child.name} {how_it_ended(code)}; starting it again ({count} of {limit})")
+
+    def inform(self) -> None:
+        """News to the audience: log lines, then the picture."""
+        for child in self.children.values():
+            for line in child.output.new_lines():
+                self.audience.log_line(child.name, line)
+        self.restarts.steps(self.audience.tick())
+
+    def answer_interrupts(self) -> None:
+        """First: stop after this step. Second: stop now."""
+        if self.interrupts.count >= 2:
+            raise KeyboardInterrupt
+        if self.interrupts.count == 1 and not self.stopping:
+            self.stopping = True
+            self.learner.ask_to_stop()
+            self.audience.note("finishing the step; Ctrl-C again stops at once")
+
+    def send_actors_home(self) -> None:
+        """The learner is done, so nobody needs the actors any more."""
+        actors = [self.children[actor.name] for actor in self.plan.actors]
+        for actor in actors:
+            actor.ask_to_stop()
+        deadline = time.monotonic() + self.patience.grace_s
+        while any(actor.exit_code() is None for actor in actors) and time.monotonic() < deadline:
+            self.answer_interrupts()
+            time.sleep(self.patience.tick_s)
+        self.inform()
+
+    def kill_all(self) -> None:
+        """SIGKILL to every process group of the run."""
+        for child in self.children.values():
+            child.kill()
