@@ -36,6 +36,7 @@ class Link:
         self.welcome: Welcome | None = None
         self.orders: deque[Order] = deque()
         self.policies: dict[int, Policy] = {}
+        self.last_version = -1
         self.unacknowledged: dict[str, Groups] = {}
         self.draining = False
         self.heard_at = self.said_at = self.hello_at = time.monotonic()
@@ -98,6 +99,7 @@ class Link:
                 self.orders.append(message)
             case Policy():
                 self.policies[message.version] = message
+                self.last_version = message.version
             case Ack():
                 self.unacknowledged.pop(message.order_id, None)
             case Welcome():
@@ -133,6 +135,6 @@ class Link:
         return self.welcome.heartbeat_s / 2 if self.welcome else HELLO_EVERY_S
 
     def forget_policies(self) -> None:
-        """Keep the newest version and those that queued orders name."""
-        named = {order.policy_version for order in self.orders} | {max(self.policies)}
+        """Keep the version that came last, for the learner sends it once, and those that queued orders name."""
+        named = {order.policy_version for order in self.orders} | {self.last_version}
         self.policies = {version: policy for version, policy in self.policies.items() if version in named}

@@ -10,7 +10,7 @@ One call scores as many completions as possible, because rewards written for TRL
     None    -> abstain
     truncated completion with a number -> truncated, with the number as the score: a zero in its place would be a prize
                under a reward that is negative elsewhere
-    NaN, infinity, another type -> error for that completion
+    NaN, infinity, a magnitude the wire refuses, another type -> error for that completion
     an exception, a list of another length -> error for all completions of the call: nobody knows whose fault it is
 
 Different from TRL: prompts and completions are plain text (no message lists), and `trainer_state`, `log_extra` and
@@ -29,7 +29,8 @@ from types import ModuleType
 from typing import Any
 
 from actor.verdict import ScoreJob, Verdict, fault, one_line
-from protocol.messages import Outcome
+from protocol.limits import MAX_SCORE
+from protocol.outcome import Outcome
 from shared.errors import RewardError
 
 RewardFunction = Callable[..., Any]
@@ -134,8 +135,10 @@ def verdict(value: object, truncated: bool) -> Verdict:
         note = f"The reward function returned a value of type {type(value).__name__}; a number or None is needed."
         return fault(Outcome.ERROR, note)
     score = as_float(value)
-    if not math.isfinite(score):
-        return fault(Outcome.ERROR, f"The reward function returned {score}; a finite number or None is needed.")
+    # Written so that NaN fails too.
+    if not abs(score) <= MAX_SCORE:
+        note = f"The reward function returned {score}; a number of magnitude up to {MAX_SCORE:g} or None is needed."
+        return fault(Outcome.ERROR, note)
     finding = Outcome.CORRECT if score >= CORRECT_FROM else Outcome.WRONG
     return Verdict(outcome=Outcome.TRUNCATED if truncated else finding, score=score, extracted=None, note="")
 

@@ -34,7 +34,7 @@ class Rollout:
         self.scorer = scorer
         self.lease = lease
         self.text = text
-        self.installed = -1
+        self.installed = ""
 
     def fill(self, order: Order, policy: Policy, beat: Beat) -> Groups:
         """Sample from exactly the version the order names, then score."""
@@ -61,20 +61,16 @@ class Rollout:
         )
 
     def install(self, policy: Policy) -> None:
-        """Only when the version changes."""
-        if policy.version != self.installed:
+        """Only when the bytes change: a learner that was restarted may give one version number to other bytes."""
+        if policy.sha256 != self.installed:
             self.engine.install(policy.version, policy.adapter.tobytes())
-            self.installed = policy.version
+            self.installed = policy.sha256
 
     def score(
         self, orders: tuple[GroupOrder, ...], completions: list[list[Completion]], beat: Beat
     ) -> tuple[Group, ...]:
         """All samples in one call, so that a user's reward function sees the whole batch."""
-        jobs = [
-            job
-            for order, samples in zip(orders, completions, strict=True)
-            for job in self.jobs_of(order, samples)
-        ]
+        jobs = [job for order, samples in zip(orders, completions, strict=True) for job in self.jobs_of(order, samples)]
         verdicts = iter(self.scorer.score(jobs, lambda: beat("scoring")))
         return tuple(
             scored_group(order, samples, [next(verdicts) for _ in samples])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from actor.verdict import ScoreJob, Verdict, fault
-from protocol.messages import Outcome
+from protocol.outcome import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from actor.score_batch import Batch, Chunk
 from actor.score_pipe import Ready, ScoreReply, ScoreRequest
 from actor.verdict import ScoreJob, Verdict
 from actor.worker_process import WorkerProcess
-from protocol.messages import Outcome
+from protocol.outcome import Outcome
 from shared.config import VerifierConfig
 from shared.errors import RewardError
 

@@ -6,7 +6,7 @@ it, and must start at once and stay small.
 
 import msgspec
 
-from protocol.messages import Outcome
+from protocol.outcome import Outcome
 
 MAX_NOTE = 300
 

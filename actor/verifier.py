@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from actor.verdict import ScoreJob, Verdict, fault
-from protocol.messages import Outcome
+from protocol.outcome import Outcome
 
 MARKER = "####"
 MAX_CHARS = 1_000_000

@@ -1,6 +1,5 @@
 """Who is told about a run: a live picture on a terminal, plain lines anywhere else."""
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from shared.run_dir import RunDir
 
 REFRESH_S = 0.5
 """The picture costs a few milliseconds of a core that the run could use."""
+STDIN = 0
 QUIET_S = 10.0
 """Off a terminal, a word about what is going on comes this often while no step ends."""
 
@@ -71,7 +71,7 @@ class LiveScreen:
         )
 
     def __enter__(self) -> "LiveScreen":
-        self.opened.enter_context(quiet_keys(sys.stdin.fileno()))
+        self.opened.enter_context(quiet_keys(STDIN))
         self.opened.enter_context(self.live)
         return self
 

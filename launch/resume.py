@@ -4,7 +4,6 @@ from pathlib import Path
 
 import msgspec
 
-from launch.attend import attend
 from launch.next_command import next_command
 from launch.results import Summary, read_summary
 from shared.config import Config
@@ -24,6 +23,9 @@ def run_command(*, directory: Path, steps: int | None, verbose: bool) -> int:
     if summary and summary.status == "done" and summary.steps >= config.run.steps:
         print(finished(directory, summary.steps))
         return 0
+    # Late, so that whatever is wrong with the input is said before the display is loaded.
+    from launch.attend import attend
+
     attend(run, config, verbose=verbose)
     return 0
 

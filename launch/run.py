@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from launch.attend import attend
 from launch.describe import describe
 from launch.next_command import next_command
 from launch.topology import topology
@@ -31,6 +30,9 @@ def run_command(
     if prepare:
         print(f"{folder} is prepared; start it with: {next_command('resume', str(folder))}")
         return 0
+    # Late, so that whatever is wrong with the input is said before the display is loaded.
+    from launch.attend import attend
+
     attend(run, config, verbose=verbose)
     return 0
 

@@ -37,7 +37,7 @@ def unit(value: float, limits: tuple[float, float]) -> float:
 def spread(heights: Sequence[float], steps: int, width: int) -> list[float]:
     """One height for each column reached so far: steps repeated where there is room, averaged where there is not."""
     steps = max(steps, len(heights))
-    reached = len(heights) * width // steps
+    reached = -(-len(heights) * width // steps)
     columns: list[float] = []
     for column in range(reached):
         first = column * steps // width

@@ -17,6 +17,7 @@ from learner.entropy_mask import select_tokens
 from learner.loss import token_weights
 from protocol.messages import Finish, Group, Outcome
 from shared.config import Config
+from shared.errors import TrainingStopped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,11 @@ class Sample:
     """[T] fp32, if the engine could tell."""
     advantage: float
     """A of this sample."""
+
+    @property
+    def group(self) -> str:
+        """Samples of one group have one prompt."""
+        return self.name.partition("[")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +67,7 @@ class StepBatch:
     """S, all response tokens of the samples above: the loss's divisor counts masked tokens too."""
 
 
-class StopOnOutcome(Exception):
+class StopOnOutcome(TrainingStopped):
     """The config says stop for an outcome that occurred."""
 
 
@@ -133,16 +139,34 @@ def selection(samples: Sequence[Sample], fraction: float) -> list[np.ndarray]:
     return select_tokens([sample.entropies for sample in samples if sample.entropies is not None], fraction)
 
 
-def cut(samples: Sequence[TrainSample], token_budget: int) -> list[list[TrainSample]]:
-    """Sort by length, longest first, and fill micro-batches up to the budget of padded tokens."""
-    ordered = sorted(samples, key=total_tokens, reverse=True)
+def cut(samples: Sequence[TrainSample], token_budget: int, share_prompts: bool) -> list[list[TrainSample]]:
+    """Fill micro-batches up to the budget of padded tokens, longest first, groups together where prompts are shared."""
     cuts: list[list[TrainSample]] = []
-    for sample in ordered:
-        if cuts and (len(cuts[-1]) + 1) * total_tokens(cuts[-1][0]) <= token_budget:
+    for sample in longest_first(samples, share_prompts):
+        if cuts and padded_tokens([*cuts[-1], sample], share_prompts) <= token_budget:
             cuts[-1].append(sample)
         else:
             cuts.append([sample])
     return cuts
+
+
+def longest_first(samples: Sequence[TrainSample], share_prompts: bool) -> list[TrainSample]:
+    """By length, or by the length of the group's longest answer, so that little is padding."""
+    if not share_prompts:
+        return sorted(samples, key=total_tokens, reverse=True)
+    longest: dict[str, int] = {}
+    for sample in samples:
+        longest[sample.sample.group] = max(total_tokens(sample), longest.get(sample.sample.group, 0))
+    return sorted(samples, key=lambda sample: (-longest[sample.sample.group], sample.sample.group))
+
+
+def padded_tokens(samples: Sequence[TrainSample], share_prompts: bool) -> int:
+    """What a micro-batch of these costs."""
+    if not share_prompts:
+        return len(samples) * max(total_tokens(sample) for sample in samples)
+    prompts = {sample.sample.group: len(sample.sample.prompt_ids) for sample in samples}
+    completion = max(len(sample.sample.completion_ids) for sample in samples)
+    return len(prompts) * max(prompts.values()) + len(samples) * completion
 
 
 def total_tokens(sample: TrainSample) -> int:

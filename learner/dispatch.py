@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from learner.orders import answers
 from learner.peers import Peer, Peers
 from learner.recorder import Recorder
 from protocol.errors import PeerGone, PeerTimeout, ProtocolError
@@ -21,7 +22,6 @@ from protocol.messages import (
     AnyMessage,
     Bye,
     Drain,
-    Group,
     Groups,
     Heartbeat,
     Hello,
@@ -179,8 +179,8 @@ class Dispatcher:
                 continue
             order = self.orders[order_id]
             peer.holding.append(order_id)
-            if order.policy_version not in peer.versions:
-                peer.versions.add(order.policy_version)
+            if order.policy_version != peer.version:
+                peer.version = order.policy_version
                 self.send(peer.address, self.policies[order.policy_version])
             self.send(peer.address, order)
 
@@ -222,14 +222,3 @@ class Dispatcher:
         deadline = time.monotonic() + patience_s
         while self.peers.by_address and time.monotonic() < deadline:
             self.pump(self.welcome.heartbeat_s / 8)
-
-
-def answers(order: Order, groups: Sequence[Group]) -> bool:
-    """Whether these groups are the ordered ones: same ids, same prompts, same number of samples."""
-    if len(groups) != len(order.groups):
-        return False
-    return all(
-        (got.group_id, got.prompt_ids.tolist(), len(got.lengths))
-        == (wanted.group_id, wanted.prompt_ids.tolist(), len(wanted.seeds))
-        for wanted, got in zip(order.groups, groups, strict=True)
-    )

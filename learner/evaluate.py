@@ -31,8 +31,8 @@ class Evaluation:
 
     def run(self, label: str, version: int) -> dict[str, Any]:
         """The report of one version, as eval/<label>.json holds it."""
-        greedy = self.answers(f"eval-{label}-greedy", version, temperature=0.0)
-        sampled = self.answers(f"eval-{label}-sampled", version, temperature=self.config.rollout.temperature)
+        greedy = self.answers(label, "greedy", version, temperature=0.0)
+        sampled = self.answers(label, "sampled", version, temperature=self.config.rollout.temperature)
         return {
             "label": label,
             "version": version,
@@ -40,22 +40,25 @@ class Evaluation:
             "seed": self.config.run.seed,
             "greedy": accuracy(greedy),
             "sampled": accuracy(sampled),
-            "samples": [self.shown(task, group) for task, group in list(zip(self.tasks, greedy, strict=True))[:NUM_SHOWN]],
+            "samples": [
+                self.shown(task, group) for task, group in list(zip(self.tasks, greedy, strict=True))[:NUM_SHOWN]
+            ],
         }
 
-    def answers(self, lane: str, version: int, temperature: float) -> list[Group]:
+    def answers(self, label: str, how: str, version: int, temperature: float) -> list[Group]:
         """One answer a task."""
         cap = self.config.eval.max_new_tokens or self.config.rollout.max_new_tokens
         orders = build_orders(
             self.tasks,
             seed=self.config.run.seed,
-            lane=lane,
+            lane=f"eval-{label}-{how}",
             step=0,
             first_slot=0,
             samples=1,
             version=version,
             sampling=Sampling(temperature=temperature, max_new_tokens=cap),
             groups_per_order=self.config.rollout.prompts * self.config.rollout.group,
+            stream=f"eval-{how}",
         )
         self.desk.submit(orders)
         return flat(self.desk.collect([order.order_id for order in orders]))

@@ -18,13 +18,14 @@ from learner.step_metrics import Clock, step_metrics
 from learner.update import UpdateStats
 from protocol.messages import Groups
 from shared.config import Config
+from shared.errors import TrainingStopped
 from shared.memory import peak_memory_mb
 from shared.metrics import StepMetrics
 
 BEST_WINDOW = 5
 
 
-class Mismatch(Exception):
+class Mismatch(TrainingStopped):
     """Actor and learner disagree about the tokens of the same version."""
 
 
@@ -90,8 +91,8 @@ class Ledger:
         if metrics.policy_version == step and metrics.mismatch_p99 > limit:
             raise Mismatch(
                 f"Step {step + 1}: actor and learner differ by {metrics.mismatch_p99:.3g} in log-prob (99th percentile,"
-                f" allowed {limit:g}) on tokens of the same policy version; the likely cause is a stale adapter, another"
-                " base, or another temperature on the actor's side. Resume goes back to the last checkpoint."
+                f" allowed {limit:g}) on tokens of the same policy version; likely causes are a stale adapter, another"
+                " base or another temperature on the actor's side. Raise loss.max_mismatch only if you know why."
             )
 
     def due(self, done: int) -> bool:

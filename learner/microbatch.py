@@ -1,7 +1,8 @@
-"""Micro-batches as tensors: right-padded ids for the backbone, flat selected tokens for head and loss.
+"""Micro-batches as tensors: sequences for the backbone, flat selected tokens for head and loss.
 
-Position t of a sequence predicts token t + 1, so the last token of each sequence is never fed. Only the hidden rows of
-selected tokens meet the head: that is where the entropy mask saves work.
+The position before a token predicts it: the prompt's last position the first token of a completion, the completion's
+position t - 1 its token t. So the last token of a completion is never fed. Only the hidden rows that predict selected
+tokens meet the head: that is where the entropy mask saves work.
 """
 
 from collections.abc import Sequence
@@ -11,16 +12,17 @@ import numpy as np
 import torch
 
 from learner.batch import TrainSample
+from shared.sequences import Sequences
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """B sequences and the n tokens among them that carry gradient."""
+    """B answers and the n tokens among them that carry gradient."""
 
-    ids: torch.Tensor
-    """[B, L] int64, prompt and completion without the last token, zeros at the right."""
+    sequences: Sequences
+    """What the backbone runs over."""
     rows: torch.Tensor
-    """[n] int64 into the flattened [B * L] hidden rows: the positions that predict the selected tokens."""
+    """[n] int64 into the backbone's hidden rows: the positions that predict the selected tokens."""
     targets: torch.Tensor
     """[n] int64 the selected tokens."""
     actor_logprobs: torch.Tensor
@@ -35,19 +37,17 @@ class MicroBatch:
     """[B] for error messages."""
 
 
-def micro_batch(samples: Sequence[TrainSample], device: torch.device) -> MicroBatch:
+def micro_batch(samples: Sequence[TrainSample], device: torch.device, share_prompts: bool) -> MicroBatch:
     """Pad, flatten, move."""
-    width = max(len(s.sample.prompt_ids) + len(s.sample.completion_ids) for s in samples) - 1
-    ids = np.zeros((len(samples), width), dtype=np.int64)
-    parts = [fill_row(ids, row, sample) for row, sample in enumerate(samples)]
-    counts = [len(part) for part in parts]
+    sequences, rows = shared_layout(samples) if share_prompts else whole_layout(samples)
+    counts = [int(s.selected.sum()) for s in samples]
     tokens = [s.sample.completion_ids[s.selected] for s in samples]
     actor = [s.sample.actor_logprobs[s.selected] for s in samples]
     advantages = np.repeat([s.sample.advantage for s in samples], counts)
     weights = np.repeat([s.weight for s in samples], counts)
     return MicroBatch(
-        ids=torch.from_numpy(ids).to(device),
-        rows=torch.from_numpy(np.concatenate(parts)).to(device),
+        sequences=moved(sequences, device),
+        rows=torch.from_numpy(np.concatenate(rows)).to(device),
         targets=torch.from_numpy(np.concatenate(tokens).astype(np.int64)).to(device),
         actor_logprobs=torch.from_numpy(np.concatenate(actor)).to(device),
         advantages=torch.from_numpy(advantages.astype(np.float32)).to(device),
@@ -57,9 +57,58 @@ def micro_batch(samples: Sequence[TrainSample], device: torch.device) -> MicroBa
     )
 
 
-def fill_row(ids: np.ndarray, row: int, sample: TrainSample) -> np.ndarray:
-    """Write one sequence; returns the flat positions that predict its selected tokens."""
-    prompt, completion = sample.sample.prompt_ids, sample.sample.completion_ids
-    sequence = np.concatenate([prompt, completion])[:-1]
-    ids[row, : len(sequence)] = sequence
-    return row * ids.shape[1] + len(prompt) - 1 + np.flatnonzero(sample.selected)
+def whole_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.ndarray]]:
+    """Every answer with its own copy of the prompt."""
+    whole = [np.concatenate([s.sample.prompt_ids, s.sample.completion_ids])[:-1] for s in samples]
+    ids = padded(whole)
+    rows = [
+        row * ids.shape[1] + len(s.sample.prompt_ids) - 1 + np.flatnonzero(s.selected) for row, s in enumerate(samples)
+    ]
+    return sequences_of(ids, lengths=[len(row) for row in whole], completions=None, owner=[]), rows
+
+
+def shared_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.ndarray]]:
+    """Each group's prompt once."""
+    prompts = {s.sample.group: s.sample.prompt_ids for s in samples}
+    number = {group: index for index, group in enumerate(prompts)}
+    owner = [number[s.sample.group] for s in samples]
+    first, second = padded(list(prompts.values())), padded([s.sample.completion_ids[:-1] for s in samples])
+    rows: list[np.ndarray] = []
+    for row, sample in enumerate(samples):
+        last_of_prompt = owner[row] * first.shape[1] + len(sample.sample.prompt_ids) - 1
+        before_token = first.size + row * second.shape[1] + np.arange(-1, len(sample.selected) - 1)
+        before_token[0] = last_of_prompt
+        rows.append(before_token[sample.selected])
+    lengths = [len(prompt) for prompt in prompts.values()]
+    return sequences_of(first, lengths, completions=second, owner=owner), rows
+
+
+def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Ragged rows as [len(rows), longest] int64, at least one column wide, zeros at the right."""
+    ids = np.zeros((len(rows), max(1, *(len(row) for row in rows))), dtype=np.int64)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
+    return ids
+
+
+def sequences_of(
+    prompts: np.ndarray, lengths: Sequence[int], completions: np.ndarray | None, owner: Sequence[int]
+) -> Sequences:
+    """Arrays as tensors."""
+    return Sequences(
+        prompts=torch.from_numpy(prompts),
+        lengths=torch.tensor(lengths, dtype=torch.int64),
+        completions=None if completions is None else torch.from_numpy(completions),
+        owner=torch.tensor(owner, dtype=torch.int64),
+    )
+
+
+def moved(sequences: Sequences, device: torch.device) -> Sequences:
+    """On the policy's device."""
+    completions = sequences.completions
+    return Sequences(
+        prompts=sequences.prompts.to(device),
+        lengths=sequences.lengths.to(device),
+        completions=None if completions is None else completions.to(device),
+        owner=sequences.owner.to(device),
+    )

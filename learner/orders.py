@@ -1,13 +1,13 @@
 """From tasks to orders: names, seeds and the cut into units that are decoded together.
 
-An order is a function of (run seed, lane, step, first slot, tasks) alone. Whoever builds it again, after a crash or for
-a replay, builds the same one.
+An order is a function of its arguments alone. Whoever builds it again, after a crash or for a replay, builds the same
+one.
 """
 
 from collections.abc import Sequence
 
 from learner.tasks import Task
-from protocol.messages import GroupOrder, Order, Sampling
+from protocol.messages import Group, GroupOrder, Order, Sampling
 from shared.seeding import sample_seeds
 
 
@@ -22,14 +22,15 @@ def build_orders(
     version: int,
     sampling: Sampling,
     groups_per_order: int,
+    stream: str = "",
 ) -> list[Order]:
-    """One group a task, `groups_per_order` groups an order (0: all in one)."""
+    """One group a task, `groups_per_order` groups an order (0: all in one); seeds of this stream, or of the lane."""
     groups = [
         GroupOrder(
             group_id=f"{lane}/{step:06d}/{slot:04d}",
             prompt_ids=task.prompt_ids,
             columns=task.columns,
-            seeds=sample_seeds(seed, lane, step, slot, samples),
+            seeds=sample_seeds(seed, stream or lane, step, slot, samples),
         )
         for slot, task in enumerate(tasks, start=first_slot)
     ]
@@ -43,3 +44,14 @@ def build_orders(
         )
         for start in range(0, len(groups), size)
     ]
+
+
+def answers(order: Order, groups: Sequence[Group]) -> bool:
+    """Whether these groups are the ordered ones: same ids, same prompts, same number of samples."""
+    if len(groups) != len(order.groups):
+        return False
+    return all(
+        (got.group_id, got.prompt_ids.tolist(), len(got.lengths))
+        == (wanted.group_id, wanted.prompt_ids.tolist(), len(wanted.seeds))
+        for wanted, got in zip(order.groups, groups, strict=True)
+    )

@@ -20,8 +20,8 @@ class Peer:
     """Who it said it is."""
     holding: list[str] = field(default_factory=list)
     """Order ids it was given and has not answered."""
-    versions: set[int] = field(default_factory=set)
-    """Policies it was sent."""
+    version: int | None = None
+    """Policy it was sent last; of earlier ones it keeps only those that its orders name."""
     heard_at: float = field(default_factory=time.monotonic)
     """When it last said anything."""
 

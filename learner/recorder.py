@@ -4,12 +4,13 @@ Only the `train` lane is recorded; an evaluation can be repeated. An answer foun
 a journal of another config is refused rather than trained on.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from learner.journal import Journal
+from learner.orders import answers
 from protocol.codec import decode, encode, pack, unpack
-from protocol.messages import Groups, Order
+from protocol.messages import Group, Groups, Order
 from shared.errors import DamageError
 
 TRAIN_LANE = "train"
@@ -30,9 +31,14 @@ class Recorder(Protocol):
 class JournalRecorder:
     """Answers from and to a journal on disk."""
 
-    def __init__(self, journal: Journal, first_step: int) -> None:
-        """Records of steps before `first_step` are in a checkpoint already and are not kept in memory."""
+    def __init__(self, journal: Journal, first_step: int, admit: Callable[[Group], object]) -> None:
+        """Records of steps before `first_step` are in a checkpoint already and are not kept in memory.
+
+        admit: raises for a group that must stop the run. Such a group is not recorded, so that once its cause is
+        mended a resumed run orders it anew.
+        """
         self.journal = journal
+        self.admit = admit
         self.found = index_records(journal.records(), first_step)
 
     def find(self, order: Order) -> Groups | None:
@@ -41,12 +47,13 @@ class JournalRecorder:
         return None if payload is None else matching(order, payload)
 
     def record(self, answers: Sequence[Groups]) -> None:
-        """Append all, one fsync."""
-        lasting = [groups for groups in answers if lane(groups.order_id) == TRAIN_LANE]
-        for groups in lasting:
-            self.journal.append(pack(encode(groups)))
-        if lasting:
-            self.journal.sync()
+        """One fsync a record: recovery can tell a torn last record from damage, but not two of them."""
+        for groups in answers:
+            if lane(groups.order_id) == TRAIN_LANE:
+                for group in groups.groups:
+                    self.admit(group)
+                self.journal.append(pack(encode(groups)))
+                self.journal.sync()
 
 
 class RecordedOrders:
@@ -77,7 +84,6 @@ class RecordedOrders:
         """Nothing comes."""
 
 
-
 def index_records(records: Iterable[bytes], first_step: int) -> dict[str, bytes]:
     """order id -> record, the first where one was written twice."""
     index: dict[str, bytes] = {}
@@ -98,10 +104,7 @@ def read(payload: bytes) -> Groups:
 def matching(order: Order, payload: bytes) -> Groups:
     """The recorded answer, or DamageError if it answers something else."""
     groups = read(payload)
-    ids = [group.group_id for group in groups.groups]
-    prompts = [group.prompt_ids.tolist() for group in groups.groups]
-    wanted = [group.group_id for group in order.groups]
-    if ids != wanted or prompts != [group.prompt_ids.tolist() for group in order.groups]:
+    if groups.policy_version != order.policy_version or not answers(order, groups.groups):
         raise DamageError(
             f"The journal's record of order {order.order_id} does not fit this run's config and tasks;"
             " restore config.json, or start a new run."

@@ -39,7 +39,6 @@ class OrderDesk(Protocol):
         ...
 
 
-
 class Pending:
     """One step that has been ordered and not yet collected."""
 
@@ -57,9 +56,7 @@ class Sampler:
         self.tasks = tasks
         self.curriculum = curriculum
         self.desk = desk
-        self.sampling = Sampling(
-            temperature=config.rollout.temperature, max_new_tokens=config.rollout.max_new_tokens
-        )
+        self.sampling = Sampling(temperature=config.rollout.temperature, max_new_tokens=config.rollout.max_new_tokens)
         self.pending: list[Pending] = []
         self.next_step = 0
 

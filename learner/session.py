@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from learner.batch import kept_samples
 from learner.books import RunBooks
 from learner.checkpoint import CheckpointStore
 from learner.dispatch import Dispatcher
@@ -81,7 +82,7 @@ class Session:
         store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
-        recorder = JournalRecorder(journal, self.first_step)
+        recorder = JournalRecorder(journal, self.first_step, admit=lambda group: kept_samples(group, config))
         self.desk = Dispatcher(port, recorder, model.expected(), welcome(run, config))
         self.state = build_state(model, self.desk)
         self.spent_s = self.state.load(checkpoint) if checkpoint else 0.0
@@ -133,9 +134,7 @@ class Session:
 
 def welcome(run: RunDir, config: Config) -> Welcome:
     """What actors are told when they join."""
-    return Welcome(
-        run_id=run.read_info().run_id, heartbeat_s=config.link.heartbeat_s, silence_s=config.link.silence_s
-    )
+    return Welcome(run_id=run.read_info().run_id, heartbeat_s=config.link.heartbeat_s, silence_s=config.link.silence_s)
 
 
 def report_tasks(model: Model) -> None:

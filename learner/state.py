@@ -53,7 +53,7 @@ class LearnerState:
             "optimizer.safetensors": self.optimizer.state_bytes(),
             "state.json": json.dumps(facts, indent=2).encode(),
         }
-        older = {version_file(v): versions[v].adapter.tobytes() for v in versions if v < step}
+        older = {version_file(v, step): versions[v].adapter.tobytes() for v in versions if v < step}
         return Checkpoint(step=step, files=files | older)
 
     def load(self, checkpoint: Checkpoint) -> float:
@@ -67,12 +67,13 @@ class LearnerState:
         install_adapter(self.publisher.adapter, checkpoint.files[ADAPTER])
         self.optimizer.load_state_bytes(checkpoint.files["optimizer.safetensors"])
         self.sampler.load_state_dict(facts["sampler"])
-        for version in facts["versions"]:
-            name = ADAPTER if version == checkpoint.step else version_file(version)
-            self.publisher.versions[version] = policy_message(version, checkpoint.files[name])
+        self.publisher.versions = {
+            version: policy_message(version, checkpoint.files[version_file(version, checkpoint.step)])
+            for version in facts["versions"]
+        }
         return float(facts["wall_s"])
 
 
-def version_file(version: int) -> str:
-    """Where an older version lies in a checkpoint."""
-    return f"policy-{version:06d}.safetensors"
+def version_file(version: int, newest: int) -> str:
+    """Where a version lies in a checkpoint."""
+    return ADAPTER if version == newest else f"policy-{version:06d}.safetensors"

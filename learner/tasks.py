@@ -78,6 +78,11 @@ def held_out_source(config: TasksConfig) -> tuple[str, str]:
     """A file of its own, or another split of the same hub data set."""
     if Path(config.held_out).suffix in FORMATS:
         return config.held_out, "train"
+    if Path(config.source).suffix in FORMATS:
+        raise DataError(
+            f"tasks.held_out = '{config.held_out}' is no {', '.join(FORMATS)} file, and a file has no splits;"
+            " name a file, or leave it empty to hold out the last tenth."
+        )
     return config.source, config.held_out
 
 
@@ -86,7 +91,9 @@ def read_rows(source: str, split: str, config: TasksConfig) -> Iterator[Columns]
     for row in open_dataset(source, split):
         for column in (config.question, config.answer):
             if column not in row:
-                raise DataError(f"{source} has no column '{column}'; it has {', '.join(row)}: set tasks.question/answer.")
+                raise DataError(
+                    f"{source} has no column '{column}'; it has {', '.join(row)}: set tasks.question/answer."
+                )
         yield canonical(row, config)
 
 
@@ -96,13 +103,18 @@ def open_dataset(source: str, split: str) -> Iterable[Mapping[str, Any]]:
 
     kind = FORMATS.get(Path(source).suffix)
     if kind and not Path(source).is_file():
-        raise DataError(f"tasks.source names the file '{source}', which does not exist.")
+        raise DataError(f"tasks.source or tasks.held_out names the file '{source}', which does not exist.")
     try:
         if kind:
             return load_dataset(kind, data_files={"train": source}, split="train")
         return load_dataset(source, split=split)
     except Exception as error:
-        raise DataError(f"tasks.source = '{source}' cannot be read: {str(error).splitlines()[0]}") from error
+        raise DataError(f"tasks.source = '{source}' cannot be read: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """Libraries put pages into their messages, or nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def canonical(row: Mapping[str, Any], config: TasksConfig) -> Columns:

@@ -8,6 +8,7 @@ nothing was applied. A value that is not finite stops the run before the optimiz
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,11 +18,14 @@ from learner.loss import LossTerms, TokenBatch, policy_loss
 from learner.microbatch import MicroBatch, micro_batch
 from learner.optimizer import Optimizer
 from shared.config import Config
+from shared.errors import TrainingStopped
 from shared.head import TokenStats
 from shared.policy import Policy
 
+Done = TypeVar("Done")
 
-class NotFinite(Exception):
+
+class NotFinite(TrainingStopped):
     """A loss or gradient that is not a number; the optimizer was not stepped."""
 
 
@@ -54,6 +58,8 @@ class Update:
         self.config = config
         self.progress = progress
         self.token_budget = config.batch.token_budget
+        # transformers cannot recompute activations of layers that read a cache.
+        self.share_prompts = not config.batch.checkpointing
 
     def apply(self, step: int, batch: StepBatch) -> UpdateStats | None:
         """All passes over a batch; None if no group taught anything, and then nothing changes."""
@@ -71,25 +77,28 @@ class Update:
         )
 
     def gradient_pass(self, step: int, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> UpdateStats:
-        """One optimizer step, replayed with smaller micro-batches if memory runs out."""
-        while True:
-            self.optimizer.zero_grad()
-            cuts = cut(samples, self.token_budget)
-            try:
-                parts = [self.backward(part, old) for part in cuts]
-                break
-            except torch.OutOfMemoryError:
-                if len(cuts) == len(samples):
-                    raise
-                self.token_budget //= 2
+        """One optimizer step."""
+        parts = self.over_cuts(samples, lambda part: self.backward(part, old))
         grad_norm = self.optimizer.clip()
         if not np.isfinite(grad_norm):
             raise NotFinite(f"The gradient of step {step} is not finite ({grad_norm}); the optimizer was not stepped.")
         return gathered(parts, grad_norm, self.optimizer.step(step))
 
+    def over_cuts(self, samples: Sequence[TrainSample], work: Callable[[list[TrainSample]], Done]) -> list[Done]:
+        """`work` on every micro-batch; on all of them again, with half the budget, if memory runs out."""
+        while True:
+            self.optimizer.zero_grad()
+            cuts = cut(samples, self.token_budget, self.share_prompts)
+            try:
+                return [work(part) for part in cuts]
+            except torch.OutOfMemoryError:
+                if len(cuts) == len(samples):
+                    raise
+                self.token_budget //= 2
+
     def backward(self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> "PassPart":
         """Add one micro-batch's gradient."""
-        batch = micro_batch(samples, self.policy.device)
+        batch = micro_batch(samples, self.policy.device, self.share_prompts)
         base = self.base_logprobs(batch)
         logprobs = self.forward(batch).logprobs
         before = torch.cat([old[name] for name in batch.names]) if old else logprobs.detach()
@@ -102,20 +111,22 @@ class Update:
 
     def forward(self, batch: MicroBatch) -> TokenStats:
         """Backbone on all tokens, head on the selected rows."""
-        hidden = self.policy.hidden(batch.ids).flatten(0, 1).index_select(0, batch.rows)
+        hidden = self.policy.hidden(batch.sequences).index_select(0, batch.rows)
         temperature, rows = self.config.rollout.temperature, self.config.batch.head_rows
         return self.policy.stats(hidden, batch.targets, temperature=temperature, rows=rows)
 
     @torch.no_grad()
     def old_logprobs(self, samples: Sequence[TrainSample]) -> dict[str, torch.Tensor]:
         """log pi_old of each sample's selected tokens, before the first pass."""
-        old: dict[str, torch.Tensor] = {}
-        for part in cut(samples, self.token_budget):
-            batch = micro_batch(part, self.policy.device)
+
+        def named(part: list[TrainSample]) -> dict[str, torch.Tensor]:
+            batch = micro_batch(part, self.policy.device, self.share_prompts)
             counts = [int(sample.selected.sum()) for sample in part]
-            old |= dict(zip(batch.names, self.forward(batch).logprobs.split(counts), strict=True))
+            logprobs = self.forward(batch).logprobs.split(counts)
             self.progress()
-        return old
+            return dict(zip(batch.names, logprobs, strict=True))
+
+        return merged(self.over_cuts(samples, named))
 
     @torch.no_grad()
     def base_logprobs(self, batch: MicroBatch) -> torch.Tensor | None:
@@ -133,12 +144,14 @@ class Update:
         everything = [
             TrainSample(sample=s, selected=np.ones(len(s.completion_ids), dtype=bool), weight=0.0) for s in samples
         ]
-        found: dict[str, np.ndarray] = {}
-        for part in cut(everything, self.token_budget):
-            batch = micro_batch(part, self.policy.device)
+
+        def named(part: list[TrainSample]) -> dict[str, np.ndarray]:
+            batch = micro_batch(part, self.policy.device, self.share_prompts)
             rows = self.forward(batch).entropies.split([len(s.selected) for s in part])
-            found |= {name: row.cpu().numpy() for name, row in zip(batch.names, rows, strict=True)}
             self.progress()
+            return {name: row.cpu().numpy() for name, row in zip(batch.names, rows, strict=True)}
+
+        found = merged(self.over_cuts(everything, named))
         return [replace(sample, entropies=found[sample.name]) for sample in samples]
 
 
@@ -154,9 +167,12 @@ class PassPart:
     """Of its tokens."""
 
 
-def token_batch(
-    batch: MicroBatch, logprobs: torch.Tensor, old: torch.Tensor, base: torch.Tensor | None
-) -> TokenBatch:
+def merged(parts: Sequence[dict[str, Done]]) -> dict[str, Done]:
+    """The samples of all micro-batches in one."""
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def token_batch(batch: MicroBatch, logprobs: torch.Tensor, old: torch.Tensor, base: torch.Tensor | None) -> TokenBatch:
     """What the loss sees of a micro-batch."""
     return TokenBatch(
         logprobs=logprobs,

@@ -84,7 +84,9 @@ class BufferWriter:
         self.parts += [bytes(padding), little_endian.view(np.uint8).data]
         self.size = offset + little_endian.nbytes
         if self.size > MAX_BUFFER_BYTES:
-            raise MalformedMessage(f"The arrays take more than {MAX_BUFFER_BYTES} bytes, the limit of the buffer frame.")
+            raise MalformedMessage(
+                f"The arrays take more than {MAX_BUFFER_BYTES} bytes, the limit of the buffer frame."
+            )
         return {"dtype": values.dtype.name, "shape": [values.size], "offset": offset}
 
     def frame(self) -> bytes:
@@ -149,7 +151,8 @@ def decode(frames: Sequence[bytes]) -> AnyMessage:
 
 def read_header(frame: bytes) -> Header:
     """The header, if it is of this version. Comes first, for another version may differ in all that follows."""
-    raw = from_msgpack(frame[: MAX_HEADER_BYTES + 1], "header")
+    check_size("header", frame, MAX_HEADER_BYTES)
+    raw = from_msgpack(frame, "header")
     version = raw.get("version")
     if type(version) is int and version != PROTOCOL_VERSION:
         raise VersionMismatch(
@@ -179,9 +182,14 @@ def check_sizes(frames: Sequence[bytes]) -> None:
     """The right number of frames, none too large."""
     if len(frames) != NUM_FRAMES:
         raise MalformedMessage(f"A message has {NUM_FRAMES} frames, got {len(frames)}.")
-    for name, frame, limit in zip(("header", "body", "buffers"), frames, FRAME_LIMITS, strict=True):
-        if len(frame) > limit:
-            raise MalformedMessage(f"The {name} frame has {len(frame)} bytes; the limit is {limit}.")
+    for name, frame, limit in zip(("header", "body", "buffer"), frames, FRAME_LIMITS, strict=True):
+        check_size(name, frame, limit)
+
+
+def check_size(name: str, frame: bytes, limit: int) -> None:
+    """Not too large."""
+    if len(frame) > limit:
+        raise MalformedMessage(f"The {name} frame has {len(frame)} bytes; the limit is {limit}.")
 
 
 def checksum(body: bytes, buffers: bytes) -> int:

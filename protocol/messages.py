@@ -26,6 +26,7 @@ from protocol.limits import (
     MAX_SEED,
     MAX_TEXT_CHARS,
 )
+from protocol.outcome import Outcome
 
 PROTOCOL_VERSION = 1
 
@@ -37,18 +38,6 @@ Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 # Every float has a lower and an upper bound, for NaN and infinity lie outside of any.
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
-
-
-class Outcome(StrEnum):
-    """What the verifier found; a fault of the verifier is never a silent zero."""
-
-    CORRECT = "correct"
-    WRONG = "wrong"
-    UNPARSABLE = "unparsable"
-    TRUNCATED = "truncated"
-    TIMEOUT = "timeout"
-    ERROR = "error"
-    ABSTAIN = "abstain"
 
 
 class Finish(StrEnum):

@@ -52,14 +52,15 @@ class HandshakeWatch:
         )
 
     def check(self) -> None:
-        """SecurityError once it is certain. A learner that dies during a handshake looks like a wrong key, once."""
+        """SecurityError once it is certain. A learner that dies during a handshake looks like a wrong key, once;
+        the failures that have a name are certain at once, and ZeroMQ does not try again after them."""
         while self.events.poll(0):
             event = recv_monitor_message(self.events)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.num_failures = 0
                 continue
             self.num_failures += 1
-            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH or self.num_failures >= MAX_HANDSHAKE_FAILURES:
+            if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self.num_failures >= MAX_HANDSHAKE_FAILURES:
                 raise SecurityError(
                     f"The learner at {self.endpoint} and the key file {self.key_file} do not belong together; "
                     "copy keys/actor.json anew from the run directory."

@@ -147,6 +147,8 @@ class ZmqActorPort:
         try:
             self.socket.send_multipart(encode(message))
         except zmq.Again as error:
+            # A learner that refused us takes nothing either; that is the better explanation.
+            self.watch.check()
             awaited = f"room for a {type(message).__name__}"
             raise PeerTimeout(f"The learner at {self.endpoint}", awaited, self.send_timeout_s) from error
 
@@ -160,8 +162,9 @@ class ZmqActorPort:
         return None
 
     def close(self) -> None:
-        """The watch is a socket of its own, which would keep the context alive."""
-        self.socket.disable_monitor()
+        """The watch is a socket of its own, which would keep the context alive. Closing twice is harmless."""
+        if not self.socket.closed:
+            self.socket.disable_monitor()
         self.watch.events.close()
         self.socket.close()
         self.context.term()

@@ -1,0 +1,1 @@
+"""What both processes must agree on: configuration, policy, adapter files, seeds, run directory. Imports `protocol`."""

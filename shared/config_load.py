@@ -103,7 +103,9 @@ def explain(message: str, tree: Mapping[str, Any]) -> str:
 def check_together(config: Config) -> None:
     """What only two keys together can get wrong."""
     if config.verifier.kind == "callable" and not config.verifier.function:
-        raise ConfigError("verifier.kind is 'callable' but verifier.function is empty; name one as path/to/file.py:name.")
+        raise ConfigError(
+            "verifier.kind is 'callable' but verifier.function is empty; name one as path/to/file.py:name."
+        )
     endpoint = config.link.endpoint
     if endpoint != "ipc" and not endpoint.startswith("tcp://"):
         raise ConfigError(f"link.endpoint = '{endpoint}' is not allowed: expected 'ipc' or tcp://host:port.")
@@ -121,5 +123,5 @@ def config_from_json(data: bytes) -> Config:
     try:
         tree = msgspec.json.decode(data, type=Tree)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"The resolved configuration is damaged: {error}; mend config.json in that place.") from error
+        raise ConfigError(f"The resolved configuration is damaged: {error}; mend config.json there.") from error
     return resolve(tree)

@@ -6,7 +6,8 @@ UserError
 |-- ModelError        a checkpoint folder or hub id that cannot be loaded
 |-- DataError         a data file, a column
 |-- DamageError       a file of the run that is corrupt beyond what may be repaired in silence
-`-- RewardError       the user's reward function
+|-- RewardError       the user's reward function
+`-- TrainingStopped   a step that must not be built upon: verifier fault, mismatch, values that are not finite
 """
 
 
@@ -36,3 +37,7 @@ class DamageError(UserError):
 
 class RewardError(UserError):
     """The user's reward function cannot be used."""
+
+
+class TrainingStopped(UserError):
+    """Training stopped on purpose, before anything wrong was applied."""

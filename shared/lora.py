@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.nf4 import NF4Matmul, NF4Weight
+from shared.nf4 import NF4Matmul, NF4Weight, kernel_state
 
 Matmul = Callable[[torch.Tensor], torch.Tensor]
 
@@ -29,7 +29,8 @@ def held_matmul(weight: torch.Tensor) -> Matmul:
 
 def nf4_matmul(weight: NF4Weight) -> Matmul:
     """Multiply by a weight that is dequantised anew in each call."""
-    return lambda x: NF4Matmul.apply(x, weight)  # pyright: ignore[reportReturnType]
+    state = kernel_state(weight)
+    return lambda x: NF4Matmul.apply(x, weight.packed, state)  # pyright: ignore[reportReturnType]
 
 
 class FrozenLinear(nn.Module):
@@ -103,4 +104,3 @@ class Adapter:
         finally:
             for layer in self.layers.values():
                 layer.enabled = True
-

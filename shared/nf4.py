@@ -1,66 +1,113 @@
-"""NF4 weights: 4-bit codes in blocks of 64 with doubly quantised scales, by bitsandbytes.
+"""NF4 weights: 4-bit codes in blocks of 64 with doubly quantised scales, quantised by bitsandbytes.
 
-    W ~ code[q] * absmax,  absmax ~ code8[q2] * absmax2 + offset
+    W[i] = code[q[i]] * absmax[i / 64],      absmax[j] = code8[q8[j]] * absmax8[j / 256] + offset
 
 Tensors carry the names of Hugging Face's bitsandbytes checkpoints, so that any engine that reads those loads our bits.
+`dequantize` is the formula above in fp32, the same bits as bitsandbytes' kernels (a test compares them); `NF4Matmul`
+uses those kernels. bitsandbytes is imported only where it works: its import costs seconds and 120 MB, and a process
+that holds dequantised values on a CPU needs neither.
 Left out on purpose: bitsandbytes' own `Linear4bit`. It repacks weights in place on some CPUs and then has no input
-gradient, and `Params4bit.to()` mutates shared state; plain buffers have neither trap.
+gradient, and `Params4bit.to()` mutates shared state; plain tensors have neither trap.
 """
 
+import json
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bitsandbytes.functional import QuantState, dequantize_4bit, quantize_4bit
 
 BLOCK = 64
 STATE_KEY = "quant_state.bitsandbytes__nf4"
+PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", STATE_KEY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NF4Weight:
-    """One frozen weight matrix."""
+    """One frozen weight matrix, as a checkpoint holds it."""
 
     packed: torch.Tensor
-    """[out * in / 2, 1] uint8, two codes a byte."""
-    state: QuantState
-    """Scales, code book and shape."""
+    """[out * in / 2, 1] uint8, two codes a byte, the earlier one in the high bits."""
+    absmax: torch.Tensor
+    """[out * in / 64] uint8 quantised scales."""
+    quant_map: torch.Tensor
+    """[16] fp32 the values of the codes."""
+    nested_absmax: torch.Tensor
+    """[blocks of scales] fp32 scale of each block of scales."""
+    nested_quant_map: torch.Tensor
+    """[256] fp32 the values of the scales' codes."""
+    facts: torch.Tensor
+    """JSON as uint8: shape, block sizes, dtype, offset."""
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """[out, in] the values the codes stand for."""
-        return dequantize_4bit(self.packed, self.state).to(dtype)
+        facts = read_facts(self.facts)
+        codes = self.packed.flatten()
+        indices = torch.stack([codes >> 4, codes & 15], dim=1).flatten().long()
+        scales = self.nested_absmax.repeat_interleave(facts["nested_blocksize"])[: len(self.absmax)]
+        absmax = self.nested_quant_map[self.absmax.long()] * scales + facts["nested_offset"]
+        values = self.quant_map[indices].view(-1, facts["blocksize"]) * absmax[:, None]
+        return values.view(facts["shape"]).to(dtype)
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """The checkpoint entries of this weight under `name`."""
-        parts = self.state.as_dict(packed=True)
-        return {name: self.packed} | {f"{name}.{key}": value for key, value in parts.items()}
-
-
-def quantize(weight: torch.Tensor) -> NF4Weight:
-    """[out, in] -> NF4 with double quantisation."""
-    packed, state = quantize_4bit(weight.contiguous(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4")
-    return NF4Weight(packed=packed, state=state)
+        values = (self.absmax, self.quant_map, self.nested_absmax, self.nested_quant_map, self.facts)
+        return {name: self.packed} | {f"{name}.{part}": value for part, value in zip(PARTS, values, strict=True)}
 
 
 def from_tensors(name: str, tensors: dict[str, torch.Tensor], device: torch.device) -> NF4Weight:
     """The inverse of `NF4Weight.tensors`."""
-    prefix = f"{name}."
-    parts = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-    return NF4Weight(packed=tensors[name].to(device), state=QuantState.from_dict(parts, device=device))
+    absmax, quant_map, nested_absmax, nested_quant_map, facts = (tensors[f"{name}.{part}"] for part in PARTS)
+    return NF4Weight(
+        packed=tensors[name].to(device),
+        absmax=absmax.to(device),
+        quant_map=quant_map.to(device),
+        nested_absmax=nested_absmax.to(device),
+        nested_quant_map=nested_quant_map.to(device),
+        facts=facts,
+    )
+
+
+def read_facts(facts: torch.Tensor) -> dict[str, Any]:
+    """The packed JSON of a checkpoint."""
+    return json.loads(bytes(facts.cpu().numpy()))
+
+
+def quantize(weight: torch.Tensor) -> NF4Weight:
+    """[out, in] -> NF4 with double quantisation."""
+    quantize_4bit = bitsandbytes().quantize_4bit
+    packed, state = quantize_4bit(weight.contiguous(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4")
+    parts = state.as_dict(packed=True)
+    return from_tensors("w", {"w": packed} | {f"w.{part}": parts[part] for part in PARTS}, weight.device)
+
+
+def kernel_state(weight: NF4Weight) -> Any:
+    """The weight's scales as bitsandbytes' kernels take them."""
+    parts = {part: value for part, value in weight.tensors("w").items() if part != "w"}
+    parts = {part.removeprefix("w."): value for part, value in parts.items()}
+    return bitsandbytes().QuantState.from_dict(parts, device=weight.packed.device)
+
+
+def bitsandbytes() -> Any:
+    """Its functions, without the warning that it looked for a downloadable kernel and found none."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    import bitsandbytes.functional
+
+    return bitsandbytes.functional
 
 
 class NF4Matmul(torch.autograd.Function):
     """y = x W^T with W dequantised for the call and again for the backward pass; only the codes stay in memory."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: NF4Weight) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, state: Any) -> torch.Tensor:
         """[..., in] -> [..., out]"""
-        ctx.weight = weight
-        return F.linear(x, weight.dequantize(x.dtype))
+        ctx.packed, ctx.state = packed, state
+        return F.linear(x, bitsandbytes().dequantize_4bit(packed, state).to(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """dx = dy W; the base is frozen, so there is no dW."""
         (grad,) = grads
-        return grad @ ctx.weight.dequantize(grad.dtype), None
+        return grad @ bitsandbytes().dequantize_4bit(ctx.packed, ctx.state).to(grad.dtype), None, None

@@ -19,6 +19,7 @@ from shared.errors import ModelError
 from shared.head import TokenStats, token_stats
 from shared.lora import Adapter, FrozenLinear, LoraLinear, held_matmul, nf4_matmul
 from shared.nf4 import from_tensors
+from shared.sequences import Sequences, hidden_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +41,9 @@ class Policy:
     config: Any
     """The checkpoint's transformers configuration."""
 
-    def hidden(self, ids: torch.Tensor) -> torch.Tensor:
-        """[B, T] right-padded ids -> [B, T, H]"""
-        return self.backbone(input_ids=ids, use_cache=False).last_hidden_state
+    def hidden(self, sequences: Sequences) -> torch.Tensor:
+        """Hidden rows of all positions, [P * Lp + B * Lc, H]; see shared/sequences.py."""
+        return hidden_rows(self.backbone, sequences)
 
     def stats(self, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, rows: int) -> TokenStats:
         """Hidden rows [n, H] and the tokens that followed [n] -> log-probs and entropies."""
@@ -51,7 +52,7 @@ class Policy:
     def checkpoint_activations(self) -> None:
         """Keep one activation a layer and recompute the rest in the backward pass."""
         self.backbone.train()
-        self.backbone.gradient_checkpointing_enable({"use_reentrant": False})  # pyright: ignore[reportCallIssue]
+        self.backbone.activation_checkpointing_enable({"use_reentrant": False})  # pyright: ignore[reportCallIssue]
 
 
 def pick_device(device: str) -> torch.device:
@@ -59,7 +60,9 @@ def pick_device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        raise ModelError("compute.device is 'cuda' but PyTorch sees no card; use compute.device=cpu or mend the driver.")
+        raise ModelError(
+            "compute.device is 'cuda' but PyTorch sees no card; use compute.device=cpu or mend the driver."
+        )
     return torch.device(device)
 
 

@@ -12,13 +12,14 @@ minimises the weighted mean
 The policy will hold its decoder linears in NF4, which hurts a model this small. So the last part of the steps runs
 forward with the NF4 values of the weights and hands the gradient straight through to the weights themselves.
 
-The same seed, steps, thread count and CPU give the same bytes. Left out on purpose: mixed precision, data files,
+The same seed and steps give the same bytes on the same CPU; threads and BLAS mode are pinned. Left out on purpose: mixed precision, data files,
 resuming; the whole run takes a quarter of an hour on two cores.
 """
 
 import argparse
 import os
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from shared.determinism import cpu_environment, pin_torch
 from shared.embedded import EMBEDDED_DIR
 from shared.embedded.accuracy import Grade, chat_prompt, decoder_linears, grade, nf4_values, to_nf4_values
 from shared.embedded.chat_tokenizer import MAX_LENGTH, PAD_ID, TURN_END, TURN_END_ID, VOCAB_SIZE, train_tokenizer
@@ -59,15 +61,24 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of weights, texts and tokenizer (default: %(default)s)")
     parser.add_argument("--held-out", type=int, default=_NUM_HELD_OUT, help="problems to report on, 0 for no report")
     args = parser.parse_args()
+    _pin_environment()
     make_model(args.out, num_steps=args.steps, seed=args.seed)
     if args.held_out:
         report(args.out, num_problems=args.held_out)
 
 
+def _pin_environment() -> None:
+    """Start over where the variables that decide the last bit of a sum are not in place before torch."""
+    pinned = cpu_environment(_NUM_THREADS, "portable")
+    pinned["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning threads would hold up a run on a busy machine many times over
+    if not pinned.items() <= os.environ.items():
+        command = [sys.executable, "-m", "shared.embedded.make_model", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **pinned})
+
+
 def make_model(out: Path, *, num_steps: int, seed: int) -> None:
     """Train tokenizer and weights and put the checkpoint into `out`."""
-    torch.set_num_threads(_NUM_THREADS)
-    torch.use_deterministic_algorithms(True)
+    pin_torch(_NUM_THREADS)
     torch.manual_seed(seed)
     tokenizer = train_tokenizer(seed)
     model = Qwen2ForCausalLM(_architecture())
@@ -169,6 +180,7 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
         for path in sorted(Path(staging).iterdir()):
+            path.chmod(0o644)  # safetensors writes for the owner alone
             os.replace(path, out / path.name)
 
 

@@ -24,7 +24,7 @@ LEVELS = (1, 2, 3)
 LARGEST = 99
 _LARGEST_OPERAND = 20
 _HELD_OUT_ONE_IN = 8
-_MAX_MISSES = 2000
+_MAX_MISSES = 500
 
 
 @dataclass(frozen=True, kw_only=True)

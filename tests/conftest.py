@@ -1,0 +1,45 @@
+"""What every test gets: fixed threads, no network, a run directory of its own."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported anywhere: sums depend on the thread count in the last bit, and tests compare bits.
+os.environ["OMP_NUM_THREADS"] = "2"
+os.environ["MKL_NUM_THREADS"] = "2"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Quantised bases of a test run go to a folder of its own; child processes inherit it."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def run_path(tmp_path: Path) -> Path:
+    """Where a run may be made; does not exist yet."""
+    return tmp_path / "run"
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Qwen2; its quantised base is cached beside it on first use."""
+    from tests.fakes import tiny_checkpoint
+
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """No barriers between threads: at toy sizes they cost more than the sums, and on a busy machine far more."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

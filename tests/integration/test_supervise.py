@@ -1,0 +1,359 @@
+"""The supervisor with real processes: small scripts that crash, hang, refuse to stop, or behave.
+
+Scripts talk to the test through files in their folder and through their log.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.errors import ProcessFailed
+from launch.restarts import Patience, Restarts
+from launch.supervise import Supervisor
+from launch.topology import Process, Topology
+from shared.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = Patience(tick_s=0.02, grace_s=1.0, pause_s=0.02, farewell_s=0.2)
+DEADLINE_S = 30.0
+
+PROLOGUE = """
+import os, pathlib, signal, subprocess, sys, time
+from shared.lifeline import die_with_parent
+die_with_parent()
+here = pathlib.Path(sys.argv[1])
+me = sys.argv[2]
+with (here / f"{me}.pids").open("a") as file:
+    file.write(f"{os.getpid()}\\n")
+lives = len((here / f"{me}.pids").read_text().split())
+def wait_for(name):
+    while not (here / name).exists():
+        time.sleep(0.01)
+"""
+SERVE = "time.sleep(600)"
+ON_TERM = """
+def leave(*_):
+    print("asked to stop", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+(here / f"{me}.ready").touch()
+"""
+DEAF = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(here / f"{me}.ready").touch()
+time.sleep(600)
+"""
+WITH_WORKER = """
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+with (here / "worker.pids").open("a") as file:
+    file.write(f"{worker.pid}\\n")
+(here / f"{me}.ready").touch()
+"""
+
+
+class Listener:
+    """An audience that remembers, and can act at every tick."""
+
+    def __init__(
+        self, act: Callable[["Listener"], None] = lambda _: None, steps: Callable[[], int] = lambda: 0
+    ) -> None:
+        self.act = act
+        self.steps = steps
+        self.notes: list[str] = []
+        self.lines: list[str] = []
+        self.begin = time.monotonic()
+
+    def tick(self) -> int:
+        """A test that hangs fails here, and the supervisor cleans up."""
+        assert time.monotonic() - self.begin < DEADLINE_S
+        self.act(self)
+        return self.steps()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def log_line(self, name: str, line: str) -> None:
+        self.lines.append(f"{name} | {line}")
+
+
+def child(folder: Path, name: str, script: str) -> Process:
+    return Process(
+        name=name,
+        argv=(sys.executable, "-c", PROLOGUE + script, str(folder), name),
+        environment={"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        threads=1,
+        log=folder / "logs" / f"{name}.log",
+    )
+
+
+def plan(folder: Path, learner: str, actor: str = SERVE) -> Topology:
+    return Topology(
+        run_dir=folder,
+        endpoint="ipc",
+        learner=child(folder, "learner", learner),
+        actors=(child(folder, "actor0", actor),),
+    )
+
+
+def pids(folder: Path) -> list[int]:
+    """Every process that ever ran in this test."""
+    return [int(pid) for file in folder.glob("*.pids") for pid in file.read_text().split()]
+
+
+def lives(folder: Path, name: str) -> int:
+    file = folder / f"{name}.pids"
+    return len(file.read_text().split()) if file.exists() else 0
+
+
+def alive(pid: int) -> bool:
+    """A process that is gone, or dead and not yet collected by its parent, is not alive."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Whatever a test does, no process of it may be left when it ends."""
+    yield tmp_path
+    try:
+        until(lambda: not any(map(alive, pids(tmp_path))), "processes are left")
+    finally:
+        for pid in filter(alive, pids(tmp_path)):
+            os.kill(pid, signal.SIGKILL)
+
+
+# --- the ordinary end
+
+
+def test_when_the_learner_is_done_the_actor_is_asked_to_stop(folder: Path) -> None:
+    listener = Listener()
+    learner = "print('hello')\nwait_for('actor0.ready')"
+    Supervisor(plan(folder, learner, ON_TERM + SERVE), listener, QUICK).run()
+    assert "learner | hello" in listener.lines
+    assert "actor0 | asked to stop" in listener.lines
+    assert listener.notes == []
+
+
+def test_an_actor_that_does_not_stop_is_killed_with_its_workers(folder: Path) -> None:
+    begin = time.monotonic()
+    Supervisor(plan(folder, "wait_for('actor0.ready')", WITH_WORKER + DEAF), Listener(), QUICK).run()
+    assert time.monotonic() - begin >= QUICK.grace_s
+    assert lives(folder, "worker") == 1
+
+
+def test_children_have_a_session_of_their_own_and_know_their_parent(folder: Path) -> None:
+    learner = "print(os.getsid(0) == os.getpid(), os.getppid())"
+    listener = Listener()
+    Supervisor(plan(folder, learner), listener, QUICK).run()
+    assert f"learner | True {os.getpid()}" in listener.lines
+
+
+# --- failures
+
+
+def test_a_crash_of_the_learner_stops_all_and_shows_its_last_words(folder: Path) -> None:
+    learner = "wait_for('actor0.ready')\nfor n in range(40): print('line', n)\nraise RuntimeError('lost')"
+    with pytest.raises(ProcessFailed) as failed:
+        Supervisor(plan(folder, learner, ON_TERM + SERVE), Listener(steps=lambda: 7), QUICK).run()
+    text = str(failed.value)
+    assert "learner ended with exit code 1 after step 7" in text
+    assert str(folder / "logs" / "learner.log") in text
+    assert "learner | RuntimeError: lost" in text
+    assert "learner | line 39" in text
+    assert "line 20" not in text
+    assert text.count("\n") == 15
+
+
+def test_a_learner_killed_from_outside_is_named_with_the_signal(folder: Path) -> None:
+    def kill(_: Listener) -> None:
+        if (folder / "learner.ready").exists():
+            os.kill(int((folder / "learner.pids").read_text()), signal.SIGKILL)
+
+    with pytest.raises(ProcessFailed, match="learner was ended by SIGKILL"):
+        Supervisor(plan(folder, ON_TERM + SERVE), Listener(kill), QUICK).run()
+
+
+@pytest.mark.parametrize("who", ["learner", "actor0"])
+def test_a_user_error_comes_up_as_its_own_sentence_and_nothing_is_restarted(folder: Path, who: str) -> None:
+    wrong = (
+        "print('INFO loading')\nprint('error: there is no model at x; check model.path.', file=sys.stderr)\nsys.exit(2)"
+    )
+    scripts = {"learner": SERVE, "actor0": SERVE} | {who: wrong}
+    with pytest.raises(UserError) as failed:
+        Supervisor(plan(folder, scripts["learner"], scripts["actor0"]), Listener(), QUICK).run()
+    assert str(failed.value) == "there is no model at x; check model.path."
+    assert lives(folder, who) == 1
+
+
+def test_a_program_that_cannot_be_started_leaves_nothing_behind(folder: Path) -> None:
+    broken = Process(
+        name="actor0", argv=("/no/such/program",), environment={}, threads=1, log=folder / "logs" / "actor0.log"
+    )
+    topology = Topology(run_dir=folder, endpoint="ipc", learner=child(folder, "learner", SERVE), actors=(broken,))
+    with pytest.raises(FileNotFoundError):
+        Supervisor(topology, Listener(), QUICK).run()
+
+
+def test_the_words_of_an_earlier_session_are_not_shown(folder: Path) -> None:
+    log = folder / "logs" / "learner.log"
+    log.parent.mkdir()
+    log.write_text("error: stale words\n")
+    listener = Listener()
+    with pytest.raises(ProcessFailed) as failed:
+        Supervisor(plan(folder, "print('now'); sys.exit(2)"), listener, QUICK).run()
+    assert "stale" not in str(failed.value)
+    assert not any("stale" in line for line in listener.lines)
+    assert log.read_text().startswith("error: stale words\n")
+
+
+# --- restarts
+
+
+def test_a_dead_actor_is_started_again_and_its_workers_are_cleared(folder: Path) -> None:
+    actor = WITH_WORKER + "if lives < 3: os._exit(1)\n(here / 'third').touch()\n" + SERVE
+    listener = Listener()
+    Supervisor(plan(folder, "wait_for('third')", actor), listener, QUICK).run()
+    assert lives(folder, "actor0") == 3
+    assert listener.notes == [
+        "actor0 ended with exit code 1; starting it again (1 of 5)",
+        "actor0 ended with exit code 1; starting it again (2 of 5)",
+    ]
+    assert lives(folder, "worker") == 3
+
+
+def test_an_actor_killed_by_a_signal_is_started_again(folder: Path) -> None:
+    actor = "if lives == 1: os.kill(os.getpid(), signal.SIGKILL)\n(here / 'second').touch()\n" + SERVE
+    listener = Listener()
+    Supervisor(plan(folder, "wait_for('second')", actor), listener, QUICK).run()
+    assert listener.notes == ["actor0 was ended by SIGKILL; starting it again (1 of 5)"]
+
+
+def test_an_actor_that_keeps_dying_ends_the_run(folder: Path) -> None:
+    listener = Listener()
+    with pytest.raises(ProcessFailed) as failed:
+        Supervisor(plan(folder, SERVE, "sys.exit('no luck')"), listener, QUICK).run()
+    assert "actor0 ended with exit code 1 after step 0" in str(failed.value)
+    assert "actor0 | no luck" in str(failed.value)
+    assert len(listener.notes) == 5
+    assert lives(folder, "actor0") == 6
+
+
+def test_steps_in_between_forgive_earlier_deaths(folder: Path) -> None:
+    actor = "if lives <= 8: sys.exit(1)\n(here / 'ninth').touch()\n" + SERVE
+    listener = Listener(steps=lambda: lives(folder, "actor0"))
+    Supervisor(plan(folder, "wait_for('ninth')", actor), listener, QUICK).run()
+    assert lives(folder, "actor0") == 9
+
+
+def test_an_actor_that_left_in_peace_is_started_again_only_if_the_learner_goes_on(folder: Path) -> None:
+    actor = "if lives == 1: sys.exit(0)\n(here / 'second').touch()\n" + SERVE
+    listener = Listener()
+    Supervisor(plan(folder, "wait_for('second')", actor), listener, QUICK).run()
+    assert lives(folder, "actor0") == 2
+    assert listener.notes == []
+
+
+def test_pauses_double() -> None:
+    restarts = Restarts(Patience(pause_s=0.5, restarts=5))
+    due = []
+    for _ in range(4):
+        assert restarts.plan("actor0", 1, now=100.0)
+        due.append(restarts.due["actor0"] - 100.0)
+    assert due == [0.5, 1.0, 2.0, 4.0]
+    assert not restarts.take_due("actor0", now=103.9)
+    assert restarts.take_due("actor0", now=104.0)
+    assert not restarts.noticed("actor0")
+
+
+# --- interrupts
+
+
+def interrupt_when(ready: Path, times: int) -> Callable[[Listener], None]:
+    """Ctrl-C, as the launcher gets it, once the learner is there; again once the first was answered."""
+    sent = []
+
+    def act(listener: Listener) -> None:
+        if ready.exists() and len(sent) < times and len(listener.notes) == len(sent):
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return act
+
+
+def test_the_first_interrupt_lets_the_learner_finish(folder: Path) -> None:
+    listener = Listener(interrupt_when(folder / "learner.ready", times=1))
+    Supervisor(plan(folder, ON_TERM + SERVE, ON_TERM + SERVE), listener, QUICK).run()
+    assert listener.notes == ["finishing the step; Ctrl-C again stops at once"]
+    assert "learner | asked to stop" in listener.lines
+
+
+def test_the_second_interrupt_stops_at_once(folder: Path) -> None:
+    listener = Listener(interrupt_when(folder / "learner.ready", times=2))
+    with pytest.raises(KeyboardInterrupt):
+        Supervisor(plan(folder, DEAF, WITH_WORKER + DEAF), listener, QUICK).run()
+
+
+def test_a_learner_that_is_still_loading_is_simply_stopped(folder: Path) -> None:
+    listener = Listener(interrupt_when(folder / "learner.ready", times=1))
+    Supervisor(plan(folder, "(here / 'learner.ready').touch()\n" + SERVE), listener, QUICK).run()
+    assert listener.notes == ["finishing the step; Ctrl-C again stops at once"]
+
+
+def test_handlers_are_put_back(folder: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    Supervisor(plan(folder, "pass"), Listener(), QUICK).run()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+# --- the launcher's own death
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from launch.supervise import Supervisor
+from tests.integration.test_supervise import DEAF, QUICK, WITH_WORKER, Listener, plan
+folder = Path(sys.argv[1])
+Supervisor(plan(folder, DEAF, DEAF), Listener(), QUICK).run()
+"""
+
+
+def start_launcher(folder: Path) -> subprocess.Popen[bytes]:
+    """In a process of its own, up and running."""
+    argv = [sys.executable, "-c", LAUNCHER, str(folder)]
+    launcher = subprocess.Popen(argv, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT)
+    until(lambda: (folder / "learner.ready").exists() and (folder / "actor0.ready").exists(), "processes never came")
+    return launcher
+
+
+def test_a_killed_launcher_leaves_no_orphan(folder: Path) -> None:
+    launcher = start_launcher(folder)
+    assert all(map(alive, pids(folder)))
+    launcher.kill()
+    launcher.wait()
+    until(lambda: not any(map(alive, pids(folder))), "orphans are left")
+
+
+def test_two_terminations_stop_a_run_that_does_not_listen(folder: Path) -> None:
+    launcher = start_launcher(folder)
+    launcher.terminate()
+    time.sleep(0.3)
+    assert launcher.poll() is None
+    launcher.terminate()
+    # An uncaught KeyboardInterrupt here; the command line makes 130 of it.
+    assert launcher.wait(DEADLINE_S) != 0

@@ -1,0 +1,145 @@
+"""One run, disturbed in every way a run can be, ends with one and the same adapter."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import (
+    SMALL,
+    kill,
+    launch,
+    num_rows,
+    processes_of,
+    replayed,
+    rows,
+    sets,
+    start,
+    summary,
+    train,
+    wait_until,
+)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("runs") / "undisturbed"
+    return out, train(out)
+
+
+def test_the_same_config_and_seed_give_the_same_adapter(tmp_path: Path, undisturbed: tuple[Path, Any]) -> None:
+    again = train(tmp_path / "again")
+    assert again["adapter_sha256"] == undisturbed[1]["adapter_sha256"]
+    assert again["status"] == "done" and again["steps"] == SMALL["run.steps"]
+
+
+def test_another_seed_gives_another_adapter(tmp_path: Path, undisturbed: tuple[Path, Any]) -> None:
+    assert train(tmp_path / "other", run__seed=1)["adapter_sha256"] != undisturbed[1]["adapter_sha256"]
+
+
+def test_replay_needs_no_actor_and_matches(undisturbed: tuple[Path, dict[str, Any]]) -> None:
+    out, expected = undisturbed
+    report = replayed(out)
+    assert report["match"] is True and report["adapter_sha256"] == expected["adapter_sha256"]
+
+
+def test_an_actor_killed_in_mid_step_is_replaced_and_changes_nothing(
+    tmp_path: Path, undisturbed: tuple[Path, Any]
+) -> None:
+    out = tmp_path / "run"
+    launcher = start("run", "embedded", "--out", out, *sets(SMALL))
+    wait_until(lambda: num_rows(out) >= 2, "the second step")
+    kill(processes_of(out, "actor"))
+    assert launcher.wait(180) == 0, launcher.communicate()[0]
+    assert summary(out)["adapter_sha256"] == undisturbed[1]["adapter_sha256"]
+    assert [row["step"] for row in rows(out)] == list(range(1, SMALL["run.steps"] + 1))
+    assert replayed(out)["match"] is True
+
+
+def test_a_learner_killed_in_mid_step_goes_on_where_its_journal_ends(
+    tmp_path: Path, undisturbed: tuple[Path, Any]
+) -> None:
+    out = tmp_path / "run"
+    launcher = start("run", "embedded", "--out", out, *sets(SMALL))
+    wait_until(lambda: num_rows(out) >= 3, "the third step")
+    kill(processes_of(out, "learner"))
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1 and "learner" in output
+    wait_until(lambda: not processes_of(out, "actor"), "the end of the actor", seconds=10)
+    resumed = launch("resume", out)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert summary(out)["adapter_sha256"] == undisturbed[1]["adapter_sha256"]
+    assert [row["step"] for row in rows(out)] == list(range(1, SMALL["run.steps"] + 1))
+    assert replayed(out)["match"] is True
+
+
+def test_the_first_interrupt_finishes_the_step_and_resume_goes_on(
+    tmp_path: Path, undisturbed: tuple[Path, Any]
+) -> None:
+    out = tmp_path / "run"
+    launcher = start("run", "embedded", "--out", out, *sets(SMALL))
+    wait_until(lambda: num_rows(out) >= 1, "the first step")
+    launcher.send_signal(signal.SIGINT)
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0, output
+    stopped = summary(out)
+    assert stopped["status"] == "stopped" and stopped["steps"] == num_rows(out) < SMALL["run.steps"]
+    assert "resume" in output
+    assert launch("resume", out).returncode == 0
+    assert summary(out)["adapter_sha256"] == undisturbed[1]["adapter_sha256"]
+
+
+def test_a_second_interrupt_stops_at_once_and_loses_nothing(tmp_path: Path, undisturbed: tuple[Path, Any]) -> None:
+    out = tmp_path / "run"
+    launcher = start("run", "embedded", "--out", out, *sets(SMALL))
+    wait_until(lambda: num_rows(out) >= 3, "the third step")
+    os.kill(processes_of(out, "actor")[0], signal.SIGSTOP)
+    launcher.send_signal(signal.SIGINT)
+    wait_until(lambda: "asked to stop" in (out / "logs" / "learner.log").read_text(), "the request to stop")
+    launcher.send_signal(signal.SIGINT)
+    output, _ = launcher.communicate(timeout=20)
+    assert launcher.returncode == 130, output
+    assert not processes_of(out, "learner") and not processes_of(out, "actor")
+    assert launch("resume", out).returncode == 0
+    assert summary(out)["adapter_sha256"] == undisturbed[1]["adapter_sha256"]
+
+
+def test_a_killed_launcher_leaves_no_orphan(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    launcher = start("run", "embedded", "--out", out, *sets(SMALL))
+    wait_until(lambda: num_rows(out) >= 1, "the first step")
+    launcher.kill()
+    launcher.wait()
+    wait_until(lambda: not processes_of(out, "learner") + processes_of(out, "actor"), "the children's end", seconds=5)
+    assert launch("resume", out).returncode == 0
+
+
+def test_resume_trains_a_finished_run_further(tmp_path: Path, undisturbed: tuple[Path, Any]) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(undisturbed[0], out)
+    assert "finished" in launch("resume", out).stdout
+    assert launch("resume", out, "--steps", "8").returncode == 0
+    assert summary(out)["steps"] == 8 and [row["step"] for row in rows(out)] == list(range(1, 9))
+    assert replayed(out)["match"] is True
+
+
+@pytest.mark.parametrize("disturb", [False, True])
+def test_a_lag_is_as_repeatable_as_strict_turns(tmp_path: Path, disturb: bool) -> None:
+    lagging = {"pipeline__max_lag": 2, "rollout__groups_per_order": 2, "rollout__replacement_rounds": 1}
+    expected = train(tmp_path / "a", **lagging)["adapter_sha256"]
+    out = tmp_path / "b"
+    flat = {key.replace("__", "."): value for key, value in lagging.items()}
+    launcher = start("run", "embedded", "--out", out, *sets(SMALL | flat))
+    if disturb:
+        wait_until(lambda: num_rows(out) >= 3, "the third step")
+        kill(processes_of(out, "learner"))
+        launcher.communicate(timeout=60)
+        assert launch("resume", out).returncode == 0
+    else:
+        assert launcher.wait(180) == 0
+    assert summary(out)["adapter_sha256"] == expected
+    assert [row["policy/version"] for row in rows(out)] == [0, 0, 0, 1, 2, 3]
+    assert replayed(out)["match"] is True

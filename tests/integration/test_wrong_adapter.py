@@ -1,0 +1,72 @@
+"""An actor that samples from other weights than it says is caught by the log-probs, before the run builds on it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actor.rollout import Rollout
+from actor.wiring import build_engine
+from launch.local_desk import LocalDesk
+from learner.books import NoBooks
+from learner.ledger import Ledger, Mismatch
+from learner.loop import train
+from learner.wiring import build_parts, build_state, load_model
+from shared.config import Config
+from shared.config_load import load_config
+from shared.gpu_lease import Lease
+from shared.metrics import StepMetrics
+from tests.fakes import ScriptedScorer
+
+
+class SpoiledEngine:
+    """The real engine behind a fault in what gets installed."""
+
+    def __init__(self, config: Config, spoil: Callable[[int], bool]) -> None:
+        self.engine, self.prompter = build_engine(config)
+        self.identity = self.engine.identity
+        self.generate, self.sleep = self.engine.generate, self.engine.sleep
+        self.wake, self.memory = self.engine.wake, self.engine.memory
+        self.skip = spoil
+
+    def install(self, version: int, adapter: bytes) -> None:
+        """Pretends to."""
+        if not self.skip(version):
+            self.engine.install(version, adapter)
+
+
+class Rows(NoBooks):
+    """Keeps the metrics."""
+
+    def __init__(self) -> None:
+        self.rows: list[StepMetrics] = []
+
+    def step(self, step: int, metrics: StepMetrics, *rest: object) -> None:
+        """One row."""
+        self.rows.append(metrics)
+
+
+def run(tmp_path: Path, skip: Callable[[int], bool]) -> list[StepMetrics]:
+    """Four steps with an engine that skips some installs."""
+    sets = ("run.steps=4", "rollout.prompts=4", "optimizer.lr=0.01", "eval.problems=0", "loss.max_mismatch=0.001")
+    config = load_config("embedded", sets)
+    engine = SpoiledEngine(config, skip)
+    scorer = ScriptedScorer(lambda ids: sum(ids) % 2 == 0)
+    model = load_model(config)
+    desk = LocalDesk(Rollout(engine, scorer, Lease(tmp_path / "actor"), model.prompter.text))
+    state = build_state(model, desk)
+    desk.publish(state.publisher.versions[0], oldest_needed=0)
+    books = Rows()
+    ledger = Ledger(config, books, spent_s=0.0, stop=lambda: False)
+    train(build_parts(model, state, desk, ledger, tmp_path / "lease"), 0, config.run.steps)
+    return books.rows
+
+
+def test_the_right_adapter_agrees_to_rounding(tmp_path: Path) -> None:
+    for row in run(tmp_path, skip=lambda version: False):
+        assert row.mismatch_p99 <= 1e-4
+
+
+def test_a_stale_adapter_stops_the_run_and_says_what_to_look_for(tmp_path: Path) -> None:
+    with pytest.raises(Mismatch, match=r"Step 3: .*stale adapter"):
+        run(tmp_path, skip=lambda version: version == 2)

@@ -1,0 +1,255 @@
+"""Slow truths in float64, written from the papers' definitions and nothing of ours.
+
+Sources: DeepSeekMath 2402.03300 (grpo), Dr. GRPO 2503.20783, DAPO 2503.14476, GSPO 2507.18071, MiniMax-M1 2506.13585
+(cispo), high-entropy tokens 2506.01939, QLoRA 2305.14314 (NF4, double quantisation), 8-bit optimizers 2110.02861 (the
+dynamic data type), LoRA 2106.09685, decoupled weight decay 1711.05101, k3: Schulman, "Approximating KL divergence".
+Loops run over samples i and tokens t as the sums in the papers do. Nothing here is fast or imports the product.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One answer o_i of a step."""
+
+    logprobs: torch.Tensor
+    """[T] float64 log pi(o_it), with gradient."""
+    old: torch.Tensor
+    """[T] log pi_old."""
+    actor: torch.Tensor
+    """[T] log mu."""
+    base: torch.Tensor
+    """[T] log pi_base."""
+    selected: Sequence[bool]
+    """[T] tokens of the entropy mask."""
+    advantage: float
+    """A_i."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """Which objective, and its constants."""
+
+    kind: str
+    """grpo, dr_grpo, dapo, gspo or cispo."""
+    low: float
+    """1 - low bounds the ratio from below."""
+    high: float
+    """1 + high bounds it from above."""
+    cap: float
+    """C of the truncated importance weight; 0 for none."""
+    beta: float
+    """Weight of the KL term."""
+    longest: int
+    """T_max, Dr. GRPO's constant."""
+
+
+def group_advantages(rewards: Sequence[float], divide_by_std: bool) -> list[float]:
+    """A_i = r_i - mean(r), over std(r) + 1e-4 if asked."""
+    mean = math.fsum(rewards) / len(rewards)
+    variance = math.fsum((r - mean) ** 2 for r in rewards) / len(rewards)
+    divisor = math.sqrt(variance) + 1e-4 if divide_by_std else 1.0
+    return [(r - mean) / divisor for r in rewards]
+
+
+def top_tokens(entropies: Sequence[Sequence[float]], fraction: float) -> list[list[bool]]:
+    """The ceil(rho S) tokens of highest entropy among all S of the step."""
+    ranked = sorted(((-h, i, t) for i, row in enumerate(entropies) for t, h in enumerate(row)))
+    chosen = {(i, t) for _, i, t in ranked[: math.ceil(fraction * len(ranked))]}
+    return [[(i, t) in chosen for t in range(len(row))] for i, row in enumerate(entropies)]
+
+
+def loss(rollouts: Sequence[Rollout], objective: Objective) -> torch.Tensor:
+    """-J of a whole step."""
+    answers = len(rollouts)
+    total_tokens = sum(len(o.logprobs) for o in rollouts)
+    total = torch.zeros((), dtype=torch.float64)
+    for o in rollouts:
+        gains = sequence_gains(o, objective) if objective.kind == "gspo" else token_gains(o, objective)
+        inner = torch.zeros((), dtype=torch.float64)
+        for gain in gains:
+            inner = inner + gain
+        match objective.kind:
+            case "grpo" | "gspo":
+                total = total + inner / len(o.logprobs) / answers
+            case "dapo" | "cispo":
+                total = total + inner / total_tokens
+            case "dr_grpo":
+                total = total + inner / objective.longest / answers
+            case unknown:
+                raise ValueError(unknown)
+    return -total
+
+
+def token_gains(o: Rollout, objective: Objective) -> list[torch.Tensor]:
+    """What each selected token adds to its sample's inner sum, ratios by token."""
+    gains = []
+    for t in range(len(o.logprobs)):
+        if not o.selected[t]:
+            continue
+        ratio = torch.exp(o.logprobs[t] - o.old[t])
+        bounded = torch.clip(ratio, 1 - objective.low, 1 + objective.high)
+        weight = importance(float(o.old[t] - o.actor[t]), objective.cap)
+        if objective.kind == "cispo":
+            gain = bounded.detach() * o.advantage * o.logprobs[t]
+        else:
+            gain = pessimistic(ratio, bounded, o.advantage)
+        gains.append(weight * gain - objective.beta * k3(o.logprobs[t], o.base[t]))
+    return gains
+
+
+def sequence_gains(o: Rollout, objective: Objective) -> list[torch.Tensor]:
+    """The same with one ratio for the sample: s_i = (prod over its selected tokens of r_it) ^ (1 / their number)."""
+    chosen = [t for t in range(len(o.logprobs)) if o.selected[t]]
+    if not chosen:
+        return []
+    product = torch.ones((), dtype=torch.float64)
+    moved = 1.0
+    for t in chosen:
+        product = product * torch.exp(o.logprobs[t] - o.old[t])
+        moved = moved * math.exp(float(o.old[t] - o.actor[t]))
+    ratio = product ** (1 / len(chosen))
+    bounded = torch.clip(ratio, 1 - objective.low, 1 + objective.high)
+    weight = min(moved ** (1 / len(chosen)), objective.cap) if objective.cap else 1.0
+    gain = weight * pessimistic(ratio, bounded, o.advantage)
+    return [gain - objective.beta * k3(o.logprobs[t], o.base[t]) for t in chosen]
+
+
+def pessimistic(ratio: torch.Tensor, bounded: torch.Tensor, advantage: float) -> torch.Tensor:
+    """min(r A, clip(r) A)"""
+    return torch.minimum(ratio * advantage, bounded * advantage)
+
+
+def importance(log_weight: float, cap: float) -> float:
+    """min(pi_old / mu, C)"""
+    return min(math.exp(log_weight), cap) if cap else 1.0
+
+
+def k3(logprob: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """pi_base / pi - log(pi_base / pi) - 1"""
+    x = torch.exp(base) / torch.exp(logprob)
+    return x - torch.log(x) - 1
+
+
+def clipped_tokens(o: Rollout, objective: Objective) -> list[bool]:
+    """Selected tokens whose gradient the clip of a token-wise objective stops."""
+    stopped = []
+    for t in range(len(o.logprobs)):
+        ratio = math.exp(float(o.logprobs[t].detach() - o.old[t]))
+        bounded = min(max(ratio, 1 - objective.low), 1 + objective.high)
+        if o.selected[t]:
+            stopped.append(bounded * o.advantage < ratio * o.advantage)
+    return stopped
+
+
+def softmax_stats(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T, V] full logits, [T] -> log-probs of the targets and entropies, [T] each."""
+    scaled = logits.double() / temperature
+    p = torch.exp(scaled - scaled.max(dim=1, keepdim=True).values)
+    p = p / p.sum(dim=1, keepdim=True)
+    logprobs = torch.stack([torch.log(p[t, int(target)]) for t, target in enumerate(targets)])
+    return logprobs, -(p * torch.log(p)).sum(dim=1)
+
+
+def nf4_code() -> np.ndarray:
+    """[16] quantiles of N(0, 1), eight positive and seven negative with a zero between, scaled to [-1, 1]."""
+    tail = 0.9677083
+    quantile = NormalDist().inv_cdf
+    above = [quantile(p) for p in np.linspace(tail, 0.5, 9)[:-1]]
+    below = [-quantile(p) for p in np.linspace(tail, 0.5, 8)[:-1]]
+    values = np.array(sorted([*above, 0.0, *below]))
+    return values / values.max()
+
+
+def dynamic_code() -> np.ndarray:
+    """[256] the signed dynamic data type: seven decades, 2^i means of equal intervals in decade i, and 0 and 1."""
+    values = [0.0, 1.0]
+    for decade in range(7):
+        edges = np.linspace(0.1, 1.0, 2**decade + 1)
+        means = (edges[:-1] + edges[1:]) / 2 * 10.0 ** (decade - 6)
+        values += [*means, *-means]
+    return np.array(sorted(values))
+
+
+def nearest(values: np.ndarray, code: np.ndarray) -> np.ndarray:
+    """Index of the code value closest to each value."""
+    return np.abs(values[:, None] - code[None, :]).argmin(axis=1)
+
+
+def nf4(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Flattened weight -> [n] code indices and [n / 64] absmax."""
+    blocks = weight.reshape(-1, 64).astype(np.float64)
+    absmax = np.abs(blocks).max(axis=1)
+    return nearest((blocks / absmax[:, None]).reshape(-1), nf4_code()), absmax
+
+
+def double_quantised(absmax: np.ndarray) -> np.ndarray:
+    """[b] absmax rounded to 8 bits about its mean in blocks of 256."""
+    mean, code = absmax.mean(), dynamic_code()
+    centred = absmax - mean
+    rounded = np.empty_like(centred)
+    for start in range(0, len(centred), 256):
+        block = centred[start : start + 256]
+        scale = np.abs(block).max()
+        rounded[start : start + 256] = code[nearest(block / scale, code)] * scale
+    return rounded + mean
+
+
+def nf4_values(weight: np.ndarray) -> np.ndarray:
+    """What a weight becomes by NF4 with double quantisation."""
+    codes, absmax = nf4(weight)
+    return (nf4_code()[codes].reshape(-1, 64) * double_quantised(absmax)[:, None]).reshape(weight.shape)
+
+
+def lora(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float
+) -> torch.Tensor:
+    """h = W x + b + (alpha / R) B A x for each row x."""
+    scale = alpha / a.shape[0]
+    return torch.stack([weight @ row + bias + scale * (b @ (a @ row)) for row in x])
+
+
+@dataclass
+class AdamW:
+    """One tensor under AdamW."""
+
+    theta: np.ndarray
+    beta1: float
+    beta2: float
+    decay: float
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        self.m, self.v, self.t = np.zeros_like(self.theta), np.zeros_like(self.theta), 0
+
+    def step(self, gradient: np.ndarray, rate: float) -> None:
+        """theta <- theta - rate (m^ / (sqrt v^ + eps) + decay theta)"""
+        self.t += 1
+        self.m = self.beta1 * self.m + (1 - self.beta1) * gradient
+        self.v = self.beta2 * self.v + (1 - self.beta2) * gradient**2
+        m, v = self.m / (1 - self.beta1**self.t), self.v / (1 - self.beta2**self.t)
+        self.theta = self.theta - rate * (m / (np.sqrt(v) + self.epsilon) + self.decay * self.theta)
+
+
+def learning_rates(peak: float, warmup: int, steps: int, schedule: str, final: float) -> list[float]:
+    """All rates of a run: an even climb that ends at the peak, then down to `final` of it at the last step."""
+    climb = [peak * (s + 1) / warmup for s in range(warmup)]
+    way = np.linspace(0.0, 1.0, steps - warmup)
+    fall = {"constant": 1 + 0 * way, "linear": 1 - way, "cosine": 0.5 + 0.5 * np.cos(math.pi * way)}[schedule]
+    low = peak if schedule == "constant" else peak * final
+    return climb + [float(low + (peak - low) * f) for f in fall]
+
+
+def wilson(correct: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The p with |p^ - p| = z sqrt(p (1 - p) / n): both roots of the quadratic."""
+    z, share = NormalDist().inv_cdf(0.5 + confidence / 2), correct / n
+    a, b, c = 1 + z * z / n, -(2 * share + z * z / n), share * share
+    root = math.sqrt(b * b - 4 * a * c)
+    return (-b - root) / (2 * a), (-b + root) / (2 * a)

@@ -1,0 +1,82 @@
+"""The files that a run leaves for readers, made up: metrics rows, evaluations, a summary."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shared.interval import wilson
+from shared.run_dir import RunDir
+
+SHA = "ab" * 32
+SAMPLES = (
+    ("How many pens are in 9 boxes of 6?", "6 * 9 = 52\n#### 52", "wrong"),
+    ("Ann has 12 [apples] and buys 7. How many?", "12 + 7 =", "truncated"),
+    ("What is 3 + 4?", "#### 7", "correct"),
+    ("The fourth sample is not shown.", "#### 1", "wrong"),
+)
+
+
+def metrics_row(step: int, reward: float, **changes: Any) -> dict[str, Any]:
+    """One line of metrics.jsonl."""
+    row: dict[str, Any] = {
+        "step": step,
+        "time_s": 1.5 * step,
+        "reward/mean": reward,
+        "outcome/correct": reward,
+        "outcome/wrong": 1 - reward,
+        "outcome/timeout": 0.0,
+        "groups/dropped": 3,
+        "groups/total": 16,
+        "entropy/mean": 0.625,
+        "mismatch/p99": 3e-6,
+        "kl": None,
+        "lr": 2e-3,
+        "length/mean": 41.4,
+        "tokens_per_s": 5321.4,
+        "time/rollout_s": 1.0,
+        "time/verify_s": 0.1,
+        "time/update_s": 0.8,
+        "time/idle_s": 0.1,
+        "time/step_s": 2.0,
+        "mem/actor_mb": 402.0,
+        "mem/learner_mb": 1431.0,
+    }
+    return row | changes
+
+
+def metrics_rows(rewards: Sequence[float]) -> list[dict[str, Any]]:
+    """One row a step, from step 1 on."""
+    return [metrics_row(step, reward) for step, reward in enumerate(rewards, start=1)]
+
+
+def append_rows(metrics: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """As the learner does it."""
+    with metrics.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def evaluation(label: str, *, greedy: int, sampled: int, n: int = 256) -> dict[str, Any]:
+    """The content of eval/<label>.json."""
+    samples = [
+        {"question": question, "completion": f"{label} says {text}", "outcome": outcome}
+        for question, text, outcome in SAMPLES
+    ]
+    return {"label": label, "n": n, "greedy": share(greedy, n), "sampled": share(sampled, n), "samples": samples}
+
+
+def share(correct: int, n: int) -> dict[str, Any]:
+    """Right answers with their interval."""
+    low, high = wilson(correct, n)
+    return {"correct": correct, "accuracy": correct / n, "low": low, "high": high}
+
+
+def write_run(run: RunDir, *, status: str, rewards: Sequence[float], evaluated: Sequence[str]) -> None:
+    """A run directory as it lies there when a run has ended this way."""
+    run.eval.mkdir(parents=True, exist_ok=True)
+    append_rows(run.metrics, metrics_rows(rewards))
+    for label in evaluated:
+        right = 128 if label == "base" else 240
+        (run.eval / f"{label}.json").write_text(json.dumps(evaluation(label, greedy=right, sampled=right - 8)))
+    summary = {"status": status, "steps": len(rewards), "wall_s": 61.7, "adapter_sha256": SHA, "eval": {}}
+    run.summary.write_text(json.dumps(summary))

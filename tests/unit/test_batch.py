@@ -1,0 +1,152 @@
+"""From groups to micro-batches: who is in, with which advantage, mask and weight, and that any cut holds them all."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learner.batch import (
+    StopOnOutcome,
+    TrainSample,
+    cut,
+    group_teaches,
+    kept_samples,
+    outcome_counts,
+    rewards,
+    samples_of,
+    step_batch,
+    teaching_samples,
+    total_tokens,
+)
+from protocol.messages import Finish, Outcome
+from shared.config import Config, LossConfig, RewardConfig, RolloutConfig, VerifierConfig
+from tests import reference
+from tests.fakes import tiny_group
+
+LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
+
+
+def samples_with(lengths: list[int]) -> list[TrainSample]:
+    group = tiny_group([1.0, *[0.0] * (len(lengths) - 1)], lengths)
+    return list(step_batch(samples_of(group, Config()), 0, Config()).samples)
+
+
+@given(lengths=LENGTHS, budget=st.integers(1, 200))
+def test_a_cut_holds_every_sample_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    samples = samples_with(lengths)
+    cuts = cut(samples, budget)
+    assert sorted(s.sample.name for part in cuts for s in part) == sorted(s.sample.name for s in samples)
+    for part in cuts:
+        assert len(part) == 1 or len(part) * max(map(total_tokens, part)) <= budget
+    tokens = [total_tokens(s) for part in cuts for s in part]
+    assert tokens == sorted(tokens, reverse=True)
+
+
+def test_the_budget_is_used_to_the_last_token() -> None:
+    samples = samples_with([5, 5, 5, 5])
+    width = total_tokens(samples[0])
+    assert [len(part) for part in cut(samples, 4 * width)] == [4]
+    assert [len(part) for part in cut(samples, 4 * width - 1)] == [3, 1]
+    assert [len(part) for part in cut(samples, 1)] == [1, 1, 1, 1]
+
+
+def test_samples_are_the_groups_rows_with_their_advantages() -> None:
+    group = tiny_group([1.0, 0.0, 1.0], [2, 4, 3], group_id="train/000003/001")
+    first, second, third = samples_of(group, Config())
+    assert [s.name for s in (first, second, third)] == [f"train/000003/001[{i}]" for i in range(3)]
+    np.testing.assert_array_equal(second.completion_ids, group.completion_ids[2:6])
+    np.testing.assert_array_equal(third.actor_logprobs, group.logprobs[6:])
+    assert group.entropies is not None and first.entropies is not None
+    np.testing.assert_array_equal(first.entropies, group.entropies[:2])
+    got = [first.advantage, second.advantage, third.advantage]
+    assert got == pytest.approx(reference.group_advantages([1, 0, 1], False))
+
+
+@pytest.mark.parametrize("divide_by_std", [False, True])
+def test_a_truncated_sample_is_penalised_or_left_out_of_the_mean(divide_by_std: bool) -> None:
+    outcomes = [Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED]
+    finishes = [Finish.STOP, Finish.STOP, Finish.LENGTH]
+    group = tiny_group([1.0, 0.0, 0.0], [2, 2, 2], outcomes=outcomes, finishes=finishes)
+    shaped = RewardConfig(truncated=-0.5, divide_by_std=divide_by_std)
+
+    trained = Config(reward=shaped)
+    assert rewards(group, trained).tolist() == [1.0, 0.0, -0.5]
+    expected = reference.group_advantages([1.0, 0.0, -0.5], divide_by_std)
+    assert [s.advantage for s in samples_of(group, trained)] == pytest.approx(expected)
+
+    dropped = Config(reward=shaped, verifier=VerifierConfig(on_truncated="drop"))
+    kept = samples_of(group, dropped)
+    assert [s.name[-3:] for s in kept] == ["[0]", "[1]"]
+    assert [s.advantage for s in kept] == pytest.approx(reference.group_advantages([1.0, 0.0], divide_by_std))
+
+
+def test_groups_of_equal_scores_are_dropped_whatever_their_shaped_rewards() -> None:
+    finishes = [Finish.STOP, Finish.LENGTH]
+    equal = tiny_group([0.0, 0.0], [2, 3], group_id="equal", finishes=finishes)
+    alive = tiny_group([0.0, 1.0], [2, 3], group_id="alive")
+    timed_out = [Outcome.TIMEOUT, Outcome.CORRECT]
+    alone = tiny_group([0.0, 1.0], [2, 3], group_id="alone", outcomes=timed_out)
+    config = Config(reward=RewardConfig(truncated=-1.0))
+    assert [group_teaches(group, config) for group in (equal, alive, alone)] == [False, True, False]
+    names = [s.name for s in teaching_samples([equal, alive, alone], config)]
+    assert names == ["alive[0]", "alive[1]"]
+
+
+def test_an_outcome_that_says_stop_stops_and_names_the_sample() -> None:
+    outcomes = [Outcome.CORRECT, Outcome.ERROR]
+    group = tiny_group([1.0, 0.0], [2, 2], group_id="train/000007/002", outcomes=outcomes)
+    with pytest.raises(StopOnOutcome, match=r"sample 1 of group train/000007/002 is 'error' and verifier\.on_error"):
+        kept_samples(group, Config())
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("grpo", [1 / 6, 1 / 12, 1 / 3]),
+        ("gspo", [1 / 6, 1 / 12, 1 / 3]),
+        ("dapo", [1 / 7] * 3),
+        ("cispo", [1 / 7] * 3),
+        ("dr_grpo", [1 / 60] * 3),
+    ],
+)
+def test_weights_count_masked_tokens(kind: str, expected: list[float]) -> None:
+    loss = LossConfig(kind=kind, entropy_fraction=0.2)  # pyright: ignore[reportArgumentType]
+    config = Config(loss=loss, rollout=RolloutConfig(max_new_tokens=20))
+    batch = step_batch(samples_of(tiny_group([1.0, 0.0, 0.0], [2, 4, 1]), config), 0, config)
+    assert [s.weight for s in batch.samples] == pytest.approx(expected)
+    assert sum(int(s.selected.sum()) for s in batch.samples) == math.ceil(0.2 * 7)
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.5, 1.0])
+def test_the_mask_runs_over_the_samples_of_the_whole_step(fraction: float) -> None:
+    config = Config(loss=LossConfig(entropy_fraction=fraction))
+    groups = [tiny_group([1.0, 0.0], [3, 5], group_id=f"g{i}", seed=i) for i in range(4)]
+    samples = teaching_samples(groups, config)
+    batch = step_batch(samples, 2, config)
+    entropies = [s.entropies.tolist() for s in samples if s.entropies is not None]
+    assert [s.selected.tolist() for s in batch.samples] == reference.top_tokens(entropies, fraction)
+    assert (batch.dropped, batch.response_tokens) == (2, 32)
+
+
+def test_a_full_mask_needs_no_entropies_and_a_step_may_teach_nothing() -> None:
+    blind = samples_of(tiny_group([1.0, 0.0], [2, 3], entropies=False), Config())
+    assert all(s.selected.all() for s in step_batch(blind, 0, Config()).samples)
+    for fraction in (0.2, 1.0):
+        empty = step_batch([], 5, Config(loss=LossConfig(entropy_fraction=fraction)))
+        assert (empty.samples, empty.dropped, empty.response_tokens) == ((), 5, 0)
+
+
+def test_a_mask_without_entropies_is_refused() -> None:
+    blind = samples_of(tiny_group([1.0, 0.0], [2, 3], entropies=False), Config())
+    seeing = samples_of(tiny_group([1.0, 0.0], [2, 3]), Config())
+    with pytest.raises(ValueError, match="shorter"):
+        step_batch([*blind, *seeing], 0, Config(loss=LossConfig(entropy_fraction=0.2)))
+
+
+def test_outcomes_are_counted_with_zeros() -> None:
+    outcomes = [Outcome.CORRECT, Outcome.TIMEOUT, Outcome.CORRECT]
+    counts = outcome_counts([tiny_group([1.0, 0.0, 1.0], [1, 1, 1], outcomes=outcomes)])
+    assert (counts[Outcome.CORRECT], counts[Outcome.TIMEOUT], counts[Outcome.WRONG]) == (2, 1, 0)
+    assert set(counts) == set(Outcome)

@@ -1,0 +1,137 @@
+"""What a step leaves behind: rows, checkpoints when due, and a gate against actors that disagree."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from learner.batch import StepBatch, step_batch, teaching_samples
+from learner.ledger import Ledger, Mismatch
+from learner.update import UpdateStats
+from protocol.messages import Groups, Timings
+from shared.config import CheckpointConfig, Config, LossConfig, RunConfig
+from shared.metrics import StepMetrics
+from tests.fakes import tiny_group
+
+CONFIG = Config(run=RunConfig(steps=7), loss=LossConfig(max_mismatch=0.05), checkpoint=CheckpointConfig(every=3))
+AGREED = UpdateStats(
+    grad_norm=0.1,
+    lr=1e-4,
+    ratios=np.ones(4),
+    clipped=np.zeros(4, bool),
+    kl=np.zeros(4),
+    mismatch=np.full(4, 0.01),
+    weight_sum=1.0,
+)
+DISAGREED = replace(AGREED, mismatch=np.array([0.0, 0.0, 0.0, 0.3]))
+
+
+class NotedBooks:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.rows: list[StepMetrics] = []
+        self.saved: list[tuple[int, float]] = []
+
+    def step(self, step: int, metrics: StepMetrics, answers: Sequence[Groups], batch: StepBatch) -> None:
+        self.rows.append(metrics)
+
+    def checkpoint(self, step: int, wall_s: float, score: float) -> None:
+        self.saved.append((step, score))
+
+
+def answer(version: int, scores: Sequence[float] = (1.0, 0.0)) -> Groups:
+    timings = Timings(wait_s=0.0, rollout_s=0.0, verify_s=0.0, memory_mb=1.0)
+    return Groups(
+        order_id="train/000000/u0000",
+        policy_version=version,
+        adapter_sha256="a" * 64,
+        groups=(tiny_group(scores, [2] * len(scores)),),
+        timings=timings,
+    )
+
+
+def record(
+    ledger: Ledger, step: int, stats: UpdateStats | None = AGREED, version: int | None = None, mean: float = 0.5
+) -> None:
+    answers = [answer(step if version is None else version, [1.0] * round(4 * mean) + [0.0] * round(4 - 4 * mean))]
+    ledger.begin()
+    ledger.record(step, answers, step_batch(teaching_samples(answers[0].groups, CONFIG), 0, CONFIG), stats)
+
+
+def ledger_over(books: NotedBooks, stop: Callable[[], bool] = lambda: False, spent_s: float = 0.0) -> Ledger:
+    return Ledger(CONFIG, books, spent_s, stop)
+
+
+def test_each_step_is_a_row() -> None:
+    books = NotedBooks()
+    ledger = ledger_over(books)
+    for step in range(3):
+        record(ledger, step)
+    assert [row.step for row in books.rows] == [1, 2, 3]
+    assert [row.policy_version for row in books.rows] == [0, 1, 2]
+
+
+def test_a_checkpoint_is_due_every_k_steps_and_at_the_end() -> None:
+    books = NotedBooks()
+    ledger = ledger_over(books)
+    for step in range(7):
+        record(ledger, step)
+    assert [step for step, _ in books.saved] == [3, 6, 7]
+    assert not ledger.stop_requested
+
+
+def test_a_checkpoint_is_scored_by_the_mean_of_the_last_five_steps() -> None:
+    books = NotedBooks()
+    ledger = ledger_over(books)
+    means = [0.0, 0.25, 0.5, 0.75, 1.0, 0.75, 0.25]
+    for step, mean in enumerate(means):
+        record(ledger, step, mean=mean)
+    assert [score for _, score in books.saved] == pytest.approx(
+        [np.mean(means[:3]), np.mean(means[1:6]), np.mean(means[2:7])]
+    )
+
+
+def test_asked_to_stop_it_saves_at_once() -> None:
+    books = NotedBooks()
+    asked = [False, True]
+    ledger = ledger_over(books, stop=lambda: asked.pop(0))
+    record(ledger, 0)
+    assert (ledger.stop_requested, books.saved) == (False, [])
+    record(ledger, 1)
+    assert ledger.stop_requested and [step for step, _ in books.saved] == [2]
+
+
+def test_disagreement_about_the_current_version_stops_before_a_checkpoint() -> None:
+    books = NotedBooks()
+    ledger = ledger_over(books)
+    with pytest.raises(Mismatch, match=r"Step 3: .* differ by 0\.29.* allowed 0\.05.* stale adapter"):
+        record(ledger, 2, DISAGREED)
+    assert [row.step for row in books.rows] == [3]
+    assert books.saved == []
+
+
+def test_disagreement_about_an_older_version_is_expected() -> None:
+    books = NotedBooks()
+    record(ledger_over(books), 2, DISAGREED, version=1)
+    assert [step for step, _ in books.saved] == [3]
+
+
+def test_a_step_without_an_update_passes_the_gate() -> None:
+    books = NotedBooks()
+    record(ledger_over(books), 2, None)
+    assert [step for step, _ in books.saved] == [3]
+
+
+def test_time_goes_on_from_earlier_lives() -> None:
+    books = NotedBooks()
+    ledger = ledger_over(books, spent_s=1000.0)
+    ledger.begin()
+    with ledger.updating():
+        pass
+    record(ledger, 0)
+    (row,) = books.rows
+    assert 1000.0 <= row.time_s < 1060.0
+    assert row.update_s >= 0.0 and row.step_s < 60.0
+    assert row.learner_mb > 1.0

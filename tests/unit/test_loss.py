@@ -1,0 +1,171 @@
+"""Every objective, value and gradient with respect to log-probs, against the papers' sums in float64."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from learner.loss import LossTerms, TokenBatch, policy_loss, token_weights
+from shared.config import LossConfig
+from tests import reference
+
+KINDS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
+LENGTHS = (7, 1, 12, 3, 9, 2)
+LONGEST = 16
+
+
+def rollouts(fraction: float, spread: float = 0.4) -> list[reference.Rollout]:
+    """Ragged answers whose old and actor log-probs lie about pi's, far enough to clip and to cap."""
+    rng = np.random.default_rng(3)
+    selected = reference.top_tokens([rng.random(length).tolist() for length in LENGTHS], fraction)
+    advantages = [0.9, -1.1, 0.4, 0.0, -0.3, 1.3]
+    answers = []
+    for length, mask, advantage in zip(LENGTHS, selected, advantages, strict=True):
+        logprobs = -rng.exponential(2.0, length)
+        near = [torch.from_numpy(logprobs + spread * rng.standard_normal(length)) for _ in range(3)]
+        answers.append(
+            reference.Rollout(
+                logprobs=torch.from_numpy(logprobs).requires_grad_(),
+                old=near[0],
+                actor=near[1],
+                base=near[2],
+                selected=mask,
+                advantage=advantage,
+            )
+        )
+    return answers
+
+
+def ours(
+    answers: list[reference.Rollout], logprobs: list[torch.Tensor], config: LossConfig, dtype: torch.dtype
+) -> LossTerms:
+    """The product's loss over the same answers as one micro-batch."""
+    masks = [torch.tensor(o.selected) for o in answers]
+    counts = torch.tensor([int(mask.sum()) for mask in masks])
+
+    def flat(rows: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([row.to(dtype)[mask] for row, mask in zip(rows, masks, strict=True)])
+
+    tokens = TokenBatch(
+        logprobs=flat(logprobs),
+        old_logprobs=flat([o.old for o in answers]),
+        actor_logprobs=flat([o.actor for o in answers]),
+        base_logprobs=flat([o.base for o in answers]) if config.kl_beta else None,
+        advantages=torch.tensor([o.advantage for o in answers], dtype=dtype).repeat_interleave(counts),
+        weights=torch.tensor(token_weights(config.kind, LENGTHS, LONGEST), dtype=dtype).repeat_interleave(counts),
+        sample=torch.arange(len(answers)).repeat_interleave(counts),
+    )
+    return policy_loss(tokens, config)
+
+
+def objective_of(config: LossConfig) -> reference.Objective:
+    return reference.Objective(
+        kind=config.kind,
+        low=config.clip_low,
+        high=config.clip_high,
+        cap=config.importance_cap,
+        beta=config.kl_beta,
+        longest=LONGEST,
+    )
+
+
+def cases() -> list[Any]:
+    grid = itertools.product(KINDS, (0.2, 0.5, 1.0), (0.0, 1.3), (0.0, 0.07))
+    return [
+        pytest.param(
+            fraction,
+            LossConfig(kind=kind, importance_cap=cap, kl_beta=beta),  # pyright: ignore[reportArgumentType]
+            id=f"{kind}-rho{fraction}-cap{cap}-beta{beta}",
+        )
+        for kind, fraction, cap, beta in grid
+    ]
+
+
+@pytest.mark.parametrize(("fraction", "config"), cases())
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_value_and_gradient_equal_the_papers(
+    fraction: float, config: LossConfig, dtype: torch.dtype, tolerance: float
+) -> None:
+    answers = rollouts(fraction)
+    expected = reference.loss(answers, objective_of(config))
+    expected.backward()
+
+    leaves = [o.logprobs.detach().to(dtype).requires_grad_() for o in answers]
+    terms = ours(answers, leaves, config, dtype)
+    terms.loss.backward()
+
+    assert terms.loss.item() == pytest.approx(expected.item(), rel=tolerance)
+    torch.testing.assert_close(terms.shares.sum(), terms.loss.detach())
+    got, wanted = gradient(leaves), gradient([o.logprobs for o in answers])
+    assert (got - wanted).norm() <= tolerance * wanted.norm()
+
+
+def gradient(leaves: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]).double()
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "dapo"])
+def test_clipped_tokens_are_those_whose_gradient_stops(kind: str) -> None:
+    config = LossConfig(kind=kind, importance_cap=0.0)  # pyright: ignore[reportArgumentType]
+    answers = rollouts(0.5)
+    leaves = [o.logprobs.detach().clone().requires_grad_() for o in answers]
+    terms = ours(answers, leaves, config, torch.float64)
+    expected = [stopped for o in answers for stopped in reference.clipped_tokens(o, objective_of(config))]
+    assert terms.clipped.tolist() == expected
+    assert 0 < sum(expected) < len(expected)
+    terms.loss.backward()
+    masks = torch.cat([torch.tensor(o.selected) for o in answers])
+    stopped = torch.tensor(expected)
+    assert (gradient(leaves)[masks][stopped] == 0).all()
+
+
+def test_cispo_marks_clipped_weights_and_stops_no_gradient() -> None:
+    config = LossConfig(kind="cispo")
+    answers = rollouts(1.0)
+    leaves = [o.logprobs.detach().clone().requires_grad_() for o in answers]
+    terms = ours(answers, leaves, config, torch.float64)
+    outside = (terms.ratios < 1 - config.clip_low) | (terms.ratios > 1 + config.clip_high)
+    assert terms.clipped.tolist() == outside.tolist() and outside.any()
+    terms.loss.backward()
+    alive = torch.cat([torch.full((len(o.logprobs),), o.advantage != 0) for o in answers])
+    assert ((gradient(leaves) != 0) == alive).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_move_the_gradient_is_that_of_advantage_times_logprob(kind: str) -> None:
+    config = LossConfig(kind=kind, importance_cap=0.0)  # pyright: ignore[reportArgumentType]
+    answers = rollouts(1.0, spread=0.0)
+    leaves = [o.logprobs.detach().clone().requires_grad_() for o in answers]
+    terms = ours(answers, leaves, config, torch.float64)
+    terms.loss.backward()
+    assert (terms.ratios == 1).all() and not terms.clipped.any()
+    weights = token_weights(kind, LENGTHS, LONGEST)
+    expected = [torch.full((n,), -w * o.advantage) for n, w, o in zip(LENGTHS, weights, answers, strict=True)]
+    torch.testing.assert_close(gradient(leaves), torch.cat(expected).double(), rtol=1e-6, atol=1e-9)
+
+
+def test_kl_is_zero_where_the_policies_agree_and_positive_elsewhere() -> None:
+    config = LossConfig(kl_beta=0.1)
+    agreeing, apart = rollouts(1.0, spread=0.0), rollouts(1.0)
+    zero, positive = (ours(a, [o.logprobs for o in a], config, torch.float64).kl for a in (agreeing, apart))
+    assert (zero == 0).all() and (positive > 0).all()
+    expected = torch.stack([reference.k3(p, q) for o in apart for p, q in zip(o.logprobs, o.base, strict=True)])
+    torch.testing.assert_close(positive, expected.detach())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_micro_batch_without_selected_tokens_adds_nothing(kind: str) -> None:
+    config = LossConfig(kind=kind)  # pyright: ignore[reportArgumentType]
+    answers = [
+        reference.Rollout(
+            logprobs=o.logprobs, old=o.old, actor=o.actor, base=o.base, selected=[False] * len(o.old), advantage=1.0
+        )
+        for o in rollouts(1.0)
+    ]
+    leaves = [o.logprobs.detach().clone().requires_grad_() for o in answers]
+    terms = ours(answers, leaves, config, torch.float64)
+    terms.loss.backward()
+    assert terms.loss.item() == 0.0
+    assert (gradient(leaves) == 0).all()

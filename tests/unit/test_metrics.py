@@ -1,0 +1,64 @@
+"""The keys of metrics.jsonl are a contract."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocol.messages import Outcome
+from shared.files import LineLog
+from shared.metrics import MetricsLog, StepMetrics
+
+CONTRACT = """
+step time_s reward/mean outcome/correct outcome/wrong outcome/unparsable outcome/truncated outcome/timeout outcome/error
+outcome/abstain groups/dropped groups/total entropy/mean mask/fraction ratio/mean clip/fraction mismatch/mean
+mismatch/p99 kl grad_norm lr length/mean truncated tokens_per_s time/rollout_s time/verify_s time/update_s time/idle_s
+time/step_s mem/actor_mb mem/learner_mb weight/sum policy/version
+"""
+
+
+def metrics(step: int, **changes: float) -> StepMetrics:
+    """A row in which every figure has a value of its own."""
+    fields = [field.name for field in msgspec.structs.fields(StepMetrics) if field.name != "outcomes"]
+    values: dict[str, Any] = {name: place + 0.5 for place, name in enumerate(fields)} | changes
+    values |= {"step": step, "groups_dropped": 3, "groups_total": 16, "policy_version": step}
+    return StepMetrics(**values, outcomes={Outcome.CORRECT: 0.75, Outcome.WRONG: 0.25})
+
+
+def test_row_has_exactly_the_contract_in_its_order() -> None:
+    assert list(metrics(1).to_row()) == CONTRACT.split()
+
+
+def test_each_key_has_its_own_field() -> None:
+    row = metrics(7, mismatch_p99=0.125, learner_mb=512.0).to_row()
+    assert row["step"] == row["policy/version"] == 7
+    assert (row["mismatch/p99"], row["mem/learner_mb"], row["groups/dropped"]) == (0.125, 512.0, 3)
+    figures = [value for key, value in row.items() if isinstance(value, float) and not key.startswith("outcome/")]
+    assert len(figures) == len(set(figures)), "no field feeds two keys"
+
+
+def test_outcomes_not_named_are_zero() -> None:
+    row = metrics(1).to_row()
+    shares = {key: value for key, value in row.items() if key.startswith("outcome/")}
+    assert len(shares) == len(Outcome)
+    assert {key: value for key, value in shares.items() if value} == {"outcome/correct": 0.75, "outcome/wrong": 0.25}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_null(tmp_path: Path, value: float) -> None:
+    row = MetricsLog(LineLog(tmp_path / "m")).log(metrics(1, kl=value))
+    assert row["kl"] is None
+    assert json.loads((tmp_path / "m").read_text())["kl"] is None
+
+
+def test_resume_leaves_one_row_a_step(tmp_path: Path) -> None:
+    for first in (1, 3):
+        log = MetricsLog(LineLog(tmp_path / "m"))
+        log.resume_at(first)
+        for step in range(first, 6):
+            log.log(metrics(step, kl=float(first)))
+    rows = [json.loads(line) for line in (tmp_path / "m").read_text().splitlines()]
+    assert [(row["step"], row["kl"]) for row in rows] == [(1, 1.0), (2, 1.0), (3, 3.0), (4, 3.0), (5, 3.0)]

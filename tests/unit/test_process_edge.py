@@ -1,0 +1,64 @@
+"""The edge of a process: errors become an exit code, and one sentence where a user can mend them."""
+
+import subprocess
+import sys
+
+import pytest
+
+from shared.memory import peak_memory_mb
+
+BODY = """
+import logging, sys
+from protocol.errors import PeerTimeout
+from shared.errors import ConfigError
+from shared.process_edge import run_process
+
+def body():
+    logging.getLogger("part").info("begins")
+    {line}
+
+sys.exit(run_process("learner", body))
+"""
+
+
+def run(line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BODY.format(line=line)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("raise ConfigError('run.steps is 0; give at least 1.')", "run.steps is 0; give at least 1."),
+        (
+            "raise PeerTimeout('Every actor', 'the answer to order x', 3.0)",
+            "Every actor said nothing for 3.0 s while the answer to order x was awaited.",
+        ),
+    ],
+)
+def test_what_a_user_can_mend_is_one_sentence_and_code_2(line: str, sentence: str) -> None:
+    done = run(line)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"error: {sentence}"
+    assert "Traceback" not in done.stderr and done.stdout == ""
+
+
+def test_a_crash_shows_its_traceback_and_code_1() -> None:
+    done = run("raise RuntimeError('a bug')")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr and done.stderr.splitlines()[-1] == "RuntimeError: a bug"
+
+
+def test_a_good_end_is_code_0_and_logs_name_the_process() -> None:
+    done = run("pass")
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[0].endswith(" learner begins")
+
+
+def test_peak_memory_is_in_mebibytes_and_only_grows() -> None:
+    before = peak_memory_mb()
+    block = bytearray(64 * 2**20)
+    block[::4096] = b"x" * len(block[::4096])
+    after = peak_memory_mb()
+    assert 10 < before <= after < 100_000

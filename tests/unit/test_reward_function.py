@@ -1,0 +1,252 @@
+"""A user's reward function: how it is found, what it is given, and what its answers mean."""
+
+import functools
+import math
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actor.reward_function import load_reward_function, score_with
+from actor.verdict import MAX_NOTE, ScoreJob
+from protocol.limits import MAX_SCORE
+from protocol.messages import Outcome
+from shared.errors import RewardError
+
+
+@pytest.fixture(autouse=True)
+def import_state() -> Iterator[None]:
+    """Importing a reward file registers it; the next test shall not see it."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    sys.modules.pop("user_reward_function", None)
+
+
+def job(completion: str, *, truncated: bool = False, **columns: str) -> ScoreJob:
+    return ScoreJob(
+        prompt=f"prompt of {completion}",
+        completion=completion,
+        completion_ids=[len(completion)],
+        truncated=truncated,
+        columns=columns,
+    )
+
+
+JOBS = [job("a", answer="1", level="x"), job("bb", answer="2"), job("ccc", answer="3", level="z")]
+
+
+def write(folder: Path, text: str, name: str = "reward.py") -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def returning(values: object):
+    return lambda **_: values
+
+
+# Loading
+
+
+def test_a_function_is_found(tmp_path: Path) -> None:
+    file = write(tmp_path, "def reward(completions, **kwargs):\n    return [1.0 for _ in completions]\n")
+    assert [verdict.score for verdict in score_with(load_reward_function(f"{file}:reward"), JOBS)] == [1.0] * 3
+
+
+def test_the_files_beside_it_can_be_imported(tmp_path: Path) -> None:
+    write(tmp_path, "VALUE = 0.25\n", "reward_helper_beside.py")
+    file = write(
+        tmp_path, "import reward_helper_beside as h\ndef reward(prompts, **_):\n    return [h.VALUE] * len(prompts)\n"
+    )
+    assert score_with(load_reward_function(f"{file}:reward"), JOBS)[0].score == 0.25
+
+
+def test_dataclasses_with_postponed_annotations_work(tmp_path: Path) -> None:
+    text = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "@dataclass\nclass Point:\n    kinds: ClassVar[int] = 1\n    x: float = 1.0\n"
+        "def reward(prompts, **_):\n    return [Point().x] * len(prompts)\n"
+    )
+    assert score_with(load_reward_function(f"{write(tmp_path, text)}:reward"), JOBS)[0].score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("", "path/to/file.py:name"),
+        ("reward.py", "path/to/file.py:name"),
+        ("reward.py:", "path/to/file.py:name"),
+        (":reward", "path/to/file.py:name"),
+        ("nowhere/reward.py:reward", "no such file"),
+        ("{folder}:reward", "no such file"),
+        ("{folder}/reward.py:other", "defines no such name"),
+        ("{folder}/reward.py:NUMBER", "of type int"),
+        ("{folder}/notes.txt:reward", "must end in .py"),
+        ("{folder}/raises.py:reward", "ValueError: two lines"),
+        ("{folder}/broken.py:reward", "SyntaxError"),
+        ("{folder}/leaves.py:reward", "SystemExit: 3"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_sentence(tmp_path: Path, spec: str, expected: str) -> None:
+    write(tmp_path, "NUMBER = 1\ndef reward(**_):\n    return []\n")
+    write(tmp_path, "reward\n", "notes.txt")
+    write(tmp_path, "raise ValueError('two\\nlines')\n", "raises.py")
+    write(tmp_path, "def reward(:\n", "broken.py")
+    write(tmp_path, "raise SystemExit(3)\n", "leaves.py")
+    with pytest.raises(RewardError, match=expected) as caught:
+        load_reward_function(spec.format(folder=tmp_path))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+# Arguments
+
+
+def test_arguments_are_those_of_trl() -> None:
+    seen: dict[str, object] = {}
+
+    def reward(**kwargs: object) -> list[float]:
+        seen.update(kwargs)
+        return [0.0] * 3
+
+    score_with(reward, JOBS)
+    assert seen == {
+        "prompts": ["prompt of a", "prompt of bb", "prompt of ccc"],
+        "completions": ["a", "bb", "ccc"],
+        "completion_ids": [[1], [2], [3]],
+        "answer": ["1", "2", "3"],
+        "level": ["x", None, "z"],
+    }
+
+
+def test_a_function_gets_only_what_it_names() -> None:
+    def reward(completions: list[str], answer: list[str]) -> list[float]:
+        return [float(len(text) == int(gold)) for text, gold in zip(completions, answer, strict=True)]
+
+    assert [verdict.outcome for verdict in score_with(reward, JOBS)] == [Outcome.CORRECT] * 3
+
+
+def test_a_default_is_kept_where_the_data_has_no_such_column() -> None:
+    def reward(completions: list[str], log_metric: object = None) -> list[float]:
+        return [float(log_metric is None)] * len(completions)
+
+    assert score_with(reward, JOBS)[0].score == 1.0
+
+
+def test_a_column_cannot_replace_an_argument() -> None:
+    def reward(completions: list[str], **_: object) -> list[float]:
+        return [float(text == "a") for text in completions]
+
+    assert score_with(reward, [job("a", completions="forged")])[0].score == 1.0
+
+
+def test_partial_functions_and_callable_objects_work() -> None:
+    class Reward:
+        def __call__(self, completions: list[str]) -> list[float]:
+            return [0.75 for _ in completions]
+
+    def scaled(completions: list[str], factor: float) -> list[float]:
+        return [factor for _ in completions]
+
+    assert score_with(Reward(), JOBS)[0].score == 0.75
+    assert score_with(functools.partial(scaled, factor=0.5), JOBS)[0].score == 0.5
+
+
+def test_an_async_function_is_awaited() -> None:
+    async def reward(completions: list[str], **_: object) -> list[float]:
+        import asyncio
+
+        await asyncio.sleep(0)
+        return [1.0 for _ in completions]
+
+    assert [verdict.outcome for verdict in score_with(reward, JOBS)] == [Outcome.CORRECT] * 3
+
+
+# What the answers mean
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome", "score"),
+    [
+        (1.0, Outcome.CORRECT, 1.0),
+        (0.5, Outcome.CORRECT, 0.5),
+        (0.499, Outcome.WRONG, 0.499),
+        (0.0, Outcome.WRONG, 0.0),
+        (-7.5, Outcome.WRONG, -7.5),
+        (3, Outcome.CORRECT, 3.0),
+        (True, Outcome.CORRECT, 1.0),
+        (False, Outcome.WRONG, 0.0),
+        (np.float32(0.75), Outcome.CORRECT, 0.75),
+        (Fraction(1, 4), Outcome.WRONG, 0.25),
+        (None, Outcome.ABSTAIN, 0.0),
+        (math.nan, Outcome.ERROR, 0.0),
+        (math.inf, Outcome.ERROR, 0.0),
+        (-math.inf, Outcome.ERROR, 0.0),
+        (10**400, Outcome.ERROR, 0.0),
+        (MAX_SCORE, Outcome.CORRECT, MAX_SCORE),
+        (-2 * MAX_SCORE, Outcome.ERROR, 0.0),
+        ("1.0", Outcome.ERROR, 0.0),
+        ([1.0], Outcome.ERROR, 0.0),
+        (1 + 0j, Outcome.ERROR, 0.0),
+    ],
+)
+def test_a_value_is_judged_alone(value: object, outcome: Outcome, score: float) -> None:
+    verdicts = score_with(returning([1.0, value, 0.0]), JOBS)
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.CORRECT, outcome, Outcome.WRONG]
+    assert verdicts[1].score == score
+    assert bool(verdicts[1].note) == (outcome in (Outcome.ERROR, Outcome.ABSTAIN))
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        ([], "0 values for 3 completions"),
+        ([1.0, 1.0], "2 values for 3 completions"),
+        ([1.0] * 4, "4 values for 3 completions"),
+        (1.0, "returned a float"),
+        (None, "returned a NoneType"),
+        ({"a": 1.0}, "returned a dict"),
+        ("111", "returned a str"),
+    ],
+)
+def test_another_shape_is_an_error_of_the_whole_call(values: object, note: str) -> None:
+    verdicts = score_with(returning(values), JOBS)
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.ERROR] * 3
+    assert all(note in verdict.note for verdict in verdicts)
+
+
+@pytest.mark.parametrize("error", [ValueError("no\nluck"), SystemExit(3), RecursionError("deep")])
+def test_an_exception_is_an_error_of_the_whole_call(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    def reward(**_: object) -> list[float]:
+        raise error
+
+    verdicts = score_with(reward, JOBS)
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.ERROR] * 3
+    assert type(error).__name__ in verdicts[0].note
+    assert "\n" not in verdicts[0].note
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_missing_argument_is_an_error() -> None:
+    def reward(completions: list[str], difficulty: list[str]) -> list[float]:
+        return [1.0 for _ in zip(completions, difficulty, strict=True)]
+
+    assert "'difficulty'" in score_with(reward, JOBS)[0].note
+
+
+def test_a_note_has_bounded_length() -> None:
+    def reward(**_: object) -> list[float]:
+        raise ValueError("x" * 100_000)
+
+    assert len(score_with(reward, JOBS)[0].note) == MAX_NOTE
+
+
+def test_a_truncated_completion_keeps_the_functions_score() -> None:
+    jobs = [job("a", truncated=True), job("b", truncated=True), job("c")]
+    verdicts = score_with(returning([-3.0, None, -5.0]), jobs)
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.TRUNCATED, Outcome.ABSTAIN, Outcome.WRONG]
+    assert verdicts[0].score == -3.0

@@ -1,0 +1,219 @@
+"""Keys that others can read are refused, and who has no key, or a wrong one, gets nothing."""
+
+import json
+import os
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import zmq
+
+from protocol.codec import encode
+from protocol.errors import SecurityError
+from protocol.limits import MAX_HANDSHAKE_FAILURES
+from protocol.messages import Drain, Heartbeat
+from protocol.security import ActorKey, create_keys, load_actor_key, load_learner_keys
+from protocol.sockets import ZAP_DOMAIN, OneKey
+from protocol.transport import ZmqActorPort, ZmqLearnerPort
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A listening learner, its actors' key, and the key of another run."""
+
+    learner: ZmqLearnerPort
+    key: ActorKey
+    stranger: ActorKey
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    create_keys(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def run(request: pytest.FixtureRequest, keys: Path, tmp_path: Path) -> Iterator[Run]:
+    create_keys(tmp_path / "other")
+    with tempfile.TemporaryDirectory() as folder:
+        endpoint = f"ipc://{folder}/socket" if request.param == "ipc" else "tcp://127.0.0.1:*"
+        with closing(ZmqLearnerPort(endpoint, load_learner_keys(keys))) as learner:
+            key, stranger = load_actor_key(keys / "actor.json"), load_actor_key(tmp_path / "other" / "actor.json")
+            yield Run(learner=learner, key=key, stranger=stranger)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o777])
+def test_modes_do_not_depend_on_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        create_keys(tmp_path / "keys")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "keys") == 0o700
+    assert {file.name: mode(file) for file in (tmp_path / "keys").iterdir()} == {
+        "learner.json": 0o600,
+        "actor.json": 0o600,
+    }
+
+
+def test_a_folder_that_is_there_is_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir(mode=0o755)
+    create_keys(tmp_path / "keys")
+    assert mode(tmp_path / "keys") == 0o700
+
+
+def test_keys_are_not_overwritten(keys: Path) -> None:
+    before = load_learner_keys(keys)
+    with pytest.raises(SecurityError, match=r"learner\.json exists"):
+        create_keys(keys)
+    assert load_learner_keys(keys) == before
+
+
+def test_the_two_files_fit_together(keys: Path) -> None:
+    learner, actor = load_learner_keys(keys), load_actor_key(keys / "actor.json")
+    assert learner.actor_public == actor.public
+    assert learner.public == actor.learner_public
+    assert learner.secret != actor.secret
+    assert actor.file == keys / "actor.json"
+
+
+def test_secrets_are_not_shown(keys: Path) -> None:
+    learner, actor = load_learner_keys(keys), load_actor_key(keys / "actor.json")
+    assert learner.secret.decode() not in repr(learner)
+    assert actor.secret.decode() not in repr(actor)
+
+
+@pytest.mark.parametrize("name", ["learner.json", "actor.json"])
+@pytest.mark.parametrize("bits", [0o640, 0o604, 0o610, 0o602, 0o666])
+def test_a_file_open_to_others_is_refused(keys: Path, name: str, bits: int) -> None:
+    (keys / name).chmod(bits)
+    with pytest.raises(SecurityError, match=f"run `chmod 600 {keys / name}`"):
+        load_learner_keys(keys)
+    (keys / name).chmod(0o400)
+    load_learner_keys(keys)
+
+
+@pytest.mark.parametrize("name", ["learner.json", "actor.json"])
+def test_a_missing_file_is_named(keys: Path, name: str) -> None:
+    (keys / name).unlink()
+    with pytest.raises(SecurityError, match=rf"{keys / name} cannot be read \(No such file.*copy it from keys/"):
+        load_learner_keys(keys)
+
+
+def spoilt(content: dict[str, str]) -> dict[str, bytes]:
+    """Ways in which a key file can be wrong."""
+    return {
+        "empty": b"",
+        "not JSON": b"not json",
+        "not UTF-8": b'{"public": "\xff"}',
+        "list": b"[]",
+        "no secret": json.dumps({**content, "secret": None}).encode(),
+        "unknown field": json.dumps({**content, "extra": 1}).encode(),
+        "short secret": json.dumps({**content, "secret": content["secret"][:-1]}).encode(),
+        "not Z85": json.dumps({**content, "secret": "~" * 40}).encode(),
+        "not a pair": json.dumps({**content, "public": content["secret"]}).encode(),
+        "bad learner key": json.dumps({**content, "learner_public": "x"}).encode(),
+        "cut off": json.dumps(content).encode()[:-2],
+    }
+
+
+@pytest.mark.parametrize("name", ["learner.json", "actor.json"])
+def test_a_malformed_file_is_refused_and_not_quoted(keys: Path, name: str) -> None:
+    file = keys / name
+    content = json.loads(file.read_bytes())
+    for data in spoilt(content).values():
+        file.write_bytes(data)
+        with pytest.raises(SecurityError, match=f"{file} does not hold a key; copy it anew") as caught:
+            load_learner_keys(keys)
+        assert content["secret"] not in str(caught.value)
+
+
+def test_the_allow_list_has_one_entry() -> None:
+    allow = OneKey(b"a" * 40)
+    assert allow.callback(ZAP_DOMAIN, b"a" * 40)
+    assert not allow.callback(ZAP_DOMAIN, b"b" * 40)
+    assert not allow.callback("", b"a" * 40)
+    assert not allow.callback("*", b"a" * 40)
+
+
+@pytest.mark.parametrize("whose", ["stranger", "wrong learner key"])
+def test_an_actor_whose_key_does_not_fit_is_told_so(run: Run, whose: str) -> None:
+    """The file to replace is named within seconds; the learner hears nothing and goes on."""
+    strange = replace(run.stranger, learner_public=run.key.learner_public)
+    mistaken = replace(run.key, learner_public=run.stranger.learner_public)
+    key = strange if whose == "stranger" else mistaken
+    start = time.monotonic()
+    told = pytest.raises(SecurityError, match=f"key file {key.file} do not belong together")
+    with closing(ZmqActorPort(run.learner.endpoint, "actor0", key)) as actor, told:
+        actor.receive(10.0)
+    assert time.monotonic() - start < 5
+    assert run.learner.receive(0.1) is None
+    with closing(ZmqActorPort(run.learner.endpoint, "actor0", run.key)) as actor:
+        actor.send(Heartbeat(phase="here"))
+        assert run.learner.receive(5.0) is not None
+
+
+def test_sending_tells_it_too(run: Run) -> None:
+    key = replace(run.stranger, learner_public=run.key.learner_public)
+    with closing(ZmqActorPort(run.learner.endpoint, "actor0", key, send_timeout_s=0.5)) as actor:
+        actor.socket.linger = 0
+        with pytest.raises(SecurityError, match="do not belong together"):
+            for _ in range(500):
+                actor.send(Drain())
+                time.sleep(0.01)
+
+
+def test_a_peer_without_a_key_gets_nothing(run: Run) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(run.learner.endpoint)
+        with suppress(zmq.Again):  # nothing can be sent any more once the handshake has failed
+            dealer.send_multipart(encode(Heartbeat(phase="here")), zmq.NOBLOCK)
+        assert run.learner.receive(0.5) is None
+        assert not dealer.poll(0)
+
+
+def test_a_learner_without_keys_is_not_believed(keys: Path) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as impostor:
+        port = impostor.bind_to_random_port("tcp://127.0.0.1")
+        with closing(ZmqActorPort(f"tcp://127.0.0.1:{port}", "actor0", load_actor_key(keys / "actor.json"))) as actor:
+            actor.socket.linger = 0
+            with pytest.raises(SecurityError, match="do not belong together"):
+                actor.send(Heartbeat(phase="here"))
+                actor.receive(10.0)
+        assert not impostor.poll(0)
+
+
+def hang_up(endpoint: str, times: int) -> None:
+    """Accept this many connections and drop them, as a learner does that is killed while it starts."""
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    with socket.create_server((host, int(port)), reuse_port=True) as server:
+        for _ in range(times):
+            server.accept()[0].close()
+
+
+def test_hanging_up_is_forgiven_until_it_is_a_habit(keys: Path) -> None:
+    """Two failures, a handshake, two failures: all well. The third in a row is not."""
+    with closing(ZmqLearnerPort("tcp://127.0.0.1:*", load_learner_keys(keys))) as first:
+        endpoint = first.endpoint
+    with closing(ZmqActorPort(endpoint, "actor0", load_actor_key(keys / "actor.json"))) as actor:
+        hang_up(endpoint, MAX_HANDSHAKE_FAILURES - 1)
+        assert actor.receive(0.1) is None
+        with closing(ZmqLearnerPort(endpoint, load_learner_keys(keys))) as learner:
+            actor.send(Heartbeat(phase="here"))
+            assert learner.receive(5.0) is not None
+        hang_up(endpoint, MAX_HANDSHAKE_FAILURES - 1)
+        assert actor.receive(0.1) is None
+        hang_up(endpoint, 1)
+        with pytest.raises(SecurityError, match="do not belong together"):
+            actor.receive(5.0)

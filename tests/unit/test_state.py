@@ -1,0 +1,143 @@
+"""A checkpoint holds everything: what is loaded continues as what was saved would have."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from learner.batch import StepBatch, step_batch, teaching_samples
+from learner.checkpoint import Checkpoint, CheckpointStore
+from learner.curriculum import Shuffled
+from learner.optimizer import Optimizer
+from learner.publisher import Publisher
+from learner.recorder import RecordedOrders
+from learner.sampling import Sampler
+from learner.state import LearnerState
+from learner.update import Update
+from protocol.messages import Group
+from shared.adapter_file import adapter_bytes
+from shared.config import Config, LoraConfig, OptimizerConfig, PipelineConfig, RunConfig
+from shared.errors import DamageError
+from shared.policy import Policy
+from tests.fakes import RANK, tiny_group, tiny_policy, toy_tasks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CONFIG = Config(
+    run=RunConfig(steps=10),
+    lora=LoraConfig(rank=RANK, alpha=2.0 * RANK),
+    optimizer=OptimizerConfig(lr=1e-2, weight_decay=0.1),
+    pipeline=PipelineConfig(max_lag=2),
+)
+
+
+class Learner:
+    """A policy and its state, without loop or actor."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        publisher = Publisher(policy.adapter)
+        publisher.snapshot(version=0)
+        optimizer = Optimizer(policy.adapter.parameters(), CONFIG.optimizer, CONFIG.run.steps)
+        sampler = Sampler(CONFIG, toy_tasks(12), Shuffled(12, seed=0), RecordedOrders([]))
+        self.state = LearnerState(CONFIG, publisher, optimizer, sampler, policy.base_digest)
+        self.update = Update(policy, optimizer, CONFIG, lambda: None)
+
+    def step(self, step: int) -> bytes:
+        """One update on made-up groups, published; the adapter afterwards."""
+        assert self.update.apply(step, batch(step))
+        self.state.publisher.snapshot(step + 1)
+        return adapter_bytes(self.policy.adapter)
+
+
+def batch(step: int) -> StepBatch:
+    groups: list[Group] = [
+        tiny_group([1.0, 0.0, 0.0], [3, 5, 2], group_id=f"train/{step:06d}/{slot:04d}", seed=10 * step + slot)
+        for slot in range(3)
+    ]
+    return step_batch(teaching_samples(groups, CONFIG), 0, CONFIG)
+
+
+@pytest.fixture
+def learner(checkpoint: Path) -> Callable[[], Learner]:
+    return lambda: Learner(tiny_policy(checkpoint, lora=CONFIG.lora))
+
+
+def test_what_is_loaded_makes_the_next_updates_bit_for_bit(learner: Callable[[], Learner], tmp_path: Path) -> None:
+    first, second = learner(), learner()
+    for step in range(3):
+        first.step(step)
+    first.state.sampler.order_ahead(version=3)
+    store = CheckpointStore(tmp_path, keep=3)
+    store.save(first.state.save(3, wall_s=12.5), score=0.5)
+    loaded = store.load_latest()
+    assert loaded is not None
+    assert second.state.load(loaded) == 12.5
+    assert adapter_bytes(second.policy.adapter) == adapter_bytes(first.policy.adapter)
+    for step in range(3, 6):
+        assert first.step(step) == second.step(step)
+    assert first.state.optimizer.state_bytes() == second.state.optimizer.state_bytes()
+
+
+def test_position_pending_steps_and_versions_come_back(learner: Callable[[], Learner]) -> None:
+    first, second = learner(), learner()
+    first.state.sampler.order_ahead(version=0)
+    for step in range(3):
+        first.step(step)
+    first.state.publisher.forget_before(1)
+    second.state.load(first.state.save(3, wall_s=0.0))
+    assert second.state.sampler.state_dict() == first.state.sampler.state_dict()
+    assert [entry[0] for entry in second.state.sampler.state_dict()["pending"]] == [0, 1, 2]
+    versions = first.state.publisher.versions
+    assert {v: p.sha256 for v, p in second.state.publisher.versions.items()} == {
+        v: versions[v].sha256 for v in (1, 2, 3)
+    }
+    for version, policy in second.state.publisher.versions.items():
+        assert np.array_equal(policy.adapter, versions[version].adapter)
+
+
+def test_a_checkpoint_has_the_files_that_other_tools_read(learner: Callable[[], Learner]) -> None:
+    saved = learner()
+    saved.step(0)
+    files = saved.state.save(1, wall_s=3.0).files
+    assert set(files) == {
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "optimizer.safetensors",
+        "policy-000000.safetensors",
+        "state.json",
+    }
+    assert files["adapter_model.safetensors"] == adapter_bytes(saved.policy.adapter)
+    facts = json.loads(files["state.json"])
+    assert facts["adapter_sha256"] == saved.state.publisher.versions[1].sha256
+    assert (facts["step"], facts["versions"], facts["wall_s"]) == (1, [0, 1], 3.0)
+    assert json.loads(files["adapter_config.json"])["r"] == RANK
+
+
+def test_saving_is_a_function_of_the_state(learner: Callable[[], Learner]) -> None:
+    first, second = learner(), learner()
+    first.step(0), second.step(0)
+    assert first.state.save(1, 0.0).files == second.state.save(1, 0.0).files
+
+
+def test_a_checkpoint_of_another_base_is_refused_and_changes_nothing(learner: Callable[[], Learner]) -> None:
+    saved, other = learner(), learner()
+    saved.step(0)
+    checkpoint = saved.state.save(1, wall_s=0.0)
+    facts = json.loads(checkpoint.files["state.json"]) | {"base_digest": "f" * 64}
+    foreign = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(facts).encode()})
+    before = adapter_bytes(other.policy.adapter)
+    with pytest.raises(DamageError, match=r"step 1 belongs to another base model \(ffffffffffff, here [0-9a-f]{12}\)"):
+        other.state.load(foreign)
+    assert adapter_bytes(other.policy.adapter) == before
+
+
+def test_an_adapter_of_another_rank_is_refused(learner: Callable[[], Learner], checkpoint: Path) -> None:
+    saved = learner()
+    saved.step(0)
+    wider = Learner(tiny_policy(checkpoint, lora=msgspec.structs.replace(CONFIG.lora, rank=2 * RANK)))
+    with pytest.raises(DamageError, match="the model needs"):
+        wider.state.load(saved.state.save(1, wall_s=0.0))

@@ -1,0 +1,159 @@
+"""Tasks from the embedded generator and from files of every kind, through the real `datasets`."""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.tasks import TaskSet, load_tasks
+from shared.config import TasksConfig
+from shared.embedded import EMBEDDED_DIR
+from shared.errors import DataError
+from shared.prompt import Prompter, load_prompter
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def prompter() -> Prompter:
+    return load_prompter(EMBEDDED_DIR)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path) -> None:
+    """What `datasets` converts goes into the test's folder, not the user's."""
+    import datasets
+
+    datasets.config.HF_DATASETS_CACHE = tmp_path / "cache"
+    datasets.disable_progress_bars()
+
+
+def rows(count: int, first: int = 0) -> list[Row]:
+    return [{"question": f"What is {n} + 1?", "answer": n + 1, "kind": "sum"} for n in range(first, first + count)]
+
+
+def write_jsonl(path: Path, data: Sequence[Row]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in data))
+    return path
+
+
+def write_csv(path: Path, data: Sequence[Row]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, data[0].keys())
+        writer.writeheader()
+        writer.writerows(data)
+    return path
+
+
+def write_parquet(path: Path, data: Sequence[Row]) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(list(data)), path)
+    return path
+
+
+def questions(tasks: TaskSet) -> tuple[list[str], list[str]]:
+    return [t.columns["question"] for t in tasks.train], [t.columns["question"] for t in tasks.held_out]
+
+
+def test_embedded_tasks_hold_out_problems_of_their_own(prompter: Prompter) -> None:
+    tasks = load_tasks(TasksConfig(limit=200), prompter)
+    train, held_out = questions(tasks)
+    assert len(train) == 200 and len(held_out) == 512 and tasks.too_long == 0
+    assert not set(train) & set(held_out)
+    task = tasks.train[0]
+    assert task.prompt_ids.dtype == "int32"
+    assert task.prompt_ids.tolist() == prompter.prompt_ids(task.columns["question"])
+    assert task.columns.keys() == {"question", "answer", "level"}
+    assert int(task.columns["answer"]) >= 0
+
+
+def test_embedded_levels_and_repetition(prompter: Prompter) -> None:
+    config = TasksConfig(limit=50, levels=(2,))
+    tasks = load_tasks(config, prompter)
+    assert {task.columns["level"] for task in (*tasks.train, *tasks.held_out)} == {"2"}
+    assert questions(load_tasks(config, prompter)) == questions(tasks)
+
+
+@pytest.mark.parametrize(
+    ("write", "name"), [(write_jsonl, "t.jsonl"), (write_csv, "t.csv"), (write_parquet, "t.parquet")]
+)
+def test_files_of_every_kind_give_the_same_tasks(
+    write: Callable[[Path, Sequence[Row]], Path], name: str, tmp_path: Path, prompter: Prompter
+) -> None:
+    source = write(tmp_path / name, rows(20))
+    tasks = load_tasks(TasksConfig(source=str(source)), prompter)
+    wanted = [row["question"] for row in rows(20)]
+    assert questions(tasks) == (wanted[:18], wanted[18:])
+    assert tasks.train[3].columns == {"question": "What is 3 + 1?", "answer": "4", "kind": "sum"}
+    assert tasks.train[3].prompt_ids.tolist() == prompter.prompt_ids("What is 3 + 1?")
+
+
+def test_columns_of_other_names_get_the_canonical_ones(tmp_path: Path, prompter: Prompter) -> None:
+    data = [{"problem": f"{n}?", "gold": n, "hint": None} for n in range(10)]
+    source = write_jsonl(tmp_path / "t.jsonl", data)
+    config = TasksConfig(source=str(source), question="problem", answer="gold", system_prompt="Be brief.")
+    tasks = load_tasks(config, prompter)
+    assert tasks.train[2].columns == {"question": "2?", "answer": "2", "hint": "None"}
+    assert tasks.train[2].prompt_ids.tolist() == prompter.prompt_ids("2?", "Be brief.")
+
+
+def test_a_held_out_file_of_its_own(tmp_path: Path, prompter: Prompter) -> None:
+    source = write_jsonl(tmp_path / "train.jsonl", rows(10))
+    held_out = write_jsonl(tmp_path / "test.jsonl", rows(5, first=100))
+    train, held = questions(load_tasks(TasksConfig(source=str(source), held_out=str(held_out)), prompter))
+    assert (len(train), len(held)) == (10, 5)
+    assert not set(train) & set(held)
+
+
+def test_the_limit_caps_training_and_not_what_is_held_out(tmp_path: Path, prompter: Prompter) -> None:
+    source = write_jsonl(tmp_path / "t.jsonl", rows(40))
+    limited = questions(load_tasks(TasksConfig(source=str(source), limit=7), prompter))
+    unlimited = questions(load_tasks(TasksConfig(source=str(source), limit=0), prompter))
+    assert (len(limited[0]), len(unlimited[0])) == (7, 36)
+    assert limited[1] == unlimited[1] and len(limited[1]) == 4
+
+
+def test_prompts_that_are_too_long_are_dropped_and_counted(tmp_path: Path, prompter: Prompter) -> None:
+    data = rows(20)
+    data[1]["question"] = data[19]["question"] = "and so on " * 300
+    source = write_jsonl(tmp_path / "t.jsonl", data)
+    tasks = load_tasks(TasksConfig(source=str(source)), prompter)
+    assert (len(tasks.train), len(tasks.held_out), tasks.too_long) == (17, 1, 2)
+    assert max(len(task.prompt_ids) for task in tasks.train) <= 256
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"question": "problem"}, "no column 'problem'; it has question, answer, kind: set tasks.question/answer"),
+        ({"answer": "gold"}, "no column 'gold'"),
+        ({"max_prompt_tokens": 1}, "gave no task of at most 1 tokens"),
+        ({"held_out": "nowhere.jsonl"}, "the file 'nowhere.jsonl', which does not exist"),
+        ({"held_out": "test"}, "'test' is no .jsonl.* file, and a file has no splits"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(
+    config: dict[str, Any], words: str, tmp_path: Path, prompter: Prompter
+) -> None:
+    source = write_jsonl(tmp_path / "t.jsonl", rows(10))
+    with pytest.raises(DataError, match=words) as caught:
+        load_tasks(TasksConfig(source=str(source), **config), prompter)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(prompter: Prompter) -> None:
+    with pytest.raises(DataError, match=r"the file 'missing\.csv', which does not exist"):
+        load_tasks(TasksConfig(source="missing.csv"), prompter)
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, prompter: Prompter) -> None:
+    source = tmp_path / "t.parquet"
+    source.write_bytes(b"not parquet")
+    with pytest.raises(DataError, match=r"t\.parquet' cannot be read: ") as caught:
+        load_tasks(TasksConfig(source=str(source)), prompter)
+    assert "\n" not in str(caught.value)

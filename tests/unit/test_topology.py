@@ -1,0 +1,72 @@
+"""Which processes a configuration means, and the plan that --dry-run prints."""
+
+import sys
+from pathlib import Path
+
+from launch.describe import describe, differences
+from launch.topology import topology
+from shared.config import Config
+from shared.config_load import resolve
+
+RUN = Path("runs/first")
+
+
+def test_one_learner_and_one_actor_with_their_commands_and_logs() -> None:
+    plan = topology(RUN, Config())
+    assert [process.name for process in plan.processes] == ["learner", "actor0"]
+    assert plan.learner.argv == (sys.executable, "-m", "learner", "--run", "runs/first")
+    assert plan.actors[0].argv == (sys.executable, "-m", "actor", "--run", "runs/first", "--id", "actor0")
+    assert [process.log for process in plan.processes] == [RUN / "logs/learner.log", RUN / "logs/actor0.log"]
+
+
+def test_each_process_has_its_own_threads_and_the_configured_kernels() -> None:
+    plan = topology(RUN, resolve({"compute": {"learner_threads": 3, "actor_threads": 5, "blas": "portable"}}))
+    assert plan.learner.environment["OMP_NUM_THREADS"] == "3"
+    assert plan.actors[0].environment["OMP_NUM_THREADS"] == "5"
+    assert [process.threads for process in plan.processes] == [3, 5]
+    assert all(process.environment["ATEN_CPU_CAPABILITY"] == "avx2" for process in plan.processes)
+
+
+def test_logs_are_unbuffered() -> None:
+    assert all(process.environment["PYTHONUNBUFFERED"] == "1" for process in topology(RUN, Config()).processes)
+
+
+def test_the_topology_is_a_function_of_its_arguments(tmp_path: Path) -> None:
+    assert topology(tmp_path, Config()) == topology(tmp_path, Config())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_endpoint_is_the_configured_one() -> None:
+    assert topology(RUN, Config()).endpoint == "ipc"
+    assert topology(RUN, resolve({"link": {"endpoint": "tcp://10.0.0.1:5757"}})).endpoint == "tcp://10.0.0.1:5757"
+
+
+def test_only_what_differs_from_the_defaults_is_listed() -> None:
+    assert list(differences(Config())) == []
+    changed = resolve({"optimizer": {"lr": 2e-3}, "tasks": {"levels": [1]}})
+    assert list(differences(changed)) == [("tasks.levels", "[1]", "[1,2,3]"), ("optimizer.lr", "0.002", "0.0001")]
+
+
+def test_the_plan_tells_everything_before_anything_starts() -> None:
+    config = resolve({"run": {"steps": 3}, "rollout": {"prompts": 4, "group": 6}, "optimizer": {"lr": 2e-3}})
+    text = describe(topology(RUN, config), config)
+    for expected in (
+        "run directory  runs/first",
+        "3 steps x 4 prompts x 6 samples = 72 completions of at most 64 tokens",
+        "256 held-out problems before and after",
+        "endpoint       ipc",
+        "optimizer.lr = 0.002  (default 0.0001)",
+        "-m learner --run runs/first",
+        "-m actor --run runs/first --id actor0",
+        "learner: 2 threads, log runs/first/logs/learner.log",
+        "MKL_CBWR=AUTO,STRICT",
+        "metrics.jsonl",
+        "checkpoints/",
+    ):
+        assert expected in text, expected
+
+
+def test_the_plan_says_where_nothing_is_special() -> None:
+    config = resolve({"eval": {"problems": 0}})
+    assert "evaluation     none" in describe(topology(RUN, config), config)
+    assert "nowhere" in describe(topology(RUN, Config()), Config())

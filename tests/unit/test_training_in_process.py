@@ -1,0 +1,203 @@
+"""The whole loop in one process: real policy, real decode loop, a toy task whose best answer is known.
+
+The toy pays for completions whose first token is among the first third of the vocabulary. Bits are compared, not
+curves, wherever a run is repeated, resumed or run at a lag.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actor.engine import Engine
+from actor.engine_hf import HFEngine
+from actor.rollout import Rollout
+from launch.local_desk import LocalDesk
+from learner.batches import Batches
+from learner.checkpoint import Checkpoint
+from learner.curriculum import Shuffled
+from learner.ledger import Ledger, Mismatch
+from learner.loop import Parts, train
+from learner.optimizer import Optimizer
+from learner.publisher import Publisher
+from learner.sampling import Sampler
+from learner.state import LearnerState
+from learner.update import Update
+from shared.config import (
+    CheckpointConfig,
+    Config,
+    LossConfig,
+    OptimizerConfig,
+    PipelineConfig,
+    RolloutConfig,
+    RunConfig,
+)
+from shared.gpu_lease import Lease
+from shared.metrics import StepMetrics
+from shared.policy import Policy
+from shared.prompt import Prompter
+from tests.fakes import ScriptedScorer, spelled, tiny_policy, tiny_prompter, toy_tasks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEPS = 6
+GOAL = 32
+END = 96
+
+
+class KeptBooks:
+    """Keeps rows, and checkpoints as they would lie on disk."""
+
+    def __init__(self, state: LearnerState) -> None:
+        self.state = state
+        self.rows: list[StepMetrics] = []
+        self.checkpoints: dict[int, Checkpoint] = {}
+
+    def step(self, step: int, metrics: StepMetrics, answers: object, batch: object) -> None:
+        self.rows.append(metrics)
+
+    @property
+    def rewards(self) -> list[float]:
+        """The curve."""
+        return [row.reward_mean for row in self.rows]
+
+    def checkpoint(self, step: int, wall_s: float, score: float) -> None:
+        self.checkpoints[step] = self.state.save(step, wall_s)
+
+
+class Run:
+    """One life of a learner with an actor inside; nothing is shared between two of them but the checkpoint folder."""
+
+    def __init__(
+        self, checkpoint: Path, folder: Path, config: Config, engine: Callable[[Policy, Prompter], Engine] = HFEngine
+    ) -> None:
+        self.config = config
+        self.scorer = ScriptedScorer(lambda ids: ids[0] < GOAL)
+        policy = tiny_policy(checkpoint, shaken=False)
+        lease = Lease(folder / "lease")
+        sampling_policy = tiny_policy(checkpoint, shaken=False)
+        rollout = Rollout(engine(sampling_policy, tiny_prompter(END)), self.scorer, lease, spelled)
+        self.desk = LocalDesk(rollout)
+        publisher = Publisher(policy.adapter)
+        self.desk.publish(publisher.snapshot(version=0), oldest_needed=0)
+        tasks = toy_tasks(12)
+        optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps)
+        sampler = Sampler(config, tasks, Shuffled(len(tasks), config.run.seed), self.desk)
+        self.state = LearnerState(config, publisher, optimizer, sampler, policy.base_digest)
+        self.books = KeptBooks(self.state)
+        update = Update(policy, optimizer, config, self.desk.pump)
+        self.parts = Parts(
+            sampler=sampler,
+            desk=self.desk,
+            batches=Batches(config, update),
+            update=update,
+            publisher=publisher,
+            ledger=Ledger(config, self.books, spent_s=0.0, stop=lambda: False),
+            lease=lease,
+        )
+
+    def load(self, checkpoint: Checkpoint) -> float:
+        """Go on from a checkpoint, as a session does."""
+        spent_s = self.state.load(checkpoint)
+        for version in sorted(self.state.publisher.versions):
+            self.desk.publish(self.state.publisher.versions[version], oldest_needed=0)
+        self.state.sampler.submit_pending()
+        return spent_s
+
+    def train(self, first: int = 0, last: int | None = None) -> str:
+        """Run these steps; the adapter's digest."""
+        done = train(self.parts, first, self.config.run.steps if last is None else last)
+        return self.state.publisher.versions[done].sha256
+
+
+def config_for(
+    *,
+    steps: int = STEPS,
+    max_lag: int = 0,
+    rounds: int = 0,
+    rho: float = 1.0,
+    lr: float = 2e-3,
+    max_mismatch: float = 0.05,
+) -> Config:
+    return Config(
+        run=RunConfig(steps=steps, seed=1),
+        rollout=RolloutConfig(prompts=4, group=4, max_new_tokens=4, groups_per_order=2, replacement_rounds=rounds),
+        loss=LossConfig(entropy_fraction=rho, max_mismatch=max_mismatch),
+        optimizer=OptimizerConfig(lr=lr, warmup_steps=2, schedule="cosine"),
+        pipeline=PipelineConfig(max_lag=max_lag),
+        checkpoint=CheckpointConfig(every=3),
+    )
+
+
+@pytest.fixture
+def start(checkpoint: Path, tmp_path: Path) -> Callable[[Config], Run]:
+    return lambda config: Run(checkpoint, tmp_path, config)
+
+
+def test_the_policy_learns_the_toy(start: Callable[[Config], Run]) -> None:
+    run = start(config_for(steps=30, lr=2e-2))
+    run.train()
+    rewards = run.books.rewards
+    first, last = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
+    assert first < 0.6 and last > 0.9, rewards
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_run_repeated_or_resumed_ends_in_the_same_bits(
+    max_lag: int, rounds: int, start: Callable[[Config], Run]
+) -> None:
+    config = config_for(max_lag=max_lag, rounds=rounds, rho=0.5)
+    undisturbed = start(config)
+    digest = undisturbed.train()
+    assert start(config).train() == digest
+    stopped, resumed = start(config), start(config)
+    halfway = stopped.train(last=3)
+    assert halfway != digest
+    resumed.load(stopped.books.checkpoints[3])
+    assert resumed.train(first=3) == digest
+    assert resumed.books.rewards == undisturbed.books.rewards[3:]
+    assert saved(resumed) == saved(undisturbed)
+
+
+def saved(run: Run) -> dict[str, Any]:
+    """The files of the last checkpoint, but for the wall time."""
+    files = run.books.checkpoints[STEPS].files
+    return {**files, "state.json": json.loads(files["state.json"]) | {"wall_s": 0.0}}
+
+
+def test_seed_and_lag_make_a_difference(start: Callable[[Config], Run]) -> None:
+    digests = {start(config_for(max_lag=lag)).train() for lag in (0, 2)}
+    assert len(digests) == 2
+
+
+def test_actor_and_learner_agree_on_every_token(start: Callable[[Config], Run]) -> None:
+    run = start(config_for(max_mismatch=1e-4))
+    run.train()
+    assert max(row.mismatch_p99 for row in run.books.rows) < 1e-4
+
+
+class StaleEngine(HFEngine):
+    """Takes the first adapter and no other, and does not say so."""
+
+    def install(self, version: int, adapter: bytes) -> None:
+        if version == 0:
+            super().install(version, adapter)
+
+
+def test_a_stale_adapter_stops_the_run(checkpoint: Path, tmp_path: Path) -> None:
+    run = Run(checkpoint, tmp_path, config_for(max_mismatch=1e-4), StaleEngine)
+    with pytest.raises(Mismatch, match=r"Step 2: .*stale adapter"):
+        run.train()
+    assert run.books.checkpoints == {}
+
+
+def test_a_step_in_which_nothing_teaches_changes_nothing(start: Callable[[Config], Run]) -> None:
+    run = start(config_for(steps=2))
+    run.scorer.rule = lambda ids: True
+    before = run.state.publisher.versions[0].sha256
+    assert run.train() == before
+    assert [row.groups_dropped for row in run.books.rows] == [4, 4]
+    assert len(run.state.optimizer.adamw.state) == 0

@@ -1,0 +1,380 @@
+"""The whole path from groups to LoRA gradients, on real NF4, against the same model in float64 with full logits.
+
+The reference runs transformers' own code on W + s B A, one sequence at a time, without padding, mask, chunks or cuts.
+Gradients are compared tensor by tensor: |ours - reference| <= 1e-5 |reference| in the Euclidean norm.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call
+
+from learner.batch import Sample, StepBatch, TrainSample, step_batch, teaching_samples
+from learner.optimizer import Optimizer
+from learner.update import NotFinite, Update, UpdateStats
+from protocol.messages import Finish, Outcome
+from shared.adapter_file import adapter_bytes
+from shared.config import BatchConfig, Config, LossConfig, OptimizerConfig, RolloutConfig, VerifierConfig
+from shared.policy import Policy
+from tests import reference
+from tests.fakes import CrampedBackbone, OverflowOnTheWayBack, dense_twin, shake, tiny_group, tiny_policy
+
+KINDS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
+FRACTIONS = (0.2, 0.5, 1.0)
+# One sample a micro-batch; a few; all in one.
+BUDGETS = (1, 45, 10_000)
+TEMPERATURE = 0.8
+LONGEST = 14
+TOLERANCE = 1e-5
+
+
+def config_for(kind: str, fraction: float, budget: int = 45, **loss: Any) -> Config:
+    return Config(
+        loss=LossConfig(kind=kind, entropy_fraction=fraction, **loss),  # pyright: ignore[reportArgumentType]
+        rollout=RolloutConfig(temperature=TEMPERATURE, max_new_tokens=LONGEST),
+        optimizer=OptimizerConfig(max_grad_norm=1e9),
+        batch=BatchConfig(token_budget=budget, head_rows=5),
+        verifier=VerifierConfig(on_truncated="drop"),
+    )
+
+
+def silent() -> None:
+    """Progress that nobody watches."""
+
+
+def update_of(policy: Policy, config: Config) -> Update:
+    return Update(policy, Optimizer(policy.adapter.parameters(), config.optimizer, 10), config, silent)
+
+
+def values(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in policy.adapter.parameters().items()}
+
+
+def gradients(policy: Policy) -> dict[str, torch.Tensor]:
+    found = {name: value.grad for name, value in policy.adapter.parameters().items()}
+    return {name: grad.clone() for name, grad in found.items() if grad is not None}
+
+
+def step_samples(config: Config) -> list[Sample]:
+    """Ragged groups, one that teaches nothing, one with a truncated sample that is dropped."""
+    correct, wrong, truncated = Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED
+    groups = [
+        tiny_group([1.0, 0.0, 0.0], [3, 12, 7], group_id="a", seed=1),
+        tiny_group([1.0, 1.0, 1.0], [4, 4, 4], group_id="equal", seed=2),
+        tiny_group([0.0, 1.0, 1.0], [1, 5, 2], group_id="b", seed=3),
+        tiny_group(
+            [1.0, 0.0, 0.0],
+            [6, 14, 9],
+            group_id="c",
+            seed=4,
+            outcomes=[correct, truncated, wrong],
+            finishes=[Finish.STOP, Finish.LENGTH, Finish.STOP],
+        ),
+    ]
+    samples = teaching_samples(groups, config)
+    assert [s.name for s in samples] == ["a[0]", "a[1]", "a[2]", "b[0]", "b[1]", "b[2]", "c[0]", "c[2]"]
+    return samples
+
+
+class Truth:
+    """The dense model in float64 with A and B as its only parameters."""
+
+    def __init__(self, checkpoint: Path, policy: Policy) -> None:
+        self.model = dense_twin(checkpoint).double()
+        self.weights = {name: value.detach() for name, value in self.model.named_parameters()}
+        self.scale = next(iter(policy.adapter.layers.values())).scale
+        self.leaves = {name: value.double().requires_grad_() for name, value in values(policy).items()}
+
+    def logprobs(self, sample: Sample, *, adapter: bool = True) -> torch.Tensor:
+        """[T] log-probs of the completion."""
+        return self.stats(sample, adapter)[0]
+
+    def entropies(self, sample: Sample) -> np.ndarray:
+        """[T] entropies at the completion's positions."""
+        return self.stats(sample, True)[1].detach().numpy()
+
+    def stats(self, sample: Sample, adapter: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs and entropies from full logits."""
+        merged = dict(self.weights)
+        for layer in {name.rpartition(".")[0] for name in self.leaves} if adapter else ():
+            delta = self.leaves[f"{layer}.lora_B"] @ self.leaves[f"{layer}.lora_A"]
+            merged[f"{layer}.weight"] = merged[f"{layer}.weight"] + self.scale * delta
+        ids = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.completion_ids]).astype(np.int64))
+        logits = functional_call(self.model, merged, kwargs={"input_ids": ids[None]}).logits[0]
+        answered = logits[len(sample.prompt_ids) - 1 : -1]
+        return reference.softmax_stats(answered, torch.from_numpy(sample.completion_ids), TEMPERATURE)
+
+    def gradients(
+        self, samples: Sequence[Sample], config: Config, old: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Of the step's loss, with respect to every A and B."""
+        entropies = [s.entropies.tolist() for s in samples if s.entropies is not None]
+        masks = reference.top_tokens(entropies, config.loss.entropy_fraction)
+        rollouts = [self.rollout(s, mask, old) for s, mask in zip(samples, masks, strict=True)]
+        objective = reference.Objective(
+            kind=config.loss.kind,
+            low=config.loss.clip_low,
+            high=config.loss.clip_high,
+            cap=config.loss.importance_cap,
+            beta=config.loss.kl_beta,
+            longest=LONGEST,
+        )
+        loss = reference.loss(rollouts, objective)
+        return dict(zip(self.leaves, torch.autograd.grad(loss, list(self.leaves.values())), strict=True))
+
+    def rollout(self, sample: Sample, mask: list[bool], old: dict[str, torch.Tensor]) -> reference.Rollout:
+        logprobs = self.logprobs(sample)
+        return reference.Rollout(
+            logprobs=logprobs,
+            old=old[sample.name].double() if old else logprobs.detach(),
+            actor=torch.from_numpy(sample.actor_logprobs).double(),
+            base=self.logprobs(sample, adapter=False).detach(),
+            selected=mask,
+            advantage=sample.advantage,
+        )
+
+
+def near_policy(truth: Truth, samples: Sequence[Sample], spread: float) -> dict[str, torch.Tensor]:
+    """fp32 log-probs about the policy's own, as a former policy or a sampler would have had."""
+    generator = torch.Generator().manual_seed(11)
+    exact = {s.name: truth.logprobs(s).detach() for s in samples}
+    return {n: (x + spread * torch.randn(x.shape, generator=generator)).float() for n, x in exact.items()}
+
+
+def sampled_nearby(truth: Truth, samples: Sequence[Sample]) -> list[Sample]:
+    """The samples as if a sampler close to the policy had drawn them."""
+    near = near_policy(truth, samples, 0.3)
+    return [replace(s, actor_logprobs=near[s.name].numpy()) for s in samples]
+
+
+def assert_equal_gradients(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == expected.keys()
+    for name, wanted in expected.items():
+        assert wanted.norm() > 0, name
+        assert (got[name].double() - wanted).norm() <= TOLERANCE * wanted.norm(), name
+
+
+def norm(grads: dict[str, torch.Tensor]) -> float:
+    return math.sqrt(sum(float(grad.norm()) ** 2 for grad in grads.values()))
+
+
+@pytest.fixture(scope="module")
+def policy(checkpoint: Path) -> Policy:
+    return tiny_policy(checkpoint, dequantize="each_call")
+
+
+@pytest.mark.parametrize(("kind", "fraction"), list(itertools.product(KINDS, FRACTIONS)))
+def test_the_gradient_is_that_of_the_papers_for_any_cut(
+    checkpoint: Path, policy: Policy, kind: str, fraction: float
+) -> None:
+    """One pass: the ratio is one, nothing is clipped."""
+    shake(policy, 1)
+    truth = Truth(checkpoint, policy)
+    config = config_for(kind, fraction, importance_cap=1.2, kl_beta=0.05)
+    samples = sampled_nearby(truth, step_samples(config))
+    expected = truth.gradients(samples, config, {})
+    for budget in BUDGETS:
+        shake(policy, 1)
+        update = update_of(policy, config_for(kind, fraction, budget, importance_cap=1.2, kl_beta=0.05))
+        stats = update.apply(0, step_batch(samples, 1, config))
+        assert stats is not None
+        assert_equal_gradients(gradients(policy), expected)
+        assert (stats.ratios == 1).all() and not stats.clipped.any()
+        assert len(stats.ratios) == math.ceil(fraction * sum(len(s.completion_ids) for s in samples))
+        assert stats.grad_norm == pytest.approx(norm(expected), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(("kind", "fraction"), list(itertools.product(KINDS, FRACTIONS)))
+def test_the_gradient_is_that_of_the_papers_away_from_the_old_policy(
+    checkpoint: Path, policy: Policy, kind: str, fraction: float
+) -> None:
+    """A later pass: ratios differ from one and some tokens are clipped."""
+    shake(policy, 1)
+    truth = Truth(checkpoint, policy)
+    config = config_for(kind, fraction, importance_cap=1.2)
+    samples = sampled_nearby(truth, step_samples(config))
+    old = near_policy(truth, samples, 0.6)
+    expected = truth.gradients(samples, config, old)
+    for budget in BUDGETS:
+        shake(policy, 1)
+        update = update_of(policy, config_for(kind, fraction, budget, importance_cap=1.2))
+        batch = step_batch(samples, 1, config)
+        selected = {s.sample.name: old[s.sample.name][torch.from_numpy(s.selected)] for s in batch.samples}
+        stats = update.gradient_pass(0, batch.samples, selected)
+        assert_equal_gradients(gradients(policy), expected)
+        assert (stats.ratios != 1).any() and stats.clipped.any() and not stats.clipped.all()
+
+
+def applied(policy: Policy, config: Config, samples: Sequence[Sample]) -> UpdateStats:
+    stats = update_of(policy, config).apply(0, step_batch(samples, 0, config))
+    assert stats is not None
+    return stats
+
+
+def test_recomputed_activations_give_the_same_gradient(checkpoint: Path) -> None:
+    config = config_for("dapo", 0.5)
+    samples = step_samples(config)
+    plain, lean = tiny_policy(checkpoint), tiny_policy(checkpoint)
+    lean.checkpoint_activations()
+    applied(plain, config, samples)
+    applied(lean, config, samples)
+    expected = gradients(plain)
+    assert all(torch.equal(grad, expected[name]) for name, grad in gradients(lean).items())
+
+
+def test_clipping_comes_alive_in_the_second_pass(policy: Policy) -> None:
+    config = config_for("grpo", 1.0, passes=2)
+    config = msgspec.structs.replace(config, optimizer=OptimizerConfig(lr=0.05))
+    shake(policy, 1)
+    stats = applied(policy, config, step_samples(config))
+    first, second = np.split(stats.ratios, 2)
+    np.testing.assert_allclose(first, 1.0, atol=1e-5)
+    assert np.abs(second - 1).max() > 0.3
+    stopped_first, stopped_second = np.split(stats.clipped, 2)
+    assert not stopped_first.any() and stopped_second.any()
+
+
+def test_several_passes_take_several_steps(policy: Policy) -> None:
+    config = config_for("dapo", 1.0, passes=3)
+    shake(policy, 1)
+    update = update_of(policy, config)
+    update.apply(0, step_batch(step_samples(config), 0, config))
+    assert {float(state["step"]) for state in update.optimizer.adamw.state.values()} == {3.0}
+
+
+def test_groups_that_teach_nothing_change_nothing(policy: Policy) -> None:
+    """Neither their samples nor their tokens are seen by any divisor."""
+    for kind in KINDS:
+        config = config_for(kind, 0.5)
+        alive = tiny_group([1.0, 0.0], [4, 6], group_id="alive", seed=1)
+        equal = tiny_group([1.0, 1.0], [9, 2], group_id="equal", seed=2)
+        found = []
+        for groups in ([alive], [equal, alive, equal]):
+            shake(policy, 1)
+            applied(policy, config, teaching_samples(groups, config))
+            found.append(values(policy))
+        assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_a_step_without_teachers_touches_nothing(policy: Policy) -> None:
+    config = config_for("dapo", 0.2)
+    before = adapter_bytes(policy.adapter)
+    update = update_of(policy, config)
+    batch = step_batch(teaching_samples([tiny_group([1.0, 1.0], [3, 3])], config), 1, config)
+    assert update.apply(0, batch) is None
+    assert adapter_bytes(policy.adapter) == before
+    assert not update.optimizer.adamw.state
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_log_prob_that_is_no_number_stops_and_names_the_sample(policy: Policy, budget: int) -> None:
+    config = config_for("dapo", 1.0, budget)
+    samples = step_samples(config)
+    broken = samples[4].actor_logprobs.copy()
+    broken[1] = np.nan
+    samples[4] = replace(samples[4], actor_logprobs=broken)
+    before = adapter_bytes(policy.adapter)
+    update = update_of(policy, config)
+    with pytest.raises(NotFinite, match=r"sample b\[1\]"):
+        update.apply(0, step_batch(samples, 0, config))
+    assert adapter_bytes(policy.adapter) == before
+    assert not update.optimizer.adamw.state
+
+
+def test_a_weight_that_is_no_number_stops_before_the_step(checkpoint: Path) -> None:
+    policy = tiny_policy(checkpoint)
+    config = config_for("grpo", 0.5)
+    with torch.no_grad():
+        next(iter(policy.adapter.parameters().values()))[0, 0] = torch.nan
+    before = adapter_bytes(policy.adapter)
+    with pytest.raises(NotFinite, match=r"sample [abc]\["):
+        update_of(policy, config).apply(0, step_batch(step_samples(config), 0, config))
+    assert adapter_bytes(policy.adapter) == before
+
+
+def test_a_gradient_that_is_no_number_stops_before_the_step(checkpoint: Path) -> None:
+    """The loss is finite and the overflow happens on the way back."""
+    policy = tiny_policy(checkpoint)
+    policy = replace(policy, backbone=OverflowOnTheWayBack(policy.backbone))
+    config = config_for("grpo", 1.0)
+    before = adapter_bytes(policy.adapter)
+    with pytest.raises(NotFinite, match="gradient of step 7"):
+        update_of(policy, config).apply(7, step_batch(step_samples(config), 0, config))
+    assert adapter_bytes(policy.adapter) == before
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_running_out_of_memory_replays_the_pass_with_smaller_micro_batches(checkpoint: Path, passes: int) -> None:
+    config = config_for("dapo", 0.5, 10_000, passes=passes)
+    samples = step_samples(config)
+    roomy, small = tiny_policy(checkpoint), tiny_policy(checkpoint)
+    cramped = CrampedBackbone(small.backbone, limit=48)
+    stats = applied(replace(small, backbone=cramped), config, samples)
+    assert cramped.refused
+
+    # 10000 halved until every micro-batch fits.
+    fitting = config_for("dapo", 0.5, 10_000 // 2 ** len(cramped.refused), passes=passes)
+    assert applied(roomy, fitting, samples).grad_norm == stats.grad_norm
+    assert adapter_bytes(roomy.adapter) == adapter_bytes(small.adapter)
+
+
+def test_a_single_sequence_that_does_not_fit_is_an_error(checkpoint: Path) -> None:
+    policy = tiny_policy(checkpoint)
+    before = adapter_bytes(policy.adapter)
+    config = config_for("dapo", 0.5)
+    cramped = replace(policy, backbone=CrampedBackbone(policy.backbone, limit=4))
+    with pytest.raises(torch.OutOfMemoryError):
+        applied(cramped, config, step_samples(config))
+    assert adapter_bytes(policy.adapter) == before
+
+
+def test_entropies_that_the_engine_could_not_tell_are_filled_in(checkpoint: Path, policy: Policy) -> None:
+    shake(policy, 1)
+    truth = Truth(checkpoint, policy)
+    config = config_for("dapo", 0.2)
+    blind = [replace(s, entropies=None) for s in step_samples(config)]
+    filled = update_of(policy, config).with_entropies(blind)
+    assert [s.name for s in filled] == [s.name for s in blind]
+    for sample in filled:
+        assert sample.entropies is not None
+        np.testing.assert_allclose(sample.entropies, truth.entropies(sample), rtol=1e-5)
+
+
+def test_known_entropies_and_full_masks_cost_no_pass(policy: Policy) -> None:
+    config, full = config_for("dapo", 0.2), config_for("dapo", 1.0)
+    samples = step_samples(config)
+    blind = [replace(s, entropies=None) for s in samples]
+    nothing_fits = replace(policy, backbone=CrampedBackbone(policy.backbone, limit=0))
+    assert update_of(nothing_fits, config).with_entropies(samples) == samples
+    assert update_of(nothing_fits, full).with_entropies(blind) == blind
+
+
+def test_the_figures_of_a_step(checkpoint: Path, policy: Policy) -> None:
+    shake(policy, 1)
+    truth = Truth(checkpoint, policy)
+    config = config_for("dapo", 0.5, 1)
+    samples = step_samples(config)
+    batch = step_batch(samples, 0, config)
+    stats = applied(policy, config, samples)
+    ordered = by_length(batch)
+    logprobs = [truth.logprobs(s.sample).detach().numpy()[s.selected] for s in ordered]
+    actor = [s.sample.actor_logprobs[s.selected] for s in ordered]
+    expected = np.abs(np.concatenate(logprobs) - np.concatenate(actor))
+    np.testing.assert_allclose(stats.mismatch, expected, rtol=1e-4, atol=1e-5)
+    assert stats.weight_sum == pytest.approx(math.ceil(0.5 * batch.response_tokens) / batch.response_tokens)
+    assert (stats.kl == 0).all() and stats.lr == config.optimizer.lr
+
+
+def by_length(batch: StepBatch) -> list[TrainSample]:
+    def width(s: TrainSample) -> int:
+        return len(s.sample.prompt_ids) + len(s.sample.completion_ids)
+
+    return sorted(batch.samples, key=width, reverse=True)

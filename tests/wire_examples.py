@@ -1,0 +1,124 @@
+"""One example of every message, and ways to look at and to forge their bytes. No torch: the wire's tests are quick."""
+
+import hashlib
+import zlib
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+
+from protocol.codec import to_msgpack
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Ack,
+    AnyMessage,
+    Bye,
+    Drain,
+    Finish,
+    Group,
+    GroupOrder,
+    Groups,
+    Heartbeat,
+    Hello,
+    Order,
+    Outcome,
+    Policy,
+    Refused,
+    Sampling,
+    Timings,
+    Welcome,
+)
+
+DIGEST = "0123456789abcdef" * 4
+MESSAGE_TYPES: tuple[type, ...] = get_args(AnyMessage)
+
+
+def policy(num_bytes: int = 5, version: int = 3) -> Policy:
+    """An adapter of this many bytes, which are no safetensors file."""
+    adapter = np.arange(num_bytes, dtype=np.uint32).astype(np.uint8)
+    return Policy(version=version, adapter=adapter, sha256=hashlib.sha256(adapter.tobytes()).hexdigest())
+
+
+def group(**changes: Any) -> Group:
+    """Three samples of 2, 0 and 1 tokens."""
+    fields: dict[str, Any] = {
+        "group_id": "train/000012/003",
+        "prompt_ids": np.array([1, 7], np.int32),
+        "completion_ids": np.array([5, 6, 9], np.int32),
+        "lengths": (2, 0, 1),
+        "logprobs": np.array([-0.5, -1.0, 0.0], np.float32),
+        "entropies": np.array([0.25, 0.5, 0.0], np.float32),
+        "finishes": (Finish.STOP, Finish.LENGTH, Finish.STOP),
+        "outcomes": (Outcome.CORRECT, Outcome.TRUNCATED, Outcome.WRONG),
+        "scores": (1.0, 0.0, -0.5),
+    }
+    return Group(**fields | changes)
+
+
+def groups(*members: Group) -> Groups:
+    """An answer."""
+    timings = Timings(wait_s=0.1, rollout_s=1.5, verify_s=0.0, memory_mb=812.5)
+    return Groups(
+        order_id="train/000012/u0",
+        policy_version=12,
+        adapter_sha256=DIGEST,
+        groups=members or (group(),),
+        timings=timings,
+    )
+
+
+def order() -> Order:
+    """One group of two samples."""
+    return Order(
+        order_id="train/000012/u0",
+        policy_version=12,
+        sampling=Sampling(temperature=1.0, max_new_tokens=64),
+        groups=(
+            GroupOrder(
+                group_id="train/000012/000",
+                prompt_ids=np.array([1, 7, 258], np.int32),
+                columns={"answer": "42"},
+                seeds=(5, 6),
+            ),
+        ),
+    )
+
+
+def examples() -> list[AnyMessage]:
+    """One of each."""
+    return [
+        Hello(
+            actor_id="actor0",
+            engine="hf",
+            base_digest=DIGEST,
+            tokenizer_digest=DIGEST,
+            lora_digest=DIGEST,
+            credits=2,
+        ),
+        Welcome(run_id="embedded-1", heartbeat_s=2.0, silence_s=60.0),
+        Refused(reason="The tokenizer differs; use the run's model folder."),
+        policy(),
+        order(),
+        groups(group(), group(group_id="train/000012/004", entropies=None)),
+        Ack(order_id="train/000012/u0"),
+        Heartbeat(phase="decoding"),
+        Drain(),
+        Bye(reason="drained"),
+    ]
+
+
+def name_of(value: object) -> str:
+    """Test id."""
+    return type(value).__name__
+
+
+def plain(message: AnyMessage) -> object:
+    """Something that `==` can compare: arrays as dtype and list."""
+    return msgspec.to_builtins(message, enc_hook=lambda array: [array.dtype.str, array.tolist()])
+
+
+def forge(kind: str, body: Any, buffers: bytes = b"", **header: Any) -> list[bytes]:
+    """Frames with a right checksum around whatever is in them; `header` overrides."""
+    packed = body if isinstance(body, bytes) else to_msgpack(body)
+    crc32 = zlib.crc32(packed + buffers)
+    return [to_msgpack({"version": PROTOCOL_VERSION, "type": kind, "crc32": crc32} | header), packed, buffers]
