@@ -37,16 +37,23 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main(arguments: argparse.Namespace) -> None:
     """Check what can be checked quickly, then load and serve."""
-    run = None if arguments.run is None else RunDir.open(arguments.run)
-    config = read_config(arguments.config or (run and run.config))
+    files = local_files(RunDir.open(arguments.run)) if arguments.run else {}
+    files |= {name: path for name in ("config", "key") if (path := getattr(arguments, name))}
+    config = read_config(files["config"])
     os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
-    key = load_actor_key(arguments.key or (run and run.keys / "actor.json"))
+    key = load_actor_key(files["key"])
     endpoint = arguments.connect or dial_address(config.link, arguments.run)
+    # Without a run directory the card is this machine's own affair; whoever else is here has the same config beside it.
+    lease = files.get("lease", files["config"].with_name("lease"))
 
     from actor.wiring import serve_orders
 
-    with_lease = run.lease if run else arguments.config.with_name("lease")
-    serve_orders(config, ZmqActorPort(endpoint, arguments.id, key), endpoint, arguments.id, with_lease)
+    serve_orders(config, ZmqActorPort(endpoint, arguments.id, key), endpoint, arguments.id, lease)
+
+
+def local_files(run: RunDir) -> dict[str, Path]:
+    """What an actor needs of a run directory on its own machine."""
+    return {"config": run.config, "key": run.keys / "actor.json", "lease": run.lease}
 
 
 def read_config(path: Path) -> Config:

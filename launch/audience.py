@@ -93,9 +93,9 @@ class LiveScreen:
     def log_line(self, name: str, line: str) -> None:
         """Only the last one of each process is shown; a warning stays above the picture."""
         if loud(line):
-            self.live.console.print(Text(f"{name} | {bare(line)}"))
+            self.live.console.print(Text(f"{name} | {bare(name, line)}"))
         if line.strip():
-            self.said[name] = bare(line)
+            self.said[name] = bare(name, line)
 
 
 class PlainScreen:
@@ -151,7 +151,7 @@ class PlainScreen:
         if self.verbose or loud(line):
             self.line(f"{name} | {line}")
         elif line.strip():
-            self.said = f"{name} | {bare(line)}"
+            self.said = f"{name} | {bare(name, line)}"
 
     def line(self, text: str) -> None:
         """No wrapping, no markup: other programs read this."""

@@ -83,9 +83,15 @@ class Curve:
 
 def draw(view: View) -> RenderableType:
     """The whole panel."""
-    middle = running(view) if view.rows else [Text("no step finished yet; the processes say:", "dim")]
+    middle = running(view) if view.rows else [waiting(view)]
     parts = [progress(view), Text(), *middle, *voices(view)]
     return Panel(Group(*parts), title=f"tandem  {view.title}", title_align="left", border_style="dim")
+
+
+def waiting(view: View) -> Text:
+    """Before the first step."""
+    what = "no step is finished yet" if view.said else "starting: both processes load torch, then the model"
+    return Text(what, "dim")
 
 
 def progress(view: View) -> RenderableType:

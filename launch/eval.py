@@ -38,7 +38,7 @@ def choose(store: CheckpointStore, which: str, directory: Path) -> Checkpoint:
             raise RunDirError(f"{directory} has no checkpoint yet; `resume` it until it has one.")
         return newest
     if which == "best":
-        return store.load(store.best_step())
+        return store.load_best()
     if not which.isdecimal():
         raise ConfigError(f"--checkpoint got '{which}', expected a step number, 'best' or 'latest'.")
     return store.load(int(which))

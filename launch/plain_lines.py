@@ -52,6 +52,6 @@ def loud(line: str) -> bool:
     return LOUD.search(line) is not None
 
 
-def bare(line: str) -> str:
-    """A log line without its time stamp."""
-    return STAMP.sub("", line)
+def bare(name: str, line: str) -> str:
+    """A log line of this process without time stamp and name, which stands before it anyway."""
+    return STAMP.sub("", line).removeprefix(f"{name} ")

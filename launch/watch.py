@@ -27,13 +27,14 @@ class Watch:
         self.rows: list[Row] = []
 
     def poll(self) -> list[Row]:
-        """The rows that are new."""
-        new = [row for line in self.file.new_lines() for row in parsed(line)]
-        if self.file.generation != self.generation:
-            self.generation = self.file.generation
-            self.rows.clear()
-        self.rows += new
-        return new
+        """The rows that are new; in a file written anew, those that did not stand in the old one."""
+        found = [row for line in self.file.new_lines() for row in parsed(line)]
+        if self.file.generation == self.generation:
+            self.rows += found
+            return found
+        self.generation = self.file.generation
+        before, self.rows = self.rows, found
+        return [row for row in found if row not in before]
 
 
 def parsed(line: str) -> list[Row]:

@@ -115,6 +115,12 @@ class CheckpointStore:
         except Broken as broken:
             raise DamageError(f"{broken}; restore it from a copy, or choose another step.") from broken
 
+    def load_best(self) -> Checkpoint:
+        """The one that best.json names."""
+        if not (self._folder / BEST).is_file():
+            raise RunDirError(f"{self._folder} has no checkpoint yet; `resume` the run until it has one.")
+        return self.load(json.loads((self._folder / BEST).read_text())["step"])
+
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies, or will."""
         return self._folder / f"step-{step:06d}"

@@ -7,7 +7,7 @@ Left out on purpose: streaming data sets; a run's tasks fit in memory.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -97,17 +97,17 @@ def read_rows(source: str, split: str, config: TasksConfig) -> Iterator[Columns]
         yield canonical(row, config)
 
 
-def open_dataset(source: str, split: str) -> Iterable[Mapping[str, Any]]:
+def open_dataset(source: str, split: str) -> Iterable[Any]:
     """Imported late: most runs of the embedded tasks never need it."""
     from datasets import load_dataset
 
     kind = FORMATS.get(Path(source).suffix)
     if kind and not Path(source).is_file():
         raise DataError(f"tasks.source or tasks.held_out names the file '{source}', which does not exist.")
+    files: dict[str, Any] = {"data_files": {"train": source}, "split": "train"}
     try:
-        if kind:
-            return load_dataset(kind, data_files={"train": source}, split="train")
-        return load_dataset(source, split=split)
+        # Its rows are typed as anything an index can give; iterating gives mappings.
+        return cast(Any, load_dataset(kind, **files) if kind else load_dataset(source, split=split))
     except Exception as error:
         raise DataError(f"tasks.source = '{source}' cannot be read: {first_line(error)}") from error
 

@@ -3,9 +3,9 @@
     W[i] = code[q[i]] * absmax[i / 64],      absmax[j] = code8[q8[j]] * absmax8[j / 256] + offset
 
 Tensors carry the names of Hugging Face's bitsandbytes checkpoints, so that any engine that reads those loads our bits.
-`dequantize` is the formula above in fp32, the same bits as bitsandbytes' kernels (a test compares them); `NF4Matmul`
-uses those kernels. bitsandbytes is imported only where it works: its import costs seconds and 120 MB, and a process
-that holds dequantised values on a CPU needs neither.
+`dequantize` is the formula above in fp32, rounded to the checkpoint's own type: the same bits as bitsandbytes' kernels
+(a test compares them), which `NF4Matmul` uses. bitsandbytes is imported only where it works: its import costs seconds
+and 120 MB, and a process that holds dequantised values on a CPU needs neither.
 Left out on purpose: bitsandbytes' own `Linear4bit`. It repacks weights in place on some CPUs and then has no input
 gradient, and `Params4bit.to()` mutates shared state; plain tensors have neither trap.
 """
@@ -48,7 +48,7 @@ class NF4Weight:
         scales = self.nested_absmax.repeat_interleave(facts["nested_blocksize"])[: len(self.absmax)]
         absmax = self.nested_quant_map[self.absmax.long()] * scales + facts["nested_offset"]
         values = self.quant_map[indices].view(-1, facts["blocksize"]) * absmax[:, None]
-        return values.view(facts["shape"]).to(dtype)
+        return values.view(facts["shape"]).to(getattr(torch, facts["dtype"])).to(dtype)
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """The checkpoint entries of this weight under `name`."""

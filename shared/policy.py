@@ -70,8 +70,8 @@ def load_policy(base: CachedBase, model: ModelConfig, lora: LoraConfig, device: 
     """Fill an empty model from the cached base and put the adapter in."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    # Quantised layers are ours, not transformers'.
+    config.__dict__.pop("quantization_config", None)
     lm = empty_model(config)
     tensors = load_file(base.folder / WEIGHTS, device="cpu")
     held = model.dequantize == "held" or (model.dequantize == "auto" and device.type == "cpu")

@@ -22,6 +22,7 @@ from shared.base_cache import cached_base
 from shared.config import LoraConfig, ModelConfig
 from shared.policy import Policy, load_policy
 from shared.prompt import Prompter
+from shared.sequences import Sequences
 
 Family = Literal["qwen2", "qwen3", "llama"]
 
@@ -31,8 +32,10 @@ RANK = 4
 CPU = torch.device("cpu")
 
 
-def tiny_checkpoint(folder: Path, family: Family = "qwen2", *, tied: bool = False) -> Path:
-    """A random float32 checkpoint of two layers, spread widely enough that entropies differ."""
+def tiny_checkpoint(
+    folder: Path, family: Family = "qwen2", *, tied: bool = False, dtype: torch.dtype = torch.float32
+) -> Path:
+    """A random checkpoint of two layers, spread widely enough that entropies differ."""
     shape: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -52,7 +55,7 @@ def tiny_checkpoint(folder: Path, family: Family = "qwen2", *, tied: bool = Fals
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(1 + 0.1 * noise if name.endswith("norm.weight") else 0.2 * noise)
     path = folder / f"{family}-{'tied' if tied else 'untied'}"
-    model.save_pretrained(path)
+    model.to(dtype).save_pretrained(path)
     return path
 
 
@@ -74,6 +77,13 @@ def tiny_policy(
     if shaken:
         shake(policy, 1)
     return policy
+
+
+def hidden_of(policy: Policy, ids: torch.Tensor) -> torch.Tensor:
+    """[B, T] whole sequences of equal length -> [B, T, H]"""
+    none = torch.zeros(0, dtype=torch.int64)
+    sequences = Sequences(prompts=ids, lengths=torch.full((len(ids),), ids.shape[1]), completions=None, owner=none)
+    return policy.hidden(sequences).unflatten(0, ids.shape)
 
 
 def shake(policy: Policy, seed: int) -> None:

@@ -33,8 +33,15 @@ def launch(*words: str | Path, wait_s: float = 240.0) -> subprocess.CompletedPro
 def start(*words: str | Path) -> subprocess.Popen[str]:
     """`python -m launch ...`, in the background."""
     argv = [sys.executable, "-m", "launch", *map(str, words)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
-    return subprocess.Popen(argv, cwd=ROOT, text=True, start_new_session=True, **pipes)
+    return subprocess.Popen(
+        argv,
+        cwd=ROOT,
+        text=True,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def sets(overrides: dict[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """An actor that samples from other weights than it says is caught by the log-probs, before the run builds on it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,10 +8,11 @@ import pytest
 from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.local_desk import LocalDesk
-from learner.books import NoBooks
+from learner.batch import StepBatch
 from learner.ledger import Ledger, Mismatch
 from learner.loop import train
 from learner.wiring import build_parts, build_state, load_model
+from protocol.messages import Groups
 from shared.config import Config
 from shared.config_load import load_config
 from shared.gpu_lease import Lease
@@ -35,15 +36,18 @@ class SpoiledEngine:
             self.engine.install(version, adapter)
 
 
-class Rows(NoBooks):
+class Rows:
     """Keeps the metrics."""
 
     def __init__(self) -> None:
         self.rows: list[StepMetrics] = []
 
-    def step(self, step: int, metrics: StepMetrics, *rest: object) -> None:
+    def step(self, step: int, metrics: StepMetrics, answers: Sequence[Groups], batch: StepBatch) -> None:
         """One row."""
         self.rows.append(metrics)
+
+    def checkpoint(self, step: int, wall_s: float, score: float) -> None:
+        """Not kept."""
 
 
 def run(tmp_path: Path, skip: Callable[[int], bool]) -> list[StepMetrics]:

@@ -224,3 +224,12 @@ def test_foreign_entries_are_ignored(tmp_path: Path) -> None:
     store.save(checkpoint(1), score=0.1)
     assert store.load_latest() == checkpoint(1)
     assert names(tmp_path) == ["best.json", "notes.txt", "step-000001", "step-7"]
+
+
+def test_the_best_one_can_be_asked_for(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    with pytest.raises(RunDirError, match="no checkpoint yet"):
+        store.load_best()
+    for step, score in ((1, 0.5), (2, 0.9), (3, 0.7)):
+        store.save(Checkpoint(step=step, files={"a": b"%d" % step}), score=score)
+    assert store.load_best() == Checkpoint(step=2, files={"a": b"2"})

@@ -26,7 +26,8 @@ def test_how_many_are_asked_for_at_once_makes_no_difference() -> None:
 
 def test_saved_and_loaded_it_goes_on_where_it_was() -> None:
     undisturbed, saved = Shuffled(7, seed=2), Shuffled(7, seed=2)
-    undisturbed.next(11), saved.next(11)
+    undisturbed.next(11)
+    saved.next(11)
     loaded = Shuffled(7, seed=2)
     loaded.load_state_dict(json.loads(json.dumps(saved.state_dict())))
     loaded.observe([])

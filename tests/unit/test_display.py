@@ -101,7 +101,7 @@ def test_watch_starts_anew_when_a_resumed_run_drops_rows(tmp_path: Path) -> None
     other = tmp_path / "other"
     append_rows(other, metrics_rows([0.1, 0.9, 0.9, 0.9]))
     other.rename(metrics)
-    watch.poll()
+    assert [row["step"] for row in watch.poll()] == [2, 3, 4]
     assert [row["reward/mean"] for row in watch.rows] == [0.1, 0.9, 0.9, 0.9]
 
 
@@ -181,6 +181,8 @@ def test_before_the_first_step_the_picture_says_what_is_awaited() -> None:
     assert "actor0 | ready" in text
     assert "1 of 5" in text
     assert "left" not in text
+    assert "starting: both" not in text
+    assert "starting: both processes load torch" in drawn(view([]))
 
 
 def test_the_picture_fits_a_narrow_terminal_and_a_long_log_line() -> None:
@@ -289,5 +291,6 @@ def test_loud_and_bare() -> None:
     assert loud("2026-01-02 03:04:05,678 WARNING slow")
     assert loud("error: there is no model")
     assert not loud("an ERRORLESS step")
-    assert bare("2026-01-02 03:04:05,678 INFO step 3") == "step 3"
-    assert bare("step 3") == "step 3"
+    assert bare("learner", "2026-01-02 03:04:05,678 INFO step 3") == "step 3"
+    assert bare("learner", "2026-01-02 03:04:05,678 learner step 3") == "step 3"
+    assert bare("learner", "step 3") == "step 3"

@@ -231,6 +231,7 @@ def test_nf4_values_are_what_the_policy_will_hold(policy: Qwen2ForCausalLM) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # seconds on idle cores, minutes on busy ones
 def test_base_is_right_about_every_other_time() -> None:
     """On the NF4 values, which is what training starts from; the arithmetic itself is sound."""
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_DIR, local_files_only=True)

@@ -17,7 +17,9 @@ from shared.adapter_file import adapter_bytes, layout_digest
 from shared.policy import Policy
 from shared.seeding import derive, uniforms
 from tests import reference
-from tests.fakes import FAMILIES, Family, shake, tiny_checkpoint, tiny_policy, tiny_prompter
+from tests.fakes import FAMILIES, Family, hidden_of, shake, tiny_checkpoint, tiny_policy, tiny_prompter
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 END = 5
 CAP = 24
@@ -47,7 +49,7 @@ def teacher_forced(policy: Policy, prompt: np.ndarray, ids: np.ndarray, temperat
     """Log-probs and entropies of a completion by one pass over the whole sequence, full logits in float64."""
     sequence = torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64))
     with torch.no_grad():
-        logits = (policy.hidden(sequence[None])[0] @ policy.head.t())[len(prompt) - 1 : -1]
+        logits = (hidden_of(policy, sequence[None])[0] @ policy.head.t())[len(prompt) - 1 : -1]
     logprobs, entropies = reference.softmax_stats(logits, torch.from_numpy(ids), temperature)
     return logprobs.numpy(), entropies.numpy()
 
@@ -132,7 +134,9 @@ def test_temperature_zero_takes_the_most_likely_token(engine: HFEngine) -> None:
         ids = samples[0].ids
         sequence = torch.from_numpy(np.concatenate([asked.prompt_ids, ids]).astype(np.int64))
         with torch.no_grad():
-            logits = (engine.policy.hidden(sequence[None])[0] @ engine.policy.head.t())[len(asked.prompt_ids) - 1 : -1]
+            logits = (hidden_of(engine.policy, sequence[None])[0] @ engine.policy.head.t())[
+                len(asked.prompt_ids) - 1 : -1
+            ]
         assert logits.argmax(dim=-1).tolist() == ids.tolist()
         logprobs, _ = teacher_forced(engine.policy, asked.prompt_ids, ids, 1.0)
         np.testing.assert_allclose(samples[0].logprobs, logprobs, rtol=1e-5, atol=1e-5)
@@ -208,7 +212,7 @@ def test_sampled_frequencies_are_the_distribution(engine: HFEngine, temperature:
     counts = np.bincount([int(sample.ids[0]) for sample in group], minlength=97)
     sequence = torch.from_numpy(asked.prompt_ids.astype(np.int64))[None]
     with torch.no_grad():
-        logits = engine.policy.hidden(sequence)[0, -1:] @ engine.policy.head.t()
+        logits = hidden_of(engine.policy, sequence)[0, -1:] @ engine.policy.head.t()
     logprobs, _ = reference.softmax_stats(logits.expand(97, -1), torch.arange(97), temperature)
     statistic, quantile = chi_square(counts, logprobs.exp().numpy())
     assert statistic < quantile

@@ -17,6 +17,8 @@ from shared.head import head_logits, token_stats
 from tests import reference
 from tests.fakes import VOCAB, tiny_group, tiny_policy
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROWS, WIDTH = 23, 16
 
 

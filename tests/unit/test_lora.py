@@ -15,7 +15,9 @@ from shared.errors import DamageError, ModelError
 from shared.lora import FrozenLinear, LoraLinear, held_matmul
 from shared.policy import Policy
 from tests import reference
-from tests.fakes import dense_twin, shake, tiny_policy
+from tests.fakes import dense_twin, hidden_of, shake, tiny_policy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 RANK_8 = LoraConfig(rank=8, alpha=24.0, targets=("q_proj", "down_proj"))
 
@@ -26,7 +28,7 @@ def some_ids() -> torch.Tensor:
 
 @torch.no_grad()
 def logits(policy: Policy) -> torch.Tensor:
-    return policy.hidden(some_ids()) @ policy.head.t()
+    return hidden_of(policy, some_ids()) @ policy.head.t()
 
 
 def test_one_layer_is_the_formula() -> None:
@@ -146,4 +148,4 @@ def test_the_layout_digest_tells_ranks_scales_and_targets_apart(checkpoint: Path
 
 def test_a_target_that_the_model_has_not_is_refused_with_those_it_has(checkpoint: Path) -> None:
     with pytest.raises(ModelError, match=r"'c_attn'.*down_proj, gate_proj"):
-        tiny_policy(checkpoint, lora=LoraConfig(targets=("q_proj", "c_attn")))
+        tiny_policy(checkpoint, lora=LoraConfig(rank=2, targets=("q_proj", "c_attn")))

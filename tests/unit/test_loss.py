@@ -11,6 +11,8 @@ from learner.loss import LossTerms, TokenBatch, policy_loss, token_weights
 from shared.config import LossConfig
 from tests import reference
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 KINDS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
 LENGTHS = (7, 1, 12, 3, 9, 2)
 LONGEST = 16

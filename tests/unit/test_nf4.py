@@ -18,7 +18,9 @@ from shared.errors import ModelError
 from shared.lora import nf4_matmul
 from shared.nf4 import from_tensors, quantize
 from tests import reference
-from tests.fakes import CPU, dense_twin, tiny_policy
+from tests.fakes import CPU, dense_twin, hidden_of, tiny_checkpoint, tiny_policy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PARTS = ("absmax", "nested_absmax", "nested_quant_map", "quant_map", "quant_state.bitsandbytes__nf4")
 
@@ -38,9 +40,9 @@ def cached(checkpoint: Path) -> CachedBase:
 
 
 def test_the_code_books_are_the_papers() -> None:
-    state = quantize(weight()).state
-    np.testing.assert_allclose(state.code.numpy(), reference.nf4_code(), atol=1e-6)
-    np.testing.assert_allclose(state.state2.code.numpy(), reference.dynamic_code(), atol=1e-6)
+    quantised = quantize(weight())
+    np.testing.assert_allclose(quantised.quant_map.numpy(), reference.nf4_code(), atol=1e-6)
+    np.testing.assert_allclose(quantised.nested_quant_map.numpy(), reference.dynamic_code(), atol=1e-6)
 
 
 # 256 x 96 has more than one block of doubly quantised scales.
@@ -48,21 +50,28 @@ def test_the_code_books_are_the_papers() -> None:
 def test_codes_and_values_are_those_of_the_paper(shape: tuple[int, int]) -> None:
     exact = weight(*shape)
     quantised = quantize(exact)
-    codes, _ = reference.nf4(exact.numpy())
+    codes, absmax = reference.nf4(exact.numpy())
     np.testing.assert_array_equal(nibbles(quantised.packed), codes)
-    expected = reference.nf4_values(exact.numpy())
-    np.testing.assert_allclose(quantised.dequantize(torch.float32).numpy(), expected, atol=2e-6)
+    values = quantised.dequantize(torch.float32).numpy().reshape(-1, 64)
+    # Every block holds a code of -1 or 1, so its largest value is its scale.
+    scales = np.abs(values).max(axis=1)
+    np.testing.assert_allclose(values, reference.nf4_code()[codes].reshape(-1, 64) * scales[:, None], atol=2e-6)
+    # A scale half-way between two 8-bit values may go to either.
+    error, best = np.abs(scales - absmax), np.abs(reference.double_quantised(absmax) - absmax)
+    assert (error <= best + 1e-5).all() and best.max() > 1e-4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_round_trip_through_a_checkpoint_keeps_every_bit(dtype: torch.dtype) -> None:
-    exact = weight().to(dtype)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(48, 64), (256, 96)])
+def test_a_round_trip_through_a_checkpoint_keeps_every_bit(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    exact = weight(*shape).to(dtype)
     packed, state = quantize_4bit(exact, blocksize=64, quant_type="nf4", compress_statistics=True)
     entries = quantize(exact).tensors("x.weight")
     assert set(entries) == {"x.weight", *(f"x.weight.{part}" for part in PARTS)}
     loaded = from_tensors("x.weight", entries | {"x.weight_of_another": exact}, CPU)
     assert torch.equal(loaded.packed, packed)
     assert torch.equal(loaded.dequantize(torch.float32), dequantize_4bit(packed, state).float())
+    assert torch.equal(loaded.dequantize(torch.bfloat16), dequantize_4bit(packed, state).bfloat16())
 
 
 @pytest.mark.parametrize("leading", [(), (5,), (2, 3)])
@@ -93,12 +102,14 @@ def test_a_layer_keeps_no_dense_weight_between_forward_and_backward() -> None:
     assert not [tensor for tensor in saved if tensor.numel() >= 48 * 64]
 
 
-def test_held_and_recomputed_weights_give_the_same_numbers(checkpoint: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_held_and_recomputed_weights_give_the_same_numbers(tmp_path: Path, dtype: torch.dtype) -> None:
+    checkpoint = tiny_checkpoint(tmp_path, dtype=dtype)
     ids = torch.randint(0, 97, (3, 11), generator=torch.Generator().manual_seed(0))
     found = []
     for dequantize in ("held", "each_call"):
         policy = tiny_policy(checkpoint, dequantize=dequantize)
-        hidden = policy.hidden(ids)
+        hidden = hidden_of(policy, ids)
         hidden.square().sum().backward()
         gradients = [p.grad for p in policy.adapter.parameters().values() if p.grad is not None]
         found.append((hidden.detach(), gradients))
@@ -132,7 +143,7 @@ def test_an_unquantised_base_keeps_the_weights_and_another_digest(checkpoint: Pa
     plain = tiny_policy(checkpoint, quantization="none", shaken=False)
     assert plain.base_digest != tiny_policy(checkpoint).base_digest
     expected = dense_twin(checkpoint, nf4=False)(input_ids=ids).logits
-    torch.testing.assert_close(plain.hidden(ids) @ plain.head.t(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(hidden_of(plain, ids) @ plain.head.t(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_transformers_reads_the_cached_folder_as_its_own(checkpoint: Path) -> None:
@@ -142,7 +153,7 @@ def test_transformers_reads_the_cached_folder_as_its_own(checkpoint: Path) -> No
     policy = tiny_policy(checkpoint, shaken=False)
     with torch.no_grad():
         expected = model(input_ids=ids).logits
-        torch.testing.assert_close(policy.hidden(ids) @ policy.head.t(), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(hidden_of(policy, ids) @ policy.head.t(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from shared.config import ModelConfig
 from shared.errors import ModelError
 from shared.policy import Policy, pick_device
 from tests import reference
-from tests.fakes import FAMILIES, Family, dense_twin, tiny_checkpoint, tiny_policy
+from tests.fakes import FAMILIES, Family, dense_twin, hidden_of, tiny_checkpoint, tiny_policy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def some_ids() -> torch.Tensor:
@@ -18,7 +20,7 @@ def some_ids() -> torch.Tensor:
 
 @torch.no_grad()
 def logits(policy: Policy, ids: torch.Tensor) -> torch.Tensor:
-    return policy.hidden(ids) @ policy.head.t()
+    return hidden_of(policy, ids) @ policy.head.t()
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -39,7 +41,7 @@ def test_statistics_are_those_of_full_float64_logits(tmp_path: Path, family: Fam
     full = dense_twin(path).double()(input_ids=ids).logits[:, :-1].flatten(0, 1)
     logprobs, entropies = reference.softmax_stats(full, ids[:, 1:].flatten(), 0.7)
     with torch.no_grad():
-        hidden = policy.hidden(ids)[:, :-1].flatten(0, 1)
+        hidden = hidden_of(policy, ids)[:, :-1].flatten(0, 1)
         stats = policy.stats(hidden, ids[:, 1:].flatten(), temperature=0.7, rows=7)
     torch.testing.assert_close(stats.logprobs.double(), logprobs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(stats.entropies.double(), entropies, rtol=1e-5, atol=1e-5)

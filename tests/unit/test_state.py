@@ -119,7 +119,8 @@ def test_a_checkpoint_has_the_files_that_other_tools_read(learner: Callable[[], 
 
 def test_saving_is_a_function_of_the_state(learner: Callable[[], Learner]) -> None:
     first, second = learner(), learner()
-    first.step(0), second.step(0)
+    first.step(0)
+    second.step(0)
     assert first.state.save(1, 0.0).files == second.state.save(1, 0.0).files
 
 

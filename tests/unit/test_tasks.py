@@ -26,6 +26,7 @@ def prompter() -> Prompter:
 def own_cache(tmp_path: Path) -> None:
     """What `datasets` converts goes into the test's folder, not the user's."""
     import datasets
+    import datasets.config
 
     datasets.config.HF_DATASETS_CACHE = tmp_path / "cache"
     datasets.disable_progress_bars()

@@ -1,0 +1,40 @@
+"""The picture at the head of the README, drawn from a real run: what its terminal showed last, and the report below.
+
+python -m benchmarks.picture runs/first        (writes .github/run.svg)
+"""
+
+import argparse
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from launch.display import View, draw
+from launch.report import print_report
+from launch.results import read_summary
+from launch.watch import Watch
+from shared.config_load import config_from_json
+from shared.run_dir import RunDir
+
+WIDTH = 100
+PICTURE = Path(__file__).resolve().parent.parent / ".github" / "run.svg"
+
+
+def main() -> None:
+    """Draw the run that was named."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    run = RunDir.open(parser.parse_args().directory)
+    steps = config_from_json(run.config.read_bytes()).run.steps
+    summary, watch = read_summary(run), Watch(run.metrics)
+    assert summary is not None
+    view = View(title=str(run.path), steps=steps, rows=watch.poll(), elapsed_s=summary.wall_s, said={}, notes=())
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
+    console.print(draw(view))
+    print_report(console, run, steps)
+    console.save_svg(str(PICTURE), title="./launch/run.sh")
+    print(PICTURE)
+
+
+if __name__ == "__main__":
+    main()
