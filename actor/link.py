@@ -2,8 +2,9 @@
 
     join:     Hello, again every second ................... until Welcome or Refused
     orders:   Policy is kept until no queued order names it, Order is queued, Ack forgets a delivery
-    silence:  three heartbeats without a word: Hello again (the learner may have been restarted, then it welcomes us and
-              gets the unacknowledged deliveries once more); `silence_s` without a word: PeerTimeout
+    idle:     three heartbeats without an order or an acknowledgement: Hello again. The learner, perhaps restarted,
+              welcomes us, sends anew what it thinks we hold, and gets the unacknowledged deliveries once more
+    silence:  `silence_s` without a word: PeerTimeout
 
 An actor keeps nothing that a restart needs: what was not acknowledged is simply ordered again.
 """
@@ -53,12 +54,11 @@ class Link:
 
     def next_order(self) -> tuple[Order, Policy] | None:
         """The next order with the policy it names; None when the learner wants no more."""
+        self.hello_at = time.monotonic()
         while not self.orders:
             if self.draining:
                 return None
-            self.receive(self.patience())
-            self.beat("waiting for an order")
-            self.check_silence("an order")
+            self.wait("an order")
         order = self.orders.popleft()
         return order, self.policies[order.policy_version]
 
@@ -76,8 +76,7 @@ class Link:
     def leave(self, reason: str) -> None:
         """Wait for the last acknowledgements, then say goodbye."""
         while self.unacknowledged:
-            self.receive(self.patience())
-            self.check_silence("an acknowledgement")
+            self.wait("an acknowledgement")
         self.say(Bye(reason=reason))
 
     def say(self, message: AnyMessage) -> None:
@@ -96,7 +95,7 @@ class Link:
         """One message from the learner."""
         match message:
             case Order():
-                self.orders.append(message)
+                self.queue(message)
             case Policy():
                 self.policies[message.version] = message
                 self.last_version = message.version
@@ -119,14 +118,22 @@ class Link:
         for groups in self.unacknowledged.values():
             self.say(groups)
 
-    def check_silence(self, awaited: str) -> None:
-        """Ask again after a while, give up after a long while."""
+    def queue(self, order: Order) -> None:
+        """An order that comes twice, because a link broke in between, is filled once."""
+        if order.order_id in self.unacknowledged:
+            self.say(self.unacknowledged[order.order_id])
+        elif order.order_id not in {queued.order_id for queued in self.orders}:
+            self.orders.append(order)
+
+    def wait(self, awaited: str) -> None:
+        """Receive for a while; ask again after a longer one, give up after a long one."""
         assert self.welcome is not None
+        self.receive(self.patience())
+        self.beat(f"waiting for {awaited}")
         now = time.monotonic()
-        quiet = now - self.heard_at
-        if quiet > self.welcome.silence_s:
-            raise PeerTimeout(f"The learner at {self.learner}", awaited, quiet)
-        if quiet > 3 * self.welcome.heartbeat_s and now - self.hello_at > HELLO_EVERY_S:
+        if now - self.heard_at > self.welcome.silence_s:
+            raise PeerTimeout(f"The learner at {self.learner}", awaited, now - self.heard_at)
+        if now - self.hello_at > 3 * self.welcome.heartbeat_s:
             self.hello_at = now
             self.say(self.hello)
 

@@ -5,7 +5,7 @@
       '------------------------------- Ack, next Order <---------------------------'
 
 produces      Groups, one a filled Order
-waits for     an Order (the learner's), the lease (whoever computes now)
+waits for     an Order (the learner's), its turn (whoever computes now)
 unblocked by  the learner's next dispatch; the kernel, when the holder of the lease lets go or dies
 """
 

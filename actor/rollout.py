@@ -12,8 +12,8 @@ import numpy as np
 from actor.engine import Completion, Engine
 from actor.verdict import ScoreJob, Verdict
 from protocol.messages import Finish, Group, GroupOrder, Groups, Order, Policy, Timings
-from shared.gpu_lease import Lease
 from shared.memory import peak_memory_mb
+from shared.turns import Turns
 
 Beat = Callable[[str], None]
 
@@ -29,16 +29,16 @@ class Scorer(Protocol):
 class Rollout:
     """Fills orders with one engine and one scorer."""
 
-    def __init__(self, engine: Engine, scorer: Scorer, lease: Lease, text: Callable[[list[int]], str]) -> None:
+    def __init__(self, engine: Engine, scorer: Scorer, turns: Turns, text: Callable[[list[int]], str]) -> None:
         self.engine = engine
         self.scorer = scorer
-        self.lease = lease
+        self.turns = turns
         self.text = text
         self.installed = ""
 
     def fill(self, order: Order, policy: Policy, beat: Beat) -> Groups:
         """Sample from exactly the version the order names, then score."""
-        with self.lease.hold("actor") as wait_s:
+        with self.turns.hold("actor") as wait_s:
             start = time.monotonic()
             self.engine.wake()
             self.install(policy)

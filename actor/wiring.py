@@ -12,9 +12,9 @@ from protocol.transport import ActorPort
 from shared.base_cache import cached_base
 from shared.config import Config
 from shared.determinism import pin_torch
-from shared.gpu_lease import Lease
 from shared.policy import load_policy, pick_device
 from shared.prompt import Prompter, load_prompter
+from shared.turns import turns
 
 log = logging.getLogger("actor")
 
@@ -33,7 +33,8 @@ def serve_orders(config: Config, port: ActorPort, endpoint: str, actor_id: str, 
     engine, prompter = build_engine(config)
     scorer = ScorePool(config.verifier)
     try:
-        rollout = Rollout(engine, scorer, Lease(lease), prompter.text)
+        turn = turns(config.compute, engine.policy.device.type, lease)
+        rollout = Rollout(engine, scorer, turn, prompter.text)
         link = Link(port, endpoint, actor_id, engine.identity, config.link.credits)
         welcome = link.join(config.link.silence_s)
         log.info("joined run %s", welcome.run_id)

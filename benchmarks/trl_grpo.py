@@ -48,7 +48,8 @@ class Watch(TrainerCallback):
         if logs and "reward" in logs:
             self.rows.append({"reward": logs["reward"], "time_s": time.monotonic() - self.started})
             last = [row["reward"] for row in self.rows[-5:]]
-            control.should_training_stop = len(last) == 5 and sum(last) / 5 >= self.target
+            if len(last) == 5 and sum(last) / 5 >= self.target:
+                control.should_training_stop = True
 
 
 def main() -> None:

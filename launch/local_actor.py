@@ -1,16 +1,14 @@
 """The actor's parts in this process, without a wire."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from actor.rollout import Rollout
 from actor.score_pool import ScorePool
 from actor.wiring import build_engine
 from shared.config import Config
-from shared.gpu_lease import Lease
 from shared.prompt import Prompter
+from shared.turns import NoTurns
 
 
 @contextmanager
@@ -19,7 +17,6 @@ def local_actor(config: Config) -> Iterator[tuple[Rollout, Prompter]]:
     engine, prompter = build_engine(config)
     scorer = ScorePool(config.verifier)
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            yield Rollout(engine, scorer, Lease(Path(folder) / "lease"), prompter.text), prompter
+        yield Rollout(engine, scorer, NoTurns(), prompter.text), prompter
     finally:
         scorer.close()

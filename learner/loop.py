@@ -18,7 +18,7 @@ from learner.ledger import Ledger
 from learner.publisher import Publisher
 from learner.sampling import OrderDesk, Sampler
 from learner.update import Update
-from shared.gpu_lease import Lease
+from shared.turns import Turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Parts:
     """Parameters to messages."""
     ledger: Ledger
     """Metrics, rollout samples, checkpoints; knows when to stop."""
-    lease: Lease
+    turns: Turns
     """Who computes."""
 
 
@@ -47,7 +47,7 @@ def train(parts: Parts, first_step: int, last_step: int) -> int:
         parts.ledger.begin()
         parts.sampler.order_ahead(version=step)
         answers = parts.sampler.collect(step)
-        with parts.lease.hold("learner"), parts.ledger.updating():
+        with parts.turns.hold("learner"), parts.ledger.updating():
             batch = parts.batches.build(answers)
             stats = parts.update.apply(step, batch)
             policy = parts.publisher.snapshot(version=step + 1)

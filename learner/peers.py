@@ -47,9 +47,7 @@ class Peers:
         return peer
 
     def join(self, address: bytes, hello: Hello) -> list[str]:
-        """Let an actor in; returns the orders that a former life of it held."""
-        if self.get(address):
-            return []
+        """Let an actor in; returns what it held until now. Whoever says Hello waits, and may have lost its orders."""
         former = [peer for peer in self.by_address.values() if peer.hello.actor_id == hello.actor_id]
         orphaned = [order_id for peer in former for order_id in self.leave(peer.address)]
         self.by_address[address] = Peer(address=address, hello=hello)

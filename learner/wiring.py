@@ -22,10 +22,10 @@ from shared.adapter_file import layout_digest
 from shared.base_cache import cached_base
 from shared.config import Config
 from shared.determinism import pin_torch
-from shared.gpu_lease import Lease
 from shared.policy import Policy, load_policy, pick_device
 from shared.prompt import Prompter, load_prompter
 from shared.seeding import derive
+from shared.turns import turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,5 +91,5 @@ def build_parts(model: Model, state: LearnerState, desk: OrderDesk, ledger: Ledg
         update=update,
         publisher=state.publisher,
         ledger=ledger,
-        lease=Lease(lease),
+        turns=turns(model.config.compute, model.policy.device.type, lease),
     )

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from shared.attention import install_attention
 from shared.base_cache import WEIGHTS, CachedBase
 from shared.config import LoraConfig, ModelConfig
 from shared.errors import ModelError
@@ -94,7 +95,7 @@ def load_policy(base: CachedBase, model: ModelConfig, lora: LoraConfig, device: 
 def empty_model(config: Any) -> Any:
     """The architecture without weights, eval mode; computed buffers (rotary tables) are real."""
     with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation="sdpa")
+        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation=install_attention())
     for name, module in list(lm.named_modules()):
         if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
             parent, _, child = name.rpartition(".")

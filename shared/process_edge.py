@@ -1,6 +1,8 @@
 """The edge of a process: where errors become an exit code.
 
-    0  done        2  something a user can mend, one sentence on stderr        1  a crash, with its traceback
+    0  done      2  something a user can mend      1  a peer that fell silent (an actor is started again), a crash
+
+One sentence on stderr for what a user can mend and for silence, a traceback for a crash alone.
 
 Also where logging is set up and the process is tied to its parent's life.
 """
@@ -9,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable
 
-from protocol.errors import ProtocolError
+from protocol.errors import HandshakeRefused, PeerTimeout, SecurityError, VersionMismatch
 from shared.errors import UserError
 from shared.lifeline import die_with_parent
 
@@ -17,10 +19,15 @@ from shared.lifeline import die_with_parent
 def run_process(name: str, body: Callable[[], None]) -> int:
     """Run a process's body; returns its exit code."""
     die_with_parent()
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(message)s", stream=sys.stderr)
+    form = f"%(asctime)s %(levelname)s {name} %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
+    logging.getLogger(name).info("loads libraries and model")
     try:
         body()
-    except (UserError, ProtocolError) as error:
+    except (UserError, SecurityError, HandshakeRefused, VersionMismatch) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except PeerTimeout as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0

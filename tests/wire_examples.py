@@ -1,13 +1,16 @@
 """One example of every message, and ways to look at and to forge their bytes. No torch: the wire's tests are quick."""
 
+import copy
 import hashlib
 import zlib
+from collections.abc import Iterator
 from typing import Any, get_args
 
+import msgpack
 import msgspec
 import numpy as np
 
-from protocol.codec import to_msgpack
+from protocol.codec import encode, to_msgpack
 from protocol.messages import (
     PROTOCOL_VERSION,
     Ack,
@@ -122,3 +125,32 @@ def forge(kind: str, body: Any, buffers: bytes = b"", **header: Any) -> list[byt
     packed = body if isinstance(body, bytes) else to_msgpack(body)
     crc32 = zlib.crc32(packed + buffers)
     return [to_msgpack({"version": PROTOCOL_VERSION, "type": kind, "crc32": crc32} | header), packed, buffers]
+
+
+def paths(tree: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a body."""
+    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, child in children:
+        yield (*prefix, key)
+        yield from paths(child, (*prefix, key))
+
+
+def at(tree: Any, path: tuple[Any, ...]) -> Any:
+    """What stands there."""
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def changed(message: AnyMessage, path: tuple[Any, ...], value: Any) -> list[bytes]:
+    """The message's frames with one place of the body replaced and the checksum right."""
+    _, body, buffers = encode(message)
+    tree = copy.deepcopy(msgpack.unpackb(body))
+    at(tree, path[:-1])[path[-1]] = value
+    return forge(name_of(message), tree, buffers)
+
+
+def places(message: AnyMessage) -> tuple[Any, list[tuple[Any, ...]]]:
+    """Body of a message, and all places in it."""
+    tree = msgpack.unpackb(encode(message)[1])
+    return tree, list(paths(tree))

@@ -179,6 +179,19 @@ def test_silence_brings_a_new_hello_and_a_welcome_brings_the_deliveries_again() 
     assert not waiting.is_alive()
 
 
+def test_an_order_that_comes_twice_is_filled_once() -> None:
+    table = Table()
+    table.join()
+    groups = delivered(table)
+    first, second = toy_orders(0)[0], toy_orders(1)[0]
+    table.heard()
+    table.say(first, second, second, Drain())
+    work = table.link.next_order()
+    assert work is not None and work[0].order_id == second.order_id
+    assert [message.order_id for message in table.heard() if isinstance(message, Groups)] == [groups.order_id]
+    assert table.link.next_order() is None
+
+
 def hello_after(table: Table) -> bool:
     return isinstance(wait_for(table, Hello), Hello)
 

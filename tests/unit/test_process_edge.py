@@ -9,7 +9,7 @@ from shared.memory import peak_memory_mb
 
 BODY = """
 import logging, sys
-from protocol.errors import PeerTimeout
+from protocol.errors import PeerTimeout, SecurityError
 from shared.errors import ConfigError
 from shared.process_edge import run_process
 
@@ -31,10 +31,7 @@ def run(line: str) -> subprocess.CompletedProcess[str]:
     ("line", "sentence"),
     [
         ("raise ConfigError('run.steps is 0; give at least 1.')", "run.steps is 0; give at least 1."),
-        (
-            "raise PeerTimeout('Every actor', 'the answer to order x', 3.0)",
-            "Every actor said nothing for 3.0 s while the answer to order x was awaited.",
-        ),
+        ("raise SecurityError('The key k is exposed.')", "The key k is exposed."),
     ],
 )
 def test_what_a_user_can_mend_is_one_sentence_and_code_2(line: str, sentence: str) -> None:
@@ -42,6 +39,13 @@ def test_what_a_user_can_mend_is_one_sentence_and_code_2(line: str, sentence: st
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == f"error: {sentence}"
     assert "Traceback" not in done.stderr and done.stdout == ""
+
+
+def test_a_silent_peer_is_one_sentence_and_code_1_so_that_an_actor_is_started_again() -> None:
+    done = run("raise PeerTimeout('Every actor', 'the answer to order x', 3.0)")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    said = "error: Every actor said nothing for 3.0 s while the answer to order x was awaited."
+    assert done.stderr.splitlines()[-1] == said
 
 
 def test_a_crash_shows_its_traceback_and_code_1() -> None:
@@ -53,7 +57,7 @@ def test_a_crash_shows_its_traceback_and_code_1() -> None:
 def test_a_good_end_is_code_0_and_logs_name_the_process() -> None:
     done = run("pass")
     assert done.returncode == 0
-    assert done.stderr.splitlines()[0].endswith(" learner begins")
+    assert done.stderr.splitlines()[-1].endswith(" learner begins")
 
 
 def test_peak_memory_is_in_mebibytes_and_only_grows() -> None:

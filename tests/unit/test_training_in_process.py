@@ -95,7 +95,7 @@ class Run:
             update=update,
             publisher=publisher,
             ledger=Ledger(config, self.books, spent_s=0.0, stop=lambda: False),
-            lease=lease,
+            turns=lease,
         )
 
     def load(self, checkpoint: Checkpoint) -> float:
