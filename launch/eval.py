@@ -11,7 +11,7 @@ from learner.checkpoint import Checkpoint, CheckpointStore
 from shared.config import Config
 from shared.config_load import config_from_json
 from shared.determinism import cpu_environment
-from shared.errors import ConfigError, RunDirError
+from shared.errors import ConfigError, DataError, RunDirError
 from shared.files import write_whole
 from shared.run_dir import RunDir
 
@@ -57,6 +57,8 @@ def evaluate(config: Config, checkpoint: Checkpoint) -> dict[str, object]:
         desk = LocalDesk(rollout)
         desk.publish(policy_message(checkpoint.step, checkpoint.files[ADAPTER]), oldest_needed=0)
         held_out = load_tasks(config.tasks, prompter).held_out
+        if not held_out or config.eval.problems == 0:
+            raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
         evaluation = Evaluation(config, held_out, desk, prompter.text)
         return evaluation.run(f"step-{checkpoint.step:06d}", version=checkpoint.step)
 

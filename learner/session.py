@@ -96,7 +96,7 @@ class Session:
         try:
             status, done = self.train_and_evaluate(ledger)
         except BaseException:
-            self.books.write_summary("failed", self.first_step, ledger.wall_s())
+            self.books.write_summary("failed", max(self.state.publisher.versions), ledger.wall_s())
             raise
         self.books.write_summary(status, done, ledger.wall_s())
         self.desk.farewell(FAREWELL_S)

@@ -86,7 +86,15 @@ def kernel_state(weight: NF4Weight) -> Any:
     """The weight's scales as bitsandbytes' kernels take them."""
     parts = {part: value for part, value in weight.tensors("w").items() if part != "w"}
     parts = {part.removeprefix("w."): value for part, value in parts.items()}
-    return bitsandbytes().QuantState.from_dict(parts, device=weight.packed.device)
+    state = bitsandbytes().QuantState.from_dict(parts, device=weight.packed.device)
+    # Its CPU kernel takes rows apart and is wrong where a row is no whole number of blocks; so a row is a block.
+    state.shape = torch.Size((state.shape.numel() // BLOCK, BLOCK))
+    return state
+
+
+def kernel_values(packed: torch.Tensor, state: Any, dtype: torch.dtype) -> torch.Tensor:
+    """[out * in] the values by bitsandbytes' kernel."""
+    return bitsandbytes().dequantize_4bit(packed, state).to(dtype).flatten()
 
 
 def bitsandbytes() -> Any:
@@ -104,10 +112,10 @@ class NF4Matmul(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, state: Any) -> torch.Tensor:
         """[..., in] -> [..., out]"""
         ctx.packed, ctx.state = packed, state
-        return F.linear(x, bitsandbytes().dequantize_4bit(packed, state).to(x.dtype))
+        return F.linear(x, kernel_values(packed, state, x.dtype).view(-1, x.shape[-1]))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """dx = dy W; the base is frozen, so there is no dW."""
         (grad,) = grads
-        return grad @ bitsandbytes().dequantize_4bit(ctx.packed, ctx.state).to(grad.dtype), None, None
+        return grad @ kernel_values(ctx.packed, ctx.state, grad.dtype).view(grad.shape[-1], -1), None, None

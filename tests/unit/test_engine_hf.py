@@ -21,7 +21,7 @@ from tests.fakes import FAMILIES, Family, hidden_of, shake, tiny_checkpoint, tin
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-END = 5
+ENDS = tuple(range(6))
 CAP = 24
 PROMPT_LENGTHS = (4, 11, 7)
 
@@ -74,7 +74,7 @@ def policy(checkpoint: Path) -> Policy:
 @pytest.fixture
 def engine(policy: Policy) -> HFEngine:
     shake(policy, 1)
-    return HFEngine(policy, tiny_prompter(END))
+    return HFEngine(policy, tiny_prompter(*ENDS))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
@@ -84,13 +84,14 @@ def test_log_probs_and_entropies_are_those_of_a_teacher_forced_pass(
 ) -> None:
     """Prompts of different lengths, so left padding and positions are part of it."""
     policy = tiny_policy(tiny_checkpoint(tmp_path, family))
-    found = HFEngine(policy, tiny_prompter(END)).generate(orders(), sampling(temperature), silent)
+    found = HFEngine(policy, tiny_prompter(*ENDS)).generate(orders(), sampling(temperature), silent)
     lengths = {len(sample.ids) for sample in flat(found)}
     assert len(lengths) > 2, "rows must leave the batch at different times"
     for asked, samples in zip(orders(), found, strict=True):
         for sample in samples:
             logprobs, entropies = teacher_forced(policy, asked.prompt_ids, sample.ids, temperature)
             np.testing.assert_allclose(sample.logprobs, logprobs, rtol=1e-5, atol=1e-5)
+            assert sample.entropies is not None
             np.testing.assert_allclose(sample.entropies, entropies, rtol=1e-5, atol=1e-5)
 
 
@@ -147,8 +148,8 @@ def test_an_end_id_ends_a_row_and_the_cap_ends_the_rest(engine: HFEngine) -> Non
     finishes = {sample.finish for sample in found}
     assert finishes == {Finish.STOP, Finish.LENGTH}
     for sample in found:
-        assert END not in sample.ids[:-1]
-        assert (sample.finish is Finish.STOP) == (sample.ids[-1] == END)
+        assert not set(sample.ids[:-1].tolist()) & set(ENDS)
+        assert (sample.finish is Finish.STOP) == (sample.ids[-1] in ENDS)
         assert sample.finish is Finish.STOP or len(sample.ids) == CAP
         assert len(sample.ids) == len(sample.logprobs) == len(sample.entropies if sample.entropies is not None else ())
 
@@ -156,17 +157,18 @@ def test_an_end_id_ends_a_row_and_the_cap_ends_the_rest(engine: HFEngine) -> Non
 def test_an_end_id_at_the_cap_is_a_stop(engine: HFEngine) -> None:
     (group,) = engine.generate((order(0),), sampling(cap=1), silent)
     last = {int(sample.ids[0]) for sample in group}
-    ending = HFEngine(engine.policy, tiny_prompter(END, *last))
+    ending = HFEngine(engine.policy, tiny_prompter(*ENDS, *last))
     (again,) = ending.generate((order(0),), sampling(cap=1), silent)
     assert all(sample.finish is Finish.STOP and len(sample.ids) == 1 for sample in again)
 
 
 def test_every_end_id_counts(engine: HFEngine) -> None:
     (group,) = engine.generate((order(0),), sampling(), silent)
-    third = int(group[0].ids[2])
-    (cut, *_), *_ = HFEngine(engine.policy, tiny_prompter(END, third)).generate((order(0),), sampling(), silent)
-    assert cut.finish is Finish.STOP
-    assert cut.ids.tolist() == group[0].ids[: group[0].ids.tolist().index(third) + 1].tolist()
+    longest = max(range(4), key=lambda row: len(group[row].ids))
+    ids = group[longest].ids.tolist()
+    (again,) = HFEngine(engine.policy, tiny_prompter(*ENDS, ids[2])).generate((order(0),), sampling(), silent)
+    assert again[longest].finish is Finish.STOP
+    assert again[longest].ids.tolist() == ids[: ids.index(ids[2]) + 1]
 
 
 def test_progress_is_shown_once_a_token(engine: HFEngine) -> None:
@@ -179,7 +181,7 @@ def test_an_installed_adapter_is_what_is_sampled_from(engine: HFEngine, checkpoi
     other = tiny_policy(checkpoint)
     shake(other, 2)
     before = engine.generate(orders(), sampling(), silent)
-    expected = HFEngine(other, tiny_prompter(END)).generate(orders(), sampling(), silent)
+    expected = HFEngine(other, tiny_prompter(*ENDS)).generate(orders(), sampling(), silent)
     engine.install(1, adapter_bytes(other.adapter))
     assert_same_bits(engine.generate(orders(), sampling(), silent), expected)
     assert [s.ids.tolist() for s in flat(before)] != [s.ids.tolist() for s in flat(expected)]
@@ -237,8 +239,10 @@ def test_a_draw_depends_on_its_own_row_alone() -> None:
 
 
 def test_the_tail_of_a_large_vocabulary_is_drawn() -> None:
-    """In fp32 a running sum near one would swallow every later token of 1e-8."""
-    p = torch.full((1, 150_001), 1e-8)
-    p[0, 0] = 1 - 150_000 * 1e-8
-    drawn = inverse_cdf(p, torch.tensor([1 - 0.5 * 150_000 * 1e-8], dtype=torch.float64))
-    assert abs(int(drawn) - 75_000) < 100
+    """In fp32 a running sum near one would not move for hundreds of tokens of 1e-10."""
+    p = torch.full((1, 150_001), 1e-10)
+    p[0, 0] = 1 - 1.5e-5
+    cumulative = np.cumsum(p[0].double().numpy())
+    wanted = [3, 20_011, 75_000, 149_998]
+    middles = [(cumulative[token] - 0.5e-10) / cumulative[-1] for token in wanted]
+    assert inverse_cdf(p.expand(4, -1), torch.tensor(middles, dtype=torch.float64)).tolist() == wanted

@@ -62,7 +62,7 @@ def test_codes_and_values_are_those_of_the_paper(shape: tuple[int, int]) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(48, 64), (256, 96)])
+@pytest.mark.parametrize("shape", [(48, 64), (192, 128)])
 def test_a_round_trip_through_a_checkpoint_keeps_every_bit(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     exact = weight(*shape).to(dtype)
     packed, state = quantize_4bit(exact, blocksize=64, quant_type="nf4", compress_statistics=True)
@@ -74,11 +74,13 @@ def test_a_round_trip_through_a_checkpoint_keeps_every_bit(dtype: torch.dtype, s
     assert torch.equal(loaded.dequantize(torch.bfloat16), dequantize_4bit(packed, state).bfloat16())
 
 
+# A row of 96 is one and a half blocks.
+@pytest.mark.parametrize("columns", [64, 96, 128])
 @pytest.mark.parametrize("leading", [(), (5,), (2, 3)])
-def test_the_layer_is_a_plain_one_on_dequantised_values(leading: tuple[int, ...]) -> None:
-    quantised = quantize(weight())
+def test_the_layer_is_a_plain_one_on_dequantised_values(leading: tuple[int, ...], columns: int) -> None:
+    quantised = quantize(weight(columns=columns))
     dense = quantised.dequantize(torch.float32)
-    x = torch.randn(*leading, 64, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(*leading, columns, generator=torch.Generator().manual_seed(1))
     arriving = torch.randn(*leading, 48, generator=torch.Generator().manual_seed(2))
     ours, plain = x.clone().requires_grad_(), x.clone().requires_grad_()
     y, expected = nf4_matmul(quantised)(ours), F.linear(plain, dense)
@@ -147,13 +149,19 @@ def test_an_unquantised_base_keeps_the_weights_and_another_digest(checkpoint: Pa
 
 
 def test_transformers_reads_the_cached_folder_as_its_own(checkpoint: Path) -> None:
+    """Its weights are our bits. Its CPU kernel may multiply in bf16, so logits agree to that alone."""
     model: Any = AutoModelForCausalLM.from_pretrained(cached(checkpoint).folder, dtype=torch.float32).eval()
-    assert type(model.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
+    linears = {name: module for name, module in model.named_modules() if type(module).__name__ == "Linear4bit"}
+    assert len(linears) == 14
+    entries = load_file(cached(checkpoint).folder / WEIGHTS)
+    for name, module in linears.items():
+        theirs = dequantize_4bit(module.weight.data, module.weight.quant_state)
+        assert torch.equal(from_tensors(f"{name}.weight", entries, CPU).dequantize(torch.float32), theirs)
     ids = torch.randint(0, 97, (2, 9), generator=torch.Generator().manual_seed(0))
     policy = tiny_policy(checkpoint, shaken=False)
     with torch.no_grad():
-        expected = model(input_ids=ids).logits
-        torch.testing.assert_close(hidden_of(policy, ids) @ policy.head.t(), expected, rtol=1e-4, atol=1e-4)
+        ours, theirs = hidden_of(policy, ids) @ policy.head.t(), model(input_ids=ids).logits
+    assert (ours - theirs).norm() < 0.05 * ours.norm()
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -329,6 +329,30 @@ def test_running_out_of_memory_replays_the_pass_with_smaller_micro_batches(check
     assert adapter_bytes(roomy.adapter) == adapter_bytes(small.adapter)
 
 
+def test_what_was_computed_before_memory_ran_out_is_forgotten(checkpoint: Path) -> None:
+    """The first micro-batch fits (one call for its prompts, one for its answers), a later one does not."""
+    config = config_for("dapo", 0.5, 60)
+    samples = step_samples(config)
+    roomy, small = tiny_policy(checkpoint), tiny_policy(checkpoint)
+    cramped = CrampedBackbone(small.backbone, limit=24, grace=2)
+    applied(replace(small, backbone=cramped), config, samples)
+    assert cramped.refused
+    applied(roomy, config_for("dapo", 0.5, 60 // 2 ** len(cramped.refused)), samples)
+    assert adapter_bytes(roomy.adapter) == adapter_bytes(small.adapter)
+
+
+def test_a_step_forgets_the_gradient_of_the_step_before(policy: Policy) -> None:
+    config = config_for("dapo", 0.5)
+    batch = step_batch(step_samples(config), 0, config)
+    update = update_of(policy, config)
+    found = []
+    for _ in range(2):
+        shake(policy, 1)
+        update.apply(0, batch)
+        found.append(gradients(policy))
+    assert_equal_gradients(found[1], found[0])
+
+
 def test_a_single_sequence_that_does_not_fit_is_an_error(checkpoint: Path) -> None:
     policy = tiny_policy(checkpoint)
     before = adapter_bytes(policy.adapter)
