@@ -71,7 +71,8 @@ class Ledger:
         metrics = step_metrics(step, answers, batch, stats, self.clock(), self.config)
         self.recent.append(metrics.reward_mean)
         self.books.step(step, metrics, answers, batch)
-        self.check_mismatch(step, metrics)
+        if stats:
+            self.check_mismatch(step, metrics)
         self.stop_requested = self.stop()
         if self.due(step + 1):
             self.books.checkpoint(step + 1, self.wall_s(), float(np.mean(self.recent)))
@@ -86,9 +87,9 @@ class Ledger:
         )
 
     def check_mismatch(self, step: int, metrics: StepMetrics) -> None:
-        """Only samples of the current version must agree; older ones differ rightly."""
+        """Only samples of the current version must agree; older ones differ rightly. NaN does not agree."""
         limit = self.config.loss.max_mismatch
-        if metrics.policy_version == step and metrics.mismatch_p99 > limit:
+        if metrics.policy_version == step and not metrics.mismatch_p99 <= limit:
             raise Mismatch(
                 f"Step {step + 1}: actor and learner differ by {metrics.mismatch_p99:.3g} in log-prob (99th percentile,"
                 f" allowed {limit:g}) on tokens of the same policy version; likely causes are a stale adapter, another"

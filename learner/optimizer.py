@@ -58,6 +58,9 @@ class Optimizer:
     def load_state_bytes(self, data: bytes) -> None:
         """The inverse of `state_bytes`."""
         tensors = load(data)
+        named = {key.rpartition(".")[0] for key in tensors}
+        if tensors and (missing := sorted(self.parameters.keys() - named)):
+            raise DamageError(f"The optimizer state has nothing for '{missing[0]}'; it belongs to another adapter.")
         for name, parameter in self.parameters.items():
             keys = [key for key in tensors if key.rpartition(".")[0] == name]
             state = {key.rpartition(".")[2]: tensors.pop(key) for key in keys}

@@ -135,4 +135,9 @@ def converted(source: Path, quantization: str) -> dict[str, torch.Tensor]:
 
 def is_decoder_linear(name: str, tensor: torch.Tensor) -> bool:
     """Matrices inside the layers; embedding and head stay as they are, as in every bitsandbytes checkpoint."""
-    return ".layers." in name and name.endswith("_proj.weight") and tensor.dim() == 2
+    inside = ".layers." in name and name.endswith("_proj.weight") and tensor.dim() == 2
+    if inside and tensor.numel() % BLOCK:
+        raise ModelError(
+            f"'{name}' has {tensor.numel()} values, and NF4 takes blocks of {BLOCK}; use model.quantization=none."
+        )
+    return inside

@@ -112,6 +112,11 @@ def test_disagreement_about_the_current_version_stops_before_a_checkpoint() -> N
     assert books.saved == []
 
 
+def test_a_mismatch_that_is_no_number_stops_too() -> None:
+    with pytest.raises(Mismatch, match="nan"):
+        record(ledger_over(NotedBooks()), 2, replace(AGREED, mismatch=np.array([0.0, np.nan])))
+
+
 def test_disagreement_about_an_older_version_is_expected() -> None:
     books = NotedBooks()
     record(ledger_over(books), 2, DISAGREED, version=1)

@@ -91,8 +91,11 @@ def test_a_state_of_another_adapter_is_refused() -> None:
     give_gradients(params, 0)
     optimizer.step(0)
     foreign = {f"other.{key}": value for key, value in load(optimizer.state_bytes()).items()}
-    with pytest.raises(DamageError, match="other"):
+    with pytest.raises(DamageError, match="another adapter"):
         Optimizer(parameters(), OptimizerConfig(), 3).load_state_bytes(save(foreign))
+    more = load(optimizer.state_bytes()) | foreign
+    with pytest.raises(DamageError, match=r"names 'other\."):
+        Optimizer(parameters(), OptimizerConfig(), 3).load_state_bytes(save(more))
 
 
 def test_clipping_scales_the_whole_gradient_to_the_norm() -> None:
