@@ -216,7 +216,8 @@ class PipelineConfig(Section, frozen=True, kw_only=True):
     """How far sampling runs ahead of learning."""
 
     max_lag: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Groups of step s are sampled from version max(0, s - max_lag), exactly."""
+    """Groups of step s are sampled from version max(0, s - max_lag), exactly. On a CPU with cores for the threads of
+    both processes, sampling and learning then overlap."""
 
 
 class LinkConfig(Section, frozen=True, kw_only=True):

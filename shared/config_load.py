@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -88,6 +89,8 @@ def refuse_unknown_keys(tree: Mapping[str, Any], section: type[Section], path: s
             if not isinstance(value, Mapping):
                 raise ConfigError(f"'{path}{key}' got {value!r}, expected a section: write [{key}] and keys below it.")
             refuse_unknown_keys(value, kind, f"{path}{key}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{path}{key} = {value} is not allowed: expected a finite number.")
 
 
 def explain(message: str, tree: Mapping[str, Any]) -> str:

@@ -237,7 +237,6 @@ def test_a_wrong_type_is_refused_with_path_value_and_expectation(override: str, 
         ("loss.entropy_fraction=1.1", "<= 1.0"),
         ("loss.clip_low=-0.1", ">= 0.0"),
         ("optimizer.lr=0", "> 0.0"),
-        ("optimizer.lr=nan", "> 0.0"),
         ("optimizer.beta1=1", "< 1.0"),
         ("optimizer.final_lr_fraction=2", "<= 1.0"),
         ("pipeline.max_lag=65", "<= 64"),
@@ -249,6 +248,13 @@ def test_a_value_out_of_range_is_refused_with_its_bound(override: str, bound: st
     sentence = refusal(override)
     assert sentence.startswith(override.partition("=")[0])
     assert bound in sentence
+
+
+@pytest.mark.parametrize("override", ["optimizer.lr=inf", "optimizer.lr=nan", "reward.truncated=nan", "reward.truncated=-inf"])
+def test_a_number_that_is_not_finite_is_refused(override: str) -> None:
+    key, _, value = override.partition("=")
+    with pytest.raises(ConfigError, match=rf"^{key} = {value} is not allowed: expected a finite number\.$"):
+        load_config("embedded", [override])
 
 
 def test_a_value_where_a_section_belongs_is_refused(tmp_path: Path) -> None:
