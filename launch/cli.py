@@ -88,7 +88,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=natural, metavar="N", help="cap on one answer (default: as trained)")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
-        "--greedy", dest="temperature", action="store_const", const=0.0, help="the most likely token (default)"
+        "--greedy", dest="temperature", action="store_const", const=0.0, default=0.0, help="most likely token (default)"
     )
     choice.add_argument("--temperature", type=warmth, default=0.0, metavar="T", help="sample at this temperature")
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the sampling (default: 0)")

@@ -37,6 +37,11 @@ def with_steps(run: RunDir, config: Config, steps: int | None, summary: Summary 
     done = summary.steps if summary else 0
     if steps <= done:
         raise ConfigError(f"--steps got {steps}, but {run.path} has done {done} already; give a larger number.")
+    if config.optimizer.schedule != "constant":
+        raise ConfigError(
+            f"--steps got {steps}, but the '{config.optimizer.schedule}' schedule of {run.path} was laid out for"
+            f" {config.run.steps} steps and what was trained followed it; begin a new run with run.steps={steps}."
+        )
     changed = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, steps=steps))
     write_whole(run.config, config_to_json(changed))
     return changed

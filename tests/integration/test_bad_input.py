@@ -87,11 +87,11 @@ def test_a_run_directory_in_use(tmp_path: Path, finished: tuple[Path, Any]) -> N
 
 def test_a_second_learner_on_a_running_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    launcher = start("run", "embedded", "--out", out, *sets(SMALL | {"run.steps": 30}))
+    launcher = start("run", "embedded", "--out", out, *sets(SMALL | {"run.steps": 5000}))
     wait_until(lambda: num_rows(out) >= 1, "the first step")
     refused(launch("resume", out), "in use")
     launcher.kill()
-    launcher.wait()
+    launcher.communicate()
     wait_until(lambda: not processes_of(out, "learner"), "the learner's end", seconds=5)
 
 
@@ -147,6 +147,16 @@ def test_a_replay_that_does_not_match_says_so(tmp_path: Path, finished: tuple[Pa
     done = launch("replay", out)
     assert done.returncode == 1
     assert json.loads(done.stdout.strip().splitlines()[-1])["match"] is False
+
+
+def test_a_schedule_that_was_laid_out_for_fewer_steps(tmp_path: Path, finished: tuple[Path, Any]) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished[0], out)
+    config = json.loads((out / "config.json").read_text())
+    config["optimizer"]["schedule"] = "cosine"
+    (out / "config.json").write_text(json.dumps(config))
+    refused(launch("resume", out, "--steps", "9"), "cosine", "6 steps", "new run")
+    assert json.loads((out / "config.json").read_text()) == config
 
 
 def test_a_journal_of_another_config_is_not_trained_on(tmp_path: Path, finished: tuple[Path, Any]) -> None:

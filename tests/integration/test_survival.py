@@ -53,7 +53,8 @@ def test_an_actor_killed_in_mid_step_is_replaced_and_changes_nothing(
     launcher = start("run", "embedded", "--out", out, *sets(SMALL))
     wait_until(lambda: num_rows(out) >= 2, "the second step")
     kill(processes_of(out, "actor"))
-    assert launcher.wait(180) == 0, launcher.communicate()[0]
+    output, _ = launcher.communicate(timeout=180)
+    assert launcher.returncode == 0, output
     assert summary(out)["adapter_sha256"] == undisturbed[1]["adapter_sha256"]
     assert [row["step"] for row in rows(out)] == list(range(1, SMALL["run.steps"] + 1))
     assert replayed(out)["match"] is True
@@ -112,7 +113,7 @@ def test_a_killed_launcher_leaves_no_orphan(tmp_path: Path) -> None:
     launcher = start("run", "embedded", "--out", out, *sets(SMALL))
     wait_until(lambda: num_rows(out) >= 1, "the first step")
     launcher.kill()
-    launcher.wait()
+    launcher.communicate()
     wait_until(lambda: not processes_of(out, "learner") + processes_of(out, "actor"), "the children's end", seconds=5)
     assert launch("resume", out).returncode == 0
 
@@ -139,7 +140,8 @@ def test_a_lag_is_as_repeatable_as_strict_turns(tmp_path: Path, disturb: bool) -
         launcher.communicate(timeout=60)
         assert launch("resume", out).returncode == 0
     else:
-        assert launcher.wait(180) == 0
+        output, _ = launcher.communicate(timeout=180)
+        assert launcher.returncode == 0, output
     assert summary(out)["adapter_sha256"] == expected
     assert [row["policy/version"] for row in rows(out)] == [0, 0, 0, 1, 2, 3]
     assert replayed(out)["match"] is True

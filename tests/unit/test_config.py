@@ -250,7 +250,9 @@ def test_a_value_out_of_range_is_refused_with_its_bound(override: str, bound: st
     assert bound in sentence
 
 
-@pytest.mark.parametrize("override", ["optimizer.lr=inf", "optimizer.lr=nan", "reward.truncated=nan", "reward.truncated=-inf"])
+@pytest.mark.parametrize(
+    "override", ["optimizer.lr=inf", "optimizer.lr=nan", "reward.truncated=nan", "reward.truncated=-inf"]
+)
 def test_a_number_that_is_not_finite_is_refused(override: str) -> None:
     key, _, value = override.partition("=")
     with pytest.raises(ConfigError, match=rf"^{key} = {value} is not allowed: expected a finite number\.$"):
