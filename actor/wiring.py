@@ -1,5 +1,6 @@
 """From a config to a running actor. Heavy imports live here, after arguments and config have been checked."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from actor.score_pool import ScorePool
 from protocol.transport import ActorPort
 from shared.base_cache import cached_base
 from shared.config import Config
-from shared.determinism import pin_torch
+from shared.determinism import pin_torch, record
 from shared.policy import load_policy, pick_device
 from shared.prompt import Prompter, load_prompter
 from shared.turns import turns
@@ -31,6 +32,7 @@ def build_engine(config: Config) -> tuple[HFEngine, Prompter]:
 def serve_orders(config: Config, port: ActorPort, endpoint: str, actor_id: str, lease: Path) -> None:
     """Load, join, serve, leave."""
     engine, prompter = build_engine(config)
+    log.info("computes with %s", json.dumps(record()))
     scorer = ScorePool(config.verifier)
     try:
         turn = turns(config.compute, engine.policy.device.type, lease)

@@ -4,6 +4,7 @@ Recovery is not a mode: the state comes from the newest whole checkpoint (or ste
 answer are answered from there. From then on the loop is the same as in an undisturbed run.
 """
 
+import json
 import logging
 import signal
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from protocol.messages import Welcome
 from protocol.security import load_learner_keys
 from protocol.transport import ZmqLearnerPort
 from shared.config import Config
+from shared.determinism import record
 from shared.run_dir import RunDir
 from shared.wire_address import bind_address
 
@@ -52,6 +54,7 @@ def train_run(run: RunDir, config: Config) -> None:
     """The whole life, from loading to leave."""
     stop = StopFlag()
     model = load_model(config)
+    log.info("computes with %s", json.dumps(record()))
     report_tasks(model)
     journal = Journal.open(run.journal)
     if journal.recovered:

@@ -1,5 +1,6 @@
 """One run, disturbed in every way a run can be, ends with one and the same adapter."""
 
+import json
 import os
 import shutil
 import signal
@@ -34,6 +35,15 @@ def test_the_same_config_and_seed_give_the_same_adapter(tmp_path: Path, undistur
     again = train(tmp_path / "again")
     assert again["adapter_sha256"] == undisturbed[1]["adapter_sha256"]
     assert again["status"] == "done" and again["steps"] == SMALL["run.steps"]
+
+
+@pytest.mark.parametrize("name", ["learner", "actor0"])
+def test_what_fixes_the_last_bit_is_recorded_in_the_run(undisturbed: tuple[Path, Any], name: str) -> None:
+    lines = (undisturbed[0] / "logs" / f"{name}.log").read_text().splitlines()
+    (said,) = [line.partition("computes with ")[2] for line in lines if "computes with " in line]
+    in_force = json.loads(said)
+    assert in_force["threads"] == SMALL[f"compute.{name.rstrip('0')}_threads"] and in_force["deterministic"]
+    assert in_force["environment"]["MKL_CBWR"] == "AUTO,STRICT"
 
 
 def test_another_seed_gives_another_adapter(tmp_path: Path, undisturbed: tuple[Path, Any]) -> None:
