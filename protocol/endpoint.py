@@ -19,15 +19,20 @@ MAX_PATH_BYTES = 100
 
 def local_endpoint(run_dir: Path) -> str:
     """The endpoint of a run; makes the folder it lies in."""
-    folder = runtime_dir() / f"tandem-{os.getuid()}"
-    path = folder / hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
+    path = socket_path(run_dir)
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise SecurityError(
             f"{path} is longer than the {MAX_PATH_BYTES} bytes a local socket may have; "
             "set XDG_RUNTIME_DIR to a folder with a shorter path."
         )
-    make_private(folder)
+    make_private(path.parent)
     return f"ipc://{path}"
+
+
+def socket_path(run_dir: Path) -> Path:
+    """Where the socket of a run lies; makes nothing."""
+    folder = runtime_dir() / f"tandem-{os.getuid()}"
+    return folder / hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
 
 
 def runtime_dir() -> Path:

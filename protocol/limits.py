@@ -40,12 +40,41 @@ SEND_TIMEOUT_S = 10.0
 """How long sending may block before the peer counts as stuck."""
 LINGER_MS = 1000
 """How long a closing socket still tries to hand over what it holds."""
+MAX_INBOUND_BYTES = 64 * 2**20
+"""Largest frame that a learner takes; only a Policy is larger, and that goes the other way."""
+MAX_MESSAGES_A_PUMP = 512
+"""Messages a learner takes in before it goes on with its work."""
+MAX_BACKLOG_BYTES = 512 * 2**20
+"""Bytes that all TCP connections of a learner may have sent that it has not taken in as messages."""
+BACKLOG_SHARE_BYTES = 2**20
+"""A connection with less of them is never the one that is cut for it."""
+HANDSHAKE_COST = 256
+"""What a connection costs the actor that makes it, out of its allowance."""
+MAX_CONNECTIONS = 256
+"""Connections a learner holds."""
+HANDSHAKE_MS = 5000
+"""A connection whose handshake takes longer is closed."""
+ALLOWANCE_BURST = 4096.0
+"""What an actor may spend at once; a message costs 1 and what its size costs."""
+ALLOWANCE_PER_S = 500.0
+"""What an actor may spend for ever."""
+COST_BYTES = 65_536
+"""Bytes that cost as much as a message."""
+MAX_REFUSALS = 8
+"""Times an actor is told Refused before it is shut out."""
+SHUT_OUT_S = 60.0
+"""How long an actor stays outside that flooded, or was refused too often."""
 KEEPALIVE_MS = 2000
 """Interval of ZeroMQ's own pings, which find a dead machine or a stopped process."""
 KEEPALIVE_TIMEOUT_MS = 10_000
 """A connection that answers no ping for this long is closed."""
 MAX_HANDSHAKE_FAILURES = 3
 """CURVE handshakes that may fail in a row, from a learner that dies meanwhile, before the key is blamed."""
+
+MAX_PARSE_RATIO = 80
+"""Bytes that reading an input holds for each of its bytes, beside the input; one byte of msgpack can be a list."""
+PARSE_BYTES = 1_048_576
+"""Bytes that reading an input holds whatever its size."""
 
 MAX_LOGPROB = 1e-3
 """Largest log-prob of a token; above 0 only by rounding."""

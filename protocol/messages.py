@@ -28,7 +28,7 @@ from protocol.limits import (
 )
 from protocol.outcome import Outcome
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
@@ -99,6 +99,10 @@ class Policy(Message, frozen=True, kw_only=True):
     """[bytes] uint8, a safetensors file."""
     sha256: Digest
     """Digest of `adapter`."""
+    canary_ids: NDArray[np.int32]
+    """[n + 1] int32, a fixed sequence of tokens to be scored after installing; empty if there is nothing to compare."""
+    canary_logprobs: NDArray[np.float32]
+    """[n] float32, log-prob of all its tokens but the first under this version, at temperature 1."""
 
 
 class Sampling(Record, frozen=True, kw_only=True):

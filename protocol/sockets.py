@@ -2,48 +2,39 @@
 
 Traps this file stands for: CURVE without a ZAP handler admits any key; a handler without a domain is skipped; a handler
 started after `bind` misses the first peers; defaults linger for ever and take frames of any size; a client whose key is
-not accepted sees sends that succeed, and silence. Hence the order below, and HandshakeWatch.
+not accepted sees sends that succeed, and silence. Hence the order below, and HandshakeWatch. Routing ids are chosen by
+peers, so nothing is decided by them.
 """
 
-import hmac
 from pathlib import Path
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
+from protocol.allow_list import ZAP_DOMAIN, AllowList
 from protocol.errors import SecurityError
 from protocol.limits import (
+    HANDSHAKE_MS,
     KEEPALIVE_MS,
     KEEPALIVE_TIMEOUT_MS,
     LINGER_MS,
     MAX_BODY_BYTES,
     MAX_BUFFER_BYTES,
     MAX_HANDSHAKE_FAILURES,
+    MAX_INBOUND_BYTES,
 )
-from protocol.security import ActorKey, LearnerKeys
-
-ZAP_DOMAIN = "tandem"
-
-
-class OneKey:
-    """Allow-list with one entry."""
-
-    def __init__(self, allowed: bytes) -> None:
-        self.allowed = allowed
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a peer that has proved to own this key may come in."""
-        return domain == ZAP_DOMAIN and hmac.compare_digest(key, self.allowed)
+from protocol.security import HOW_TO_GET_ONE, ActorKey, LearnerKeys
 
 
 class HandshakeWatch:
-    """Tells an actor that its key, or the learner's, is not the right one."""
+    """Tells an actor that its key, or the learner's, is not the right one, or that its connection is dead for good."""
 
     def __init__(self, socket: zmq.Socket[bytes], endpoint: str, key_file: Path) -> None:
         self.endpoint = endpoint
         self.key_file = key_file
         self.num_failures = 0
+        self.has_succeeded = False
         self.events = socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -51,31 +42,47 @@ class HandshakeWatch:
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         )
 
-    def check(self) -> None:
+    def check(self) -> bool:
         """SecurityError once it is certain. A learner that dies during a handshake looks like a wrong key, once;
-        the failures that have a name are certain at once, and ZeroMQ does not try again after them."""
+        the failures that have a name are certain at once, and ZeroMQ does not try again after them.
+
+        True if keys that fitted do so no more: bytes were changed on their way, and what ZeroMQ cannot decrypt makes it
+        deaf without a word. Only a new socket helps.
+        """
         while self.events.poll(0):
             event = recv_monitor_message(self.events)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.num_failures = 0
+                self.has_succeeded = True
                 continue
+            if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and self.has_succeeded:
+                return True
             self.num_failures += 1
             if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self.num_failures >= MAX_HANDSHAKE_FAILURES:
-                raise SecurityError(
-                    f"The learner at {self.endpoint} and the key file {self.key_file} do not belong together; "
-                    "copy keys/actor.json anew from the run directory."
-                )
+                raise SecurityError(f"The learner at {self.endpoint} {self.what_is_wrong(event)}; {HOW_TO_GET_ONE}.")
+        return False
+
+    def what_is_wrong(self, event: int) -> str:
+        """As far as an actor can know."""
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return (
+                f"does not let in the key file {self.key_file}: its public half is not in keys/allowed, or its actor"
+                " sent what no faultless one sends (the learner's log tells)"
+            )
+        return f"and the key file {self.key_file} do not belong together"
 
 
-def start_authenticator(context: zmq.Context[zmq.Socket[bytes]], allowed: bytes) -> ThreadAuthenticator:
+def start_authenticator(context: zmq.Context[zmq.Socket[bytes]], allow_list: AllowList) -> ThreadAuthenticator:
     """The thread that decides who comes in; it must run before any socket binds."""
     authenticator = ThreadAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback(domain=ZAP_DOMAIN, credentials_provider=OneKey(allowed))
+    authenticator.configure_curve_callback(domain=ZAP_DOMAIN, credentials_provider=allow_list)
     return authenticator
 
 
-def set_up_learner(socket: zmq.Socket[bytes], keys: LearnerKeys, high_water_mark: int, send_timeout_s: float) -> None:
+def set_up_learner(
+    socket: zmq.Socket[bytes], keys: LearnerKeys, high_water_mark: int, send_timeout_s: float, *, over_tcp: bool
+) -> None:
     """Options of the ROUTER; it is bound after this."""
     set_up(socket, high_water_mark, send_timeout_s)
     socket.router_mandatory = True
@@ -84,6 +91,11 @@ def set_up_learner(socket: zmq.Socket[bytes], keys: LearnerKeys, high_water_mark
     socket.curve_server = True
     socket.curve_publickey = keys.public
     socket.curve_secretkey = keys.secret
+    # libzmq aborts the process (`!_io_error`) when a peer hangs up whose queue is full and a ping is due. So over TCP
+    # no queue is ever full: the doorkeeper bounds its bytes instead, which it cannot over ipc://.
+    socket.rcvhwm = 0 if over_tcp else high_water_mark
+    socket.maxmsgsize = MAX_INBOUND_BYTES
+    socket.handshake_ivl = HANDSHAKE_MS
     socket.zap_domain = ZAP_DOMAIN.encode()
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
@@ -104,9 +116,3 @@ def set_up(socket: zmq.Socket[bytes], high_water_mark: int, send_timeout_s: floa
     socket.maxmsgsize = max(MAX_BODY_BYTES, MAX_BUFFER_BYTES)
     socket.heartbeat_ivl = KEEPALIVE_MS
     socket.heartbeat_timeout = KEEPALIVE_TIMEOUT_MS
-
-
-def check_sender(user_id: object, allowed: bytes) -> None:
-    """The key that libzmq attributes a frame to is the one we let in."""
-    if user_id != allowed.decode():
-        raise SecurityError("A message came from a connection whose key is not the one in keys/actor.json.")
