@@ -1,7 +1,8 @@
 """The adapter as bytes: PEFT's file format, which is also what crosses the wire.
 
 `base_model.model.<layer>.lora_A.weight` [R, in] and `.lora_B.weight` [out, R], fp32, plus `adapter_config.json`.
-Names, shapes and dtype must match the model exactly and every value must be finite, or nothing is installed.
+Names, shapes and dtype must match the model exactly, none twice, and every value must be finite, or nothing is
+installed.
 The file's sha256 is the adapter's identity everywhere: in the handshake, in each group, in the summary.
 """
 
@@ -9,6 +10,7 @@ import hashlib
 import json
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from shared.config import LoraConfig
@@ -16,6 +18,8 @@ from shared.errors import DamageError
 from shared.lora import Adapter
 
 PREFIX = "base_model.model."
+LENGTH_BYTES = 8
+MAX_ENTRY_BYTES = 1024
 
 
 def adapter_bytes(adapter: Adapter) -> bytes:
@@ -24,25 +28,48 @@ def adapter_bytes(adapter: Adapter) -> bytes:
     return save(tensors, metadata={"format": "pt"})
 
 
-def install_adapter(adapter: Adapter, data: bytes) -> None:
-    """Copy the values in; all or nothing."""
-    tensors = load(data)
+def install_adapter(adapter: Adapter, data: bytes, *, finite: bool = True) -> None:
+    """Copy the values in; all or nothing. finite=False takes broken values too, to put them back or look at them."""
     parameters = {peft_name(name): value for name, value in adapter.parameters().items()}
+    check_header(data, len(parameters))
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise DamageError(f"The adapter is no safetensors file ({error}); use another checkpoint.") from error
     if missing := sorted(parameters.keys() ^ tensors.keys()):
         raise DamageError(f"The adapter does not fit the model: '{missing[0]}' is in only one of the two.")
     for name, parameter in parameters.items():
-        check_tensor(name, tensors[name], parameter)
+        check_tensor(name, tensors[name], parameter, finite)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
 
 
-def check_tensor(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
-    """Shape, dtype and finiteness of one entry."""
+def check_header(data: bytes, num_tensors: int) -> None:
+    """What safetensors would take: a header that is larger than any of ours, and a name that stands twice."""
+    length = int.from_bytes(data[:LENGTH_BYTES], "little")
+    if length > MAX_ENTRY_BYTES * (num_tensors + 1):
+        raise DamageError(f"The adapter's header has {length} bytes, too many for {num_tensors} tensors.")
+    try:
+        json.loads(data[LENGTH_BYTES : LENGTH_BYTES + length], object_pairs_hook=distinct)
+    except (ValueError, RecursionError) as error:
+        raise DamageError(f"The adapter's header cannot be read ({error}); use another checkpoint.") from error
+
+
+def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object, if no name stands twice in it."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice")
+    return found
+
+
+def check_tensor(name: str, tensor: torch.Tensor, parameter: torch.Tensor, finite: bool) -> None:
+    """Shape and dtype of one entry, and that it is finite where it must be."""
     if tensor.shape != parameter.shape or tensor.dtype != torch.float32:
         got, expected = (tuple(tensor.shape), tensor.dtype), (tuple(parameter.shape), torch.float32)
         raise DamageError(f"Adapter entry '{name}' is {got}, the model needs {expected}.")
-    if not bool(torch.isfinite(tensor).all()):
+    if finite and not bool(torch.isfinite(tensor).all()):
         raise DamageError(f"Adapter entry '{name}' has values that are not finite; use an earlier checkpoint.")
 
 

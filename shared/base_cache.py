@@ -1,15 +1,16 @@
 """Quantise a checkpoint once and keep it, so that every process loads identical bits.
 
 A cached base is a folder in Hugging Face's own format: config.json (with the quantisation spelt out), one
-model.safetensors, tokenizer files. Its digest is the sha256 of the weight file; actor and learner compare it in the
-handshake. The cache key covers the source's files and the quantisation; a lock makes two processes agree on one writer.
+model.safetensors, tokenizer files, and DIGESTS.json with the sha256 of each, written with them. Every start hashes
+every file again: bits that changed on the disk are the same for actor and learner, so comparing the two finds nothing.
+The base's digest is that of the weight file as it lies there now; the handshake compares it. The cache key covers the
+source's files and the quantisation; a lock makes two processes agree on one writer.
 Left out on purpose: sharded output, and any conversion of code that ships with a checkpoint (`trust_remote_code`).
 """
 
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -22,12 +23,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from shared.cache_root import cache_root
 from shared.config import ModelConfig
 from shared.embedded import EMBEDDED_DIR
-from shared.errors import ModelError
+from shared.errors import DamageError, ModelError
 from shared.nf4 import BLOCK, quantize
 
 WEIGHTS = "model.safetensors"
+DIGESTS = "DIGESTS.json"
+CACHE_FORMAT = 2
+"""Changes with what a cached folder holds, so that older ones are made anew."""
 QUANTIZATION_CONFIG = {
     "quant_method": "bitsandbytes",
     "load_in_4bit": True,
@@ -56,8 +61,38 @@ def cached_base(model: ModelConfig) -> CachedBase:
     with exclusive(folder.with_suffix(".lock")):
         if not folder.is_dir():
             write_base(source, folder, model.quantization)
-    with (folder / WEIGHTS).open("rb") as file:
-        return CachedBase(folder=folder, digest=hashlib.file_digest(file, "sha256").hexdigest())
+    return CachedBase(folder=folder, digest=checked_digests(folder)[WEIGHTS])
+
+
+def checked_digests(folder: Path) -> dict[str, str]:
+    """sha256 of every file as it lies there now; refused unless they are those that were written."""
+    digests = digests_of(folder)
+    try:
+        written = json.loads((folder / DIGESTS).read_bytes())
+    except (OSError, ValueError):
+        written = None
+    if digests != written:
+        names = (
+            sorted(digests)
+            if not isinstance(written, dict)
+            else sorted(name for name in digests.keys() | written.keys() if digests.get(name) != written.get(name))
+        )
+        raise DamageError(
+            f"The cached base {folder} is damaged: {', '.join(names)} is not what was written there (a torn write or a"
+            " flipped bit); remove that folder, and the next start makes it again from the model's own files."
+        )
+    return digests
+
+
+def digests_of(folder: Path) -> dict[str, str]:
+    """File name -> sha256, for all files but the list itself."""
+    return {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name != DIGESTS}
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_checkpoint(model: ModelConfig) -> Path:
@@ -85,18 +120,13 @@ def fetch_from_hub(model: ModelConfig) -> Path:
         ) from error
 
 
-def cache_root(model: ModelConfig) -> Path:
-    """Where quantised bases live."""
-    if model.cache_dir:
-        return Path(model.cache_dir)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tandem"
-
-
 def cache_key(source: Path, quantization: str) -> str:
     """Changes whenever a source file or the way of quantising does."""
     files = sorted(p for p in source.iterdir() if p.suffix in (".safetensors", ".json", ".jinja"))
     stamps = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-    return hashlib.sha256(json.dumps([1, str(source), quantization, BLOCK, stamps]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([CACHE_FORMAT, str(source), quantization, BLOCK, stamps]).encode()).hexdigest()[
+        :16
+    ]
 
 
 @contextmanager
@@ -118,6 +148,7 @@ def write_base(source: Path, folder: Path, quantization: str) -> None:
         config["quantization_config"] = QUANTIZATION_CONFIG
         (work / "config.json").write_text(json.dumps(config, indent=2))
     save_file(converted(source, quantization), work / WEIGHTS, metadata={"format": "pt"})
+    (work / DIGESTS).write_text(json.dumps(digests_of(work), indent=2))
     work.rename(folder)
 
 

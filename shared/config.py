@@ -19,6 +19,8 @@ PositiveFloat = Annotated[float, Meta(gt=0.0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
 Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
 Treatment = Literal["train", "drop", "stop"]
+VerifierKind = Literal["gsm8k", "exact", "math", "callable"]
+OnFault = Literal["stop", "skip"]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,22 +116,30 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
 class VerifierConfig(Section, frozen=True, kw_only=True):
     """How completions are scored."""
 
-    kind: Literal["gsm8k", "exact", "callable"] = "gsm8k"
-    """`gsm8k`: integer after the last `####`. `exact`: last integer of the text. `callable`: your own function."""
+    kind: VerifierKind = "gsm8k"
+    """`gsm8k`: the number after the last `####`. `exact`: the last number of the text. `math`: the final answer as a
+    formula, compared by its value. `callable`: your own function."""
     function: str = ""
     """For `callable`: `path/to/file.py:name`, a function with TRL's reward signature."""
     workers: Annotated[int, Meta(ge=1, le=64)] = 1
     """Killable scoring processes."""
     limit_s: PositiveFloat = 10.0
-    """Wall-clock limit of one scoring call; beyond it the worker is killed and the samples are timeouts."""
+    """Wall-clock limit of one call of your function, or of one completion in a built-in verifier; beyond it the worker
+    is killed and the sample is a timeout."""
+    memory_mb: NonNegative = 1024
+    """Private memory a worker may take beyond what it has after loading the verifier; 0 sets no limit. A function that
+    brings its own torch or CUDA needs several thousand."""
+    environment: tuple[str, ...] = ()
+    """Names of further environment variables that a worker gets to see. By default it sees paths, language and thread
+    counts, and nothing else: what a completion makes a reward function do must not find a token there."""
     on_truncated: Treatment = "train"
     """A completion that ran into the cap."""
     on_unparsable: Treatment = "train"
     """A completion without a final answer."""
     on_timeout: Treatment = "drop"
-    """The verifier took too long."""
+    """The verifier took too long, in time or in processor time; `math`: or ran out of memory."""
     on_error: Treatment = "stop"
-    """The verifier crashed or returned nonsense."""
+    """The verifier raised, crashed, or returned NaN, an infinity, another type or a list of another length."""
     on_abstain: Treatment = "drop"
     """The verifier returned None."""
 
@@ -212,6 +222,26 @@ class BatchConfig(Section, frozen=True, kw_only=True):
     """Recompute activations layer by layer in the backward pass."""
 
 
+class GuardConfig(Section, frozen=True, kw_only=True):
+    """What stops wrong numbers before anything is built on them."""
+
+    on_fault: OnFault = "stop"
+    """What to do after an update was refused and its batch set aside in quarantine/: end the run, or go on without."""
+    skips_in_a_row: Positive = 3
+    """With `skip`: more such steps in a row end the run after all."""
+    grad_norm_limit: NonNegativeFloat = 0.0
+    """A gradient norm, before clipping, beyond which an update is refused; 0 for no limit. Not finite is always."""
+    spike_factor: NonNegativeFloat = 1000.0
+    """The same limit as a multiple of the median norm of the steps before; 0 for none."""
+    spike_window: Positive = 32
+    """How many norms that median is taken of; it counts from the eighth on."""
+    canary_tokens: Annotated[int, Meta(ge=0, le=4096)] = 16
+    """Log-probs that an actor compares with the learner's after every install of an adapter, before it samples; 0 for
+    none."""
+    canary_tolerance: NonNegativeFloat = 0.0
+    """How far one of them may differ; 0 takes 1e-3 where the policy computes in fp32 and 0.25 where in bf16."""
+
+
 class PipelineConfig(Section, frozen=True, kw_only=True):
     """How far sampling runs ahead of learning."""
 
@@ -230,7 +260,8 @@ class LinkConfig(Section, frozen=True, kw_only=True):
     heartbeat_s: PositiveFloat = 2.0
     """Progress is shown this often."""
     silence_s: PositiveFloat = 120.0
-    """A peer silent for longer is dead; also the limit of any wait for one."""
+    """A peer silent for longer is dead; also the limit of any wait for one to come. A process that makes no progress
+    for so long writes its stacks to `logs/stacks-NAME.txt` and ends."""
     credits: Annotated[int, Meta(ge=1, le=1024)] = 2
     """Orders an actor holds at once."""
 
@@ -255,6 +286,14 @@ class CheckpointConfig(Section, frozen=True, kw_only=True):
     """Steps between checkpoints; the last step is always saved."""
     keep: Positive = 3
     """Newest checkpoints kept; the best one is kept besides."""
+
+
+class JournalConfig(Section, frozen=True, kw_only=True):
+    """What stays of the actors' answers once the adapter has learned from them."""
+
+    keep: Literal["all", "checkpoints"] = "all"
+    """`all`: `replay` goes from step 0; some 12 bytes a sampled token (42 kB a step of the embedded preset).
+    `checkpoints`: only what the newest `checkpoint.keep` checkpoints need; `replay` goes from the oldest of them."""
 
 
 class EvalConfig(Section, frozen=True, kw_only=True):
@@ -286,9 +325,11 @@ class Config(Section, frozen=True, kw_only=True):
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
+    guard: GuardConfig = GuardConfig()
     pipeline: PipelineConfig = PipelineConfig()
     link: LinkConfig = LinkConfig()
     compute: ComputeConfig = ComputeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    journal: JournalConfig = JournalConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()

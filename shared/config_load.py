@@ -43,7 +43,7 @@ def read_toml(path: Path) -> Tree:
     """The file as nested dictionaries."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # wrong TOML, wrong UTF-8, or brackets without end
         raise ConfigError(f"{path} is not valid TOML: {error}; mend that line.") from error
 
 
@@ -62,7 +62,7 @@ def toml_value(text: str) -> Any:
     """`3e-4` -> float, `true` -> bool, `[1, 2]` -> list, anything else -> the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -125,6 +125,6 @@ def config_from_json(data: bytes) -> Config:
     """The inverse; also checks, since a person may have edited the file."""
     try:
         tree = msgspec.json.decode(data, type=Tree)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # wrong JSON, wrong UTF-8, or brackets without end
         raise ConfigError(f"The resolved configuration is damaged: {error}; mend config.json there.") from error
     return resolve(tree)

@@ -8,15 +8,20 @@ systems that do not carry flock between machines.
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
+from shared import disk
 from shared.files import disk_errors
+
+DYING_S = 1.0
+"""How long the kernel may take to clear up after a killed process that held much memory."""
 
 
 def open_lock(path: Path) -> int:
     """A descriptor of our own on the lock file."""
     with disk_errors(path):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return disk.open_file(path, os.O_RDWR | os.O_CREAT)
 
 
 def try_lock(fd: int) -> bool:
@@ -28,15 +33,26 @@ def try_lock(fd: int) -> bool:
     return True
 
 
+def try_lock_awhile(fd: int) -> bool:
+    """Take the lock if it is free or about to be: a process that was just killed lets go a moment after its death."""
+    deadline = time.monotonic() + DYING_S
+    while not try_lock(fd):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(DYING_S / 20)
+    return True
+
+
 def wait_lock(fd: int) -> None:
     """Take the lock; wait for as long as it takes."""
     fcntl.flock(fd, fcntl.LOCK_EX)
 
 
-def sign(fd: int) -> None:
+def sign(fd: int, path: Path) -> None:
     """Write our pid into the lock we hold."""
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    with disk_errors(path):
+        disk.truncate(fd, 0, path)
+        disk.write(fd, str(os.getpid()).encode(), path)
 
 
 def signature(fd: int) -> str:

@@ -1,11 +1,14 @@
 """Every byte a run leaves on the disk goes through here; nothing else in the project writes run files.
 
+The calls themselves stand in disk.py, where tests make them fail.
+
 Three contracts:
 - whole: `write_whole` and `write_tree_whole` leave the old content or the new one, never a part of either. They write
   beside the target, fsync, rename, and fsync the folder, in this order; readers may trust names.
 - grown: `AppendFile` holds whole appends only. A write that fails half-way is cut off again. Bytes are durable once
   `sync` has returned; after a sync that failed the file is dead, because the kernel may have marked lost pages clean.
-- lines: `LineLog` is JSON lines for people and tools. It is not synced: it is derived, the journal is the truth.
+- lines: `LineLog` is JSON lines for people and tools. A row is not synced by itself: it is derived, the journal is the
+  truth. `sync` is for rows that will not be derived again, because a checkpoint holds their steps.
 
 A disk that is full, read-only or forbidden becomes one sentence (RunDirError). Any other OSError stays what it is.
 One writer per path is the caller's promise; the run's lock keeps it. Only the pid in a lock file is written elsewhere
@@ -17,11 +20,12 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from shared import disk
 from shared.errors import RunDirError
 
 REMEDIES = {
@@ -55,7 +59,7 @@ def make_folder(path: Path, mode: int = 0o755) -> None:
     """Make a folder and its parents; one that exists already is left as it is."""
     with disk_errors(path):
         if not path.is_dir():
-            path.mkdir(mode=mode, parents=True)
+            disk.make(path, mode, parents=True)
             sync_folder(path.parent)
 
 
@@ -65,7 +69,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = T
     with disk_errors(path):
         try:
             write_new(tmp, data, mode, durable=durable)
-            os.rename(tmp, path)
+            disk.rename(tmp, path)
         finally:
             tmp.unlink(missing_ok=True)
         if durable:
@@ -77,7 +81,7 @@ def write_tree_whole(folder: Path, files: Mapping[str, bytes]) -> None:
     tmp = beside(folder, UNFINISHED)
     with disk_errors(folder):
         try:
-            tmp.mkdir()
+            disk.make(tmp)
             for name, data in files.items():
                 write_new(tmp / name, data, 0o644)
             sync_folder(tmp)
@@ -90,20 +94,29 @@ def put_in_place(tmp: Path, folder: Path) -> None:
     """Rename `tmp` to `folder`. rename(2) replaces no folder that has content, so an old one is moved aside first."""
     old = beside(folder, MOVED_ASIDE)
     if folder.exists():
-        os.rename(folder, old)
-    os.rename(tmp, folder)
+        disk.rename(folder, old)
+    disk.rename(tmp, folder)
     sync_folder(folder.parent)
     if old.exists():
-        shutil.rmtree(old)
+        disk.remove(old)
 
 
 def remove_tree_whole(folder: Path) -> None:
     """Delete a folder so that no reader sees a part of it under its name."""
     doomed = beside(folder, UNFINISHED)
     with disk_errors(folder):
-        os.rename(folder, doomed)
+        disk.rename(folder, doomed)
         sync_folder(folder.parent)
-        shutil.rmtree(doomed)
+        disk.remove(doomed)
+
+
+def remove_files(folder: Path, paths: Sequence[Path]) -> None:
+    """Delete files of one folder in this order; gone for good once this returns."""
+    with disk_errors(folder):
+        for path in paths:
+            disk.remove(path)
+        if paths:
+            sync_folder(folder)
 
 
 def finish_writes(parent: Path) -> None:
@@ -112,14 +125,11 @@ def finish_writes(parent: Path) -> None:
         for old in parent.glob(f".*{MOVED_ASIDE}"):
             folder = parent / final_name(old)
             if folder.exists():
-                shutil.rmtree(old)
+                disk.remove(old)
             else:
-                os.rename(old, folder)
+                disk.rename(old, folder)
         for tmp in parent.glob(f".*{UNFINISHED}"):
-            if tmp.is_dir():
-                shutil.rmtree(tmp)
-            else:
-                tmp.unlink()
+            disk.remove(tmp)
         sync_folder(parent)
 
 
@@ -137,27 +147,27 @@ def final_name(path: Path) -> str:
 
 def write_new(path: Path, data: bytes, mode: int, *, durable: bool = True) -> None:
     """Make a file that does not exist yet; the mode holds from its first byte on, for keys."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    fd = disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        write_all(fd, data)
+        write_all(fd, data, path)
         if durable:
-            os.fsync(fd)
+            disk.fsync(fd, path)
     finally:
         os.close(fd)
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes, path: Path) -> None:
     """os.write may take only a part."""
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(fd, rest) :]
+        rest = rest[disk.write(fd, rest, path) :]
 
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        disk.fsync(fd, folder)
     finally:
         os.close(fd)
 
@@ -165,10 +175,27 @@ def sync_folder(folder: Path) -> None:
 def cut(path: Path, size: int) -> None:
     """Keep the first `size` bytes of a file, durably."""
     with disk_errors(path):
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        fd = disk.open_file(path, os.O_WRONLY)
         try:
-            os.ftruncate(fd, size)
-            os.fsync(fd)
+            disk.truncate(fd, size, path)
+            disk.fsync(fd, path)
+        finally:
+            os.close(fd)
+
+
+def write_again(path: Path, start: int, end: int) -> None:
+    """The same bytes once more, durably.
+
+    A sync that failed in an earlier life may have left pages that the kernel takes for clean: another sync would pass
+    over them, and that they can be read proves nothing.
+    """
+    with disk_errors(path):
+        fd = disk.open_file(path, os.O_RDWR)
+        try:
+            data = os.pread(fd, end - start, start)
+            os.lseek(fd, start, os.SEEK_SET)
+            write_all(fd, data, path)
+            disk.fsync(fd, path)
         finally:
             os.close(fd)
 
@@ -180,18 +207,17 @@ class AppendFile:
         self.path = path
         self._dead = ""
         with disk_errors(path):
-            is_new = not path.exists()
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = disk.open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             self.end = os.fstat(self._fd).st_size
-            if is_new:
-                sync_folder(path.parent)
+            # Always: an earlier life may have made the name and died before it was durable.
+            sync_folder(path.parent)
 
     def append(self, data: bytes) -> None:
         """Add all of `data`, or nothing and raise."""
         self._refuse_if_dead()
         try:
             with disk_errors(self.path):
-                write_all(self._fd, data)
+                write_all(self._fd, data, self.path)
         except BaseException:
             self._cut_back()
             raise
@@ -202,7 +228,7 @@ class AppendFile:
         self._refuse_if_dead()
         try:
             with disk_errors(self.path):
-                os.fsync(self._fd)
+                disk.fsync(self._fd, self.path)
         except BaseException as error:
             self._dead = str(error)
             raise
@@ -214,7 +240,7 @@ class AppendFile:
     def _cut_back(self) -> None:
         """Back to the last good end. Where even that fails, a later append would follow half a one: no more appends."""
         try:
-            os.ftruncate(self._fd, self.end)
+            disk.truncate(self._fd, self.end, self.path)
         except OSError as error:
             self._dead = str(error)
 
@@ -238,6 +264,10 @@ class LineLog:
     def append(self, row: Mapping[str, Any]) -> None:
         """One whole line, visible at once to a reader. NaN and infinity are no JSON and raise ValueError."""
         self._file.append(json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+
+    def sync(self) -> None:
+        """All rows so far are on disk once this returns."""
+        self._file.sync()
 
     def truncate_from(self, step: int) -> None:
         """Keep the rows before `step`, as a run does that takes up its work there. Unreadable rows go as well."""

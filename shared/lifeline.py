@@ -6,7 +6,8 @@
 On Linux the kernel sends SIGKILL to the child (PR_SET_PDEATHSIG). It does so when the *thread* that started the child
 ends, so children are started from a thread that lives as long as the process. Elsewhere a daemon thread looks twice a
 second whether the parent is still there. A process started by hand has no such variable and is tied to nothing.
-Left out on purpose: grandchildren. Each generation ties its own children to itself.
+Each generation ties its own children to itself. What a user's code starts is tied to nobody: a process that calls
+adopt_orphans() becomes the parent of all below it whose own parent died, so that it can end them (Linux).
 """
 
 import ctypes
@@ -20,6 +21,7 @@ PARENT_PID = "TANDEM_PARENT_PID"
 LOOK_EVERY_S = 0.5
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent() -> None:
@@ -41,6 +43,13 @@ def ask_kernel() -> bool:
     if sys.platform != "linux":
         return False
     return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
+
+
+def adopt_orphans() -> None:
+    """Be there when all others have gone: this process no longer dies with its parent, and must notice that itself."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def watch(parent_pid: int) -> None:

@@ -5,11 +5,17 @@
 The base is never merged with the adapter, so B = 0 gives the base's numbers bit for bit and switching the adapter off
 gives the reference policy without a second model. A and B stay fp32 (bf16 would round small updates away) and are
 cast to the input's type in the call. Dropout is left out: it would make the actor's and the learner's numbers differ.
+
+    folded:  y = (W + (alpha / R) B A) x + b
+
+A process that only samples may fold: the sum is formed beside W, in fp32 where W is held in fp32, once for each
+installed version. One product instead of three; the numbers agree to rounding, and B = 0 still gives the base's.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,20 +23,60 @@ from torch import nn
 
 from shared.nf4 import NF4Matmul, NF4Weight, kernel_state
 
-Matmul = Callable[[torch.Tensor], torch.Tensor]
-
 PAIR = ("lora_A", "lora_B")
 
 
-def held_matmul(weight: torch.Tensor) -> Matmul:
-    """Multiply by a dense frozen weight that stays in memory."""
-    return lambda x: F.linear(x, weight)
+class Matmul(Protocol):
+    """Multiplies by a frozen weight."""
+
+    @property
+    def dense(self) -> torch.Tensor | None:
+        """[out, in] the weight, where it is held."""
+        ...
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that stands for the weight."""
+        ...
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """[..., in] -> [..., out]"""
+        ...
 
 
-def nf4_matmul(weight: NF4Weight) -> Matmul:
-    """Multiply by a weight that is dequantised anew in each call."""
-    state = kernel_state(weight)
-    return lambda x: NF4Matmul.apply(x, weight.packed, state)  # pyright: ignore[reportReturnType]
+class HeldMatmul:
+    """A dense weight that stays in memory."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.dense = weight
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Itself."""
+        return {"weight": self.dense}
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """One product, the bias in it."""
+        return F.linear(x, self.dense, bias)
+
+
+class EachCallMatmul:
+    """A weight that is dequantised anew in each call."""
+
+    dense = None
+
+    def __init__(self, weight: NF4Weight) -> None:
+        self.packed = weight.packed
+        self.state = kernel_state(weight)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Codes, scales, and the scales' codes and scales."""
+        inner, outer = self.state.state2, self.state
+        scales = {"absmax": outer.absmax, "code": outer.code, "offset": outer.offset}
+        return {"packed": self.packed, **scales, "absmax2": inner.absmax, "code2": inner.code}
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The dense values live as long as the product takes."""
+        y: Any = NF4Matmul.apply(x, self.packed, self.state)
+        return y if bias is None else y + bias
 
 
 class FrozenLinear(nn.Module):
@@ -41,10 +87,13 @@ class FrozenLinear(nn.Module):
         self.matmul = matmul
         self.bias = bias
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Weight and bias."""
+        return self.matmul.tensors() | ({} if self.bias is None else {"bias": self.bias})
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]"""
-        y = self.matmul(x)
-        return y if self.bias is None else y + self.bias
+        return self.matmul(x, self.bias)
 
 
 class LoraLinear(nn.Module):
@@ -58,15 +107,24 @@ class LoraLinear(nn.Module):
         self.lora_B = nn.Parameter(torch.zeros(out_features, rank), requires_grad=False)
         self.scale = scale
         self.enabled = True
+        self.folded: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]"""
-        y = self.base(x)
-        if not self.enabled:
-            return y
-        inner = F.linear(x, self.lora_A.to(x.dtype)).flatten(0, -2)
-        flat = torch.addmm(y.flatten(0, -2), inner, self.lora_B.to(x.dtype).t(), alpha=self.scale)
-        return flat.view_as(y)
+        if self.folded is not None and self.enabled:
+            return F.linear(x, self.folded, self.base.bias)
+        rows = x.flatten(0, -2)
+        y = self.base(rows)
+        if self.enabled:
+            # In place: y is fresh and nobody's gradient needs it, and a copy would cost as much as the product.
+            y.addmm_(F.linear(rows, self.lora_A.to(x.dtype)), self.lora_B.to(x.dtype).t(), alpha=self.scale)
+        return y.view(*x.shape[:-1], -1)
+
+    def fold(self) -> None:
+        """[out, in] W + s B A of the adapter as it is now; nothing where W is not held in full precision."""
+        dense = self.base.matmul.dense
+        if dense is not None and dense.dtype == self.lora_A.dtype:
+            self.folded = torch.addmm(dense, self.lora_B, self.lora_A, alpha=self.scale)
 
 
 class Adapter:
@@ -93,6 +151,12 @@ class Adapter:
         """Make it trainable; built frozen, since an actor only samples."""
         for parameter in self.parameters().values():
             parameter.requires_grad_(True)
+
+    def fold(self) -> None:
+        """For a process that only samples; to be called anew whenever the values have changed."""
+        with torch.no_grad():
+            for layer in self.layers.values():
+                layer.fold()
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from shared.files import LineLog
 KEYS = {
     "reward_mean": "reward/mean",
     "groups_dropped": "groups/dropped",
+    "groups_quarantined": "groups/quarantined",
     "groups_total": "groups/total",
     "entropy_mean": "entropy/mean",
     "mask_fraction": "mask/fraction",
@@ -50,6 +51,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Share of the N samples with each outcome; one that is not named is 0. Rows have `outcome/<name>` for all."""
     groups_dropped: int
     """Groups that taught nothing: all outcomes equal."""
+    groups_quarantined: int
+    """Groups set aside because their update must not be applied: all of the step, or none."""
     groups_total: int
     """Groups sampled, P and any replacements."""
     entropy_mean: float
@@ -122,6 +125,10 @@ class MetricsLog:
         row = metrics.to_row()
         self._lines.append(row)
         return row
+
+    def sync(self) -> None:
+        """All rows so far are on disk once this returns."""
+        self._lines.sync()
 
     def resume_at(self, step: int) -> None:
         """Drop the rows from `step` on: that step is the next to be logged."""

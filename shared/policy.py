@@ -18,7 +18,7 @@ from shared.base_cache import WEIGHTS, CachedBase
 from shared.config import LoraConfig, ModelConfig
 from shared.errors import ModelError
 from shared.head import TokenStats, token_stats
-from shared.lora import Adapter, FrozenLinear, LoraLinear, held_matmul, nf4_matmul
+from shared.lora import Adapter, EachCallMatmul, FrozenLinear, HeldMatmul, LoraLinear
 from shared.nf4 import from_tensors
 from shared.sequences import Sequences, hidden_rows
 
@@ -129,9 +129,9 @@ def frozen_linear(
     weight_name, bias = f"{name}.weight", tensors.get(f"{name}.bias")
     if tensors[weight_name].dtype == torch.uint8:
         weight = from_tensors(weight_name, tensors, device)
-        matmul = held_matmul(weight.dequantize(dtype)) if held else nf4_matmul(weight)
+        matmul = HeldMatmul(weight.dequantize(dtype)) if held else EachCallMatmul(weight)
     else:
-        matmul = held_matmul(tensors[weight_name].to(device, dtype))
+        matmul = HeldMatmul(tensors[weight_name].to(device, dtype))
     return FrozenLinear(matmul, None if bias is None else bias.to(device, dtype))
 
 

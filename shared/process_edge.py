@@ -10,6 +10,7 @@ Also where logging is set up and the process is tied to its parent's life.
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from protocol.errors import HandshakeRefused, PeerTimeout, SecurityError, VersionMismatch
 from shared.errors import UserError
@@ -25,9 +26,15 @@ def run_process(name: str, body: Callable[[], None]) -> int:
     try:
         body()
     except (UserError, SecurityError, HandshakeRefused, VersionMismatch) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(error)
         return 2
     except PeerTimeout as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(error)
         return 1
     return 0
+
+
+def say(error: Exception) -> None:
+    """A disk that is full has no room for the sentence either; the exit code is what must get through."""
+    with suppress(OSError):
+        print(f"error: {error}", file=sys.stderr)

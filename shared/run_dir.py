@@ -6,6 +6,7 @@
     keys/         CURVE keys, 0700
     journal/      what actors answered, durable before it is acked
     checkpoints/  step-000010/ ...
+    quarantine/   batches whose update was refused
     eval/ logs/ metrics.jsonl rollouts.jsonl summary.json   for people and tools
 
 Left out on purpose: what is in those files; each has its own module.
@@ -13,7 +14,7 @@ Left out on purpose: what is in those files; each has its own module.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,8 @@ from typing import Self
 import msgspec
 
 from shared.errors import DamageError, RunDirError
-from shared.file_lock import open_lock, sign, signature, try_lock
-from shared.files import disk_errors, make_folder, write_whole
+from shared.file_lock import open_lock, sign, signature, try_lock_awhile
+from shared.files import disk_errors, make_folder, sync_folder, write_whole
 from shared.run_info import RunInfo, gather_run_info
 
 MIN_FREE_BYTES = 256 * 2**20
@@ -38,8 +39,18 @@ class RunDir:
     """The directory itself."""
 
     @classmethod
-    def create(cls, path: Path, config_json: bytes, *, min_free_bytes: int = MIN_FREE_BYTES) -> Self:
-        """Make a new run; refused where files lie already, where nothing can be written, or where room is short."""
+    def create(
+        cls,
+        path: Path,
+        config_json: bytes,
+        *,
+        create_keys: Callable[[Path], None] = lambda folder: None,
+        min_free_bytes: int = MIN_FREE_BYTES,
+    ) -> Self:
+        """Make a new run; refused where files lie already, where nothing can be written, or where room is short.
+
+        create_keys: fills the folder it is given. config.json comes last: whoever finds it finds a whole run.
+        """
         run = cls(path)
         with disk_errors(path):
             refuse_if_taken(run)
@@ -48,6 +59,9 @@ class RunDir:
         for folder in (run.journal, run.checkpoints, run.eval, run.logs):
             make_folder(folder)
         make_folder(run.keys, 0o700)
+        with disk_errors(run.keys):
+            create_keys(run.keys)
+            sync_folder(run.keys)
         write_whole(run.run_info, msgspec.json.format(msgspec.json.encode(gather_run_info()), indent=2))
         write_whole(run.config, config_json)
         return run
@@ -67,9 +81,9 @@ class RunDir:
         """Be the only process that writes this run; the kernel frees the lock if we die."""
         fd = open_lock(self.lock)
         try:
-            if not try_lock(fd):
+            if not try_lock_awhile(fd):
                 raise RunDirError(f"{self.path} is in use by {signature(fd)}; wait until it ends, or stop it first.")
-            sign(fd)
+            sign(fd, self.lock)
             yield
         finally:
             os.close(fd)
@@ -78,7 +92,7 @@ class RunDir:
         """run.json, typed."""
         try:
             return msgspec.json.decode(self.run_info.read_bytes(), type=RunInfo)
-        except (FileNotFoundError, msgspec.DecodeError) as error:
+        except (FileNotFoundError, ValueError, RecursionError) as error:
             raise DamageError(
                 f"{self.run_info} cannot be read ({error}); restore it from a copy, or begin a new run."
             ) from error
@@ -119,6 +133,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def quarantine(self) -> Path:
+        """Folder of the batches whose update must not be applied; made when there is one."""
+        return self.path / "quarantine"
+
+    @property
     def eval(self) -> Path:
         """Folder of the held-out evaluations."""
         return self.path / "eval"
@@ -127,6 +146,10 @@ class RunDir:
     def logs(self) -> Path:
         """Folder of what each process printed."""
         return self.path / "logs"
+
+    def stacks(self, name: str) -> Path:
+        """Where a process stood when it was asked, or when it stood still for too long."""
+        return self.logs / f"stacks-{name}.txt"
 
     @property
     def metrics(self) -> Path:

@@ -1,0 +1,129 @@
+"""Named points that a run's processes pass, where a test has one of them die or a disk refuse. For tests only.
+
+    TANDEM_FAILPOINTS=FOLDER     FOLDER/plan.json holds the strikes: at the n-th time a process passes a point, act
+
+    kill       SIGKILL to the process itself                kill_all   to its parent first, then to itself
+    ENOSPC EIO EROFS ...   OSError with this errno, before the call is made
+    short      half of a write, then ENOSPC                 tear       half of a write, then SIGKILL
+
+A point is a line of text: `before fsync /run/journal/000001.log`, `after learner sends Ack`. Patterns are those of
+fnmatch. Hits are counted within one life of a process; a strike acts once a run, whoever comes first: its number is
+made as a file in FOLDER, exclusively, so that the next life goes on. With `"trace": true` every point passed is added
+to FOLDER/passed. Without the variable a point costs a call and one attribute test.
+Left out on purpose: delays and dropped messages; those belong to a proxy between the processes.
+"""
+
+import errno
+import os
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import msgspec
+
+VARIABLE = "TANDEM_FAILPOINTS"
+PLAN = "plan.json"
+PASSED = "passed"
+KILL = "kill"
+KILL_ALL = "kill_all"
+SHORT = "short"
+TEAR = "tear"
+
+
+class Strike(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing that goes wrong, once."""
+
+    point: str
+    """fnmatch pattern of the point."""
+    hit: int = 1
+    """At which passing of a process's life, from 1."""
+    act: str
+    """What happens; see above."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """plan.json."""
+
+    strikes: tuple[Strike, ...] = ()
+    """In no order: each waits for its point."""
+    trace: bool = False
+    """Whether to list what is passed."""
+
+
+@dataclass(frozen=True)
+class Failpoints:
+    """The plan of this process; built once, from its environment."""
+
+    folder: Path
+    """Where the plan lies, and where marks and trace go."""
+    plan: Plan
+    """What is to happen."""
+    armed: bool
+    """False in every real run."""
+    hits: Counter[int]
+    """How often this process has passed the point of each strike."""
+
+    @classmethod
+    def planned(cls, environment: Mapping[str, str]) -> "Failpoints":
+        """What the environment asks for; nothing, as a rule."""
+        folder = environment.get(VARIABLE)
+        if not folder:
+            return cls(Path(), Plan(), armed=False, hits=Counter())
+        plan = msgspec.json.decode((Path(folder) / PLAN).read_bytes(), type=Plan)
+        return cls(Path(folder), plan, armed=True, hits=Counter())
+
+    def passed(self, point: str) -> str:
+        """Act if a strike is due; returns the act if the caller has to do it, or nothing."""
+        if self.plan.trace:
+            append_line(self.folder / PASSED, point)
+        for number, strike in enumerate(self.plan.strikes):
+            if fnmatchcase(point, strike.point):
+                self.hits[number] += 1
+                if self.hits[number] == strike.hit and self.take(number):
+                    return act(strike.act, point)
+        return ""
+
+    def take(self, number: int) -> bool:
+        """Whether this strike is still to come; from now on it is not."""
+        try:
+            os.close(os.open(mark(self.folder, number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        except FileExistsError:
+            return False
+        return True
+
+
+def mark(folder: Path, number: int) -> Path:
+    """There once the strike of this number has acted."""
+    return folder / f"struck-{number:03d}"
+
+
+def act(what: str, point: str) -> str:
+    """Die, raise, or leave it to the caller."""
+    if what in (SHORT, TEAR):
+        return what
+    if what == KILL_ALL:
+        os.kill(os.getppid(), signal.SIGKILL)
+    if what in (KILL, KILL_ALL):
+        os.kill(os.getpid(), signal.SIGKILL)
+    number = getattr(errno, what)
+    raise OSError(number, os.strerror(number), point)
+
+
+def append_line(path: Path, line: str) -> None:
+    """One write to a file that several processes append to."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    os.write(fd, line.encode() + b"\n")
+    os.close(fd)
+
+
+FAILPOINTS = Failpoints.planned(os.environ)
+
+
+def reach(point: str, what: object = "") -> str:
+    """This process is at this point; `what` tells more of it, a path or a message."""
+    if not FAILPOINTS.armed:
+        return ""
+    return FAILPOINTS.passed(f"{point} {what if isinstance(what, str | Path) else type(what).__name__}".rstrip())
