@@ -1,16 +1,19 @@
 """Start an actor: `python -m actor --run DIR --id actor0` beside its learner, or, on another machine,
 
-    python -m actor --connect tcp://host:port --key actor.json --config config.json --id NAME
+    python -m actor --connect tcp://host:port --key NAME.json --config config.json
 
-with the run's `keys/actor.json` and `config.json` copied there. Arguments and config are checked before torch loads.
+with `keys/NAME.json`, which `python -m launch key RUN NAME` makes, and the run's `config.json` copied there. Who an
+actor is stands in its key. Arguments, keys and config are checked before torch loads.
 """
 
 import argparse
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TextIO
 
-from protocol.security import load_actor_key
+from protocol.security import HOW_TO_GET_ONE, check_folder, load_actor_key
 from protocol.transport import ZmqActorPort
 from shared.config import Config
 from shared.config_load import config_from_json
@@ -18,42 +21,59 @@ from shared.determinism import cpu_environment
 from shared.errors import RunDirError
 from shared.process_edge import run_process
 from shared.run_dir import RunDir
+from shared.watchdog import Watchdog, open_stacks
+from shared.watched_port import WatchedActorPort
 from shared.wire_address import dial_address
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m actor", description="Samples and scores groups for a learner.")
-    parser.add_argument("--id", default="actor0", help="name of this actor; a restarted one keeps it")
+    parser.add_argument("--id", help="which of the run directory's keys to use (default: actor0); a restart keeps it")
     parser.add_argument("--run", type=Path, help="run directory, when it is on this machine")
     parser.add_argument("--connect", metavar="ENDPOINT", help="tcp://host:port of a learner elsewhere")
-    parser.add_argument("--key", type=Path, help="the run's keys/actor.json")
+    parser.add_argument("--key", type=Path, help="a key made for this actor by `python -m launch key`")
     parser.add_argument("--config", type=Path, help="the run's config.json")
     arguments = parser.parse_args(argv)
-    if arguments.run is None and not (arguments.connect and arguments.key and arguments.config):
+    if arguments.run is None and arguments.key is None:
+        parser.error(f"an actor needs a key (--key FILE): {HOW_TO_GET_ONE}")
+    if arguments.run is None and not (arguments.connect and arguments.config):
         parser.error("give --run DIR, or --connect ENDPOINT with --key FILE and --config FILE")
+    if arguments.id and arguments.key:
+        parser.error("give --id or --key, not both: a key file names its actor")
+    arguments.id = arguments.id or (arguments.key.stem if arguments.key else "actor0")
     return arguments
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Check what can be checked quickly, then load and serve."""
-    files = local_files(RunDir.open(arguments.run)) if arguments.run else {}
+    files = local_files(RunDir.open(arguments.run), arguments.id) if arguments.run else {}
     files |= {name: path for name in ("config", "key") if (path := getattr(arguments, name))}
     config = read_config(files["config"])
     os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
+    if arguments.key is None:
+        check_folder(files["key"].parent)
     key = load_actor_key(files["key"])
     endpoint = arguments.connect or dial_address(config.link, arguments.run)
     # Without a run directory the card is this machine's own affair; whoever else is here has the same config beside it.
     lease = files.get("lease", files["config"].with_name("lease"))
+    with stacks_of(arguments) as stacks:
+        from actor.wiring import serve_orders
 
-    from actor.wiring import serve_orders
+        port = WatchedActorPort(ZmqActorPort(endpoint, key), Watchdog(config.link.silence_s, stacks))
+        serve_orders(config, port, endpoint, key.actor_id, lease)
 
-    serve_orders(config, ZmqActorPort(endpoint, arguments.id, key), endpoint, arguments.id, lease)
+
+def stacks_of(arguments: argparse.Namespace) -> AbstractContextManager[TextIO]:
+    """Without a run directory, stacks go where all the rest is said."""
+    if arguments.run is None:
+        return nullcontext(sys.stderr)
+    return open_stacks(RunDir(arguments.run).stacks(arguments.id))
 
 
-def local_files(run: RunDir) -> dict[str, Path]:
+def local_files(run: RunDir, actor_id: str) -> dict[str, Path]:
     """What an actor needs of a run directory on its own machine."""
-    return {"config": run.config, "key": run.keys / "actor.json", "lease": run.lease}
+    return {"config": run.config, "key": run.keys / f"{actor_id}.json", "lease": run.lease}
 
 
 def read_config(path: Path) -> Config:
@@ -63,6 +83,11 @@ def read_config(path: Path) -> Config:
     return config_from_json(path.read_bytes())
 
 
+def start(argv: list[str]) -> int:
+    """Parse, run; returns the exit code."""
+    arguments = parse(argv)
+    return run_process(arguments.id, lambda: main(arguments))
+
+
 if __name__ == "__main__":
-    parsed = parse(sys.argv[1:])
-    sys.exit(run_process(parsed.id, lambda: main(parsed)))
+    sys.exit(start(sys.argv[1:]))

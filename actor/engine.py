@@ -55,12 +55,16 @@ class Engine(Protocol):
         """Decode the groups together: groups x G completions, a function of arguments and adapter alone."""
         ...
 
+    def score(self, ids: np.ndarray) -> np.ndarray:
+        """[n + 1] ids -> [n] fp32 log-probs of all but the first, at temperature 1, under what is installed."""
+        ...
+
     def sleep(self) -> None:
         """Give the card back; keep what is needed to go on."""
         ...
 
-    def wake(self) -> None:
-        """Take the card again."""
+    def wake(self) -> bool:
+        """Take the card again; True if weights had been away, so that they must be proved again."""
         ...
 
     def memory(self) -> dict[str, Any]:

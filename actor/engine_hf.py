@@ -16,6 +16,8 @@ from actor.kv_cache import KVCache
 from actor.sampler import draw
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.adapter_file import install_adapter, layout_digest
+from shared.canary import score
+from shared.frozen import FrozenBase
 from shared.head import head_logits
 from shared.policy import Policy
 from shared.prompt import Prompter
@@ -27,6 +29,7 @@ class HFEngine:
 
     def __init__(self, policy: Policy, prompter: Prompter) -> None:
         self.policy = policy
+        self.base = FrozenBase(policy)
         self.end_ids = torch.tensor(prompter.end_ids, device=policy.device)
         self.identity = Identity(
             engine="hf",
@@ -36,8 +39,10 @@ class HFEngine:
         )
 
     def install(self, version: int, adapter: bytes) -> None:
-        """Copy the adapter in; the base is not touched."""
+        """Copy the adapter in; the base is not touched, and must be what was loaded."""
+        self.base.check()
         install_adapter(self.policy.adapter, adapter)
+        self.policy.adapter.fold()
 
     @torch.inference_mode()
     def generate(
@@ -73,11 +78,16 @@ class HFEngine:
         )
         return output.last_hidden_state[:, -1]
 
+    def score(self, ids: np.ndarray) -> np.ndarray:
+        """The canary."""
+        return score(self.policy, ids)
+
     def sleep(self) -> None:
         """Nothing is held between orders but the model itself."""
 
-    def wake(self) -> None:
+    def wake(self) -> bool:
         """The model never left."""
+        return False
 
     def memory(self) -> dict[str, Any]:
         """Bytes of the frozen base and the adapter."""

@@ -9,22 +9,36 @@
 An actor keeps nothing that a restart needs: what was not acknowledged is simply ordered again.
 """
 
+import logging
 import time
 from collections import deque
+from collections.abc import Callable
 
 from actor.engine import Identity
-from protocol.errors import HandshakeRefused, PeerTimeout
+from protocol.errors import HandshakeRefused, MalformedMessage, PeerTimeout, VersionMismatch
 from protocol.messages import Ack, AnyMessage, Bye, Drain, Groups, Heartbeat, Hello, Order, Policy, Refused, Welcome
 from protocol.transport import ActorPort
+from shared.failpoints import reach
 
 HELLO_EVERY_S = 1.0
+
+log = logging.getLogger("actor.link")
 
 
 class Link:
     """Speaks to one learner."""
 
-    def __init__(self, port: ActorPort, learner: str, actor_id: str, identity: Identity, credits: int) -> None:
+    def __init__(
+        self,
+        port: ActorPort,
+        learner: str,
+        actor_id: str,
+        identity: Identity,
+        credits: int,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.port = port
+        self.now = now
         self.learner = learner
         self.hello = Hello(
             actor_id=actor_id,
@@ -40,13 +54,13 @@ class Link:
         self.last_version = -1
         self.unacknowledged: dict[str, Groups] = {}
         self.draining = False
-        self.heard_at = self.said_at = self.hello_at = time.monotonic()
+        self.heard_at = self.said_at = self.hello_at = now()
 
     def join(self, deadline_s: float) -> Welcome:
         """Say Hello until the learner answers."""
-        start = time.monotonic()
+        start = self.now()
         while self.welcome is None:
-            if time.monotonic() - start > deadline_s:
+            if self.now() - start > deadline_s:
                 raise PeerTimeout(f"The learner at {self.learner}", "its Welcome", deadline_s)
             self.say(self.hello)
             self.receive(HELLO_EVERY_S)
@@ -54,7 +68,7 @@ class Link:
 
     def next_order(self) -> tuple[Order, Policy] | None:
         """The next order with the policy it names; None when the learner wants no more."""
-        self.hello_at = time.monotonic()
+        self.hello_at = self.now()
         while not self.orders:
             if self.draining:
                 return None
@@ -70,7 +84,7 @@ class Link:
 
     def beat(self, phase: str) -> None:
         """Show progress, at most once a heartbeat interval. Called from the places where work is done."""
-        if self.welcome and time.monotonic() - self.said_at >= self.welcome.heartbeat_s:
+        if self.welcome and self.now() - self.said_at >= self.welcome.heartbeat_s:
             self.say(Heartbeat(phase=phase))
 
     def leave(self, reason: str) -> None:
@@ -81,15 +95,30 @@ class Link:
 
     def say(self, message: AnyMessage) -> None:
         """Send and remember when."""
+        reach("before actor sends", message)
         self.port.send(message)
-        self.said_at = time.monotonic()
+        reach("after actor sends", message)
+        self.said_at = self.now()
 
     def receive(self, timeout_s: float) -> None:
         """Take in what has come, waiting at most this long for the first message."""
-        while (message := self.port.receive(timeout_s)) is not None:
-            self.heard_at = time.monotonic()
+        reach("before actor receives")
+        while (message := self.hear(timeout_s)) is not None:
+            reach("after actor receives", message)
+            self.heard_at = self.now()
             self.take(message)
             timeout_s = 0.0
+
+    def hear(self, timeout_s: float) -> AnyMessage | None:
+        """The next message. What was damaged on its way is as good as lost, once it is known that both sides speak the
+        same version: our next Hello has the learner say it again."""
+        while True:
+            try:
+                return self.port.receive(timeout_s)
+            except (MalformedMessage, VersionMismatch) as error:
+                if self.welcome is None:
+                    raise
+                log.warning("dropped what is no message: %s", error)
 
     def take(self, message: AnyMessage) -> None:
         """One message from the learner."""
@@ -119,9 +148,14 @@ class Link:
             self.say(groups)
 
     def queue(self, order: Order) -> None:
-        """An order that comes twice, because a link broke in between, is filled once."""
+        """An order that comes twice, because a link broke in between, is filled once.
+
+        One whose policy a broken link has swallowed is as good as lost itself: the next Hello has both sent anew.
+        """
         if order.order_id in self.unacknowledged:
             self.say(self.unacknowledged[order.order_id])
+        elif order.policy_version not in self.policies:
+            log.info("order %s came without policy %d and waits for it", order.order_id, order.policy_version)
         elif order.order_id not in {queued.order_id for queued in self.orders}:
             self.orders.append(order)
 
@@ -130,7 +164,7 @@ class Link:
         assert self.welcome is not None
         self.receive(self.patience())
         self.beat(f"waiting for {awaited}")
-        now = time.monotonic()
+        now = self.now()
         if now - self.heard_at > self.welcome.silence_s:
             raise PeerTimeout(f"The learner at {self.learner}", awaited, now - self.heard_at)
         if now - self.hello_at > 3 * self.welcome.heartbeat_s:

@@ -11,7 +11,9 @@ One call scores as many completions as possible, because rewards written for TRL
     truncated completion with a number -> truncated, with the number as the score: a zero in its place would be a prize
                under a reward that is negative elsewhere
     NaN, infinity, a magnitude the wire refuses, another type -> error for that completion
-    an exception, a list of another length -> error for all completions of the call: nobody knows whose fault it is
+    an exception, a list of another length -> the call fails. Nobody knows whose fault it is, so the pool calls again
+               with each completion alone; one that fails alone is an error, the others get their score. So a function
+               whose scores depend on the rest of the batch had better not fail.
 
 Different from TRL: prompts and completions are plain text (no message lists), and `trainer_state`, `log_extra` and
 `log_metric` are not passed. The function runs in a scoring worker, as its user; it is trusted code, not in a sandbox.
@@ -38,6 +40,14 @@ RewardFunction = Callable[..., Any]
 CORRECT_FROM = 0.5
 MODULE_NAME = "user_reward_function"
 OWN_ARGUMENTS = frozenset({"prompts", "completions", "completion_ids"})
+
+
+class CallFailed(Exception):
+    """There is no list of one value a completion; says why in one sentence."""
+
+    def __init__(self, sentence: str, *, out_of_memory: bool = False) -> None:
+        super().__init__(one_line(sentence))
+        self.out_of_memory = out_of_memory
 
 
 def load_reward_function(spec: str) -> RewardFunction:
@@ -75,19 +85,18 @@ def import_file(file: Path) -> ModuleType:
 
 
 def score_with(function: RewardFunction, jobs: Sequence[ScoreJob]) -> list[Verdict]:
-    """One call for all jobs, one verdict a job."""
+    """One call for all jobs, one verdict a job; CallFailed if the call as a whole cannot be used."""
     try:
         values = call(function, jobs)
     except (Exception, SystemExit) as error:
         # The log gets the traceback, the verdict its last line.
         traceback.print_exc()
-        return [fault(Outcome.ERROR, f"The reward function raised {in_words(error)}.")] * len(jobs)
+        memory = isinstance(error, MemoryError)
+        raise CallFailed(f"The reward function raised {in_words(error)}.", out_of_memory=memory) from error
     if not isinstance(values, list | tuple):
-        note = f"The reward function returned a {type(values).__name__}; a list of numbers is needed."
-        return [fault(Outcome.ERROR, note)] * len(jobs)
+        raise CallFailed(f"The reward function returned a {type(values).__name__}; a list of numbers is needed.")
     if len(values) != len(jobs):
-        note = f"The reward function returned {len(values)} values for {len(jobs)} completions."
-        return [fault(Outcome.ERROR, note)] * len(jobs)
+        raise CallFailed(f"The reward function returned {len(values)} values for {len(jobs)} completions.")
     return [verdict(value, job.truncated) for value, job in zip(values, jobs, strict=True)]
 
 

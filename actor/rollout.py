@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from actor.engine import Completion, Engine
+from actor.installer import TOLERANCE, Installer
 from actor.verdict import ScoreJob, Verdict
 from protocol.messages import Finish, Group, GroupOrder, Groups, Order, Policy, Timings
 from shared.memory import peak_memory_mb
@@ -29,19 +30,25 @@ class Scorer(Protocol):
 class Rollout:
     """Fills orders with one engine and one scorer."""
 
-    def __init__(self, engine: Engine, scorer: Scorer, turns: Turns, text: Callable[[list[int]], str]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        scorer: Scorer,
+        turns: Turns,
+        text: Callable[[list[int]], str],
+        canary_tolerance: float = TOLERANCE,
+    ) -> None:
         self.engine = engine
+        self.installer = Installer(engine, canary_tolerance)
         self.scorer = scorer
         self.turns = turns
         self.text = text
-        self.installed = ""
 
     def fill(self, order: Order, policy: Policy, beat: Beat) -> Groups:
         """Sample from exactly the version the order names, then score."""
         with self.turns.hold("actor") as wait_s:
             start = time.monotonic()
-            self.engine.wake()
-            self.install(policy)
+            self.installer.install(policy, woken=self.engine.wake())
             completions = self.engine.generate(order.groups, order.sampling, lambda: beat("decoding"))
             self.engine.sleep()
             decoded = time.monotonic()
@@ -59,12 +66,6 @@ class Rollout:
             groups=groups,
             timings=timings,
         )
-
-    def install(self, policy: Policy) -> None:
-        """Only when the bytes change: a learner that was restarted may give one version number to other bytes."""
-        if policy.sha256 != self.installed:
-            self.engine.install(policy.version, policy.adapter.tobytes())
-            self.installed = policy.sha256
 
     def score(
         self, orders: tuple[GroupOrder, ...], completions: list[list[Completion]], beat: Beat

@@ -1,27 +1,25 @@
 """Scores completions in worker processes that can be killed: what hangs or crashes in there costs a verdict, not a run.
 
     start      all workers are up and have loaded the verifier, or RewardError says why not, before anything is sampled
-    call       one chunk of jobs, with a wall-clock limit; one worker (the default) gets all jobs in one call
-    overrun    the worker's process group gets SIGKILL, a fresh worker takes its place, each job is tried once more
-               alone with the same limit; what overruns again is a timeout
-    crash      the same, and what crashes the worker again is an error
+    call       jobs go out in chunks (score_batch.py), each call with a wall-clock limit
+    overrun    the worker and all it has started are killed, a fresh worker takes its place
+    crash      the same; who is to blame is found by trying again (score_batch.py)
+    keeper     the process that forks workers and cleans up behind them; should it be killed, all slots start anew, and
+               what was being scored is scored one job after the other
 
 Loading a verifier does not count against the limit of a call; it has one of its own. `on_progress` is called at least
 four times a second while a call is waited for. After an exception the pool can only be closed.
-Workers die with the thread that started them (lifeline.py), so a pool is used from the actor's main thread.
 """
 
+import itertools
 import select
-import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
-from actor.score_batch import Batch, Chunk
-from actor.score_pipe import Ready, ScoreReply, ScoreRequest
+from actor.keeper_process import KeeperProcess
+from actor.score_batch import Batch, is_one_by_one
+from actor.score_slot import Slot
 from actor.verdict import ScoreJob, Verdict
 from actor.worker_process import WorkerProcess
-from protocol.outcome import Outcome
 from shared.config import VerifierConfig
 from shared.errors import RewardError
 
@@ -29,120 +27,87 @@ TICK_S = 0.25
 START_LIMIT_S = 120.0
 
 
-class Slot:
-    """The place of one worker: first it starts, then it is idle or busy with a chunk."""
-
-    def __init__(self, verifier: VerifierConfig, start_limit_s: float) -> None:
-        self.verifier = verifier
-        self.start_limit_s = start_limit_s
-        self.num_requests = 0
-        self.start()
-
-    def start(self) -> None:
-        """A fresh worker."""
-        self.worker = WorkerProcess(self.verifier)
-        self.is_ready = False
-        self.chunk: Chunk | None = None
-        self.deadline = time.monotonic() + self.start_limit_s
-
-    def is_idle(self) -> bool:
-        """Whether it can be given a chunk."""
-        return self.is_ready and self.chunk is None
-
-    def give(self, chunk: Chunk, jobs: Sequence[ScoreJob]) -> None:
-        """Have a chunk scored."""
-        self.num_requests += 1
-        self.chunk = chunk
-        self.deadline = time.monotonic() + self.verifier.limit_s
-        self.worker.send(ScoreRequest(number=self.num_requests, jobs=[jobs[job] for job in chunk.jobs]))
-
-    def collect(self, batch: Batch) -> None:
-        """Take in what the worker has said, or notice that it will say nothing more."""
-        try:
-            record = self.worker.receive()
-        except msgspec.MsgspecError:
-            self.replace(batch, Outcome.ERROR, "sent something that is no verdict")
-            return
-        match record:
-            case Ready(fault=None):
-                self.is_ready = True
-            case Ready(fault=str(sentence)):
-                raise RewardError(sentence)
-            case ScoreReply(number=number, verdicts=verdicts) if self.chunk and number == self.num_requests:
-                batch.settle(self.chunk, verdicts)
-                self.chunk = None
-            case _:
-                self.check(batch)
-
-    def check(self, batch: Batch) -> None:
-        """Replace the worker if it is gone or has overrun."""
-        if self.worker.has_ended():
-            self.replace(batch, Outcome.ERROR, self.worker.kill())
-        elif time.monotonic() > self.deadline and not self.is_idle():
-            limit_s = self.verifier.limit_s if self.is_ready else self.start_limit_s
-            self.replace(batch, Outcome.TIMEOUT, f"was stopped after {limit_s:g} s")
-
-    def replace(self, batch: Batch, outcome: Outcome, what_happened: str) -> None:
-        """A fresh worker for one that failed; a worker that fails while it starts would do so for ever."""
-        self.worker.kill()
-        if not self.is_ready:
-            raise RewardError(
-                f"The verifier ({self.verifier.function or self.verifier.kind}) {what_happened} while it was loaded; "
-                "the actor's log may say why."
-            )
-        if self.chunk:
-            batch.fail(self.chunk, outcome, f"The scoring worker {what_happened}.")
-        self.start()
-
-
 class ScorePool:
     """Warm workers that score batches in order."""
 
     def __init__(self, verifier: VerifierConfig, start_limit_s: float = START_LIMIT_S) -> None:
+        self.verifier = verifier
+        self.start_limit_s = start_limit_s
+        self.numbers = itertools.count()
         self.slots: list[Slot] = []
+        self.keeper = KeeperProcess(verifier)
         try:
-            self.slots.extend(Slot(verifier, start_limit_s) for _ in range(verifier.workers))
+            self.slots.extend(Slot(verifier, start_limit_s, self.new_worker) for _ in range(verifier.workers))
             self.wait_until_ready()
         except BaseException:
             self.close()
             raise
 
+    def new_worker(self) -> WorkerProcess:
+        """For a slot."""
+        return WorkerProcess(self.keeper, next(self.numbers))
+
     def wait_until_ready(self) -> None:
         """Until every worker has loaded the verifier."""
-        nothing = Batch([], 1)
+        nothing = Batch([], 1, one_by_one=True)
         while not all(slot.is_ready for slot in self.slots):
-            wait_for_any(self.slots)
-            for slot in self.slots:
-                slot.collect(nothing)
+            self.wait_for_any()
+            if not self.collect(nothing):
+                raise RewardError(
+                    f"The verifier ({self.verifier.function or self.verifier.kind}) ended its own keeper."
+                )
 
     def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
         """One verdict a job, in order."""
-        batch = Batch(jobs, len(self.slots))
+        batch = Batch(jobs, len(self.slots), one_by_one=is_one_by_one(self.verifier.kind))
+        at_once = len(self.slots)
         while not batch.is_done():
+            if not self.collect(batch):
+                # Whoever is at work alone when it happens again is the one.
+                at_once = 1
             for slot in self.slots:
-                slot.collect(batch)
-                if slot.is_idle() and batch.waiting:
+                if slot.is_idle() and batch.waiting and self.num_busy() < at_once:
                     slot.give(batch.waiting.popleft(), jobs)
             if not batch.is_done():
-                wait_for_any(self.slots)
+                self.wait_for_any()
             on_progress()
         return batch.in_order()
+
+    def num_busy(self) -> int:
+        """Slots with a chunk."""
+        return sum(slot.chunk is not None for slot in self.slots)
+
+    def collect(self, batch: Batch) -> bool:
+        """Take in what all workers and their keeper have to say; False if the keeper was gone and is another now."""
+        codes = {ended.number: ended.code for ended in self.keeper.news()}
+        for slot in self.slots:
+            slot.collect(batch, codes.get(slot.worker.number))
+        if not self.keeper.is_gone:
+            return True
+        self.keeper.close()
+        self.keeper = KeeperProcess(self.verifier)
+        for slot in self.slots:
+            slot.restart(batch)
+        return False
+
+    def wait_for_any(self) -> None:
+        """Until somebody has something to say or takes more of a request, or a tick has passed."""
+        poll = select.poll()
+        poll.register(self.keeper, select.POLLIN)
+        for slot in self.slots:
+            # A pipe whose other end was closed would end every wait at once.
+            if not slot.worker.output.hung_up:
+                poll.register(slot.worker.output.descriptor, select.POLLIN)
+            if not slot.worker.hung_up:
+                poll.register(slot.worker.replies, select.POLLIN)
+            if slot.worker.unsent:
+                poll.register(slot.worker.requests, select.POLLOUT)
+        poll.poll(TICK_S * 1000)
+        for slot in self.slots:
+            slot.worker.flush()
 
     def close(self) -> None:
         """End all workers, and what they have started."""
         for slot in self.slots:
             slot.worker.kill()
-
-
-def wait_for_any(slots: Sequence[Slot]) -> None:
-    """Until a worker has something to say or takes more of a request, or a tick has passed."""
-    poll = select.poll()
-    for slot in slots:
-        # An idle worker that died would end every wait at once.
-        if not slot.is_idle():
-            poll.register(slot.worker.replies, select.POLLIN)
-        if slot.worker.unsent:
-            poll.register(slot.worker.requests, select.POLLOUT)
-    poll.poll(TICK_S * 1000)
-    for slot in slots:
-        slot.worker.flush()
+        self.keeper.close()

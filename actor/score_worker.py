@@ -1,61 +1,95 @@
-"""A scoring process: `python -m actor.score_worker FD KIND FUNCTION`, started by score_pool.py only.
+"""A scoring worker: what a process forked by score_keeper.py does until it is killed.
 
-Requests come in on standard input, replies go out on the inherited descriptor FD. Before any of the user's code runs,
-both pipes move out of its reach: standard input becomes empty, and standard output goes to standard error, which is
-the actor's log. So a reward function may print, read and start programs without harm to what is said here.
+Requests come in and replies go out on two descriptors that no print reaches and no program started here inherits.
+Standard input is empty; standard output and errors are a pipe that the pool drains, keeping the last lines. The working
+folder, the home folder and the folder for temporary files are one scratch folder that goes when the worker goes.
 
-It imports neither torch nor transformers, and dies with the actor. Left out on purpose: a sandbox and memory limits.
+After each call the worker takes back what a function may have left set in its process: alarms, working folder, umask,
+soft limits. What it did to its own modules and to the environment is its own affair.
+
+Mathematics can take long or crash on one completion, so there each verdict is sent as soon as it is there; other
+verifiers answer a whole call at once. It imports neither torch nor transformers.
 """
 
 import os
-import sys
-from collections.abc import Callable
-from typing import BinaryIO, Literal, cast
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
-from actor.reward_function import load_reward_function, score_with
-from actor.score_pipe import LENGTH_BYTES, Ready, ScoreReply, ScoreRequest, frame
-from actor.verdict import ScoreJob, Verdict
+from actor.reward_function import CallFailed, RewardFunction, load_reward_function, score_with
+from actor.score_batch import is_one_by_one
+from actor.score_limits import forbid_core_dumps, limit_cpu, limit_memory
+from actor.score_pipe import LENGTH_BYTES, Failed, Ready, Reply, Scored, ScoreRequest, frame
 from actor.verifier import score_job
+from shared.config import VerifierConfig, VerifierKind
 from shared.errors import RewardError
-from shared.lifeline import die_with_parent
 
-Score = Callable[[list[ScoreJob]], list[Verdict]]
+REQUESTS, REPLIES = 3, 4
+FOR_THE_USER_ONLY = 0o077
+SOFT_LIMITS = (resource.RLIMIT_DATA, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 
 
-def main() -> None:
+def preload(kind: VerifierKind) -> None:
+    """Import what is slow to import, once, in the keeper."""
+    if kind == "math":
+        from actor.math_equality import warm_up
+
+        warm_up()
+
+
+def work(verifier: VerifierConfig, folder: Path) -> None:
     """Load the verifier, say so, then answer requests until there are no more."""
-    die_with_parent()
-    reply_fd, kind, function = sys.argv[1:]
-    requests, replies = private_pipes(int(reply_fd))
+    requests, replies = os.fdopen(REQUESTS, "rb"), os.fdopen(REPLIES, "wb")
+    forbid_core_dumps()
+    os.umask(FOR_THE_USER_ONLY)
+    os.environ |= {"HOME": str(folder), "TMPDIR": str(folder)}
     try:
-        score = build_score(cast(Literal["gsm8k", "exact", "callable"], kind), function)
+        # Still in the actor's working folder: that is where a relative path of the user begins.
+        function = load_reward_function(verifier.function) if verifier.kind == "callable" else None
     except RewardError as error:
         say(replies, Ready(fault=str(error)))
         return
+    os.chdir(folder)
+    limit_memory(verifier.memory_mb)
+    soft_limits = {which: resource.getrlimit(which)[0] for which in SOFT_LIMITS}
     say(replies, Ready(fault=None))
     while (request := next_request(requests)) is not None:
-        say(replies, ScoreReply(number=request.number, verdicts=score(request.jobs)))
+        for reply in answers(verifier, function, request):
+            if function is not None:
+                take_back(folder, soft_limits)
+            say(replies, reply)
+            if isinstance(reply, Failed) and reply.leaves:
+                return
 
 
-def private_pipes(reply_fd: int) -> tuple[BinaryIO, BinaryIO]:
-    """The two pipes under descriptors that no print reaches and no child inherits."""
-    requests = os.dup(0)
-    os.set_inheritable(reply_fd, False)
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
-    os.close(empty)
-    os.dup2(2, 1)
-    return os.fdopen(requests, "rb"), os.fdopen(reply_fd, "wb")
+def answers(verifier: VerifierConfig, function: RewardFunction | None, request: ScoreRequest) -> Iterator[Reply]:
+    """One for the whole call, or one a job; `is_one_by_one` says which."""
+    limit_cpu(verifier.limit_s)
+    if function is not None:
+        try:
+            yield Scored(number=request.number, verdicts=score_with(function, request.jobs))
+        except CallFailed as failure:
+            yield Failed(number=request.number, note=str(failure), leaves=failure.out_of_memory)
+    elif is_one_by_one(verifier.kind):
+        for job in request.jobs:
+            limit_cpu(verifier.limit_s)
+            yield Scored(number=request.number, verdicts=[score_job(verifier.kind, job)])
+    else:
+        yield Scored(number=request.number, verdicts=[score_job(verifier.kind, job) for job in request.jobs])
 
 
-def build_score(kind: Literal["gsm8k", "exact", "callable"], function: str) -> Score:
-    """How jobs are scored."""
-    if kind == "callable":
-        reward = load_reward_function(function)
-        return lambda jobs: score_with(reward, jobs)
-    return lambda jobs: [score_job(kind, job) for job in jobs]
+def take_back(folder: Path, soft_limits: dict[int, int]) -> None:
+    """What a call may have left set and the next one must not suffer from."""
+    signal.alarm(0)
+    os.umask(FOR_THE_USER_ONLY)
+    os.chdir(folder)
+    for which, soft in soft_limits.items():
+        _, hard = resource.getrlimit(which)
+        resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
 def next_request(requests: BinaryIO) -> ScoreRequest | None:
@@ -66,11 +100,7 @@ def next_request(requests: BinaryIO) -> ScoreRequest | None:
     return msgspec.msgpack.decode(requests.read(int.from_bytes(length, "big")), type=ScoreRequest)
 
 
-def say(replies: BinaryIO, record: Ready | ScoreReply) -> None:
+def say(replies: BinaryIO, record: Reply) -> None:
     """Hand one record to the pool."""
     replies.write(frame(record))
     replies.flush()
-
-
-if __name__ == "__main__":
-    main()

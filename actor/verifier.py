@@ -2,23 +2,25 @@
 
     gsm8k   the number right after the last `####`. Units may follow on that line; another number may not.
     exact   the last number of the text.
+    math    the final answer of the text (final_answer.py), compared as number, list or formula (math_answer.py).
 
-A number is written 18, -3, 1,234, $18, 18. or 18.0. Numbers are compared as canonical decimal strings: exact at any
-length, and no conversion whose cost grows with the square of the digits. The gold answer is plain (`18`) or in GSM8K
-format (`... #### 18`); one that cannot be read is an error of the data, not of the model.
+For `gsm8k` and `exact` a number is written 18, -3, 1,234, $18, 18. or 18.0. Numbers are compared as canonical decimal
+strings: exact at any length, and no conversion whose cost grows with the square of the digits. The gold answer is plain
+(`18`) or in GSM8K format (`... #### 18`); one that cannot be read is an error of the data, not of the model.
 
-The text comes with special tokens removed and ends where the model ended its turn. A truncated completion is truncated
-whatever it says: the answer it would have given is not known.
-Left out on purpose: fractions, expressions and equality of formulas. A wrong accept is what a policy learns to exploit,
-so what is not plainly one number is wrong or unparsable. Every pattern below runs in linear time.
+Only what is said after thinking and before the end of the turn counts (final_answer.py). A truncated completion is
+truncated whatever it says: the answer it would have given is not known. A wrong accept is what a policy learns to
+exploit, so what is not plainly the answer is wrong or unparsable. Every pattern below runs in linear time.
 """
 
 import re
 from collections.abc import Callable
-from typing import Literal
 
+from actor.final_answer import counted, final_answers
+from actor.math_answer import Unreadable, equals_gold
 from actor.verdict import ScoreJob, Verdict, fault
 from protocol.outcome import Outcome
+from shared.config import VerifierKind
 
 MARKER = "####"
 MAX_CHARS = 1_000_000
@@ -33,14 +35,20 @@ NUMBER = re.compile(
 LEAD_IN = re.compile(r"[ \t\u00a0+*\\$\u20ac\u00a3]*")
 
 
-def score_job(kind: Literal["gsm8k", "exact"], job: ScoreJob) -> Verdict:
+def score_job(kind: VerifierKind, job: ScoreJob) -> Verdict:
     """The verdict on one completion."""
     if job.truncated:
         return fault(Outcome.TRUNCATED, "")
     if "answer" not in job.columns:
         return fault(Outcome.ERROR, "The task has no column `answer`.")
-    score = score_gsm8k if kind == "gsm8k" else score_exact
-    return score(job.completion, job.columns["answer"])
+    text, answer = counted(job.completion[: MAX_CHARS + 1]), job.columns["answer"]
+    match kind:
+        case "gsm8k":
+            return score_gsm8k(text, answer)
+        case "math":
+            return score_math(text, answer)
+        case _:
+            return score_exact(text, answer)
 
 
 def score_gsm8k(text: str, answer: str) -> Verdict:
@@ -51,6 +59,27 @@ def score_gsm8k(text: str, answer: str) -> Verdict:
 def score_exact(text: str, answer: str) -> Verdict:
     """By the last number of the text."""
     return judge(text, answer, last_number)
+
+
+def score_math(text: str, answer: str) -> Verdict:
+    """By the final answer as a formula."""
+    if not answer.strip():
+        return fault(Outcome.ERROR, "The gold answer is empty; mend the data's answer column.")
+    if len(text) > MAX_CHARS:
+        return fault(Outcome.UNPARSABLE, f"The completion is longer than {MAX_CHARS} characters.")
+    given = final_answers(text)
+    if not given:
+        return fault(Outcome.UNPARSABLE, "")
+    try:
+        right = equals_gold(given, answer)
+    except MemoryError:
+        # Not the verifier's fault, and not an error that should stop a run: the completion asked for too much.
+        return fault(Outcome.TIMEOUT, "Comparing the final answer took more memory than verifier.memory_mb.")
+    except (Unreadable, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        # What sympy raises where a formula makes no sense to it.
+        return fault(Outcome.UNPARSABLE, str(error))
+    outcome = Outcome.CORRECT if right else Outcome.WRONG
+    return Verdict(outcome=outcome, score=float(right), extracted=", ".join(given)[:64], note="")
 
 
 def judge(text: str, answer: str, read: Callable[[str], list[str]]) -> Verdict:

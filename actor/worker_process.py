@@ -1,101 +1,74 @@
-"""One scoring worker as the pool sees it: started, spoken to without ever blocking, killed with all it has started.
-
-It leads its own process group, so a kill reaches programs that a reward function started. Its environment is the
-actor's without what looks like a secret: what a completion makes a reward function do must not find a token there.
-"""
+"""One scoring worker as the pool sees it: two pipes to talk, one for what it prints; nothing here ever blocks."""
 
 import contextlib
 import os
-import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import msgspec
 
-from actor.score_pipe import Ready, ScoreReply, ScoreRequest, frame, take_body
-from shared.config import VerifierConfig
-from shared.lifeline import PARENT_PID
+from actor.keeper_process import KeeperProcess
+from actor.score_pipe import KillWorker, Reply, ScoreRequest, StartWorker, frame, take_body
+from actor.worker_output import WorkerOutput
 
-ROOT = Path(__file__).resolve().parents[1]
-SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|CREDENTIAL|AUTH)S?(_|$)|PASSW", re.IGNORECASE)
 READ_BYTES = 1 << 20
 
 
 class WorkerProcess:
-    """A process and the two pipes to it."""
+    """A worker by its number, which the keeper knows."""
 
-    def __init__(self, verifier: VerifierConfig) -> None:
-        self.replies, reply_end = os.pipe()
-        self.popen = subprocess.Popen(
-            [sys.executable, "-u", "-m", "actor.score_worker", str(reply_end), verifier.kind, verifier.function],
-            stdin=subprocess.PIPE,
-            bufsize=0,
-            pass_fds=(reply_end,),
-            start_new_session=True,
-            env=environment(),
-        )
-        os.close(reply_end)
-        assert self.popen.stdin is not None
-        self.requests = self.popen.stdin.fileno()
+    def __init__(self, keeper: KeeperProcess, number: int) -> None:
+        self.keeper = keeper
+        self.number = number
+        their_requests, self.requests = os.pipe()
+        self.replies, their_replies = os.pipe()
+        output, their_output = os.pipe()
+        theirs = (their_requests, their_replies, their_output)
+        keeper.tell(StartWorker(number=number), theirs)
+        for descriptor in theirs:
+            os.close(descriptor)
         os.set_blocking(self.replies, False)
         os.set_blocking(self.requests, False)
+        self.output = WorkerOutput(output)
         self.unsent = memoryview(b"")
         self.received = bytearray()
         self.hung_up = False
         self.killed = False
 
-    @property
-    def pid(self) -> int:
-        """Process id, and process group id."""
-        return self.popen.pid
-
     def send(self, request: ScoreRequest) -> None:
         """Hand over a request; what the pipe does not take now goes with later calls of `flush`."""
+        self.output.next_request()
         self.unsent = memoryview(frame(request))
         self.flush()
 
     def flush(self) -> None:
-        """Write what the pipe takes. A worker that is gone is noticed on the reading side."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            while self.unsent:
-                self.unsent = self.unsent[os.write(self.requests, self.unsent) :]
-
-    def receive(self) -> Ready | ScoreReply | None:
-        """The next record, if a whole one is there; msgspec.MsgspecError if it is none of ours."""
+        """Write what the pipe takes. A worker that is gone is noticed by its keeper."""
         with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self.replies, READ_BYTES):
-                self.received += chunk
-            self.hung_up = True
+            try:
+                while self.unsent:
+                    self.unsent = self.unsent[os.write(self.requests, self.unsent) :]
+            except BrokenPipeError:
+                self.unsent = memoryview(b"")
+
+    def receive(self) -> Reply | None:
+        """The next record, if a whole one is there; ValueError or RecursionError if it is none of ours."""
         body = take_body(self.received)
-        return None if body is None else msgspec.msgpack.decode(body, type=Ready | ScoreReply)
+        if body is None:
+            with contextlib.suppress(BlockingIOError):
+                chunk = os.read(self.replies, READ_BYTES)
+                self.hung_up = not chunk
+                self.received += chunk
+            body = take_body(self.received)
+        return None if body is None else msgspec.msgpack.decode(body, type=Reply)
 
-    def has_ended(self) -> bool:
-        """Whether it is gone or has closed its end; `kill` is then still to be called."""
-        # A program that the worker started may hold the pipe open, so the pipe alone does not tell.
-        return self.hung_up or self.popen.poll() is not None
-
-    def kill(self) -> str:
-        """End the whole process group; says how the worker itself came to its end."""
+    def kill(self) -> None:
+        """Have it and all it has started ended, and forget it."""
         if not self.killed:
             self.killed = True
-            # Also when the worker itself is gone: the group lives on in what it started. A group of which only a zombie
-            # is left answers EPERM on some systems.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self.popen.wait()
+            self.output.drain()
+            self.keeper.tell(KillWorker(number=self.number))
+            os.close(self.requests)
             os.close(self.replies)
-            assert self.popen.stdin is not None
-            self.popen.stdin.close()
-        return how_it_ended(self.popen.returncode)
-
-
-def environment() -> dict[str, str]:
-    """What a worker may know, and what it needs in order to find our packages and its parent."""
-    kept = {name: value for name, value in os.environ.items() if not SECRET.search(name)}
-    path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
-    return kept | {"PYTHONPATH": path, PARENT_PID: str(os.getpid())}
+            self.output.close()
 
 
 def how_it_ended(code: int) -> str:

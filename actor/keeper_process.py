@@ -1,0 +1,98 @@
+"""The keeper as the pool sees it: commands out, news of ended workers in; never blocks for long.
+
+Its environment, which its workers inherit, is an allow-list: paths, language, thread counts, and what
+verifier.environment names. So no token of the actor is in it, whatever its name.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from actor.process_tree import end_trees
+from actor.score_pipe import Command, Ended
+from shared.config import VerifierConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+KNOWN = re.compile(
+    r"PATH|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHONHASHSEED|CUDA_VISIBLE_DEVICES|\w+_NUM_THREADS"
+)
+PACKET_BYTES = 4096
+END_LIMIT_S = 5.0
+
+
+class KeeperProcess:
+    """A process, the socket to it, and the scratch folder of its workers."""
+
+    def __init__(self, verifier: VerifierConfig) -> None:
+        self.scratch = tempfile.mkdtemp(prefix="tandem-scoring-")
+        self.commands, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        config = msgspec.json.encode(verifier).decode()
+        with theirs:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-u", "-m", "actor.score_keeper", str(theirs.fileno()), config, self.scratch],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env=environment(verifier.environment),
+            )
+        self.commands.setblocking(False)
+        self.is_gone = False
+        self.closed = False
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.popen.pid
+
+    def fileno(self) -> int:
+        """For select.poll."""
+        return self.commands.fileno()
+
+    def tell(self, command: Command, descriptors: Sequence[int] = ()) -> None:
+        """Hand over a command; a keeper that lets the socket fill up is as good as gone."""
+        try:
+            socket.send_fds(self.commands, [msgspec.msgpack.encode(command)], list(descriptors))
+        except OSError:
+            self.is_gone = True
+
+    def news(self) -> list[Ended]:
+        """Workers that have ended since the last call."""
+        ended: list[Ended] = []
+        try:
+            while packet := self.commands.recv(PACKET_BYTES):
+                ended.append(msgspec.msgpack.decode(packet, type=Ended))
+            self.is_gone = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_gone = True
+        return ended
+
+    def close(self) -> None:
+        """End all workers and the keeper; by force where it does not go by itself."""
+        if self.closed:
+            return
+        self.closed = True
+        self.commands.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(END_LIMIT_S)
+        if self.popen.returncode is None:
+            end_trees({self.pid})
+            self.popen.wait()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def environment(more: Sequence[str]) -> dict[str, str]:
+    """What a worker may know, and what it needs in order to find our packages."""
+    kept = {name: value for name, value in os.environ.items() if KNOWN.fullmatch(name) or name in more}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return kept | {"PYTHONPATH": path}

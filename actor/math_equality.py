@@ -1,0 +1,119 @@
+r"""Whether two formulas have one value, with math-verify's reader and sympy.
+
+This is the only file that imports either, and only scoring workers and their keeper import it.
+
+    what may be written   listed LaTeX commands; bounded length, digits and exponents, no tower of numbers, factorials
+                          of small numbers. Anything else is unreadable: a completion must not be able to order work
+    constants             both to 30 digits, equal within 1e-12 of the larger; no rounding to so many decimals, for then
+                          every small number would be 0
+    with variables        the same at points on both sides of zero: two formulas that agree there are one, and no
+                          simplification can run for minutes
+    relations, sets       math-verify's comparison, strict
+
+math-verify's own time limits are off: they use SIGALRM, which does not end a loop in C. The pool's limit is the limit.
+"""
+
+import gc
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+import sympy
+from math_verify import LatexExtractionConfig, parse, verify
+
+from actor.math_answer import Unreadable
+
+COMMANDS = re.compile(
+    "frac|sqrt|cdot|times|div|pm|mp|pi|infty|cup|cap|in|le|ge|neq?|lt|gt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan"
+    "|sinh|cosh|tanh|log|ln|exp|theta|alpha|beta|gamma|delta|epsilon|phi|varphi|omega|lambda|mu|sigma|rho|tau"
+    "|text|binom|emptyset"
+    "|varnothing|circ|mathbb|overline|mid|vert|lvert|rvert|angle|setminus|lfloor|rfloor|lceil|rceil|max|min"
+)
+COMMAND = re.compile(r"\\([A-Za-z]+)")
+LONG_NUMBER = re.compile(r"[0-9]{41}")
+LARGE_EXPONENT = re.compile(r"\^\s*\{?\s*-?\s*[0-9]{4}|\*\*")
+TOWER = re.compile(r"\^\s*\{[^{}A-Za-z]*\^|\^\s*[0-9A-Za-z]\s*\^|\^\s*\{[^{}]*\{[^{}]*\^|\^\s*\{\s*\\[a-z]+\s*\{")
+FACTORIAL = re.compile(r"[^0-9]!|(?<![0-9])!|[0-9]{4}!|!\s*!|[0-9]{3}\s+!")
+LARGE_BINOMIAL = re.compile(r"\\binom\s*\{[^{}]*[0-9]{4}|\\binom\s*\{[^{}]*\}\s*\{[^{}]*[0-9]{4}")
+REFUSED = (LONG_NUMBER, LARGE_EXPONENT, TOWER, FACTORIAL, LARGE_BINOMIAL)
+POINTS = ("0.7390851", "-1.3217953", "2.1170428", "-0.4128331", "3.7159642", "-2.2360147", "1.1592653", "0.2713289")
+NUM_TRIALS = 3
+DIGITS = 30
+TOLERANCE = sympy.Float("1e-12", DIGITS)
+NOISE = sympy.Float("1e-25", DIGITS)
+CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
+
+
+def warm_up() -> None:
+    """Everything that is made on first use: the reader's tables take a second."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    for value, other in ((r"\frac{x+1}{2}-\sqrt{3}", r"\frac{1}{2}(x+1)-\sqrt{3}"), (r"2\cos\frac{\pi}{9}", r"x>1")):
+        formulas_equal(value, other)
+    read.cache_clear()
+    # Formulas are trees of many small objects without cycles; looking for cycles so often costs a quarter of the time.
+    gc.set_threshold(50_000, 20, 20)
+
+
+def formulas_equal(gold: str, given: str) -> bool:
+    """Whether both have one value; Unreadable if the given one is no formula."""
+    refuse(given)
+    expression, other = read(gold), read(given)
+    if expression is None:
+        return False
+    if other is None:
+        raise Unreadable("The final answer is no formula.")
+    plain = isinstance(expression, sympy.Expr) and isinstance(other, sympy.Expr)
+    verdict = same_everywhere(expression, other) if plain else None
+    return bool(verify(expression, other, timeout_seconds=None)) if verdict is None else verdict
+
+
+def refuse(given: str) -> None:
+    """Whatever could cost more than its length."""
+    unknown = [command for command in COMMAND.findall(given) if not COMMANDS.fullmatch(command)]
+    if unknown:
+        raise Unreadable(f"The final answer holds \\{unknown[0]}.")
+    if any(pattern.search(given) for pattern in REFUSED):
+        raise Unreadable("The final answer holds a number, power or factorial beyond what is computed.")
+
+
+@lru_cache(maxsize=4096)
+def read(value: str) -> Any:
+    """The formula, or None."""
+    found = parse(
+        f"\\boxed{{{value}}}",
+        extraction_config=CONFIG,
+        fallback_mode="no_fallback",
+        extraction_mode="first_match",
+        parsing_timeout=None,  # pyright: ignore[reportArgumentType]  # documented: None turns the alarm off
+    )
+    return found[0] if len(found) == 1 else None
+
+
+def same_everywhere(gold: Any, given: Any) -> bool | None:
+    """Whether both take the same value at a few points; None if they have none there."""
+    symbols = sorted(gold.free_symbols | given.free_symbols, key=str)
+    trials = 0
+    for shift in range(len(POINTS)):
+        at = {
+            symbol: sympy.Float(POINTS[(shift + 3 * place) % len(POINTS)], DIGITS)
+            for place, symbol in enumerate(symbols)
+        }
+        value, other = gold.evalf(DIGITS, subs=at), given.evalf(DIGITS, subs=at)
+        if not (is_finite(value) and is_finite(other)):
+            if not symbols:
+                return None
+            continue
+        # At a point, two equal formulas may differ by the last of the digits; a constant may really be that small.
+        floor = NOISE if symbols else 0
+        if abs(value - other) > max(TOLERANCE * max(abs(value), abs(other)), floor):
+            return False
+        trials += 1
+        if trials == NUM_TRIALS or not symbols:
+            return True
+    return None
+
+
+def is_finite(value: Any) -> bool:
+    """A number, real or complex, and no infinity."""
+    return bool(value.is_number and value.is_finite)
