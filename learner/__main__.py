@@ -12,6 +12,7 @@ from shared.config_load import config_from_json
 from shared.determinism import cpu_environment
 from shared.process_edge import run_process
 from shared.run_dir import RunDir
+from shared.watchdog import Watchdog, open_stacks
 
 
 def main(directory: Path) -> None:
@@ -19,14 +20,19 @@ def main(directory: Path) -> None:
     run = RunDir.open(directory)
     config = config_from_json(run.config.read_bytes())
     os.environ.update(cpu_environment(config.compute.learner_threads, config.compute.blas))
-    with run.hold():
+    with run.hold(), open_stacks(run.stacks("learner")) as stacks:
         from learner.session import train_run
 
-        train_run(run, config)
+        train_run(run, config, Watchdog(config.link.silence_s, stacks))
+
+
+def start(argv: list[str]) -> int:
+    """Parse, run; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m learner", description="Trains the policy of a run.")
+    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run directory")
+    directory = parser.parse_args(argv).run
+    return run_process("learner", lambda: main(directory))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m learner", description="Trains the policy of a run.")
-    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run directory")
-    chosen = parser.parse_args()
-    sys.exit(run_process("learner", lambda: main(chosen.run)))
+    sys.exit(start(sys.argv[1:]))

@@ -2,15 +2,21 @@
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from learner.batch import StepBatch
 from learner.checkpoint import CheckpointStore
+from learner.compaction import Compaction
+from learner.past import Past
+from learner.quarantine import KeptBatch, file_name, pack_batch
 from learner.rollout_log import RolloutLog
 from learner.state import LearnerState
 from protocol.messages import Groups
 from shared.config import Config
-from shared.files import LineLog, write_whole
+from shared.errors import DamageError
+from shared.files import LineLog, make_folder, write_whole
+from shared.frozen import FrozenBase
 from shared.metrics import MetricsLog, StepMetrics
 from shared.run_dir import RunDir
 
@@ -24,11 +30,15 @@ class RunBooks:
         config: Config,
         state: LearnerState,
         checkpoints: CheckpointStore,
+        compaction: Compaction,
+        base: FrozenBase,
         text: Callable[[list[int]], str],
     ) -> None:
         self.run = run
         self.state = state
         self.checkpoints = checkpoints
+        self.compaction = compaction
+        self.base = base
         self.metrics = MetricsLog(LineLog(run.metrics))
         self.rollouts = RolloutLog(LineLog(run.rollouts), config, text)
 
@@ -42,14 +52,28 @@ class RunBooks:
         self.rollouts.log(step, answers, batch)
         self.metrics.log(metrics)
 
-    def checkpoint(self, step: int, wall_s: float, score: float) -> None:
-        """The whole state after `step` updates."""
-        self.checkpoints.save(self.state.save(step, wall_s), score=score)
+    def checkpoint(self, step: int, past: Past) -> None:
+        """The whole state after `step` updates, if the base they used is whole; then the journal may shrink."""
+        self.base.check()
+        # A later life begins behind this checkpoint and writes the rows of its steps no more.
+        self.metrics.sync()
+        self.checkpoints.save(self.state.save(step, past), score=past.score)
+        self.compaction.after_checkpoint(step)
+
+    def quarantine(self, batch: KeptBatch) -> Path:
+        """quarantine/step-000013.safetensors"""
+        make_folder(self.run.quarantine)
+        path = self.run.quarantine / file_name(batch.step)
+        write_whole(path, pack_batch(batch))
+        return path
 
     def evaluation(self, label: str) -> dict[str, Any] | None:
         """A report of an earlier life of this run."""
         file = self.run.eval / f"{label}.json"
-        return json.loads(file.read_text()) if file.is_file() else None
+        try:
+            return json.loads(file.read_bytes()) if file.is_file() else None
+        except ValueError as error:
+            raise DamageError(f"{file} cannot be read ({error}); move it away to have it made again.") from error
 
     def write_evaluation(self, report: dict[str, Any]) -> None:
         """eval/<label>.json"""
@@ -75,5 +99,8 @@ class NoBooks:
     def step(self, step: int, metrics: StepMetrics, answers: Sequence[Groups], batch: StepBatch) -> None:
         """Not written."""
 
-    def checkpoint(self, step: int, wall_s: float, score: float) -> None:
+    def checkpoint(self, step: int, past: Past) -> None:
+        """Not written."""
+
+    def quarantine(self, batch: KeptBatch) -> None:
         """Not written."""

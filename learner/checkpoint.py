@@ -15,7 +15,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,8 +87,20 @@ class CheckpointStore:
 
     def load_latest(self) -> Checkpoint | None:
         """The newest that is whole; None if there is none at all."""
+        return self._first_whole(sorted(self._folders().items(), reverse=True))
+
+    def load_oldest(self, since: int) -> Checkpoint | None:
+        """The oldest that is whole, of this step or later; None if there is none at all."""
+        return self._first_whole(sorted((step, path) for step, path in self._folders().items() if step >= since))
+
+    def oldest_kept(self, saved: int) -> int:
+        """The oldest of the newest `keep` up to the step just saved; 0 while there are fewer."""
+        steps = sorted(step for step in self._folders() if step <= saved)
+        return steps[-self._keep] if len(steps) >= self._keep else 0
+
+    def _first_whole(self, candidates: Iterable[tuple[int, Path]]) -> Checkpoint | None:
         faults: list[str] = []
-        for step, path in sorted(self._folders().items(), reverse=True):
+        for step, path in candidates:
             try:
                 checkpoint = read_checkpoint(path, step)
             except Broken as broken:
@@ -100,7 +112,7 @@ class CheckpointStore:
         if faults:
             raise DamageError(
                 f"No checkpoint in {self._folder} is whole ({'; '.join(faults)}); restore one from a copy, "
-                "or remove them all to have the run begin again from its journal."
+                "or remove them all to have the run begin again."
             )
         return None
 
@@ -119,7 +131,13 @@ class CheckpointStore:
         """The one that best.json names."""
         if not (self._folder / BEST).is_file():
             raise RunDirError(f"{self._folder} has no checkpoint yet; `resume` the run until it has one.")
-        return self.load(json.loads((self._folder / BEST).read_text())["step"])
+        try:
+            return self.load(json.loads((self._folder / BEST).read_bytes())["step"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamageError(
+                f"{self._folder / BEST} does not name a checkpoint ({error}); `resume` the run, or remove that file and"
+                " give --checkpoint N."
+            ) from error
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies, or will."""
@@ -166,7 +184,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         data = file.read_bytes()
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Broken(f"{file} cannot be read ({error})") from error
     if seal(manifest) != data:
         raise Broken(f"{file} does not match its own sha256")

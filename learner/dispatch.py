@@ -11,12 +11,13 @@ what was awaited. `pump` is called wherever work is done, so heartbeats prove pr
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from learner.orders import answers
 from learner.peers import Peer, Peers
 from learner.recorder import Recorder
-from protocol.errors import PeerGone, PeerTimeout, ProtocolError
+from protocol.errors import MalformedMessage, PeerGone, PeerTimeout, ProtocolError, VersionMismatch
+from protocol.limits import MAX_MESSAGES_A_PUMP
 from protocol.messages import (
     Ack,
     AnyMessage,
@@ -32,6 +33,7 @@ from protocol.messages import (
 )
 from protocol.transport import LearnerPort
 from protocol.validate import check_groups
+from shared.failpoints import reach
 
 log = logging.getLogger("learner.dispatch")
 
@@ -39,21 +41,31 @@ log = logging.getLogger("learner.dispatch")
 class Dispatcher:
     """The learner's end of the wire."""
 
-    def __init__(self, port: LearnerPort, recorder: Recorder, expected: Hello, welcome: Welcome) -> None:
-        """expected: what every actor must hold (its actor_id, engine and credits do not matter)."""
+    def __init__(
+        self,
+        port: LearnerPort,
+        recorder: Recorder,
+        expected: Hello,
+        welcome: Welcome,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """expected: what every actor must hold (its actor_id, engine and credits do not matter). now: the clock."""
         self.port = port
         self.recorder = recorder
         self.expected = expected
         self.welcome = welcome
-        self.peers = Peers(welcome.silence_s)
+        self.now = now
+        self.peers = Peers(welcome.silence_s, now)
         self.policies: dict[int, Policy] = {}
         self.orders: dict[str, Order] = {}
         self.queue: deque[str] = deque()
         self.answers: dict[str, Groups] = {}
-        self.said_at = time.monotonic()
+        self.draining = False
+        self.said_at = self.now()
 
     def publish(self, policy: Policy, oldest_needed: int) -> None:
         """Make a version available; forget those that nothing names any more."""
+        reach("before learner publishes", policy)
         self.policies[policy.version] = policy
         self.policies = {v: p for v, p in self.policies.items() if v >= oldest_needed}
 
@@ -70,19 +82,24 @@ class Dispatcher:
 
     def collect(self, order_ids: Sequence[str]) -> list[Groups]:
         """Wait until all of these are answered; in the order asked for."""
-        self.peers.heard_at = time.monotonic()
+        self.peers.heard_at = self.now()
         while missing := [order_id for order_id in order_ids if order_id not in self.answers]:
             self.pump(self.welcome.heartbeat_s / 2)
-            quiet = time.monotonic() - self.peers.heard_at
+            quiet = self.now() - self.peers.heard_at
             if quiet > self.welcome.silence_s:
                 raise PeerTimeout("Every actor", f"the answer to order {missing[0]}", quiet)
         return [self.answers.pop(order_id) for order_id in order_ids]
 
     def pump(self, timeout_s: float = 0.0) -> None:
-        """Take in everything that has come, make it durable, acknowledge it, hand out work, show progress."""
+        """Take in what has come, make it durable, acknowledge it, hand out work, show progress. Who talks without end
+        cannot keep the learner from its work: the rest waits for the next time."""
         delivered: list[tuple[Peer, Groups]] = []
-        while (inbound := self.port.receive(timeout_s)) is not None:
+        reach("before learner receives")
+        for _ in range(MAX_MESSAGES_A_PUMP):
+            if (inbound := self.port.receive(timeout_s)) is None:
+                break
             address, message = inbound
+            reach("after learner receives", message)
             delivered += self.take(address, message)
             timeout_s = 0.0
         if delivered:
@@ -95,7 +112,7 @@ class Dispatcher:
     def take(self, address: bytes, message: AnyMessage | ProtocolError) -> list[tuple[Peer, Groups]]:
         """One inbound message; a delivery is returned, to be made durable together with its neighbours."""
         if isinstance(message, ProtocolError):
-            self.refuse(address, str(message))
+            self.reject(address, message)
             return []
         if isinstance(message, Hello):
             self.greet(address, message)
@@ -106,6 +123,14 @@ class Dispatcher:
         if peer and isinstance(message, Bye):
             self.lose(peer, f"it left: {message.reason}")
         return []
+
+    def reject(self, address: bytes, fault: ProtocolError) -> None:
+        """A stranger is told what is wrong. Whoever has joined can speak, so its message was damaged on its way: it is
+        as good as lost, and the next Hello brings it again."""
+        if address in self.peers.by_address and isinstance(fault, MalformedMessage | VersionMismatch):
+            log.warning("dropped what is no message: %s", fault)
+        else:
+            self.refuse(address, str(fault))
 
     def greet(self, address: bytes, hello: Hello) -> None:
         """Welcome an actor that holds the same base, tokenizer and adapter layout; refuse others in words."""
@@ -118,10 +143,27 @@ class Dispatcher:
                     " start it with this run's config.json and the same model files.",
                 )
                 return
+        if self.contested(address, hello):
+            return
         if address not in self.peers.by_address:
             log.info("actor %s joined (%s engine)", hello.actor_id, hello.engine)
         self.requeue(self.peers.join(address, hello))
         self.send(address, self.welcome)
+
+    def contested(self, address: bytes, hello: Hello) -> bool:
+        """Whether the id is taken by a peer that may be alive. The newcomer waits until that one is seen to be gone,
+        and is refused once it spoke again: then there are two. Sending shows whether its connection stands."""
+        holder = self.peers.contest(address, hello.actor_id)
+        if holder is None:
+            return False
+        self.send(holder.address, Heartbeat(phase="learning"))
+        if holder.address in self.peers.by_address and holder.heard_at > holder.rival_since:
+            self.refuse(
+                address,
+                f"An actor {hello.actor_id} is here and alive; give this one a key of its own"
+                " (python -m launch key RUN NAME), or stop the other first.",
+            )
+        return holder.address in self.peers.by_address
 
     def accept(self, delivered: Sequence[tuple[Peer, Groups]]) -> None:
         """Check, journal, fsync, then acknowledge: in this order."""
@@ -134,7 +176,8 @@ class Dispatcher:
             self.answers[order_id] = groups
             del self.orders[order_id]
         for peer, groups in delivered:
-            if groups.order_id not in self.orders:
+            # After a restart an actor may be early: its order is not open yet, and its answer is on no disk.
+            if groups.order_id not in self.orders and self.recorder.holds(groups.order_id):
                 self.settle(peer, groups.order_id)
 
     def settle(self, peer: Peer, order_id: str) -> None:
@@ -147,7 +190,7 @@ class Dispatcher:
         """Whether this answers an open order, and rightly; a wrong answer costs the peer its place."""
         order = self.orders.get(groups.order_id)
         if order is None:
-            log.info("order %s came again from %s and was dropped", groups.order_id, peer.hello.actor_id)
+            log.debug("order %s of %s is not open and was dropped", groups.order_id, peer.hello.actor_id)
             return False
         fault = self.fault(order, groups)
         if fault:
@@ -186,16 +229,19 @@ class Dispatcher:
 
     def beat(self) -> None:
         """Show every peer that the learner makes progress."""
-        if time.monotonic() - self.said_at < self.welcome.heartbeat_s:
+        if self.now() - self.said_at < self.welcome.heartbeat_s:
             return
-        self.said_at = time.monotonic()
+        self.said_at = self.now()
         for address in list(self.peers.by_address):
-            self.send(address, Heartbeat(phase="learning"))
+            # The first Drain may have been lost.
+            self.send(address, Drain() if self.draining else Heartbeat(phase="learning"))
 
     def send(self, address: bytes, message: AnyMessage) -> None:
         """Send, or count the peer as gone."""
         try:
+            reach("before learner sends", message)
             self.port.send(address, message)
+            reach("after learner sends", message)
         except PeerGone as error:
             peer = self.peers.by_address.get(address)
             if peer:
@@ -217,8 +263,9 @@ class Dispatcher:
 
     def farewell(self, patience_s: float) -> None:
         """No more orders: tell everyone and wait a little for their goodbyes."""
+        self.draining = True
         for address in list(self.peers.by_address):
             self.send(address, Drain())
-        deadline = time.monotonic() + patience_s
-        while self.peers.by_address and time.monotonic() < deadline:
+        deadline = self.now() + patience_s
+        while self.peers.by_address and self.now() < deadline:
             self.pump(self.welcome.heartbeat_s / 8)

@@ -9,11 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 from learner.batch import StepBatch
+from learner.guard import Skipped
+from learner.past import REWARDS_KEPT, Past
+from learner.quarantine import KeptBatch
 from learner.step_metrics import Clock, step_metrics
 from learner.update import UpdateStats
 from protocol.messages import Groups
@@ -21,8 +23,6 @@ from shared.config import Config
 from shared.errors import TrainingStopped
 from shared.memory import peak_memory_mb
 from shared.metrics import StepMetrics
-
-BEST_WINDOW = 5
 
 
 class Mismatch(TrainingStopped):
@@ -36,22 +36,26 @@ class Books(Protocol):
         """A row and a few rollouts."""
         ...
 
-    def checkpoint(self, step: int, wall_s: float, score: float) -> None:
+    def checkpoint(self, step: int, past: Past) -> None:
         """The whole state after `step` updates."""
+        ...
+
+    def quarantine(self, batch: KeptBatch) -> Path | None:
+        """Set a batch aside; the file in the run's quarantine/, or None where nothing is written."""
         ...
 
 
 class Ledger:
     """Keeps the books of the loop."""
 
-    def __init__(self, config: Config, books: Books, spent_s: float, stop: Callable[[], bool]) -> None:
-        """spent_s: wall time of earlier lives of this run."""
+    def __init__(self, config: Config, books: Books, past: Past, stop: Callable[[], bool]) -> None:
+        """past: of the earlier lives of this run."""
         self.config = config
         self.books = books
-        self.started = time.monotonic() - spent_s
+        self.started = time.monotonic() - past.wall_s
         self.stop = stop
         self.stop_requested = False
-        self.recent: deque[float] = deque(maxlen=BEST_WINDOW)
+        self.recent: deque[float] = deque(past.rewards, maxlen=REWARDS_KEPT)
         self.step_started = self.started
         self.update_s = 0.0
 
@@ -66,16 +70,18 @@ class Ledger:
         yield
         self.update_s = time.monotonic() - start
 
-    def record(self, step: int, answers: Sequence[Groups], batch: StepBatch, stats: UpdateStats | None) -> None:
+    def record(
+        self, step: int, answers: Sequence[Groups], batch: StepBatch, stats: UpdateStats | Skipped | None
+    ) -> None:
         """Log, gate, save when due."""
         metrics = step_metrics(step, answers, batch, stats, self.clock(), self.config)
         self.recent.append(metrics.reward_mean)
         self.books.step(step, metrics, answers, batch)
-        if stats:
+        if isinstance(stats, UpdateStats):
             self.check_mismatch(step, metrics)
         self.stop_requested = self.stop()
         if self.due(step + 1):
-            self.books.checkpoint(step + 1, self.wall_s(), float(np.mean(self.recent)))
+            self.books.checkpoint(step + 1, Past(wall_s=self.wall_s(), rewards=tuple(self.recent)))
 
     def clock(self) -> Clock:
         """The step's times until now."""

@@ -14,10 +14,10 @@ There is one loop. A lag is a number of steps ordered ahead; resuming and replay
 from dataclasses import dataclass
 
 from learner.batches import Batches
+from learner.guard import Guard
 from learner.ledger import Ledger
 from learner.publisher import Publisher
 from learner.sampling import OrderDesk, Sampler
-from learner.update import Update
 from shared.turns import Turns
 
 
@@ -31,8 +31,8 @@ class Parts:
     """Where versions are published."""
     batches: Batches
     """Groups to batch."""
-    update: Update
-    """Batch to new parameters."""
+    guard: Guard
+    """Batch to new parameters, or into quarantine."""
     publisher: Publisher
     """Parameters to messages."""
     ledger: Ledger
@@ -49,7 +49,7 @@ def train(parts: Parts, first_step: int, last_step: int) -> int:
         answers = parts.sampler.collect(step)
         with parts.turns.hold("learner"), parts.ledger.updating():
             batch = parts.batches.build(answers)
-            stats = parts.update.apply(step, batch)
+            stats = parts.guard.apply(step, answers, batch)
             policy = parts.publisher.snapshot(version=step + 1)
         parts.publisher.forget_before(parts.sampler.oldest_needed())
         parts.desk.publish(policy, parts.sampler.oldest_needed())

@@ -16,6 +16,7 @@ from torch import nn
 
 from shared.config import OptimizerConfig
 from shared.errors import DamageError
+from shared.failpoints import reach
 
 
 class Optimizer:
@@ -44,8 +45,14 @@ class Optimizer:
         rate = learning_rate(self.config, step, self.steps)
         for group in self.adamw.param_groups:
             group["lr"] = rate
+        reach("before learner steps")
         self.adamw.step()
+        reach("after learner steps")
         return rate
+
+    def all_finite(self) -> bool:
+        """Whether the parameters have a norm that is a number."""
+        return math.isfinite(float(nn.utils.get_total_norm(list(self.parameters.values()))))
 
     def state_bytes(self) -> bytes:
         """Moments and counters of every parameter that has been stepped."""
@@ -58,6 +65,7 @@ class Optimizer:
     def load_state_bytes(self, data: bytes) -> None:
         """The inverse of `state_bytes`."""
         tensors = load(data)
+        self.adamw.state.clear()
         named = {key.rpartition(".")[0] for key in tensors}
         if tensors and (missing := sorted(self.parameters.keys() - named)):
             raise DamageError(f"The optimizer state has nothing for '{missing[0]}'; it belongs to another adapter.")

@@ -27,19 +27,31 @@ class Recorder(Protocol):
         """Make these durable; when it returns they may be acknowledged."""
         ...
 
+    def holds(self, order_id: str) -> bool:
+        """Whether nobody else need keep the answer to this order: it is durable, or was never to be recorded."""
+        ...
+
 
 class JournalRecorder:
     """Answers from and to a journal on disk."""
 
     def __init__(self, journal: Journal, first_step: int, admit: Callable[[Group], object]) -> None:
-        """Records of steps before `first_step` are in a checkpoint already and are not kept in memory.
+        """Records of steps before `first_step` are in a checkpoint already; others stay in memory until asked for.
 
         admit: raises for a group that must stop the run. Such a group is not recorded, so that once its cause is
         mended a resumed run orders it anew.
         """
         self.journal = journal
+        self.first_step = first_step
         self.admit = admit
-        self.found = index_records(journal.records(), first_step)
+        self.found: dict[str, bytes] = {}
+        self.last_steps: dict[int, int] = {}
+        for segment in journal.reading().segments:
+            found = index_records(segment.payloads())
+            self.last_steps[segment.number] = max(map(step_of, found), default=-1)
+            fresh = {order_id: payload for order_id, payload in found.items() if step_of(order_id) >= first_step}
+            self.found = fresh | self.found
+        self.held = set(self.found)
 
     def find(self, order: Order) -> Groups | None:
         """Decoded when asked for; handed out once."""
@@ -54,13 +66,33 @@ class JournalRecorder:
                     self.admit(group)
                 self.journal.append(pack(encode(groups)))
                 self.journal.sync()
+                self.last_steps[self.journal.tail] = max(step_of(groups.order_id), self.last_step(self.journal.tail))
+                self.held.add(groups.order_id)
+
+    def holds(self, order_id: str) -> bool:
+        """By its name, so that one which is durable is known before it is ordered, and one which is not is too."""
+        return lane(order_id) != TRAIN_LANE or step_of(order_id) < self.first_step or order_id in self.held
+
+    def last_step(self, segment: int) -> int:
+        """The latest step of which a segment holds a record; -1 if it is empty."""
+        return self.last_steps.get(segment, -1)
+
+    def forget_before(self, step: int) -> None:
+        """Give up the journal's oldest segments, as far as all their records are of earlier steps."""
+        self.journal.begin_segment()
+        oldest, tail = min(self.journal.firsts), self.journal.tail
+        needed = (segment for segment in range(oldest, tail) if self.last_step(segment) >= step)
+        first = next(needed, tail)
+        if first > oldest:
+            self.journal.drop_before(first, step)
+            self.last_steps = {segment: last for segment, last in self.last_steps.items() if segment >= first}
 
 
 class RecordedOrders:
     """The dispatcher of a replay: every answer comes from the journal, no actor is needed."""
 
     def __init__(self, records: Iterable[bytes]) -> None:
-        self.found = index_records(records, first_step=0)
+        self.found = index_records(records)
         self.answers: dict[str, Groups] = {}
 
     def publish(self, policy: object, oldest_needed: int) -> None:
@@ -84,13 +116,11 @@ class RecordedOrders:
         """Nothing comes."""
 
 
-def index_records(records: Iterable[bytes], first_step: int) -> dict[str, bytes]:
+def index_records(records: Iterable[bytes]) -> dict[str, bytes]:
     """order id -> record, the first where one was written twice."""
     index: dict[str, bytes] = {}
     for payload in records:
-        groups = read(payload)
-        if step_of(groups.order_id) >= first_step:
-            index.setdefault(groups.order_id, payload)
+        index.setdefault(read(payload).order_id, payload)
     return index
 
 

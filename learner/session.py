@@ -14,19 +14,27 @@ from types import FrameType
 from learner.batch import kept_samples
 from learner.books import RunBooks
 from learner.checkpoint import CheckpointStore
+from learner.compaction import Compaction
+from learner.disk_need import bytes_needed, refuse_if_short
 from learner.dispatch import Dispatcher
 from learner.evaluate import Evaluation
 from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.loop import train
+from learner.past import Past
 from learner.recorder import JournalRecorder
+from learner.salvage import salvage_told
 from learner.wiring import Model, build_parts, build_state, load_model
 from protocol.messages import Welcome
 from protocol.security import load_learner_keys
-from protocol.transport import ZmqLearnerPort
+from protocol.transport import LearnerPort, ZmqLearnerPort
 from shared.config import Config
 from shared.determinism import record
+from shared.files import finish_writes, make_folder
+from shared.frozen import FrozenBase
 from shared.run_dir import RunDir
+from shared.watchdog import Watchdog
+from shared.watched_port import WatchedLearnerPort
 from shared.wire_address import bind_address
 
 log = logging.getLogger("learner")
@@ -50,25 +58,31 @@ class StopFlag:
         return self.raised
 
 
-def train_run(run: RunDir, config: Config) -> None:
+def train_run(run: RunDir, config: Config, watchdog: Watchdog) -> None:
     """The whole life, from loading to leave."""
     stop = StopFlag()
     model = load_model(config)
     log.info("computes with %s", json.dumps(record()))
     report_tasks(model)
-    journal = Journal.open(run.journal)
+    store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
+    for folder in (run.journal, run.checkpoints, run.eval):
+        make_folder(folder)
+        finish_writes(folder)
+    with salvage_told(store):
+        journal = Journal.open(run.journal)
     if journal.recovered:
         log.warning("journal: %s", journal.recovered)
-    with listening(run, model, journal) as session:
+    with listening(run, model, journal, watchdog) as session:
         session.run_to_end(stop)
     journal.close()
 
 
 @contextmanager
-def listening(run: RunDir, model: Model, journal: Journal) -> Iterator["Session"]:
+def listening(run: RunDir, model: Model, journal: Journal, watchdog: Watchdog) -> Iterator["Session"]:
     """A session with an open port."""
     config = model.config
-    port = ZmqLearnerPort(bind_address(config.link, run.path), load_learner_keys(run.keys))
+    listener = ZmqLearnerPort(bind_address(config.link, run.path), load_learner_keys(run.keys))
+    port = WatchedLearnerPort(listener, watchdog)
     try:
         yield Session(run, model, journal, port)
     finally:
@@ -78,7 +92,7 @@ def listening(run: RunDir, model: Model, journal: Journal) -> Iterator["Session"
 class Session:
     """Everything that is open while a run trains."""
 
-    def __init__(self, run: RunDir, model: Model, journal: Journal, port: ZmqLearnerPort) -> None:
+    def __init__(self, run: RunDir, model: Model, journal: Journal, port: LearnerPort) -> None:
         config = model.config
         self.run = run
         self.model = model
@@ -88,12 +102,15 @@ class Session:
         recorder = JournalRecorder(journal, self.first_step, admit=lambda group: kept_samples(group, config))
         self.desk = Dispatcher(port, recorder, model.expected(), welcome(run, config))
         self.state = build_state(model, self.desk)
-        self.spent_s = self.state.load(checkpoint) if checkpoint else 0.0
-        self.books = RunBooks(run, config, self.state, store, model.prompter.text)
+        adapter_bytes = self.state.publisher.versions[0].adapter.nbytes
+        refuse_if_short(run, bytes_needed(config, adapter_bytes, self.first_step))
+        self.past = self.state.load(checkpoint) if checkpoint else Past()
+        compaction = Compaction(config.journal, store, recorder)
+        self.books = RunBooks(run, config, self.state, store, compaction, FrozenBase(model.policy), model.prompter.text)
 
     def run_to_end(self, stop: StopFlag) -> None:
         """Train what is left, and say in the summary how it ended."""
-        ledger = Ledger(self.model.config, self.books, self.spent_s, stop)
+        ledger = Ledger(self.model.config, self.books, self.past, stop)
         self.books.resume_at(self.first_step + 1)
         self.books.write_summary("running", self.first_step, ledger.wall_s())
         try:

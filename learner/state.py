@@ -3,7 +3,7 @@
     adapter_model.safetensors, adapter_config.json   PEFT's format: the folder loads in PEFT and vLLM as it is
     optimizer.safetensors                            AdamW's moments
     policy-000012.safetensors                        older versions that pending orders name (max_lag > 0 only)
-    state.json                                       step, versions, curriculum, pending orders, seed of all streams
+    state.json                                       step, versions, curriculum, pending orders, rewards and norms, seed
 
 Random streams are derived from the run's seed and a name (shared/seeding.py), so seed and positions are all there is
 to save. An update is a function of this state and the journal.
@@ -13,10 +13,12 @@ import json
 from typing import Any
 
 from learner.checkpoint import Checkpoint
+from learner.norms import Norms
 from learner.optimizer import Optimizer
-from learner.publisher import Publisher, policy_message
+from learner.past import Past
+from learner.publisher import Publisher
 from learner.sampling import Sampler
-from shared.adapter_file import adapter_config, install_adapter
+from shared.adapter_file import adapter_config
 from shared.config import Config
 from shared.errors import DamageError
 
@@ -27,25 +29,34 @@ class LearnerState:
     """Everything that must survive: adapter, optimizer, sampler, published versions."""
 
     def __init__(
-        self, config: Config, publisher: Publisher, optimizer: Optimizer, sampler: Sampler, base_digest: str
+        self,
+        config: Config,
+        publisher: Publisher,
+        optimizer: Optimizer,
+        norms: Norms,
+        sampler: Sampler,
+        base_digest: str,
     ) -> None:
         self.config = config
         self.publisher = publisher
         self.optimizer = optimizer
+        self.norms = norms
         self.sampler = sampler
         self.base_digest = base_digest
 
-    def save(self, step: int, wall_s: float) -> Checkpoint:
+    def save(self, step: int, past: Past) -> Checkpoint:
         """The state after `step` updates."""
         versions = self.publisher.versions
         facts: dict[str, Any] = {
             "step": step,
-            "wall_s": wall_s,
+            "wall_s": past.wall_s,
+            "rewards": past.rewards,
             "seed": self.config.run.seed,
             "base_digest": self.base_digest,
             "adapter_sha256": versions[step].sha256,
             "versions": sorted(versions),
             "sampler": self.sampler.state_dict(),
+            "norms": self.norms.state_dict(),
         }
         files = {
             ADAPTER: versions[step].adapter.tobytes(),
@@ -56,22 +67,20 @@ class LearnerState:
         older = {version_file(v, step): versions[v].adapter.tobytes() for v in versions if v < step}
         return Checkpoint(step=step, files=files | older)
 
-    def load(self, checkpoint: Checkpoint) -> float:
-        """Put everything back; returns the wall time spent until then."""
+    def load(self, checkpoint: Checkpoint) -> Past:
+        """Put everything back; returns what the ledger needs of the steps until then."""
         facts = json.loads(checkpoint.files["state.json"])
         if facts["base_digest"] != self.base_digest:
             raise DamageError(
                 f"The checkpoint of step {checkpoint.step} belongs to another base model"
                 f" ({facts['base_digest'][:12]}, here {self.base_digest[:12]}); restore the model files it began with."
             )
-        install_adapter(self.publisher.adapter, checkpoint.files[ADAPTER])
         self.optimizer.load_state_bytes(checkpoint.files["optimizer.safetensors"])
         self.sampler.load_state_dict(facts["sampler"])
-        self.publisher.versions = {
-            version: policy_message(version, checkpoint.files[version_file(version, checkpoint.step)])
-            for version in facts["versions"]
-        }
-        return float(facts["wall_s"])
+        self.norms.load_state_dict(facts["norms"])
+        names = {version: version_file(version, checkpoint.step) for version in facts["versions"]}
+        self.publisher.restore({version: checkpoint.files[name] for version, name in names.items()})
+        return Past(wall_s=facts["wall_s"], rewards=tuple(facts["rewards"]))
 
 
 def version_file(version: int, newest: int) -> str:

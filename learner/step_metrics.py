@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from learner.batch import StepBatch, outcome_counts, rewards
+from learner.guard import Skipped
 from learner.sampling import flat
 from learner.update import UpdateStats
 from protocol.messages import Finish, Group, Groups, Outcome
@@ -30,9 +31,15 @@ class Clock:
 
 
 def step_metrics(
-    step: int, answers: Sequence[Groups], batch: StepBatch, stats: UpdateStats | None, clock: Clock, config: Config
+    step: int,
+    answers: Sequence[Groups],
+    batch: StepBatch,
+    done: UpdateStats | Skipped | None,
+    clock: Clock,
+    config: Config,
 ) -> StepMetrics:
-    """One row; what an update without samples cannot know is NaN."""
+    """One row; what a step without an update cannot know is NaN."""
+    stats = done if isinstance(done, UpdateStats) else None
     groups = flat(answers)
     tokens = sum(sum(group.lengths) for group in groups)
     num_samples = sum(len(group.lengths) for group in groups)
@@ -44,6 +51,7 @@ def step_metrics(
         reward_mean=float(np.concatenate([rewards(group, config) for group in groups]).mean()),
         outcomes=outcome_shares(groups),
         groups_dropped=batch.dropped,
+        groups_quarantined=done.groups if isinstance(done, Skipped) else 0,
         groups_total=len(groups),
         entropy_mean=mean_entropy(groups),
         mask_fraction=masked_fraction(batch),

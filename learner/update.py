@@ -1,11 +1,13 @@
 """One training step on one batch: gradient over micro-batches, checks, optimizer.
 
-    for each pass:  zero  ->  sum of micro-batch gradients  ->  finite?  ->  clip  ->  AdamW
+    for each pass:  zero  ->  sum of micro-batch gradients  ->  norm  ->  may it be used?  ->  clip  ->  AdamW
 
 A pass is atomic: running out of memory halves the micro-batch budget and replays the pass from the host's arrays;
-nothing was applied. A value that is not finite stops the run before the optimizer step and names the sample.
+nothing was applied. A gradient that may not be used (learner/norms.py) is computed once more: if it is right then, the
+machine erred and not the batch. If it is not, NumericalFault tells what every sample does alone.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -14,8 +16,10 @@ import numpy as np
 import torch
 
 from learner.batch import Sample, StepBatch, TrainSample, cut
+from learner.fault import Finding, NumericalFault, Refusal
 from learner.loss import LossTerms, TokenBatch, policy_loss
 from learner.microbatch import MicroBatch, micro_batch
+from learner.norms import Norms
 from learner.optimizer import Optimizer
 from shared.config import Config
 from shared.errors import TrainingStopped
@@ -23,10 +27,11 @@ from shared.head import TokenStats
 from shared.policy import Policy
 
 Done = TypeVar("Done")
+log = logging.getLogger("learner")
 
 
-class NotFinite(TrainingStopped):
-    """A loss or gradient that is not a number; the optimizer was not stepped."""
+class WeightsNotFinite(TrainingStopped):
+    """The optimizer made weights whose norm is no number; they were neither published nor saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +57,12 @@ class UpdateStats:
 class Update:
     """Applies batches to a policy."""
 
-    def __init__(self, policy: Policy, optimizer: Optimizer, config: Config, progress: Callable[[], None]) -> None:
+    def __init__(
+        self, policy: Policy, optimizer: Optimizer, norms: Norms, config: Config, progress: Callable[[], None]
+    ) -> None:
         self.policy = policy
         self.optimizer = optimizer
+        self.norms = norms
         self.config = config
         self.progress = progress
         self.token_budget = config.batch.token_budget
@@ -67,6 +75,7 @@ class Update:
             return None
         old = self.old_logprobs(batch.samples) if self.config.loss.passes > 1 else {}
         passes = [self.gradient_pass(step, batch.samples, old) for _ in range(self.config.loss.passes)]
+        self.check_weights(step)
         first = passes[0]
         return replace(
             passes[-1],
@@ -78,11 +87,36 @@ class Update:
 
     def gradient_pass(self, step: int, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> UpdateStats:
         """One optimizer step."""
+        gradient = self.gradient(samples, old)
+        if gradient.refusal:
+            log.warning("step %d: %s; it is computed once more", step + 1, gradient.refusal.what)
+            gradient = self.gradient(samples, old)
+        if gradient.refusal:
+            raise NumericalFault(step, gradient.refusal, self.each_alone(samples, old), old)
+        self.norms.applied(gradient.norm)
+        return gathered(gradient.parts, gradient.norm, self.optimizer.step(step))
+
+    def gradient(self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> "Gradient":
+        """The clipped gradient of these samples, in the parameters, and whether it may be used."""
         parts = self.over_cuts(samples, lambda part: self.backward(part, old))
-        grad_norm = self.optimizer.clip()
-        if not np.isfinite(grad_norm):
-            raise NotFinite(f"The gradient of step {step} is not finite ({grad_norm}); the optimizer was not stepped.")
-        return gathered(parts, grad_norm, self.optimizer.step(step))
+        norm = self.optimizer.clip()
+        loss = float(torch.stack([part.terms.loss.detach() for part in parts]).sum())
+        return Gradient(parts=parts, loss=loss, norm=norm, refusal=self.norms.refusal(loss, norm))
+
+    def each_alone(self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> list[Finding]:
+        """What every sample adds to loss and gradient; leaves no gradient behind."""
+        found = [(sample.sample.name, self.gradient([sample], old)) for sample in samples]
+        self.optimizer.zero_grad()
+        return [Finding(sample=name, loss=alone.loss, grad_norm=alone.norm) for name, alone in found]
+
+    def check_weights(self, step: int) -> None:
+        """After the last pass; gradients are finite, so only the rate can be to blame."""
+        if not self.optimizer.all_finite():
+            raise WeightsNotFinite(
+                f"Step {step + 1} made weights that overflow from a gradient that does not: optimizer.lr ="
+                f" {self.config.optimizer.lr:g} is too large. Nothing of it was published or saved; start a new run"
+                " with a smaller rate."
+            )
 
     def over_cuts(self, samples: Sequence[TrainSample], work: Callable[[list[TrainSample]], Done]) -> list[Done]:
         """`work` on every micro-batch; on all of them again, with half the budget, if memory runs out."""
@@ -103,7 +137,6 @@ class Update:
         logprobs = self.forward(batch).logprobs
         before = torch.cat([old[name] for name in batch.names]) if old else logprobs.detach()
         terms = policy_loss(token_batch(batch, logprobs, before, base), self.config.loss)
-        check_finite(terms, batch)
         terms.loss.backward()
         self.progress()
         mismatch = (before - batch.actor_logprobs).abs()
@@ -156,6 +189,20 @@ class Update:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """The sum over the micro-batches of a pass."""
+
+    parts: "list[PassPart]"
+    """What each of them said."""
+    loss: float
+    """Sum of their losses."""
+    norm: float
+    """Of the sum of their gradients, before clipping."""
+    refusal: Refusal | None
+    """Why it may not be used, if so."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PassPart:
     """One micro-batch of a pass, done."""
 
@@ -183,15 +230,6 @@ def token_batch(batch: MicroBatch, logprobs: torch.Tensor, old: torch.Tensor, ba
         weights=batch.weights,
         sample=batch.sample,
     )
-
-
-def check_finite(terms: LossTerms, batch: MicroBatch) -> None:
-    """Stop before the gradient is touched, naming the sample."""
-    if bool(torch.isfinite(terms.loss)):
-        return
-    bad = (~torch.isfinite(terms.shares)).nonzero().flatten()
-    name = batch.names[int(batch.sample[bad[0]])] if len(bad) else batch.names[0]
-    raise NotFinite(f"The loss is not finite; the first suspect is sample {name}. The optimizer was not stepped.")
 
 
 def gathered(parts: Sequence[PassPart], grad_norm: float, lr: float) -> UpdateStats:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from learner.batches import Batches
 from learner.curriculum import Shuffled
+from learner.guard import Guard
 from learner.ledger import Ledger
 from learner.loop import Parts
+from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.publisher import Publisher
 from learner.sampling import OrderDesk, Sampler
@@ -20,6 +22,7 @@ from learner.update import Update
 from protocol.messages import Hello
 from shared.adapter_file import layout_digest
 from shared.base_cache import cached_base
+from shared.canary import canary_ids, canary_of
 from shared.config import Config
 from shared.determinism import pin_torch
 from shared.policy import Policy, load_policy, pick_device
@@ -69,13 +72,15 @@ def load_model(config: Config) -> Model:
 def build_state(model: Model, desk: OrderDesk) -> LearnerState:
     """Everything with memory, at step 0."""
     config, adapter = model.config, model.policy.adapter
-    publisher = Publisher(adapter)
+    ids = canary_ids(config.run.seed, len(model.policy.head), config.guard.canary_tokens)
+    publisher = Publisher(adapter, lambda: canary_of(model.policy, ids))
     publisher.snapshot(version=0)
     curriculum = Shuffled(len(model.tasks.train), config.run.seed)
     return LearnerState(
         config,
         publisher,
         Optimizer(adapter.parameters(), config.optimizer, config.run.steps),
+        Norms(config.guard),
         Sampler(config, model.tasks.train, curriculum, desk),
         model.policy.base_digest,
     )
@@ -83,12 +88,12 @@ def build_state(model: Model, desk: OrderDesk) -> LearnerState:
 
 def build_parts(model: Model, state: LearnerState, desk: OrderDesk, ledger: Ledger, lease: Path) -> Parts:
     """The loop's parts."""
-    update = Update(model.policy, state.optimizer, model.config, desk.pump)
+    update = Update(model.policy, state.optimizer, state.norms, model.config, desk.pump)
     return Parts(
         sampler=state.sampler,
         desk=desk,
         batches=Batches(model.config, update),
-        update=update,
+        guard=Guard(update, ledger.books, model.config),
         publisher=state.publisher,
         ledger=ledger,
         turns=turns(model.config.compute, model.policy.device.type, lease),
