@@ -1,7 +1,7 @@
 """`python -m launch COMMAND`: the front door. Parses, then imports only what the command needs.
 
 This is the edge where errors become words: 0 done, 1 a crash of a process or of our own, 2 something the user can mend
-(one sentence on stderr, no traceback), 130 interrupted.
+(one sentence on stderr, no traceback), 130 interrupted. `doctor` ends with 1 if it found an error.
 """
 
 import argparse
@@ -38,17 +38,38 @@ def dispatch(args: argparse.Namespace) -> int:
         case "resume":
             from launch.resume import run_command
 
-            return run_command(directory=args.directory, steps=args.steps, verbose=args.verbose)
+            return run_command(directory=args.directory, steps=args.steps, on_fault=args.on_fault, verbose=args.verbose)
         case "replay":
-            from launch.replay import run_command
-
-            return run_command(directory=args.directory)
+            return replay(args)
         case "eval":
             from launch.eval import run_command
 
             return run_command(directory=args.directory, checkpoint=args.checkpoint, problems=args.problems)
+        case "doctor":
+            from launch.doctor.command import run_command
+
+            return run_command(source=args.source, overrides=args.set, out=args.out, as_json=args.json)
+        case "key":
+            from launch.key import run_command
+
+            return run_command(directory=args.directory, name=args.name)
+        case "verify":
+            from launch.verify import run_command
+
+            return run_command(kind=args.kind, source=args.source, out=args.out, workers=args.workers)
         case _:
             return generate(args)
+
+
+def replay(args: argparse.Namespace) -> int:
+    """`replay` of a whole run, or of one batch."""
+    if args.batch:
+        from launch.replay_batch import run_command as run_batch
+
+        return run_batch(file=args.batch)
+    from launch.replay import run_command
+
+    return run_command(directory=args.directory)
 
 
 def run(args: argparse.Namespace) -> int:

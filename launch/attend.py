@@ -1,12 +1,16 @@
 """Supervise a run that has its directory, show it while it runs, report when it ends. `run` and `resume` share this."""
 
+import sys
+
 from rich.console import Console
 
 from launch.audience import screen
 from launch.next_command import next_command
 from launch.report import print_report
+from launch.restarts import Patience
+from launch.starter import FreshStarter, Starter, ZygoteStarter
 from launch.supervise import Supervisor
-from launch.topology import topology
+from launch.topology import Topology, topology
 from shared.config import Config
 from shared.run_dir import RunDir
 
@@ -18,11 +22,20 @@ def attend(run: RunDir, config: Config, *, verbose: bool) -> None:
     console = make_console()
     try:
         with screen(console, run, config.run.steps, verbose=verbose) as audience:
-            Supervisor(topology(run.path, config), audience).run()
+            plan = topology(run.path, config)
+            patience = Patience(silence_s=config.link.silence_s)
+            Supervisor(plan, audience, starter_for(plan), patience).run()
     except KeyboardInterrupt:
         print(f"stopped at once; nothing is lost, go on with: {next_command('resume', str(run.path))}")
         raise
     print_report(console, run, config.run.steps)
+
+
+def starter_for(plan: Topology) -> Starter:
+    """Forking what is loaded already, where a fork is safe."""
+    if sys.platform != "linux":
+        return FreshStarter()
+    return ZygoteStarter(plan.learner.environment, plan.learner.log.with_name("zygote.log"))
 
 
 def make_console() -> Console:

@@ -1,60 +1,74 @@
-"""One child process: its own session, its output in its log file, and no way to outlive the launcher.
+"""One child process of a run and its log; starter.py says how it comes to be.
 
-The own session keeps the terminal's Ctrl-C away from it: only the launcher is interrupted, and decides. Its process
-group is also how whatever it started itself (verifier workers) is stopped with it. The child learns the launcher's
-process id from TANDEM_PARENT_PID and ties its life to it (`shared/lifeline.py`), which holds even if the launcher
-is killed without a chance to clean up.
+Its own session keeps the terminal's Ctrl-C away from it: only the launcher is interrupted, and decides. Its process
+group is also how whatever it started itself (verifier workers) is stopped with it. The child ties its life to the one
+that started it (`shared/lifeline.py`), which holds even if the launcher is killed without a chance to clean up.
 """
 
-import contextlib
-import os
 import signal
-import subprocess
+import time
 
 from launch.growing_file import GrowingFile
+from launch.stacks import Stacks
+from launch.starter import Starter
+from launch.stopped import is_stopped
 from launch.topology import Process
-from shared.lifeline import PARENT_PID
+from shared.files import disk_errors
+from shared.watchdog import ASK
 
 
 class Child:
     """A started process."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, starter: Starter) -> None:
         self.process = process
-        process.log.parent.mkdir(parents=True, exist_ok=True)
-        with process.log.open("ab") as log:
+        with disk_errors(process.log):
+            process.log.parent.mkdir(parents=True, exist_ok=True)
+            log = process.log.open("ab")
+        with log:
             # Earlier lives of this process wrote here too; only what this one says is ours.
             self.output_start = log.tell()
             self.output = GrowingFile(process.log, self.output_start)
-            self.popen = subprocess.Popen(
-                process.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=os.environ | process.environment | {PARENT_PID: str(os.getpid())},
-            )
+            self.stacks = Stacks(process.stacks)
+            self.started = starter.start(process, log)
+        self.stopped_at: float | None = None
+        self.given_up = ""
 
     @property
     def name(self) -> str:
         """`learner` or `actor0`."""
         return self.process.name
 
+    @property
+    def pid(self) -> int | None:
+        """Process id; None before it has one."""
+        return self.started.pid
+
     def exit_code(self) -> int | None:
         """None while it runs; minus the signal number if a signal ended it."""
-        return self.popen.poll()
+        return self.started.exit_code()
+
+    def stopped_s(self) -> float | None:
+        """For how long it has been seen to be stopped (SIGSTOP); None if it is not."""
+        if self.pid is None or not is_stopped(self.pid):
+            self.stopped_at = None
+            return None
+        self.stopped_at = self.stopped_at or time.monotonic()
+        return time.monotonic() - self.stopped_at
+
+    def write_stacks(self) -> None:
+        """Have it say where it stands, if it still can; a stopped process can once it is continued."""
+        # A process that is still loading would die of the signal: its own line is not in the file yet.
+        if self.exit_code() is None and self.stacks.is_open():
+            before = self.stacks.size()
+            self.started.send_signal(ASK)
+            self.started.send_signal(signal.SIGCONT)
+            self.stacks.wait_for_more(before)
 
     def ask_to_stop(self) -> None:
         """SIGTERM to the process alone: it may still need what it started in order to finish."""
-        self.popen.terminate()
+        self.started.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL to the whole process group, also after the process itself is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
-
-    def wait(self, seconds: float) -> None:
-        """Until it ends, or the time is over."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(seconds)
+        self.started.kill_group()

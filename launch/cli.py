@@ -10,7 +10,9 @@ EXAMPLES = """examples:
   python -m launch run                                    the embedded model: no card, no download
   python -m launch run my.toml --out runs/first --set optimizer.lr=3e-4
   python -m launch run embedded --dry-run                 what would happen, without doing it
+  python -m launch doctor my.toml                         what about this machine would stop or slow that run
   python -m launch resume runs/first --steps 80
+  python -m launch key runs/first gpu-box                 a key for an actor on another machine
   python -m launch generate runs/first --prompt "Tom has 3 apples and buys 4 more. How many has he?"
 """
 
@@ -36,7 +38,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_resume(commands.add_parser("resume", help="go on with a run", allow_abbrev=False))
     add_replay(commands.add_parser("replay", help="apply a run's journal again and compare", allow_abbrev=False))
     add_eval(commands.add_parser("eval", help="held-out accuracy of a run", allow_abbrev=False))
+    add_key(commands.add_parser("key", help="make a key for one more actor of a run", allow_abbrev=False))
+    add_verify(commands.add_parser("verify", help="score a file of completions", allow_abbrev=False))
     add_generate(commands.add_parser("generate", help="answer a prompt or a file of prompts", allow_abbrev=False))
+    add_doctor(commands.add_parser("doctor", help="check this machine and a configuration", allow_abbrev=False))
     return parser.parse_args(argv)
 
 
@@ -48,9 +53,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: runs/<preset>-<time>)")
     parser.add_argument("--steps", metavar="N", help="short for --set run.steps=N")
     parser.add_argument("--seed", metavar="N", help="short for --set run.seed=N")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="section.key=value, as often as you like"
-    )
+    add_set(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the plan; start and create nothing")
     parser.add_argument("--prepare", action="store_true", help="only make the run directory and its keys")
     add_verbose(parser)
@@ -60,12 +63,17 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
     """resume"""
     add_directory(parser)
     parser.add_argument("--steps", type=natural, metavar="N", help="train up to step N instead")
+    parser.add_argument(
+        "--on-fault", choices=("stop", "skip"), help="what to do with a batch whose update is refused, from now on"
+    )
     add_verbose(parser)
 
 
 def add_replay(parser: argparse.ArgumentParser) -> None:
     """replay"""
-    add_directory(parser)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("directory", nargs="?", type=Path, metavar="DIR", help="run directory")
+    what.add_argument("--batch", type=Path, metavar="FILE", help="one batch of a run's quarantine/, alone")
 
 
 def add_eval(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +81,12 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add_directory(parser)
     parser.add_argument("--checkpoint", default="latest", metavar="STEP|best|latest", help="default: latest")
     parser.add_argument("--problems", type=natural, metavar="N", help="held-out problems (default: as configured)")
+
+
+def add_key(parser: argparse.ArgumentParser) -> None:
+    """key"""
+    add_directory(parser)
+    parser.add_argument("name", metavar="NAME", help="id of the actor")
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +106,36 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     )
     choice.add_argument("--temperature", type=warmth, default=0.0, metavar="T", help="sample at this temperature")
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the sampling (default: 0)")
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """doctor"""
+    parser.epilog = "exit code: 0 without an error (warnings and notes are none), 1 with one, 2 for bad arguments"
+    parser.add_argument(
+        "source", nargs="?", metavar="PRESET|FILE.toml", help="configuration (default: that of DIR, else embedded)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory, new or existing (default: as for run)")
+    add_set(parser)
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Same meaning wherever a configuration is read."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="section.key=value, as often as you like"
+    )
+
+
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    """verify"""
+    parser.add_argument("--kind", choices=("gsm8k", "exact", "math"), default="gsm8k", help="default: gsm8k")
+    parser.add_argument(
+        "--in", dest="source", type=Path, required=True, metavar="FILE", help="JSON lines with id, completion, answer"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="JSON lines with id, outcome, reward, extracted"
+    )
+    parser.add_argument("--workers", type=natural, default=2, metavar="N", help="scoring processes (default: 2)")
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,8 @@ class Patience:
 
     tick_s: float = 0.1
     """Between two looks at the processes."""
+    silence_s: float = 120.0
+    """A process that was stopped for longer is given up; as `link.silence_s`, after which its peer does so."""
     grace_s: float = 10.0
     """An actor that was asked to stop is killed after this."""
     restarts: int = 5

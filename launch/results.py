@@ -79,5 +79,5 @@ def read(path: Path, kind: type[T]) -> T | None:
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DamageError(f"{path} cannot be read ({error}); move it away, `resume` writes it again.") from error

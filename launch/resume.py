@@ -6,20 +6,21 @@ import msgspec
 
 from launch.next_command import next_command
 from launch.results import Summary, read_summary
-from shared.config import Config
+from shared.config import Config, OnFault
 from shared.config_load import config_from_json, config_to_json
 from shared.errors import ConfigError
 from shared.files import write_whole
 from shared.run_dir import RunDir
 
 
-def run_command(*, directory: Path, steps: int | None, verbose: bool) -> int:
+def run_command(*, directory: Path, steps: int | None, on_fault: OnFault | None, verbose: bool) -> int:
     """Open the run, train on, report."""
     run = RunDir.open(directory)
     # Held while config.json may change, so that a run in use is refused first; the learner then takes it itself.
     with run.hold():
         summary = read_summary(run)
         config = with_steps(run, config_from_json(run.config.read_bytes()), steps, summary)
+        config = with_on_fault(run, config, on_fault)
     if summary and summary.status == "done" and summary.steps >= config.run.steps:
         print(finished(directory, summary.steps))
         return 0
@@ -43,6 +44,16 @@ def with_steps(run: RunDir, config: Config, steps: int | None, summary: Summary 
             f" {config.run.steps} steps and what was trained followed it; begin a new run with run.steps={steps}."
         )
     changed = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, steps=steps))
+    write_whole(run.config, config_to_json(changed))
+    return changed
+
+
+def with_on_fault(run: RunDir, config: Config, on_fault: OnFault | None) -> Config:
+    """Write another policy into the run, if one was asked for. No step until now met a fault, or the run had ended
+    there; so what was trained is what the new policy would have trained, and a replay agrees."""
+    if on_fault is None or on_fault == config.guard.on_fault:
+        return config
+    changed = msgspec.structs.replace(config, guard=msgspec.structs.replace(config.guard, on_fault=on_fault))
     write_whole(run.config, config_to_json(changed))
     return changed
 

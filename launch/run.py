@@ -44,6 +44,5 @@ def default_folder(source: str, now: datetime) -> Path:
 
 def make_run(folder: Path, config: Config) -> RunDir:
     """The directory with configuration and keys."""
-    run = RunDir.create(folder, config_to_json(config))
-    create_keys(run.keys)
-    return run
+    actor_ids = [actor.name for actor in topology(folder, config).actors]
+    return RunDir.create(folder, config_to_json(config), create_keys=lambda keys: create_keys(keys, actor_ids))

@@ -4,6 +4,8 @@
     learner exits otherwise everything is killed                            -> its error, with its last log lines
     actor dies              started again after a pause, at most 5 times without a step in between
     actor exits 2           a user error: not started again, everything is killed -> its sentence
+    actor stopped too long  killed and started again
+    learner stopped, hung   all stacks are written, everything is killed    -> who stood still, where the stacks lie
     first Ctrl-C, SIGTERM   the learner is asked to stop: it finishes the step and exits 0 -> returns
     second                  everything is killed                            -> KeyboardInterrupt
 
@@ -15,10 +17,17 @@ import time
 from typing import Protocol
 
 from launch.child import Child
+from launch.errors import ProcessFailed
 from launch.failure import USER_ERROR, failure, how_it_ended
 from launch.interrupts import Interrupts
 from launch.restarts import Patience, Restarts
+from launch.stalls import stall, stalled, stopped
+from launch.starter import Starter
 from launch.topology import Process, Topology
+from shared.run_dir import RunDir
+
+LAST_PATIENCE = 2.0
+"""A stopped learner is left this many times link.silence_s, so that the actors' own words come first."""
 
 
 class Audience(Protocol):
@@ -40,12 +49,14 @@ class Audience(Protocol):
 class Supervisor:
     """The processes of one run."""
 
-    def __init__(self, plan: Topology, audience: Audience, patience: Patience | None = None) -> None:
+    def __init__(self, plan: Topology, audience: Audience, starter: Starter, patience: Patience | None = None) -> None:
         self.plan = plan
+        self.starter = starter
         self.audience = audience
         self.patience = patience or Patience()
         self.restarts = Restarts(self.patience)
         self.interrupts = Interrupts()
+        self.lease = RunDir(plan.run_dir).lease
         self.stopping = False
         self.children: dict[str, Child] = {}
 
@@ -71,7 +82,7 @@ class Supervisor:
 
     def start(self, process: Process) -> None:
         """Start, or start again."""
-        self.children[process.name] = Child(process)
+        self.children[process.name] = Child(process, self.starter)
 
     @property
     def learner(self) -> Child:
@@ -82,32 +93,59 @@ class Supervisor:
         """Whether it exited well; raises if it failed."""
         code = self.learner.exit_code()
         if code is None:
+            self.bear_with_learner()
             return False
+        if sentence := stall(self.learner, code, self.lease):
+            raise self.standstill(sentence)
         # A learner that is still loading has no handler for SIGTERM yet, and nothing to finish.
         if code != 0 and not (self.stopping and code == -signal.SIGTERM):
             raise failure(self.learner, code, self.restarts.steps_done)
         return True
+
+    def bear_with_learner(self) -> None:
+        """A stopped learner has no other cure; its actors, whose wait ends first, say what they waited for."""
+        stopped_s = self.learner.stopped_s()
+        if stopped_s is not None and stopped_s > LAST_PATIENCE * self.patience.silence_s:
+            raise self.standstill(stopped(self.learner, stopped_s))
+
+    def standstill(self, sentence: str) -> ProcessFailed:
+        """The error for a run in which nothing moves."""
+        return stalled(sentence, self.restarts.steps_done, list(self.children.values()))
 
     def look_after(self, actor: Process) -> None:
         """Notice a death, and start again what is due."""
         child = self.children[actor.name]
         code = child.exit_code()
         if code is None:
+            self.give_up_if_stopped(child)
             return
         if not self.restarts.noticed(actor.name):
             self.mourn(child, code)
         if self.restarts.take_due(actor.name, time.monotonic()):
             self.start(actor)
 
+    def give_up_if_stopped(self, actor: Child) -> None:
+        """The learner has forgotten an actor that was stopped for so long."""
+        stopped_s = actor.stopped_s()
+        if stopped_s is not None and stopped_s > self.patience.silence_s:
+            actor.given_up = stopped(actor, stopped_s)
+            actor.write_stacks()
+            actor.kill()
+
     def mourn(self, child: Child, code: int) -> None:
         """Clear up after a dead actor and plan its next life, if it gets one."""
         child.kill()
+        sentence = child.given_up or stall(child, code, self.lease)
+        stopped_s = self.learner.stopped_s()
+        if sentence and stopped_s is not None:
+            raise self.standstill(f"{sentence}; {stopped(self.learner, stopped_s)}")
         may_live = self.restarts.plan(child.name, code, time.monotonic())
         if code == USER_ERROR or not may_live:
             raise failure(child, code, self.restarts.steps_done)
         if code != 0:
             count, limit = self.restarts.deaths[child.name], self.patience.restarts
-            self.audience.note(f"{child.name} {how_it_ended(code)}; starting it again ({count} of {limit})")
+            how = f"{sentence} (stacks: {child.process.stacks})" if sentence else f"{child.name} {how_it_ended(code)}"
+            self.audience.note(f"{how}; starting it again ({count} of {limit})")
 
     def inform(self) -> None:
         """News to the audience: log lines, then the picture."""
@@ -140,3 +178,4 @@ class Supervisor:
         """SIGKILL to every process group of the run."""
         for child in self.children.values():
             child.kill()
+        self.starter.close()

@@ -1,7 +1,7 @@
 """Which processes a configuration means: argv, environment and log of each. Pure; starts nothing.
 
-Today one learner and one actor on one machine. More actors on other machines start by hand with
-`python -m actor --connect`; they need no line here, since the learner lets in whoever holds the key.
+Today one learner and one actor on one machine. More actors start by hand with `python -m actor`, here or elsewhere;
+they need no line here, since the learner lets in every key that `python -m launch key` made.
 """
 
 import sys
@@ -27,6 +27,11 @@ class Process:
     """CPU threads it may use."""
     log: Path
     """File that takes its stdout and stderr."""
+
+    @property
+    def stacks(self) -> Path:
+        """File that takes its stacks when it is asked for them, or stands still."""
+        return self.log.with_name(f"stacks-{self.name}.txt")
 
 
 @dataclass(frozen=True, kw_only=True)

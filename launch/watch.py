@@ -1,13 +1,15 @@
 """What is known about a running run, read from metrics.jsonl as it grows.
 
 One JSON object a line, one line a step (`shared/metrics.py`). Keys that are missing or null count as not a number and
-are shown as a dash; a line that is no JSON (a power cut may leave zeros) is passed over: a picture must not end a run.
+are shown as a dash; a line that is no such object (a power cut may leave zeros) is passed over:
+a picture must not end a run.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from launch.growing_file import GrowingFile
 
@@ -40,14 +42,14 @@ class Watch:
 def parsed(line: str) -> list[Row]:
     """The row in a line, if it is one."""
     try:
-        return [json.loads(line)]
-    except ValueError:
+        return [msgspec.json.decode(line, type=dict[str, float | None])]
+    except (ValueError, RecursionError):
         return []
 
 
 def step_of(row: Row) -> int:
     """Its number, counted from 1."""
-    return int(row["step"] or 0)
+    return int(row.get("step") or 0)
 
 
 def value(row: Row, key: str) -> float:
