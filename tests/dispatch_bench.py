@@ -54,6 +54,9 @@ class NotedRecorder:
         self.recorded += [groups.order_id for groups in answers]
         self.events += [f"record {groups.order_id}" for groups in answers]
 
+    def holds(self, order_id: str) -> bool:
+        return order_id in self.recorded or order_id in self.known
+
 
 class Bench:
     """A dispatcher at one end of a wire in memory; `events` is what it sent and recorded, in order."""

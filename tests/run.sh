@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every check of the project, after the set-up with development tools. All stages run; any failure fails the call.
 #
-#   tests/run.sh                      format, lint, types, unit tests with their coverage, all other tests
+#   tests/run.sh                      format, lint, types, unit tests with their coverage, other tests, chaos
 #   tests/run.sh static               format, lint, types
 #   tests/run.sh unit [PYTEST ARGS]   the tests of one folder below tests/ (unit, integration, ...)
 #   tests/run.sh PYTEST ARGS          whatever pytest understands: a file, -k word, --lf
@@ -36,9 +36,11 @@ everything() {
     # Coverage is asked of the unit tests alone: they must reach every line of the listed files without processes.
     stage unit "$python" -m pytest tests/unit --cov --cov-report=term
     for folder in tests/*/; do
-        [[ $folder == tests/unit/ ]] || ! compgen -G "${folder}test_*.py" >/dev/null || others+=("$folder")
+        [[ $folder == tests/unit/ || $folder == tests/chaos/ ]] && continue
+        ! compgen -G "${folder}test_*.py" >/dev/null || others+=("$folder")
     done
     [[ ${#others[@]} -eq 0 ]] || stage "${others[*]}" "$python" -m pytest "${others[@]}"
+    stage chaos "$python" -m pytest tests/chaos
 }
 
 if [[ $# -eq 0 ]]; then

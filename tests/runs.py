@@ -90,7 +90,7 @@ def processes_of(out: Path, module: str) -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             words = command_line(folder)
-            if f"-m\0{module}\0--run\0{out}" in words:
+            if f"-m {module} --run {out}" in words:
                 found.append(int(folder.name))
     return found
 
@@ -98,7 +98,7 @@ def processes_of(out: Path, module: str) -> list[int]:
 def command_line(folder: Path) -> str:
     """Empty for a process that has just ended."""
     try:
-        return (folder / "cmdline").read_text()
+        return (folder / "cmdline").read_text().replace("\0", " ")
     except OSError:
         return ""
 

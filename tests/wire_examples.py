@@ -39,7 +39,13 @@ MESSAGE_TYPES: tuple[type, ...] = get_args(AnyMessage)
 def policy(num_bytes: int = 5, version: int = 3) -> Policy:
     """An adapter of this many bytes, which are no safetensors file."""
     adapter = np.arange(num_bytes, dtype=np.uint32).astype(np.uint8)
-    return Policy(version=version, adapter=adapter, sha256=hashlib.sha256(adapter.tobytes()).hexdigest())
+    return Policy(
+        version=version,
+        adapter=adapter,
+        sha256=hashlib.sha256(adapter.tobytes()).hexdigest(),
+        canary_ids=np.array([4, 9, 2], np.int32),
+        canary_logprobs=np.array([-3.5, -0.25], np.float32),
+    )
 
 
 def group(**changes: Any) -> Group:

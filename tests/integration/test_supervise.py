@@ -16,6 +16,7 @@ import pytest
 
 from launch.errors import ProcessFailed
 from launch.restarts import Patience, Restarts
+from launch.starter import FreshStarter
 from launch.supervise import Supervisor
 from launch.topology import Process, Topology
 from shared.errors import UserError
@@ -144,7 +145,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_when_the_learner_is_done_the_actor_is_asked_to_stop(folder: Path) -> None:
     listener = Listener()
     learner = "print('hello')\nwait_for('actor0.ready')"
-    Supervisor(plan(folder, learner, ON_TERM + SERVE), listener, QUICK).run()
+    Supervisor(plan(folder, learner, ON_TERM + SERVE), listener, FreshStarter(), QUICK).run()
     assert "learner | hello" in listener.lines
     assert "actor0 | asked to stop" in listener.lines
     assert listener.notes == []
@@ -152,7 +153,7 @@ def test_when_the_learner_is_done_the_actor_is_asked_to_stop(folder: Path) -> No
 
 def test_an_actor_that_does_not_stop_is_killed_with_its_workers(folder: Path) -> None:
     begin = time.monotonic()
-    Supervisor(plan(folder, "wait_for('actor0.ready')", WITH_WORKER + DEAF), Listener(), QUICK).run()
+    Supervisor(plan(folder, "wait_for('actor0.ready')", WITH_WORKER + DEAF), Listener(), FreshStarter(), QUICK).run()
     assert time.monotonic() - begin >= QUICK.grace_s
     assert lives(folder, "worker") == 1
 
@@ -160,7 +161,7 @@ def test_an_actor_that_does_not_stop_is_killed_with_its_workers(folder: Path) ->
 def test_children_have_a_session_of_their_own_and_know_their_parent(folder: Path) -> None:
     learner = "print(os.getsid(0) == os.getpid(), os.getppid())"
     listener = Listener()
-    Supervisor(plan(folder, learner), listener, QUICK).run()
+    Supervisor(plan(folder, learner), listener, FreshStarter(), QUICK).run()
     assert f"learner | True {os.getpid()}" in listener.lines
 
 
@@ -170,7 +171,7 @@ def test_children_have_a_session_of_their_own_and_know_their_parent(folder: Path
 def test_a_crash_of_the_learner_stops_all_and_shows_its_last_words(folder: Path) -> None:
     learner = "wait_for('actor0.ready')\nfor n in range(40): print('line', n)\nraise RuntimeError('lost')"
     with pytest.raises(ProcessFailed) as failed:
-        Supervisor(plan(folder, learner, ON_TERM + SERVE), Listener(steps=lambda: 7), QUICK).run()
+        Supervisor(plan(folder, learner, ON_TERM + SERVE), Listener(steps=lambda: 7), FreshStarter(), QUICK).run()
     text = str(failed.value)
     assert "learner ended with exit code 1 after step 7" in text
     assert str(folder / "logs" / "learner.log") in text
@@ -186,7 +187,7 @@ def test_a_learner_killed_from_outside_is_named_with_the_signal(folder: Path) ->
             os.kill(int((folder / "learner.pids").read_text()), signal.SIGKILL)
 
     with pytest.raises(ProcessFailed, match="learner was ended by SIGKILL"):
-        Supervisor(plan(folder, ON_TERM + SERVE), Listener(kill), QUICK).run()
+        Supervisor(plan(folder, ON_TERM + SERVE), Listener(kill), FreshStarter(), QUICK).run()
 
 
 @pytest.mark.parametrize("who", ["learner", "actor0"])
@@ -196,7 +197,7 @@ def test_a_user_error_comes_up_as_its_own_sentence_and_nothing_is_restarted(fold
     )
     scripts = {"learner": SERVE, "actor0": SERVE} | {who: wrong}
     with pytest.raises(UserError) as failed:
-        Supervisor(plan(folder, scripts["learner"], scripts["actor0"]), Listener(), QUICK).run()
+        Supervisor(plan(folder, scripts["learner"], scripts["actor0"]), Listener(), FreshStarter(), QUICK).run()
     assert str(failed.value) == "there is no model at x; check model.path."
     assert lives(folder, who) == 1
 
@@ -207,7 +208,7 @@ def test_a_program_that_cannot_be_started_leaves_nothing_behind(folder: Path) ->
     )
     topology = Topology(run_dir=folder, endpoint="ipc", learner=child(folder, "learner", SERVE), actors=(broken,))
     with pytest.raises(FileNotFoundError):
-        Supervisor(topology, Listener(), QUICK).run()
+        Supervisor(topology, Listener(), FreshStarter(), QUICK).run()
 
 
 def test_the_words_of_an_earlier_session_are_not_shown(folder: Path) -> None:
@@ -216,7 +217,7 @@ def test_the_words_of_an_earlier_session_are_not_shown(folder: Path) -> None:
     log.write_text("error: stale words\n")
     listener = Listener()
     with pytest.raises(ProcessFailed) as failed:
-        Supervisor(plan(folder, "print('now'); sys.exit(2)"), listener, QUICK).run()
+        Supervisor(plan(folder, "print('now'); sys.exit(3)"), listener, FreshStarter(), QUICK).run()
     assert "stale" not in str(failed.value)
     assert not any("stale" in line for line in listener.lines)
     assert log.read_text().startswith("error: stale words\n")
@@ -228,7 +229,7 @@ def test_the_words_of_an_earlier_session_are_not_shown(folder: Path) -> None:
 def test_a_dead_actor_is_started_again_and_its_workers_are_cleared(folder: Path) -> None:
     actor = WITH_WORKER + "if lives < 3: os._exit(1)\n(here / 'third').touch()\n" + SERVE
     listener = Listener()
-    Supervisor(plan(folder, "wait_for('third')", actor), listener, QUICK).run()
+    Supervisor(plan(folder, "wait_for('third')", actor), listener, FreshStarter(), QUICK).run()
     assert lives(folder, "actor0") == 3
     assert listener.notes == [
         "actor0 ended with exit code 1; starting it again (1 of 5)",
@@ -240,14 +241,14 @@ def test_a_dead_actor_is_started_again_and_its_workers_are_cleared(folder: Path)
 def test_an_actor_killed_by_a_signal_is_started_again(folder: Path) -> None:
     actor = "if lives == 1: os.kill(os.getpid(), signal.SIGKILL)\n(here / 'second').touch()\n" + SERVE
     listener = Listener()
-    Supervisor(plan(folder, "wait_for('second')", actor), listener, QUICK).run()
+    Supervisor(plan(folder, "wait_for('second')", actor), listener, FreshStarter(), QUICK).run()
     assert listener.notes == ["actor0 was ended by SIGKILL; starting it again (1 of 5)"]
 
 
 def test_an_actor_that_keeps_dying_ends_the_run(folder: Path) -> None:
     listener = Listener()
     with pytest.raises(ProcessFailed) as failed:
-        Supervisor(plan(folder, SERVE, "sys.exit('no luck')"), listener, QUICK).run()
+        Supervisor(plan(folder, SERVE, "sys.exit('no luck')"), listener, FreshStarter(), QUICK).run()
     assert "actor0 ended with exit code 1 after step 0" in str(failed.value)
     assert "actor0 | no luck" in str(failed.value)
     assert len(listener.notes) == 5
@@ -257,14 +258,14 @@ def test_an_actor_that_keeps_dying_ends_the_run(folder: Path) -> None:
 def test_steps_in_between_forgive_earlier_deaths(folder: Path) -> None:
     actor = "if lives <= 8: sys.exit(1)\n(here / 'ninth').touch()\n" + SERVE
     listener = Listener(steps=lambda: lives(folder, "actor0"))
-    Supervisor(plan(folder, "wait_for('ninth')", actor), listener, QUICK).run()
+    Supervisor(plan(folder, "wait_for('ninth')", actor), listener, FreshStarter(), QUICK).run()
     assert lives(folder, "actor0") == 9
 
 
 def test_an_actor_that_left_in_peace_is_started_again_only_if_the_learner_goes_on(folder: Path) -> None:
     actor = "if lives == 1: sys.exit(0)\n(here / 'second').touch()\n" + SERVE
     listener = Listener()
-    Supervisor(plan(folder, "wait_for('second')", actor), listener, QUICK).run()
+    Supervisor(plan(folder, "wait_for('second')", actor), listener, FreshStarter(), QUICK).run()
     assert lives(folder, "actor0") == 2
     assert listener.notes == []
 
@@ -298,7 +299,7 @@ def interrupt_when(ready: Path, times: int) -> Callable[[Listener], None]:
 
 def test_the_first_interrupt_lets_the_learner_finish(folder: Path) -> None:
     listener = Listener(interrupt_when(folder / "learner.ready", times=1))
-    Supervisor(plan(folder, ON_TERM + SERVE, ON_TERM + SERVE), listener, QUICK).run()
+    Supervisor(plan(folder, ON_TERM + SERVE, ON_TERM + SERVE), listener, FreshStarter(), QUICK).run()
     assert listener.notes == ["finishing the step; Ctrl-C again stops at once"]
     assert "learner | asked to stop" in listener.lines
 
@@ -306,18 +307,18 @@ def test_the_first_interrupt_lets_the_learner_finish(folder: Path) -> None:
 def test_the_second_interrupt_stops_at_once(folder: Path) -> None:
     listener = Listener(interrupt_when(folder / "learner.ready", times=2))
     with pytest.raises(KeyboardInterrupt):
-        Supervisor(plan(folder, DEAF, WITH_WORKER + DEAF), listener, QUICK).run()
+        Supervisor(plan(folder, DEAF, WITH_WORKER + DEAF), listener, FreshStarter(), QUICK).run()
 
 
 def test_a_learner_that_is_still_loading_is_simply_stopped(folder: Path) -> None:
     listener = Listener(interrupt_when(folder / "learner.ready", times=1))
-    Supervisor(plan(folder, "(here / 'learner.ready').touch()\n" + SERVE), listener, QUICK).run()
+    Supervisor(plan(folder, "(here / 'learner.ready').touch()\n" + SERVE), listener, FreshStarter(), QUICK).run()
     assert listener.notes == ["finishing the step; Ctrl-C again stops at once"]
 
 
 def test_handlers_are_put_back(folder: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    Supervisor(plan(folder, "pass"), Listener(), QUICK).run()
+    Supervisor(plan(folder, "pass"), Listener(), FreshStarter(), QUICK).run()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
@@ -326,10 +327,11 @@ def test_handlers_are_put_back(folder: Path) -> None:
 LAUNCHER = """
 import sys
 from pathlib import Path
+from launch.starter import FreshStarter
 from launch.supervise import Supervisor
 from tests.integration.test_supervise import DEAF, QUICK, WITH_WORKER, Listener, plan
 folder = Path(sys.argv[1])
-Supervisor(plan(folder, DEAF, DEAF), Listener(), QUICK).run()
+Supervisor(plan(folder, DEAF, DEAF), Listener(), FreshStarter(), QUICK).run()
 """
 
 

@@ -1,16 +1,19 @@
-"""An actor that samples from other weights than it says is caught by the log-probs, before the run builds on it."""
+"""An actor that holds other weights than it says is caught: by the canary before it samples, or by its samples."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from actor.installer import CanaryMismatch
 from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.local_desk import LocalDesk
 from learner.batch import StepBatch
 from learner.ledger import Ledger, Mismatch
 from learner.loop import train
+from learner.past import Past
+from learner.quarantine import KeptBatch
 from learner.wiring import build_parts, build_state, load_model
 from protocol.messages import Groups
 from shared.config import Config
@@ -26,7 +29,7 @@ class SpoiledEngine:
     def __init__(self, config: Config, spoil: Callable[[int], bool]) -> None:
         self.engine, self.prompter = build_engine(config)
         self.identity = self.engine.identity
-        self.generate, self.sleep = self.engine.generate, self.engine.sleep
+        self.generate, self.sleep, self.score = self.engine.generate, self.engine.sleep, self.engine.score
         self.wake, self.memory = self.engine.wake, self.engine.memory
         self.skip = spoil
 
@@ -46,14 +49,18 @@ class Rows:
         """One row."""
         self.rows.append(metrics)
 
-    def checkpoint(self, step: int, wall_s: float, score: float) -> None:
+    def quarantine(self, batch: KeptBatch) -> None:
+        """Not kept."""
+
+    def checkpoint(self, step: int, past: Past) -> None:
         """Not kept."""
 
 
-def run(tmp_path: Path, skip: Callable[[int], bool]) -> list[StepMetrics]:
+def run(tmp_path: Path, skip: Callable[[int], bool], *more: str) -> list[StepMetrics]:
     """Four steps with an engine that skips some installs."""
     sets = ("run.steps=4", "rollout.prompts=4", "optimizer.lr=0.01", "eval.problems=0", "loss.max_mismatch=0.001")
-    config = load_config("embedded", sets)
+    # Without lag: only samples of the current version must agree with it.
+    config = load_config("embedded", (*sets, "pipeline.max_lag=0", *more))
     engine = SpoiledEngine(config, skip)
     scorer = ScriptedScorer(lambda ids: sum(ids) % 2 == 0)
     model = load_model(config)
@@ -61,7 +68,7 @@ def run(tmp_path: Path, skip: Callable[[int], bool]) -> list[StepMetrics]:
     state = build_state(model, desk)
     desk.publish(state.publisher.versions[0], oldest_needed=0)
     books = Rows()
-    ledger = Ledger(config, books, spent_s=0.0, stop=lambda: False)
+    ledger = Ledger(config, books, Past(), stop=lambda: False)
     train(build_parts(model, state, desk, ledger, tmp_path / "lease"), 0, config.run.steps)
     return books.rows
 
@@ -73,4 +80,9 @@ def test_the_right_adapter_agrees_to_rounding(tmp_path: Path) -> None:
 
 def test_a_stale_adapter_stops_the_run_and_says_what_to_look_for(tmp_path: Path) -> None:
     with pytest.raises(Mismatch, match=r"Step 3: .*stale adapter"):
+        run(tmp_path, lambda version: version == 2, "guard.canary_tokens=0")
+
+
+def test_the_canary_stops_it_before_anything_is_sampled(tmp_path: Path) -> None:
+    with pytest.raises(CanaryMismatch, match=r"Policy 2 is not what this actor holds"):
         run(tmp_path, skip=lambda version: version == 2)

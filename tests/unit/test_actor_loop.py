@@ -47,6 +47,9 @@ class MemoryRecorder:
     def record(self, answers: Sequence[Groups]) -> None:
         self.recorded += [groups.order_id for groups in answers]
 
+    def holds(self, order_id: str) -> bool:
+        return order_id in self.recorded
+
 
 def act(dial: DialPort, actor_id: str, engine: ScriptedEngine, lease: Path) -> None:
     """The life of an actor."""
@@ -118,12 +121,12 @@ def test_who_answers_makes_no_difference(tmp_path: Path) -> None:
 def test_the_same_over_real_sockets_with_keys(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.mkdir(mode=0o700)
-    create_keys(keys)
+    create_keys(keys, ["actor0", "actor1"])
     endpoint = local_endpoint(tmp_path)
     engines = [ScriptedEngine(), ScriptedEngine()]
 
     def dial(actor_id: str) -> ActorPort:
-        return ZmqActorPort(endpoint, actor_id, load_actor_key(keys / "actor.json"))
+        return ZmqActorPort(endpoint, load_actor_key(keys / f"{actor_id}.json"))
 
     port = ZmqLearnerPort(endpoint, load_learner_keys(keys))
     try:

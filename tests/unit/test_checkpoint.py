@@ -62,15 +62,16 @@ def test_every_changed_byte_of_every_file_is_found_and_the_previous_used(
     for file in sorted(store.path(2).iterdir()):
         data = file.read_bytes()
         for position in range(len(data)):
-            changed = bytearray(data)
-            changed[position] ^= 1
-            file.write_bytes(changed)
-            caplog.clear()
-            assert store.load_latest() == checkpoint(1)
-            [record] = caplog.records
-            assert record.levelno == logging.WARNING
-            assert str(file) in record.getMessage()
-            assert record.getMessage().endswith("the checkpoint of step 1 is used instead.")
+            for bit in (0, 7):
+                changed = bytearray(data)
+                changed[position] ^= 1 << bit
+                file.write_bytes(changed)
+                caplog.clear()
+                assert store.load_latest() == checkpoint(1)
+                [record] = caplog.records
+                assert record.levelno == logging.WARNING
+                assert str(file) in record.getMessage()
+                assert record.getMessage().endswith("the checkpoint of step 1 is used instead.")
         file.write_bytes(data)
     assert store.load_latest() == checkpoint(2)
 
@@ -233,3 +234,28 @@ def test_the_best_one_can_be_asked_for(tmp_path: Path) -> None:
     for step, score in ((1, 0.5), (2, 0.9), (3, 0.7)):
         store.save(Checkpoint(step=step, files={"a": b"%d" % step}), score=score)
     assert store.load_best() == Checkpoint(step=2, files={"a": b"2"})
+
+
+def test_the_oldest_whole_one_from_a_step_on(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    assert (store.load_oldest(0), store.oldest_kept(0)) == (None, 0)
+    for step in (10, 20, 30):
+        assert store.oldest_kept(step - 10) == 0
+        store.save(checkpoint(step), score=1 / step)
+    assert [store.oldest_kept(saved) for saved in (20, 30)] == [0, 10]
+    assert (store.load_oldest(0), store.load_oldest(11), store.load_oldest(31)) == (
+        checkpoint(10),
+        checkpoint(20),
+        None,
+    )
+    (store.path(20) / "empty").write_bytes(b"no more")
+    assert store.load_oldest(11) == checkpoint(30)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"{}", b"[]", b'{"step": '])
+def test_a_damaged_note_of_the_best_is_told(tmp_path: Path, content: bytes) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    store.save(checkpoint(1), score=0.5)
+    (tmp_path / "best.json").write_bytes(content)
+    with pytest.raises(DamageError, match=r"best\.json does not name a checkpoint"):
+        store.load_best()

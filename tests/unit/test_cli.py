@@ -11,13 +11,14 @@ import pytest
 from launch.__main__ import main
 from launch.cli import parse
 from launch.run import default_folder
+from protocol.security import load_actor_key
 from shared.config_load import config_from_json
 from shared.errors import UserError
 from shared.run_dir import RunDir
 from tests.run_files import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("run", "resume", "replay", "eval", "generate")
+COMMANDS = ("run", "resume", "replay", "eval", "key", "generate", "doctor")
 WITH_MODULES = """
 import sys
 from launch.__main__ import main
@@ -58,6 +59,8 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (("run", "--set", "optimizer.lrr=1"), 2),
         (("run", "no-such-preset"), 2),
         (("resume", "no-such-folder"), 2),
+        (("doctor", "--help"), 0),
+        (("doctor", "--set", "optimizer.lrr=1"), 2),
     ],
 )
 def test_answers_within_a_second_and_without_torch(argv: tuple[str, ...], code: int) -> None:
@@ -94,10 +97,16 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["run", "--steps", "0"], "run.steps = 0 is not allowed"),
         (["run", "--steps", "many"], 'run.steps = "many" is not allowed'),
         (["run", "--seed", "-1"], "run.seed = -1 is not allowed"),
+        (["doctor", "no-such-preset"], "no preset and no file named 'no-such-preset'"),
+        (["doctor", "--steps", "3"], "--steps"),
         (["resume"], "DIR"),
         (["resume", "no-such-folder"], "no-such-folder is not a run directory"),
         (["resume", "x", "--steps", "0"], "got '0', expected a whole number of at least 1"),
+        (["resume", "x", "--on-fault", "ignore"], "'ignore'"),
         (["replay", "no-such-folder"], "no-such-folder is not a run directory"),
+        (["replay"], "--batch"),
+        (["replay", "x", "--batch", "y"], "not allowed with"),
+        (["replay", "--batch", "no-such-file"], "no-such-file cannot be read"),
         (["eval", "no-such-folder"], "no-such-folder is not a run directory"),
         (["eval", "x", "--problems", "-3"], "got '-3', expected a whole number"),
         (["generate", "no-such-folder", "--prompt", "x"], "no-such-folder is not a run directory"),
@@ -160,8 +169,24 @@ def test_prepare_makes_config_and_keys_and_nothing_runs(tmp_path: Path, capsys: 
     assert main(["run", "--prepare", "--out", str(out)]) == 0
     assert f"launch resume {out}" in capsys.readouterr().out
     assert json.loads((out / "run.json").read_bytes())["run_id"]
-    assert {file.stat().st_mode & 0o777 for file in (out / "keys").iterdir()} == {0o600}
+    keys = out / "keys"
+    assert {file.name for file in keys.iterdir()} == {"learner.json", "actor0.json", "allowed"}
+    assert {file.stat().st_mode & 0o777 for file in keys.rglob("*.json")} == {0o600}
     assert list((out / "logs").iterdir()) == []
+
+
+def test_a_key_for_one_more_actor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main(["run", "--prepare", "--out", str(out), "--set", "link.endpoint=tcp://box:5757"]) == 0
+    capsys.readouterr()
+    assert main(["key", str(out), "gpu-box"]) == 0
+    told = capsys.readouterr().out
+    assert f"python -m actor --run {out} --id gpu-box" in told
+    assert "python -m actor --connect tcp://box:5757 --key gpu-box.json --config config.json" in told
+    assert f"rm {out / 'keys' / 'allowed' / 'gpu-box.json'}" in told
+    assert load_actor_key(out / "keys" / "gpu-box.json").actor_id == "gpu-box"
+    assert "gpu-box.json exists" in refused(["key", str(out), "gpu-box"], capsys)
+    assert "is no name for an actor" in refused(["key", str(out), "a/b"], capsys)
 
 
 def test_the_default_folder_names_preset_and_time() -> None:

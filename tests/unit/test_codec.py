@@ -202,8 +202,10 @@ def test_a_missing_and_an_unknown_field_are_refused(message: AnyMessage) -> None
 
 
 def test_another_version_is_named_beside_ours() -> None:
-    newer = [to_msgpack({"version": 2, "whatever": "else"})]
-    with pytest.raises(VersionMismatch, match=f"version 2 and this side speaks {PROTOCOL_VERSION};"):
+    newer = [to_msgpack({"version": PROTOCOL_VERSION + 1, "whatever": "else"})]
+    with pytest.raises(
+        VersionMismatch, match=f"version {PROTOCOL_VERSION + 1} and this side speaks {PROTOCOL_VERSION};"
+    ):
         decode(newer)
     with pytest.raises(VersionMismatch):
         decode(forge("Drain", {}, version=0))
@@ -282,11 +284,11 @@ def test_a_body_frame_that_is_too_large() -> None:
 
 def test_a_header_frame_that_is_too_large() -> None:
     """At the limit it is parsed; one byte more and it is not, however well it would parse."""
-    start = to_msgpack({"version": 1, "type": "Drain", "crc32": 0})
+    start = to_msgpack({"version": PROTOCOL_VERSION, "type": "Drain", "crc32": 0})
     overhead = len(start) + len(b"\xa1x\xd9\x00")
     for excess, said in ((0, "unknown field"), (1, "header frame has 257")):
         text = "y" * (limits.MAX_HEADER_BYTES - overhead + excess)
-        header = to_msgpack({"version": 1, "type": "Drain", "crc32": 0, "x": text})
+        header = to_msgpack({"version": PROTOCOL_VERSION, "type": "Drain", "crc32": 0, "x": text})
         assert len(header) == limits.MAX_HEADER_BYTES + excess
         with pytest.raises(MalformedMessage, match=said):
             decode([header, b"\x80", b""])

@@ -109,7 +109,7 @@ def test_every_copied_source_exists_and_is_let_through(stages: dict[str, Stage])
 
 def test_the_image_holds_the_five_packages_and_no_tests(stages: dict[str, Stage]) -> None:
     copied = {value.split()[0] for value in stages["sources"].values("COPY")}
-    assert copied == {"protocol", "shared", "actor", "learner", "launch", ".github/LICENSE"}
+    assert copied == {"protocol", "shared", "actor", "learner", "launch", ".github/LICENSE", "pyproject.toml"}
 
 
 def test_services_and_their_targets(services: dict[str, Any]) -> None:
@@ -147,7 +147,7 @@ def test_the_actor_gets_its_key_as_a_secret_and_no_other(
     command = services[f"actor{suffix}"]["command"]
     assert services[f"actor{suffix}"]["secrets"] == ["actor_key"]
     assert command[command.index("--key") + 1] == "/run/secrets/actor_key"
-    assert compose["secrets"]["actor_key"]["file"].endswith("/keys/actor.json")
+    assert compose["secrets"]["actor_key"]["file"].endswith("/keys/actor0.json")
     assert "/run/tandem/keys" in services[f"actor{suffix}"]["tmpfs"], "the run directory's keys are covered"
     assert "secrets" not in services[f"learner{suffix}"]
     assert "/run/tandem/keys" not in services[f"learner{suffix}"]["tmpfs"]

@@ -90,7 +90,7 @@ def test_os_write_may_be_short() -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     with pytest.raises(BlockingIOError):
-        write_all(write_end, b"x" * 10_000_000)
+        write_all(write_end, b"x" * 10_000_000, Path("pipe"))
     taken = len(os.read(read_end, 10_000_000))
     assert 0 < taken < 10_000_000, "the pipe took a part and the rest was tried again"
     os.close(read_end)

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from learner.batch import step_batch, teaching_samples
+from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.update import Update
 from shared.config import BatchConfig, Config, LossConfig
@@ -117,7 +118,8 @@ def test_masked_tokens_never_meet_the_head(checkpoint: Path, fraction: float) ->
     policy = tiny_policy(checkpoint)
     groups = [tiny_group([1.0, 0.0], [5, 11], group_id=f"g{i}", seed=i) for i in range(3)]
     batch = step_batch(teaching_samples(groups, config), 0, config)
-    update = Update(policy, Optimizer(policy.adapter.parameters(), config.optimizer, 10), config, nothing)
+    optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, 10)
+    update = Update(policy, optimizer, Norms(config.guard), config, nothing)
     with HeadRows() as seen:
         update.apply(0, batch)
     assert sum(seen.multiplied) == 2 * math.ceil(fraction * 48)

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from learner.batch import StepBatch, step_batch, teaching_samples
 from learner.ledger import Ledger, Mismatch
+from learner.past import Past
+from learner.quarantine import KeptBatch
 from learner.update import UpdateStats
 from protocol.messages import Groups, Timings
 from shared.config import CheckpointConfig, Config, LossConfig, RunConfig
@@ -24,6 +27,7 @@ AGREED = UpdateStats(
     mismatch=np.full(4, 0.01),
     weight_sum=1.0,
 )
+FRESH = Past()
 DISAGREED = replace(AGREED, mismatch=np.array([0.0, 0.0, 0.0, 0.3]))
 
 
@@ -33,12 +37,17 @@ class NotedBooks:
     def __init__(self) -> None:
         self.rows: list[StepMetrics] = []
         self.saved: list[tuple[int, float]] = []
+        self.past = FRESH
 
     def step(self, step: int, metrics: StepMetrics, answers: Sequence[Groups], batch: StepBatch) -> None:
         self.rows.append(metrics)
 
-    def checkpoint(self, step: int, wall_s: float, score: float) -> None:
-        self.saved.append((step, score))
+    def quarantine(self, batch: KeptBatch) -> None:
+        """Not kept."""
+
+    def checkpoint(self, step: int, past: Past) -> None:
+        self.saved.append((step, past.score))
+        self.past = past
 
 
 def answer(version: int, scores: Sequence[float] = (1.0, 0.0)) -> Groups:
@@ -60,8 +69,8 @@ def record(
     ledger.record(step, answers, step_batch(teaching_samples(answers[0].groups, CONFIG), 0, CONFIG), stats)
 
 
-def ledger_over(books: NotedBooks, stop: Callable[[], bool] = lambda: False, spent_s: float = 0.0) -> Ledger:
-    return Ledger(CONFIG, books, spent_s, stop)
+def ledger_over(books: NotedBooks, stop: Callable[[], bool] = lambda: False, past: Past = FRESH) -> Ledger:
+    return Ledger(CONFIG, books, past, stop)
 
 
 def test_each_step_is_a_row() -> None:
@@ -91,6 +100,20 @@ def test_a_checkpoint_is_scored_by_the_mean_of_the_last_five_steps() -> None:
     assert [score for _, score in books.saved] == pytest.approx(
         [np.mean(means[:3]), np.mean(means[1:6]), np.mean(means[2:7])]
     )
+
+
+@pytest.mark.parametrize("lives", [[3, 7], [6, 7]])
+def test_a_checkpoint_scores_the_same_after_a_resume(lives: list[int]) -> None:
+    undisturbed, resumed = NotedBooks(), NotedBooks()
+    means = [0.0, 0.25, 0.5, 0.75, 1.0, 0.75, 0.25]
+    ledger = ledger_over(undisturbed)
+    for step, mean in enumerate(means):
+        record(ledger, step, mean=mean)
+    for begin, end in pairwise([0, *lives]):
+        ledger = ledger_over(resumed, past=resumed.past)
+        for step in range(begin, end):
+            record(ledger, step, mean=means[step])
+    assert resumed.saved == undisturbed.saved
 
 
 def test_asked_to_stop_it_saves_at_once() -> None:
@@ -131,7 +154,7 @@ def test_a_step_without_an_update_passes_the_gate() -> None:
 
 def test_time_goes_on_from_earlier_lives() -> None:
     books = NotedBooks()
-    ledger = ledger_over(books, spent_s=1000.0)
+    ledger = ledger_over(books, past=Past(wall_s=1000.0))
     ledger.begin()
     with ledger.updating():
         pass

@@ -9,6 +9,7 @@ from actor.link import Link
 from protocol.errors import HandshakeRefused, PeerTimeout
 from protocol.memory_transport import MemoryActorPort, MemoryHub
 from protocol.messages import (
+    PROTOCOL_VERSION,
     Ack,
     AnyMessage,
     Bye,
@@ -20,6 +21,7 @@ from protocol.messages import (
     Welcome,
 )
 from tests.fakes import filled, scripted_identity, toy_orders, toy_policy
+from tests.wire_examples import forge
 
 FOREVER_S = 3600.0
 
@@ -205,6 +207,17 @@ def wait_for(table: Table, kind: type) -> AnyMessage:
     raise AssertionError(f"no {kind.__name__} came")
 
 
+def test_an_order_whose_policy_was_lost_is_taken_when_both_come_again() -> None:
+    table = Table()
+    table.join(heartbeat_s=0.04)
+    (first,) = toy_orders(0, version=0)
+    (second,) = toy_orders(1, version=1)
+    for sent in ((second, toy_policy(0), first), (toy_policy(1), second)):
+        table.say(*sent)
+        taken = table.link.next_order()
+        assert taken and (taken[0].order_id, taken[1].version) == (sent[-1].order_id, sent[-2].version)
+
+
 def test_a_welcome_of_another_run_is_refused() -> None:
     table = Table()
     table.join()
@@ -284,3 +297,15 @@ def test_the_learners_heartbeat_ends_silence() -> None:
     table.link.receive(0)
     assert table.link.heard_at > before
     assert table.link.orders == type(table.link.orders)([])
+
+
+def test_what_was_damaged_on_its_way_is_as_good_as_lost_once_the_learner_is_known() -> None:
+    table = Table()
+    (order,) = toy_orders(0)
+    noise = ([b"noise"], forge("Ack", {"order_id": "x"}, version=PROTOCOL_VERSION + 1))
+    table.join()
+    for frames in noise:
+        table.port.inbox.put(frames)
+    table.say(toy_policy(0), order)
+    work = table.link.next_order()
+    assert work is not None and work[0].order_id == order.order_id

@@ -12,7 +12,7 @@ from torch import nn
 from shared.adapter_file import adapter_bytes, adapter_config, digest, install_adapter, layout_digest
 from shared.config import LoraConfig
 from shared.errors import DamageError, ModelError
-from shared.lora import FrozenLinear, LoraLinear, held_matmul
+from shared.lora import FrozenLinear, HeldMatmul, LoraLinear
 from shared.policy import Policy
 from tests import reference
 from tests.fakes import dense_twin, hidden_of, shake, tiny_policy
@@ -34,13 +34,42 @@ def logits(policy: Policy) -> torch.Tensor:
 def test_one_layer_is_the_formula() -> None:
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(5, 7, generator=generator), torch.randn(5, generator=generator)
-    layer = LoraLinear(FrozenLinear(held_matmul(weight), bias), (5, 7), rank=3, scale=12.0 / 3)
+    layer = LoraLinear(FrozenLinear(HeldMatmul(weight), bias), (5, 7), rank=3, scale=12.0 / 3)
     a, b = torch.randn(3, 7, generator=generator), torch.randn(5, 3, generator=generator)
     layer.lora_A, layer.lora_B = nn.Parameter(a), nn.Parameter(b)
     x = torch.randn(4, 7, generator=generator)
     expected = reference.lora(x.double(), weight.double(), bias.double(), a.double(), b.double(), alpha=12.0)
     torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(layer(x.view(2, 2, 7)).view(4, 5), layer(x))
+
+
+def test_a_folded_layer_agrees_with_the_unfolded_one_until_it_is_switched_off() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(5, 7, generator=generator), torch.randn(5, generator=generator)
+    layer = LoraLinear(FrozenLinear(HeldMatmul(weight), bias), (5, 7), rank=3, scale=4.0)
+    layer.lora_A.data.normal_(generator=generator)
+    x = torch.randn(2, 4, 7, generator=generator)
+    base = layer(x)
+    layer.fold()
+    assert torch.equal(layer(x), base), "B = 0 adds nothing"
+    layer.lora_B.data.normal_(generator=generator)
+    assert torch.equal(layer(x), base), "folded is a copy of one version"
+    layer.fold()
+    folded, layer.folded = layer(x), None
+    torch.testing.assert_close(folded, layer(x))
+    assert not torch.allclose(folded, base)
+    layer.fold()
+    layer.enabled = False
+    assert torch.equal(layer(x), base)
+
+
+def test_only_full_precision_folds(checkpoint: Path) -> None:
+    half = LoraLinear(FrozenLinear(HeldMatmul(torch.ones(5, 7, dtype=torch.bfloat16)), None), (5, 7), rank=3, scale=4.0)
+    half.fold()
+    assert half.folded is None
+    policy = tiny_policy(checkpoint, dequantize="each_call")
+    policy.adapter.fold()
+    assert all(layer.folded is None for layer in policy.adapter.layers.values())
 
 
 def test_a_new_adapter_is_the_base_bit_for_bit(checkpoint: Path) -> None:

@@ -11,12 +11,13 @@ import pytest
 from protocol.messages import Outcome
 from shared.files import LineLog
 from shared.metrics import MetricsLog, StepMetrics
+from tests.disk_faults import list_calls
 
 CONTRACT = """
-step time_s reward/mean outcome/correct outcome/wrong outcome/unparsable outcome/truncated outcome/timeout outcome/error
-outcome/abstain groups/dropped groups/total entropy/mean mask/fraction ratio/mean clip/fraction mismatch/mean
-mismatch/p99 kl grad_norm lr length/mean truncated tokens_per_s time/rollout_s time/verify_s time/update_s time/idle_s
-time/step_s mem/actor_mb mem/learner_mb weight/sum policy/version
+step time_s reward/mean outcome/correct outcome/wrong outcome/unparsable outcome/truncated outcome/timeout
+outcome/error outcome/abstain groups/dropped groups/quarantined groups/total entropy/mean mask/fraction ratio/mean
+clip/fraction mismatch/mean mismatch/p99 kl grad_norm lr length/mean truncated tokens_per_s time/rollout_s
+time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum policy/version
 """
 
 
@@ -62,3 +63,9 @@ def test_resume_leaves_one_row_a_step(tmp_path: Path) -> None:
             log.log(metrics(step, kl=float(first)))
     rows = [json.loads(line) for line in (tmp_path / "m").read_text().splitlines()]
     assert [(row["step"], row["kl"]) for row in rows] == [(1, 1.0), (2, 1.0), (3, 3.0), (4, 3.0), (5, 3.0)]
+
+
+def test_rows_are_written_at_once_and_synced_when_asked(tmp_path: Path) -> None:
+    log = MetricsLog(LineLog(tmp_path / "m"))
+    assert list_calls(lambda: log.log(metrics(1))) == ["write"]
+    assert list_calls(log.sync) == ["fsync"]

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from shared.base_cache import WEIGHTS, CachedBase, cached_base, is_decoder_linear
 from shared.config import ModelConfig
 from shared.errors import ModelError
-from shared.lora import nf4_matmul
+from shared.lora import EachCallMatmul
 from shared.nf4 import from_tensors, quantize
 from tests import reference
 from tests.fakes import CPU, dense_twin, hidden_of, tiny_checkpoint, tiny_policy
@@ -83,7 +83,7 @@ def test_the_layer_is_a_plain_one_on_dequantised_values(leading: tuple[int, ...]
     x = torch.randn(*leading, columns, generator=torch.Generator().manual_seed(1))
     arriving = torch.randn(*leading, 48, generator=torch.Generator().manual_seed(2))
     ours, plain = x.clone().requires_grad_(), x.clone().requires_grad_()
-    y, expected = nf4_matmul(quantised)(ours), F.linear(plain, dense)
+    y, expected = EachCallMatmul(quantised)(ours, None), F.linear(plain, dense)
     y.backward(arriving)
     expected.backward(arriving)
     assert torch.equal(y, expected)
@@ -100,7 +100,7 @@ def test_a_layer_keeps_no_dense_weight_between_forward_and_backward() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        nf4_matmul(quantised)(torch.ones(3, 64, requires_grad=True)).sum().backward()
+        EachCallMatmul(quantised)(torch.ones(3, 64, requires_grad=True), None).sum().backward()
     assert not [tensor for tensor in saved if tensor.numel() >= 48 * 64]
 
 

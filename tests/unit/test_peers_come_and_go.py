@@ -5,6 +5,7 @@ import time
 import pytest
 
 from protocol.errors import PeerTimeout
+from protocol.limits import MAX_MESSAGES_A_PUMP
 from protocol.messages import (
     PROTOCOL_VERSION,
     Bye,
@@ -54,11 +55,61 @@ def test_a_restarted_actor_gets_its_former_orders_first() -> None:
     former = bench.actor("a", 2)
     bench.dispatcher.submit(orders)
     assert orders_in(former) == ids(orders)[:2]
+    former.close()
     restarted = bench.actor("a", 3)
     policy, *sent = inbox(restarted)
     assert isinstance(policy, Policy)
     assert [message.order_id for message in sent if isinstance(message, Order)] == ids(orders)[:3]
     assert len(bench.dispatcher.peers.by_address) == 1
+
+
+def test_a_second_live_actor_of_one_id_is_refused_and_the_first_keeps_its_orders() -> None:
+    bench, orders = Bench(), toy_orders(count=2)
+    first = bench.actor("a", 2)
+    bench.dispatcher.submit(orders)
+    second = bench.hub.actor_port("a")
+    for _ in range(3):
+        second.send(hello_of(scripted_identity(), "a"))
+        bench.dispatcher.pump()
+        assert inbox(second) == []
+    first.send(Heartbeat(phase="decoding"))
+    second.send(hello_of(scripted_identity(), "a"))
+    bench.dispatcher.pump()
+    bench.dispatcher.pump()
+    second.send(hello_of(scripted_identity(), "a"))
+    bench.dispatcher.pump()
+    (refusal,) = inbox(second)[:1]
+    assert isinstance(refusal, Refused) and "An actor a is here and alive; give this one a key" in refusal.reason
+    assert orders_in(first) == ids(orders)
+    bench.deliver(first, *(filled(order, POLICY) for order in orders))
+    assert bench.recorder.recorded == ids(orders)
+
+
+def test_who_waits_behind_a_silent_life_gets_its_place() -> None:
+    bench, orders = Bench(silence_s=0.1), toy_orders(count=2)
+    bench.actor("a", 2)
+    bench.dispatcher.submit(orders)
+    second = bench.hub.actor_port("a")
+    second.send(hello_of(scripted_identity(), "a"))
+    bench.dispatcher.pump()
+    assert inbox(second) == []
+    time.sleep(0.15)
+    bench.dispatcher.pump()
+    second.send(hello_of(scripted_identity(), "a"))
+    bench.dispatcher.pump()
+    welcome, _, *sent = inbox(second)
+    assert isinstance(welcome, Welcome)
+    assert [message.order_id for message in sent if isinstance(message, Order)] == ids(orders)
+
+
+def test_a_pump_ends_however_much_there_is() -> None:
+    """Whoever talks without end does not keep the learner from its work."""
+    bench = Bench()
+    actor = bench.actor()
+    for _ in range(MAX_MESSAGES_A_PUMP + 1):
+        actor.send(Heartbeat(phase="talking"))
+    bench.dispatcher.pump()
+    assert bench.hub.to_learner.qsize() == 1
 
 
 def test_a_word_ends_silence() -> None:
@@ -126,6 +177,17 @@ def test_what_is_no_message_is_answered_with_refused(frames: list[bytes], words:
     assert isinstance(refusal, Refused) and words in refusal.reason
 
 
+@pytest.mark.parametrize("frames", [[b"noise"], forge("Ack", {"order_id": "x"}, version=PROTOCOL_VERSION + 1)])
+def test_what_was_damaged_on_its_way_from_an_actor_that_has_joined_is_as_good_as_lost(frames: list[bytes]) -> None:
+    bench, orders = Bench(), toy_orders()
+    actor = bench.actor()
+    actor.send_frames(frames, "noise")
+    bench.dispatcher.pump()
+    assert inbox(actor) == []
+    bench.dispatcher.submit(orders)
+    assert orders_in(actor) == ids(orders)
+
+
 def test_noise_from_an_unreachable_peer_does_not_stop_the_learner() -> None:
     bench = Bench()
     actor = bench.hub.actor_port("noisy")
@@ -186,6 +248,14 @@ def test_farewell_drains_and_waits_for_goodbyes() -> None:
     assert time.monotonic() - start >= 0.2
     assert Drain() in inbox(leaving) and Drain() in inbox(staying)
     assert [peer.hello.actor_id for peer in bench.dispatcher.peers.by_address.values()] == ["staying"]
+
+
+def test_farewell_is_said_again_for_the_first_may_be_lost() -> None:
+    bench = Bench(heartbeat_s=0.02)
+    deaf = bench.actor()
+    bench.dispatcher.farewell(patience_s=0.2)
+    said = inbox(deaf)
+    assert len(said) > 1 and set(map(type, said)) == {Drain}
 
 
 def test_farewell_is_short_when_all_have_left() -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +67,10 @@ def test_peak_memory_is_in_mebibytes_and_only_grows() -> None:
     block[::4096] = b"x" * len(block[::4096])
     after = peak_memory_mb()
     assert 10 < before <= after < 100_000
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_log_without_room_for_the_sentence_does_not_change_the_exit_code() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-c", BODY.format(line="raise ConfigError('x')")]
+        assert subprocess.run(command, stderr=full, timeout=60, check=False).returncode == 2

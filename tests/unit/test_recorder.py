@@ -50,7 +50,19 @@ def test_what_is_recorded_is_found_by_the_next_life(journal: Journal) -> None:
 
 def test_recording_is_durable_when_it_returns(journal: Journal) -> None:
     recorder_of(journal).record([answer(order) for order in toy_orders(count=3)])
-    assert Journal.read(journal._folder).num_records == 3  # pyright: ignore[reportPrivateUsage]
+    assert Journal.read(journal._folder).next_record == 3  # pyright: ignore[reportPrivateUsage]
+
+
+def test_it_holds_what_is_on_disk_or_in_a_checkpoint_and_nothing_to_come(journal: Journal) -> None:
+    early, late = toy_orders(0)[0], toy_orders(1)[0]
+    recorder = recorder_of(journal)
+    assert not recorder.holds(early.order_id)
+    recorder.record([answer(early)])
+    assert recorder.holds(early.order_id) and not recorder.holds(late.order_id)
+    assert recorder_of(journal).holds(early.order_id)
+    next_life = recorder_of(journal, first_step=1)
+    assert next_life.holds("train/000000/u0007") and not next_life.holds(late.order_id)
+    assert next_life.holds(toy_orders(1, lane="eval")[0].order_id)
 
 
 class NotedJournal(Journal):
@@ -94,7 +106,7 @@ def test_a_group_that_must_stop_the_run_is_not_recorded(journal: Journal) -> Non
 def test_evaluations_are_not_recorded(journal: Journal) -> None:
     mixed = [*toy_orders(lane="eval-base-greedy"), *toy_orders(lane="train"), *toy_orders(lane="eval-final-sampled")]
     recorder_of(journal).record([answer(order) for order in mixed])
-    assert journal.num_records == 1
+    assert journal.next_record == 1
     assert recorder_of(journal).find(mixed[1])
 
 
@@ -144,7 +156,7 @@ def test_a_record_of_another_config_is_refused(journal: Journal, order: Order) -
     with pytest.raises(DamageError, match=r"order train/000000/u0000 .* restore config.json, or start a new run"):
         recorder_of(journal).find(order)
     with pytest.raises(DamageError, match=r"order train/000000/u0000"):
-        RecordedOrders(journal.records()).submit([order])
+        RecordedOrders(journal.reading().records()).submit([order])
 
 
 def test_the_same_order_fits() -> None:
@@ -154,7 +166,7 @@ def test_the_same_order_fits() -> None:
 def test_a_replay_answers_from_the_journal(journal: Journal) -> None:
     orders = toy_orders(count=3)
     recorder_of(journal).record([answer(order) for order in reversed(orders)])
-    desk = RecordedOrders(journal.records())
+    desk = RecordedOrders(journal.reading().records())
     desk.publish(POLICY, oldest_needed=0)
     desk.submit(orders)
     desk.pump()
@@ -166,7 +178,7 @@ def test_a_replay_misses_an_order_only_when_it_is_collected(journal: Journal) ->
     """Orders ahead of the last step were never answered."""
     recorded, ahead = toy_orders(0)[0], toy_orders(1)[0]
     recorder_of(journal).record([answer(recorded)])
-    desk = RecordedOrders(journal.records())
+    desk = RecordedOrders(journal.reading().records())
     desk.submit([recorded, ahead])
     assert len(desk.collect([recorded.order_id])) == 1
     with pytest.raises(DamageError, match="no answer to order train/000001/u0000"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actor.reward_function import load_reward_function, score_with
+from actor.reward_function import CallFailed, load_reward_function, score_with
 from actor.verdict import MAX_NOTE, ScoreJob
 from protocol.limits import MAX_SCORE
 from protocol.messages import Outcome
@@ -213,36 +213,38 @@ def test_a_value_is_judged_alone(value: object, outcome: Outcome, score: float) 
         ("111", "returned a str"),
     ],
 )
-def test_another_shape_is_an_error_of_the_whole_call(values: object, note: str) -> None:
-    verdicts = score_with(returning(values), JOBS)
-    assert [verdict.outcome for verdict in verdicts] == [Outcome.ERROR] * 3
-    assert all(note in verdict.note for verdict in verdicts)
+def test_another_shape_fails_the_whole_call(values: object, note: str) -> None:
+    with pytest.raises(CallFailed, match=note):
+        score_with(returning(values), JOBS)
 
 
-@pytest.mark.parametrize("error", [ValueError("no\nluck"), SystemExit(3), RecursionError("deep")])
-def test_an_exception_is_an_error_of_the_whole_call(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("error", [ValueError("no\nluck"), SystemExit(3), RecursionError("deep"), MemoryError()])
+def test_an_exception_fails_the_whole_call(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     def reward(**_: object) -> list[float]:
         raise error
 
-    verdicts = score_with(reward, JOBS)
-    assert [verdict.outcome for verdict in verdicts] == [Outcome.ERROR] * 3
-    assert type(error).__name__ in verdicts[0].note
-    assert "\n" not in verdicts[0].note
+    with pytest.raises(CallFailed, match=type(error).__name__) as caught:
+        score_with(reward, JOBS)
+    assert "\n" not in str(caught.value)
+    assert caught.value.out_of_memory == isinstance(error, MemoryError)
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_missing_argument_is_an_error() -> None:
+def test_a_missing_argument_fails_the_whole_call() -> None:
     def reward(completions: list[str], difficulty: list[str]) -> list[float]:
         return [1.0 for _ in zip(completions, difficulty, strict=True)]
 
-    assert "'difficulty'" in score_with(reward, JOBS)[0].note
+    with pytest.raises(CallFailed, match="'difficulty'"):
+        score_with(reward, JOBS)
 
 
 def test_a_note_has_bounded_length() -> None:
     def reward(**_: object) -> list[float]:
         raise ValueError("x" * 100_000)
 
-    assert len(score_with(reward, JOBS)[0].note) == MAX_NOTE
+    with pytest.raises(CallFailed) as caught:
+        score_with(reward, JOBS)
+    assert len(str(caught.value)) == MAX_NOTE
 
 
 def test_a_truncated_completion_keeps_the_functions_score() -> None:

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from importlib.metadata import version
 from pathlib import Path
 
@@ -139,9 +140,33 @@ def test_second_holder_is_refused_by_name_until_the_first_is_killed(tmp_path: Pa
         assert run.lock.read_text() == str(os.getpid()), "nothing of a longer pid is left"
 
 
+def test_a_holder_that_is_about_to_let_go_is_waited_for(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    first = run.hold()
+    first.__enter__()
+    release = threading.Timer(0.1, first.__exit__, (None, None, None))
+    release.start()
+    with run.hold():
+        assert run.lock.read_text() == str(os.getpid())
+    release.join()
+
+
 def test_holder_that_has_not_signed_yet(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", CONFIG)
     with run.hold():
         run.lock.write_bytes(b"")
         with pytest.raises(RunDirError, match="in use by another process"), run.hold():
             pass
+
+
+def test_keys_are_there_before_a_run_can_be_found(tmp_path: Path) -> None:
+    """A crash in between would leave a run that nobody may speak in."""
+
+    def fails(folder: Path) -> None:
+        assert folder == tmp_path / "run" / "keys" and not (tmp_path / "run" / "config.json").exists()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(RunDirError, match="keys cannot be used"):
+        RunDir.create(tmp_path / "run", CONFIG, create_keys=fails)
+    with pytest.raises(RunDirError, match="is not a run directory"):
+        RunDir.open(tmp_path / "run")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -92,18 +93,18 @@ def open_pool(tmp_path: Path) -> Iterator[Open]:
     with contextlib.ExitStack() as stack:
 
         def start(
-            text: str = REWARD, *, workers: int = 1, limit_s: float = 10.0, start_limit_s: float = 30.0
+            text: str = REWARD, *, limit_s: float = 10.0, start_limit_s: float = 30.0, **verifier: Any
         ) -> ScorePool:
             file = tmp_path / "reward.py"
             file.write_text(text)
-            config = VerifierConfig(kind="callable", function=f"{file}:reward", workers=workers, limit_s=limit_s)
+            config = VerifierConfig(kind="callable", function=f"{file}:reward", limit_s=limit_s, **verifier)
             return stack.enter_context(contextlib.closing(ScorePool(config, start_limit_s)))
 
         yield start
 
 
 def pids(pool: ScorePool) -> list[int]:
-    return [slot.worker.pid for slot in pool.slots]
+    return [worker.pid for worker in psutil.Process(pool.keeper.pid).children()]
 
 
 def gone(pid: int, within_s: float) -> bool:
@@ -186,10 +187,10 @@ def test_wrong_answers_of_a_function_leave_the_worker_alive(open_pool: Open) -> 
     before = pids(pool)
     ok, error = Outcome.CORRECT, Outcome.ERROR
     assert outcomes(pool.score(jobs_of("a", "none", "nan", "text"), nothing)) == [ok, Outcome.ABSTAIN, error, error]
-    for text, note in [("leave", "SystemExit: 4"), ("raise", "ValueError: no luck"), ("short", "1 values for 2")]:
-        verdicts = pool.score(jobs_of("a", text), nothing)
-        assert outcomes(verdicts) == [error, error]
-        assert note in verdicts[0].note
+    for text, note in [("leave", "SystemExit: 4"), ("raise", "ValueError: no luck"), ("short", "0 values for 1")]:
+        verdicts = pool.score(jobs_of("a", text, "b"), nothing)
+        assert outcomes(verdicts) == [ok, error, ok]
+        assert note in verdicts[1].note
     assert pids(pool) == before
 
 
@@ -197,7 +198,7 @@ def test_prints_go_to_the_log_and_disturb_nothing(open_pool: Open, capfd: pytest
     text = (
         "import os, sys\n"
         "def reward(prompts, **_):\n"
-        "    for _ in range(1000):\n"
+        "    for _ in range(10):\n"
         "        print('x' * 1000)\n"
         "    os.write(1, b'straight')\n"
         "    os.system('echo from a shell')\n"
@@ -206,22 +207,24 @@ def test_prints_go_to_the_log_and_disturb_nothing(open_pool: Open, capfd: pytest
     assert [verdict.score for verdict in open_pool(text).score(jobs_of("a", "b"), nothing)] == [0.0, 0.0]
     captured = capfd.readouterr()
     assert captured.out == ""
-    assert captured.err.count("x" * 1000) == 1000
+    assert captured.err.count("x" * 1000) == 10
     assert "straight" in captured.err
     assert "from a shell" in captured.err
 
 
 def test_a_worker_knows_no_secret_and_imports_nothing_heavy(open_pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "NAMELESS"):
+        monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("REWARD_LANGUAGE", "en")
     text = (
         "import os, sys\n"
         "def reward(prompts, **_):\n"
-        "    heavy = {'torch', 'transformers', 'zmq', 'asyncio'} & set(sys.modules)\n"
-        "    return [not heavy, 'secret' not in os.environ.values(), os.environ.get('REWARD_LANGUAGE') == 'en']\n"
+        "    heavy = {'torch', 'transformers', 'zmq', 'asyncio', 'sympy'} & set(sys.modules)\n"
+        "    return [not heavy, 'secret' not in os.environ.values(), os.environ.get('REWARD_LANGUAGE') == 'en',\n"
+        "            'PATH' in os.environ, os.environ['HOME'] == os.environ['TMPDIR'] == os.getcwd()]\n"
     )
-    assert [verdict.score for verdict in open_pool(text).score(jobs_of(*"abc"), nothing)] == [1.0, 1.0, 1.0]
+    pool = open_pool(text, environment=("REWARD_LANGUAGE",))
+    assert [verdict.score for verdict in pool.score(jobs_of(*"abcde"), nothing)] == [1.0] * 5
 
 
 def test_programs_that_a_function_starts_do_not_get_the_pipes(open_pool: Open) -> None:
@@ -312,12 +315,13 @@ def test_closing_ends_a_worker_in_the_middle_of_a_call(open_pool: Open) -> None:
 
 OWNER = """
 import sys
+import psutil
 from actor.score_pool import ScorePool
 from actor.verdict import ScoreJob
 from shared.config import VerifierConfig
 
 pool = ScorePool(VerifierConfig(kind="callable", function=sys.argv[1], workers=3, limit_s=60.0))
-print(*[slot.worker.pid for slot in pool.slots], flush=True)
+print(*[worker.pid for worker in psutil.Process(pool.keeper.pid).children()], flush=True)
 jobs = [ScoreJob(prompt="", completion=text, completion_ids=[], truncated=False, columns={}) for text in sys.argv[2:]]
 pool.score(jobs, lambda: None)
 """

@@ -18,8 +18,7 @@ from protocol.codec import encode
 from protocol.errors import SecurityError
 from protocol.limits import MAX_HANDSHAKE_FAILURES
 from protocol.messages import Drain, Heartbeat
-from protocol.security import ActorKey, create_keys, load_actor_key, load_learner_keys
-from protocol.sockets import ZAP_DOMAIN, OneKey
+from protocol.security import ActorKey, create_actor_key, create_keys, load_actor_key, load_learner_keys, read_allowed
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 
 
@@ -44,7 +43,7 @@ def run(request: pytest.FixtureRequest, keys: Path, tmp_path: Path) -> Iterator[
     with tempfile.TemporaryDirectory() as folder:
         endpoint = f"ipc://{folder}/socket" if request.param == "ipc" else "tcp://127.0.0.1:*"
         with closing(ZmqLearnerPort(endpoint, load_learner_keys(keys))) as learner:
-            key, stranger = load_actor_key(keys / "actor.json"), load_actor_key(tmp_path / "other" / "actor.json")
+            key, stranger = load_actor_key(keys / "actor0.json"), load_actor_key(tmp_path / "other" / "actor0.json")
             yield Run(learner=learner, key=key, stranger=stranger)
 
 
@@ -62,8 +61,10 @@ def test_modes_do_not_depend_on_the_umask(tmp_path: Path, umask: int) -> None:
     assert mode(tmp_path / "keys") == 0o700
     assert {file.name: mode(file) for file in (tmp_path / "keys").iterdir()} == {
         "learner.json": 0o600,
-        "actor.json": 0o600,
+        "actor0.json": 0o600,
+        "allowed": 0o700,
     }
+    assert mode(tmp_path / "keys" / "allowed" / "actor0.json") == 0o600
 
 
 def test_a_folder_that_is_there_is_closed_to_others(tmp_path: Path) -> None:
@@ -80,34 +81,42 @@ def test_keys_are_not_overwritten(keys: Path) -> None:
 
 
 def test_the_two_files_fit_together(keys: Path) -> None:
-    learner, actor = load_learner_keys(keys), load_actor_key(keys / "actor.json")
-    assert learner.actor_public == actor.public
+    learner, actor = load_learner_keys(keys), load_actor_key(keys / "actor0.json")
+    assert read_allowed(learner.allowed) == ({actor.public.decode(): "actor0"}, [])
+    assert actor.actor_id == "actor0"
     assert learner.public == actor.learner_public
     assert learner.secret != actor.secret
-    assert actor.file == keys / "actor.json"
+    assert actor.file == keys / "actor0.json"
 
 
 def test_secrets_are_not_shown(keys: Path) -> None:
-    learner, actor = load_learner_keys(keys), load_actor_key(keys / "actor.json")
+    learner, actor = load_learner_keys(keys), load_actor_key(keys / "actor0.json")
     assert learner.secret.decode() not in repr(learner)
     assert actor.secret.decode() not in repr(actor)
 
 
-@pytest.mark.parametrize("name", ["learner.json", "actor.json"])
+@pytest.mark.parametrize("name", ["learner.json", "actor0.json", "allowed/actor0.json"])
 @pytest.mark.parametrize("bits", [0o640, 0o604, 0o610, 0o602, 0o666])
 def test_a_file_open_to_others_is_refused(keys: Path, name: str, bits: int) -> None:
     (keys / name).chmod(bits)
     with pytest.raises(SecurityError, match=f"run `chmod 600 {keys / name}`"):
-        load_learner_keys(keys)
+        load_all(keys)
     (keys / name).chmod(0o400)
-    load_learner_keys(keys)
+    load_all(keys)
 
 
-@pytest.mark.parametrize("name", ["learner.json", "actor.json"])
+@pytest.mark.parametrize("name", ["learner.json", "actor0.json"])
 def test_a_missing_file_is_named(keys: Path, name: str) -> None:
     (keys / name).unlink()
-    with pytest.raises(SecurityError, match=rf"{keys / name} cannot be read \(No such file.*copy it from keys/"):
-        load_learner_keys(keys)
+    words = rf"{keys / name} cannot be read \(No such file.*launch key RUN NAME.*copy the run's keys/NAME"
+    with pytest.raises(SecurityError, match=words):
+        load_all(keys)
+
+
+def load_all(keys: Path) -> None:
+    """What learner and actor load at their start."""
+    load_learner_keys(keys)
+    load_actor_key(keys / "actor0.json")
 
 
 def spoilt(content: dict[str, str]) -> dict[str, bytes]:
@@ -122,28 +131,73 @@ def spoilt(content: dict[str, str]) -> dict[str, bytes]:
         "short secret": json.dumps({**content, "secret": content["secret"][:-1]}).encode(),
         "not Z85": json.dumps({**content, "secret": "~" * 40}).encode(),
         "not a pair": json.dumps({**content, "public": content["secret"]}).encode(),
+        "no actor id": json.dumps({**content, "actor_id": ".."}).encode(),
         "bad learner key": json.dumps({**content, "learner_public": "x"}).encode(),
         "cut off": json.dumps(content).encode()[:-2],
     }
 
 
-@pytest.mark.parametrize("name", ["learner.json", "actor.json"])
+@pytest.mark.parametrize("name", ["learner.json", "actor0.json"])
 def test_a_malformed_file_is_refused_and_not_quoted(keys: Path, name: str) -> None:
     file = keys / name
     content = json.loads(file.read_bytes())
     for data in spoilt(content).values():
         file.write_bytes(data)
-        with pytest.raises(SecurityError, match=f"{file} does not hold a key; copy it anew") as caught:
+        with pytest.raises(SecurityError, match=f"{file} does not hold a key; make one with") as caught:
+            load_all(keys)
+        assert content["public"] not in str(caught.value)
+        assert content.get("secret", "none") not in str(caught.value)
+
+
+@pytest.mark.parametrize("folder", ["", "allowed"])
+def test_a_folder_open_to_others_is_refused(keys: Path, folder: str) -> None:
+    (keys / folder).chmod(0o750)
+    with pytest.raises(SecurityError, match=f"run `chmod 700 {keys / folder}`"):
+        load_learner_keys(keys)
+    (keys / folder).chmod(0o500)
+    load_learner_keys(keys)
+
+
+def test_a_missing_folder_is_named(keys: Path) -> None:
+    (keys / "allowed" / "actor0.json").unlink()
+    (keys / "allowed").rmdir()
+    with pytest.raises(SecurityError, match=f"There is no folder {keys / 'allowed'}"):
+        load_learner_keys(keys)
+
+
+def test_one_more_actor_has_a_key_of_its_own(keys: Path) -> None:
+    file = create_actor_key(keys, "gpu-box.1")
+    key, first = load_actor_key(file), load_actor_key(keys / "actor0.json")
+    assert file == keys / "gpu-box.1.json" and key.actor_id == "gpu-box.1"
+    assert key.public != first.public and key.learner_public == first.learner_public
+    allowed, faults = read_allowed(keys / "allowed")
+    assert allowed == {key.public.decode(): "gpu-box.1", first.public.decode(): "actor0"} and not faults
+    with pytest.raises(SecurityError, match="exists; use the key there"):
+        create_actor_key(keys, "gpu-box.1")
+    assert load_actor_key(file) == key
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "learner", "a" * 65, "a\n", "\u00e9"])
+def test_names_that_are_no_actor(keys: Path, name: str) -> None:
+    with pytest.raises(SecurityError, match="is no name for an actor"):
+        create_actor_key(keys, name)
+
+
+def test_what_may_not_stand_in_the_allow_list(keys: Path) -> None:
+    """Each costs its own entry and no other."""
+    create_actor_key(keys, "good")
+    file = keys / "allowed" / "actor0.json"
+    good = json.loads((keys / "allowed" / "good.json").read_bytes())
+    twice = {"actor_id": "zz", "public": good["public"]}
+    for name, content in {"actor0": good, "zz": twice, "yy": {"actor_id": "yy", "public": "~" * 40}, "xx": []}.items():
+        file.unlink(missing_ok=True)
+        file = keys / "allowed" / f"{name}.json"
+        file.write_text(json.dumps(content))
+        file.chmod(0o600)
+        found, faults = read_allowed(keys / "allowed")
+        assert found == {good["public"]: "good"} and len(faults) == 1 and str(file) in str(faults[0])
+        with pytest.raises(SecurityError, match=str(file)):
             load_learner_keys(keys)
-        assert content["secret"] not in str(caught.value)
-
-
-def test_the_allow_list_has_one_entry() -> None:
-    allow = OneKey(b"a" * 40)
-    assert allow.callback(ZAP_DOMAIN, b"a" * 40)
-    assert not allow.callback(ZAP_DOMAIN, b"b" * 40)
-    assert not allow.callback("", b"a" * 40)
-    assert not allow.callback("*", b"a" * 40)
 
 
 @pytest.mark.parametrize("whose", ["stranger", "wrong learner key"])
@@ -153,21 +207,21 @@ def test_an_actor_whose_key_does_not_fit_is_told_so(run: Run, whose: str) -> Non
     mistaken = replace(run.key, learner_public=run.stranger.learner_public)
     key = strange if whose == "stranger" else mistaken
     start = time.monotonic()
-    told = pytest.raises(SecurityError, match=f"key file {key.file} do not belong together")
-    with closing(ZmqActorPort(run.learner.endpoint, "actor0", key)) as actor, told:
+    told = pytest.raises(SecurityError, match=f"key file {key.file}[: ].*(not in keys/allowed|do not belong together)")
+    with closing(ZmqActorPort(run.learner.endpoint, key)) as actor, told:
         actor.receive(10.0)
     assert time.monotonic() - start < 5
     assert run.learner.receive(0.1) is None
-    with closing(ZmqActorPort(run.learner.endpoint, "actor0", run.key)) as actor:
+    with closing(ZmqActorPort(run.learner.endpoint, run.key)) as actor:
         actor.send(Heartbeat(phase="here"))
         assert run.learner.receive(5.0) is not None
 
 
 def test_sending_tells_it_too(run: Run) -> None:
     key = replace(run.stranger, learner_public=run.key.learner_public)
-    with closing(ZmqActorPort(run.learner.endpoint, "actor0", key, send_timeout_s=0.5)) as actor:
+    with closing(ZmqActorPort(run.learner.endpoint, key, send_timeout_s=0.5)) as actor:
         actor.socket.linger = 0
-        with pytest.raises(SecurityError, match="do not belong together"):
+        with pytest.raises(SecurityError, match="not in keys/allowed"):
             for _ in range(500):
                 actor.send(Drain())
                 time.sleep(0.01)
@@ -186,7 +240,7 @@ def test_a_peer_without_a_key_gets_nothing(run: Run) -> None:
 def test_a_learner_without_keys_is_not_believed(keys: Path) -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as impostor:
         port = impostor.bind_to_random_port("tcp://127.0.0.1")
-        with closing(ZmqActorPort(f"tcp://127.0.0.1:{port}", "actor0", load_actor_key(keys / "actor.json"))) as actor:
+        with closing(ZmqActorPort(f"tcp://127.0.0.1:{port}", load_actor_key(keys / "actor0.json"))) as actor:
             actor.socket.linger = 0
             with pytest.raises(SecurityError, match="do not belong together"):
                 actor.send(Heartbeat(phase="here"))
@@ -206,7 +260,7 @@ def test_hanging_up_is_forgiven_until_it_is_a_habit(keys: Path) -> None:
     """Two failures, a handshake, two failures: all well. The third in a row is not."""
     with closing(ZmqLearnerPort("tcp://127.0.0.1:*", load_learner_keys(keys))) as first:
         endpoint = first.endpoint
-    with closing(ZmqActorPort(endpoint, "actor0", load_actor_key(keys / "actor.json"))) as actor:
+    with closing(ZmqActorPort(endpoint, load_actor_key(keys / "actor0.json"))) as actor:
         hang_up(endpoint, MAX_HANDSHAKE_FAILURES - 1)
         assert actor.receive(0.1) is None
         with closing(ZmqLearnerPort(endpoint, load_learner_keys(keys))) as learner:

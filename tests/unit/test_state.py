@@ -11,7 +11,9 @@ import pytest
 from learner.batch import StepBatch, step_batch, teaching_samples
 from learner.checkpoint import Checkpoint, CheckpointStore
 from learner.curriculum import Shuffled
+from learner.norms import Norms
 from learner.optimizer import Optimizer
+from learner.past import Past
 from learner.publisher import Publisher
 from learner.recorder import RecordedOrders
 from learner.sampling import Sampler
@@ -43,8 +45,9 @@ class Learner:
         publisher.snapshot(version=0)
         optimizer = Optimizer(policy.adapter.parameters(), CONFIG.optimizer, CONFIG.run.steps)
         sampler = Sampler(CONFIG, toy_tasks(12), Shuffled(12, seed=0), RecordedOrders([]))
-        self.state = LearnerState(CONFIG, publisher, optimizer, sampler, policy.base_digest)
-        self.update = Update(policy, optimizer, CONFIG, lambda: None)
+        norms = Norms(CONFIG.guard)
+        self.state = LearnerState(CONFIG, publisher, optimizer, norms, sampler, policy.base_digest)
+        self.update = Update(policy, optimizer, norms, CONFIG, lambda: None)
 
     def step(self, step: int) -> bytes:
         """One update on made-up groups, published; the adapter afterwards."""
@@ -72,14 +75,17 @@ def test_what_is_loaded_makes_the_next_updates_bit_for_bit(learner: Callable[[],
         first.step(step)
     first.state.sampler.order_ahead(version=3)
     store = CheckpointStore(tmp_path, keep=3)
-    store.save(first.state.save(3, wall_s=12.5), score=0.5)
+    past = Past(wall_s=12.5, rewards=(0.1, 1 / 3))
+    store.save(first.state.save(3, past), score=0.5)
     loaded = store.load_latest()
     assert loaded is not None
-    assert second.state.load(loaded) == 12.5
+    assert second.state.load(loaded) == past
     assert adapter_bytes(second.policy.adapter) == adapter_bytes(first.policy.adapter)
     for step in range(3, 6):
         assert first.step(step) == second.step(step)
     assert first.state.optimizer.state_bytes() == second.state.optimizer.state_bytes()
+    assert first.state.norms.state_dict() == second.state.norms.state_dict()
+    assert len(second.state.norms.recent) == 6
 
 
 def test_position_pending_steps_and_versions_come_back(learner: Callable[[], Learner]) -> None:
@@ -88,7 +94,7 @@ def test_position_pending_steps_and_versions_come_back(learner: Callable[[], Lea
     for step in range(3):
         first.step(step)
     first.state.publisher.forget_before(1)
-    second.state.load(first.state.save(3, wall_s=0.0))
+    second.state.load(first.state.save(3, Past()))
     assert second.state.sampler.state_dict() == first.state.sampler.state_dict()
     assert [entry[0] for entry in second.state.sampler.state_dict()["pending"]] == [0, 1, 2]
     versions = first.state.publisher.versions
@@ -102,7 +108,7 @@ def test_position_pending_steps_and_versions_come_back(learner: Callable[[], Lea
 def test_a_checkpoint_has_the_files_that_other_tools_read(learner: Callable[[], Learner]) -> None:
     saved = learner()
     saved.step(0)
-    files = saved.state.save(1, wall_s=3.0).files
+    files = saved.state.save(1, Past(wall_s=3.0)).files
     assert set(files) == {
         "adapter_model.safetensors",
         "adapter_config.json",
@@ -121,13 +127,13 @@ def test_saving_is_a_function_of_the_state(learner: Callable[[], Learner]) -> No
     first, second = learner(), learner()
     first.step(0)
     second.step(0)
-    assert first.state.save(1, 0.0).files == second.state.save(1, 0.0).files
+    assert first.state.save(1, Past()).files == second.state.save(1, Past()).files
 
 
 def test_a_checkpoint_of_another_base_is_refused_and_changes_nothing(learner: Callable[[], Learner]) -> None:
     saved, other = learner(), learner()
     saved.step(0)
-    checkpoint = saved.state.save(1, wall_s=0.0)
+    checkpoint = saved.state.save(1, Past())
     facts = json.loads(checkpoint.files["state.json"]) | {"base_digest": "f" * 64}
     foreign = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(facts).encode()})
     before = adapter_bytes(other.policy.adapter)
@@ -141,4 +147,4 @@ def test_an_adapter_of_another_rank_is_refused(learner: Callable[[], Learner], c
     saved.step(0)
     wider = Learner(tiny_policy(checkpoint, lora=msgspec.structs.replace(CONFIG.lora, rank=2 * RANK)))
     with pytest.raises(DamageError, match="the model needs"):
-        wider.state.load(saved.state.save(1, wall_s=0.0))
+        wider.state.load(saved.state.save(1, Past()))

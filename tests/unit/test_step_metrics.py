@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from learner.batch import StepBatch, step_batch, teaching_samples
+from learner.guard import Skipped
 from learner.step_metrics import Clock, step_metrics
 from learner.update import UpdateStats
 from protocol.messages import Finish, Group, Groups, Outcome, Timings
@@ -17,9 +18,9 @@ from tests.fakes import tiny_group
 
 CONTRACT = """
 step time_s reward/mean outcome/correct outcome/wrong outcome/unparsable outcome/truncated outcome/timeout
-outcome/error outcome/abstain groups/dropped groups/total entropy/mean mask/fraction ratio/mean clip/fraction
-mismatch/mean mismatch/p99 kl grad_norm lr length/mean truncated tokens_per_s time/rollout_s time/verify_s
-time/update_s time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum policy/version
+outcome/error outcome/abstain groups/dropped groups/quarantined groups/total entropy/mean mask/fraction ratio/mean
+clip/fraction mismatch/mean mismatch/p99 kl grad_norm lr length/mean truncated tokens_per_s time/rollout_s
+time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum policy/version
 """
 
 CONFIG = Config(loss=LossConfig(entropy_fraction=0.5), reward=RewardConfig(truncated=-0.5))
@@ -59,7 +60,9 @@ def batch_of(groups: list[Group]) -> StepBatch:
     return step_batch(samples, dropped=sum(g is SAME for g in groups), config=CONFIG)
 
 
-def row_of(answers: list[Groups], batch: StepBatch, stats: UpdateStats | None, clock: Clock = CLOCK) -> dict[str, Any]:
+def row_of(
+    answers: list[Groups], batch: StepBatch, stats: UpdateStats | Skipped | None, clock: Clock = CLOCK
+) -> dict[str, Any]:
     return step_metrics(4, answers, batch, stats, clock, CONFIG).to_row()
 
 
@@ -79,6 +82,7 @@ def test_every_key_of_the_contract_is_there_and_right() -> None:
         "outcome/error": 0.0,
         "outcome/abstain": 0.0,
         "groups/dropped": 1,
+        "groups/quarantined": 0,
         "groups/total": 2,
         "entropy/mean": float(np.concatenate([TEACHING.entropies, SAME.entropies]).mean()),
         "mask/fraction": 0.5,
@@ -120,6 +124,12 @@ def test_a_step_in_which_nothing_teaches_has_nulls_where_nothing_was_measured() 
     }
     assert (row["groups/dropped"], row["groups/total"], row["weight/sum"]) == (1, 1, 0.0)
     assert set(row) == set(CONTRACT.split())
+
+
+def test_a_step_whose_batch_was_set_aside_counts_its_groups_and_has_no_update() -> None:
+    row = row_of(ANSWERS, batch_of([TEACHING, SAME]), Skipped(groups=2))
+    assert row["groups/quarantined"] == 2 and row["reward/mean"] == (1.0 - 0.5) / 4
+    assert row["grad_norm"] is None and row["lr"] is None and row["weight/sum"] == 0.0
 
 
 def test_entropy_is_null_where_no_engine_could_tell() -> None:

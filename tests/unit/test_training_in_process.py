@@ -6,6 +6,7 @@ curves, wherever a run is repeated, resumed or run at a lag.
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,14 @@ from launch.local_desk import LocalDesk
 from learner.batches import Batches
 from learner.checkpoint import Checkpoint
 from learner.curriculum import Shuffled
+from learner.guard import Guard
 from learner.ledger import Ledger, Mismatch
 from learner.loop import Parts, train
+from learner.norms import Norms
 from learner.optimizer import Optimizer
+from learner.past import Past
 from learner.publisher import Publisher
+from learner.quarantine import KeptBatch
 from learner.sampling import Sampler
 from learner.state import LearnerState
 from learner.update import Update
@@ -53,7 +58,9 @@ class KeptBooks:
     def __init__(self, state: LearnerState) -> None:
         self.state = state
         self.rows: list[StepMetrics] = []
+        self.set_aside: list[KeptBatch] = []
         self.checkpoints: dict[int, Checkpoint] = {}
+        self.scores: dict[int, float] = {}
 
     def step(self, step: int, metrics: StepMetrics, answers: object, batch: object) -> None:
         self.rows.append(metrics)
@@ -63,8 +70,12 @@ class KeptBooks:
         """The curve."""
         return [row.reward_mean for row in self.rows]
 
-    def checkpoint(self, step: int, wall_s: float, score: float) -> None:
-        self.checkpoints[step] = self.state.save(step, wall_s)
+    def quarantine(self, batch: KeptBatch) -> None:
+        self.set_aside.append(batch)
+
+    def checkpoint(self, step: int, past: Past) -> None:
+        self.checkpoints[step] = self.state.save(step, past)
+        self.scores[step] = past.score
 
 
 class Run:
@@ -85,26 +96,30 @@ class Run:
         tasks = toy_tasks(12)
         optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps)
         sampler = Sampler(config, tasks, Shuffled(len(tasks), config.run.seed), self.desk)
-        self.state = LearnerState(config, publisher, optimizer, sampler, policy.base_digest)
+        norms = Norms(config.guard)
+        self.state = LearnerState(config, publisher, optimizer, norms, sampler, policy.base_digest)
         self.books = KeptBooks(self.state)
-        update = Update(policy, optimizer, config, self.desk.pump)
+        update = Update(policy, optimizer, norms, config, self.desk.pump)
         self.parts = Parts(
             sampler=sampler,
             desk=self.desk,
             batches=Batches(config, update),
-            update=update,
+            guard=Guard(update, self.books, config),
             publisher=publisher,
-            ledger=Ledger(config, self.books, spent_s=0.0, stop=lambda: False),
+            ledger=self.ledger(Past()),
             turns=lease,
         )
 
-    def load(self, checkpoint: Checkpoint) -> float:
+    def ledger(self, past: Past) -> Ledger:
+        """Keeps the books of one life."""
+        return Ledger(self.config, self.books, past, stop=lambda: False)
+
+    def load(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint, as a session does."""
-        spent_s = self.state.load(checkpoint)
+        self.parts = replace(self.parts, ledger=self.ledger(self.state.load(checkpoint)))
         for version in sorted(self.state.publisher.versions):
             self.desk.publish(self.state.publisher.versions[version], oldest_needed=0)
         self.state.sampler.submit_pending()
-        return spent_s
 
     def train(self, first: int = 0, last: int | None = None) -> str:
         """Run these steps; the adapter's digest."""
@@ -160,6 +175,7 @@ def test_a_run_repeated_or_resumed_ends_in_the_same_bits(
     assert resumed.train(first=3) == digest
     assert resumed.books.rewards == undisturbed.books.rewards[3:]
     assert saved(resumed) == saved(undisturbed)
+    assert resumed.books.scores[STEPS] == undisturbed.books.scores[STEPS]
 
 
 def saved(run: Run) -> dict[str, Any]:

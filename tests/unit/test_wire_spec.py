@@ -108,7 +108,7 @@ def test_every_limit() -> None:
 
 def test_limits_are_a_decision() -> None:
     """They belong to the protocol version: who changes one changes the version, here and in the document."""
-    assert PROTOCOL_VERSION == 1
+    assert PROTOCOL_VERSION == 2
     assert LIMITS == {
         "NUM_FRAMES": 3,
         "MAX_HEADER_BYTES": 256,
@@ -127,9 +127,23 @@ def test_limits_are_a_decision() -> None:
         "HIGH_WATER_MARK": 2048,
         "SEND_TIMEOUT_S": 10.0,
         "LINGER_MS": 1000,
+        "MAX_INBOUND_BYTES": 67_108_864,
+        "MAX_MESSAGES_A_PUMP": 512,
+        "MAX_BACKLOG_BYTES": 536_870_912,
+        "BACKLOG_SHARE_BYTES": 1_048_576,
+        "HANDSHAKE_COST": 256,
+        "MAX_CONNECTIONS": 256,
+        "HANDSHAKE_MS": 5000,
+        "ALLOWANCE_BURST": 4096.0,
+        "ALLOWANCE_PER_S": 500.0,
+        "COST_BYTES": 65_536,
+        "MAX_REFUSALS": 8,
+        "SHUT_OUT_S": 60.0,
         "KEEPALIVE_MS": 2000,
         "KEEPALIVE_TIMEOUT_MS": 10_000,
         "MAX_HANDSHAKE_FAILURES": 3,
+        "MAX_PARSE_RATIO": 80,
+        "PARSE_BYTES": 1_048_576,
         "MAX_LOGPROB": 1e-3,
     }
 

@@ -1,0 +1,52 @@
+"""`python -m tests.chaos.launcher DIR`: the real supervisor over a run, with children that are forked.
+
+Exit codes and the error line are those of `python -m launch resume`; only the display is left out, and the pauses are
+short, so that a life of a run costs a second.
+"""
+
+import sys
+from pathlib import Path
+
+from launch.errors import ProcessFailed
+from launch.restarts import Patience
+from launch.supervise import Supervisor
+from launch.topology import topology
+from shared.config_load import config_from_json
+from shared.errors import UserError
+from shared.run_dir import RunDir
+from tests.chaos.forking import LoadedStarter
+
+PATIENCE = Patience(tick_s=0.02, grace_s=10.0, restarts=1000, pause_s=0.0, farewell_s=10.0)
+
+
+class Silent:
+    """An audience that prints notes alone."""
+
+    def tick(self) -> int:
+        """No display, so no step is ever seen."""
+        return 0
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
+        print(text, flush=True)
+
+    def log_line(self, name: str, line: str) -> None:
+        """They stand in the logs."""
+
+
+def main(path: Path) -> int:
+    """Until the run ends."""
+    try:
+        config = config_from_json(RunDir.open(path).config.read_bytes())
+        Supervisor(topology(path, config), Silent(), LoadedStarter(), PATIENCE).run()
+    except UserError as error:
+        print(f"error: {error}", flush=True)
+        return 2
+    except ProcessFailed as error:
+        print(f"failed: {error}", flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,80 @@
+"""SIGKILL to real processes at every named point and at random instants: each run ends as if nothing had happened.
+
+Equal afterwards: status, steps, adapter, every group once in the journal, every step once in metrics.jsonl with equal
+figures, rollouts.jsonl, the newest checkpoint and which is the best. Nothing is left over: no process, no lock, no
+half-written checkpoint.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.plans import TROUBLE, dealt, kills, shots
+from tests.chaos.pool import Pool
+from tests.chaos.rounds import play
+from tests.chaos.trial import Result, Task, check
+
+ROOT = Path(__file__).resolve().parents[2]
+HANDS = 14
+RARE_HANDS = 5
+"""A kill behind a repair keeps the same repair from being struck again."""
+VOLLEYS, VOLLEY = 4, 15
+
+
+def test_an_undisturbed_run_is_sound(undisturbed: Result) -> None:
+    outcome = undisturbed.outcome
+    assert (outcome["status"], outcome["steps"]) == ("done", 5)
+    assert [count for _, count in outcome["groups"]] == [1] * 10
+    assert [row["step"] for row in outcome["metrics"]] == [1, 2, 3, 4, 5]
+    assert outcome["unfinished"] == []
+    assert len(undisturbed.lives) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_killed_at_every_point_a_run_ends_the_same(
+    hosts: Pool, prepared: str, undisturbed: Result, points: list[str], rare_points: list[str]
+) -> None:
+    rare = ((*TROUBLE, *hand) for hand in dealt(kills(rare_points, seed=2), RARE_HANDS))
+    hands = [*dealt(kills(points, seed=1), HANDS), *rare]
+    struck: list[str] = []
+    for task, result in play(hosts, "kills", prepared, hands):
+        check(result, undisturbed)
+        struck += [blow.point for blow in task.struck(result)]
+    assert len(struck) >= 200
+    assert not {*points, *rare_points} - {*struck}, "never reached"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_killed_at_random_instants_a_run_ends_the_same(hosts: Pool, prepared: str, undisturbed: Result) -> None:
+    tasks = [Task(name=f"shots-{n}", run=prepared, shots=shots(VOLLEY, seed=n)) for n in range(VOLLEYS)]
+    hits = 0
+    for result in hosts.run(tasks):
+        check(result, undisturbed)
+        hits += result.shots
+    assert hits >= VOLLEYS * VOLLEY / 2
+
+
+def test_every_point_named_in_the_code_is_one_that_plans_are_made_from(
+    points: list[str], rare_points: list[str]
+) -> None:
+    named = set(names_in([*(ROOT / "actor").glob("*.py"), *(ROOT / "learner").glob("*.py"), ROOT / "shared/disk.py"]))
+    assert len(named) > 20
+    passed = {
+        name
+        for name in named
+        if any(point == name or point.startswith(f"{name} ") for point in [*points, *rare_points])
+    }
+    assert named == passed, f"never passed: {sorted(named - passed)}"
+
+
+def names_in(paths: Iterable[Path]) -> Iterator[str]:
+    """First arguments of `reach`."""
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "reach":
+                assert isinstance(node.args[0], ast.Constant), f"{path}:{node.lineno}: a point has a name of its own"
+                yield str(node.args[0].value)

@@ -1,0 +1,79 @@
+"""However a run ends, nothing of it is left: not the two, not the workers, not what a reward function started.
+
+The reward function here starts a program in a session of its own and forgets it, the worst that well-meant code does.
+"""
+
+import os
+import random
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shared.file_lock import open_lock, try_lock
+from tests.runs import SMALL, num_rows, processes_of, sets, start, wait_until
+
+REWARD = """
+import subprocess
+def reward(prompts, completions, completion_ids, **columns):
+    subprocess.Popen(["sleep", "{seconds}"], start_new_session=True)
+    return [float(len(text) % 2) for text in completions]
+"""
+
+
+def sleepers(seconds: str) -> list[psutil.Process]:
+    """What the reward function has started: nobody else sleeps for so odd a time."""
+    return [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", seconds]]
+
+
+def left(family: list[psutil.Process], seconds: str) -> list[psutil.Process]:
+    """Those that still run, and zombies that nobody collects."""
+    return [process for process in family if process.is_running()] + sleepers(seconds)
+
+
+def strike(how: str, launcher: "subprocess.Popen[str]", out: Path, family: list[psutil.Process]) -> None:
+    match how:
+        case "launcher killed":
+            launcher.kill()
+        case "learner killed":
+            os.kill(processes_of(out, "learner")[0], signal.SIGKILL)
+        case "actor and keeper killed, then the ordinary end":
+            keepers = [process for process in family if "actor.score_keeper" in process.cmdline()]
+            assert keepers
+            for process in keepers:
+                process.kill()
+            os.kill(processes_of(out, "actor")[0], signal.SIGKILL)
+        case _:
+            launcher.send_signal(signal.SIGINT)
+            wait_until(lambda: "asked to stop" in (out / "logs" / "learner.log").read_text(), "the first")
+            launcher.send_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("launcher killed", -signal.SIGKILL),
+        ("learner killed", 1),
+        ("actor and keeper killed, then the ordinary end", 0),
+        ("Ctrl-C twice", None),
+    ],
+)
+def test_nothing_of_a_run_is_left(tmp_path: Path, how: str, code: int | None) -> None:
+    out, reward, seconds = tmp_path / "run", tmp_path / "reward.py", f"600.{random.randrange(10**9):09d}"
+    reward.write_text(REWARD.format(seconds=seconds))
+    verifier = {"verifier.kind": "callable", "verifier.function": f"{reward}:reward"}
+    launcher = start("run", "embedded", "--out", out, *sets(SMALL | verifier | {"run.steps": 8}))
+    wait_until(lambda: num_rows(out) >= 2 and bool(sleepers(seconds)), "the second step")
+    family = psutil.Process(launcher.pid).children(recursive=True)
+    strike(how, launcher, out, family)
+    output, _ = launcher.communicate(timeout=100)
+    assert code is None or launcher.returncode == code, output
+    wait_until(
+        lambda: not left(family, seconds) and not processes_of(out, "actor"), "the end of all processes", seconds=20
+    )
+    for name in ("lock", "lease"):
+        descriptor = open_lock(out / name)
+        assert try_lock(descriptor)
+        os.close(descriptor)

@@ -1,0 +1,143 @@
+"""A run that is struck again and again and gone on with each time, and what it must come to in the end."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.chaos.life import Life, Shot, live
+
+SPARE_LIVES = 5
+"""A fault costs a life at most; whatever fails again and again is no fault of ours."""
+UNEQUAL = ("time", "mem/", "tokens_per_s")
+"""Beginnings of the metrics that two runs may differ in."""
+
+
+class Blow(msgspec.Struct, frozen=True, kw_only=True):
+    """A strike as shared/failpoints.py reads it."""
+
+    point: str
+    hit: int = 1
+    act: str
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial."""
+
+    name: str
+    """Also the folder it runs in."""
+    run: str
+    """A prepared run, which is copied."""
+    blows: tuple[Blow, ...] = ()
+    """What goes wrong inside."""
+    shots: tuple[Shot, ...] = ()
+    """What goes wrong from outside."""
+    trace: bool = False
+    """Whether to note every point that is passed."""
+    disk: str = ""
+    """Folder to run in, where it is not the host's own."""
+    keep: str = ""
+    """Where to copy the finished run to."""
+
+    def struck(self, result: "Result") -> list[Blow]:
+        """The blows that came."""
+        return [blow for n, blow in enumerate(self.blows) if n not in result.unstruck]
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it."""
+
+    name: str
+    """Of the task."""
+    fault: str = ""
+    """What went wrong in the trial itself; empty if it came to its end."""
+    outcome: dict[str, Any] = {}
+    """What must be equal in all trials."""
+    lives: tuple[tuple[int, str], ...] = ()
+    """Exit code and last words of each."""
+    shots: int = 0
+    """Kills from outside that hit."""
+    unstruck: tuple[int, ...] = ()
+    """Numbers of blows that never came."""
+    passed: tuple[str, ...] = ()
+    """Points, the run's own path cut off, in the order in which they were passed."""
+
+
+def run_trial(task: Task, folder: Path) -> Result:
+    """Go on until the run is done."""
+    run, plan = (Path(task.disk) if task.disk else folder) / "run", folder / "plan"
+    shutil.copytree(task.run, run)
+    plan.mkdir()
+    blows = [msgspec.structs.replace(blow, point=blow.point.replace("{run}", str(run))) for blow in task.blows]
+    (plan / "plan.json").write_bytes(msgspec.json.encode({"strikes": blows, "trace": task.trace}))
+    shots, lives = list(task.shots), list[Life]()
+    while not lives or lives[-1].code != 0 or json.loads((run / "summary.json").read_text())["status"] != "done":
+        assert len(lives) < len(blows) + len(task.shots) + SPARE_LIVES, (
+            f"not done after {len(lives)} lives: {lives[-1]}"
+        )
+        lives.append(live(run, folder / "launcher.log", {"TANDEM_FAILPOINTS": str(plan)}, shots))
+        assert lives[-1].code in (0, 1, 2, -9), lives[-1]
+    if task.keep:
+        shutil.copytree(run, task.keep)
+    passed = (plan / "passed").read_text().replace(str(run), "{run}").splitlines() if task.trace else []
+    return Result(
+        name=task.name,
+        outcome=outcome(run),
+        lives=tuple((life.code, life.sentence) for life in lives),
+        shots=sum(life.shots for life in lives),
+        unstruck=tuple(n for n in range(len(blows)) if not (plan / f"struck-{n:03d}").exists()),
+        passed=tuple(passed),
+    )
+
+
+def check(result: Result, undisturbed: Result) -> None:
+    """As if nothing had happened."""
+    assert not result.fault, f"{result.name}: {result.fault}"
+    assert result.outcome == undisturbed.outcome, f"{result.name}: {result.lives}"
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """All of a finished run that must not depend on what it went through."""
+    from learner.journal import Journal
+    from learner.recorder import read
+    from shared.file_lock import open_lock, try_lock
+
+    summary = json.loads((run / "summary.json").read_text())
+    records = [read(payload) for payload in Journal.read(run / "journal").records()]
+    ids = Counter(group.group_id for record in records for group in record.groups)
+    for lock in (run / "lock", run / "lease"):
+        fd = open_lock(lock)
+        assert try_lock(fd), f"{lock} is still held"
+        os.close(fd)
+    return {
+        "status": summary["status"],
+        "steps": summary["steps"],
+        "adapter_sha256": summary["adapter_sha256"],
+        "groups": sorted(ids.items()),
+        "metrics": [repeatable(row) for row in rows(run / "metrics.jsonl")],
+        "rollouts": rows(run / "rollouts.jsonl"),
+        "newest": contents(max((run / "checkpoints").glob("step-*"))),
+        "best": json.loads((run / "checkpoints" / "best.json").read_text()),
+        "unfinished": sorted(str(path.relative_to(run)) for path in run.rglob(".*") if path.parent != run),
+    }
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Digests of a checkpoint's files, but for those that tell the time."""
+    files = (path for path in sorted(folder.iterdir()) if path.name not in ("state.json", "MANIFEST.json"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def repeatable(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of metrics without its times and sizes."""
+    return {key: value for key, value in row.items() if not key.startswith(UNEQUAL)}

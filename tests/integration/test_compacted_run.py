@@ -1,0 +1,74 @@
+"""A run whose journal gives up what no kept checkpoint needs: same adapter, and a replay that says where it begins."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import (
+    SMALL,
+    dotted,
+    kill,
+    launch,
+    num_rows,
+    processes_of,
+    replayed,
+    sets,
+    start,
+    summary,
+    train,
+    wait_until,
+)
+
+AHEAD = {"pipeline__max_lag": 2, "rollout__groups_per_order": 2, "rollout__replacement_rounds": 1}
+COMPACTED = {"journal__keep": "checkpoints", "checkpoint__every": 1, "checkpoint__keep": 2, **AHEAD}
+STEPS = SMALL["run.steps"]
+
+
+@pytest.fixture(scope="module")
+def compacted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("runs") / "compacted"
+    return out, train(out, **COMPACTED)
+
+
+def segments(out: Path) -> list[int]:
+    return sorted(int(path.stem) for path in (out / "journal").glob("*.log"))
+
+
+def test_a_replay_goes_from_the_oldest_checkpoint_that_the_journal_reaches(
+    compacted: tuple[Path, dict[str, Any]],
+) -> None:
+    out, expected = compacted
+    assert min(segments(out)) > 1 and len(segments(out)) < STEPS
+    report = replayed(out)
+    assert 0 < report["from_step"] < report["steps"] == STEPS and report["match"] is True
+    assert report["adapter_sha256"] == expected["adapter_sha256"]
+
+
+def test_a_whole_journal_that_is_compacted_after_a_kill_ends_the_same(
+    tmp_path: Path, compacted: tuple[Path, dict[str, Any]]
+) -> None:
+    out = tmp_path / "run"
+    launcher = start("run", "embedded", "--out", out, *sets(SMALL | dotted(COMPACTED | {"journal__keep": "all"})))
+    wait_until(lambda: num_rows(out) >= 3, "the third step")
+    kill(processes_of(out, "learner"))
+    launcher.communicate(timeout=60)
+    assert min(segments(out)) == 1
+    config = json.loads((out / "config.json").read_text())
+    config["journal"]["keep"] = "checkpoints"
+    (out / "config.json").write_text(json.dumps(config))
+    resumed = launch("resume", out)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert summary(out)["adapter_sha256"] == compacted[1]["adapter_sha256"]
+    assert min(segments(out)) > 1 and replayed(out)["from_step"] > 0
+
+
+def test_a_lost_segment_is_told(compacted: tuple[Path, dict[str, Any]]) -> None:
+    out = compacted[0]
+    lost = out / "journal" / f"{min(segments(out)):06d}.log"
+    lost.unlink()
+    for command in ("replay", "resume"):
+        done = launch(command, out, *(["--steps", "8"] if command == "resume" else []))
+        assert done.returncode != 0
+        assert f"{lost.name} is missing though the journal begins with it" in done.stdout + done.stderr

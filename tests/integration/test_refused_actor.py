@@ -1,0 +1,58 @@
+"""`python -m actor --connect` as a person types it, at a live learner: with no key, with a wrong or an open one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from protocol.security import create_keys
+from shared.config_load import config_to_json, load_config
+from tests.live_run import live_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def actor(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """To its end."""
+    argv = [sys.executable, "-m", "actor", *map(str, words)]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+
+
+def foreign_key(folder: Path, learner_public: str | None) -> Path:
+    """The key of another run, perhaps bent to trust this run's learner."""
+    create_keys(folder)
+    file = folder / "actor0.json"
+    if learner_public:
+        content = msgspec.json.decode(file.read_bytes()) | {"learner_public": learner_public}
+        file.write_bytes(msgspec.json.encode(content))
+    return file
+
+
+@pytest.mark.parametrize("bent", [False, True], ids=["key of another run", "key that is not allowed"])
+def test_a_wrong_key_ends_the_actor_with_a_sentence_and_not_the_run(tmp_path: Path, bent: bool) -> None:
+    config = tmp_path / "config.json"
+    config.write_bytes(config_to_json(load_config("embedded")))
+    with live_run(tmp_path) as run:
+        public = msgspec.json.decode((run.keys / "learner.json").read_bytes())["public"] if bent else None
+        key = foreign_key(tmp_path / "foreign", public)
+        done = actor("--connect", run.endpoint, "--key", key, "--config", config)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: The learner at tcp://") and str(key) in last
+    assert "launch key RUN NAME" in last and "Traceback" not in done.stderr
+
+
+def test_without_a_key_it_says_how_to_get_one(tmp_path: Path) -> None:
+    done = actor("--connect", "tcp://127.0.0.1:9", "--config", tmp_path / "config.json")
+    assert done.returncode == 2 and "python -m launch key RUN NAME" in done.stderr
+
+
+def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_bytes(config_to_json(load_config("embedded")))
+    key = foreign_key(tmp_path / "foreign", None)
+    key.chmod(0o644)
+    done = actor("--connect", "tcp://127.0.0.1:9", "--key", key, "--config", config)
+    assert done.returncode == 2 and f"chmod 600 {key}" in done.stderr

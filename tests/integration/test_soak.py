@@ -1,0 +1,167 @@
+"""Many steps with actors coming and going leave nothing behind: open files, threads, objects and journal are flat.
+
+The real wire, dispatcher, journal, checkpoints and actors' loops in one process; policy and engine are scripted, so
+that what is counted is ours and not a library's. `benchmarks/soak.py` does it with real processes and memory.
+"""
+
+import gc
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from actor.engine import Completion
+from actor.link import Link
+from actor.loop import serve
+from actor.rollout import Rollout
+from learner.checkpoint import Checkpoint, CheckpointStore
+from learner.compaction import Compaction
+from learner.dispatch import Dispatcher
+from learner.journal import Journal
+from learner.recorder import JournalRecorder
+from protocol.endpoint import local_endpoint
+from protocol.messages import GroupOrder, Sampling, Welcome
+from protocol.security import create_keys, load_actor_key, load_learner_keys
+from protocol.transport import ZmqActorPort, ZmqLearnerPort
+from shared.config import JournalConfig
+from shared.turns import NoTurns
+from tests.fakes import ScriptedEngine, ScriptedScorer, hello_of, scripted_identity, spelled, toy_orders, toy_policy
+
+WARM, END = 220, 820
+GUEST_EVERY = 20
+ORDERS_A_STEP = 3
+CHECKPOINT_EVERY = 10
+WELCOME = Welcome(run_id="run-1", heartbeat_s=0.05, silence_s=60.0)
+
+
+class Gone(Exception):
+    """A guest dies without a word."""
+
+
+class MortalEngine(ScriptedEngine):
+    """Dies in the middle of an order when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dying = threading.Event()
+
+    def generate(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Callable[[], None]
+    ) -> list[list[Completion]]:
+        """As scripted, while it lives; what it noted is not kept, since it would grow."""
+        if self.dying.is_set():
+            raise Gone
+        self.filled, self.installed = [], []
+        return super().generate(groups, sampling, progress)
+
+
+class Guest:
+    """An actor in a thread."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.engine = MortalEngine()
+        self.thread = threading.Thread(target=self.live, args=(folder, name))
+        self.thread.start()
+
+    def live(self, folder: Path, name: str) -> None:
+        """Until it dies or is drained."""
+        port = ZmqActorPort(local_endpoint(folder), load_actor_key(folder / "keys" / f"{name}.json"))
+        try:
+            link = Link(port, "the test", name, self.engine.identity, credits=2)
+            link.join(60.0)
+            serve(link, Rollout(self.engine, ScriptedScorer(), NoTurns(), spelled))
+        except Gone:
+            pass
+        finally:
+            port.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What the process holds, with one guest in the house."""
+
+    fds: int
+    threads: int
+    objects: int
+    journal_files: int
+
+
+def held(folder: Path) -> Held:
+    gc.collect()
+    return Held(
+        fds=len(os.listdir("/proc/self/fd")),
+        threads=len(os.listdir("/proc/self/task")),
+        objects=len(gc.get_objects()),
+        journal_files=len(list((folder / "journal").iterdir())),
+    )
+
+
+class House:
+    """A learner without a policy, an actor that stays, and guests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "keys").mkdir(mode=0o700)
+        create_keys(folder / "keys", ["stays", "guest0", "guest1", "guest2"])
+        keys = load_learner_keys(folder / "keys")
+        # Orders here cost nothing, so that an allowance made for actors that decode would be spent.
+        self.port = ZmqLearnerPort(local_endpoint(folder), keys, allowance=float("inf"))
+        self.store = CheckpointStore(folder / "checkpoints", keep=2)
+        self.journal = Journal.open(folder / "journal")
+        recorder = JournalRecorder(self.journal, 0, lambda group: None)
+        self.compaction = Compaction(JournalConfig(keep="checkpoints"), self.store, recorder)
+        self.desk = Dispatcher(self.port, recorder, hello_of(scripted_identity()), WELCOME)
+        self.resident = Guest(folder, "stays")
+        self.guest: Guest | None = None
+        self.died = 0
+
+    def step(self, step: int) -> None:
+        """Order, collect, save when due; guests come in their turn, and die of a later order."""
+        if step % (2 * GUEST_EVERY) == GUEST_EVERY:
+            self.guest = Guest(self.folder, f"guest{step % 3}")
+        elif step % (2 * GUEST_EVERY) == 0 and self.guest:
+            while len(self.desk.peers.by_address) < 2:
+                self.desk.pump(0.01)
+            self.guest.engine.dying.set()
+        self.desk.publish(toy_policy(step), oldest_needed=step)
+        orders = toy_orders(step, count=ORDERS_A_STEP, version=step)
+        self.desk.submit(orders)
+        self.desk.collect([order.order_id for order in orders])
+        if (step + 1) % CHECKPOINT_EVERY == 0:
+            self.store.save(Checkpoint(step=step + 1, files={"state": b"x"}), score=0.5)
+            self.compaction.after_checkpoint(step + 1)
+
+    def bury(self) -> None:
+        """Wait until the last guest is dead and forgotten."""
+        if self.guest:
+            self.guest.thread.join(30.0)
+            assert not self.guest.thread.is_alive()
+            self.guest, self.died = None, self.died + 1
+        while len(self.desk.peers.by_address) > 1:
+            self.desk.pump(0.01)
+
+    def close(self) -> None:
+        self.desk.farewell(30.0)
+        self.resident.thread.join(30.0)
+        self.port.close()
+        self.journal.close()
+
+
+def test_nothing_grows(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    before: Held | None = None
+    for step in range(END):
+        if step % (2 * GUEST_EVERY) == GUEST_EVERY:
+            house.bury()
+        if step == WARM:
+            before = held(tmp_path)
+        house.step(step)
+    house.bury()
+    after = held(tmp_path)
+    house.close()
+    assert before is not None
+    assert house.died >= (END - WARM) // (2 * GUEST_EVERY)
+    assert (after.fds, after.threads, after.journal_files) == (before.fds, before.threads, before.journal_files)
+    # One object leaked every ten steps would be sixty.
+    assert after.objects - before.objects < 50

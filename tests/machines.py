@@ -1,0 +1,176 @@
+"""Machines for doctor's tests, made up: a sound one, and ways to change what is so about it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launch.doctor.estimate import ModelShape
+from launch.doctor.facts.card import Card, Cards
+from launch.doctor.facts.cgroup import Cgroup
+from launch.doctor.facts.clock import Clock
+from launch.doctor.facts.disk import Disk, Folder
+from launch.doctor.facts.hub import Hub
+from launch.doctor.facts.limits import Limits
+from launch.doctor.facts.link import Link
+from launch.doctor.facts.memory import Memory
+from launch.doctor.facts.model import Model
+from launch.doctor.facts.processor import Processor
+from launch.doctor.facts.reward import Reward
+from launch.doctor.facts.run_folder import RunFolder
+from launch.doctor.facts.software import Library, Software
+from launch.doctor.facts.torch_build import Device, Driver, RoundTrip, TorchBuild
+from launch.doctor.known import Missing
+from launch.doctor.machine import Machine
+from shared.config import Config
+from shared.config_load import resolve
+
+Change = Callable[[Machine], Machine]
+GIB = 2**30
+RUN = Path("runs/first")
+FOLDER = Folder(path=RUN, existing=Path("runs"), writable=True, free=100 * GIB)
+SMALL = ModelShape(
+    linear=700_000, rest=70_000, adapter=10_000, file_bytes=3 << 20, layers=4, hidden=128, key_value=64, vocabulary=512
+)
+QWEN_15B = ModelShape(
+    linear=1_310_000_000,
+    rest=467_000_000,
+    adapter=1_153_750,
+    file_bytes=3_550_000_000,
+    layers=28,
+    hidden=1536,
+    key_value=256,
+    vocabulary=151_936,
+)
+CARD = Card(uuid="GPU-a", name="RTX 3070", driver="580.1", total=8 * GIB, free=7 * GIB, mode="Default", holders=())
+TORCH_CUDA = TorchBuild(
+    version="2.13.0+cu130",
+    cuda_build="13.0",
+    architectures=("sm_75", "sm_80", "sm_86", "sm_90", "compute_90"),
+    devices=(Device(name="RTX 3070", capability=(8, 6)),),
+    cuda_error="",
+)
+ROUND_TRIP = RoundTrip(version="0.50.2", device="cpu", round_trip=0.15, kernel_gap=0.0)
+
+
+def config(**sections: Mapping[str, object]) -> Config:
+    """With these keys, for example `config(compute={"device": "cpu"})`."""
+    return resolve(sections)
+
+
+def sound() -> Machine:
+    """Nothing to say about it."""
+    return Machine(
+        config=config(),
+        run_dir=RUN,
+        software=Software(
+            python="3.11.7",
+            python_window=">=3.11",
+            libraries=(
+                Library(name="numpy", window="<3,>=2.3", installed="2.4.1"),
+                Library(name="torch", window="==2.13.0", installed="2.13.0+cpu"),
+            ),
+        ),
+        driver=Driver(cuda=None),
+        torch=TorchBuild(version="2.13.0+cpu", cuda_build=None, architectures=(), devices=(), cuda_error=""),
+        bitsandbytes=ROUND_TRIP,
+        cards=Cards(trouble="", cards=(), variables={}),
+        processor=Processor(
+            name="A processor", architecture="x86_64", flags=frozenset({"avx", "avx2"}), cores=4, variables={}
+        ),
+        cgroup=Cgroup(cpus=None, memory_limit=None, memory_left=None),
+        memory=Memory(
+            total=16 * GIB,
+            available=12 * GIB,
+            swap_total=4 * GIB,
+            swap_free=4 * GIB,
+            shared_total=8 * GIB,
+            shared_writable=True,
+            wsl=False,
+        ),
+        disk=Disk(
+            folder=FOLDER,
+            trouble="",
+            free_files=10**6,
+            kind="ext4",
+            sync_s=0.002,
+            keeps_modes=True,
+            keeps_locks=True,
+            ahead_s=0.0,
+        ),
+        limits=Limits(open_files=1024, file_bytes=None, address_bytes=None, processes=None),
+        link=Link(address="ipc", trouble="", busy=False, socket_path=Path("/run/user/1000/x"), folder_trouble=""),
+        clock=Clock(now=1_795_000_000.0, monotonic_s=0.2, wall_s=0.2),
+        run=RunFolder(state="new", keys_trouble="", keys_mode=None, lock_holder="", lease_holder=""),
+        model=Model(
+            kind="embedded",
+            folder=Path("model"),
+            shape=SMALL,
+            has_code=False,
+            base_cache=FOLDER,
+            hub_cache=FOLDER,
+            offline=False,
+            lost_files=(),
+        ),
+        hub=Missing("not asked"),
+        reward=Reward(function="", trouble=""),
+    )
+
+
+def but(subject: str, **fields: Any) -> Change:
+    """The sound machine with other facts about one subject."""
+    return lambda machine: replace(machine, **{subject: replace(getattr(machine, subject), **fields)})
+
+
+def configured(**sections: Mapping[str, object]) -> Change:
+    """Another configuration."""
+    return lambda machine: replace(machine, config=config(**sections))
+
+
+def torch(**fields: Any) -> Change:
+    """A PyTorch for cards, different in these fields."""
+    return lambda machine: replace(machine, torch=msgspec.structs.replace(TORCH_CUDA, **fields))
+
+
+def cards(**fields: Any) -> Change:
+    """A card, different in these fields."""
+    return lambda machine: replace(machine, cards=Cards(trouble="", cards=(replace(CARD, **fields),), variables={}))
+
+
+def round_trip(**fields: Any) -> Change:
+    """Another outcome of the round trip."""
+    return lambda machine: replace(machine, bitsandbytes=msgspec.structs.replace(ROUND_TRIP, **fields))
+
+
+def both(*changes: Change) -> Change:
+    """One after the other."""
+
+    def change(machine: Machine) -> Machine:
+        for step in changes:
+            machine = step(machine)
+        return machine
+
+    return change
+
+
+def setting(**variables: str) -> Change:
+    """Variables that PyTorch's allocator and CUDA read."""
+    return but("cards", variables=variables)
+
+
+def remote(hub: Hub | Missing, **fields: Any) -> Change:
+    """A model that is not here."""
+    absent = but("model", kind="hub", folder=None, shape=Missing("not here"), **fields)
+    return both(configured(model={"path": "owner/name"}), absent, lambda machine: replace(machine, hub=hub))
+
+
+def folder(**fields: Any) -> Change:
+    """Another folder for the run."""
+    return but("disk", folder=replace(FOLDER, **fields))
+
+
+def cache_of(name: str, **fields: Any) -> Change:
+    """Another cache folder."""
+    return but("model", **{name: replace(FOLDER, **fields)})

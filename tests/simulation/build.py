@@ -1,0 +1,34 @@
+"""Which parts a simulated run is made of: the real ones, unless a planted bug puts another in one's place."""
+
+from dataclasses import dataclass
+
+from actor.link import Link
+from actor.rollout import Rollout
+from learner.books import RunBooks
+from learner.dispatch import Dispatcher
+from learner.recorder import JournalRecorder
+from learner.sampling import Sampler
+from learner.state import LearnerState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """One class a part."""
+
+    dispatcher: type[Dispatcher] = Dispatcher
+    """Orders out, groups in."""
+    recorder: type[JournalRecorder] = JournalRecorder
+    """Between dispatcher and journal."""
+    sampler: type[Sampler] = Sampler
+    """What is ordered."""
+    state: type[LearnerState] = LearnerState
+    """What a checkpoint holds."""
+    books: type[RunBooks] = RunBooks
+    """Metrics and checkpoints."""
+    link: type[Link] = Link
+    """The actor's end of the wire."""
+    rollout: type[Rollout] = Rollout
+    """Fills orders."""
+
+
+REAL = Build()

@@ -1,0 +1,118 @@
+"""A disk that forgets: the real journal on a file system in memory, and what a death leaves of it.
+
+    kill        what was written stays, but for the write that was cut short
+    power cut   of what no fsync covered, a random part stays, perhaps with zeros in it
+
+Checkpoints appear whole or not at all, which is the promise of `write_tree_whole` and is tested where it is kept.
+"""
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from learner.checkpoint import Checkpoint
+from learner.journal import Journal, segment_path
+from learner.journal_format import SECTOR_BYTES
+from shared.run_dir import RunDir
+from tests.simulation.schedule import Death
+
+SEGMENT_BYTES = 3000
+"""A few records, so that segments are begun and given up in every run."""
+ORDER_ID = re.compile(rb"train/\d{6}/u\d{4}")
+
+
+class Disk:
+    """The run directory of one simulated run."""
+
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        self.run = RunDir(folder)
+        self.rng = rng
+        self.covered: dict[Path, int] = {}
+        self.torn: tuple[Path, int] | None = None
+        self.checkpoints: dict[int, Checkpoint] = {}
+
+    def cover(self, *paths: Path) -> None:
+        """An fsync has returned: all there is in these stays."""
+        self.covered |= {path: path.stat().st_size for path in paths}
+
+    def segments(self) -> list[Path]:
+        """Of the journal."""
+        return sorted(self.run.journal.glob("[0-9]*.log"))
+
+    def cut_short(self, path: Path, start: int) -> None:
+        """The process died within the write that began here."""
+        self.torn = (path, start)
+
+    def die(self, death: Death) -> None:
+        """What is left."""
+        if self.torn:
+            path, start = self.torn
+            resize(path, self.rng.randrange(start, path.stat().st_size))
+            self.torn = None
+        if death == "power cut":
+            grown = [path for path in (*self.segments(), self.run.metrics) if path.exists()]
+            for path in grown:
+                self.forget(path, self.covered.get(path, 0))
+            self.cover(*grown)
+
+    def forget(self, path: Path, covered: int) -> None:
+        """Of the bytes that no fsync covered."""
+        size = path.stat().st_size
+        if size <= covered:
+            return
+        if self.rng.random() < 0.75:
+            resize(path, self.rng.randint(covered, size))
+        else:
+            sector = self.rng.randint(covered, size) // SECTOR_BYTES * SECTOR_BYTES
+            zeros_from = max(covered, sector)
+            path.write_bytes(path.read_bytes()[:zeros_from] + bytes(size - zeros_from))
+
+
+class MemoryCheckpoints:
+    """The checkpoint store's contract in memory; `keep` newest."""
+
+    def __init__(self, disk: Disk, keep: int, point: Callable[[str], None]) -> None:
+        self.disk = disk
+        self.keep = keep
+        self.point = point
+
+    def save(self, checkpoint: Checkpoint, *, score: float) -> None:
+        """Durable at once."""
+        self.point("before a checkpoint")
+        kept = self.disk.checkpoints
+        kept[checkpoint.step] = checkpoint
+        for step in sorted(step for step in kept if step <= checkpoint.step)[: -self.keep]:
+            del kept[step]
+        self.point("after a checkpoint")
+
+    def load_latest(self) -> Checkpoint | None:
+        """The newest."""
+        return self.disk.checkpoints[max(self.disk.checkpoints)] if self.disk.checkpoints else None
+
+    def oldest_kept(self, saved: int) -> int:
+        """As the real one."""
+        steps = sorted(step for step in self.disk.checkpoints if step <= saved)
+        return steps[-self.keep] if len(steps) >= self.keep else 0
+
+
+def resize(path: Path, size: int) -> None:
+    """Keep the first bytes."""
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def order_of(payload: bytes) -> str:
+    """The order that a record answers, without decoding it."""
+    found = ORDER_ID.search(payload)
+    assert found
+    return found[0].decode()
+
+
+def recorded_in(journal: Journal) -> list[str]:
+    """Orders in the order of their records."""
+    return [order_of(payload) for payload in journal.reading().records()]
+
+
+def tail_of(journal: Journal, folder: Path) -> Path:
+    """The segment that is being written."""
+    return segment_path(folder, journal.tail)

@@ -1,0 +1,188 @@
+"""One life of a learner and one of an actor, put together from the product's parts as `learner/session.py` and
+`actor/wiring.py` do it.
+
+Real: dispatcher, peers, recorder, journal, sampler, orders, publisher, state, ledger, books, both loops, link, rollout.
+Toy: the update, the engine, the scorer. In memory: wire, checkpoints, time.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from actor.loop import serve
+from actor.rollout import Rollout
+from learner.batch import kept_samples
+from learner.compaction import Compaction
+from learner.curriculum import Shuffled
+from learner.guard import Guard
+from learner.journal import Journal
+from learner.ledger import Ledger
+from learner.loop import Parts, train
+from learner.norms import Norms
+from learner.past import Past
+from learner.publisher import Publisher
+from protocol.messages import Groups, Hello, Order, Policy, Welcome
+from shared.config import Config
+from shared.metrics import MetricsLog
+from shared.turns import NoTurns
+from tests.simulation.build import Build
+from tests.simulation.disk import SEGMENT_BYTES, Disk, MemoryCheckpoints, recorded_in
+from tests.simulation.invariants import Outcome, Watch
+from tests.simulation.ports import ActorEnd, LearnerEnd, Point, WatchedJournal, WatchedLines
+from tests.simulation.toy import (
+    IDENTITY,
+    TASKS,
+    ToyAdapter,
+    ToyBase,
+    ToyBatch,
+    ToyBatches,
+    ToyEngine,
+    ToyOptimizer,
+    ToyScorer,
+    ToyUpdate,
+    spelled,
+)
+
+FAREWELL_S = 5.0
+
+
+class WatchedUpdate:
+    """The toy's update, and a look at what it consumed."""
+
+    def __init__(self, update: ToyUpdate, watch: Watch) -> None:
+        self.update = update
+        self.watch = watch
+
+    def apply(self, step: int, batch: ToyBatch) -> None:
+        """One step."""
+        self.update.apply(step, batch)
+        self.watch.consumed(step, list(batch.answers), self.update.optimizer.consumed)
+
+
+class LearnerLife:
+    """From opening the journal to the farewell."""
+
+    def __init__(
+        self,
+        config: Config,
+        build: Build,
+        disk: Disk,
+        port: LearnerEnd,
+        *,
+        watch: Watch,
+        point: Point,
+        clock: Callable[[], float],
+        work: Callable[[Callable[[], None]], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        """work: lets an update's time pass, with progress in it. stop: whether the learner was asked to."""
+        self.config = config
+        self.disk = disk
+        self.watch = watch
+        self.journal = Journal.open(disk.run.journal, segment_bytes=SEGMENT_BYTES)
+        disk.cover(*disk.segments())
+        checkpoints = cast(Any, MemoryCheckpoints(disk, config.checkpoint.keep, point))
+        checkpoint = checkpoints.load_latest()
+        self.first_step = checkpoint.step if checkpoint else 0
+        watch.learner_is_new(recorded_in(self.journal), self.first_step)
+        journal = cast(Journal, WatchedJournal(self.journal, disk, watch, point))
+        recorder = build.recorder(journal, self.first_step, admit=lambda group: kept_samples(group, config))
+        self.desk = port.desk = build.dispatcher(port, recorder, expected(), welcome(config), clock)
+        adapter = ToyAdapter()
+        self.publisher = Publisher(cast(Any, adapter))
+        self.publisher.snapshot(version=0)
+        self.optimizer = ToyOptimizer()
+        self.sampler = build.sampler(config, TASKS, Shuffled(len(TASKS), config.run.seed), self.desk)
+        optimizer, norms = cast(Any, self.optimizer), Norms(config.guard)
+        state = build.state(config, self.publisher, optimizer, norms, self.sampler, IDENTITY.base_digest)
+        self.past = state.load(checkpoint) if checkpoint else Past()
+        compaction = Compaction(config.journal, checkpoints, recorder)
+        self.books = build.books(disk.run, config, state, checkpoints, compaction, cast(Any, ToyBase()), spelled)
+        self.rows = WatchedLines(self.books.metrics._lines, disk)
+        self.books.metrics = MetricsLog(cast(Any, self.rows))
+        self.stop = stop
+        update = ToyUpdate(adapter, self.optimizer, lambda: work(self.desk.pump))
+        self.update = WatchedUpdate(update, watch)
+
+    def live(self) -> Outcome | None:
+        """What the run came to, or None if it was asked to stop before its end."""
+        self.books.resume_at(self.first_step + 1)
+        for version in sorted(self.publisher.versions):
+            self.desk.publish(self.publisher.versions[version], oldest_needed=0)
+        self.sampler.submit_pending()
+        steps = self.config.run.steps
+        done = train(self.parts(), self.first_step, steps)
+        outcome = None
+        if done == steps:
+            policies = tuple(self.watch.policies[version] for version in sorted(self.watch.policies))
+            consumed = tuple(self.optimizer.consumed)
+            outcome = Outcome(value=self.publisher.versions[done].sha256, consumed=consumed, policies=policies)
+        self.desk.farewell(FAREWELL_S)
+        return outcome
+
+    def parts(self) -> Parts:
+        """Of the real loop."""
+        return Parts(
+            sampler=self.sampler,
+            desk=self.desk,
+            batches=cast(Any, ToyBatches()),
+            guard=Guard(cast(Any, self.update), self.books, self.config),
+            publisher=self.publisher,
+            ledger=Ledger(self.config, self.books, self.past, self.stop),
+            turns=NoTurns(),
+        )
+
+    def close(self) -> None:
+        """Give the descriptors back, as the kernel does for the dead."""
+        self.journal.close()
+        self.rows.close()
+        self.books.rollouts.lines.close()
+
+
+class WatchedRollout:
+    """The real rollout, and a look at what it filled an order from."""
+
+    def __init__(self, rollout: Rollout, engine: ToyEngine, watch: Watch) -> None:
+        self.rollout = rollout
+        self.engine = engine
+        self.watch = watch
+
+    def fill(self, order: Order, policy: Policy, beat: Callable[[str], None]) -> Groups:
+        """One order."""
+        groups = self.rollout.fill(order, policy, beat)
+        self.watch.actor_filled(order, groups, self.engine.holds)
+        return groups
+
+
+def live_as_actor(
+    name: str,
+    config: Config,
+    build: Build,
+    port: ActorEnd,
+    *,
+    watch: Watch,
+    clock: Callable[[], float],
+    work: Callable[[Callable[[], None]], None],
+) -> None:
+    """Join, serve, leave. work: lets a group's decoding time pass."""
+    engine = ToyEngine(work)
+    rollout = build.rollout(engine, ToyScorer(), NoTurns(), spelled)
+    port.link = link = build.link(port, "the learner", name, IDENTITY, config.link.credits, clock)
+    link.join(config.link.silence_s)
+    serve(link, cast(Rollout, WatchedRollout(rollout, engine, watch)))
+
+
+def expected() -> Hello:
+    """What every actor must hold."""
+    return Hello(
+        actor_id="any",
+        engine="any",
+        base_digest=IDENTITY.base_digest,
+        tokenizer_digest=IDENTITY.tokenizer_digest,
+        lora_digest=IDENTITY.lora_digest,
+        credits=1,
+    )
+
+
+def welcome(config: Config) -> Welcome:
+    """What actors are told."""
+    return Welcome(run_id="simulated", heartbeat_s=config.link.heartbeat_s, silence_s=config.link.silence_s)

@@ -1,0 +1,158 @@
+"""A wire in memory with bad manners: delays, losses, doubles, late comers, cut links, dead ends.
+
+In order per direction unless a message is drawn to be late, as over a real socket. A cut takes what is on its way. All
+of it is drawn from the run's seed, and all of it stops when the calm begins.
+"""
+
+import random
+from collections import deque
+from functools import partial
+
+from protocol.codec import decode, encode
+from protocol.errors import PeerGone
+from protocol.messages import AnyMessage
+from tests.simulation.baton import Baton, Process
+from tests.simulation.schedule import CALM_AT_S, QUIET, Cut, Manners, Schedule
+from tests.simulation.trace import Trace
+
+LATE_S = 3.0
+
+
+class Mailbox:
+    """What has come for one life of one process, and who waits for it."""
+
+    def __init__(self, baton: Baton) -> None:
+        self.baton = baton
+        self.messages: deque[tuple[bytes, AnyMessage]] = deque()
+        self.reader: Process | None = None
+
+    def put(self, peer: bytes, message: AnyMessage) -> None:
+        """It has come."""
+        self.messages.append((peer, message))
+        if self.reader:
+            self.baton.wake(self.reader)
+
+    def get(self, timeout_s: float) -> tuple[bytes, AnyMessage] | None:
+        """The oldest; waits for one if there is none."""
+        if not self.messages and timeout_s > 0:
+            self.reader = self.baton.current
+            try:
+                self.baton.wait(timeout_s)
+            finally:
+                self.reader = None
+        return self.messages.popleft() if self.messages else None
+
+
+class Wire:
+    """Between the learner and one life of one actor."""
+
+    def __init__(self, address: bytes, place: int, mailbox: Mailbox) -> None:
+        self.address = address
+        self.place = place
+        self.mailbox = mailbox
+        self.died_at: float | None = None
+        self.last_arrival = {True: 0.0, False: 0.0}
+
+
+class Network:
+    """All wires of a run."""
+
+    def __init__(self, baton: Baton, schedule: Schedule, trace: Trace, rng: random.Random) -> None:
+        self.baton = baton
+        self.schedule = schedule
+        self.trace = trace
+        self.rng = rng
+        self.learner: Mailbox | None = None
+        self.learner_lives = 0
+        self.kept: list[tuple[bytes, AnyMessage]] = []
+        self.wires: dict[bytes, Wire] = {}
+        self.breaks = [0] * schedule.actors
+        for cut in schedule.cuts:
+            baton.after(cut.at_s, lambda cut=cut: self.break_link(cut))
+
+    @property
+    def manners(self) -> Manners:
+        """Of this moment."""
+        return self.schedule.manners if self.baton.now < CALM_AT_S else QUIET
+
+    def open_learner(self) -> Mailbox:
+        """A life of the learner listens."""
+        self.learner = Mailbox(self.baton)
+        self.learner_lives += 1
+        for peer, message in self.kept:
+            self.learner.put(peer, message)
+        self.kept = []
+        return self.learner
+
+    def close_learner(self) -> None:
+        """It does not any more, and what it had not read is gone."""
+        self.learner = None
+
+    def open_actor(self, name: str, place: int) -> Wire:
+        """A life of an actor dials."""
+        address = f"{name}-{len(self.wires):08x}".encode()
+        self.wires[address] = Wire(address, place, Mailbox(self.baton))
+        return self.wires[address]
+
+    def break_link(self, cut: Cut) -> None:
+        """What is on its way is lost."""
+        self.breaks[cut.actor] += 1
+        self.trace.count("links cut")
+        self.trace.say(f"link {cut.actor}", f"is cut for {cut.for_s:.2f} s")
+
+    def cut_now(self, place: int) -> Cut | None:
+        """The cut that this actor's link suffers, if any."""
+        now = self.baton.now
+        found = (c for c in self.schedule.cuts if c.actor == place and c.at_s <= now < c.at_s + c.for_s)
+        return next(found, None)
+
+    def to_actor(self, address: bytes, message: AnyMessage) -> None:
+        """From the learner; PeerGone if it can tell."""
+        wire = self.wires[address]
+        now, cut = self.baton.now, self.cut_now(wire.place)
+        dead = wire.died_at is not None and now - wire.died_at >= self.manners.notices_gone_s
+        if dead or (cut and cut.noticed):
+            raise PeerGone(f"{address.decode()} is not connected.")
+        self.carry(wire, message, to_learner=False)
+
+    def carry(self, wire: Wire, message: AnyMessage, *, to_learner: bool) -> None:
+        """Decide what becomes of a message."""
+        manners, draw = self.manners, self.rng.random
+        if manners.real_bytes:
+            message = decode(encode(message))
+        if self.cut_now(wire.place) or draw() < manners.drop:
+            self.lose("loses", message)
+            return
+        copies = 2 if draw() < manners.double else 1
+        self.trace.counts["messages"] += copies
+        self.trace.counts["doubled"] += copies - 1
+        for _ in range(copies):
+            at = self.baton.now + draw() * manners.delay_s
+            if draw() < manners.late:
+                at += draw() * LATE_S
+                self.trace.count("late")
+            else:
+                at = wire.last_arrival[to_learner] = max(at, wire.last_arrival[to_learner])
+            sent = (self.breaks[wire.place], self.learner_lives)
+            self.baton.after(at - self.baton.now, partial(self.arrive, wire, message, to_learner, *sent))
+
+    def arrive(self, wire: Wire, message: AnyMessage, to_learner: bool, breaks: int, lives: int) -> None:
+        """At the other end, if there still is one."""
+        lost = breaks != self.breaks[wire.place]
+        if not to_learner:
+            lost = lost or wire.died_at is not None
+        elif not self.manners.keeps_for_next_life:
+            lost = lost or self.learner is None or lives != self.learner_lives
+        if lost:
+            self.lose("loses on the way", message)
+        elif not to_learner:
+            wire.mailbox.put(wire.address, message)
+        elif self.learner:
+            self.learner.put(wire.address, message)
+        else:
+            self.kept.append((wire.address, message))
+
+    def lose(self, how: str, message: AnyMessage) -> None:
+        """It never arrives."""
+        self.trace.count("lost")
+        self.trace.say("network", how, message)

@@ -1,0 +1,255 @@
+"""Bugs put in on purpose: each replaces one part of the protocol, and the simulation must find it.
+
+They are subclasses because a bug is the real part with one thing wrong.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, cast
+
+import msgspec
+
+from actor.installer import Installer
+from actor.link import Link
+from actor.rollout import Rollout
+from learner.books import RunBooks
+from learner.checkpoint import Checkpoint
+from learner.dispatch import Dispatcher
+from learner.past import Past
+from learner.peers import Peer
+from learner.recorder import JournalRecorder
+from learner.sampling import Pending, Sampler
+from learner.state import LearnerState
+from protocol.codec import encode, pack
+from protocol.messages import Ack, Groups, Hello, Order, Policy
+from tests.simulation.build import Build
+
+
+class AckBeforeFsync(Dispatcher):
+    """Tells the actor first and writes afterwards."""
+
+    def accept(self, delivered: Sequence[tuple[Peer, Groups]]) -> None:
+        for peer, groups in delivered:
+            self.send(peer.address, Ack(order_id=groups.order_id))
+        super().accept(delivered)
+
+
+class NoDedup(Dispatcher):
+    """Takes an answer that it has already as a new one."""
+
+    def wanted(self, peer: Peer, groups: Groups) -> bool:
+        self.orders.setdefault(groups.order_id, cast(Order, groups))
+        return True
+
+
+class NoFsync(JournalRecorder):
+    """Appends, and leaves the rest to the kernel."""
+
+    def record(self, answers: Sequence[Groups]) -> None:
+        for groups in answers:
+            for group in groups.groups:
+                self.admit(group)
+            self.journal.append(pack(encode(groups)))
+            self.held.add(groups.order_id)
+
+
+class OneFsyncLate(JournalRecorder):
+    """Syncs what came before, and the last record with the next delivery."""
+
+    def record(self, answers: Sequence[Groups]) -> None:
+        for groups in answers:
+            self.journal.sync()
+            self.journal.append(pack(encode(groups)))
+            self.held.add(groups.order_id)
+
+
+class ForgetsTheJournal(JournalRecorder):
+    """Does not look for answers of an earlier life."""
+
+    def find(self, order: Order) -> Groups | None:
+        return None
+
+
+class SeedsByTime(Sampler):
+    """Draws an order's seeds when it is made, not from its name."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.drawn = count()
+
+    def orders(self, pending: Pending, first_slot: int) -> list[Order]:
+        return [self.reseeded(order) for order in super().orders(pending, first_slot)]
+
+    def reseeded(self, order: Order) -> Order:
+        """Other seeds each time."""
+        groups = (msgspec.structs.replace(g, seeds=tuple(next(self.drawn) for _ in g.seeds)) for g in order.groups)
+        return msgspec.structs.replace(order, groups=tuple(groups))
+
+
+class NeverRepeats(Dispatcher):
+    """What a lost actor held is not ordered again."""
+
+    def requeue(self, order_ids: Sequence[str]) -> None:
+        pass
+
+
+class ByArrival(Dispatcher):
+    """Hands the answers of a step over in the order in which they came."""
+
+    def collect(self, order_ids: Sequence[str]) -> list[Groups]:
+        arrived = [order_id for order_id in self.answers if order_id in order_ids]
+        while len(arrived) < len(order_ids):
+            self.pump(self.welcome.heartbeat_s / 2)
+            arrived = [order_id for order_id in self.answers if order_id in order_ids]
+        return [self.answers.pop(order_id) for order_id in arrived]
+
+
+class CheckpointBeforeJournal(JournalRecorder):
+    """Counts on the next checkpoint to hold what it was told, and writes the journal only every third time."""
+
+    waiting: tuple[Groups, ...] = ()
+
+    def record(self, answers: Sequence[Groups]) -> None:
+        self.waiting += tuple(answers)
+        self.held.update(groups.order_id for groups in answers)
+        if len(self.waiting) >= 3:
+            super().record(self.waiting)
+            self.waiting = ()
+
+
+class PendingNotSaved(LearnerState):
+    """A checkpoint without the orders that are out."""
+
+    def save(self, step: int, past: Past) -> Checkpoint:
+        pending, self.sampler.pending = self.sampler.pending, []
+        try:
+            return super().save(step, past)
+        finally:
+            self.sampler.pending = pending
+
+
+class CreditLeak(Dispatcher):
+    """An answered order keeps its credit."""
+
+    def settle(self, peer: Peer, order_id: str) -> None:
+        self.send(peer.address, Ack(order_id=order_id))
+
+
+class CreditsIgnored(Dispatcher):
+    """Gives every order to the first peer."""
+
+    def send_queued(self) -> None:
+        peers = list(self.peers.by_address.values())
+        while self.queue and peers:
+            order_id = self.queue.popleft()
+            if order_id in self.orders:
+                peers[0].holding.append(order_id)
+                self.send(peers[0].address, self.policies[self.orders[order_id].policy_version])
+                self.send(peers[0].address, self.orders[order_id])
+
+
+class StaleAfterReconnect(Link):
+    """Takes the policy it has where the one that an order names is missing."""
+
+    def queue(self, order: Order) -> None:
+        if order.policy_version not in self.policies and self.policies:
+            self.policies[order.policy_version] = self.policies[self.last_version]
+        super().queue(order)
+
+
+class NewestPolicy(Link):
+    """Samples from what came last, not from what the order names."""
+
+    def next_order(self) -> tuple[Order, Policy] | None:
+        found = super().next_order()
+        return found and (found[0], self.policies[self.last_version])
+
+
+class InstallsOnce(Installer):
+    """Takes a version's number for its bytes: what a new policy brings under an old number stays out."""
+
+    def put_in(self, policy: Policy) -> None:
+        if not self.installed:
+            super().put_in(policy)
+        self.installed = policy.sha256
+
+
+class RolloutThatInstallsOnce(Rollout):
+    """With that installer."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.installer = InstallsOnce(self.engine)
+
+
+class HelloIgnored(Dispatcher):
+    """Greets an actor once; a second Hello goes unanswered."""
+
+    def greet(self, address: bytes, hello: Hello) -> None:
+        if address not in self.peers.by_address:
+            super().greet(address, hello)
+
+
+class PolicyNotRepeated(Dispatcher):
+    """Thinks that an actor who says Hello again still has what it was sent."""
+
+    def greet(self, address: bytes, hello: Hello) -> None:
+        known = self.peers.by_address.get(address)
+        super().greet(address, hello)
+        again = self.peers.by_address.get(address)
+        if known and again:
+            again.version = known.version
+
+
+class RowsNotSynced(RunBooks):
+    """Leaves the rows of steps that a checkpoint holds to the kernel."""
+
+    def checkpoint(self, step: int, past: Past) -> None:
+        self.checkpoints.save(self.state.save(step, past), score=past.score)
+        self.compaction.after_checkpoint(step)
+
+
+class RowsTwice(RunBooks):
+    """Leaves the rows of steps that are done again."""
+
+    def resume_at(self, step: int) -> None:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """A bug and what it breaks."""
+
+    build: Build
+    """The real parts but one."""
+    breaks: frozenset[str]
+    """The invariants by which it may be found."""
+
+
+def planted(*breaks: str, **part: Any) -> Planted:
+    """One part replaced."""
+    return Planted(build=Build(**part), breaks=frozenset(breaks))
+
+
+PLANTED = {
+    "ack before fsync": planted("acked durable", dispatcher=AckBeforeFsync),
+    "no dedup": planted("exactly once", dispatcher=NoDedup),
+    "append without fsync": planted("acked durable", recorder=NoFsync),
+    "fsync one record late": planted("acked durable", recorder=OneFsyncLate),
+    "dedup forgotten after a restart": planted("acked kept", "exactly once", recorder=ForgetsTheJournal),
+    "seeds not from the group's name": planted("final value", "exactly once", sampler=SeedsByTime),
+    "orders not repeated": planted("liveness", dispatcher=NeverRepeats),
+    "consumed in order of arrival": planted("exactly once", dispatcher=ByArrival),
+    "checkpoint instead of journal": planted("acked durable", recorder=CheckpointBeforeJournal),
+    "pending orders not saved": planted("no error", state=PendingNotSaved),
+    "credit leak": planted("credits", dispatcher=CreditLeak),
+    "credits ignored": planted("credits", dispatcher=CreditsIgnored),
+    "stale policy after a reconnect": planted("policy version", link=StaleAfterReconnect),
+    "newest policy instead of the one ordered": planted("policy version", link=NewestPolicy),
+    "adapter installed once": planted("policy version", rollout=RolloutThatInstallsOnce),
+    "second hello not answered": planted("credits", "liveness", dispatcher=HelloIgnored),
+    "policy not repeated": planted("liveness", dispatcher=PolicyNotRepeated),
+    "rows not synced before a checkpoint": planted("metrics", books=RowsNotSynced),
+    "rows of repeated steps kept": planted("metrics", books=RowsTwice),
+}

@@ -1,0 +1,185 @@
+"""Training as one exact function of what was consumed, in the shape of the real parts around it.
+
+    value(s + 1) = sha256(value(s), step, each group's id, tokens and scores, in order)
+
+The 32 bytes of the value are the adapter: 16 numbers of 16 bits in fp32. So one group too many, too few, changed, or
+in another place gives another final adapter, and the real publisher, checkpoint state and wire carry it.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from actor.engine import Completion, Identity
+from actor.verdict import ScoreJob, Verdict
+from learner.sampling import flat
+from learner.tasks import Task
+from protocol.messages import Finish, GroupOrder, Groups, Outcome, Sampling
+from shared.adapter_file import digest
+
+IDENTITY = Identity(engine="toy", base_digest="a" * 64, tokenizer_digest="b" * 64, lora_digest="c" * 64)
+TASKS = tuple(
+    Task(prompt_ids=np.array([10 + index, 1, 2], np.int32), columns={"answer": str(index)}) for index in range(12)
+)
+
+
+class ToyAdapter:
+    """An adapter of one layer without its model: A [1, 8] and B [8, 1]."""
+
+    def __init__(self) -> None:
+        self.pair = {"toy.lora_A": nn.Parameter(torch.zeros(1, 8)), "toy.lora_B": nn.Parameter(torch.zeros(8, 1))}
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """By name."""
+        return self.pair
+
+
+class ToyBase:
+    """Frozen weights that are always whole: there are none."""
+
+    def check(self) -> None:
+        """Before a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyBatch:
+    """The fields that the ledger reads, and the answers themselves."""
+
+    answers: Sequence[Groups]
+    """Of the step, in slot order."""
+    samples: tuple[()] = ()
+    """None is trained on by the real loss."""
+    dropped: int = 0
+    """Not counted."""
+    response_tokens: int = 0
+    """Not counted."""
+
+
+class ToyBatches:
+    """Hands the answers on."""
+
+    def build(self, answers: Sequence[Groups]) -> ToyBatch:
+        """As they came."""
+        return ToyBatch(answers=answers)
+
+
+class ToyOptimizer:
+    """Remembers what was consumed, and rides in the checkpoint as the real one's moments do."""
+
+    def __init__(self) -> None:
+        self.consumed: list[str] = []
+
+    def state_bytes(self) -> bytes:
+        """As JSON."""
+        return json.dumps(self.consumed).encode()
+
+    def load_state_bytes(self, data: bytes) -> None:
+        """The inverse."""
+        self.consumed = json.loads(data)
+
+
+class ToyUpdate:
+    """Applies a batch to the adapter."""
+
+    def __init__(self, adapter: ToyAdapter, optimizer: ToyOptimizer, work: Callable[[], None]) -> None:
+        """work: lets an update's time pass."""
+        self.adapter = adapter
+        self.optimizer = optimizer
+        self.work = work
+
+    def apply(self, step: int, batch: ToyBatch) -> None:
+        """Always None: there are no statistics of a real loss."""
+        self.work()
+        chain = hashlib.sha256(value_of(self.adapter) + str(step).encode())
+        for group in flat(batch.answers):
+            self.optimizer.consumed.append(group.group_id)
+            chain.update(group.group_id.encode() + group.completion_ids.tobytes() + repr(group.scores).encode())
+        set_value(self.adapter, chain.digest())
+
+
+def value_of(adapter: ToyAdapter) -> bytes:
+    """The 32 bytes."""
+    numbers = np.concatenate([p.detach().numpy().ravel() for p in adapter.parameters().values()])
+    return numbers.astype("<u2").tobytes()
+
+
+def set_value(adapter: ToyAdapter, value: bytes) -> None:
+    """The inverse."""
+    numbers = torch.from_numpy(np.frombuffer(value, "<u2").astype(np.float32))
+    with torch.no_grad():
+        for part, parameter in zip(numbers.split(8), adapter.parameters().values(), strict=True):
+            parameter.copy_(part.view(parameter.shape))
+
+
+class ToyEngine:
+    """Tokens are a hash of seed, prompt and the adapter that is in place."""
+
+    def __init__(self, work: Callable[[Callable[[], None]], None]) -> None:
+        """work: lets a group's decoding time pass, with a word of progress in it."""
+        self.work = work
+        self.identity = IDENTITY
+        self.holds = ""
+
+    def install(self, version: int, adapter: bytes) -> None:
+        """Its digest is all there is to know of it."""
+        self.holds = digest(adapter)
+
+    def generate(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Callable[[], None]
+    ) -> list[list[Completion]]:
+        """One completion a seed."""
+        filled: list[list[Completion]] = []
+        for group in groups:
+            self.work(progress)
+            filled.append([self.completion(group, seed, sampling) for seed in group.seeds])
+        return filled
+
+    def completion(self, group: GroupOrder, seed: int, sampling: Sampling) -> Completion:
+        """Made-up tokens."""
+        drawn = hashlib.sha256(f"{seed} {self.holds}".encode() + group.prompt_ids.tobytes()).digest()
+        length = 1 + drawn[0] % sampling.max_new_tokens
+        return Completion(
+            ids=np.frombuffer(drawn, np.uint8, length, 1).astype(np.int32),
+            logprobs=np.frombuffer(drawn, np.uint8, length, 9).astype(np.float32) * np.float32(-0.01),
+            entropies=None,
+            finish=Finish.LENGTH if length == sampling.max_new_tokens else Finish.STOP,
+        )
+
+    def score(self, ids: np.ndarray) -> np.ndarray:
+        """Never asked: the toy's policies have no canary."""
+        raise NotImplementedError
+
+    def sleep(self) -> None:
+        """Holds nothing."""
+
+    def wake(self) -> bool:
+        """Never left."""
+        return False
+
+    def memory(self) -> dict[str, Any]:
+        """Holds nothing."""
+        return {}
+
+
+class ToyScorer:
+    """Right is an even first token; so half of the groups of two teach nothing."""
+
+    def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
+        """1 for right, 0 for wrong."""
+        on_progress()
+        found = [job.completion_ids[0] % 2 == 0 for job in jobs]
+        return [
+            Verdict(outcome=Outcome.CORRECT if f else Outcome.WRONG, score=float(f), extracted=None, note="")
+            for f in found
+        ]
+
+
+def spelled(ids: list[int]) -> str:
+    """Token ids as text."""
+    return " ".join(map(str, ids))

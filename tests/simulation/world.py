@@ -1,0 +1,213 @@
+"""One simulated run: a learner, actors, a network, a disk and their fate; started again whenever somebody dies.
+
+`simulate(schedule)` returns what the run came to, or raises what broke. It is a function of schedule and build: every
+random number comes from the schedule's seed, and threads run one at a time (baton.py).
+"""
+
+import json
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+from tests.simulation.baton import Baton, Killed, Process, Stuck
+from tests.simulation.build import REAL, Build
+from tests.simulation.disk import Disk
+from tests.simulation.invariants import Outcome, Violation, Watch, rightly
+from tests.simulation.lives import LearnerLife, live_as_actor
+from tests.simulation.network import Network
+from tests.simulation.ports import ActorEnd, LearnerEnd
+from tests.simulation.schedule import CALM_AT_S, CALM_S, Crash, Schedule, Shape, undisturbed
+from tests.simulation.trace import Trace
+
+LEARNER = -1
+MEMORY = Path("/dev/shm")
+RESTART_S = 0.5
+
+
+class World:
+    """Everybody in one run."""
+
+    def __init__(self, schedule: Schedule, build: Build, expected: Outcome | None, folder: Path, traced: bool) -> None:
+        self.schedule = schedule
+        self.config = schedule.config
+        self.build = build
+        self.rng = random.Random(f"world {schedule.seed}")
+        self.baton = Baton()
+        self.trace = Trace(self.baton.clock, traced)
+        self.watch = Watch(self.config, expected)
+        self.disk = Disk(folder, self.rng)
+        self.network = Network(self.baton, schedule, self.trace, self.rng)
+        self.living: dict[int, Process] = {}
+        self.armed: dict[int, list[Crash]] = {}
+        self.deaths: dict[int, Crash] = {}
+        self.points: dict[int, int] = {}
+        self.actor_lives = 0
+        self.stop_asked = False
+        self.outcome: Outcome | None = None
+
+    def run(self) -> Outcome:
+        """To the end of all, within the time allowed."""
+        try:
+            for crash in self.schedule.crashes:
+                self.baton.after(crash.at_s, partial(self.strike, crash))
+            self.start_learner()
+            for place in range(self.schedule.actors):
+                self.baton.after(self.rng.random(), partial(self.start_actor, place))
+            self.baton.direct(CALM_AT_S + CALM_S)
+            if self.living or self.outcome is None:
+                alive = ", ".join(process.name for process in self.living.values()) or "nobody"
+                raise Violation("liveness", f"not over after {CALM_S:.0f} s of calm; alive: {alive}")
+        except Stuck as stuck:
+            raise Violation("liveness", str(stuck)) from stuck
+        finally:
+            self.baton.close(list(self.living.values()))
+        self.watch.ended(self.outcome, self.rows(), self.config.run.steps)
+        return self.outcome
+
+    def start_learner(self) -> None:
+        """One more life."""
+        self.trace.say("learner", "starts")
+        self.stop_asked = False
+        self.living[LEARNER] = self.baton.start("learner", self.learner, partial(self.ended, LEARNER))
+
+    def start_actor(self, place: int) -> None:
+        """One more life, under the old id or a new one."""
+        if self.outcome is None:
+            self.actor_lives += 1
+            name = f"actor{place}" + (f".{self.actor_lives}" if self.schedule.new_names else "")
+            self.trace.say(name, "starts")
+            body = partial(self.actor, name, place)
+            self.living[place] = self.baton.start(name, body, partial(self.ended, place))
+
+    def learner(self) -> None:
+        """What its thread does."""
+        point = partial(self.point, LEARNER)
+        port = LearnerEnd(self.network, self.network.open_learner(), self.watch, point, self.trace)
+        life = LearnerLife(
+            self.config,
+            self.build,
+            self.disk,
+            port,
+            watch=self.watch,
+            point=point,
+            clock=self.baton.clock,
+            work=partial(self.work, 0.05, 0.4),
+            stop=lambda: self.stop_asked,
+        )
+        try:
+            self.outcome = life.live() or self.outcome
+        finally:
+            life.close()
+
+    def actor(self, name: str, place: int) -> None:
+        """What its thread does."""
+        wire = self.network.open_actor(name, place)
+        port = ActorEnd(self.network, wire, self.watch, partial(self.point, place), self.trace)
+        work = partial(self.work, 0.05, 0.5)
+        try:
+            live_as_actor(name, self.config, self.build, port, watch=self.watch, clock=self.baton.clock, work=work)
+        finally:
+            wire.died_at = self.baton.now
+
+    def work(self, least_s: float, most_s: float, progress: Callable[[], None]) -> None:
+        """Time passes, now and then much of it, with a word of progress in the middle."""
+        seconds = self.rng.uniform(least_s, most_s) * self.rng.choice((1, 1, 1, 1, 8))
+        self.baton.wait(seconds / 2)
+        progress()
+        self.baton.wait(seconds / 2)
+
+    def strike(self, crash: Crash) -> None:
+        """The time of a crash has come: now, or at a point soon after."""
+        if crash.death == "stop":
+            self.trace.say("learner", "is asked to stop")
+            self.stop_asked = True
+            self.deaths[LEARNER] = crash
+        elif crash.at_point:
+            self.armed.setdefault(crash.victim, []).append(crash)
+            self.points.setdefault(crash.victim, 0)
+        elif process := self.living.get(crash.victim):
+            self.trace.say(process.name, f"dies: {crash.death}")
+            self.deaths[crash.victim] = crash
+            self.baton.kill(process)
+
+    def point(self, who: int, where: str) -> None:
+        """A named place: those who are dead stop here, and those who are to die do so."""
+        if self.baton.current.killed:
+            raise Killed
+        if not self.armed.get(who) or self.baton.now >= CALM_AT_S:
+            return
+        self.points[who] += 1
+        if self.points[who] >= self.armed[who][0].at_point:
+            self.points[who] = 0
+            self.deaths[who] = self.armed[who].pop(0)
+            self.trace.say(self.baton.current.name, f"dies {where}: {self.deaths[who].death}")
+            self.baton.die()
+
+    def ended(self, who: int, process: Process) -> None:
+        """Somebody's thread is at its end: start a new life, or see that all is over."""
+        del self.living[who]
+        self.trace.say(process.name, f"ends: {'killed' if process.killed else process.error or 'on purpose'}")
+        if isinstance(process.error, Violation):
+            raise process.error
+        if process.error and not rightly(process.error):
+            raise Violation("no error", f"{process.name}: {process.error!r}") from process.error
+        crash = self.deaths.pop(who, None)
+        if crash:
+            self.trace.count(f"{'learner' if who == LEARNER else 'actor'}: {crash.death}")
+        if who == LEARNER:
+            self.network.close_learner()
+            self.disk.die(crash.death if crash and process.killed else "stop")
+        if self.outcome is None:
+            start = self.start_learner if who == LEARNER else partial(self.start_actor, who)
+            self.baton.after(crash.down_s if crash else RESTART_S, start)
+        elif not self.living:
+            self.baton.wake(self.baton.director)
+
+    def rows(self) -> list[int]:
+        """The steps that metrics.jsonl has rows of."""
+        return [json.loads(line)["step"] for line in self.disk.run.metrics.read_text().splitlines()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Of a run in which every invariant held."""
+
+    outcome: Outcome
+    """What it came to."""
+    trace: tuple[str, ...]
+    """A line an event, if it was asked for."""
+    counts: Counter[str]
+    """How often what happened."""
+    seconds: float
+    """Virtual time until all was over."""
+
+
+def run_in(schedule: Schedule, build: Build, expected: Outcome | None, traced: bool) -> Report:
+    """One world in a folder of its own, removed afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="tandem-simulation-", dir=MEMORY if MEMORY.is_dir() else None))
+    world = World(schedule, build, expected, folder, traced)
+    try:
+        outcome = world.run()
+        trace = world.trace
+        return Report(outcome=outcome, trace=tuple(trace.lines), counts=trace.counts, seconds=world.baton.now)
+    except Violation as violation:
+        violation.add_note("\n".join(world.trace.lines))
+        raise
+    finally:
+        shutil.rmtree(folder)
+
+
+@lru_cache(maxsize=256)
+def expected_of(shape: Shape, build: Build) -> Outcome:
+    """What the undisturbed run comes to."""
+    return run_in(undisturbed(shape), build, None, traced=False).outcome
+
+
+def simulate(schedule: Schedule, build: Build = REAL, *, traced: bool = False) -> Report:
+    """Raises Violation, with the trace as its note."""
+    return run_in(schedule, build, expected_of(schedule.shape, build), traced)

@@ -1,0 +1,76 @@
+"""Which part of a completion counts, and what is taken from it as the final answer."""
+
+import contextlib
+
+import pytest
+
+from actor.final_answer import counted, final_answers
+from actor.score_pool import ScorePool
+from actor.verdict import ScoreJob
+from actor.verifier import score_job
+from protocol.outcome import Outcome
+from shared.config import VerifierConfig, VerifierKind
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("a", "a"),
+        ("<think>a</think>b", "b"),
+        ("a</think>b", "b"),
+        ("a</think>b</think>c", "c"),
+        ("a<think>b", "a"),
+        ("a<|im_end|>b", "a"),
+        ("a</s>b<|eot_id|>c", "a"),
+        ("<think>a<|im_end|></think>b", ""),
+    ],
+)
+def test_what_counts(text: str, part: str) -> None:
+    assert counted(text) == part
+
+
+@pytest.mark.parametrize("kind", ["gsm8k", "exact", "math"])
+def test_it_holds_for_every_builtin_verifier(kind: VerifierKind) -> None:
+    def outcome(text: str) -> Outcome:
+        columns = {"answer": "18"}
+        job = ScoreJob(prompt="", completion=text, completion_ids=[], truncated=False, columns=columns)
+        return score_job(kind, job).outcome
+
+    assert outcome("<think>#### 17</think>#### 18<|im_end|>#### 19") is Outcome.CORRECT
+    assert outcome("<think>#### 18</think>No.") is Outcome.UNPARSABLE
+
+
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        ("\\boxed{1} then \\boxed{2}", ["2"]),
+        ("\\boxed{1}, \\boxed{2} and \\boxed{3}.", ["1", "2", "3"]),
+        ("\\boxed{\\frac{1}{2}}", ["\\frac{1}{2}"]),
+        ("\\boxed{\\{1, 2\\}}", ["\\{1, 2\\}"]),
+        ("\\boxed{\\boxed{2}}", ["2"]),
+        ("\\fbox{2}", ["2"]),
+        ("\\boxed{2} and \\boxed{3", ["2"]),
+        ("\\boxed{2}\n#### 3", ["2"]),
+        ("#### 3\nAnswer: 4", ["3"]),
+        ("Answer: 4\nwhich is $5$", ["4"]),
+        ("Answer: 4. Or 5.", ["4", "5"]),
+        ("The answer is $x$ or $y$.", ["x", "y"]),
+        ("Answer:\n\n  4", ["4"]),
+        ("so $5$ and then 6", ["6"]),
+        ("it costs $18 and then $20", ["$20"]),
+        ("", []),
+        ("no", []),
+    ],
+)
+def test_the_final_answer_in_order_of_trust(text: str, answers: list[str]) -> None:
+    assert final_answers(text) == answers
+
+
+def test_in_workers_an_order_of_work_costs_only_itself() -> None:
+    jobs = [
+        ScoreJob(prompt="", completion=text, completion_ids=[], truncated=False, columns={"answer": r"\frac{x}{2}"})
+        for text in (r"\boxed{x/2}", r"\boxed{(10^{9})!}", r"\boxed{\frac12 x}")
+    ]
+    with contextlib.closing(ScorePool(VerifierConfig(kind="math", workers=2))) as pool:
+        verdicts = pool.score(jobs, lambda: None)
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.CORRECT, Outcome.UNPARSABLE, Outcome.CORRECT]

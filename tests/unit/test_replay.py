@@ -1,0 +1,32 @@
+"""Where a replay begins."""
+
+from pathlib import Path
+
+import pytest
+
+from launch.replay import first_state
+from learner.checkpoint import Checkpoint, CheckpointStore
+from learner.journal_start import Start
+from shared.errors import DamageError
+
+
+def store_of(folder: Path, *steps: int) -> CheckpointStore:
+    store = CheckpointStore(folder, keep=len(steps))
+    for step in steps:
+        store.save(Checkpoint(step=step, files={}), score=0.5)
+    return store
+
+
+def test_a_whole_journal_is_replayed_from_step_0(tmp_path: Path) -> None:
+    assert first_state(store_of(tmp_path, 10, 20), Start(), newest=20) is None
+
+
+def test_a_shortened_one_from_the_oldest_checkpoint_that_it_reaches_back_to(tmp_path: Path) -> None:
+    store = store_of(tmp_path, 10, 20, 30)
+    first = first_state(store, Start(segment=3, step=11), newest=30)
+    assert first is not None and first.step == 20
+
+
+def test_a_journal_that_begins_behind_the_newest_checkpoint_cannot_be_replayed(tmp_path: Path) -> None:
+    with pytest.raises(DamageError, match="begins with step 20, and the newest whole checkpoint is of step 10"):
+        first_state(store_of(tmp_path, 10), Start(segment=3, step=20), newest=10)
