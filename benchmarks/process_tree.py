@@ -3,6 +3,7 @@
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -10,25 +11,41 @@ import psutil
 POLL_S = 0.1
 
 
-def run_watched(argv: Sequence[str], log: Path, environment: dict[str, str]) -> tuple[int, float, float]:
-    """Exit code, wall seconds, and the largest sum of resident memory (MiB) over the process and its descendants."""
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """How a command went."""
+
+    code: int
+    """Exit code."""
+    wall_s: float
+    """From start to end."""
+    pss_mb: float
+    """Largest proportional sum: a page that k processes share counts 1/k in each. What the machine has to have."""
+    rss_mb: float
+    """Largest resident sum: a shared page counts in every process that maps it."""
+
+
+def run_watched(argv: Sequence[str], log: Path, environment: dict[str, str]) -> Watched:
+    """The command, its descendants, and their memory at its largest."""
     start = time.monotonic()
+    pss = rss = 0.0
     with log.open("wb") as output:
         process = subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, env=environment)
-        peak = 0.0
         while process.poll() is None:
-            peak = max(peak, resident_mb(process.pid))
+            now = memory_mb(process.pid)
+            pss, rss = max(pss, now[0]), max(rss, now[1])
             time.sleep(POLL_S)
-    return process.returncode, time.monotonic() - start, peak
+    return Watched(code=process.returncode, wall_s=time.monotonic() - start, pss_mb=pss, rss_mb=rss)
 
 
-def resident_mb(pid: int) -> float:
-    """Shared pages count in every process that maps them, so the sum errs against whoever has more processes."""
-    total = 0
+def memory_mb(pid: int) -> tuple[float, float]:
+    """Proportional and resident sum over the process and its descendants."""
+    pss = rss = 0
     try:
         root = psutil.Process(pid)
         for process in [root, *root.children(recursive=True)]:
-            total += process.memory_info().rss
-    except psutil.NoSuchProcess:
+            memory = process.memory_full_info()
+            pss, rss = pss + memory.pss, rss + memory.rss
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
         pass
-    return total / 2**20
+    return pss / 2**20, rss / 2**20

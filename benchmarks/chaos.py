@@ -1,0 +1,90 @@
+"""Does a run end the same whatever is killed? SIGKILLs of real processes, at every named point and at random instants.
+
+    python -m benchmarks.chaos --kills 1000
+
+Trials of some twenty kills each, on every core one at a time, each in processes of its own (tests/chaos). A named kill
+falls at a point of the code, at a drawn passing of it; a random one at any instant, on learner, actor, launcher or all.
+After each trial: status, steps, sha256 of the adapter, every group once in the journal, one row of metrics a step with
+equal figures, equal rollouts and newest checkpoint, no process, lock or half-written checkpoint left. One line a trial
+is printed. Results: results/chaos.json; exit 1 if any trial ended otherwise, and its folder is kept.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import write_result
+from tests.chaos.plans import TROUBLE, kinds, shots
+from tests.chaos.pool import Pool, pool
+from tests.chaos.prepared import CHAOS, prepare
+from tests.chaos.trial import Blow, Result, Task
+
+A_TRIAL = 20
+DEADLY = ("kill", "kill_all", "tear")
+
+
+def main(kills: int, folder: Path) -> int:
+    """Trials until there were that many kills."""
+    run = str(prepare(folder / "prepared"))
+    began = time.monotonic()
+    with pool(folder / "trials") as hosts:
+        undisturbed = hosts.run_one(Task(name="undisturbed", run=run, trace=True))
+        troubled = hosts.run_one(Task(name="troubled", run=run, trace=True, blows=TROUBLE))
+        assert not undisturbed.fault and not troubled.fault, undisturbed.fault + troubled.fault
+        points = kinds([*undisturbed.passed, *troubled.passed])
+        figures = strike(hosts, trials(run, points), undisturbed, kills)
+    figures |= {"points": len(points), "wall_s": round(time.monotonic() - began, 1), "config": CHAOS}
+    write_result("chaos", figures | {"adapter_sha256": undisturbed.outcome["adapter_sha256"]})
+    return 1 if figures["unequal"] else 0
+
+
+def trials(run: str, points: Sequence[str]) -> Iterator[Task]:
+    """Named and random in turn, each from its own seed."""
+    for seed in count():
+        if seed % 3 == 2:
+            yield Task(name=f"random-{seed}", run=run, shots=shots(A_TRIAL, seed))
+        else:
+            yield Task(name=f"named-{seed}", run=run, blows=blows(points, seed))
+
+
+def blows(points: Sequence[str], seed: int) -> tuple[Blow, ...]:
+    """Trouble first, in every second trial, so that its clearing up is struck too."""
+    rng = random.Random(seed)
+    drawn = [
+        Blow(point=point, hit=rng.choice((1, 1, 1, 2, 3)), act=rng.choice(("kill",) * 5 + ("kill_all",)))
+        for point in rng.sample(points, A_TRIAL)
+    ]
+    return (*(TROUBLE if seed % 2 else ()), *drawn)
+
+
+def strike(hosts: Pool, tasks: Iterator[Task], undisturbed: Result, kills: int) -> dict[str, Any]:
+    """As many trials at a time as there are hosts."""
+    tally: Counter[str] = Counter()
+    struck: set[str] = set()
+    unequal: list[str] = []
+    while tally["kills"] < kills:
+        batch = [next(tasks) for _ in range(hosts.size)]
+        for task, result in zip(batch, hosts.run(batch), strict=True):
+            named = [blow for blow in task.struck(result) if blow.act in DEADLY]
+            struck |= {blow.point for blow in named}
+            equal = not result.fault and result.outcome == undisturbed.outcome
+            if not equal:
+                unequal.append(f"{task.name}: {result.fault or result.lives}")
+            tally.update(trials=1, named=len(named), random=result.shots, kills=len(named) + result.shots)
+            tally.update(lives=len(result.lives), launcher_too=sum(blow.act == "kill_all" for blow in named))
+            print(f"{tally['kills']:5d} kills  {task.name:12s} {'equal' if equal else 'UNEQUAL'}", flush=True)
+    return {**tally, "points_struck": len(struck), "equal": tally["trials"] - len(unequal), "unequal": unequal}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description="Kills real processes of a run.")
+    parser.add_argument("--kills", type=int, default=1000, help="at least this many")
+    chosen = parser.parse_args()
+    sys.exit(main(chosen.kills, Path(tempfile.mkdtemp(prefix="chaos-"))))

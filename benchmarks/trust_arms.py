@@ -1,0 +1,185 @@
+"""A training step with everything that makes it trustworthy, and the same step with nothing of it.
+
+    on    CURVE over a real socket, dispatcher with its checks, journal with fsync, digests, canary, verifier in
+          killable workers, lease
+    off   the actor's answer is handed over in memory: no wire, no journal, no digest, no canary, verifier in process
+
+Policy, engine, threads, orders and update are one and the same object in both. The actor's half runs in a thread of its
+own, as a stand-in for its process. Nothing here is a switch of the product: `off` is put together from its parts.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from actor.engine import Engine
+from actor.link import Link
+from actor.rollout import Rollout
+from actor.score_pool import ScorePool
+from actor.verdict import ScoreJob, Verdict
+from actor.verifier import score_job
+from learner.batch import kept_samples
+from learner.dispatch import Dispatcher
+from learner.journal import Journal
+from learner.publisher import Publisher
+from learner.recorder import JournalRecorder
+from learner.wiring import Model
+from protocol.endpoint import local_endpoint
+from protocol.messages import Groups, Order, Policy, Welcome
+from protocol.security import create_keys, load_actor_key, load_learner_keys
+from protocol.transport import ZmqActorPort, ZmqLearnerPort
+from shared.adapter_file import adapter_bytes
+from shared.canary import canary_ids, canary_of
+from shared.gpu_lease import Lease
+from shared.turns import NoTurns, Turns
+
+WELCOME = Welcome(run_id="trust-cost", heartbeat_s=2.0, silence_s=120.0)
+
+
+class Arm(Protocol):
+    """One way of doing a step."""
+
+    turns: Turns
+    """Who computes."""
+
+    def publish(self, version: int) -> Policy:
+        """Make the adapter as it is available to the actor."""
+        ...
+
+    def collect(self, orders: Sequence[Order]) -> list[Groups]:
+        """Have these filled."""
+        ...
+
+    def pump(self) -> None:
+        """Called wherever the update makes progress."""
+        ...
+
+    def close(self) -> None:
+        """Let go."""
+        ...
+
+
+class DirectScorer:
+    """The built-in verifier, called."""
+
+    def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
+        """As a worker does it."""
+        return [score_job("gsm8k", job) for job in jobs]
+
+
+class BareInstaller:
+    """Installs what it is given."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def install(self, policy: Policy, *, woken: bool) -> None:
+        """Without a look at it."""
+        self.engine.install(policy.version, policy.adapter.tobytes())
+
+
+class Off:
+    """Nothing but the work."""
+
+    def __init__(self, model: Model, engine: Engine, actor: ThreadPoolExecutor) -> None:
+        self.model = model
+        self.actor = actor
+        self.turns: Turns = NoTurns()
+        self.rollout = Rollout(engine, DirectScorer(), NoTurns(), model.prompter.text)
+        self.rollout.installer = BareInstaller(engine)  # pyright: ignore[reportAttributeAccessIssue]
+        self.policy: Policy | None = None
+
+    def publish(self, version: int) -> Policy:
+        """Bytes, and no more."""
+        adapter = np.frombuffer(adapter_bytes(self.model.policy.adapter), np.uint8)
+        nothing = np.zeros(0, np.int32)
+        self.policy = Policy(
+            version=version, adapter=adapter, sha256="", canary_ids=nothing, canary_logprobs=nothing.astype(np.float32)
+        )
+        return self.policy
+
+    def collect(self, orders: Sequence[Order]) -> list[Groups]:
+        """In the actor's thread."""
+        assert self.policy is not None
+        futures = [self.actor.submit(self.rollout.fill, order, self.policy, lambda phase: None) for order in orders]
+        return [future.result() for future in futures]
+
+    def pump(self) -> None:
+        """Nobody to talk to."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class On:
+    """As in a run."""
+
+    def __init__(self, model: Model, engine: Engine, actor: ThreadPoolExecutor, folder: Path) -> None:
+        config, keys = model.config, folder / "keys"
+        keys.mkdir(mode=0o700)
+        create_keys(keys)
+        self.actor = actor
+        self.turns: Turns = Lease(folder / "lease")
+        self.journal = Journal.open(folder / "journal")
+        self.port = ZmqLearnerPort(local_endpoint(folder), load_learner_keys(keys))
+        recorder = JournalRecorder(self.journal, 0, admit=lambda group: kept_samples(group, config))
+        self.desk = Dispatcher(self.port, recorder, model.expected(), WELCOME)
+        ids = canary_ids(config.run.seed, len(model.policy.head), config.guard.canary_tokens)
+        self.publisher = Publisher(model.policy.adapter, lambda: canary_of(model.policy, ids))
+        arrival = actor.submit(Guest, model, engine, folder)
+        while not arrival.done():
+            self.pump()
+        self.guest = arrival.result()
+
+    def publish(self, version: int) -> Policy:
+        """Bytes, digest, canary."""
+        policy = self.publisher.snapshot(version)
+        self.publisher.forget_before(version)
+        self.desk.publish(policy, oldest_needed=version)
+        return policy
+
+    def collect(self, orders: Sequence[Order]) -> list[Groups]:
+        """Over the wire and through the journal."""
+        self.desk.submit(orders)
+        work = [self.actor.submit(self.guest.fill_one) for _ in orders]
+        answers = self.desk.collect([order.order_id for order in orders])
+        for future in work:
+            future.result()
+        return answers
+
+    def pump(self) -> None:
+        """Heartbeats."""
+        self.desk.pump()
+
+    def close(self) -> None:
+        """The actor's end first."""
+        self.actor.submit(self.guest.close).result()
+        self.port.close()
+        self.journal.close()
+
+
+class Guest:
+    """The actor's half; made and used in the actor's thread."""
+
+    def __init__(self, model: Model, engine: Engine, folder: Path) -> None:
+        self.scorer: ScorePool = ScorePool(model.config.verifier)
+        endpoint = local_endpoint(folder)
+        self.port = ZmqActorPort(endpoint, load_actor_key(folder / "keys" / "actor0.json"))
+        self.link = Link(self.port, endpoint, "actor0", engine.identity, model.config.link.credits)
+        self.link.join(60.0)
+        self.rollout = Rollout(engine, self.scorer, Lease(folder / "lease"), model.prompter.text)
+
+    def fill_one(self) -> None:
+        """One turn of the actor's loop. The engine is the other arm's as well, so it is installed in every time."""
+        work = self.link.next_order()
+        assert work is not None
+        self.rollout.installer.installed = ""
+        self.link.deliver(self.rollout.fill(*work, self.link.beat))
+
+    def close(self) -> None:
+        """Workers, then the socket."""
+        self.scorer.close()
+        self.port.close()
