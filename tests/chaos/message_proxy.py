@@ -146,7 +146,7 @@ def flipped(message: list[bytes], chance: random.Random) -> list[bytes]:
 
 @contextmanager
 def message_proxy(
-    learner: str, keys: Path, *, seed: int, rate: float = 0.2, quiet_after: int = 60
+    learner: str, keys: Path, *, seed: int, rate: float = 0.35, quiet_after: int = 60
 ) -> Iterator[MessageProxy]:
     """A proxy that runs for the block."""
     proxy = MessageProxy(learner, keys, seed, rate, quiet_after)

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -91,8 +92,8 @@ def test_a_limit_on_the_size_of_files_is_named_and_the_run_goes_on_without_it(
     run = tmp_path / "run"
     shutil.copytree(prepared, run)
     blocks = ADAPTER_BYTES // 1024 + 100
-    command = f"ulimit -f {blocks}; exec python -m launch resume {run}"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    command = f'ulimit -f {blocks}; exec "$0" -m launch resume "$1"'
+    done = subprocess.run(["bash", "-c", command, sys.executable, str(run)], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "Traceback" not in done.stderr + done.stdout, done.stderr
     assert os.strerror(errno.EFBIG) in done.stderr and "ulimit -f unlimited" in done.stderr
     assert launch("resume", run).returncode == 0
