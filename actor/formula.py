@@ -1,0 +1,247 @@
+r"""A small reader of formulas as people write final answers, much faster than the general one of math_equality.py.
+
+    sum      = term (+|-) term ...
+    term     = factor (*|\cdot|\times|/|\div| ) factor ...        side by side is a product
+    factor   = [-|+] atom [^ exponent]
+    atom     = number | letter | \pi, \theta, ... | (sum) | \frac{sum}{sum} | \sqrt[n]{sum} | function atom
+    function = \sin | \cos | \tan | \ln
+
+It reads what has one meaning and leaves the rest: a product behind a slash, a function of more than one atom, letters
+that may name a function, mixed numbers, sets, relations, subscripts, bare braces. Case does not count, e and i are the
+constants. What it reads is a function from the values of the letters to a number, computed by formula_value.py.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from actor.formula_value import Values
+
+MAX_DEPTH = 30
+TOKEN = re.compile(r"\\[A-Za-z]+|[0-9]+\.?[0-9]*|\.[0-9]+|[A-Za-z]|[-+*/^(){}\[\]]")
+BLANK = re.compile(r"[ ]*")
+GREEK = {
+    "\\theta",
+    "\\alpha",
+    "\\beta",
+    "\\gamma",
+    "\\delta",
+    "\\phi",
+    "\\omega",
+    "\\lambda",
+    "\\mu",
+    "\\sigma",
+    "\\rho",
+}
+FUNCTIONS = {"\\sin", "\\cos", "\\tan", "\\ln"}
+TIMES, OVER = {"*", "\\cdot", "\\times"}, {"/", "\\div"}
+MAY_NAME_A_FUNCTION = set("fghpq")
+AFTER_A_FUNCTION = {"", "+", "-", ")", "}", *FUNCTIONS}
+Value = Callable[[Values, dict[str, Any]], Any]
+
+
+class NotRead(Exception):
+    """Beyond this reader; says nothing about the formula."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formula:
+    """One formula."""
+
+    letters: frozenset[str]
+    """Its variables."""
+    value: Value
+    """Its value under values for them."""
+
+
+@lru_cache(maxsize=4096)
+def read_formula(written: str) -> Formula | None:
+    """The formula, or None if it is beyond this reader. A group shares its gold answer, so that is read once."""
+    try:
+        reader = Reader(tokens=tokens(written))
+        value = reader.sum()
+        reader.expect("")
+    except NotRead:
+        return None
+    return Formula(letters=frozenset(reader.letters), value=value)
+
+
+def tokens(written: str) -> list[str]:
+    """Commands, numbers, letters and signs, in lower case."""
+    if "E" in written or "I" in written:
+        raise NotRead
+    found: list[str] = []
+    place = 0
+    while (place := matched(BLANK, written, place)) < len(written):
+        end = matched(TOKEN, written, place)
+        token = written[place:end]
+        found.append(token if token[0] == "\\" else token.lower())
+        place = end
+    return found
+
+
+def matched(pattern: re.Pattern[str], written: str, place: int) -> int:
+    """Where a match that begins here ends."""
+    match = pattern.match(written, place)
+    if not match:
+        raise NotRead
+    return match.end()
+
+
+@dataclass(kw_only=True)
+class Reader:
+    """A walk over the tokens; every rule of the grammar is a method that gives a value."""
+
+    tokens: list[str]
+    letters: set[str] = field(default_factory=set)
+    place: int = 0
+    depth: int = 0
+
+    @property
+    def next(self) -> str:
+        """The token ahead; empty at the end."""
+        return self.tokens[self.place] if self.place < len(self.tokens) else ""
+
+    def take(self) -> str:
+        """The token ahead, and on."""
+        token = self.next
+        self.place += 1
+        return token
+
+    def expect(self, token: str) -> None:
+        """This token and no other."""
+        if self.take() != token:
+            raise NotRead
+
+    def sum(self) -> Value:
+        """Terms, added and subtracted."""
+        total = self.term()
+        while self.next in ("+", "-"):
+            total = combine(Values.add if self.take() == "+" else Values.subtract, total, self.term())
+        return total
+
+    def term(self) -> Value:
+        """Factors, multiplied and divided; none stands beside a quotient, for it may belong below or beside."""
+        product = self.factor()
+        while self.next not in ("", "+", "-", ")", "}", "]"):
+            sign = self.take() if self.next in TIMES | OVER else ""
+            if not sign and (self.next[0].isdigit() or self.next[0] == "."):
+                raise NotRead
+            product = combine(Values.divide if sign in OVER else Values.multiply, product, self.factor())
+            if sign in OVER and self.next not in ("", "+", "-", ")", "}", *TIMES, *OVER):
+                raise NotRead
+        return product
+
+    def factor(self) -> Value:
+        """An atom with its sign and exponent; -x^2 is -(x^2)."""
+        if self.next in ("+", "-"):
+            negative = self.take() == "-"
+            inner = self.factor()
+            return (lambda values, at: values.negate(inner(values, at))) if negative else inner
+        base = self.atom()
+        if self.next != "^":
+            return base
+        self.take()
+        exponent = self.braced() if self.next == "{" else self.single()
+        if self.next == "^":
+            raise NotRead
+        return combine(Values.power, base, exponent)
+
+    def single(self) -> Value:
+        """An exponent without braces: one digit, letter or named constant."""
+        token = self.take()
+        if len(token) == 1 and token.isalnum() and not (token.isdigit() and self.next[:1].isdigit()):
+            return self.letter(token) if token.isalpha() else number(token)
+        raise NotRead
+
+    def atom(self) -> Value:
+        """What an exponent applies to."""
+        token = self.take()
+        if token == "(":
+            return self.until(")")
+        if token == "\\frac":
+            return self.fraction()
+        if token == "\\sqrt":
+            return self.root()
+        if token in FUNCTIONS:
+            return self.function(token)
+        if token[:1].isdigit() or (token[:1] == "." and len(token) > 1):
+            return self.number(token)
+        if token in GREEK or token == "\\pi" or (len(token) == 1 and token.isalpha()):
+            return self.letter(token)
+        raise NotRead
+
+    def number(self, token: str) -> Value:
+        """Not before a fraction: that may be a mixed number."""
+        if self.next == "\\frac":
+            raise NotRead
+        return number(token)
+
+    def letter(self, token: str) -> Value:
+        """A variable or a constant."""
+        if (token in MAY_NAME_A_FUNCTION and self.next == "(") or (token == "d" and self.next[:1].isalpha()):
+            raise NotRead
+        if token in ("e", "i", "\\pi"):
+            return lambda values, at: values.constants[token]
+        self.letters.add(token)
+        return lambda values, at: at[token]
+
+    def fraction(self) -> Value:
+        """Both parts in braces."""
+        return combine(Values.divide, self.braced(), self.braced())
+
+    def root(self) -> Value:
+        """The square root, or the n-th."""
+        degree = number("2")
+        if self.next == "[":
+            self.take()
+            degree = self.until("]")
+        inner = self.braced()
+        return lambda values, at: values.power(inner(values, at), values.divide(values.number("1"), degree(values, at)))
+
+    def function(self, token: str) -> Value:
+        r"""Of one letter or of what is in parentheses or braces; `\sin 2x` and `\sin x^2` are left to others."""
+        power = None
+        if self.next == "^":
+            self.take()
+            power = self.single()
+        if self.next == "{":
+            inner = self.braced()
+        elif self.next in ("(", "\\frac", "\\pi", *GREEK) or (len(self.next) == 1 and self.next.isalpha()):
+            inner = self.atom()
+        else:
+            raise NotRead
+        if self.next not in AFTER_A_FUNCTION:
+            raise NotRead
+
+        def applied(values: Values, at: dict[str, Any]) -> Any:
+            return values.apply(token, inner(values, at))
+
+        return combine(Values.power, applied, power) if power else applied
+
+    def braced(self) -> Value:
+        """A sum in braces."""
+        self.expect("{")
+        return self.until("}")
+
+    def until(self, close: str) -> Value:
+        """A sum and the bracket that closes it."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise NotRead
+        inner = self.sum()
+        self.expect(close)
+        self.depth -= 1
+        return inner
+
+
+def number(token: str) -> Value:
+    """A number as it is written."""
+    return lambda values, at: values.number(token)
+
+
+def combine(operation: Callable[[Values, Any, Any], Any], left: Value, right: Value) -> Value:
+    """Two values to one."""
+    return lambda values, at: operation(values, left(values, at), right(values, at))

@@ -1,0 +1,103 @@
+"""The arithmetic of formula.py: 60 digits, and a refusal wherever those might not suffice.
+
+    a sum so much smaller than its terms that its digits are used up, a function near one of its zeros
+    a magnitude beyond 2^4000, an exponent beyond 1000: what costs time and memory
+    a complex value so near the cut of a root or logarithm that rounding chooses the branch
+    a pole
+
+None of this says that the formula is wrong: whoever asked must compute it in another way.
+"""
+
+from typing import Any
+
+from mpmath import MPContext
+
+DIGITS = 60
+CANCELLED = 1e-20
+MAX_MAGNITUDE = 4000
+MAX_EXPONENT = 1000
+NOISE = 1e-40
+TOLERANCE = 1e-12
+
+
+class Unsure(Exception):
+    """This arithmetic cannot vouch for the value."""
+
+
+class Values:
+    """Numbers with a precision of their own; nobody else's setting changes it."""
+
+    def __init__(self) -> None:
+        self.context: Any = MPContext()
+        self.context.dps = DIGITS
+        self.constants = {"e": +self.context.e, "i": self.context.mpc(0, 1), "\\pi": +self.context.pi}
+        self.functions = {
+            "\\sin": self.context.sin,
+            "\\cos": self.context.cos,
+            "\\tan": self.context.tan,
+            "\\ln": self.context.ln,
+        }
+
+    def number(self, written: str) -> Any:
+        """A decimal number."""
+        return self.context.mpf(written.rstrip("."))
+
+    def close(self, left: Any, right: Any, floor: float) -> bool:
+        """Whether two values are one but for rounding."""
+        return bool(abs(left - right) <= max(TOLERANCE * max(abs(left), abs(right)), floor))
+
+    def negate(self, value: Any) -> Any:
+        """The value with the other sign."""
+        return -value
+
+    def add(self, left: Any, right: Any) -> Any:
+        """The sum, unless its digits cancel."""
+        total = left + right
+        if abs(total) < CANCELLED * (abs(left) + abs(right)):
+            raise Unsure
+        return total
+
+    def subtract(self, left: Any, right: Any) -> Any:
+        """The difference."""
+        return self.add(left, -right)
+
+    def multiply(self, left: Any, right: Any) -> Any:
+        """The product."""
+        return self.bounded(left * right)
+
+    def divide(self, left: Any, right: Any) -> Any:
+        """The quotient."""
+        if not right:
+            raise Unsure
+        return self.bounded(left / right)
+
+    def power(self, base: Any, exponent: Any) -> Any:
+        """The principal value."""
+        if abs(exponent) > MAX_EXPONENT or not base:
+            raise Unsure
+        self.off_the_cut(base)
+        return self.bounded(base**exponent)
+
+    def apply(self, name: str, value: Any) -> Any:
+        """A function's value."""
+        if name == "\\ln":
+            if not value:
+                raise Unsure
+            self.off_the_cut(value)
+        elif isinstance(value, self.context.mpc) and abs(value.imag) > MAX_EXPONENT:
+            raise Unsure
+        result = self.functions[name](value)
+        if not CANCELLED < abs(result) < 1 / CANCELLED:
+            raise Unsure
+        return result
+
+    def off_the_cut(self, value: Any) -> None:
+        """Not a negative number plus rounding."""
+        if isinstance(value, self.context.mpc) and value.real < 0 and abs(value.imag) < NOISE * abs(value):
+            raise Unsure
+
+    def bounded(self, value: Any) -> Any:
+        """A value within the bounds; zero, from a product or a function, too."""
+        if value and not abs(self.context.mag(value)) < MAX_MAGNITUDE:
+            raise Unsure
+        return value
