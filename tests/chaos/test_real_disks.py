@@ -93,7 +93,9 @@ def test_a_limit_on_the_size_of_files_is_named_and_the_run_goes_on_without_it(
     shutil.copytree(prepared, run)
     blocks = ADAPTER_BYTES // 1024 + 100
     command = f'ulimit -f {blocks}; exec "$0" -m launch resume "$1"'
-    done = subprocess.run(["bash", "-c", command, sys.executable, str(run)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable, str(run)], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr + done.stdout, done.stderr
     assert os.strerror(errno.EFBIG) in done.stderr and "ulimit -f unlimited" in done.stderr
     assert launch("resume", run).returncode == 0
