@@ -2,17 +2,26 @@
 
 The learner renders prompts once and sends ids; the actor decodes completions for the verifier alone. Text that was
 decoded is never tokenised again for training: the round trip does not give the same ids.
+A template that writes the day's date into every prompt (Llama 3 does) gets one fixed day, or a run that is resumed
+tomorrow would ask other questions than its journal answers.
 """
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from shared.errors import ModelError
+
+CLOCK = "strftime_now"
+CLOCK_CALL = re.compile(CLOCK + r"""\(\s*(['"])(.*?)\1\s*\)""")
+EVERY_DAY = date(2024, 7, 26)
+"""The day that Llama 3's own template falls back to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +52,7 @@ def load_prompter(folder: Path) -> Prompter:
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if tokenizer.chat_template is None:
         raise ModelError(f"The tokenizer in {folder} has no chat template; use an instruct model or add one.")
+    tokenizer.chat_template = undated(tokenizer.get_chat_template(), folder)
     end_ids = find_end_ids(folder, tokenizer)
     identity = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, end_ids]
     return Prompter(
@@ -50,6 +60,18 @@ def load_prompter(folder: Path) -> Prompter:
         end_ids=tuple(end_ids),
         digest=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
     )
+
+
+def undated(template: str, folder: Path) -> str:
+    """The template with every reading of the clock replaced by what it would read on one fixed day."""
+    fixed = CLOCK_CALL.sub(lambda call: f"'{EVERY_DAY.strftime(call[2])}'", template)
+    # `strftime_now is defined` may stay: it asks only whether there is a clock.
+    if re.search(CLOCK + r"\s*\(", fixed):
+        raise ModelError(
+            f"The chat template in {folder} writes the current date into every prompt in a way that cannot be fixed, so"
+            f" no run could be resumed on another day; replace {CLOCK}(...) there by a date of your choice."
+        )
+    return fixed
 
 
 def find_end_ids(folder: Path, tokenizer: Any) -> list[int]:
