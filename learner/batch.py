@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from learner.advantage import group_advantages, teaches
+from learner.constraint import held_tokens
 from learner.entropy_mask import select_tokens
 from learner.loss import token_weights
 from protocol.messages import Finish, Group, Outcome
@@ -53,6 +54,13 @@ class TrainSample:
     """[T] bool: tokens that carry gradient."""
     weight: float
     """What each selected token counts in the loss."""
+    held: np.ndarray
+    """[T] fp32 what each token counts in the constraint, before the weight; zeros where none is configured."""
+
+    @property
+    def scored(self) -> np.ndarray:
+        """[T] bool: tokens whose log-prob the update needs."""
+        return self.selected | (self.held != 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,23 +128,42 @@ def teaching_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
 
 
 def step_batch(samples: Sequence[Sample], dropped: int, config: Config) -> StepBatch:
-    """Settle mask and weights over the whole step. Samples must carry entropies if rho < 1."""
+    """Settle mask, constraint and weights over the whole step. Samples must carry entropies if these ask for them."""
     lengths = [len(sample.completion_ids) for sample in samples]
     weights = token_weights(config.loss.kind, lengths, config.rollout.max_new_tokens)
     selected = selection(samples, config.loss.entropy_fraction)
-    rows = zip(samples, selected, weights, strict=True)
+    rows = zip(samples, selected, weights, held_back(samples, config), strict=True)
     return StepBatch(
-        samples=tuple(TrainSample(sample=s, selected=m, weight=w) for s, m, w in rows),
+        samples=tuple(TrainSample(sample=s, selected=m, weight=w, held=h) for s, m, w, h in rows),
         dropped=dropped,
         response_tokens=sum(lengths),
     )
 
 
-def selection(samples: Sequence[Sample], fraction: float) -> list[np.ndarray]:
-    """[T] bool for each sample."""
+def selection(samples: Sequence[Sample], fraction: float, *, lowest: bool = False) -> list[np.ndarray]:
+    """[T] bool for each sample: the share of the step's tokens with the highest entropy, or with the lowest."""
     if fraction == 1.0 or not samples:
         return [np.ones(len(sample.completion_ids), dtype=bool) for sample in samples]
-    return select_tokens([sample.entropies for sample in samples if sample.entropies is not None], fraction)
+    entropies = [sample.entropies for sample in samples if sample.entropies is not None]
+    return select_tokens([-row for row in entropies] if lowest else entropies, fraction)
+
+
+def held_back(samples: Sequence[Sample], config: Config) -> list[np.ndarray]:
+    """[T] fp32 for each sample: its tokens' coefficients in the constraint."""
+    if config.constraint.beta == 0.0 or not samples:
+        return [np.zeros(len(sample.completion_ids), dtype=np.float32) for sample in samples]
+    return held_tokens(
+        selection(samples, config.constraint.low_entropy, lowest=True),
+        [sample.actor_logprobs for sample in samples],
+        [sample.advantage for sample in samples],
+        config.constraint,
+    )
+
+
+def needs_entropies(config: Config) -> bool:
+    """Whether mask or constraint choose by entropy."""
+    constrained = config.constraint.beta > 0.0 and config.constraint.low_entropy < 1.0
+    return config.loss.entropy_fraction < 1.0 or constrained
 
 
 def cut(samples: Sequence[TrainSample], token_budget: int, share_prompts: bool) -> list[list[TrainSample]]:

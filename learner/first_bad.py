@@ -75,7 +75,7 @@ def first_bad(update: Update, sample: TrainSample, old: dict[str, torch.Tensor])
     watch = Watch()
     update.optimizer.zero_grad()
     with watch.over(update.policy.backbone):
-        loss = update.backward([sample], old).terms.loss
+        loss = update.backward([sample], old).loss
     gradients = {name: value.grad for name, value in parameters.items() if value.grad is not None}
     update.optimizer.zero_grad()
     if watch.forward or not finite(loss):

@@ -1,8 +1,8 @@
-"""Micro-batches as tensors: sequences for the backbone, flat selected tokens for head and loss.
+"""Micro-batches as tensors: sequences for the backbone, flat scored tokens for head and loss.
 
 The position before a token predicts it: the prompt's last position the first token of a completion, the completion's
-position t - 1 its token t. So the last token of a completion is never fed. Only the hidden rows that predict selected
-tokens meet the head: that is where the entropy mask saves work.
+position t - 1 its token t. So the last token of a completion is never fed. Only the hidden rows that predict scored
+tokens (selected by the entropy mask, or held by the constraint) meet the head: that is where the mask saves work.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,20 @@ from shared.sequences import Sequences
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """B answers and the n tokens among them that carry gradient."""
+    """B answers and the u tokens among them that are scored: n carry the objective, m are held back, some are both."""
 
     sequences: Sequences
     """What the backbone runs over."""
     rows: torch.Tensor
-    """[n] int64 into the backbone's hidden rows: the positions that predict the selected tokens."""
+    """[u] int64 into the backbone's hidden rows: the positions that predict the scored tokens."""
     targets: torch.Tensor
-    """[n] int64 the selected tokens."""
+    """[u] int64 the scored tokens."""
+    selected: torch.Tensor
+    """[n] int64 in [0, u): tokens of the objective."""
+    held: torch.Tensor
+    """[m] int64 in [0, u): tokens of the constraint."""
+    held_weights: torch.Tensor
+    """[m] fp32, what each counts there."""
     actor_logprobs: torch.Tensor
     """[n] fp32."""
     advantages: torch.Tensor
@@ -41,14 +47,19 @@ def micro_batch(samples: Sequence[TrainSample], device: torch.device, share_prom
     """Pad, flatten, move."""
     sequences, rows = shared_layout(samples) if share_prompts else whole_layout(samples)
     counts = [int(s.selected.sum()) for s in samples]
-    tokens = [s.sample.completion_ids[s.selected] for s in samples]
+    tokens = [s.sample.completion_ids[s.scored] for s in samples]
+    held = np.concatenate([s.held[s.scored] * np.float32(s.weight) for s in samples])
     actor = [s.sample.actor_logprobs[s.selected] for s in samples]
+    selected = np.concatenate([s.selected[s.scored] for s in samples])
     advantages = np.repeat([s.sample.advantage for s in samples], counts)
     weights = np.repeat([s.weight for s in samples], counts)
     return MicroBatch(
         sequences=moved(sequences, device),
         rows=torch.from_numpy(np.concatenate(rows)).to(device),
         targets=torch.from_numpy(np.concatenate(tokens).astype(np.int64)).to(device),
+        selected=torch.from_numpy(np.flatnonzero(selected)).to(device),
+        held=torch.from_numpy(np.flatnonzero(held)).to(device),
+        held_weights=torch.from_numpy(held[held != 0]).to(device),
         actor_logprobs=torch.from_numpy(np.concatenate(actor)).to(device),
         advantages=torch.from_numpy(advantages.astype(np.float32)).to(device),
         weights=torch.from_numpy(weights.astype(np.float32)).to(device),
@@ -62,7 +73,7 @@ def whole_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.nda
     whole = [np.concatenate([s.sample.prompt_ids, s.sample.completion_ids])[:-1] for s in samples]
     ids = padded(whole)
     rows = [
-        row * ids.shape[1] + len(s.sample.prompt_ids) - 1 + np.flatnonzero(s.selected) for row, s in enumerate(samples)
+        row * ids.shape[1] + len(s.sample.prompt_ids) - 1 + np.flatnonzero(s.scored) for row, s in enumerate(samples)
     ]
     return sequences_of(ids, lengths=[len(row) for row in whole], completions=None, owner=[]), rows
 
@@ -76,9 +87,9 @@ def shared_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.nd
     rows: list[np.ndarray] = []
     for row, sample in enumerate(samples):
         last_of_prompt = owner[row] * first.shape[1] + len(sample.sample.prompt_ids) - 1
-        before_token = first.size + row * second.shape[1] + np.arange(-1, len(sample.selected) - 1)
+        before_token = first.size + row * second.shape[1] + np.arange(-1, len(sample.scored) - 1)
         before_token[0] = last_of_prompt
-        rows.append(before_token[sample.selected])
+        rows.append(before_token[sample.scored])
     lengths = [len(prompt) for prompt in prompts.values()]
     return sequences_of(first, lengths, completions=second, owner=owner), rows
 

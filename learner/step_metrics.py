@@ -45,6 +45,7 @@ def step_metrics(
     num_samples = sum(len(group.lengths) for group in groups)
     rollout_s = sum(answer.timings.rollout_s for answer in answers)
     verify_s = sum(answer.timings.verify_s for answer in answers)
+    constrained = config.constraint.beta > 0.0
     return StepMetrics(
         step=step + 1,
         time_s=clock.time_s,
@@ -73,6 +74,9 @@ def step_metrics(
         actor_mb=max(answer.timings.memory_mb for answer in answers),
         learner_mb=clock.learner_mb,
         weight_sum=stats.weight_sum if stats else 0.0,
+        held_fraction=held_fraction(batch) if batch.samples and constrained else NAN,
+        held_kl=mean(stats.held_kl) if stats and constrained else NAN,
+        constraint_loss=stats.constraint_loss if stats and constrained else NAN,
         policy_version=min(answer.policy_version for answer in answers),
     )
 
@@ -96,6 +100,11 @@ def masked_fraction(batch: StepBatch) -> float:
     return selected / batch.response_tokens if batch.samples else NAN
 
 
+def held_fraction(batch: StepBatch) -> float:
+    """Share of the batch's response tokens that the constraint held back."""
+    return sum(int((sample.held != 0).sum()) for sample in batch.samples) / batch.response_tokens
+
+
 def mean(values: np.ndarray) -> float:
-    """As a plain number."""
-    return float(values.mean())
+    """As a plain number; NaN of nothing."""
+    return float(values.mean()) if len(values) else NAN

@@ -15,7 +15,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from learner.batch import Sample, StepBatch, TrainSample, cut
+from learner.batch import Sample, StepBatch, TrainSample, cut, needs_entropies
+from learner.constraint import ConstraintTerms, HeldTokens, constraint_loss
 from learner.fault import Finding, NumericalFault, Refusal
 from learner.loss import LossTerms, TokenBatch, policy_loss
 from learner.microbatch import MicroBatch, micro_batch
@@ -52,6 +53,10 @@ class UpdateStats:
     """[n] |learner - actor log-prob| before the first update."""
     weight_sum: float
     """Sum of the weights of all selected tokens: the mask's share of the loss's divisor."""
+    constraint_loss: float
+    """What holding tokens back added to the loss of the last pass."""
+    held_kl: np.ndarray
+    """[m] k3 of the held tokens to their reference, in the last pass."""
 
 
 class Update:
@@ -100,7 +105,7 @@ class Update:
         """The clipped gradient of these samples, in the parameters, and whether it may be used."""
         parts = self.over_cuts(samples, lambda part: self.backward(part, old))
         norm = self.optimizer.clip()
-        loss = float(torch.stack([part.terms.loss.detach() for part in parts]).sum())
+        loss = float(torch.stack([part.loss for part in parts]).sum())
         return Gradient(parts=parts, loss=loss, norm=norm, refusal=self.norms.refusal(loss, norm))
 
     def each_alone(self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> list[Finding]:
@@ -132,29 +137,39 @@ class Update:
 
     def backward(self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> "PassPart":
         """Add one micro-batch's gradient."""
-        batch = micro_batch(samples, self.policy.device, self.share_prompts)
+        batch = self.on_device(samples)
         base = self.base_logprobs(batch)
+        held_base = self.held_base_logprobs(samples)
         logprobs = self.forward(batch).logprobs
         before = torch.cat([old[name] for name in batch.names]) if old else logprobs.detach()
-        terms = policy_loss(token_batch(batch, logprobs, before, base), self.config.loss)
-        terms.loss.backward()
+        tokens = token_batch(batch, logprobs, before, base)
+        terms = policy_loss(tokens, self.config.loss)
+        reference = before[batch.held] if held_base is None else held_base
+        held = constraint_loss(
+            HeldTokens(logprobs=logprobs[batch.held], reference=reference, weights=batch.held_weights)
+        )
+        (terms.loss + held.loss).backward()
         self.progress()
-        mismatch = (before - batch.actor_logprobs).abs()
-        return PassPart(terms=terms, mismatch=mismatch, weight_sum=float(batch.weights.sum()))
+        mismatch = (tokens.old_logprobs - batch.actor_logprobs).abs()
+        return PassPart(terms=terms, held=held, mismatch=mismatch, weight_sum=float(batch.weights.sum()))
+
+    def on_device(self, samples: Sequence[TrainSample]) -> MicroBatch:
+        """As tensors, where the policy computes."""
+        return micro_batch(samples, self.policy.device, self.share_prompts)
 
     def forward(self, batch: MicroBatch) -> TokenStats:
-        """Backbone on all tokens, head on the selected rows."""
+        """Backbone on all tokens, head on the scored rows."""
         hidden = self.policy.hidden(batch.sequences).index_select(0, batch.rows)
         temperature, rows = self.config.rollout.temperature, self.config.batch.head_rows
         return self.policy.stats(hidden, batch.targets, temperature=temperature, rows=rows)
 
     @torch.no_grad()
     def old_logprobs(self, samples: Sequence[TrainSample]) -> dict[str, torch.Tensor]:
-        """log pi_old of each sample's selected tokens, before the first pass."""
+        """log pi_old of each sample's scored tokens, before the first pass."""
 
         def named(part: list[TrainSample]) -> dict[str, torch.Tensor]:
-            batch = micro_batch(part, self.policy.device, self.share_prompts)
-            counts = [int(sample.selected.sum()) for sample in part]
+            batch = self.on_device(part)
+            counts = [int(sample.scored.sum()) for sample in part]
             logprobs = self.forward(batch).logprobs.split(counts)
             self.progress()
             return dict(zip(batch.names, logprobs, strict=True))
@@ -163,23 +178,30 @@ class Update:
 
     @torch.no_grad()
     def base_logprobs(self, batch: MicroBatch) -> torch.Tensor | None:
-        """log pi_base of the selected tokens: the same model with the adapter switched off."""
+        """log pi_base of the scored tokens: the same model with the adapter switched off."""
         if self.config.loss.kl_beta == 0.0:
             return None
         with self.policy.adapter.switched_off():
             return self.forward(batch).logprobs
 
     @torch.no_grad()
+    def held_base_logprobs(self, samples: Sequence[TrainSample]) -> torch.Tensor | None:
+        """log pi_base of the held tokens, by a pass over their answers alone; None if nothing is held to the base."""
+        nothing = [replace(s, selected=np.zeros_like(s.selected)) for s in samples if s.held.any()]
+        if self.config.constraint.reference != "base" or not nothing:
+            return None
+        with self.policy.adapter.switched_off():
+            return self.forward(self.on_device(nothing)).logprobs
+
+    @torch.no_grad()
     def with_entropies(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Fill in entropies where the engine could not tell and the mask needs them: one pass without gradient."""
-        if self.config.loss.entropy_fraction == 1.0 or all(s.entropies is not None for s in samples):
+        """Fill in entropies where the engine could not tell and they are needed: one pass without gradient."""
+        if not needs_entropies(self.config) or all(s.entropies is not None for s in samples):
             return list(samples)
-        everything = [
-            TrainSample(sample=s, selected=np.ones(len(s.completion_ids), dtype=bool), weight=0.0) for s in samples
-        ]
+        everything = [whole(sample) for sample in samples]
 
         def named(part: list[TrainSample]) -> dict[str, np.ndarray]:
-            batch = micro_batch(part, self.policy.device, self.share_prompts)
+            batch = self.on_device(part)
             rows = self.forward(batch).entropies.split([len(s.selected) for s in part])
             self.progress()
             return {name: row.cpu().numpy() for name, row in zip(batch.names, rows, strict=True)}
@@ -207,11 +229,24 @@ class PassPart:
     """One micro-batch of a pass, done."""
 
     terms: LossTerms
-    """Loss and per-token figures."""
+    """The objective and its per-token figures."""
+    held: ConstraintTerms
+    """What was held back."""
     mismatch: torch.Tensor
     """[n]."""
     weight_sum: float
     """Of its tokens."""
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """All terms together, detached."""
+        return (self.terms.loss + self.held.loss).detach()
+
+
+def whole(sample: Sample) -> TrainSample:
+    """All tokens scored, none trained on."""
+    length = len(sample.completion_ids)
+    return TrainSample(sample=sample, selected=np.ones(length, bool), weight=0.0, held=np.zeros(length, np.float32))
 
 
 def merged(parts: Sequence[dict[str, Done]]) -> dict[str, Done]:
@@ -220,12 +255,12 @@ def merged(parts: Sequence[dict[str, Done]]) -> dict[str, Done]:
 
 
 def token_batch(batch: MicroBatch, logprobs: torch.Tensor, old: torch.Tensor, base: torch.Tensor | None) -> TokenBatch:
-    """What the loss sees of a micro-batch."""
+    """What the objective sees of a micro-batch: its selected tokens among the scored ones."""
     return TokenBatch(
-        logprobs=logprobs,
-        old_logprobs=old,
+        logprobs=logprobs[batch.selected],
+        old_logprobs=old[batch.selected],
         actor_logprobs=batch.actor_logprobs,
-        base_logprobs=base,
+        base_logprobs=None if base is None else base[batch.selected],
         advantages=batch.advantages,
         weights=batch.weights,
         sample=batch.sample,
@@ -246,4 +281,6 @@ def gathered(parts: Sequence[PassPart], grad_norm: float, lr: float) -> UpdateSt
         kl=column([part.terms.kl for part in parts]),
         mismatch=column([part.mismatch for part in parts]),
         weight_sum=sum(part.weight_sum for part in parts),
+        constraint_loss=sum(float(part.held.loss.detach()) for part in parts),
+        held_kl=column([part.held.kl for part in parts]),
     )

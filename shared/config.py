@@ -190,6 +190,24 @@ class LossConfig(Section, frozen=True, kw_only=True):
     """Stop if the 99th percentile of |actor - learner log-prob| exceeds this on samples of the current version."""
 
 
+class ConstraintConfig(Section, frozen=True, kw_only=True):
+    """Tokens that are held back by a KL penalty; formulas and sources stand in learner/constraint.py."""
+
+    beta: NonNegativeFloat = 0.0
+    """Weight of the term; 0 turns it off."""
+    low_entropy: Fraction = 0.8
+    """Only this share of a step's response tokens, those of lowest entropy, may be held (SENT); 1 lets all (KL-Cov)."""
+    share: Annotated[float, Meta(gt=0.0, le=0.5)] = 2e-4
+    """Of those, the share with the highest covariance of log-prob and advantage is held, and that with the lowest."""
+    high: NonNegativeFloat = 2.0
+    """What the highest count."""
+    low: NonNegativeFloat = 0.5
+    """What the lowest count; 0 leaves them free."""
+    reference: Literal["base", "old"] = "base"
+    """Whose distribution they are held to: the base's (adapter off; one pass over the answers concerned), or the one
+    before the first gradient pass, which has an effect from the second on."""
+
+
 class OptimizerConfig(Section, frozen=True, kw_only=True):
     """AdamW on the fp32 adapter."""
 
@@ -323,6 +341,7 @@ class Config(Section, frozen=True, kw_only=True):
     verifier: VerifierConfig = VerifierConfig()
     reward: RewardConfig = RewardConfig()
     loss: LossConfig = LossConfig()
+    constraint: ConstraintConfig = ConstraintConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
     guard: GuardConfig = GuardConfig()

@@ -109,6 +109,11 @@ def check_together(config: Config) -> None:
         raise ConfigError(
             "verifier.kind is 'callable' but verifier.function is empty; name one as path/to/file.py:name."
         )
+    if config.constraint.beta > 0.0 and config.constraint.reference == "old" and config.loss.passes == 1:
+        raise ConfigError(
+            "constraint.reference is 'old' but loss.passes is 1: in the first pass the policy is the old one and the"
+            " term has no gradient; set loss.passes to 2 or more, or constraint.reference to 'base'."
+        )
     endpoint = config.link.endpoint
     if endpoint != "ipc" and not endpoint.startswith("tcp://"):
         raise ConfigError(f"link.endpoint = '{endpoint}' is not allowed: expected 'ipc' or tcp://host:port.")

@@ -34,6 +34,9 @@ KEYS = {
     "actor_mb": "mem/actor_mb",
     "learner_mb": "mem/learner_mb",
     "weight_sum": "weight/sum",
+    "held_fraction": "constraint/fraction",
+    "held_kl": "constraint/kl",
+    "constraint_loss": "constraint/loss",
     "policy_version": "policy/version",
 }
 
@@ -95,6 +98,12 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Peak resident memory of the learner."""
     weight_sum: float
     """Sum of the loss weights of the step's tokens."""
+    held_fraction: float
+    """Share of response tokens that the constraint held back. NaN where none is configured, as in the next two."""
+    held_kl: float
+    """Mean k3 estimate of those tokens against their reference, in the last pass."""
+    constraint_loss: float
+    """What the constraint added to the loss of the last pass."""
     policy_version: int
     """Version the step was sampled from."""
 

@@ -1,8 +1,9 @@
 """Slow truths in float64, written from the papers' definitions and nothing of ours.
 
 Sources: DeepSeekMath 2402.03300 (grpo), Dr. GRPO 2503.20783, DAPO 2503.14476, GSPO 2507.18071, MiniMax-M1 2506.13585
-(cispo), high-entropy tokens 2506.01939, QLoRA 2305.14314 (NF4, double quantisation), 8-bit optimizers 2110.02861 (the
-dynamic data type), LoRA 2106.09685, decoupled weight decay 1711.05101, k3: Schulman, "Approximating KL divergence".
+(cispo), high-entropy tokens 2506.01939, SENT 2512.04359 and KL-Cov 2505.22617 (tokens held back), QLoRA 2305.14314
+(NF4, double quantisation), 8-bit optimizers 2110.02861 (the dynamic data type), LoRA 2106.09685, decoupled weight decay
+1711.05101, k3: Schulman, "Approximating KL divergence".
 Loops run over samples i and tokens t as the sums in the papers do. Nothing here is fast or imports the product.
 """
 
@@ -66,25 +67,61 @@ def top_tokens(entropies: Sequence[Sequence[float]], fraction: float) -> list[li
     return [[(i, t) in chosen for t in range(len(row))] for i, row in enumerate(entropies)]
 
 
+def held_tokens(
+    entropies: Sequence[Sequence[float]],
+    logprobs: Sequence[Sequence[float]],
+    advantages: Sequence[float],
+    *,
+    low_entropy: float,
+    share: float,
+    strengths: tuple[float, float],
+) -> list[list[float]]:
+    """How strongly each token is held: `strengths` are those of the highest and of the lowest covariances."""
+    ranked = sorted((h, i, t) for i, row in enumerate(entropies) for t, h in enumerate(row))
+    low = [(i, t) for _, i, t in ranked[: math.ceil(low_entropy * len(ranked))]]
+    mean_logprob = math.fsum(logprobs[i][t] for i, t in low) / len(low)
+    mean_advantage = math.fsum(advantages[i] for i, _ in low) / len(low)
+    covariance = {(i, t): (logprobs[i][t] - mean_logprob) * (advantages[i] - mean_advantage) for i, t in low}
+    count = math.ceil(share * len(low))
+    strength = dict.fromkeys(sorted(low, key=lambda token: (covariance[token], token))[:count], strengths[1])
+    strength |= dict.fromkeys(sorted(low, key=lambda token: (-covariance[token], token))[:count], strengths[0])
+    return [[strength.get((i, t), 0.0) for t in range(len(row))] for i, row in enumerate(entropies)]
+
+
+def constraint(
+    rollouts: Sequence[Rollout], strengths: Sequence[Sequence[float]], objective: Objective, to: str
+) -> torch.Tensor:
+    """The penalty of a whole step: what each token is held back by, `to` its base or its old log-prob."""
+    total = torch.zeros((), dtype=torch.float64)
+    for o, row in zip(rollouts, strengths, strict=True):
+        target = {"base": o.base, "old": o.old}[to]
+        for t, strength in enumerate(row):
+            total = total + token_share(o, rollouts, objective) * strength * k3(o.logprobs[t], target[t])
+    return total
+
+
+def token_share(o: Rollout, rollouts: Sequence[Rollout], objective: Objective) -> float:
+    """The factor of one token of this answer in the objective's average."""
+    match objective.kind:
+        case "grpo" | "gspo":
+            return 1 / len(o.logprobs) / len(rollouts)
+        case "dapo" | "cispo":
+            return 1 / sum(len(other.logprobs) for other in rollouts)
+        case "dr_grpo":
+            return 1 / objective.longest / len(rollouts)
+        case unknown:
+            raise ValueError(unknown)
+
+
 def loss(rollouts: Sequence[Rollout], objective: Objective) -> torch.Tensor:
     """-J of a whole step."""
-    answers = len(rollouts)
-    total_tokens = sum(len(o.logprobs) for o in rollouts)
     total = torch.zeros((), dtype=torch.float64)
     for o in rollouts:
         gains = sequence_gains(o, objective) if objective.kind == "gspo" else token_gains(o, objective)
         inner = torch.zeros((), dtype=torch.float64)
         for gain in gains:
             inner = inner + gain
-        match objective.kind:
-            case "grpo" | "gspo":
-                total = total + inner / len(o.logprobs) / answers
-            case "dapo" | "cispo":
-                total = total + inner / total_tokens
-            case "dr_grpo":
-                total = total + inner / objective.longest / answers
-            case unknown:
-                raise ValueError(unknown)
+        total = total + inner * token_share(o, rollouts, objective)
     return -total
 
 

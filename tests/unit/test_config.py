@@ -66,6 +66,12 @@ PINNED: dict[str, object] = {
     "loss.entropy_fraction": 1.0,
     "loss.passes": 1,
     "loss.max_mismatch": 0.05,
+    "constraint.beta": 0.0,
+    "constraint.low_entropy": 0.8,
+    "constraint.share": 2e-4,
+    "constraint.high": 2.0,
+    "constraint.low": 0.5,
+    "constraint.reference": "base",
     "optimizer.lr": 0.0001,
     "optimizer.warmup_steps": 0,
     "optimizer.schedule": "constant",
@@ -246,6 +252,7 @@ def test_a_wrong_type_is_refused_with_path_value_and_expectation(override: str, 
         ("loss.entropy_fraction=0", "> 0.0"),
         ("loss.entropy_fraction=1.1", "<= 1.0"),
         ("loss.clip_low=-0.1", ">= 0.0"),
+        ("constraint.share=0.6", "<= 0.5"),
         ("optimizer.lr=0", "> 0.0"),
         ("optimizer.beta1=1", "< 1.0"),
         ("optimizer.final_lr_fraction=2", "<= 1.0"),
@@ -306,6 +313,7 @@ def test_a_missing_source_is_refused_with_the_presets(tmp_path: Path) -> None:
     [
         (["verifier.kind=callable"], "verifier.function is empty"),
         (["link.endpoint=udp://host:1"], "expected 'ipc' or tcp://host:port"),
+        (["constraint.beta=0.1", "constraint.reference=old"], "constraint.reference is 'old' but loss.passes is 1"),
         (["link.heartbeat_s=10", "link.silence_s=10"], "link.silence_s must be larger than link.heartbeat_s"),
     ],
 )
@@ -324,6 +332,8 @@ def test_keys_that_do_not_fit_together_are_refused(overrides: list[str], part: s
         ["verifier.kind=callable", "verifier.function=mine.py:score"],
         ["link.endpoint=tcp://10.0.0.1:5757"],
         ["link.heartbeat_s=1", "link.silence_s=1.5"],
+        ["constraint.beta=0.1", "constraint.reference=old", "loss.passes=2"],
+        ["constraint.reference=old"],
     ],
 )
 def test_keys_that_fit_together_pass(overrides: list[str]) -> None:

@@ -26,6 +26,8 @@ AGREED = UpdateStats(
     kl=np.zeros(4),
     mismatch=np.full(4, 0.01),
     weight_sum=1.0,
+    constraint_loss=0.0,
+    held_kl=np.zeros(0),
 )
 FRESH = Past()
 DISAGREED = replace(AGREED, mismatch=np.array([0.0, 0.0, 0.0, 0.3]))

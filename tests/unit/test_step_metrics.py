@@ -13,17 +13,22 @@ from learner.guard import Skipped
 from learner.step_metrics import Clock, step_metrics
 from learner.update import UpdateStats
 from protocol.messages import Finish, Group, Groups, Outcome, Timings
-from shared.config import Config, LossConfig, RewardConfig
+from shared.config import Config, ConstraintConfig, LossConfig, RewardConfig
 from tests.fakes import tiny_group
 
 CONTRACT = """
 step time_s reward/mean outcome/correct outcome/wrong outcome/unparsable outcome/truncated outcome/timeout
 outcome/error outcome/abstain groups/dropped groups/quarantined groups/total entropy/mean mask/fraction ratio/mean
 clip/fraction mismatch/mean mismatch/p99 kl grad_norm lr length/mean truncated tokens_per_s time/rollout_s
-time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum policy/version
+time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum
+constraint/fraction constraint/kl constraint/loss policy/version
 """
 
-CONFIG = Config(loss=LossConfig(entropy_fraction=0.5), reward=RewardConfig(truncated=-0.5))
+CONFIG = Config(
+    loss=LossConfig(entropy_fraction=0.5),
+    constraint=ConstraintConfig(beta=0.1, low_entropy=0.5, share=0.2),
+    reward=RewardConfig(truncated=-0.5),
+)
 CLOCK = Clock(time_s=100.0, step_s=10.0, update_s=3.0, learner_mb=300.0)
 STATS = UpdateStats(
     grad_norm=0.7,
@@ -33,6 +38,8 @@ STATS = UpdateStats(
     kl=np.array([0.0, 0.2]),
     mismatch=np.linspace(0.0, 1.0, 101),
     weight_sum=0.5,
+    constraint_loss=0.25,
+    held_kl=np.array([0.0, 0.5]),
 )
 
 TEACHING = tiny_group(
@@ -104,6 +111,9 @@ def test_every_key_of_the_contract_is_there_and_right() -> None:
         "mem/actor_mb": 200.0,
         "mem/learner_mb": 300.0,
         "weight/sum": 0.5,
+        "constraint/fraction": 1 / 3,
+        "constraint/kl": 0.25,
+        "constraint/loss": 0.25,
         "policy/version": 3,
     }
     assert row == pytest.approx(expected)
@@ -121,6 +131,9 @@ def test_a_step_in_which_nothing_teaches_has_nulls_where_nothing_was_measured() 
         "kl",
         "grad_norm",
         "lr",
+        "constraint/fraction",
+        "constraint/kl",
+        "constraint/loss",
     }
     assert (row["groups/dropped"], row["groups/total"], row["weight/sum"]) == (1, 1, 0.0)
     assert set(row) == set(CONTRACT.split())

@@ -1,6 +1,6 @@
 """The whole path from groups to LoRA gradients, on real NF4, against the same model in float64 with full logits.
 
-The reference runs transformers' own code on W + s B A, one sequence at a time, without padding, mask, chunks or cuts.
+tests/dense_truth.py runs transformers' own code on W + s B A, one sequence at a time.
 Gradients are compared tensor by tensor: |ours - reference| <= 1e-5 |reference| in the Euclidean norm.
 """
 
@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from torch.func import functional_call
 
 from learner.batch import Sample, step_batch, teaching_samples
 from learner.norms import Norms
@@ -25,8 +24,8 @@ from protocol.messages import Finish, Outcome
 from shared.adapter_file import adapter_bytes
 from shared.config import BatchConfig, Config, LossConfig, OptimizerConfig, RolloutConfig, VerifierConfig
 from shared.policy import Policy
-from tests import reference
-from tests.fakes import CrampedBackbone, dense_twin, shake, tiny_group, tiny_policy
+from tests.dense_truth import Truth, near_policy, sampled_nearby
+from tests.fakes import CrampedBackbone, shake, tiny_group, tiny_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -88,77 +87,6 @@ def step_samples(config: Config) -> list[Sample]:
     return samples
 
 
-class Truth:
-    """The dense model in float64 with A and B as its only parameters."""
-
-    def __init__(self, checkpoint: Path, policy: Policy) -> None:
-        self.model = dense_twin(checkpoint).double()
-        self.weights = {name: value.detach() for name, value in self.model.named_parameters()}
-        self.scale = next(iter(policy.adapter.layers.values())).scale
-        self.leaves = {name: value.double().requires_grad_() for name, value in values(policy).items()}
-
-    def logprobs(self, sample: Sample, *, adapter: bool = True) -> torch.Tensor:
-        """[T] log-probs of the completion."""
-        return self.stats(sample, adapter)[0]
-
-    def entropies(self, sample: Sample) -> np.ndarray:
-        """[T] entropies at the completion's positions."""
-        return self.stats(sample, True)[1].detach().numpy()
-
-    def stats(self, sample: Sample, adapter: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs and entropies from full logits."""
-        merged = dict(self.weights)
-        for layer in {name.rpartition(".")[0] for name in self.leaves} if adapter else ():
-            delta = self.leaves[f"{layer}.lora_B"] @ self.leaves[f"{layer}.lora_A"]
-            merged[f"{layer}.weight"] = merged[f"{layer}.weight"] + self.scale * delta
-        ids = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.completion_ids]).astype(np.int64))
-        logits = functional_call(self.model, merged, kwargs={"input_ids": ids[None]}).logits[0]
-        answered = logits[len(sample.prompt_ids) - 1 : -1]
-        return reference.softmax_stats(answered, torch.from_numpy(sample.completion_ids), TEMPERATURE)
-
-    def gradients(
-        self, samples: Sequence[Sample], config: Config, old: dict[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Of the step's loss, with respect to every A and B."""
-        entropies = [s.entropies.tolist() for s in samples if s.entropies is not None]
-        masks = reference.top_tokens(entropies, config.loss.entropy_fraction)
-        rollouts = [self.rollout(s, mask, old) for s, mask in zip(samples, masks, strict=True)]
-        objective = reference.Objective(
-            kind=config.loss.kind,
-            low=config.loss.clip_low,
-            high=config.loss.clip_high,
-            cap=config.loss.importance_cap,
-            beta=config.loss.kl_beta,
-            longest=LONGEST,
-        )
-        loss = reference.loss(rollouts, objective)
-        return dict(zip(self.leaves, torch.autograd.grad(loss, list(self.leaves.values())), strict=True))
-
-    def rollout(self, sample: Sample, mask: list[bool], old: dict[str, torch.Tensor]) -> reference.Rollout:
-        logprobs = self.logprobs(sample)
-        return reference.Rollout(
-            logprobs=logprobs,
-            old=old[sample.name].double() if old else logprobs.detach(),
-            actor=torch.from_numpy(sample.actor_logprobs).double(),
-            base=self.logprobs(sample, adapter=False).detach(),
-            selected=mask,
-            advantage=sample.advantage,
-        )
-
-
-def near_policy(truth: Truth, samples: Sequence[Sample], spread: float) -> dict[str, torch.Tensor]:
-    """fp32 log-probs about the policy's own, as a former policy or a sampler would have had."""
-    generator = torch.Generator().manual_seed(11)
-    exact = {s.name: truth.logprobs(s).detach() for s in samples}
-    return {n: (x + spread * torch.randn(x.shape, generator=generator)).float() for n, x in exact.items()}
-
-
-def sampled_nearby(truth: Truth, samples: Sequence[Sample]) -> list[Sample]:
-    """The samples as if a sampler close to the policy had drawn them."""
-    near = near_policy(truth, samples, 0.3)
-    return [replace(s, actor_logprobs=near[s.name].numpy()) for s in samples]
-
-
 def assert_equal_gradients(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert got.keys() == expected.keys()
     for name, wanted in expected.items():
@@ -181,7 +109,7 @@ def test_the_gradient_is_that_of_the_papers_for_any_cut(
 ) -> None:
     """One pass: the ratio is one, nothing is clipped."""
     shake(policy, 1)
-    truth = Truth(checkpoint, policy)
+    truth = Truth(checkpoint, policy, TEMPERATURE)
     config = config_for(kind, fraction, importance_cap=1.2, kl_beta=0.05)
     samples = sampled_nearby(truth, step_samples(config))
     expected = truth.gradients(samples, config, {})
@@ -203,7 +131,7 @@ def test_the_gradient_is_that_of_the_papers_away_from_the_old_policy(
 ) -> None:
     """A later pass: ratios differ from one and some tokens are clipped."""
     shake(policy, 1)
-    truth = Truth(checkpoint, policy)
+    truth = Truth(checkpoint, policy, TEMPERATURE)
     config = config_for(kind, fraction, importance_cap=1.2)
     samples = sampled_nearby(truth, step_samples(config))
     old = near_policy(truth, samples, 0.6)
@@ -330,7 +258,7 @@ def test_a_single_sequence_that_does_not_fit_is_an_error(checkpoint: Path) -> No
 
 def test_entropies_that_the_engine_could_not_tell_are_filled_in(checkpoint: Path, policy: Policy) -> None:
     shake(policy, 1)
-    truth = Truth(checkpoint, policy)
+    truth = Truth(checkpoint, policy, TEMPERATURE)
     config = config_for("dapo", 0.2)
     blind = [replace(s, entropies=None) for s in step_samples(config)]
     filled = update_of(policy, config).with_entropies(blind)
@@ -351,7 +279,7 @@ def test_known_entropies_and_full_masks_cost_no_pass(policy: Policy) -> None:
 
 def test_the_figures_of_a_step(checkpoint: Path, policy: Policy) -> None:
     shake(policy, 1)
-    truth = Truth(checkpoint, policy)
+    truth = Truth(checkpoint, policy, TEMPERATURE)
     config = config_for("dapo", 0.5, 1)
     samples = step_samples(config)
     batch = step_batch(samples, 0, config)

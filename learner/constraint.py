@@ -1,0 +1,79 @@
+"""Tokens that are held back: SENT's token half (arXiv 2512.04359) and KL-Cov (2505.22617), as one term of the loss.
+
+    L      the ceil(lambda S) response tokens of the step with the lowest entropy
+    cov_t  = (log mu(o_t) - mean_L log mu) (A_t - mean_L A)           means over the tokens of L
+    c_t    = beta * high for the k = ceil(share |L|) highest cov_t, beta * low for the k lowest, else 0
+    loss  += sum_t w_t c_t k3_t                                       k3 of KL(pi || reference), w_t as in loss.py
+
+A token whose probability is high where its answer did well (or low where it did badly) has the update push it on into
+certainty; there the entropy is lost. SENT takes lambda = 0.8 and the base as reference, KL-Cov lambda = 1, low = 0 and
+the policy before the first pass, whose KL has a gradient from the second pass on. Tokens of high entropy stay free, so
+this goes with the entropy mask: a token may be masked out of the objective and held here.
+mu is the sampler: its log-probs are those of the policy the step was drawn from, and cost no pass. Which tokens are
+held, and how strongly, is settled over the whole step; a cut into micro-batches changes nothing. Ties: earlier first.
+Left out on purpose: |log pi - log pi_old| as a stand-in for the KL (SENT's released code); in one pass it is zero.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shared.config import ConstraintConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldTokens:
+    """The held tokens of one micro-batch, flattened to m."""
+
+    logprobs: torch.Tensor
+    """[m] log pi, with gradient."""
+    reference: torch.Tensor
+    """[m] log-probs of the reference, detached."""
+    weights: torch.Tensor
+    """[m] w c."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstraintTerms:
+    """What holding back costs in a micro-batch."""
+
+    loss: torch.Tensor
+    """Scalar; micro-batches add up to the step's."""
+    kl: torch.Tensor
+    """[m] k3, detached."""
+
+
+def constraint_loss(held: HeldTokens) -> ConstraintTerms:
+    """sum w c k3"""
+    difference = held.reference - held.logprobs
+    kl = difference.exp() - difference - 1
+    return ConstraintTerms(loss=(held.weights * kl).sum(), kl=kl.detach())
+
+
+def held_tokens(
+    low_NT: Sequence[np.ndarray],
+    logprobs_NT: Sequence[np.ndarray],
+    advantages_N: Sequence[float],
+    config: ConstraintConfig,
+) -> list[np.ndarray]:
+    """N ragged rows of [T] bool (in L) and sampler's log-probs -> N rows of [T] coefficients c."""
+    lengths = [len(row) for row in logprobs_NT]
+    low = np.concatenate(low_NT)
+    logprobs = np.concatenate(logprobs_NT).astype(np.float64)[low]
+    advantages = np.repeat(np.array(advantages_N), lengths)[low]
+    covariances = (logprobs - logprobs.mean()) * (advantages - advantages.mean())
+    coefficients = np.zeros(sum(lengths), dtype=np.float32)
+    coefficients[low] = config.beta * strengths(covariances, config)
+    return np.split(coefficients, np.cumsum(lengths)[:-1])
+
+
+def strengths(covariances: np.ndarray, config: ConstraintConfig) -> np.ndarray:
+    """[l] -> [l] high, low or 0; where the two ends of a short step meet, high."""
+    count = math.ceil(config.share * len(covariances))
+    found = np.zeros(len(covariances))
+    found[np.argsort(covariances, kind="stable")[:count]] = config.low
+    found[np.argsort(-covariances, kind="stable")[:count]] = config.high
+    return found
