@@ -1,8 +1,8 @@
 """Our own decode loop over the policy module.
 
-Prompts are prefilled once per group and their keys and values copied to G rows; finished rows leave the batch; tokens,
-log-probs and entropies come from the same numbers. What comes out is a function of the order and the adapter alone:
-batch shapes follow from the tokens, and each sample draws from its own stream.
+Prompts are prefilled once per group and their keys and values shared by its G rows; finished rows leave the batch;
+tokens, log-probs and entropies come from the same numbers. What comes out is a function of the order and the adapter
+alone: batch shapes follow from the tokens, and each sample draws from its own stream.
 Left out on purpose: top-k, top-p, beams (see sampler.py), speculative decoding.
 """
 
@@ -57,7 +57,8 @@ class HFEngine:
             progress()
             if not len(batch.rows):
                 return batch.completions(groups)
-            hidden = self.forward(batch.last_ids[:, None], batch.positions[:, None], batch.cache)
+            mask = batch.cache.token_mask()
+            hidden = self.forward(batch.last_ids[:, None], batch.positions[:, None], mask, batch.cache)
 
     def prefill(self, batch: "DecodeBatch", groups: tuple[GroupOrder, ...]) -> torch.Tensor:
         """Run the P prompts, left-padded; returns the last hidden row of each of the N samples."""
@@ -66,13 +67,11 @@ class HFEngine:
         for row, group in enumerate(groups):
             ids[row, width - len(group.prompt_ids) :] = torch.from_numpy(group.prompt_ids.astype(np.int64))
         positions = (torch.arange(width, device=device) - batch.padding[:, None]).clamp(min=0)
-        hidden = self.forward(ids, positions, batch.cache)
-        batch.cache.select(batch.group_of_row)
-        return hidden[batch.group_of_row]
+        hidden = self.forward(ids, positions, batch.cache.prompt_mask(), batch.cache)
+        return hidden[batch.prompt_of_row]
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """[B, t] ids -> [B, H] hidden at the last column."""
-        mask = cache.mask(ids.shape[1])
         output = self.policy.backbone(
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
         )
@@ -104,10 +103,10 @@ class DecodeBatch:
         self.cap = sampling.max_new_tokens
         self.prompt_columns = int(lengths.max())
         self.padding = self.prompt_columns - lengths
-        self.cache = KVCache(self.padding, self.prompt_columns + self.cap)
-        self.group_of_row = torch.repeat_interleave(torch.arange(len(groups), device=device), sizes)
-        self.rows = torch.arange(len(self.group_of_row), device=device)
-        self.positions = lengths[self.group_of_row] - 1
+        self.prompt_of_row = torch.repeat_interleave(torch.arange(len(groups), device=device), sizes)
+        self.cache = KVCache(self.padding, self.prompt_columns, self.prompt_of_row, self.cap)
+        self.rows = torch.arange(len(self.prompt_of_row), device=device)
+        self.positions = lengths[self.prompt_of_row] - 1
         self.uniforms = self.draw_uniforms(groups, device) if sampling.temperature > 0 else None
         self.ids = torch.zeros((len(self.rows), self.cap), dtype=torch.int64, device=device)
         self.logprobs = torch.zeros((len(self.rows), self.cap), device=device)
@@ -135,12 +134,11 @@ class DecodeBatch:
         self.keep(~ended if self.time < self.cap else torch.zeros_like(ended), drawn.ids)
 
     def keep(self, going: torch.Tensor, ids: torch.Tensor) -> None:
-        """Take the rows that go on; the copy is skipped while all do."""
-        self.last_ids = ids[going]
-        self.positions = self.positions[going] + 1
+        """Take the rows that go on."""
+        self.last_ids, self.positions = ids, self.positions + 1
         if not bool(going.all()):
-            self.rows = self.rows[going]
-            self.cache.select(going.nonzero().squeeze(1))
+            self.rows, self.last_ids, self.positions = self.rows[going], ids[going], self.positions[going]
+            self.cache.keep(going)
 
     def completions(self, groups: tuple[GroupOrder, ...]) -> list[list[Completion]]:
         """Cut the rows to their lengths and sort them back into groups."""

@@ -1,58 +1,150 @@
-"""Keys and values of the tokens so far, in buffers that are allocated once per order.
+"""Keys and values of the tokens so far: each prompt's once for all its answers, each answer's in a slot of its own.
 
-Duck-typed after transformers' cache: the attention layers call `update`. Rows are samples; finished rows are taken out.
-Prompts are left-padded, so one column is one moment for all rows; `visible` says which columns a row may look at.
+    scores = [ q K_prompt^T | q K_answer^T ]        output = p_prompt V_prompt + p_answer V_answer
+
+One new token a row attends to both. The answers of a prompt stand side by side as queries over the same keys, so a
+prompt is read from memory once a step and not G times, and is never copied. Prompts are left-padded; answers need no
+mask, since all rows are of one age. A row that has ended leaves its slot empty; once half are, slots are packed anew.
+Duck-typed after transformers' cache: the attention layers call `update` and attend to what it returns.
 Left out on purpose: paging. An order's shape is known before it starts.
 """
 
 import torch
 
+from shared.products import product_fp32
+
 
 class KVCache:
-    """Room for `columns` tokens of each row."""
+    """Room for `room` new tokens of each of N rows, which answer P prompts; S = P * places slots."""
 
     is_compileable = False
 
-    def __init__(self, padding: torch.Tensor, columns: int) -> None:
-        """padding: [P] how many columns at the left of each row are empty."""
-        self.columns = columns
+    def __init__(self, padding: torch.Tensor, width: int, prompt_of_row: torch.Tensor, room: int) -> None:
+        """padding: [P] how many of a prompt's `width` columns are empty. prompt_of_row: [N], sorted."""
+        self.room = room
         self.length = 0
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-        self.visible = torch.arange(columns, device=padding.device) >= padding[:, None]
+        self.layers: list[LayerCache] = []
+        self.visible = torch.arange(width, device=padding.device) >= padding[:, None]
+        self.assign(prompt_of_row)
+
+    def assign(self, prompt_of_row: torch.Tensor) -> None:
+        """A slot for each row, those of a prompt side by side."""
+        place = torch.arange(len(prompt_of_row), device=prompt_of_row.device)
+        place = place - torch.searchsorted(prompt_of_row, prompt_of_row)
+        self.places = int(place.max()) + 1
+        self.slot_of_row = prompt_of_row * self.places + place
+        self.full = len(self.slot_of_row) == self.slots
+        self.bias = torch.zeros(self.visible.shape, device=place.device).masked_fill_(~self.visible, float("-inf"))
+
+    @property
+    def slots(self) -> int:
+        """S"""
+        return len(self.visible) * self.places
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, heads, t, D] new columns of one layer -> all columns so far of that layer."""
-        if layer == len(self.keys):
-            shape = (keys.shape[0], keys.shape[1], self.columns, keys.shape[3])
-            self.keys.append(keys.new_empty(shape))
-            self.values.append(values.new_empty(shape))
+    ) -> "tuple[torch.Tensor | LayerCache, torch.Tensor]":
+        """First run: the prompts, [P, heads, width, D], which attend to themselves. Then one token a row."""
+        if layer == len(self.layers):
+            self.layers.append(LayerCache(self, keys, values))
+            return keys, values
         if layer == 0:
-            self.length += keys.shape[2]
-        start = self.length - keys.shape[2]
-        self.keys[layer][:, :, start : self.length] = keys
-        self.values[layer][:, :, start : self.length] = values
-        return self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
+            self.length += 1
+        self.layers[layer].append(keys, values)
+        return self.layers[layer], values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns so far, under the name transformers asks for."""
-        return self.length
+        return self.visible.shape[1] + self.length if self.layers else 0
 
-    def mask(self, new: int) -> torch.Tensor:
-        """[B, 1, new, length + new] what the next `new` columns may look at.
+    def prompt_mask(self) -> torch.Tensor:
+        """[P, 1, width, width] what a prompt's columns may look at.
 
         Every column sees itself: an empty one would otherwise turn into NaN, and 0 * NaN would reach the others.
         """
-        end = self.length + new
-        columns = torch.arange(end, device=self.visible.device)
-        moments = columns[self.length :, None]
-        seen = (columns <= moments) & self.visible[:, None, :end]
-        return (seen | (columns == moments))[:, None]
+        columns = torch.arange(self.visible.shape[1], device=self.visible.device)
+        seen = (columns <= columns[:, None]) & self.visible[:, None]
+        return (seen | (columns == columns[:, None]))[:, None]
 
-    def select(self, rows: torch.Tensor) -> None:
-        """Keep these rows, in this order; a row may be kept several times (one prompt, G samples)."""
-        self.keys = [key.index_select(0, rows) for key in self.keys]
-        self.values = [value.index_select(0, rows) for value in self.values]
-        self.visible = self.visible.index_select(0, rows)
+    def token_mask(self) -> torch.Tensor:
+        """[1, 1, 1, 1] for transformers, which makes one if it is given none; what attends by itself needs none."""
+        return torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.visible.device)
+
+    def in_slots(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, ...] -> [S, ...], zeros where a row has ended."""
+        return (
+            rows if self.full else rows.new_zeros((self.slots, *rows.shape[1:])).index_copy_(0, self.slot_of_row, rows)
+        )
+
+    def in_rows(self, slots: torch.Tensor) -> torch.Tensor:
+        """The inverse."""
+        return slots if self.full else slots.index_select(0, self.slot_of_row)
+
+    def keep(self, going: torch.Tensor) -> None:
+        """[n] bool: the rows that go on, in their order."""
+        self.slot_of_row = self.slot_of_row[going]
+        self.full = False
+        if 0 < 2 * len(self.slot_of_row) <= self.slots:
+            self.pack()
+
+    def pack(self) -> None:
+        """Drop prompts that no row answers any more, and as many places as no prompt needs."""
+        before = self.slot_of_row
+        needed, prompt_of_row = torch.unique(before // self.places, return_inverse=True)
+        self.visible = self.visible[needed]
+        self.assign(prompt_of_row)
+        source = torch.zeros(self.slots, dtype=torch.int64, device=before.device)
+        source[self.slot_of_row] = before
+        for layer in self.layers:
+            layer.pack(needed, source)
+
+
+class LayerCache:
+    """One layer's part."""
+
+    def __init__(self, cache: KVCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.cache = cache
+        self.prompt_keys, self.prompt_values = keys.contiguous(), values.contiguous()
+        shape = (cache.slots, keys.shape[1], cache.room, keys.shape[3])
+        self.answer_keys, self.answer_values = keys.new_zeros(shape), values.new_zeros(shape)
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """[n, heads, 1, D] the token that the cache has just counted."""
+        rows, column = self.cache.slot_of_row, self.cache.length - 1
+        self.answer_keys[rows, :, column] = keys[:, :, 0]
+        self.answer_values[rows, :, column] = values[:, :, 0]
+
+    def pack(self, prompts: torch.Tensor, slots: torch.Tensor) -> None:
+        """[P'] prompts to keep, [S'] which slot's tokens come into each."""
+        self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
+        self.answer_keys, self.answer_values = self.answer_keys[slots], self.answer_values[slots]
+
+    def attend(self, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        """query [n, heads, 1, D] -> [n, 1, heads, D]; h stands for a key's head and q for the queries that share it."""
+        cache, (prompts, heads, width, size) = self.cache, self.prompt_keys.shape
+        queries = cache.in_slots(query[:, :, 0] * scaling).view(prompts, cache.places, heads, -1, size)
+        keys, values = (t.flatten(0, 1)[:, : cache.length] for t in (self.answer_keys, self.answer_values))
+        to_prompt = product_fp32(by_prompt(queries), self.prompt_keys.flatten(0, 1).transpose(1, 2))
+        to_prompt = to_prompt.view(prompts, heads, -1, width).add_(cache.bias[:, None, None])
+        to_answer = product_fp32(by_answer(queries), keys.transpose(1, 2))
+        scores = [by_slot(to_prompt, queries), to_answer.view(*queries.shape[:-1], -1)]
+        weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(query.dtype)
+        of_prompt = by_prompt(weights[..., :width]) @ self.prompt_values.flatten(0, 1)
+        of_answer = by_answer(weights[..., width:]) @ values
+        mixed = of_answer.view(queries.shape).add_(by_slot(of_prompt.view(prompts, heads, -1, size), queries))
+        return cache.in_rows(mixed.view(cache.slots, 1, -1, size))
+
+
+def by_prompt(slots: torch.Tensor) -> torch.Tensor:
+    """[P, places, h, q, X] -> [P * h, places * q, X]"""
+    return slots.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+
+def by_answer(slots: torch.Tensor) -> torch.Tensor:
+    """[P, places, h, q, X] -> [S * h, q, X]"""
+    return slots.flatten(0, 2)
+
+
+def by_slot(prompts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """[P, h, places * q, X] -> [P, places, h, q, X], the first four sizes being those of `like`."""
+    return prompts.unflatten(2, (like.shape[1], like.shape[3])).transpose(1, 2)

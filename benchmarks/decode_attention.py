@@ -1,4 +1,5 @@
-"""One decode step's attention on a CPU: plain products (shared/attention.py) against PyTorch's fused kernel.
+"""One decode step's attention on a CPU: the cache that shares prompts (actor/kv_cache.py) against PyTorch's fused
+kernel over keys that were copied for each row.
 
 python -m benchmarks.decode_attention [--threads 2]
 """
@@ -12,14 +13,15 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from actor.kv_cache import KVCache
 from benchmarks.machine import write_result
-from shared.attention import decode_attention
 
+# prompts, answers of each, heads, key heads, head size, prompt tokens, answer tokens so far
 SHAPES = {
-    "embedded model, 128 rows": (128, 4, 2, 32, 60),
-    "0.5B shape, 8 rows": (8, 14, 2, 64, 300),
-    "0.5B shape, 64 rows": (64, 14, 2, 64, 300),
-    "1.5B shape, 8 rows": (8, 12, 2, 128, 600),
+    "embedded model, 16 x 8": (16, 8, 4, 2, 32, 60, 20),
+    "0.5B shape, 1 x 8": (1, 8, 14, 2, 64, 150, 150),
+    "0.5B shape, 8 x 8": (8, 8, 14, 2, 64, 150, 150),
+    "1.5B shape, 1 x 8": (1, 8, 12, 2, 128, 300, 300),
 }
 REPEATS = 100
 
@@ -37,17 +39,27 @@ def main() -> None:
 
 
 @torch.inference_mode()
-def measured(rows: int, heads: int, kv_heads: int, size: int, length: int) -> dict[str, Any]:
+def measured(
+    prompts: int, group: int, heads: int, kv_heads: int, size: int, prompt_tokens: int, answer_tokens: int
+) -> dict[str, Any]:
     """Median microseconds of both, taken in turn, and their ratio."""
+    rows, scaling = prompts * group, size**-0.5
+    owner = torch.arange(prompts).repeat_interleave(group)
+    cache = KVCache(torch.zeros(prompts, dtype=torch.int64), prompt_tokens, owner, answer_tokens + 1)
+    cache.update(*torch.randn(2, prompts, kv_heads, prompt_tokens, size), layer=0)
+    for _ in range(answer_tokens):
+        cache.update(*torch.randn(2, rows, kv_heads, 1, size), layer=0)
     query = torch.randn(rows, heads, 1, size)
-    key, value = torch.randn(2, rows, kv_heads, length + 40, size)[:, :, :, :length].unbind(0)
-    mask = torch.ones(rows, 1, 1, length, dtype=torch.bool)
+    key, value = torch.randn(2, rows, kv_heads, prompt_tokens + answer_tokens + 40, size)[
+        :, :, :, : prompt_tokens + answer_tokens
+    ].unbind(0)
+    mask = torch.ones(rows, 1, 1, key.shape[2], dtype=torch.bool)
     grouped = query.view(rows, kv_heads, heads // kv_heads, size)
-    ours, fused = in_turn(
-        lambda: decode_attention(query, key, value, mask, size**-0.5),
+    shared, copied = in_turn(
+        lambda: cache.layers[0].attend(query, scaling),
         lambda: scaled_dot_product_attention(grouped, key, value, attn_mask=mask),
     )
-    return {"products_us": round(ours, 1), "fused_us": round(fused, 1), "times_faster": round(fused / ours, 2)}
+    return {"shared_us": round(shared, 1), "copied_us": round(copied, 1), "times_faster": round(copied / shared, 2)}
 
 
 def in_turn(*works: Callable[[], object]) -> list[float]:

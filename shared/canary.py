@@ -41,7 +41,7 @@ def canary_of(policy: Policy, ids: np.ndarray) -> Canary:
     return Canary(ids=ids, logprobs=score(policy, ids)) if len(ids) else NO_CANARY
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def score(policy: Policy, ids: np.ndarray) -> np.ndarray:
     """[n + 1] ids -> [n] fp32 log-probs of all but the first."""
     tokens = torch.from_numpy(ids.astype(np.int64)).to(policy.device)

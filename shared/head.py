@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from shared.products import product_fp32
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStats:
@@ -35,12 +37,7 @@ def token_stats(
 
 def head_logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
     """[n, H] x [V, H] -> [n, V] fp32; both processes use this one function so that they agree."""
-    if hidden.dtype == torch.float32:
-        logits = hidden @ weight.t()
-    elif hidden.is_cuda:
-        logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-    else:
-        logits = hidden.float() @ weight.float().t()
+    logits = product_fp32(hidden, weight.t())
     return logits if temperature == 1.0 else logits / temperature
 
 

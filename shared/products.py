@@ -1,0 +1,16 @@
+"""Matrix products whose result is fp32 whatever the factors are: scores and logits lose too much when rounded to bf16.
+
+fp32 x fp32    the product;     bf16 x bf16 on a card: summed and kept in fp32;     elsewhere: factors widened first
+"""
+
+import torch
+
+
+def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """[..., n, k] x [..., k, m] -> [..., n, m] fp32; equal leading dimensions."""
+    if a.dtype == torch.float32:
+        return a @ b
+    if not a.is_cuda:
+        return a.float() @ b.float()
+    flat = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]), out_dtype=torch.float32)
+    return flat.view(*a.shape[:-1], b.shape[-1])

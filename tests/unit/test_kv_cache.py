@@ -1,0 +1,121 @@
+"""The decode cache attends like attention over each row's own whole sequence, whatever has ended and been packed."""
+
+import pytest
+import torch
+
+from actor.kv_cache import KVCache
+from shared.products import product_fp32
+
+WIDTH, ROOM, KV_HEADS, SHARED, SIZE = 7, 9, 2, 3, 8
+PADDING = torch.tensor([0, 3, 6])
+PROMPT_OF_ROW = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2])
+
+
+class Twin:
+    """The same rows, each with its own whole keys and values in float64."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.seen = [
+            (keys[p, :, PADDING[p] :].double(), values[p, :, PADDING[p] :].double()) for p in PROMPT_OF_ROW.tolist()
+        ]
+        self.rows = list(range(len(PROMPT_OF_ROW)))
+
+    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        out: list[torch.Tensor] = []
+        for place, row in enumerate(self.rows):
+            before = self.seen[row]
+            self.seen[row] = (torch.cat([before[0], keys[place]], 1), torch.cat([before[1], values[place]], 1))
+            k, v = (t.repeat_interleave(SHARED, dim=0) for t in self.seen[row])
+            weights = torch.softmax(query[place].double() @ k.transpose(1, 2) * SIZE**-0.5, dim=-1)
+            out.append((weights @ v).transpose(0, 1))
+        return torch.stack(out)
+
+
+def prefilled(layers: int = 2) -> tuple[KVCache, list[Twin]]:
+    cache = KVCache(PADDING, WIDTH, PROMPT_OF_ROW, ROOM)
+    twins: list[Twin] = []
+    for layer in range(layers):
+        keys, values = torch.randn(2, len(PADDING), KV_HEADS, WIDTH, SIZE)
+        returned, _ = cache.update(keys, values, layer)
+        assert returned is keys, "prompts attend to themselves"
+        twins.append(Twin(keys, values))
+    return cache, twins
+
+
+def step(cache: KVCache, twins: list[Twin]) -> None:
+    """One token of every row through every layer, compared."""
+    for layer, twin in enumerate(twins):
+        query = torch.randn(len(twin.rows), KV_HEADS * SHARED, 1, SIZE)
+        keys, values = torch.randn(2, len(twin.rows), KV_HEADS, 1, SIZE)
+        held, _ = cache.update(keys, values, layer)
+        assert not isinstance(held, torch.Tensor)
+        torch.testing.assert_close(
+            held.attend(query, SIZE**-0.5), twin.attend(query, keys.double(), values.double()).float()
+        )
+
+
+def end(cache: KVCache, twins: list[Twin], *rows: int) -> None:
+    """These rows of all there were at the start have ended."""
+    going = torch.tensor([row not in rows for row in twins[0].rows])
+    for twin in twins:
+        twin.rows = [row for row in twin.rows if row not in rows]
+    cache.keep(going)
+
+
+def test_every_row_attends_to_its_prompt_and_to_itself() -> None:
+    cache, twins = prefilled()
+    for _ in range(3):
+        step(cache, twins)
+    assert cache.get_seq_length() == WIDTH + 3
+
+
+def test_rows_that_end_leave_the_others_as_they_were() -> None:
+    cache, twins = prefilled()
+    step(cache, twins)
+    end(cache, twins, 1, 6)
+    step(cache, twins)
+    assert cache.slots == 3 * 4, "three quarters are in use: nothing is packed yet"
+
+
+def test_half_empty_slots_are_packed_and_prompts_without_answers_dropped() -> None:
+    cache, twins = prefilled()
+    step(cache, twins)
+    end(cache, twins, 0, 1, 4, 5)
+    assert (len(cache.visible), cache.places, cache.slots) == (2, 3, 6)
+    step(cache, twins)
+    end(cache, twins, 2, 3, 7)
+    assert (len(cache.visible), cache.places, cache.slots) == (1, 2, 2) and cache.full
+    for _ in range(4):
+        step(cache, twins)
+    assert [len(layer.prompt_keys) for layer in cache.layers] == [1, 1]
+
+
+def test_when_the_last_row_has_ended_nothing_is_left_to_pack() -> None:
+    cache, twins = prefilled()
+    step(cache, twins)
+    end(cache, twins, *range(9))
+    assert len(cache.slot_of_row) == 0
+
+
+def test_a_group_of_one_answer_each_takes_a_slot_a_prompt() -> None:
+    cache = KVCache(torch.tensor([0, 1]), 2, torch.tensor([0, 1]), ROOM)
+    assert (cache.places, cache.slots, cache.full) == (1, 2, True)
+
+
+def test_the_prompt_mask_hides_padding_and_the_future_but_never_a_column_from_itself() -> None:
+    mask = prefilled(0)[0].prompt_mask()
+    assert mask.shape == (3, 1, WIDTH, WIDTH)
+    for row, padding in enumerate(PADDING.tolist()):
+        for seeing in range(WIDTH):
+            for seen in range(WIDTH):
+                expected = seen == seeing or (padding <= seen <= seeing)
+                assert bool(mask[row, 0, seeing, seen]) == expected
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)], ids=str)
+def test_products_of_bf16_are_summed_and_kept_in_fp32(shape: tuple[int, ...]) -> None:
+    a, b = torch.randn(*shape, 4, 64).bfloat16(), torch.randn(*shape, 64, 5).bfloat16()
+    product = product_fp32(a, b)
+    assert product.dtype == torch.float32
+    torch.testing.assert_close(product, (a.double() @ b.double()).float(), rtol=1e-5, atol=1e-5)
+    assert not torch.equal(product, (a @ b).float()), "rounding to bf16 would show"
