@@ -3,8 +3,8 @@ r"""Which part of a completion counts, and what it gives as its final answer.
 What counts ends before the first end-of-turn token and begins after the last `</think>`; an open `<think>` never ended,
 so nothing after it counts. The final answer of a mathematical text is looked for in this order of trust:
 
-    1  the last \boxed{...}
-    2  the line of the last `####`
+    1  the line of the last `####`, unless it is a heading of a text that goes on
+    2  the last \boxed{...}
     3  what follows the last `A:`, `Answer:` or `the answer is`
     4  the last formula ($...$, \(...\), \[...\]) or number
 
@@ -35,6 +35,7 @@ PLAIN_NUMBER = re.compile(
     r"[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?(?:/[0-9]+)?(?:[ \t]*\\?%)?"
 )
 SENTENCE_END = re.compile(r"[.!?](?=[\s*]|$)")
+HEADING = re.compile(r"\**[A-Za-z]|\**[0-9]+[.):][ \t]+\**[A-Za-z]")
 BETWEEN_LISTED = re.compile(r"[\s,;$*.]*(?:\b(?:and|or)\b)?[\s,;$*]*", re.IGNORECASE)
 Span = tuple[int, int, str]
 
@@ -48,10 +49,13 @@ def counted(text: str) -> str:
 
 def final_answers(text: str) -> list[str]:
     """What the text gives as its final answer, as it is written: one, several if it lists several, or none."""
-    answers = (
-        last_listed(text, boxes(text)) or after_hashes(text) or after_marker(text) or last_listed(text, items(text))
-    )
+    answers = after_hashes(text) or boxed_answers(text) or after_marker(text) or last_listed(text, items(text))
     return list(dict.fromkeys(answers))
+
+
+def boxed_answers(text: str) -> list[str]:
+    """What the last box holds, and those listed beside it."""
+    return list(dict.fromkeys(last_listed(text, boxes(text))))
 
 
 def boxes(text: str) -> list[Span]:
@@ -75,8 +79,9 @@ def boxes(text: str) -> list[Span]:
 def after_hashes(text: str) -> list[str]:
     """The line of the last `####`."""
     _, marker, tail = text.rpartition("####")
-    line = tail.split("\n", 1)[0].strip() if marker else ""
-    return statement(line)
+    line, _, rest = tail.partition("\n")
+    is_heading = rest.strip() and HEADING.match(line.strip())
+    return statement(line.strip()) if marker and not is_heading else []
 
 
 def after_marker(text: str) -> list[str]:
@@ -121,6 +126,6 @@ def last_listed(text: str, spans: list[Span]) -> list[str]:
     for start, end, content in reversed(spans):
         if next_start is not None and not BETWEEN_LISTED.fullmatch(text, end, next_start):
             break
-        listed.insert(0, content)
+        listed.append(content)
         next_start = start
-    return listed
+    return listed[::-1]

@@ -22,7 +22,8 @@ MAX_DIGITS = 1000
 INTEGER = re.compile(r"-?[0-9]+")
 DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 RATIO = re.compile(r"(-?)(?:\\frac\{(-?[0-9]+)\}\{([0-9]+)\}|([0-9]+)/([0-9]+))")
-MIXED = re.compile(r"(-?)([0-9]+)\\frac\{([0-9]+)\}\{([0-9]+)\}")
+MIXED = re.compile(r"(-?)([0-9]+)(?:\\frac\{([0-9]+)\}\{([0-9]+)\}| ([0-9]+)/([0-9]+))")
+GROUPED = re.compile(r"-?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
 SCIENTIFIC = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(?:\\times|\\cdot|\*)10\^(?:\{(-?[0-9]{1,3})\}|([0-9]))")
 EQUALS = re.compile(r"(?<![<>!:\\])=")
 NAME = re.compile(r"[A-Za-z](?:_\{?[0-9A-Za-z]+\}?)?(?:\([a-z]\))?|\\(?:theta|alpha|beta|lambda|mu|angle [A-Z]{1,3})")
@@ -31,6 +32,7 @@ WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 MATRIX = re.compile(r"\\begin\{[pbv]?matrix\}(.*)\\end\{[pbv]?matrix\}")
 COMMAND = re.compile(r"\\(?:begin|end)\{[a-z]+\}|\\[A-Za-z]+")
 FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "oo"}
+BLANK = re.compile(r"(?<![0-9]) | (?![0-9])")
 OPEN, CLOSE = "([{", ")]}"
 
 
@@ -76,8 +78,8 @@ def same_value(gold: str, given: str) -> bool:
 
 
 def squeeze(value: str) -> str:
-    """Without blanks."""
-    return value.replace(" ", "")
+    """Without blanks, but for those between digits: 1 2/3 is not 12/3."""
+    return BLANK.sub("", value)
 
 
 def is_text(value: str) -> bool:
@@ -207,7 +209,13 @@ def as_number(value: str) -> Fraction | None:
     readers: list[tuple[re.Pattern[str], Callable[[re.Match[str]], Fraction]]] = [
         (DECIMAL, lambda match: Fraction(match[0].rstrip(".") or "0")),
         (RATIO, lambda match: sign(match) * Fraction(int(match[2] or match[4]), int(match[3] or match[5]))),
-        (MIXED, lambda match: sign(match) * (int(match[2]) + Fraction(int(match[3]), int(match[4])))),
+        (
+            MIXED,
+            lambda match: (
+                sign(match) * (int(match[2]) + Fraction(int(match[3] or match[5]), int(match[4] or match[6])))
+            ),
+        ),
+        (GROUPED, lambda match: Fraction(match[0].replace(" ", ""))),
         (SCIENTIFIC, lambda match: Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3])),
     ]
     for pattern, read in readers:

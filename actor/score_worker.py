@@ -77,9 +77,12 @@ def answers(verifier: VerifierConfig, function: RewardFunction | None, request: 
     elif is_one_by_one(verifier.kind):
         for job in request.jobs:
             limit_cpu(verifier.limit_s)
-            yield Scored(number=request.number, verdicts=[score_job(verifier.kind, job)])
+            yield Scored(number=request.number, verdicts=[score_job(verifier.kind, job, strict=verifier.strict)])
     else:
-        yield Scored(number=request.number, verdicts=[score_job(verifier.kind, job) for job in request.jobs])
+        yield Scored(
+            number=request.number,
+            verdicts=[score_job(verifier.kind, job, strict=verifier.strict) for job in request.jobs],
+        )
 
 
 def take_back(folder: Path, soft_limits: dict[int, int]) -> None:

@@ -67,7 +67,7 @@ class DirectScorer:
 
     def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
         """As a worker does it."""
-        return [score_job("gsm8k", job) for job in jobs]
+        return [score_job("gsm8k", job, strict=True) for job in jobs]
 
 
 class BareInstaller:

@@ -56,7 +56,9 @@ def dispatch(args: argparse.Namespace) -> int:
         case "verify":
             from launch.verify import run_command
 
-            return run_command(kind=args.kind, source=args.source, out=args.out, workers=args.workers)
+            return run_command(
+                kind=args.kind, strict=args.strict, source=args.source, out=args.out, workers=args.workers
+            )
         case _:
             return generate(args)
 

@@ -135,6 +135,11 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="JSON lines with id, outcome, reward, extracted"
     )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="trust one form alone: #### (gsm8k), a box (math), the bare number (exact)",
+    )
     parser.add_argument("--workers", type=natural, default=2, metavar="N", help="scoring processes (default: 2)")
 
 

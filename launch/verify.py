@@ -33,10 +33,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The gold answer."""
 
 
-def run_command(*, kind: VerifierKind, source: Path, out: Path, workers: int) -> int:
+def run_command(*, kind: VerifierKind, strict: bool, source: Path, out: Path, workers: int) -> int:
     """Read, score, write."""
     rows = read_rows(source)
-    with contextlib.closing(ScorePool(VerifierConfig(kind=kind, workers=workers))) as pool:
+    verifier = VerifierConfig(kind=kind, strict=strict, workers=workers)
+    with contextlib.closing(ScorePool(verifier)) as pool:
         verdicts = pool.score([job(row) for row in rows], lambda: None)
     lines = [json.dumps(result(row, verdict)) + "\n" for row, verdict in zip(rows, verdicts, strict=True)]
     write_whole(out, "".join(lines).encode())

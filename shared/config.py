@@ -117,8 +117,12 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     """How completions are scored."""
 
     kind: VerifierKind = "gsm8k"
-    """`gsm8k`: the number after the last `####`. `exact`: the last number of the text. `math`: the final answer as a
-    formula, compared by its value. `callable`: your own function."""
+    """What the final answer is compared as. `gsm8k`, `exact`: a number. `math`: a number, list or formula, by value.
+    `callable`: your own function judges. The final answer stands after `####`, in a box, after `A:`, `Answer:` or `the
+    answer is`, or is the last number or formula of the text, trusted in that order."""
+    strict: bool = False
+    """Trust one form alone: `gsm8k` the number right after the last `####`, `math` the last box, `exact` the number and
+    nothing else."""
     function: str = ""
     """For `callable`: `path/to/file.py:name`, a function with TRL's reward signature."""
     workers: Annotated[int, Meta(ge=1, le=64)] = 1

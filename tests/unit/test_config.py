@@ -46,6 +46,7 @@ PINNED: dict[str, object] = {
     "rollout.groups_per_order": 0,
     "rollout.replacement_rounds": 0,
     "verifier.kind": "gsm8k",
+    "verifier.strict": False,
     "verifier.function": "",
     "verifier.workers": 1,
     "verifier.limit_s": 10.0,

@@ -34,7 +34,7 @@ def test_it_holds_for_every_builtin_verifier(kind: VerifierKind) -> None:
     def outcome(text: str) -> Outcome:
         columns = {"answer": "18"}
         job = ScoreJob(prompt="", completion=text, completion_ids=[], truncated=False, columns=columns)
-        return score_job(kind, job).outcome
+        return score_job(kind, job, strict=False).outcome
 
     assert outcome("<think>#### 17</think>#### 18<|im_end|>#### 19") is Outcome.CORRECT
     assert outcome("<think>#### 18</think>No.") is Outcome.UNPARSABLE
@@ -50,7 +50,13 @@ def test_it_holds_for_every_builtin_verifier(kind: VerifierKind) -> None:
         ("\\boxed{\\boxed{2}}", ["2"]),
         ("\\fbox{2}", ["2"]),
         ("\\boxed{2} and \\boxed{3", ["2"]),
-        ("\\boxed{2}\n#### 3", ["2"]),
+        ("\\boxed{2}\n#### 3", ["3"]),
+        ("#### 3\n\\boxed{2}", ["3"]),
+        ("#### Conclusion\nIt is \\boxed{2}", ["2"]),
+        ("#### 3. Conclusion\nIt is \\boxed{2}", ["2"]),
+        ("#### **Step 3:** add\nIt is \\boxed{2}", ["2"]),
+        ("\\boxed{2}\n#### x", ["x"]),
+        ("\\boxed{2}\n####", ["2"]),
         ("#### 3\nAnswer: 4", ["3"]),
         ("Answer: 4\nwhich is $5$", ["4"]),
         ("Answer: 4. Or 5.", ["4", "5"]),

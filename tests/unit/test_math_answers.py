@@ -1,4 +1,4 @@
-r"""The `math` verifier against what models write: true answers in every spelling, and answers that only look true."""
+r"""The `math` verifier against what models write: true answers in every spelling; hostile_outputs.py has the others."""
 
 import json
 import time
@@ -11,7 +11,6 @@ from actor.verifier import score_math
 from protocol.outcome import Outcome
 
 MATH500 = Path(__file__).resolve().parents[3] / "shared" / "data" / "math500" / "test.jsonl"
-CORRECT, WRONG, UNPARSABLE = Outcome.CORRECT, Outcome.WRONG, Outcome.UNPARSABLE
 
 TRUE_ANSWERS = [
     # numbers
@@ -31,6 +30,8 @@ TRUE_ANSWERS = [
     (r"\boxed{-\frac{1}{2}}", "-0.5"),
     (r"\boxed{\frac{-1}{2}}", "-0.5"),
     (r"\boxed{1\frac{1}{2}}", "1.5"),
+    (r"\boxed{1 1/2}", "1.5"),
+    (r"\boxed{1 234}", "1234"),
     ("\\boxed{\u22123}", "-3"),
     ("\\boxed{\u00bd}", "0.5"),
     (r"\boxed{3 \times 10^4}", "30000"),
@@ -76,7 +77,7 @@ TRUE_ANSWERS = [
     (r"\boxed{\begin{pmatrix} 0.2 \\ -18/5 \end{pmatrix}}", r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}"),
     # where the answer stands
     ("It is 41. No: \\boxed{41}. Check again: \\boxed{42}.", "42"),
-    ("\\boxed{42}\n#### 41", "42"),
+    ("\\boxed{41}\n#### 42", "42"),
     ("#### 41\n#### 42", "42"),
     ("#### 42 apples", "42"),
     ("**Answer:** 42", "42"),
@@ -89,103 +90,12 @@ TRUE_ANSWERS = [
     ("<think>\\boxed{41}</think>\\boxed{42}", "42"),
     ("\\boxed{42}<|im_end|>\\boxed{41}", "42"),
 ]
-FALSE_ANSWERS = [
-    (r"\boxed{41=42}", "42"),
-    (r"\boxed{42=41}", "42"),
-    (r"\boxed{I do not know=42}", "42"),
-    (r"\boxed{x=41=42}", "42"),
-    (r"\boxed{42=}", "42"),
-    (r"\boxed{42\%}", "42"),
-    (r"\boxed{100\%}", "1"),
-    (r"\boxed{0.42}", r"42\%"),
-    ("The answer is 42. Actually 7", "42"),
-    ("The answer is 7. Actually 42", "42"),
-    ("The answer is 41 or 42", "42"),
-    ("The answer is $41$ or $42$", "42"),
-    (r"\boxed{41, 42}", "42"),
-    (r"\boxed{41 or 42}", "42"),
-    (r"\boxed{41 \text{ or } 42}", "42"),
-    (r"\boxed{41} or \boxed{42}", "42"),
-    (r"\boxed{41}, \boxed{42}", "42"),
-    (r"\boxed{\pm 42}", "42"),
-    (r"\boxed{42, 42, 43}", "42, 43"),
-    (r"\boxed{3, 5}", "3, 5, 7"),
-    (r"\boxed{3, 5, 7, 9}", "3, 5, 7"),
-    (r"\boxed{\{41,42\}}", "42"),
-    ("41 or 42", "42"),
-    ("#### 41 or 42", "42"),
-    ("#### 41, 42", "42"),
-    (r"\boxed{42}, wait, \boxed{41}", "42"),
-    ("<think>\\boxed{42}</think>I do not know", "42"),
-    ("\\boxed{41}<|im_end|>\\boxed{42}", "42"),
-    ("<think>\\boxed{42}", "42"),
-    (r"\boxed{seat}", r"\text{east}"),
-    (r"\boxed{\text{seat}}", r"\text{east}"),
-    (r"\boxed{0}", r"\frac{1}{10000000}"),
-    (r"\boxed{0}", "e^{-20}"),
-    (r"\boxed{0}", "10^{-9}"),
-    (r"\boxed{0.333333}", r"\frac{1}{3}"),
-    (r"\boxed{1.414214}", r"\sqrt{2}"),
-    (r"\boxed{\frac{1}{0}}", "0"),
-    (r"\boxed{52_{10}}", "52_8"),
-    (r"\boxed{52_8}", "52"),
-    (r"\boxed{5 \text{ m}}", r"5 \text{ cm}"),
-    (r"\boxed{36\text{ cents}}", r"\$36"),
-    (r"\boxed{[0,1)}", "(0,1)"),
-    (r"\boxed{(1,0)}", "(0,1)"),
-    (r"\boxed{x}", "|x|"),
-    (r"\boxed{\sqrt{x^2}}", "x"),
-    (r"\boxed{y}", "x"),
-    (r"\boxed{x = 2y + 3}", "y = 2x + 3"),
-    (r"\boxed{y = 2x + 3}", "z = 2x + 3"),
-    (r"\boxed{x \ge 1}", "x > 1"),
-    (r"\boxed{}", "42"),
-    (r"\boxed{42", "41"),
-    ("", "42"),
-    ("no number", "42"),
-    ("Answer:", "42"),
-    (r"\boxed{\int_0^1 x dx}", "0.5"),
-    (r"\boxed{2x + 3 = 2x + 3}", "y = 2x + 3"),
-]
-EXPENSIVE = [
-    r"(10^{9})!",
-    "9999999999!",
-    "((20!)!)!",
-    r"2^{2^{40}}",
-    r"2^{(2^{40})} \mod 7",
-    "2^2^40",
-    "9^{99999999}",
-    "x^{100000000}",
-    r"9^{9^9}",
-    r"\binom{100000000}{50000000}",
-    "1" * 5000,
-    "(" * 400 + "1" + ")" * 400,
-    r"\sum_{k=1}^{10^9} k",
-    r"\sqrt{" * 90 + "2" + "}" * 90,
-    r"\frac{1}{" * 50 + "2" + "}" * 50,
-    r"\lim_{x\to 0} \frac{\sin x}{x}",
-    "9**99999999",
-]
 
 
 @pytest.mark.parametrize(("text", "gold"), TRUE_ANSWERS)
 def test_a_true_answer_is_correct_in_every_spelling(text: str, gold: str) -> None:
     verdict = score_math(counted(text), gold)
-    assert (verdict.outcome, verdict.score) == (CORRECT, 1.0), verdict
-
-
-@pytest.mark.parametrize(("text", "gold"), FALSE_ANSWERS)
-def test_what_only_looks_true_is_not_accepted(text: str, gold: str) -> None:
-    verdict = score_math(counted(text), gold)
-    assert (verdict.outcome in (WRONG, UNPARSABLE), verdict.score) == (True, 0.0), verdict
-
-
-@pytest.mark.parametrize("formula", EXPENSIVE)
-def test_what_would_cost_more_than_its_length_is_not_computed(formula: str) -> None:
-    start = time.process_time()
-    verdict = score_math(f"\\boxed{{{formula}}}", r"\sqrt{2}+x")
-    assert verdict.outcome in (UNPARSABLE, WRONG)
-    assert time.process_time() - start < 5.0
+    assert (verdict.outcome, verdict.score) == (Outcome.CORRECT, 1.0), verdict
 
 
 @pytest.mark.parametrize(

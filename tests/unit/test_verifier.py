@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from actor.verdict import ScoreJob
-from actor.verifier import MAX_CHARS, score_exact, score_gsm8k, score_job
+from actor.final_answer import final_answers
+from actor.number_answer import on_marked_line, whole_text
+from actor.verdict import ScoreJob, Verdict
+from actor.verifier import MAX_CHARS, score_job, score_number
 from protocol.messages import Outcome
+from shared.config import VerifierKind
 
 GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k" / "test.jsonl"
 
@@ -129,6 +132,79 @@ EXACT_TABLE = [
 ]
 
 
+STRICT_EXACT_TABLE = [
+    ("18", "18", CORRECT),
+    (" $18.00.\n", "18", CORRECT),
+    ("**18**", "18", CORRECT),
+    ("-3", "-3", CORRECT),
+    ("19", "18", WRONG),
+    ("It is 18", "18", UNPARSABLE),
+    ("18 apples", "18", UNPARSABLE),
+    ("9 + 9 = 18", "18", UNPARSABLE),
+    ("#### 18", "18", UNPARSABLE),
+    ("18\n18", "18", UNPARSABLE),
+    ("", "18", UNPARSABLE),
+]
+
+LENIENT_TABLE = [
+    # where the answer stands, in the order of trust
+    ("#### 18", "18", CORRECT),
+    ("#### 18\n\\boxed{19}", "18", CORRECT),
+    ("\\boxed{19}\n#### 18", "18", CORRECT),
+    ("#### The answer is 18", "18", CORRECT),
+    ("####\n18", "18", CORRECT),
+    ("#### Conclusion\n\\boxed{18}, out of 20.", "18", CORRECT),
+    ("\\boxed{18} of the 20", "18", CORRECT),
+    ("\\boxed{17}. No: \\boxed{18}", "18", CORRECT),
+    ("A: 18", "18", CORRECT),
+    ("Answer: 18 of the eggs, sold at 2 dollars", "18", WRONG),
+    ("The answer is 18 eggs. ", "18", CORRECT),
+    ("the answer is: **$1,234.00**", "1234", CORRECT),
+    ("9 + 9 = 18, so he has $18.00 left", "18", CORRECT),
+    ("20 - 2 leaves 18.", "18", CORRECT),
+    ("18 of the 20", "18", WRONG),
+    # as people write
+    ("#### 1/2", "0.5", CORRECT),
+    ("#### \\frac12", "0.5", CORRECT),
+    ("\\boxed{\\frac{36}{2}}", "18", CORRECT),
+    ("\\boxed{1,\\!234}", "1234", CORRECT),
+    ("\\boxed{18\\text{ apples}}", "18", CORRECT),
+    ("\\boxed{\\$18}", "18", CORRECT),
+    ("#### 9 + 9 = 18", "18", CORRECT),
+    ("The answer is x = 18", "18", CORRECT),
+    ("#### \u22123", "-3", CORRECT),
+    ("#### 18%", "18", CORRECT),
+    ("#### .5", "0.5", CORRECT),
+    ("The answer is 18!", "18", CORRECT),
+    ("#### 3 \\times 10^4", "30000", CORRECT),
+    # and what only looks like it
+    ("#### 9 + 8 = 18", "18", WRONG),
+    ("#### 18 = 19", "18", WRONG),
+    ("#### 18/18", "18", WRONG),
+    ("#### 18-18", "18", WRONG),
+    ("#### 18 000", "18000", WRONG),
+    ("\\boxed{18^{18}}", "18", WRONG),
+    ("\\boxed{\\sqrt{18}}", "18", WRONG),
+    ("\\boxed{18_{18}}", "18", WRONG),
+    ("\\boxed{17} or \\boxed{18}", "18", WRONG),
+    ("The answer is 17 or 18", "18", WRONG),
+    ("The answer is 18. Actually 7", "18", WRONG),
+    ("17 or 18", "18", WRONG),
+    ("#### 0.3333333333333333333333333333333333333333", "1/3", ERROR),
+    ("no number", "18", UNPARSABLE),
+]
+
+
+def score_gsm8k(text: str, answer: str) -> Verdict:
+    """The strict form."""
+    return score_number(text, answer, on_marked_line)
+
+
+def score_exact(text: str, answer: str) -> Verdict:
+    """Wherever the answer stands."""
+    return score_number(text, answer, final_answers)
+
+
 def job(text: str, *, truncated: bool = False, **columns: str) -> ScoreJob:
     return ScoreJob(prompt="", completion=text, completion_ids=[], truncated=truncated, columns=columns)
 
@@ -147,6 +223,19 @@ def test_exact(text: str, answer: str, outcome: Outcome) -> None:
     assert verdict.score == (outcome is CORRECT)
 
 
+@pytest.mark.parametrize(("text", "answer", "outcome"), STRICT_EXACT_TABLE)
+def test_strict_exact(text: str, answer: str, outcome: Outcome) -> None:
+    assert score_number(text, answer, whole_text).outcome is outcome
+
+
+@pytest.mark.parametrize("kind", ["gsm8k", "exact"])
+@pytest.mark.parametrize(("text", "answer", "outcome"), LENIENT_TABLE)
+def test_a_number_wherever_it_stands(kind: VerifierKind, text: str, answer: str, outcome: Outcome) -> None:
+    verdict = score_job(kind, job(text, answer=answer), strict=False)
+    assert verdict.outcome is outcome, verdict
+    assert verdict.score == (outcome is CORRECT)
+
+
 def test_the_answer_that_was_read_is_shown_in_canonical_form() -> None:
     assert score_gsm8k("#### -$1,234.50 each", "18").extracted == "-1234.5"
     assert score_exact("about 007.0", "18").extracted == "7"
@@ -159,18 +248,21 @@ def test_an_error_names_the_gold_answer() -> None:
 
 @pytest.mark.parametrize("kind", ["gsm8k", "exact"])
 def test_a_truncated_completion_is_truncated_whatever_it_says(kind) -> None:
-    verdict = score_job(kind, job("#### 18", truncated=True, answer="18"))
+    verdict = score_job(kind, job("#### 18", truncated=True, answer="18"), strict=False)
     assert (verdict.outcome, verdict.score) == (Outcome.TRUNCATED, 0.0)
 
 
-def test_the_kind_decides() -> None:
-    says_it_without_marker = job("The answer is 18", answer="18")
-    assert score_job("gsm8k", says_it_without_marker).outcome is UNPARSABLE
-    assert score_job("exact", says_it_without_marker).outcome is CORRECT
+@pytest.mark.parametrize(
+    ("kind", "strictly"), [("gsm8k", "9\n#### 18"), ("exact", "18"), ("math", "9\nso \\boxed{18}")]
+)
+def test_strict_trusts_one_form_alone(kind: VerifierKind, strictly: str) -> None:
+    for text, outcome in ((strictly, CORRECT), ("It is 18 then", UNPARSABLE), ("The answer is 18", UNPARSABLE)):
+        assert score_job(kind, job(text, answer="18"), strict=True).outcome is outcome
+        assert score_job(kind, job(text, answer="18"), strict=False).outcome is CORRECT
 
 
 def test_a_task_without_an_answer_is_an_error() -> None:
-    verdict = score_job("gsm8k", job("#### 18", question="?"))
+    verdict = score_job("gsm8k", job("#### 18", question="?"), strict=False)
     assert verdict.outcome is ERROR
     assert "`answer`" in verdict.note
 
