@@ -15,11 +15,12 @@ linear time.
 
 import re
 
+from shared.boxes import Span, boxes
+
 END_OF_TURN = re.compile(
     r"<\|(?:im_end|endoftext|eot_id|end|end_of_text|eom_id)\|>|</s>|<end_of_turn>|<eos>"
     "|<\uff5cend\u2581of\u2581sentence\uff5c>"
 )
-BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 ANSWER = re.compile(
     r"^[ \t]*\**A\**[ \t]*:|\banswer\**[ \t]*:|\banswer[ \t]+is\b[ \t]*:?", re.IGNORECASE | re.MULTILINE
 )
@@ -37,7 +38,6 @@ PLAIN_NUMBER = re.compile(
 SENTENCE_END = re.compile(r"[.!?](?=[\s*]|$)")
 HEADING = re.compile(r"\**[A-Za-z]|\**[0-9]+[.):][ \t]+\**[A-Za-z]")
 BETWEEN_LISTED = re.compile(r"[\s,;$*.]*(?:\b(?:and|or)\b)?[\s,;$*]*", re.IGNORECASE)
-Span = tuple[int, int, str]
 
 
 def counted(text: str) -> str:
@@ -56,24 +56,6 @@ def final_answers(text: str) -> list[str]:
 def boxed_answers(text: str) -> list[str]:
     """What the last box holds, and those listed beside it."""
     return list(dict.fromkeys(last_listed(text, boxes(text))))
-
-
-def boxes(text: str) -> list[Span]:
-    """Start, end and content of every closed box that holds no other."""
-    open_braces: list[int | None] = []
-    found: list[Span] = []
-    starts: list[int] = []
-    for token in BOX_TOKEN.finditer(text):
-        if token[0] == "{":
-            open_braces.append(None)
-        elif token[0] == "}" and open_braces:
-            start = open_braces.pop()
-            if start is not None and starts.pop() == start and not (found and found[-1][0] > start):
-                found.append((start, token.end(), text[text.index("{", start) + 1 : token.start()]))
-        elif token[0].endswith("{") and token[0] != "\\{":
-            open_braces.append(token.start())
-            starts.append(token.start())
-    return found
 
 
 def after_hashes(text: str) -> list[str]:

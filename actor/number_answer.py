@@ -1,9 +1,8 @@
 r"""Numbers as final answers, for `gsm8k` and `exact`.
 
-A number is written 18, -3, 1,234, $18, 18. or 18.0, with a unit or a percent sign behind it, and is compared as a
-canonical decimal string: exact at any length, and no conversion whose cost grows with the square of the digits. What is
-not one number but plain arithmetic (1/2, \frac12, 9+9=18) is computed with 60 digits; of an equation every side counts.
-Several different numbers are no answer. Every pattern runs in linear time.
+A number is written as gold_number.py says, with a unit or a percent sign behind it. What is not one number but plain
+arithmetic (1/2, \frac12, 9+9=18) is computed with 60 digits; of an equation every side counts. Several different
+numbers are no answer. Every pattern runs in linear time.
 """
 
 import re
@@ -14,17 +13,8 @@ from actor.answer_text import read_answer
 from actor.formula import read_formula
 from actor.formula_value import Unsure, Values
 from actor.math_answer import EQUALS, MAX_CHARS, NAME, Unreadable, as_number
+from shared.gold_number import LEAD_IN, NUMBER, numbers_in
 
-MARKER = "####"
-
-# The sign is one only where no digit or letter stands before it: in `20-5` and `x-5` it is not part of the number.
-NUMBER = re.compile(
-    r"(?:(?P<sign>(?<![0-9A-Za-z])[-\u2212])[$\u20ac\u00a3]?)?"
-    r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
-    r"(?:\.(?P<decimals>[0-9]+))?"
-)
-# What may stand between the marker and the number: blanks, a plus, a currency, bold type, an escaped dollar.
-LEAD_IN = re.compile(r"[ \t\u00a0+*\\$\u20ac\u00a3]*")
 ONLY_A_NUMBER = re.compile(LEAD_IN.pattern + NUMBER.pattern + r"[\s.*$%]*")
 # The same number twice with this between is not that number. An exclamation mark is joy, not a factorial.
 COMPUTES = re.compile(
@@ -36,37 +26,9 @@ SAME = 1e-40
 VALUES = Values()
 
 
-def on_marked_line(text: str) -> list[str]:
-    """What stands on the line of the last `####`, if a number stands right behind it."""
-    _, marker, tail = text.rpartition(MARKER)
-    line = tail.split("\n", 1)[0] if marker else ""
-    lead_in = LEAD_IN.match(line)
-    start = lead_in.end() if lead_in else 0
-    return [line[start:]] if NUMBER.match(line, start) else []
-
-
 def whole_text(text: str) -> list[str]:
     """The text, if it is a number and nothing else."""
     return [text] if ONLY_A_NUMBER.fullmatch(text.strip()) else []
-
-
-def gold_number(answer: str) -> str | None:
-    """The gold answer in canonical form, or None if it does not hold exactly one number."""
-    numbers = numbers_in(on_marked_line(answer if MARKER in answer else MARKER + answer.strip()))
-    return numbers[0] if len(numbers) == 1 else None
-
-
-def numbers_in(written: Sequence[str]) -> list[str]:
-    """The different numbers in some texts, in canonical form."""
-    return list(dict.fromkeys(canonical(match) for text in written for match in NUMBER.finditer(text)))
-
-
-def canonical(match: re.Match[str]) -> str:
-    """A number without grouping, padding zeros or a sign on zero: -1,234.50 is -1234.5, 018.0 is 18."""
-    whole = match["whole"].replace(",", "").lstrip("0") or "0"
-    decimals = (match["decimals"] or "").rstrip("0")
-    number = f"{whole}.{decimals}" if decimals else whole
-    return f"-{number}" if match["sign"] and number != "0" else number
 
 
 def is_number(written: Sequence[str], gold: str) -> bool:

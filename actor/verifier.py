@@ -19,10 +19,11 @@ from collections.abc import Callable
 
 from actor.final_answer import boxed_answers, counted, final_answers
 from actor.math_answer import Unreadable, equals_gold
-from actor.number_answer import gold_number, is_number, numbers_in, on_marked_line, whole_text
+from actor.number_answer import is_number, whole_text
 from actor.verdict import ScoreJob, Verdict, fault
 from protocol.outcome import Outcome
 from shared.config import VerifierKind
+from shared.gold_number import gold_number, numbers_in, on_marked_line
 
 MAX_CHARS = 1_000_000
 Reader = Callable[[str], list[str]]

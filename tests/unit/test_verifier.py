@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from actor.final_answer import final_answers
-from actor.number_answer import on_marked_line, whole_text
+from actor.number_answer import whole_text
 from actor.verdict import ScoreJob, Verdict
 from actor.verifier import MAX_CHARS, score_job, score_number
 from protocol.messages import Outcome
 from shared.config import VerifierKind
+from shared.gold_number import on_marked_line
 
 GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k" / "test.jsonl"
 
