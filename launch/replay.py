@@ -91,7 +91,7 @@ def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, s
     if first:
         past = state.load(first)
         state.sampler.submit_pending()
-    ledger = Ledger(config, NoBooks(), past, stop=lambda: False)
+    ledger = Ledger(config, NoBooks(), past, lambda: False, state.sampler.curriculum.metrics)
     with tempfile.TemporaryDirectory() as folder:
         train(build_parts(model, state, desk, ledger, Path(folder) / "lease"), first.step if first else 0, steps)
     return state.publisher.versions[steps].sha256

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from learner.batch import StepBatch
+from learner.curriculum import CurriculumFigures
 from learner.guard import Skipped
 from learner.past import REWARDS_KEPT, Past
 from learner.quarantine import KeptBatch
@@ -48,10 +49,18 @@ class Books(Protocol):
 class Ledger:
     """Keeps the books of the loop."""
 
-    def __init__(self, config: Config, books: Books, past: Past, stop: Callable[[], bool]) -> None:
-        """past: of the earlier lives of this run."""
+    def __init__(
+        self,
+        config: Config,
+        books: Books,
+        past: Past,
+        stop: Callable[[], bool],
+        curriculum: Callable[[], CurriculumFigures],
+    ) -> None:
+        """past: of the earlier lives of this run. curriculum: where it stands when a step is recorded."""
         self.config = config
         self.books = books
+        self.curriculum = curriculum
         self.started = time.monotonic() - past.wall_s
         self.stop = stop
         self.stop_requested = False
@@ -74,7 +83,7 @@ class Ledger:
         self, step: int, answers: Sequence[Groups], batch: StepBatch, stats: UpdateStats | Skipped | None
     ) -> None:
         """Log, gate, save when due."""
-        metrics = step_metrics(step, answers, batch, stats, self.clock(), self.config)
+        metrics = step_metrics(step, answers, batch, stats, self.clock(), self.curriculum(), self.config)
         self.recent.append(metrics.reward_mean)
         self.books.step(step, metrics, answers, batch)
         if isinstance(stats, UpdateStats):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from learner.batch import group_teaches
 from learner.curriculum import Curriculum
+from learner.observed import observed
 from learner.orders import build_orders
 from learner.recorder import TRAIN_LANE
 from learner.tasks import Task
@@ -72,20 +73,20 @@ class Sampler:
         pending = self.pending.pop(0)
         assert pending.step == step
         answers = self.desk.collect([order.order_id for order in self.orders(pending, first_slot=0)])
-        slot = len(pending.tasks)
+        tasks = pending.tasks
         for _ in range(self.config.rollout.replacement_rounds):
             missing = self.config.rollout.prompts - sum(group_teaches(g, self.config) for g in flat(answers))
             if missing == 0:
                 break
-            answers += self.replace(pending, slot, missing)
-            slot += missing
-        self.curriculum.observe(flat(answers))
+            more = Pending(step, pending.version, self.curriculum.next(missing))
+            answers += self.replace(more, first_slot=len(tasks))
+            tasks = tasks + more.tasks
+        self.curriculum.observe(observed(tasks, flat(answers), self.config))
         return answers
 
-    def replace(self, pending: Pending, slot: int, count: int) -> list[Groups]:
+    def replace(self, more: Pending, first_slot: int) -> list[Groups]:
         """Further groups for a step, from the same version."""
-        more = Pending(pending.step, pending.version, self.curriculum.next(count))
-        orders = self.orders(more, first_slot=slot)
+        orders = self.orders(more, first_slot)
         self.desk.submit(orders)
         return self.desk.collect([order.order_id for order in orders])
 

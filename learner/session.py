@@ -110,7 +110,8 @@ class Session:
 
     def run_to_end(self, stop: StopFlag) -> None:
         """Train what is left, and say in the summary how it ended."""
-        ledger = Ledger(self.model.config, self.books, self.past, stop)
+        curriculum = self.state.sampler.curriculum
+        ledger = Ledger(self.model.config, self.books, self.past, stop, curriculum.metrics)
         self.books.resume_at(self.first_step + 1)
         self.books.write_summary("running", self.first_step, ledger.wall_s())
         try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from learner.batch import StepBatch, outcome_counts, rewards
+from learner.curriculum import CurriculumFigures
 from learner.guard import Skipped
 from learner.sampling import flat
 from learner.update import UpdateStats
@@ -36,6 +37,7 @@ def step_metrics(
     batch: StepBatch,
     done: UpdateStats | Skipped | None,
     clock: Clock,
+    curriculum: CurriculumFigures,
     config: Config,
 ) -> StepMetrics:
     """One row; what a step without an update cannot know is NaN."""
@@ -78,6 +80,9 @@ def step_metrics(
         held_kl=mean(stats.held_kl) if stats and constrained else NAN,
         constraint_loss=stats.constraint_loss if stats and constrained else NAN,
         policy_version=min(answer.policy_version for answer in answers),
+        curriculum_stage=curriculum.stage,
+        curriculum_pass_rate=curriculum.pass_rate,
+        curriculum_effective_tasks=curriculum.effective_tasks,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learner.batches import Batches
-from learner.curriculum import Shuffled
+from learner.curricula import build_curriculum
 from learner.guard import Guard
 from learner.ledger import Ledger
 from learner.loop import Parts
@@ -75,7 +75,7 @@ def build_state(model: Model, desk: OrderDesk) -> LearnerState:
     ids = canary_ids(config.run.seed, len(model.policy.head), config.guard.canary_tokens)
     publisher = Publisher(adapter, lambda: canary_of(model.policy, ids))
     publisher.snapshot(version=0)
-    curriculum = Shuffled(len(model.tasks.train), config.run.seed)
+    curriculum = build_curriculum(config, model.tasks.train)
     return LearnerState(
         config,
         publisher,

@@ -94,6 +94,31 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """A longer prompt is dropped and counted, never cut."""
 
 
+class CurriculumConfig(Section, frozen=True, kw_only=True):
+    """Which tasks come when; formulas stand in learner/pass_rate.py and learner/stages.py."""
+
+    kind: Literal["shuffled", "pass_rate", "levels"] = "shuffled"
+    """`shuffled`: every task once an epoch. `pass_rate`: in proportion to the expected p (1 - p). `levels`: in stages,
+    by the values of `column`."""
+    column: str = "level"
+    """Column of the data that tells how hard a task is: the stages of `levels`; for `pass_rate`, what is seen of some
+    tasks is expected of others with the same value."""
+    explore: Fraction = 0.1
+    """`pass_rate`: share of the draws in which all tasks are as likely."""
+    sharpness: PositiveFloat = 1.0
+    """`pass_rate`: power that p (1 - p) is raised to; the higher, the fewer tasks it chooses among."""
+    prior: PositiveFloat = 4.0
+    """`pass_rate`: how many answers the mean of a task's like counts for."""
+    half_life: PositiveFloat = 8.0
+    """`pass_rate`: steps after which an answer counts half, since the policy has moved on."""
+    advance_at: Fraction = 0.8
+    """Stages: mean pass rate of five steps with which the next stage begins."""
+    stage_steps: NonNegative = 0
+    """Stages: a stage ends after so many steps at the latest; 0 takes run.steps over the number of stages."""
+    replay: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    """Stages: share of the draws that goes to tasks of earlier stages."""
+
+
 class RolloutConfig(Section, frozen=True, kw_only=True):
     """What one step samples."""
 
@@ -341,6 +366,7 @@ class Config(Section, frozen=True, kw_only=True):
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
     tasks: TasksConfig = TasksConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     rollout: RolloutConfig = RolloutConfig()
     verifier: VerifierConfig = VerifierConfig()
     reward: RewardConfig = RewardConfig()

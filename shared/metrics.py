@@ -38,6 +38,9 @@ KEYS = {
     "held_kl": "constraint/kl",
     "constraint_loss": "constraint/loss",
     "policy_version": "policy/version",
+    "curriculum_stage": "curriculum/stage",
+    "curriculum_pass_rate": "curriculum/pass_rate",
+    "curriculum_effective_tasks": "curriculum/effective_tasks",
 }
 
 
@@ -106,6 +109,12 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """What the constraint added to the loss of the last pass."""
     policy_version: int
     """Version the step was sampled from."""
+    curriculum_stage: int
+    """Of the next step's tasks, from 0."""
+    curriculum_pass_rate: float
+    """Share of right answers among the step's that count."""
+    curriculum_effective_tasks: float
+    """Among how many tasks the curriculum chooses: 1 / sum q_i^2."""
 
     def to_row(self) -> dict[str, Any]:
         """The contract's keys in the order of the fields."""

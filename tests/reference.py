@@ -290,3 +290,12 @@ def wilson(correct: int, n: int, confidence: float = 0.95) -> tuple[float, float
     a, b, c = 1 + z * z / n, -(2 * share + z * z / n), share * share
     root = math.sqrt(b * b - 4 * a * c)
     return (-b - root) / (2 * a), (-b + root) / (2 * a)
+
+
+def beta_variance(a: float, b: float) -> float:
+    """E[p (1 - p)] under Beta(a, b): B(a + 1, b + 1) / B(a, b)."""
+
+    def log_beta(x: float, y: float) -> float:
+        return math.lgamma(x) + math.lgamma(y) - math.lgamma(x + y)
+
+    return math.exp(log_beta(a + 1, b + 1) - log_beta(a, b))

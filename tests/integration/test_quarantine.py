@@ -108,7 +108,7 @@ class Life:
         compaction = Compaction(config.journal, store, recorder)
         books = RunBooks(run, config, self.state, store, compaction, FrozenBase(model.policy), prompter.text)
         books.resume_at(self.first + 1)
-        ledger = Ledger(config, books, past, stop=lambda: False)
+        ledger = Ledger(config, books, past, lambda: False, self.state.sampler.curriculum.metrics)
         self.parts = build_parts(model, self.state, self.desk, ledger, path / "lease")
         self.shas = {version: policy.sha256 for version, policy in self.state.publisher.versions.items()}
 

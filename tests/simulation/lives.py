@@ -127,7 +127,7 @@ class LearnerLife:
             batches=cast(Any, ToyBatches()),
             guard=Guard(cast(Any, self.update), self.books, self.config),
             publisher=self.publisher,
-            ledger=Ledger(self.config, self.books, self.past, self.stop),
+            ledger=Ledger(self.config, self.books, self.past, self.stop, self.sampler.curriculum.metrics),
             turns=NoTurns(),
         )
 

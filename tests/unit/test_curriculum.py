@@ -1,6 +1,7 @@
 """The order of tasks: every task once an epoch, from the run's seed alone."""
 
 import json
+import math
 
 from learner.curriculum import Shuffled
 
@@ -31,6 +32,7 @@ def test_saved_and_loaded_it_goes_on_where_it_was() -> None:
     loaded = Shuffled(7, seed=2)
     loaded.load_state_dict(json.loads(json.dumps(saved.state_dict())))
     loaded.observe([])
+    assert math.isnan(loaded.metrics().pass_rate) and loaded.metrics().effective_tasks == 7
     assert loaded.next(20) == undisturbed.next(20)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from learner.batch import StepBatch, step_batch, teaching_samples
+from learner.curriculum import Shuffled
 from learner.ledger import Ledger, Mismatch
 from learner.past import Past
 from learner.quarantine import KeptBatch
@@ -72,7 +73,7 @@ def record(
 
 
 def ledger_over(books: NotedBooks, stop: Callable[[], bool] = lambda: False, past: Past = FRESH) -> Ledger:
-    return Ledger(CONFIG, books, past, stop)
+    return Ledger(CONFIG, books, past, stop, Shuffled(8, seed=0).metrics)
 
 
 def test_each_step_is_a_row() -> None:

@@ -19,6 +19,7 @@ outcome/error outcome/abstain groups/dropped groups/quarantined groups/total ent
 clip/fraction mismatch/mean mismatch/p99 kl grad_norm lr length/mean truncated tokens_per_s time/rollout_s
 time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum
 constraint/fraction constraint/kl constraint/loss policy/version
+curriculum/stage curriculum/pass_rate curriculum/effective_tasks
 """
 
 

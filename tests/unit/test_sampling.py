@@ -7,8 +7,9 @@ import pytest
 
 from learner.batch import group_teaches
 from learner.curriculum import Shuffled
+from learner.observed import Observed
 from learner.sampling import Sampler, flat
-from protocol.messages import Group, Groups, Order, Policy
+from protocol.messages import Groups, Order, Policy
 from shared.config import Config, PipelineConfig, RolloutConfig, RunConfig
 from tests.fakes import filled, toy_policy, toy_tasks
 from tests.wire_examples import plain
@@ -45,10 +46,10 @@ class CountingCurriculum(Shuffled):
 
     def __init__(self, num_tasks: int, seed: int) -> None:
         super().__init__(num_tasks, seed)
-        self.observed: list[int] = []
+        self.observed: list[list[int]] = []
 
-    def observe(self, groups: Sequence[Group]) -> None:
-        self.observed.append(len(groups))
+    def observe(self, groups: Sequence[Observed]) -> None:
+        self.observed.append([group.task for group in groups])
 
 
 def config_for(max_lag: int, rounds: int = 0, groups_per_order: int = 2) -> Config:
@@ -126,7 +127,10 @@ def test_groups_that_teach_nothing_are_replaced_within_the_step() -> None:
     collected = run(sampler, desk, 0, NUM_STEPS)
     curriculum = sampler.curriculum
     assert isinstance(curriculum, CountingCurriculum)
-    assert curriculum.observed == [len(flat(answers)) for answers in collected]
+    tasks = toy_tasks(30)
+    for seen, answers in zip(curriculum.observed, collected, strict=True):
+        prompts = [group.prompt_ids.tolist() for group in flat(answers)]
+        assert [tasks[task].prompt_ids.tolist() for task in seen] == prompts
     replaced = 0
     for answers in collected:
         groups = flat(answers)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from learner.batch import StepBatch, step_batch, teaching_samples
+from learner.curriculum import CurriculumFigures
 from learner.guard import Skipped
 from learner.step_metrics import Clock, step_metrics
 from learner.update import UpdateStats
@@ -22,6 +23,7 @@ outcome/error outcome/abstain groups/dropped groups/quarantined groups/total ent
 clip/fraction mismatch/mean mismatch/p99 kl grad_norm lr length/mean truncated tokens_per_s time/rollout_s
 time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum
 constraint/fraction constraint/kl constraint/loss policy/version
+curriculum/stage curriculum/pass_rate curriculum/effective_tasks
 """
 
 CONFIG = Config(
@@ -51,6 +53,8 @@ TEACHING = tiny_group(
 )
 SAME = tiny_group([0.0, 0.0], [3, 1], group_id="train/000004/0001", outcomes=[Outcome.WRONG, Outcome.UNPARSABLE])
 
+FIGURES = CurriculumFigures(stage=2, pass_rate=0.625, effective_tasks=12.5)
+
 
 def answer(group: Group, version: int, seconds: float) -> Groups:
     timings = Timings(wait_s=0.0, rollout_s=seconds, verify_s=seconds / 2, memory_mb=100.0 * seconds)
@@ -70,7 +74,7 @@ def batch_of(groups: list[Group]) -> StepBatch:
 def row_of(
     answers: list[Groups], batch: StepBatch, stats: UpdateStats | Skipped | None, clock: Clock = CLOCK
 ) -> dict[str, Any]:
-    return step_metrics(4, answers, batch, stats, clock, CONFIG).to_row()
+    return step_metrics(4, answers, batch, stats, clock, FIGURES, CONFIG).to_row()
 
 
 def test_every_key_of_the_contract_is_there_and_right() -> None:
@@ -115,6 +119,9 @@ def test_every_key_of_the_contract_is_there_and_right() -> None:
         "constraint/kl": 0.25,
         "constraint/loss": 0.25,
         "policy/version": 3,
+        "curriculum/stage": 2,
+        "curriculum/pass_rate": 0.625,
+        "curriculum/effective_tasks": 12.5,
     }
     assert row == pytest.approx(expected)
 

@@ -18,7 +18,7 @@ from actor.rollout import Rollout
 from launch.local_desk import LocalDesk
 from learner.batches import Batches
 from learner.checkpoint import Checkpoint
-from learner.curriculum import Shuffled
+from learner.curricula import build_curriculum
 from learner.guard import Guard
 from learner.ledger import Ledger, Mismatch
 from learner.loop import Parts, train
@@ -33,6 +33,7 @@ from learner.update import Update
 from shared.config import (
     CheckpointConfig,
     Config,
+    CurriculumConfig,
     LossConfig,
     OptimizerConfig,
     PipelineConfig,
@@ -50,6 +51,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS = 6
 GOAL = 32
 END = 96
+SHUFFLED = CurriculumConfig()
+CURRICULA = (CurriculumConfig(kind="pass_rate"), CurriculumConfig(kind="levels", stage_steps=2, replay=0.25))
 
 
 class KeptBooks:
@@ -93,9 +96,9 @@ class Run:
         self.desk = LocalDesk(rollout)
         publisher = Publisher(policy.adapter)
         self.desk.publish(publisher.snapshot(version=0), oldest_needed=0)
-        tasks = toy_tasks(12)
+        tasks = [replace(t, columns=t.columns | {"level": str(i % 3)}) for i, t in enumerate(toy_tasks(12))]
         optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps)
-        sampler = Sampler(config, tasks, Shuffled(len(tasks), config.run.seed), self.desk)
+        sampler = Sampler(config, tasks, build_curriculum(config, tasks), self.desk)
         norms = Norms(config.guard)
         self.state = LearnerState(config, publisher, optimizer, norms, sampler, policy.base_digest)
         self.books = KeptBooks(self.state)
@@ -112,7 +115,7 @@ class Run:
 
     def ledger(self, past: Past) -> Ledger:
         """Keeps the books of one life."""
-        return Ledger(self.config, self.books, past, stop=lambda: False)
+        return Ledger(self.config, self.books, past, lambda: False, self.state.sampler.curriculum.metrics)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint, as a session does."""
@@ -135,6 +138,7 @@ def config_for(
     rho: float = 1.0,
     lr: float = 2e-3,
     max_mismatch: float = 0.05,
+    curriculum: CurriculumConfig = SHUFFLED,
 ) -> Config:
     return Config(
         run=RunConfig(steps=steps, seed=1),
@@ -142,6 +146,7 @@ def config_for(
         loss=LossConfig(entropy_fraction=rho, max_mismatch=max_mismatch),
         optimizer=OptimizerConfig(lr=lr, warmup_steps=2, schedule="cosine"),
         pipeline=PipelineConfig(max_lag=max_lag),
+        curriculum=curriculum,
         checkpoint=CheckpointConfig(every=3),
     )
 
@@ -176,6 +181,25 @@ def test_a_run_repeated_or_resumed_ends_in_the_same_bits(
     assert resumed.books.rewards == undisturbed.books.rewards[3:]
     assert saved(resumed) == saved(undisturbed)
     assert resumed.books.scores[STEPS] == undisturbed.books.scores[STEPS]
+
+
+@pytest.mark.parametrize("curriculum", CURRICULA, ids=lambda curriculum: curriculum.kind)
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_a_run_with_a_curriculum_resumed_ends_in_the_same_bits(
+    curriculum: CurriculumConfig, max_lag: int, start: Callable[[Config], Run]
+) -> None:
+    config = config_for(max_lag=max_lag, rounds=1, curriculum=curriculum)
+    undisturbed = start(config)
+    digest = undisturbed.train()
+    assert start(config_for(max_lag=max_lag, rounds=1)).train() != digest
+    stopped, resumed = start(config), start(config)
+    stopped.train(last=3)
+    resumed.load(stopped.books.checkpoints[3])
+    assert resumed.train(first=3) == digest
+    assert saved(resumed) == saved(undisturbed)
+    figures = [[row.curriculum_stage, row.curriculum_effective_tasks] for row in undisturbed.books.rows]
+    assert len({tuple(figure) for figure in figures}) > 1
+    assert [[row.curriculum_stage, row.curriculum_effective_tasks] for row in resumed.books.rows] == figures[3:]
 
 
 def saved(run: Run) -> dict[str, Any]:
