@@ -42,9 +42,7 @@ def dispatch(args: argparse.Namespace) -> int:
         case "replay":
             return replay(args)
         case "eval":
-            from launch.eval import run_command
-
-            return run_command(directory=args.directory, checkpoint=args.checkpoint, problems=args.problems)
+            return evaluate(args)
         case "doctor":
             from launch.doctor.command import run_command
 
@@ -61,6 +59,20 @@ def dispatch(args: argparse.Namespace) -> int:
             )
         case _:
             return generate(args)
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    """`eval`."""
+    from launch.eval import run_command
+
+    return run_command(
+        directory=args.directory,
+        checkpoint=args.checkpoint,
+        base=args.base,
+        problems=args.problems,
+        samples=args.samples,
+        long_cap=args.long_cap,
+    )
 
 
 def replay(args: argparse.Namespace) -> int:

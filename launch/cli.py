@@ -79,8 +79,12 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
 def add_eval(parser: argparse.ArgumentParser) -> None:
     """eval"""
     add_directory(parser)
-    parser.add_argument("--checkpoint", default="latest", metavar="STEP|best|latest", help="default: latest")
-    parser.add_argument("--problems", type=natural, metavar="N", help="held-out problems (default: as configured)")
+    which = parser.add_mutually_exclusive_group()
+    add_checkpoint(which)
+    which.add_argument("--base", action="store_true", help="the base, without the adapter")
+    parser.add_argument("--problems", type=natural, metavar="N", help="held-out problems (default: eval.problems)")
+    parser.add_argument("--samples", type=natural, metavar="K", help="draws a problem (default: eval.samples)")
+    parser.add_argument("--long-cap", type=natural, metavar="N", help="once more at this cap (default: eval.long_cap)")
 
 
 def add_key(parser: argparse.ArgumentParser) -> None:
@@ -141,6 +145,11 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         help="trust one form alone: #### (gsm8k), a box (math), the bare number (exact)",
     )
     parser.add_argument("--workers", type=natural, default=2, metavar="N", help="scoring processes (default: 2)")
+
+
+def add_checkpoint(parser: argparse._ActionsContainer) -> None:
+    """Which state of the run."""
+    parser.add_argument("--checkpoint", default="latest", metavar="STEP|best|latest", help="default: latest")
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:

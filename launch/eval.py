@@ -1,74 +1,90 @@
-"""`eval`: held-out accuracy of a run's checkpoint, with its 95 % interval, in this process alone."""
+"""`eval`: held-out accuracy of a run's checkpoint or base with its 95 % interval, in this process alone.
 
-import json
+Kept as eval/<label>.json and .md; `compare` reads the former.
+"""
+
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec import structs
+from rich.console import Console
 
-from launch.results import read_evaluation
-from learner.checkpoint import Checkpoint, CheckpointStore
-from shared.config import Config
+from launch.checkpoint_choice import choose_checkpoint
+from launch.eval_table import markdown, print_evaluation
+from learner.checkpoint import Checkpoint
+from shared.config import Config, EvalConfig
 from shared.config_load import config_from_json
 from shared.determinism import cpu_environment
-from shared.errors import ConfigError, DataError, RunDirError
+from shared.errors import DataError
+from shared.evaluation import Evaluation, write_evaluation
 from shared.files import write_whole
 from shared.run_dir import RunDir
 
+if TYPE_CHECKING:
+    from actor.engine_hf import HFEngine
 
-def run_command(*, directory: Path, checkpoint: str, problems: int | None) -> int:
+PLAIN_WIDTH = 120
+
+
+def run_command(
+    *,
+    directory: Path,
+    checkpoint: str,
+    base: bool,
+    problems: int | None,
+    samples: int | None,
+    long_cap: int | None,
+) -> int:
     """Evaluate, print, keep in eval/."""
     run = RunDir.open(directory)
     config = config_from_json(run.config.read_bytes())
-    if problems is not None:
-        config = msgspec.structs.replace(config, eval=msgspec.structs.replace(config.eval, problems=problems))
-    chosen = choose(CheckpointStore(run.checkpoints, config.checkpoint.keep), checkpoint, directory)
+    asked = {"problems": problems, "samples": samples, "long_cap": long_cap}
+    config = structs.replace(config, eval=overridden(config.eval, asked))
+    chosen = None if base else choose_checkpoint(run, config, checkpoint)
     os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
-    report = evaluate(config, chosen)
-    write_whole(run.eval / f"{report['label']}.json", json.dumps(report, indent=2).encode())
-    print_shares(run, report)
+    found = evaluate(config, chosen)
+    file = write_evaluation(run.eval, found)
+    write_whole(file.with_suffix(".md"), markdown(found).encode())
+    console = Console(highlight=False)
+    print_evaluation(console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH), found)
+    print(f"kept in {file} and {file.with_suffix('.md').name}")
     return 0
 
 
-def choose(store: CheckpointStore, which: str, directory: Path) -> Checkpoint:
-    """The checkpoint that was asked for."""
-    if which == "latest":
-        newest = store.load_latest()
-        if newest is None:
-            raise RunDirError(f"{directory} has no checkpoint yet; `resume` it until it has one.")
-        return newest
-    if which == "best":
-        return store.load_best()
-    if not which.isdecimal():
-        raise ConfigError(f"--checkpoint got '{which}', expected a step number, 'best' or 'latest'.")
-    return store.load(int(which))
+def overridden(config: EvalConfig, asked: dict[str, int | None]) -> EvalConfig:
+    """What the command line says, the run's own configuration elsewhere."""
+    return structs.replace(config, **{key: value for key, value in asked.items() if value is not None})
 
 
-def evaluate(config: Config, checkpoint: Checkpoint) -> dict[str, object]:
-    """The report of this checkpoint."""
+def evaluate(config: Config, checkpoint: Checkpoint | None) -> Evaluation:
+    """The report of this checkpoint; of the base where there is none."""
     from launch.local_actor import local_actor
     from launch.local_desk import LocalDesk
-    from learner.evaluate import Evaluation
+    from learner.evaluate import Evaluator
     from learner.publisher import policy_message
-    from learner.state import ADAPTER
     from learner.tasks import load_tasks
 
-    with local_actor(config) as (rollout, prompter):
-        desk = LocalDesk(rollout)
-        desk.publish(policy_message(checkpoint.step, checkpoint.files[ADAPTER]), oldest_needed=0)
-        held_out = load_tasks(config.tasks, prompter).held_out
+    with local_actor(config) as actor:
+        held_out = load_tasks(config.tasks, actor.prompter).held_out
         if not held_out or config.eval.problems == 0:
             raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
-        evaluation = Evaluation(config, held_out, desk, prompter.text)
-        return evaluation.run(f"step-{checkpoint.step:06d}", version=checkpoint.step)
+        policy = policy_message(checkpoint.step if checkpoint else 0, adapter_of(config, actor.engine, checkpoint))
+        desk = LocalDesk(actor.rollout)
+        desk.publish(policy, oldest_needed=0)
+        ballot = None if config.verifier.kind == "callable" else actor.ballots.ballot
+        label = f"step-{checkpoint.step:06d}" if checkpoint else "base"
+        evaluator = Evaluator(config, held_out, desk, actor.prompter.text, ballot)
+        return evaluator.run(label, policy.version, policy.sha256)
 
 
-def print_shares(run: RunDir, report: dict[str, object]) -> None:
-    """One line a way of decoding."""
-    label = str(report["label"])
-    evaluation = read_evaluation(run, label)
-    assert evaluation is not None
-    for name, share in (("greedy", evaluation.greedy), ("sampled", evaluation.sampled)):
-        interval = f"[{share.low:.1%}, {share.high:.1%}]"
-        print(f"{label}  {name:8s} {share.accuracy:.1%}  95 % {interval}  n = {evaluation.n}")
-    print(f"kept in {run.eval / label}.json")
+def adapter_of(config: Config, engine: "HFEngine", checkpoint: Checkpoint | None) -> bytes:
+    """The checkpoint's file, or the run's adapter as it was before the first step."""
+    from learner.state import ADAPTER
+    from shared.adapter_file import adapter_bytes
+    from shared.seeding import derive
+
+    if checkpoint:
+        return checkpoint.files[ADAPTER]
+    engine.policy.adapter.initialise(derive(config.run.seed, "adapter"))
+    return adapter_bytes(engine.policy.adapter)

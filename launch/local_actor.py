@@ -2,21 +2,40 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+from actor.engine_hf import HFEngine
 from actor.rollout import Rollout
 from actor.score_pool import ScorePool
 from actor.wiring import build_engine
+from launch.ballots import Ballots
 from shared.config import Config
 from shared.prompt import Prompter
 from shared.turns import NoTurns
 
 
+@dataclass(frozen=True, kw_only=True)
+class LocalActor:
+    """What fills orders here."""
+
+    engine: HFEngine
+    """Samples."""
+    ballots: Ballots
+    """Scores, and remembers what was extracted."""
+    rollout: Rollout
+    """Both."""
+    prompter: Prompter
+    """Tokenizer and template."""
+
+
 @contextmanager
-def local_actor(config: Config) -> Iterator[tuple[Rollout, Prompter]]:
-    """A rollout and its tokenizer; scoring workers end with the block."""
+def local_actor(config: Config) -> Iterator[LocalActor]:
+    """Scoring workers end with the block."""
     engine, prompter = build_engine(config)
-    scorer = ScorePool(config.verifier)
+    pool = ScorePool(config.verifier)
+    ballots = Ballots(pool)
     try:
-        yield Rollout(engine, scorer, NoTurns(), prompter.text), prompter
+        rollout = Rollout(engine, ballots, NoTurns(), prompter.text)
+        yield LocalActor(engine=engine, ballots=ballots, rollout=rollout, prompter=prompter)
     finally:
-        scorer.close()
+        pool.close()

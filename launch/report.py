@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.next_command import next_command
-from launch.results import Evaluation, Sample, Share, Summary, read_evaluation, read_summary
+from launch.results import Summary, read_summary
 from launch.sparkline import sparkline
 from launch.watch import WINDOW, Row, Watch, clock, mean, rewards
+from shared.evaluation import Evaluation, Sample, Share, read_evaluation
 from shared.run_dir import RunDir
 
 CURVE_WIDTH = 40
@@ -47,9 +48,9 @@ def read_results(run: RunDir, steps: int) -> Results:
         run_dir=run.path,
         steps=steps,
         summary=summary,
-        base=read_evaluation(run, "base"),
+        base=read_evaluation(run.eval / "base.json"),
         # A finished run that is trained on still holds the evaluation of its first end.
-        final=read_evaluation(run, "final") if ended else None,
+        final=read_evaluation(run.eval / "final.json") if ended else None,
         rows=watch.rows,
     )
 

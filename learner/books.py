@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from learner.batch import StepBatch
 from learner.checkpoint import CheckpointStore
 from learner.compaction import Compaction
@@ -14,7 +16,7 @@ from learner.rollout_log import RolloutLog
 from learner.state import LearnerState
 from protocol.messages import Groups
 from shared.config import Config
-from shared.errors import DamageError
+from shared.evaluation import Evaluation, read_evaluation, write_evaluation
 from shared.files import LineLog, make_folder, write_whole
 from shared.frozen import FrozenBase
 from shared.metrics import MetricsLog, StepMetrics
@@ -67,22 +69,18 @@ class RunBooks:
         write_whole(path, pack_batch(batch))
         return path
 
-    def evaluation(self, label: str) -> dict[str, Any] | None:
+    def evaluation(self, label: str) -> Evaluation | None:
         """A report of an earlier life of this run."""
-        file = self.run.eval / f"{label}.json"
-        try:
-            return json.loads(file.read_bytes()) if file.is_file() else None
-        except ValueError as error:
-            raise DamageError(f"{file} cannot be read ({error}); move it away to have it made again.") from error
+        return read_evaluation(self.run.eval / f"{label}.json")
 
-    def write_evaluation(self, report: dict[str, Any]) -> None:
+    def write_evaluation(self, evaluation: Evaluation) -> None:
         """eval/<label>.json"""
-        write_whole(self.run.eval / f"{report['label']}.json", json.dumps(report, indent=2).encode())
+        write_evaluation(self.run.eval, evaluation)
 
     def write_summary(self, status: str, steps: int, wall_s: float) -> None:
         """summary.json, whole, whenever the status changes."""
         versions = self.state.publisher.versions
-        reports = {label: report for label in ("base", "final") if (report := self.evaluation(label))}
+        reports = {label: brief(report) for label in ("base", "final") if (report := self.evaluation(label))}
         summary = {
             "status": status,
             "steps": steps,
@@ -91,6 +89,11 @@ class RunBooks:
             "eval": reports,
         }
         write_whole(self.run.summary, json.dumps(summary, indent=2).encode())
+
+
+def brief(evaluation: Evaluation) -> Any:
+    """Without the single answers, as JSON values."""
+    return msgspec.to_builtins(msgspec.structs.replace(evaluation, answers=()), str_keys=True)
 
 
 class NoBooks:

@@ -14,6 +14,7 @@ There is one loop. A lag is a number of steps ordered ahead; resuming and replay
 from dataclasses import dataclass
 
 from learner.batches import Batches
+from learner.eval_schedule import NO_EVALUATIONS, Schedule
 from learner.guard import Guard
 from learner.ledger import Ledger
 from learner.publisher import Publisher
@@ -39,6 +40,8 @@ class Parts:
     """Metrics, rollout samples, checkpoints; knows when to stop."""
     turns: Turns
     """Who computes."""
+    evaluations: Schedule = NO_EVALUATIONS
+    """Held-out accuracy on the way."""
 
 
 def train(parts: Parts, first_step: int, last_step: int) -> int:
@@ -56,4 +59,5 @@ def train(parts: Parts, first_step: int, last_step: int) -> int:
         parts.ledger.record(step, answers, batch, stats)
         if parts.ledger.stop_requested:
             return step + 1
+        parts.evaluations.after(step + 1)
     return last_step

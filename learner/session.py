@@ -17,7 +17,8 @@ from learner.checkpoint import CheckpointStore
 from learner.compaction import Compaction
 from learner.disk_need import bytes_needed, refuse_if_short
 from learner.dispatch import Dispatcher
-from learner.evaluate import Evaluation
+from learner.eval_schedule import NO_EVALUATIONS, EvalSchedule, NoEvaluations
+from learner.evaluate import Evaluator
 from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.loop import train
@@ -124,16 +125,29 @@ class Session:
 
     def train_and_evaluate(self, ledger: Ledger) -> tuple[str, int]:
         """Base, steps, result; returns status and updates done."""
-        steps = self.model.config.run.steps
+        steps, evaluations = self.model.config.run.steps, self.evaluations()
         self.reopen()
-        if self.first_step == 0:
-            self.evaluate("base", version=0)
-        parts = build_parts(self.model, self.state, self.desk, ledger, self.run.lease)
+        evaluations.begin(self.first_step)
+        parts = build_parts(self.model, self.state, self.desk, ledger, self.run.lease, evaluations)
         done = train(parts, self.first_step, steps)
         if done < steps:
             return "stopped", done
-        self.evaluate("final", version=done)
+        evaluations.end(done)
         return "done", done
+
+    def evaluations(self) -> EvalSchedule | NoEvaluations:
+        """As configured, if there is something to evaluate on."""
+        config, tasks, publisher = self.model.config, self.model.tasks.held_out, self.state.publisher
+        if not tasks or config.eval.problems == 0:
+            return NO_EVALUATIONS
+        evaluator = Evaluator(config, tasks, self.desk, self.model.prompter.text)
+        return EvalSchedule(
+            config.eval,
+            config.run.steps,
+            evaluator.run,
+            digest=lambda version: publisher.versions[version].sha256,
+            books=self.books,
+        )
 
     def reopen(self) -> None:
         """Publish the versions that pending orders name, and have those orders filled."""
@@ -141,16 +155,6 @@ class Session:
             self.desk.publish(self.state.publisher.versions[version], oldest_needed=0)
         self.state.sampler.submit_pending()
         log.info("begins at step %d of %d", self.first_step, self.model.config.run.steps)
-
-    def evaluate(self, label: str, version: int) -> None:
-        """Held-out accuracy of a version, unless an earlier life has it or the config wants none."""
-        config, tasks = self.model.config, self.model.tasks.held_out
-        known = self.books.evaluation(label)
-        if not tasks or config.eval.problems == 0 or (known and known["version"] == version):
-            return
-        log.info("evaluates the %s policy", label)
-        report = Evaluation(config, tasks, self.desk, self.model.prompter.text).run(label, version)
-        self.books.write_evaluation(report)
 
 
 def welcome(run: RunDir, config: Config) -> Welcome:

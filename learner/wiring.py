@@ -9,6 +9,7 @@ from pathlib import Path
 
 from learner.batches import Batches
 from learner.curricula import build_curriculum
+from learner.eval_schedule import NO_EVALUATIONS, Schedule
 from learner.guard import Guard
 from learner.ledger import Ledger
 from learner.loop import Parts
@@ -86,7 +87,14 @@ def build_state(model: Model, desk: OrderDesk) -> LearnerState:
     )
 
 
-def build_parts(model: Model, state: LearnerState, desk: OrderDesk, ledger: Ledger, lease: Path) -> Parts:
+def build_parts(
+    model: Model,
+    state: LearnerState,
+    desk: OrderDesk,
+    ledger: Ledger,
+    lease: Path,
+    evaluations: Schedule = NO_EVALUATIONS,
+) -> Parts:
     """The loop's parts."""
     update = Update(model.policy, state.optimizer, state.norms, model.config, desk.pump)
     return Parts(
@@ -97,4 +105,5 @@ def build_parts(model: Model, state: LearnerState, desk: OrderDesk, ledger: Ledg
         publisher=state.publisher,
         ledger=ledger,
         turns=turns(model.config.compute, model.policy.device.type, lease),
+        evaluations=evaluations,
     )

@@ -344,12 +344,18 @@ class JournalConfig(Section, frozen=True, kw_only=True):
 
 
 class EvalConfig(Section, frozen=True, kw_only=True):
-    """Held-out evaluation before the first and after the last step."""
+    """Held-out evaluation before the first and after the last step, and in between if asked for."""
 
     problems: NonNegative = 256
     """Held-out problems; 0 turns evaluation off."""
+    every: NonNegative = 0
+    """Steps from one evaluation during training to the next; 0 for none. Training goes on as if there were none."""
     max_new_tokens: NonNegative = 0
     """Cap; 0 takes the training cap."""
+    long_cap: NonNegative = 0
+    """Evaluate a second time with this cap, which shows what the first one costs; 0 for no second time."""
+    samples: Annotated[int, Meta(ge=1, le=4096)] = 1
+    """Answers drawn for each problem at the training temperature, besides the greedy one; several give pass@k."""
 
 
 class LogConfig(Section, frozen=True, kw_only=True):

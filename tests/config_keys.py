@@ -96,6 +96,9 @@ PINNED: dict[str, object] = {
     "checkpoint.keep": 3,
     "journal.keep": "all",
     "eval.problems": 256,
+    "eval.every": 0,
     "eval.max_new_tokens": 0,
+    "eval.long_cap": 0,
+    "eval.samples": 1,
     "log.rollouts_per_step": 2,
 }

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
@@ -20,6 +21,7 @@ from protocol.messages import Finish, Group, GroupOrder, Groups, Hello, Order, O
 from protocol.messages import Policy as PolicyMessage
 from shared.base_cache import cached_base
 from shared.config import LoraConfig, ModelConfig
+from shared.evaluation import Answered, Decoded, Evaluation, share_of
 from shared.policy import Policy, load_policy
 from shared.prompt import Prompter
 from shared.sequences import Sequences
@@ -289,6 +291,33 @@ def toy_orders(step: int = 0, *, count: int = 1, version: int = 0, lane: str = "
         sampling=Sampling(temperature=1.0, max_new_tokens=4),
         groups_per_order=1,
     )
+
+
+def toy_evaluation(right: Sequence[bool], **changes: Any) -> Evaluation:
+    """A report in which greedy and drawn answers are right on these tasks."""
+    whole = msgspec.structs.asdict(share_of([float(r) for r in right]))
+    answers = tuple(
+        Answered(
+            question=f"What is {index}?",
+            answer=str(index),
+            greedy=Outcome.CORRECT if r else Outcome.WRONG,
+            sampled=float(r),
+            said=f"It is {index if r else -1}",
+        )
+        for index, r in enumerate(right)
+    )
+    fields: dict[str, Any] = {
+        "label": "final",
+        "n": len(right),
+        "adapter_sha256": "ab" * 32,
+        "tasks_sha256": f"tasks of {len(right)}",
+        "source": "embedded",
+        "verifier": "gsm8k",
+        "greedy": Decoded(**whole, cap=64, format_rate=1.0, length_mean=20.5, length_max=31),
+        "sampled": Decoded(**whole, cap=64, temperature=1.0, format_rate=1.0, length_mean=21.5, length_max=33),
+        "answers": answers,
+    }
+    return Evaluation(**fields | changes)
 
 
 def filled(order: Order, policy: PolicyMessage, engine: ScriptedEngine | None = None) -> Groups:

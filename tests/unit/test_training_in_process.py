@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from actor.engine import Engine
 from actor.engine_hf import HFEngine
@@ -19,6 +20,8 @@ from launch.local_desk import LocalDesk
 from learner.batches import Batches
 from learner.checkpoint import Checkpoint
 from learner.curricula import build_curriculum
+from learner.eval_schedule import EvalSchedule
+from learner.evaluate import Evaluator
 from learner.guard import Guard
 from learner.ledger import Ledger, Mismatch
 from learner.loop import Parts, train
@@ -34,12 +37,14 @@ from shared.config import (
     CheckpointConfig,
     Config,
     CurriculumConfig,
+    EvalConfig,
     LossConfig,
     OptimizerConfig,
     PipelineConfig,
     RolloutConfig,
     RunConfig,
 )
+from shared.evaluation import Evaluation
 from shared.gpu_lease import Lease
 from shared.metrics import StepMetrics
 from shared.policy import Policy
@@ -79,6 +84,19 @@ class KeptBooks:
     def checkpoint(self, step: int, past: Past) -> None:
         self.checkpoints[step] = self.state.save(step, past)
         self.scores[step] = past.score
+
+
+class KeptEvaluations:
+    """Reports as they would lie on disk."""
+
+    def __init__(self, found: dict[str, Evaluation]) -> None:
+        self.found = found
+
+    def evaluation(self, label: str) -> Evaluation | None:
+        return self.found.get(label)
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        self.found[evaluation.label] = evaluation
 
 
 class Run:
@@ -123,6 +141,20 @@ class Run:
         for version in sorted(self.state.publisher.versions):
             self.desk.publish(self.state.publisher.versions[version], oldest_needed=0)
         self.state.sampler.submit_pending()
+
+    def evaluate_into(self, found: dict[str, Evaluation]) -> dict[str, Evaluation]:
+        """Evaluate on the way, as the config says; reports go there."""
+        evaluator = Evaluator(self.config, toy_tasks(6, first=50), self.desk, spelled)
+        publisher = self.state.publisher
+        schedule = EvalSchedule(
+            self.config.eval,
+            self.config.run.steps,
+            evaluator.run,
+            digest=lambda version: publisher.versions[version].sha256,
+            books=KeptEvaluations(found),
+        )
+        self.parts = replace(self.parts, evaluations=schedule)
+        return found
 
     def train(self, first: int = 0, last: int | None = None) -> str:
         """Run these steps; the adapter's digest."""
@@ -206,6 +238,30 @@ def saved(run: Run) -> dict[str, Any]:
     """The files of the last checkpoint, but for the wall time."""
     files = run.books.checkpoints[STEPS].files
     return {**files, "state.json": json.loads(files["state.json"]) | {"wall_s": 0.0}}
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_evaluations_on_the_way_change_no_bit_also_after_a_resume(
+    max_lag: int, start: Callable[[Config], Run], tmp_path: Path
+) -> None:
+    config = config_for(max_lag=max_lag, rounds=1)
+    digest = start(config).train()
+    config = structs.replace(config, eval=EvalConfig(every=2, problems=5, samples=3))
+    evaluated, first, second = start(config), start(config), start(config)
+    found = evaluated.evaluate_into({})
+    assert evaluated.train() == digest
+    assert list(found) == ["step-000002", "step-000004"]
+    kept = first.evaluate_into({})
+    first.train(last=4)
+    # As if the first life had ended after the checkpoint of step 3, and its evaluation of step 4 were lost with it.
+    del kept["step-000004"]
+    second.load(first.books.checkpoints[3])
+    second.evaluate_into(kept)
+    assert second.train(first=3) == digest
+    assert {label: report.greedy for label, report in kept.items()} == {
+        label: report.greedy for label, report in found.items()
+    }
+    assert kept == found and found["step-000002"].adapter_sha256 != found["step-000004"].adapter_sha256
 
 
 def test_seed_and_lag_make_a_difference(start: Callable[[Config], Run]) -> None:

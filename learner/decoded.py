@@ -1,0 +1,87 @@
+"""From the groups of one evaluation lane to its figures (shared/evaluation.py says what each means)."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from learner.tasks import Task
+from protocol.messages import Finish, Group, Outcome, Sampling
+from shared.at_k import maj_at_k, pass_at_k, sizes
+from shared.evaluation import Decoded, Share, share_of
+
+Ballot = Callable[[Task, list[int]], str | None]
+"""What an answer votes for: its final answer as the verifier read it; None where there is none."""
+
+READ = (Outcome.CORRECT, Outcome.WRONG)
+
+
+def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling, ballot: Ballot | None) -> Decoded:
+    """Every group answers its task, with the same number of draws."""
+    draws = len(groups[0].lengths)
+    outcomes = [outcome for group in groups for outcome in group.outcomes]
+    finishes = [finish for group in groups for finish in group.finishes]
+    lengths = [length for group in groups for length in group.lengths]
+    shares = [right_share(group) for group in groups]
+    whole = share_of(shares)
+    return Decoded(
+        correct=whole.correct,
+        accuracy=whole.accuracy,
+        low=whole.low,
+        high=whole.high,
+        n=whole.n,
+        temperature=sampling.temperature,
+        cap=sampling.max_new_tokens,
+        draws=draws,
+        format_rate=sum(outcome in READ for outcome in outcomes) / len(outcomes),
+        truncation_rate=sum(finish is Finish.LENGTH for finish in finishes) / len(finishes),
+        length_mean=float(np.mean(lengths)),
+        length_median=float(np.median(lengths)),
+        length_max=max(lengths),
+        pass_at=pass_at(groups) if draws > 1 else {},
+        maj_at=maj_at(tasks, groups, ballot) if draws > 1 and ballot else {},
+        by_level=shares_by(tasks, shares, ("level",)),
+        by_subject=shares_by(tasks, shares, ("subject", "type")),
+    )
+
+
+def num_right(group: Group) -> int:
+    """Right answers of a group."""
+    return sum(outcome is Outcome.CORRECT for outcome in group.outcomes)
+
+
+def right_share(group: Group) -> float:
+    """Their share."""
+    return num_right(group) / len(group.outcomes)
+
+
+def pass_at(groups: Sequence[Group]) -> dict[int, Share]:
+    """k -> the mean over tasks."""
+    draws = len(groups[0].lengths)
+    return {k: share_of([pass_at_k(draws, num_right(group), k) for group in groups]) for k in sizes(draws)}
+
+
+def maj_at(tasks: Sequence[Task], groups: Sequence[Group], ballot: Ballot) -> dict[int, Share]:
+    """k -> the mean over tasks. All right answers are one, however they are written; others differ if written so."""
+    counted = [votes(task, group, ballot) for task, group in zip(tasks, groups, strict=True)]
+    return {k: share_of([maj_at_k(*counts, k) for counts in counted]) for k in sizes(len(groups[0].lengths))}
+
+
+def votes(task: Task, group: Group, ballot: Ballot) -> tuple[int, tuple[int, ...], int]:
+    """Votes for the right answer, for each wrong one, and answers without a vote."""
+    ends = np.cumsum(group.lengths)
+    ids = np.split(group.completion_ids, ends[:-1])
+    pairs = zip(ids, group.outcomes, strict=True)
+    given = Counter(ballot(task, i.tolist()) for i, outcome in pairs if outcome is not Outcome.CORRECT)
+    silent = given.pop(None, 0)
+    return num_right(group), tuple(given.values()), silent
+
+
+def shares_by(tasks: Sequence[Task], shares: Sequence[float], columns: Sequence[str]) -> dict[str, Share]:
+    """Value of the first of these columns that a task has -> share, in order of the values."""
+    grouped: dict[str, list[float]] = defaultdict(list)
+    for task, share in zip(tasks, shares, strict=True):
+        values = [task.columns[column] for column in columns if column in task.columns]
+        if values:
+            grouped[values[0]].append(share)
+    return {value: share_of(grouped[value]) for value in sorted(grouped)}

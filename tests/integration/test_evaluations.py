@@ -1,0 +1,39 @@
+"""Evaluations on the way, with real processes: the adapter is that of a run without any, also after a kill."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.runs import SMALL, kill, launch, num_rows, processes_of, sets, start, summary, train, wait_until
+
+EVALUATED = {"eval.problems": 8, "eval.every": 2, "eval.samples": 2, "pipeline.max_lag": 1}
+
+
+def report(out: Path, label: str) -> dict[str, Any]:
+    return json.loads((out / "eval" / f"{label}.json").read_text())
+
+
+def test_evaluations_leave_the_adapter_alone_also_after_a_kill(tmp_path: Path) -> None:
+    plain, out = tmp_path / "plain", tmp_path / "run"
+    expected = train(plain, pipeline__max_lag=1)["adapter_sha256"]
+    launcher = start("run", "embedded", "--out", out, *sets(SMALL | EVALUATED))
+    wait_until(lambda: num_rows(out) >= 3, "the third step")
+    kill(processes_of(out, "learner"))
+    launcher.communicate(timeout=60)
+    assert launch("resume", out).returncode == 0
+    assert summary(out)["adapter_sha256"] == expected
+    assert summary(out)["eval"]["final"]["greedy"]["n"] == 8
+    assert sorted(path.stem for path in (out / "eval").glob("*.json")) == [
+        "base",
+        "final",
+        "step-000002",
+        "step-000004",
+    ]
+    assert report(out, "step-000004")["version"] == 4 and report(out, "final")["adapter_sha256"] == expected
+    # The command line finds what the learner found, and can tell votes apart besides.
+    before = report(out, "step-000004")
+    assert launch("eval", out, "--checkpoint", "4").returncode == 0
+    again = report(out, "step-000004")
+    assert again["answers"] == before["answers"] and before["sampled"]["maj_at"] == {}
+    assert set(again["sampled"]["maj_at"]) == {"1", "2"}
+    assert "| greedy |" in (out / "eval" / "step-000004.md").read_text()
