@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.nf4 import NF4Matmul, NF4Weight, kernel_state
+from shared.nf4 import NF4Matmul, NF4Weight, kernel_state, kernel_values
+from shared.products import product_fp32
 
 PAIR = ("lora_A", "lora_B")
 
@@ -42,6 +43,10 @@ class Matmul(Protocol):
         """[..., in] -> [..., out]"""
         ...
 
+    def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
+        """[..., out] -> [..., in] dx = dy W"""
+        ...
+
 
 class HeldMatmul:
     """A dense weight that stays in memory."""
@@ -56,6 +61,10 @@ class HeldMatmul:
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """One product, the bias in it."""
         return F.linear(x, self.dense, bias)
+
+    def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
+        """One product."""
+        return grad @ self.dense
 
 
 class EachCallMatmul:
@@ -77,6 +86,10 @@ class EachCallMatmul:
         """The dense values live as long as the product takes."""
         y: Any = NF4Matmul.apply(x, self.packed, self.state)
         return y if bias is None else y + bias
+
+    def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
+        """Dequantised again."""
+        return grad @ kernel_values(self.packed, self.state, grad.dtype).view(grad.shape[-1], -1)
 
 
 class FrozenLinear(nn.Module):
@@ -113,11 +126,9 @@ class LoraLinear(nn.Module):
         """[..., in] -> [..., out]"""
         if self.folded is not None and self.enabled:
             return F.linear(x, self.folded, self.base.bias)
-        rows = x.flatten(0, -2)
-        y = self.base(rows)
-        if self.enabled:
-            # In place: y is fresh and nobody's gradient needs it, and a copy would cost as much as the product.
-            y.addmm_(F.linear(rows, self.lora_A.to(x.dtype)), self.lora_B.to(x.dtype).t(), alpha=self.scale)
+        if not self.enabled:
+            return self.base(x)
+        y: Any = LoraProduct.apply(x.flatten(0, -2), self.lora_A, self.lora_B, self.base, self.scale)
         return y.view(*x.shape[:-1], -1)
 
     def fold(self) -> None:
@@ -125,6 +136,33 @@ class LoraLinear(nn.Module):
         dense = self.base.matmul.dense
         if dense is not None and dense.dtype == self.lora_A.dtype:
             self.folded = torch.addmm(dense, self.lora_B, self.lora_A, alpha=self.scale)
+
+
+class LoraProduct(torch.autograd.Function):
+    """y = W x + b + s B (A x), by hand: what autograd would keep in tensors of their own is added in place.
+
+    g = s dy B,    dx = dy W + g A,    dA = g^T x,    dB = s dy^T (A x)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, base: FrozenLinear, scale: float
+    ) -> torch.Tensor:
+        """[n, in] -> [n, out]"""
+        a, b = a.to(x.dtype), b.to(x.dtype)
+        low = F.linear(x, a)
+        ctx.save_for_backward(x, low, a, b)
+        ctx.base, ctx.scale = base, scale
+        return base(x).addmm_(low, b.t(), alpha=scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, None, None]:
+        """dA and dB in fp32; no dx where nothing below is trained."""
+        (grad,) = grads
+        x, low, a, b = ctx.saved_tensors
+        low_grad = (grad @ b).mul_(ctx.scale)
+        x_grad = ctx.base.matmul.input_gradient(grad).addmm_(low_grad, a) if ctx.needs_input_grad[0] else None
+        return x_grad, product_fp32(low_grad.t(), x), product_fp32(grad.t(), low).mul_(ctx.scale), None, None
 
 
 class Adapter:

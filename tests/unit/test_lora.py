@@ -12,7 +12,8 @@ from torch import nn
 from shared.adapter_file import adapter_bytes, adapter_config, digest, install_adapter, layout_digest
 from shared.config import LoraConfig
 from shared.errors import DamageError, ModelError
-from shared.lora import FrozenLinear, HeldMatmul, LoraLinear
+from shared.lora import EachCallMatmul, FrozenLinear, HeldMatmul, LoraLinear
+from shared.nf4 import quantize
 from shared.policy import Policy
 from tests import reference
 from tests.fakes import dense_twin, hidden_of, shake, tiny_policy
@@ -41,6 +42,30 @@ def test_one_layer_is_the_formula() -> None:
     expected = reference.lora(x.double(), weight.double(), bias.double(), a.double(), b.double(), alpha=12.0)
     torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(layer(x.view(2, 2, 7)).view(4, 5), layer(x))
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("below_is_trained", [True, False])
+def test_one_layers_gradients_are_those_of_the_formula(held: bool, below_is_trained: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    quantised = quantize(torch.randn(6, 64, generator=generator))
+    weight = quantised.dequantize(torch.float32)
+    matmul = HeldMatmul(weight) if held else EachCallMatmul(quantised)
+    layer = LoraLinear(FrozenLinear(matmul, torch.ones(6)), (6, 64), rank=3, scale=4.0)
+    layer.lora_A.data.normal_(generator=generator)
+    layer.lora_B.data.normal_(generator=generator)
+    layer.requires_grad_(True)
+    x = torch.randn(5, 64, generator=generator, requires_grad=below_is_trained)
+    arriving = torch.randn(5, 6, generator=generator)
+    layer(x).backward(arriving)
+    names = {"x": x, "A": layer.lora_A, "B": layer.lora_B}
+    exact = {name: value.detach().double().requires_grad_() for name, value in names.items()}
+    y = reference.lora(exact["x"], weight.double(), torch.ones(6).double(), exact["A"], exact["B"], alpha=12.0)
+    y.backward(arriving.double())
+    for name in ("x", "A", "B") if below_is_trained else ("A", "B"):
+        got, expected = names[name].grad, exact[name].grad
+        assert got is not None and expected is not None and got.dtype == torch.float32
+        torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_a_folded_layer_agrees_with_the_unfolded_one_until_it_is_switched_off() -> None:
