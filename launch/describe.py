@@ -26,18 +26,24 @@ def describe(plan: Topology, config: Config) -> str:
 def amount(plan: Topology, config: Config) -> list[str]:
     """How much is sampled, and where it goes."""
     rollout, steps = config.rollout, config.run.steps
-    total = steps * rollout.prompts * rollout.group
+    prompts = sorted({rollout.prompts, config.most_prompts})
+    totals = [steps * count * rollout.group for count in prompts]
     return [
         f"run directory  {plan.run_dir}",
         f"model          {config.model.path} ({config.model.quantization}, LoRA rank {config.lora.rank})",
         f"tasks          {config.tasks.source}",
-        f"amount         {steps} steps x {rollout.prompts} prompts x {rollout.group} samples"
-        f" = {total} completions of at most {rollout.max_new_tokens} tokens",
+        f"amount         {steps} steps x {span(prompts)} prompts x {rollout.group} samples"
+        f" = {span(totals)} completions of at most {rollout.max_new_tokens} tokens",
         f"evaluation     {config.eval.problems} held-out problems before and after"
         if config.eval.problems
         else "evaluation     none",
         f"endpoint       {plan.endpoint}",
     ]
+
+
+def span(bounds: list[int]) -> str:
+    """`16`, or `16 to 64` where steps may grow."""
+    return " to ".join(map(str, bounds))
 
 
 def changed_block(config: Config) -> list[str]:

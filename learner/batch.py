@@ -74,6 +74,11 @@ class StepBatch:
     response_tokens: int
     """S, all response tokens of the samples above: the loss's divisor counts masked tokens too."""
 
+    @property
+    def sampled(self) -> int:
+        """Groups of the step, those that teach and those that do not."""
+        return self.dropped + len({sample.sample.group for sample in self.samples})
+
 
 class StopOnOutcome(TrainingStopped):
     """The config says stop for an outcome that occurred."""
@@ -175,6 +180,14 @@ def cut(samples: Sequence[TrainSample], token_budget: int, share_prompts: bool) 
         else:
             cuts.append([sample])
     return cuts
+
+
+def by_group(samples: Sequence[TrainSample]) -> list[list[TrainSample]]:
+    """The samples of each group, groups in the order of the batch."""
+    groups: dict[str, list[TrainSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.sample.group, []).append(sample)
+    return list(groups.values())
 
 
 def longest_first(samples: Sequence[TrainSample], share_prompts: bool) -> list[TrainSample]:

@@ -56,7 +56,7 @@ def journal_bytes(config: Config) -> int:
     rollout = config.rollout
     sample = rollout.max_new_tokens * TOKEN_BYTES + SAMPLE_BYTES
     group = rollout.group * sample + config.tasks.max_prompt_tokens * 4 + SAMPLE_BYTES
-    return rollout.prompts * (1 + rollout.replacement_rounds) * group
+    return config.most_prompts * (1 + rollout.replacement_rounds) * group
 
 
 def rollout_bytes(config: Config) -> int:

@@ -54,6 +54,7 @@ def train(parts: Parts, first_step: int, last_step: int) -> int:
             batch = parts.batches.build(answers)
             stats = parts.guard.apply(step, answers, batch)
             policy = parts.publisher.snapshot(version=step + 1)
+        parts.sampler.resize(stats)
         parts.publisher.forget_before(parts.sampler.oldest_needed())
         parts.desk.publish(policy, parts.sampler.oldest_needed())
         parts.ledger.record(step, answers, batch, stats)

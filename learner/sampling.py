@@ -4,18 +4,22 @@
 
 so a run is a function of config and seed at any lag: the lag is how many steps are ordered ahead, not how fast an actor
 happens to be. Groups that teach nothing may be replaced within the step by orders for further tasks. What is pending is
-part of the state, so that a resumed run orders the same tasks again.
+part of the state, so that a resumed run orders the same tasks again. How many groups a step has may grow with the noise
+of the gradient (learner/batch_size.py); a step that is ordered keeps its number.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from learner.batch import group_teaches
+from learner.batch_size import BatchSize
 from learner.curriculum import Curriculum
+from learner.guard import Skipped
 from learner.observed import observed
 from learner.orders import build_orders
 from learner.recorder import TRAIN_LANE
 from learner.tasks import Task
+from learner.update import UpdateStats
 from protocol.messages import Group, Groups, Order, Policy, Sampling
 from shared.config import Config
 
@@ -57,6 +61,7 @@ class Sampler:
         self.tasks = tasks
         self.curriculum = curriculum
         self.desk = desk
+        self.size = BatchSize(config.rollout.prompts, config.growth)
         self.sampling = Sampling(temperature=config.rollout.temperature, max_new_tokens=config.rollout.max_new_tokens)
         self.pending: list[Pending] = []
         self.next_step = 0
@@ -64,7 +69,7 @@ class Sampler:
     def order_ahead(self, version: int) -> None:
         """Order every step that may be sampled from this version."""
         while self.next_step <= min(version + self.config.pipeline.max_lag, self.config.run.steps - 1):
-            self.pending.append(Pending(self.next_step, version, self.curriculum.next(self.config.rollout.prompts)))
+            self.pending.append(Pending(self.next_step, version, self.curriculum.next(self.size.prompts)))
             self.desk.submit(self.orders(self.pending[-1], first_slot=0))
             self.next_step += 1
 
@@ -75,7 +80,7 @@ class Sampler:
         answers = self.desk.collect([order.order_id for order in self.orders(pending, first_slot=0)])
         tasks = pending.tasks
         for _ in range(self.config.rollout.replacement_rounds):
-            missing = self.config.rollout.prompts - sum(group_teaches(g, self.config) for g in flat(answers))
+            missing = len(pending.tasks) - sum(group_teaches(g, self.config) for g in flat(answers))
             if missing == 0:
                 break
             more = Pending(step, pending.version, self.curriculum.next(missing))
@@ -83,6 +88,11 @@ class Sampler:
             tasks = tasks + more.tasks
         self.curriculum.observe(observed(tasks, flat(answers), self.config))
         return answers
+
+    def resize(self, stats: UpdateStats | Skipped | None) -> None:
+        """After an update that measured the noise of its gradient: steps that are ordered from now on may be larger."""
+        if isinstance(stats, UpdateStats) and stats.noise:
+            self.size.observe(stats.noise)
 
     def replace(self, more: Pending, first_slot: int) -> list[Groups]:
         """Further groups for a step, from the same version."""
@@ -109,15 +119,21 @@ class Sampler:
         return min([pending.version for pending in self.pending], default=self.next_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Curriculum and pending steps, as JSON values."""
+        """Curriculum, pending steps and their size, as JSON values."""
         pending = [[p.step, p.version, p.tasks] for p in self.pending]
-        return {"next_step": self.next_step, "pending": pending, "curriculum": self.curriculum.state_dict()}
+        return {
+            "next_step": self.next_step,
+            "pending": pending,
+            "curriculum": self.curriculum.state_dict(),
+            "size": self.size.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; pending steps are submitted again."""
         self.next_step = int(state["next_step"])
         self.pending = [Pending(*entry) for entry in state["pending"]]
         self.curriculum.load_state_dict(state["curriculum"])
+        self.size.load_state_dict(state["size"])
 
     def submit_pending(self) -> None:
         """After a restart: have the pending steps filled, by the journal or an actor."""

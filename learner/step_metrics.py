@@ -79,6 +79,8 @@ def step_metrics(
         held_fraction=held_fraction(batch) if batch.samples and constrained else NAN,
         held_kl=mean(stats.held_kl) if stats and constrained else NAN,
         constraint_loss=stats.constraint_loss if stats and constrained else NAN,
+        noise_signal=stats.noise.signal if stats and stats.noise else NAN,
+        noise_spread=stats.noise.spread if stats and stats.noise else NAN,
         policy_version=min(answer.policy_version for answer in answers),
         curriculum_stage=curriculum.stage,
         curriculum_pass_rate=curriculum.pass_rate,

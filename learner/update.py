@@ -15,9 +15,10 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from learner.batch import Sample, StepBatch, TrainSample, cut, needs_entropies
+from learner.batch import Sample, StepBatch, TrainSample, by_group, cut, needs_entropies
 from learner.constraint import ConstraintTerms, HeldTokens, constraint_loss
 from learner.fault import Finding, NumericalFault, Refusal
+from learner.gradient_noise import GradientNoise, GroupGradients
 from learner.loss import LossTerms, TokenBatch, policy_loss
 from learner.microbatch import MicroBatch, micro_batch
 from learner.norms import Norms
@@ -57,6 +58,8 @@ class UpdateStats:
     """What holding tokens back added to the loss of the last pass."""
     held_kl: np.ndarray
     """[m] k3 of the held tokens to their reference, in the last pass."""
+    noise: GradientNoise | None
+    """Of the first pass; None where it is not measured."""
 
 
 class Update:
@@ -79,34 +82,52 @@ class Update:
         if not batch.samples:
             return None
         old = self.old_logprobs(batch.samples) if self.config.loss.passes > 1 else {}
-        passes = [self.gradient_pass(step, batch.samples, old) for _ in range(self.config.loss.passes)]
+        first = self.gradient_pass(step, batch.samples, old, batch.sampled if self.config.growth.max_prompts else 0)
+        passes = [first, *(self.gradient_pass(step, batch.samples, old) for _ in range(1, self.config.loss.passes))]
         self.check_weights(step)
-        first = passes[0]
         return replace(
             passes[-1],
             ratios=np.concatenate([p.ratios for p in passes]),
             clipped=np.concatenate([p.clipped for p in passes]),
             kl=first.kl,
             mismatch=first.mismatch,
+            noise=first.noise,
         )
 
-    def gradient_pass(self, step: int, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> UpdateStats:
-        """One optimizer step."""
-        gradient = self.gradient(samples, old)
+    def gradient_pass(
+        self, step: int, samples: Sequence[TrainSample], old: dict[str, torch.Tensor], sampled: int = 0
+    ) -> UpdateStats:
+        """One optimizer step. sampled: groups of the step, where the noise of the gradient is to be measured."""
+        gradient = self.gradient(samples, old, sampled)
         if gradient.refusal:
             log.warning("step %d: %s; it is computed once more", step + 1, gradient.refusal.what)
-            gradient = self.gradient(samples, old)
+            gradient = self.gradient(samples, old, sampled)
         if gradient.refusal:
             raise NumericalFault(step, gradient.refusal, self.each_alone(samples, old), old)
         self.norms.applied(gradient.norm)
-        return gathered(gradient.parts, gradient.norm, self.optimizer.step(step))
+        return gathered(gradient, self.optimizer.step(step))
 
-    def gradient(self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> "Gradient":
+    def gradient(self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor], sampled: int = 0) -> "Gradient":
         """The clipped gradient of these samples, in the parameters, and whether it may be used."""
-        parts = self.over_cuts(samples, lambda part: self.backward(part, old))
+        noise = None
+        if sampled > 1:
+            parts, noise = self.group_after_group(samples, old, sampled)
+        else:
+            parts = self.over_cuts(samples, lambda part: self.backward(part, old))
         norm = self.optimizer.clip()
         loss = float(torch.stack([part.loss for part in parts]).sum())
-        return Gradient(parts=parts, loss=loss, norm=norm, refusal=self.norms.refusal(loss, norm))
+        return Gradient(parts=parts, loss=loss, norm=norm, refusal=self.norms.refusal(loss, norm), noise=noise)
+
+    def group_after_group(
+        self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor], sampled: int
+    ) -> tuple[list["PassPart"], GradientNoise]:
+        """The same gradient from micro-batches that hold one group each, with its noise."""
+        gradients = GroupGradients(list(self.optimizer.parameters.values()))
+        parts: list[PassPart] = []
+        for group in by_group(samples):
+            parts += self.over_cuts(group, lambda part: self.backward(part, old))
+            gradients.take()
+        return parts, gradients.give_back(sampled)
 
     def each_alone(self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> list[Finding]:
         """What every sample adds to loss and gradient; leaves no gradient behind."""
@@ -222,6 +243,8 @@ class Gradient:
     """Of the sum of their gradients, before clipping."""
     refusal: Refusal | None
     """Why it may not be used, if so."""
+    noise: GradientNoise | None
+    """If it was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,14 +290,15 @@ def token_batch(batch: MicroBatch, logprobs: torch.Tensor, old: torch.Tensor, ba
     )
 
 
-def gathered(parts: Sequence[PassPart], grad_norm: float, lr: float) -> UpdateStats:
+def gathered(gradient: Gradient, lr: float) -> UpdateStats:
     """The figures of one pass."""
+    parts = gradient.parts
 
     def column(tensors: list[torch.Tensor]) -> np.ndarray:
         return torch.cat(tensors).cpu().numpy()
 
     return UpdateStats(
-        grad_norm=grad_norm,
+        grad_norm=gradient.norm,
         lr=lr,
         ratios=column([part.terms.ratios for part in parts]),
         clipped=column([part.terms.clipped for part in parts]),
@@ -283,4 +307,5 @@ def gathered(parts: Sequence[PassPart], grad_norm: float, lr: float) -> UpdateSt
         weight_sum=sum(part.weight_sum for part in parts),
         constraint_loss=sum(float(part.held.loss.detach()) for part in parts),
         held_kl=column([part.held.kl for part in parts]),
+        noise=gradient.noise,
     )

@@ -269,6 +269,19 @@ class BatchConfig(Section, frozen=True, kw_only=True):
     """Recompute activations layer by layer in the backward pass."""
 
 
+class GrowthConfig(Section, frozen=True, kw_only=True):
+    """Groups a step that grow with the noise of the gradient; formulas stand in learner/batch_size.py."""
+
+    max_prompts: NonNegative = 0
+    """Most groups a step; `rollout.prompts` is where it begins. 0: every step has as many as the first."""
+    factor: PositiveFloat = 1.0
+    """Groups that are wanted, as a multiple of the gradient noise scale."""
+    memory: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
+    """Share of the past in the smoothed noise."""
+    rate: Annotated[float, Meta(gt=1.0, le=100.0)] = 1.25
+    """At most so many times as many groups from one step to the next, rounded up."""
+
+
 class GuardConfig(Section, frozen=True, kw_only=True):
     """What stops wrong numbers before anything is built on them."""
 
@@ -380,6 +393,7 @@ class Config(Section, frozen=True, kw_only=True):
     constraint: ConstraintConfig = ConstraintConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
+    growth: GrowthConfig = GrowthConfig()
     guard: GuardConfig = GuardConfig()
     pipeline: PipelineConfig = PipelineConfig()
     link: LinkConfig = LinkConfig()
@@ -388,3 +402,8 @@ class Config(Section, frozen=True, kw_only=True):
     journal: JournalConfig = JournalConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
+
+    @property
+    def most_prompts(self) -> int:
+        """Groups that a step may come to order, replacements aside."""
+        return max(self.rollout.prompts, self.growth.max_prompts)

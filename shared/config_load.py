@@ -114,6 +114,11 @@ def check_together(config: Config) -> None:
             "constraint.reference is 'old' but loss.passes is 1: in the first pass the policy is the old one and the"
             " term has no gradient; set loss.passes to 2 or more, or constraint.reference to 'base'."
         )
+    if 0 < config.growth.max_prompts < config.rollout.prompts:
+        raise ConfigError(
+            f"growth.max_prompts = {config.growth.max_prompts} is less than rollout.prompts = {config.rollout.prompts},"
+            " with which a run begins; set it higher, or to 0 for steps that do not grow."
+        )
     endpoint = config.link.endpoint
     if endpoint != "ipc" and not endpoint.startswith("tcp://"):
         raise ConfigError(f"link.endpoint = '{endpoint}' is not allowed: expected 'ipc' or tcp://host:port.")

@@ -37,6 +37,8 @@ KEYS = {
     "held_fraction": "constraint/fraction",
     "held_kl": "constraint/kl",
     "constraint_loss": "constraint/loss",
+    "noise_signal": "noise/signal",
+    "noise_spread": "noise/spread",
     "policy_version": "policy/version",
     "curriculum_stage": "curriculum/stage",
     "curriculum_pass_rate": "curriculum/pass_rate",
@@ -107,6 +109,10 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Mean k3 estimate of those tokens against their reference, in the last pass."""
     constraint_loss: float
     """What the constraint added to the loss of the last pass."""
+    noise_signal: float
+    """Estimate of the squared norm of the true gradient; may be negative. NaN where it is not measured, as the next."""
+    noise_spread: float
+    """Estimate of the variance of one group's gradient; over the above it is the gradient noise scale, in groups."""
     policy_version: int
     """Version the step was sampled from."""
     curriculum_stage: int

@@ -86,7 +86,7 @@ def work(config: Config, shape: ModelShape, *, value_bytes: int) -> int:
 
 def rollout_values(config: Config, shape: ModelShape) -> int:
     """Keys and values of the groups that are decoded together."""
-    groups = min(config.rollout.groups_per_order or config.rollout.prompts, config.rollout.prompts)
+    groups = min(config.rollout.groups_per_order or config.most_prompts, config.most_prompts)
     tokens = groups * (config.tasks.max_prompt_tokens + config.rollout.group * config.rollout.max_new_tokens)
     return 2 * tokens * shape.layers * shape.key_value
 

@@ -168,6 +168,7 @@ def test_a_wrong_type_is_refused_with_path_value_and_expectation(override: str, 
         ("optimizer.lr=0", "> 0.0"),
         ("optimizer.beta1=1", "< 1.0"),
         ("optimizer.final_lr_fraction=2", "<= 1.0"),
+        ("growth.rate=1", "> 1.0"),
         ("pipeline.max_lag=65", "<= 64"),
         ("link.credits=0", ">= 1"),
         ("compute.actor_threads=257", "<= 256"),
@@ -226,6 +227,7 @@ def test_a_missing_source_is_refused_with_the_presets(tmp_path: Path) -> None:
         (["verifier.kind=callable"], "verifier.function is empty"),
         (["link.endpoint=udp://host:1"], "expected 'ipc' or tcp://host:port"),
         (["constraint.beta=0.1", "constraint.reference=old"], "constraint.reference is 'old' but loss.passes is 1"),
+        (["growth.max_prompts=15"], "growth.max_prompts = 15 is less than rollout.prompts = 16"),
         (["link.heartbeat_s=10", "link.silence_s=10"], "link.silence_s must be larger than link.heartbeat_s"),
     ],
 )
@@ -246,6 +248,7 @@ def test_keys_that_do_not_fit_together_are_refused(overrides: list[str], part: s
         ["link.heartbeat_s=1", "link.silence_s=1.5"],
         ["constraint.beta=0.1", "constraint.reference=old", "loss.passes=2"],
         ["constraint.reference=old"],
+        ["growth.max_prompts=16"],
     ],
 )
 def test_keys_that_fit_together_pass(overrides: list[str]) -> None:

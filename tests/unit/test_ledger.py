@@ -29,6 +29,7 @@ AGREED = UpdateStats(
     weight_sum=1.0,
     constraint_loss=0.0,
     held_kl=np.zeros(0),
+    noise=None,
 )
 FRESH = Past()
 DISAGREED = replace(AGREED, mismatch=np.array([0.0, 0.0, 0.0, 0.3]))

@@ -10,6 +10,7 @@ import pytest
 
 from learner.batch import StepBatch, step_batch, teaching_samples
 from learner.curriculum import CurriculumFigures
+from learner.gradient_noise import GradientNoise
 from learner.guard import Skipped
 from learner.step_metrics import Clock, step_metrics
 from learner.update import UpdateStats
@@ -22,7 +23,7 @@ step time_s reward/mean outcome/correct outcome/wrong outcome/unparsable outcome
 outcome/error outcome/abstain groups/dropped groups/quarantined groups/total entropy/mean mask/fraction ratio/mean
 clip/fraction mismatch/mean mismatch/p99 kl grad_norm lr length/mean truncated tokens_per_s time/rollout_s
 time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum
-constraint/fraction constraint/kl constraint/loss policy/version
+constraint/fraction constraint/kl constraint/loss noise/signal noise/spread policy/version
 curriculum/stage curriculum/pass_rate curriculum/effective_tasks
 """
 
@@ -42,6 +43,7 @@ STATS = UpdateStats(
     weight_sum=0.5,
     constraint_loss=0.25,
     held_kl=np.array([0.0, 0.5]),
+    noise=GradientNoise(spread=3.0, signal=0.5),
 )
 
 TEACHING = tiny_group(
@@ -118,6 +120,8 @@ def test_every_key_of_the_contract_is_there_and_right() -> None:
         "constraint/fraction": 1 / 3,
         "constraint/kl": 0.25,
         "constraint/loss": 0.25,
+        "noise/signal": 0.5,
+        "noise/spread": 3.0,
         "policy/version": 3,
         "curriculum/stage": 2,
         "curriculum/pass_rate": 0.625,
@@ -141,6 +145,8 @@ def test_a_step_in_which_nothing_teaches_has_nulls_where_nothing_was_measured() 
         "constraint/fraction",
         "constraint/kl",
         "constraint/loss",
+        "noise/signal",
+        "noise/spread",
     }
     assert (row["groups/dropped"], row["groups/total"], row["weight/sum"]) == (1, 1, 0.0)
     assert set(row) == set(CONTRACT.split())

@@ -38,6 +38,7 @@ from shared.config import (
     Config,
     CurriculumConfig,
     EvalConfig,
+    GrowthConfig,
     LossConfig,
     OptimizerConfig,
     PipelineConfig,
@@ -171,6 +172,7 @@ def config_for(
     lr: float = 2e-3,
     max_mismatch: float = 0.05,
     curriculum: CurriculumConfig = SHUFFLED,
+    growth: GrowthConfig | None = None,
 ) -> Config:
     return Config(
         run=RunConfig(steps=steps, seed=1),
@@ -180,6 +182,7 @@ def config_for(
         pipeline=PipelineConfig(max_lag=max_lag),
         curriculum=curriculum,
         checkpoint=CheckpointConfig(every=3),
+        growth=growth or GrowthConfig(),
     )
 
 
@@ -232,6 +235,23 @@ def test_a_run_with_a_curriculum_resumed_ends_in_the_same_bits(
     figures = [[row.curriculum_stage, row.curriculum_effective_tasks] for row in undisturbed.books.rows]
     assert len({tuple(figure) for figure in figures}) > 1
     assert [[row.curriculum_stage, row.curriculum_effective_tasks] for row in resumed.books.rows] == figures[3:]
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_steps_that_grow_with_the_noise_resume_in_the_same_bits(max_lag: int, start: Callable[[Config], Run]) -> None:
+    config = config_for(max_lag=max_lag, growth=GrowthConfig(max_prompts=7, factor=100.0, memory=0.5))
+    undisturbed = start(config)
+    digest = undisturbed.train()
+    sizes = [row.groups_total for row in undisturbed.books.rows]
+    assert sizes == ([4, 5, 7, 7, 7, 7] if max_lag == 0 else [4, 4, 4, 5, 7, 7])
+    assert all(row.noise_spread > 0 for row in undisturbed.books.rows)
+    stopped, resumed = start(config), start(config)
+    stopped.train(last=3)
+    resumed.load(stopped.books.checkpoints[3])
+    assert resumed.train(first=3) == digest
+    assert [row.groups_total for row in resumed.books.rows] == sizes[3:]
+    assert saved(resumed) == saved(undisturbed)
+    assert start(config_for(max_lag=max_lag)).train() != digest
 
 
 def saved(run: Run) -> dict[str, Any]:
