@@ -41,7 +41,8 @@ class GroupGradients:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         self.squares += squared_norm(gradients)
         if self.total:
-            torch._foreach_add_(self.total, gradients)
+            for total, gradient in zip(self.total, gradients, strict=True):
+                total += gradient
         else:
             self.total = [gradient.clone() for gradient in gradients]
 
