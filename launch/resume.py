@@ -6,8 +6,9 @@ import msgspec
 
 from launch.next_command import next_command
 from launch.results import Summary, read_summary
-from shared.config import Config, OnFault
+from shared.config import Config
 from shared.config_load import config_from_json, config_to_json
+from shared.config_update import OnFault
 from shared.errors import ConfigError
 from shared.files import write_whole
 from shared.run_dir import RunDir
