@@ -51,6 +51,10 @@ def dispatch(args: argparse.Namespace) -> int:
             from launch.key import run_command
 
             return run_command(directory=args.directory, name=args.name)
+        case "curriculum":
+            from launch.curriculum import run_command
+
+            return run_command(source=args.source, overrides=args.set)
         case "verify":
             from launch.verify import run_command
 

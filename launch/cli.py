@@ -39,6 +39,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_replay(commands.add_parser("replay", help="apply a run's journal again and compare", allow_abbrev=False))
     add_eval(commands.add_parser("eval", help="held-out accuracy of a run", allow_abbrev=False))
     add_key(commands.add_parser("key", help="make a key for one more actor of a run", allow_abbrev=False))
+    add_curriculum(commands.add_parser("curriculum", help="measure semantic entropies", allow_abbrev=False))
     add_verify(commands.add_parser("verify", help="score a file of completions", allow_abbrev=False))
     add_generate(commands.add_parser("generate", help="answer a prompt or a file of prompts", allow_abbrev=False))
     add_doctor(commands.add_parser("doctor", help="check this machine and a configuration", allow_abbrev=False))
@@ -128,6 +129,14 @@ def add_set(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="section.key=value, as often as you like"
     )
+
+
+def add_curriculum(parser: argparse.ArgumentParser) -> None:
+    """curriculum"""
+    parser.add_argument(
+        "source", nargs="?", default="embedded", metavar="PRESET|FILE.toml", help="configuration (default: embedded)"
+    )
+    add_set(parser)
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:

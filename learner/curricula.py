@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 from learner.curriculum import Curriculum, Shuffled
 from learner.pass_rate import PassRate
+from learner.semantic_entropy import cache_file, entropy_stages, measured_with, read_entropies
 from learner.stages import Staged
 from learner.tasks import Task
 from shared.config import Config
 from shared.errors import DataError
 
 
-def build_curriculum(config: Config, tasks: Sequence[Task]) -> Curriculum:
-    """One case a kind."""
+def build_curriculum(config: Config, tasks: Sequence[Task], base_digest: str, tokenizer_digest: str) -> Curriculum:
+    """One case a kind. The digests are those of what the run trains, for `sent` to compare with its cache."""
     seed, curriculum = config.run.seed, config.curriculum
     match curriculum.kind:
         case "shuffled":
@@ -20,6 +21,9 @@ def build_curriculum(config: Config, tasks: Sequence[Task]) -> Curriculum:
             return PassRate(strata(tasks, curriculum.column), seed, curriculum)
         case "levels":
             return staged(levels(tasks, curriculum.column), config)
+        case "sent":
+            wanted = measured_with(config, tasks, base_digest, tokenizer_digest)
+            return staged(entropy_stages(read_entropies(cache_file(config), wanted).tasks, curriculum.stages), config)
 
 
 def staged(stages: Sequence[Sequence[int]], config: Config) -> Staged:

@@ -8,6 +8,8 @@ that these are not forgotten. Only groups of the stage's own tasks count for its
 groups of an earlier stage still come in for a while. What happens to the policy between two stages stands in anchor.py.
 """
 
+import hashlib
+import json
 from collections import deque
 from collections.abc import Sequence
 from statistics import fmean
@@ -15,6 +17,7 @@ from typing import Any
 
 from learner.curriculum import CurriculumFigures, Shuffled
 from learner.observed import Observed, pass_rate
+from shared.errors import DamageError
 from shared.seeding import derive
 
 WINDOW = 5
@@ -33,6 +36,7 @@ class Staged:
         self.stage_steps = stage_steps
         self.replay = replay
         self.seed = seed
+        self.plan = hashlib.sha256(json.dumps(self.stages).encode()).hexdigest()
         self.last = float("nan")
         self.enter(0)
 
@@ -78,6 +82,7 @@ class Staged:
     def state_dict(self) -> dict[str, Any]:
         """The stage and how far it has come."""
         return {
+            "plan": self.plan,
             "stage": self.stage,
             "steps": self.steps,
             "recent": list(self.recent),
@@ -86,7 +91,12 @@ class Staged:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from there, with the same stages."""
+        if state["plan"] != self.plan:
+            raise DamageError(
+                "The stages of this run's curriculum are not those it began with: its data or its semantic entropies"
+                " have changed; restore them, or start a new run."
+            )
         self.enter(int(state["stage"]))
         self.steps = int(state["steps"])
         self.recent.extend(state["recent"])

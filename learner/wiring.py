@@ -76,7 +76,7 @@ def build_state(model: Model, desk: OrderDesk) -> LearnerState:
     ids = canary_ids(config.run.seed, len(model.policy.head), config.guard.canary_tokens)
     publisher = Publisher(adapter, lambda: canary_of(model.policy, ids))
     publisher.snapshot(version=0)
-    curriculum = build_curriculum(config, model.tasks.train)
+    curriculum = build_curriculum(config, model.tasks.train, model.policy.base_digest, model.prompter.digest)
     return LearnerState(
         config,
         publisher,

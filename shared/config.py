@@ -96,9 +96,10 @@ class TasksConfig(Section, frozen=True, kw_only=True):
 class CurriculumConfig(Section, frozen=True, kw_only=True):
     """Which tasks come when; formulas stand in learner/pass_rate.py and learner/stages.py."""
 
-    kind: Literal["shuffled", "pass_rate", "levels"] = "shuffled"
+    kind: Literal["shuffled", "pass_rate", "levels", "sent"] = "shuffled"
     """`shuffled`: every task once an epoch. `pass_rate`: in proportion to the expected p (1 - p). `levels`: in stages,
-    by the values of `column`."""
+    by the values of `column`. `sent`: in stages of rising semantic entropy, as `python -m launch curriculum` measured
+    it."""
     column: str = "level"
     """Column of the data that tells how hard a task is: the stages of `levels`; for `pass_rate`, what is seen of some
     tasks is expected of others with the same value."""
@@ -116,6 +117,13 @@ class CurriculumConfig(Section, frozen=True, kw_only=True):
     """Stages: a stage ends after so many steps at the latest; 0 takes run.steps over the number of stages."""
     replay: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
     """Stages: share of the draws that goes to tasks of earlier stages."""
+    stages: Annotated[int, Meta(ge=1, le=64)] = 2
+    """`sent`: into how many stages the tasks are cut; `levels` has one for each value of `column`."""
+    samples: Annotated[int, Meta(ge=2, le=1024)] = 8
+    """`sent`: M, answers a task that its semantic entropy is measured with."""
+    cache: str = ""
+    """`sent`: file with the measured entropies; empty means one below model.cache_dir. Refused if it was measured with
+    another model, template, sampling, verifier or data."""
 
 
 class RolloutConfig(Section, frozen=True, kw_only=True):

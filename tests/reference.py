@@ -299,3 +299,12 @@ def beta_variance(a: float, b: float) -> float:
         return math.lgamma(x) + math.lgamma(y) - math.lgamma(x + y)
 
     return math.exp(log_beta(a + 1, b + 1) - log_beta(a, b))
+
+
+def semantic_entropy(meanings: Sequence[object]) -> float:
+    """- sum_k p_k log p_k over the classes of equal meaning, p_k their share of all answers."""
+    total = 0.0
+    for meaning in set(meanings):
+        share = sum(other == meaning for other in meanings) / len(meanings)
+        total -= share * math.log(share)
+    return total

@@ -6,6 +6,7 @@ import pytest
 
 from learner.observed import Observed
 from learner.stages import WINDOW, Staged
+from shared.errors import DamageError
 
 STAGES = [[0, 1, 2, 3], [10, 11, 12], [20, 21, 22, 23, 24]]
 
@@ -86,6 +87,12 @@ def test_saved_and_loaded_it_goes_on_where_it_was() -> None:
         assert loaded.state_dict() == undisturbed.state_dict()
         assert loaded.metrics() == undisturbed.metrics()
         assert loaded.next(9) == staged_copy(undisturbed).next(9)
+
+
+def test_other_stages_than_those_it_began_with_are_refused() -> None:
+    other = Staged(STAGES[:2], 3, advance_at=0.8, stage_steps=20, replay=0.0)
+    with pytest.raises(DamageError, match="are not those it began with"):
+        other.load_state_dict(staged().state_dict())
 
 
 def staged_copy(chosen: Staged) -> Staged:

@@ -117,7 +117,7 @@ class Run:
         self.desk.publish(publisher.snapshot(version=0), oldest_needed=0)
         tasks = [replace(t, columns=t.columns | {"level": str(i % 3)}) for i, t in enumerate(toy_tasks(12))]
         optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps)
-        sampler = Sampler(config, tasks, build_curriculum(config, tasks), self.desk)
+        sampler = Sampler(config, tasks, build_curriculum(config, tasks, policy.base_digest, ""), self.desk)
         norms = Norms(config.guard)
         self.state = LearnerState(config, publisher, optimizer, norms, sampler, policy.base_digest)
         self.books = KeptBooks(self.state)

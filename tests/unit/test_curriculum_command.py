@@ -1,0 +1,48 @@
+"""`curriculum` on the embedded model: measured once, then read; the same whatever the run's seed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.__main__ import main
+from learner.semantic_entropy import SemanticEntropies
+
+SMALL = ("tasks.limit=6", "tasks.levels=[3]", "rollout.prompts=4", "rollout.max_new_tokens=40", "curriculum.samples=4")
+
+
+def arguments(file: Path, *more: str) -> list[str]:
+    pairs = [("--set", key) for key in (*SMALL, f"curriculum.cache={file}", "curriculum.stages=1", *more)]
+    return ["curriculum", "embedded", *(word for pair in pairs for word in pair)]
+
+
+def test_it_is_measured_once_and_read_by_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "deep" / "se.json"
+    assert main(arguments(file)) == 0
+    first = capsys.readouterr()
+    assert "measuring: " in first.err
+    assert "6 tasks, 4 answers, temperature 1, at most 40 tokens" in first.out and str(file) in first.out
+    data = file.read_bytes()
+    found = json.loads(data)["tasks"]
+    assert [sum(task["clusters"]) for task in found] == [4] * 6
+    assert all(0 <= task["right"] <= 4 for task in found)
+    assert len({tuple(task["clusters"]) for task in found}) > 1
+
+    assert main(arguments(file, "run.seed=9")) == 0
+    again = capsys.readouterr()
+    assert "measuring: " not in again.err and again.out == first.out
+
+    other = tmp_path / "other.json"
+    assert main(arguments(other, "run.seed=9", "rollout.prompts=6")) == 0
+    assert SemanticEntropies.__struct_fields__ == tuple(json.loads(other.read_bytes()))
+    assert other.read_bytes() == data, "how many are decoded together changes no answer"
+
+    assert main(arguments(file, "rollout.temperature=0.5")) == 0
+    assert "are of another sampling" in capsys.readouterr().err
+    assert file.read_bytes() != data
+
+
+def test_a_function_of_the_user_s_own_cannot_say_what_means_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["curriculum", "embedded", "--set", "verifier.kind=callable", "--set", "verifier.function=f.py:f"]
+    assert main(argv) == 2
+    assert "needs 'gsm8k', 'exact' or 'math'" in capsys.readouterr().err
