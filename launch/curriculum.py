@@ -21,7 +21,7 @@ from shared.errors import ConfigError, DataError
 from shared.files import make_folder, write_whole
 
 if TYPE_CHECKING:
-    from actor.rollout import Rollout
+    from launch.local_actor import LocalActor
     from learner.semantic_entropy import Answers, SemanticEntropies
     from learner.tasks import Task
 
@@ -52,32 +52,32 @@ def entropies(config: Config) -> "tuple[Path, SemanticEntropies]":
     from shared.base_cache import cached_base
 
     file = cache_file(config)
-    with local_actor(config) as (rollout, prompter):
-        tasks = load_tasks(config.tasks, prompter).train
-        wanted = measured_with(config, tasks, cached_base(config.model).digest, prompter.digest)
+    with local_actor(config) as actor:
+        tasks = load_tasks(config.tasks, actor.prompter).train
+        wanted = measured_with(config, tasks, cached_base(config.model).digest, actor.prompter.digest)
         try:
             return file, read_entropies(file, wanted)
         except DataError as why:
             print(f"measuring: {why}", file=sys.stderr)
-        found = SemanticEntropies(measured_with=wanted, tasks=tuple(measure(config, tasks, rollout)))
+        found = SemanticEntropies(measured_with=wanted, tasks=tuple(measure(config, tasks, actor)))
     make_folder(file.parent)
     write_whole(file, msgspec.json.encode(found))
     return file, found
 
 
-def measure(config: Config, tasks: "Sequence[Task]", rollout: "Rollout") -> "list[Answers]":
+def measure(config: Config, tasks: "Sequence[Task]", actor: "LocalActor") -> "list[Answers]":
     """All tasks, as many at a time as a training step has."""
     found: list[Answers] = []
     said = time.monotonic()
     while len(found) < len(tasks):
-        found += measure_some(config, tasks, len(found), rollout)
+        found += measure_some(config, tasks, len(found), actor)
         if time.monotonic() - said > SAID_EVERY_S:
             said = time.monotonic()
             print(f"{len(found)} of {len(tasks)} tasks", file=sys.stderr, flush=True)
     return found
 
 
-def measure_some(config: Config, tasks: "Sequence[Task]", first: int, rollout: "Rollout") -> "list[Answers]":
+def measure_some(config: Config, tasks: "Sequence[Task]", first: int, actor: "LocalActor") -> "list[Answers]":
     """The tasks from `first` on."""
     from launch.clusters import clusters, comparison
     from learner.orders import build_orders
@@ -96,14 +96,17 @@ def measure_some(config: Config, tasks: "Sequence[Task]", first: int, rollout: "
         sampling=Sampling(temperature=config.rollout.temperature, max_new_tokens=config.rollout.max_new_tokens),
         groups_per_order=0,
     )
-    completions = rollout.engine.generate(order.groups, order.sampling, lambda: None)
+    scorer = actor.ballots.scorer
+    completions = actor.engine.generate(order.groups, order.sampling, lambda: None)
     jobs = [
-        job for group, samples in zip(order.groups, completions, strict=True) for job in rollout.jobs_of(group, samples)
+        job
+        for group, samples in zip(order.groups, completions, strict=True)
+        for job in actor.rollout.jobs_of(group, samples)
     ]
-    verdicts = iter(rollout.scorer.score(jobs, lambda: None))
+    verdicts = iter(scorer.score(jobs, lambda: None))
     scored = [[next(verdicts) for _ in samples] for samples in completions]
     answers = [[verdict.extracted for verdict in task] for task in scored]
-    same = comparison(config.verifier.kind, answers, rollout.scorer)
+    same = comparison(config.verifier.kind, answers, scorer)
     right = [sum(verdict.outcome is Outcome.CORRECT for verdict in task) for task in scored]
     return [Answers(clusters=clusters(a, same), right=r) for a, r in zip(answers, right, strict=True)]
 

@@ -37,6 +37,10 @@ def test_it_is_measured_once_and_read_by_the_run(tmp_path: Path, capsys: pytest.
     assert SemanticEntropies.__struct_fields__ == tuple(json.loads(other.read_bytes()))
     assert other.read_bytes() == data, "how many are decoded together changes no answer"
 
+    assert main(arguments(other, "verifier.kind=math", "verifier.strict=false")) == 0
+    assert "another verifier (gsm8k, strict, not math)" in capsys.readouterr().err
+    assert json.loads(other.read_bytes())["tasks"] == found, "whole numbers mean the same to both"
+
     assert main(arguments(file, "rollout.temperature=0.5")) == 0
     assert "are of another sampling" in capsys.readouterr().err
     assert file.read_bytes() != data
