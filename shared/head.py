@@ -69,8 +69,8 @@ class ChunkedHead(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         for start in range(0, len(targets), ctx.rows):
             part = slice(start, start + ctx.rows)
-            grad = grads[0][part, None]
+            grad = grads[0][part, None] / ctx.temperature
             grad_logits = torch.softmax(head_logits(hidden[part], weight, ctx.temperature), dim=-1).mul_(-grad)
             grad_logits.scatter_add_(1, targets[part, None], grad)
-            grad_hidden[part] = (grad_logits / ctx.temperature).to(weight.dtype) @ weight
+            grad_hidden[part] = grad_logits.to(weight.dtype) @ weight
         return grad_hidden, None, None, None, None
