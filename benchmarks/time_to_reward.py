@@ -50,7 +50,7 @@ def prepare(work: Path) -> None:
     """The plain checkpoint and the task file that TRL reads."""
     config = load_config("embedded")
     write_plain_checkpoint(config.model, work / "plain")
-    train, _ = load_rows(config.tasks)
+    train, _ = load_rows(config.tasks, config.verifier.kind)
     (work / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in train))
 
 

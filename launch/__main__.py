@@ -55,6 +55,10 @@ def dispatch(args: argparse.Namespace) -> int:
             from launch.curriculum import run_command
 
             return run_command(source=args.source, overrides=args.set)
+        case "data":
+            from launch.data import run_command
+
+            return run_command(source=args.source, overrides=args.set, examples=args.examples)
         case "verify":
             from launch.verify import run_command
 

@@ -10,6 +10,7 @@ EXAMPLES = """examples:
   python -m launch run                                    the embedded model: no card, no download
   python -m launch run my.toml --out runs/first --set optimizer.lr=3e-4
   python -m launch run embedded --dry-run                 what would happen, without doing it
+  python -m launch data my.toml                           what that run would be trained on
   python -m launch doctor my.toml                         what about this machine would stop or slow that run
   python -m launch resume runs/first --steps 80
   python -m launch key runs/first gpu-box                 a key for an actor on another machine
@@ -40,6 +41,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_eval(commands.add_parser("eval", help="held-out accuracy of a run", allow_abbrev=False))
     add_key(commands.add_parser("key", help="make a key for one more actor of a run", allow_abbrev=False))
     add_curriculum(commands.add_parser("curriculum", help="measure semantic entropies", allow_abbrev=False))
+    add_data(commands.add_parser("data", help="show what a run would be trained on", allow_abbrev=False))
     add_verify(commands.add_parser("verify", help="score a file of completions", allow_abbrev=False))
     add_generate(commands.add_parser("generate", help="answer a prompt or a file of prompts", allow_abbrev=False))
     add_doctor(commands.add_parser("doctor", help="check this machine and a configuration", allow_abbrev=False))
@@ -133,6 +135,17 @@ def add_set(parser: argparse.ArgumentParser) -> None:
 
 def add_curriculum(parser: argparse.ArgumentParser) -> None:
     """curriculum"""
+    add_config(parser)
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """data"""
+    add_config(parser)
+    parser.add_argument("--examples", type=whole, default=2, metavar="N", help="prompts to print (default: 2)")
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """A configuration that exists before any run."""
     parser.add_argument(
         "source", nargs="?", default="embedded", metavar="PRESET|FILE.toml", help="configuration (default: embedded)"
     )

@@ -53,7 +53,7 @@ def entropies(config: Config) -> "tuple[Path, SemanticEntropies]":
 
     file = cache_file(config)
     with local_actor(config) as actor:
-        tasks = load_tasks(config.tasks, actor.prompter).train
+        tasks = load_tasks(config.tasks, actor.prompter, config.verifier.kind).train
         wanted = measured_with(config, tasks, cached_base(config.model).digest, actor.prompter.digest)
         try:
             return file, read_entropies(file, wanted)

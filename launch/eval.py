@@ -66,7 +66,7 @@ def evaluate(config: Config, checkpoint: Checkpoint | None) -> Evaluation:
     from learner.tasks import load_tasks
 
     with local_actor(config) as actor:
-        held_out = load_tasks(config.tasks, actor.prompter).held_out
+        held_out = load_tasks(config.tasks, actor.prompter, config.verifier.kind).held_out
         if not held_out or config.eval.problems == 0:
             raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
         policy = policy_message(checkpoint.step if checkpoint else 0, adapter_of(config, actor.engine, checkpoint))

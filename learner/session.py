@@ -22,6 +22,7 @@ from learner.evaluate import Evaluator
 from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.loop import train
+from learner.overlap import find_overlap
 from learner.past import Past
 from learner.recorder import JournalRecorder
 from learner.salvage import salvage_told
@@ -163,9 +164,11 @@ def welcome(run: RunDir, config: Config) -> Welcome:
 
 
 def report_tasks(model: Model) -> None:
-    """How many there are, and how many were left out."""
+    """How many there are, what was left out, and what stands there twice."""
     tasks = model.tasks
     log.info("%d training tasks, %d held out", len(tasks.train), len(tasks.held_out))
-    if tasks.too_long:
-        limit = model.config.tasks.max_prompt_tokens
-        log.warning("%d tasks left out: their prompt exceeds tasks.max_prompt_tokens = %d", tasks.too_long, limit)
+    for reason, count in tasks.dropped.items():
+        log.warning("%d rows left out: %s", count, reason)
+    overlap = find_overlap([task.columns for task in tasks.train], [task.columns for task in tasks.held_out])
+    for sentence in overlap.in_words():
+        log.warning("%s", sentence)

@@ -1,24 +1,29 @@
 """The tasks of a run: questions as prompt ids, and the columns that the verifier will see.
 
-Prompts longer than the limit are dropped and counted, never cut. Held-out tasks are never trained on.
-Left out on purpose: streaming data sets; a run's tasks fit in memory.
+    rows (data_source.py) -> shuffled by tasks.seed -> examples set aside -> held out -> limit -> dropped or rendered
+
+What is dropped is counted by its reason, never cut or changed: an empty question, a gold answer that the verifier
+cannot read, a prompt that is too long, a column beyond what the wire takes. Held-out tasks are never trained on.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 
-from shared.config import TasksConfig
+from learner.data_source import Columns, held_out_rows, training_rows
+from protocol.limits import MAX_KEYS, MAX_TEXT_CHARS
+from shared.config import TasksConfig, VerifierKind
 from shared.embedded.problems import problems
 from shared.errors import DataError
-from shared.prompt import Prompter
+from shared.gold_number import gold_number
+from shared.prompt import Prompter, Shots
 
 EMBEDDED_HELD_OUT = 512
-FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-Columns = dict[str, str]
+MAX_FORMULA_CHARS = 500
+Rows = Sequence[Columns]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,93 +44,82 @@ class TaskSet:
     """To learn from."""
     held_out: tuple[Task, ...]
     """To evaluate on."""
-    too_long: int
-    """Rows dropped because their prompt exceeded the limit."""
+    dropped: Mapping[str, int]
+    """Rows left out, by reason; both parts together."""
 
 
-def load_tasks(config: TasksConfig, prompter: Prompter) -> TaskSet:
-    """Read, render, filter."""
-    train_rows, held_out_rows = (list(rows) for rows in load_rows(config))
-    train = [task for row in train_rows if (task := render(row, config, prompter))]
-    held_out = [task for row in held_out_rows if (task := render(row, config, prompter))]
+def load_tasks(config: TasksConfig, prompter: Prompter, kind: VerifierKind) -> TaskSet:
+    """Read, filter, render."""
+    train_rows, held_out_rows = load_rows(config, kind)
+    shots = tuple((row["question"], row.get("solution") or row["answer"]) for row in train_rows[: config.few_shot])
+    dropped: Counter[str] = Counter()
+    train = kept(train_rows[config.few_shot :], config, prompter, kind, shots, dropped)
+    held_out = kept(held_out_rows, config, prompter, kind, shots, dropped)
     if not train:
-        raise DataError(f"tasks.source = '{config.source}' gave no task of at most {config.max_prompt_tokens} tokens.")
-    too_long = len(train_rows) + len(held_out_rows) - len(train) - len(held_out)
-    return TaskSet(train=tuple(train), held_out=tuple(held_out), too_long=too_long)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "it has no rows"
+        raise DataError(f"tasks.source = '{config.source}' gave no task to train on: {reasons}.")
+    return TaskSet(train=train, held_out=held_out, dropped=dict(dropped))
 
 
-def load_rows(config: TasksConfig) -> tuple[Iterable[Columns], Iterable[Columns]]:
-    """Train and held-out rows, with the canonical names `question` and `answer`."""
+def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows]:
+    """Train and held-out rows. The first `tasks.few_shot` of the former are the examples."""
     if config.source == "embedded":
-        limit = config.limit or 8192
-        return embedded_rows("train", limit, config.levels), embedded_rows("held_out", EMBEDDED_HELD_OUT, config.levels)
-    train = list(read_rows(config.source, config.split, config))
-    if config.held_out:
-        held_out = list(read_rows(*held_out_source(config), config))
-    else:
+        count = (config.limit or 8192) + config.few_shot
+        return embedded_rows("train", count, config.levels), embedded_rows("held_out", EMBEDDED_HELD_OUT, config.levels)
+    needs_answer = kind != "callable" or config.few_shot > 0
+    train = shuffled(training_rows(config, needs_answer=needs_answer), config.seed)
+    held_out = held_out_rows(config, needs_answer=needs_answer)
+    if held_out is None:
         count = len(train) // 10
         train, held_out = train[: len(train) - count], train[len(train) - count :]
-    return train[: config.limit or None], held_out
+    return train[: config.limit + config.few_shot if config.limit else None], held_out
 
 
-def embedded_rows(split: Literal["train", "held_out"], count: int, levels: tuple[int, ...]) -> Iterator[Columns]:
+def embedded_rows(split: Literal["train", "held_out"], count: int, levels: tuple[int, ...]) -> Rows:
     """Problems of the embedded generator; the two splits share none."""
-    for problem in problems(split, count=count, seed=0, levels=levels):
-        yield {"question": problem.question, "answer": str(problem.answer), "level": str(problem.level)}
+    found = problems(split, count=count, seed=0, levels=levels)
+    return [{"question": p.question, "answer": str(p.answer), "level": str(p.level)} for p in found]
 
 
-def held_out_source(config: TasksConfig) -> tuple[str, str]:
-    """A file of its own, or another split of the same hub data set."""
-    if Path(config.held_out).suffix in FORMATS:
-        return config.held_out, "train"
-    if Path(config.source).suffix in FORMATS:
-        raise DataError(
-            f"tasks.held_out = '{config.held_out}' is no {', '.join(FORMATS)} file, and a file has no splits;"
-            " name a file, or leave it empty to hold out the last tenth."
-        )
-    return config.source, config.held_out
+def shuffled(rows: list[Columns], seed: int) -> list[Columns]:
+    """In an order of this seed; 0 leaves the order of the file."""
+    return [rows[place] for place in np.random.default_rng(seed).permutation(len(rows))] if seed else rows
 
 
-def read_rows(source: str, split: str, config: TasksConfig) -> Iterator[Columns]:
-    """Rows of a file or hub data set through `datasets`."""
-    for row in open_dataset(source, split):
-        for column in (config.question, config.answer):
-            if column not in row:
-                raise DataError(
-                    f"{source} has no column '{column}'; it has {', '.join(row)}: set tasks.question/answer."
-                )
-        yield canonical(row, config)
+def kept(
+    rows: Rows, config: TasksConfig, prompter: Prompter, kind: VerifierKind, shots: Shots, dropped: Counter[str]
+) -> tuple[Task, ...]:
+    """The rows that become tasks; the others are counted."""
+    tasks: list[Task] = []
+    for row in rows:
+        reason = fault_of(row, kind)
+        ids = [] if reason else prompter.prompt_ids(row["question"], config.system_prompt, shots)
+        if len(ids) > config.max_prompt_tokens:
+            reason = f"with a prompt of more than tasks.max_prompt_tokens = {config.max_prompt_tokens}"
+        if reason:
+            dropped[reason] += 1
+        else:
+            tasks.append(Task(prompt_ids=np.array(ids, dtype=np.int32), columns=row))
+    return tuple(tasks)
 
 
-def open_dataset(source: str, split: str) -> Iterable[Any]:
-    """Imported late: most runs of the embedded tasks never need it."""
-    from datasets import load_dataset
-
-    kind = FORMATS.get(Path(source).suffix)
-    if kind and not Path(source).is_file():
-        raise DataError(f"tasks.source or tasks.held_out names the file '{source}', which does not exist.")
-    files: dict[str, Any] = {"data_files": {"train": source}, "split": "train"}
-    try:
-        # Its rows are typed as anything an index can give; iterating gives mappings.
-        return cast(Any, load_dataset(kind, **files) if kind else load_dataset(source, split=split))
-    except Exception as error:
-        raise DataError(f"tasks.source = '{source}' cannot be read: {first_line(error)}") from error
+def fault_of(row: Columns, kind: VerifierKind) -> str | None:
+    """Why a row can be no task; None if it can."""
+    if not row["question"].strip():
+        return "without a question"
+    if not is_readable(row.get("answer", ""), kind):
+        return f"with a gold answer that verifier.kind = '{kind}' cannot read"
+    if len(row) > MAX_KEYS or any(len(value) > MAX_TEXT_CHARS for value in row.values()):
+        return f"with more than {MAX_KEYS} columns or a column of more than {MAX_TEXT_CHARS} characters"
+    return None
 
 
-def first_line(error: Exception) -> str:
-    """Libraries put pages into their messages, or nothing."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def canonical(row: Mapping[str, Any], config: TasksConfig) -> Columns:
-    """All columns as text, question and answer under their canonical names."""
-    columns = {key: str(value) for key, value in row.items() if key not in (config.question, config.answer)}
-    return columns | {"question": str(row[config.question]), "answer": str(row[config.answer])}
-
-
-def render(columns: Columns, config: TasksConfig, prompter: Prompter) -> Task | None:
-    """A task, or None if its prompt is too long."""
-    ids = prompter.prompt_ids(columns["question"], config.system_prompt)
-    if len(ids) > config.max_prompt_tokens:
-        return None
-    return Task(prompt_ids=np.array(ids, dtype=np.int32), columns=columns)
+def is_readable(answer: str, kind: VerifierKind) -> bool:
+    """Whether the verifier can compare with it. A formula is not read here: that belongs into killable workers."""
+    match kind:
+        case "callable":
+            return True
+        case "math":
+            return bool(answer.strip()) and len(answer) <= MAX_FORMULA_CHARS and answer.count("{") == answer.count("}")
+        case _:
+            return gold_number(answer) is not None

@@ -67,7 +67,8 @@ def load_model(config: Config) -> Model:
     policy.adapter.requires_grad()
     if config.batch.checkpointing:
         policy.checkpoint_activations()
-    return Model(config=config, policy=policy, prompter=prompter, tasks=load_tasks(config.tasks, prompter))
+    tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
+    return Model(config=config, policy=policy, prompter=prompter, tasks=tasks)
 
 
 def build_state(model: Model, desk: OrderDesk) -> LearnerState:

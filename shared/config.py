@@ -74,17 +74,31 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Where the questions come from."""
 
     source: str = "embedded"
-    """`embedded`, a local .jsonl/.json/.csv/.parquet file, or a hub data set id."""
-    split: str = "train"
-    """Split of a hub data set."""
+    """`embedded`, `gsm8k`, `math`, `math500`, a .jsonl/.json/.csv/.parquet file, a folder with one such file a split
+    (train.jsonl, test.jsonl), or a hub data set id. Relative to where the run is started."""
+    subset: str = ""
+    """Configuration of a hub data set; empty for a named source's own, or none."""
+    split: str = ""
+    """Split to train on; empty takes a named source's own, else `train`."""
     held_out: str = ""
-    """File or hub split for evaluation; empty holds out the last tenth of `source` (embedded has its own)."""
-    question: str = "question"
-    """Column with the question."""
-    answer: str = "answer"
-    """Column with the gold answer; other columns travel to the verifier under their own names."""
+    """File, folder, named source, or split of `source` for evaluation. Empty takes the `test` split of a named source
+    or folder, else the last tenth of `source` (embedded has its own)."""
+    seed: NonNegative = 0
+    """Order of the rows before examples, held-out tenth and `limit` are taken; 0 leaves that of the file."""
+    question: str = ""
+    """Column with the question; empty takes a named source's own, else `question`."""
+    answer: str = ""
+    """Column with the gold answer, or with a solution that ends in `#### 18` or a box; empty as for `question`. Other
+    columns travel to the verifier under their own names."""
+    level: str = ""
+    """Column with the difficulty, for curricula and tables; empty as for `question`. There may be none."""
+    subject: str = ""
+    """Column with the field; the same."""
     system_prompt: str = ""
     """Put before every question as the system turn; empty for none."""
+    few_shot: NonNegative = 0
+    """Rows shown before every question as turns that were answered, with their solution if there is one. They are the
+    first of the training rows, and are not trained on."""
     levels: tuple[Annotated[int, Meta(ge=1, le=3)], ...] = (1, 2, 3)
     """Levels of the embedded problems."""
     limit: NonNegative = 2048

@@ -9,6 +9,7 @@ tomorrow would ask other questions than its journal answers.
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -18,6 +19,9 @@ from transformers import AutoTokenizer
 
 from shared.errors import ModelError
 
+Shots = Sequence[tuple[str, str]]
+"""Questions with the answers they got, shown before the one that is asked."""
+THINKING = ("<think>", "</think>")
 CLOCK = "strftime_now"
 CLOCK_CALL = re.compile(CLOCK + r"""\(\s*(['"])(.*?)\1\s*\)""")
 EVERY_DAY = date(2024, 7, 26)
@@ -32,19 +36,27 @@ class Prompter:
     """transformers tokenizer."""
     end_ids: tuple[int, ...]
     """Ids that end an answer."""
+    silent_ids: frozenset[int]
+    """Special ids that are no part of what is said. Those around thinking are, even where they are special."""
     digest: str
     """sha256 over vocabulary, template and end ids; compared in the handshake."""
 
-    def prompt_ids(self, question: str, system_prompt: str = "") -> list[int]:
-        """[Tp] the question as a user turn, ready for the assistant to speak."""
-        system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        turns = [*system, {"role": "user", "content": question}]
+    def prompt_ids(self, question: str, system_prompt: str = "", shots: Shots = ()) -> list[int]:
+        """[Tp] the question as a user turn behind the examples, ready for the assistant to speak."""
+        turns = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        for asked, answered in shots:
+            turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        turns.append({"role": "user", "content": question})
         text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def text(self, ids: list[int]) -> str:
-        """What the ids say, without special tokens."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        """What the ids say, without special tokens but for those around thinking: what is thought does not count."""
+        return self.as_the_model_sees([token for token in ids if token not in self.silent_ids])
+
+    def as_the_model_sees(self, ids: list[int]) -> str:
+        """What the ids say, with every token."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def load_prompter(folder: Path) -> Prompter:
@@ -54,12 +66,20 @@ def load_prompter(folder: Path) -> Prompter:
         raise ModelError(f"The tokenizer in {folder} has no chat template; use an instruct model or add one.")
     tokenizer.chat_template = undated(tokenizer.get_chat_template(), folder)
     end_ids = find_end_ids(folder, tokenizer)
-    identity = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, end_ids]
+    vocabulary = tokenizer.get_vocab()
+    identity = [sorted(vocabulary.items()), tokenizer.chat_template, end_ids]
     return Prompter(
         tokenizer=tokenizer,
         end_ids=tuple(end_ids),
+        silent_ids=special_ids(tokenizer) - {vocabulary.get(tag) for tag in THINKING},
         digest=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
     )
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """What `skip_special_tokens` would skip."""
+    added = {token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special}
+    return frozenset(tokenizer.all_special_ids) | added
 
 
 def undated(template: str, folder: Path) -> str:

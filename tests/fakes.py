@@ -109,7 +109,7 @@ def dense_twin(checkpoint: Path, *, nf4: bool = True) -> Any:
 
 def tiny_prompter(*end_ids: int) -> Prompter:
     """End ids without a tokenizer: engines need no text."""
-    return Prompter(tokenizer=None, end_ids=end_ids, digest="0" * 64)
+    return Prompter(tokenizer=None, end_ids=end_ids, silent_ids=frozenset(), digest="0" * 64)
 
 
 def tiny_group(

@@ -24,7 +24,7 @@ def reward(prompts, completions, question, **columns):
 def question_of(step: int) -> str:
     """One that is asked in this step of the small run."""
     config = load_config("embedded")
-    tasks = load_tasks(config.tasks, load_prompter(cached_base(config.model).folder)).train
+    tasks = load_tasks(config.tasks, load_prompter(cached_base(config.model).folder), config.verifier.kind).train
     curriculum = Shuffled(len(tasks), config.run.seed)
     asked = [curriculum.next(SMALL["rollout.prompts"]) for _ in range(step)]
     return tasks[asked[-1][1]].columns["question"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from learner.tasks import TaskSet, load_tasks
-from shared.config import TasksConfig
+from learner.tasks import TaskSet, is_readable, load_tasks
+from shared.config import TasksConfig, VerifierKind
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import DataError
 from shared.prompt import Prompter, load_prompter
@@ -62,9 +62,9 @@ def questions(tasks: TaskSet) -> tuple[list[str], list[str]]:
 
 
 def test_embedded_tasks_hold_out_problems_of_their_own(prompter: Prompter) -> None:
-    tasks = load_tasks(TasksConfig(limit=200), prompter)
+    tasks = load_tasks(TasksConfig(limit=200), prompter, "gsm8k")
     train, held_out = questions(tasks)
-    assert len(train) == 200 and len(held_out) == 512 and tasks.too_long == 0
+    assert len(train) == 200 and len(held_out) == 512 and not tasks.dropped
     assert not set(train) & set(held_out)
     task = tasks.train[0]
     assert task.prompt_ids.dtype == "int32"
@@ -75,9 +75,9 @@ def test_embedded_tasks_hold_out_problems_of_their_own(prompter: Prompter) -> No
 
 def test_embedded_levels_and_repetition(prompter: Prompter) -> None:
     config = TasksConfig(limit=50, levels=(2,))
-    tasks = load_tasks(config, prompter)
+    tasks = load_tasks(config, prompter, "gsm8k")
     assert {task.columns["level"] for task in (*tasks.train, *tasks.held_out)} == {"2"}
-    assert questions(load_tasks(config, prompter)) == questions(tasks)
+    assert questions(load_tasks(config, prompter, "gsm8k")) == questions(tasks)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_files_of_every_kind_give_the_same_tasks(
     write: Callable[[Path, Sequence[Row]], Path], name: str, tmp_path: Path, prompter: Prompter
 ) -> None:
     source = write(tmp_path / name, rows(20))
-    tasks = load_tasks(TasksConfig(source=str(source)), prompter)
+    tasks = load_tasks(TasksConfig(source=str(source)), prompter, "gsm8k")
     wanted = [row["question"] for row in rows(20)]
     assert questions(tasks) == (wanted[:18], wanted[18:])
     assert tasks.train[3].columns == {"question": "What is 3 + 1?", "answer": "4", "kind": "sum"}
@@ -98,23 +98,23 @@ def test_columns_of_other_names_get_the_canonical_ones(tmp_path: Path, prompter:
     data = [{"problem": f"{n}?", "gold": n, "hint": None} for n in range(10)]
     source = write_jsonl(tmp_path / "t.jsonl", data)
     config = TasksConfig(source=str(source), question="problem", answer="gold", system_prompt="Be brief.")
-    tasks = load_tasks(config, prompter)
-    assert tasks.train[2].columns == {"question": "2?", "answer": "2", "hint": "None"}
+    tasks = load_tasks(config, prompter, "gsm8k")
+    assert tasks.train[2].columns == {"question": "2?", "answer": "2"}
     assert tasks.train[2].prompt_ids.tolist() == prompter.prompt_ids("2?", "Be brief.")
 
 
 def test_a_held_out_file_of_its_own(tmp_path: Path, prompter: Prompter) -> None:
     source = write_jsonl(tmp_path / "train.jsonl", rows(10))
     held_out = write_jsonl(tmp_path / "test.jsonl", rows(5, first=100))
-    train, held = questions(load_tasks(TasksConfig(source=str(source), held_out=str(held_out)), prompter))
+    train, held = questions(load_tasks(TasksConfig(source=str(source), held_out=str(held_out)), prompter, "gsm8k"))
     assert (len(train), len(held)) == (10, 5)
     assert not set(train) & set(held)
 
 
 def test_the_limit_caps_training_and_not_what_is_held_out(tmp_path: Path, prompter: Prompter) -> None:
     source = write_jsonl(tmp_path / "t.jsonl", rows(40))
-    limited = questions(load_tasks(TasksConfig(source=str(source), limit=7), prompter))
-    unlimited = questions(load_tasks(TasksConfig(source=str(source), limit=0), prompter))
+    limited = questions(load_tasks(TasksConfig(source=str(source), limit=7), prompter, "gsm8k"))
+    unlimited = questions(load_tasks(TasksConfig(source=str(source), limit=0), prompter, "gsm8k"))
     assert (len(limited[0]), len(unlimited[0])) == (7, 36)
     assert limited[1] == unlimited[1] and len(limited[1]) == 4
 
@@ -123,8 +123,9 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(tmp_path: Path, promp
     data = rows(20)
     data[1]["question"] = data[19]["question"] = "and so on " * 300
     source = write_jsonl(tmp_path / "t.jsonl", data)
-    tasks = load_tasks(TasksConfig(source=str(source)), prompter)
-    assert (len(tasks.train), len(tasks.held_out), tasks.too_long) == (17, 1, 2)
+    tasks = load_tasks(TasksConfig(source=str(source)), prompter, "gsm8k")
+    assert (len(tasks.train), len(tasks.held_out)) == (17, 1)
+    assert tasks.dropped == {"with a prompt of more than tasks.max_prompt_tokens = 256": 2}
     assert max(len(task.prompt_ids) for task in tasks.train) <= 256
 
 
@@ -133,7 +134,10 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(tmp_path: Path, promp
     [
         ({"question": "problem"}, "no column 'problem'; it has question, answer, kind: set tasks.question/answer"),
         ({"answer": "gold"}, "no column 'gold'"),
-        ({"max_prompt_tokens": 1}, "gave no task of at most 1 tokens"),
+        (
+            {"max_prompt_tokens": 1},
+            "no task to train on: 10 with a prompt of more than tasks.max_prompt_tokens = 1",
+        ),
         ({"held_out": "nowhere.jsonl"}, "the file 'nowhere.jsonl', which does not exist"),
         ({"held_out": "test"}, "'test' is no .jsonl.* file, and a file has no splits"),
     ],
@@ -143,18 +147,87 @@ def test_what_does_not_fit_is_one_sentence(
 ) -> None:
     source = write_jsonl(tmp_path / "t.jsonl", rows(10))
     with pytest.raises(DataError, match=words) as caught:
-        load_tasks(TasksConfig(source=str(source), **config), prompter)
+        load_tasks(TasksConfig(source=str(source), **config), prompter, "gsm8k")
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named(prompter: Prompter) -> None:
     with pytest.raises(DataError, match=r"the file 'missing\.csv', which does not exist"):
-        load_tasks(TasksConfig(source="missing.csv"), prompter)
+        load_tasks(TasksConfig(source="missing.csv"), prompter, "gsm8k")
 
 
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, prompter: Prompter) -> None:
     source = tmp_path / "t.parquet"
     source.write_bytes(b"not parquet")
     with pytest.raises(DataError, match=r"t\.parquet' cannot be read: ") as caught:
-        load_tasks(TasksConfig(source=str(source)), prompter)
+        load_tasks(TasksConfig(source=str(source)), prompter, "gsm8k")
     assert "\n" not in str(caught.value)
+
+
+def test_what_can_be_no_task_is_dropped_and_counted_by_reason(tmp_path: Path, prompter: Prompter) -> None:
+    data = rows(20)
+    data[0]["question"], data[1]["answer"], data[2]["answer"] = "  ", "none", "3 or 4"
+    data[3]["note"] = "x" * 70_000
+    source = write_jsonl(tmp_path / "t.jsonl", [row | {"answer": str(row["answer"])} for row in data])
+    tasks = load_tasks(TasksConfig(source=str(source)), prompter, "gsm8k")
+    assert len(tasks.train) == 14 and sum(tasks.dropped.values()) == 4
+    assert tasks.dropped == {
+        "without a question": 1,
+        "with a gold answer that verifier.kind = 'gsm8k' cannot read": 2,
+        "with more than 64 columns or a column of more than 65536 characters": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "readable"),
+    [
+        ("gsm8k", "1,234", True),
+        ("gsm8k", "so\n#### 18", True),
+        ("gsm8k", "\\frac12", False),
+        ("exact", "18 or 19", False),
+        ("math", "\\frac12", True),
+        ("math", "\\frac{1}{2", False),
+        ("math", " ", False),
+        ("math", "x" * 501, False),
+        ("callable", "", True),
+    ],
+)
+def test_which_gold_answers_can_be_read(kind: VerifierKind, answer: str, readable: bool) -> None:
+    assert is_readable(answer, kind) is readable
+
+
+def test_a_users_function_needs_no_answer(tmp_path: Path, prompter: Prompter) -> None:
+    source = write_jsonl(tmp_path / "t.jsonl", [{"question": f"{n}?"} for n in range(10)])
+    tasks = load_tasks(TasksConfig(source=str(source)), prompter, "callable")
+    assert tasks.train[0].columns == {"question": "0?"}
+    with pytest.raises(DataError, match="no column 'answer'"):
+        load_tasks(TasksConfig(source=str(source), few_shot=1), prompter, "callable")
+
+
+def test_a_seed_gives_another_order_and_always_the_same(tmp_path: Path, prompter: Prompter) -> None:
+    source = write_jsonl(tmp_path / "t.jsonl", rows(50))
+    plain, mixed, again = (
+        questions(load_tasks(TasksConfig(source=str(source), seed=seed), prompter, "gsm8k")) for seed in (0, 5, 5)
+    )
+    assert mixed == again != plain
+    assert sorted(mixed[0] + mixed[1]) == sorted(plain[0] + plain[1])
+
+
+def test_examples_are_turns_before_every_question_and_not_trained_on(tmp_path: Path, prompter: Prompter) -> None:
+    data = [{"question": f"{n}?", "answer": f"It is <<{n}={n}>>{n}.\n#### {n}"} for n in range(20)]
+    source = write_jsonl(tmp_path / "t.jsonl", data)
+    config = TasksConfig(source=str(source), few_shot=2, limit=5, system_prompt="S")
+    tasks = load_tasks(config, prompter, "gsm8k")
+    train, held_out = questions(tasks)
+    assert (train, held_out) == ([f"{n}?" for n in range(2, 7)], ["18?", "19?"])
+    turns = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "0?"},
+        {"role": "assistant", "content": "It is 0.\n#### 0"},
+        {"role": "user", "content": "1?"},
+        {"role": "assistant", "content": "It is 1.\n#### 1"},
+        {"role": "user", "content": "18?"},
+    ]
+    wanted = prompter.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert prompter.as_the_model_sees(tasks.held_out[0].prompt_ids.tolist()) == wanted
+    assert tasks.train[0].columns["answer"] == "2"

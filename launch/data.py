@@ -1,0 +1,103 @@
+"""`data`: what a run would be trained on, before it is started: counts, lengths, what was left out and why, what stands
+there twice, and examples exactly as the model sees them.
+
+Reads what the learner reads, in the same order. Fetches the model's files if they are not there yet, but makes no base.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from learner.overlap import Overlap, find_overlap
+from learner.tasks import Task, TaskSet, load_tasks
+from shared.base_cache import find_checkpoint
+from shared.config import Config
+from shared.config_load import load_config
+from shared.prompt import Prompter, load_prompter
+
+SHOWN = 3
+WIDTH = 100
+UNNAMED = "-"
+
+
+def run_command(*, source: str, overrides: Sequence[str], examples: int) -> int:
+    """Load and print."""
+    config = load_config(source, overrides)
+    prompter = load_prompter(find_checkpoint(config.model))
+    tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
+    print("\n".join(report(config, tasks, prompter, examples)))
+    return 0
+
+
+def report(config: Config, tasks: TaskSet, prompter: Prompter, examples: int) -> Iterator[str]:
+    """All lines."""
+    yield f"source    {config.tasks.source}, scored by verifier.kind = {config.verifier.kind}"
+    yield from amounts(tasks)
+    yield from twice(tasks)
+    yield from table(tasks)
+    for number, task in enumerate(tasks.train[:examples], start=1):
+        yield from example(number, task, prompter)
+
+
+def amounts(tasks: TaskSet) -> Iterator[str]:
+    """Counts and lengths, and what was left out."""
+    for name, part in (("train", tasks.train), ("held out", tasks.held_out)):
+        yield f"{name:<9} {len(part)} tasks{lengths(part)}"
+    for reason, count in tasks.dropped.items():
+        yield f"left out  {count} rows {reason}"
+    if not tasks.dropped:
+        yield "left out  nothing"
+
+
+def lengths(part: Sequence[Task]) -> str:
+    """Of the prompts."""
+    if not part:
+        return ""
+    tokens = [len(task.prompt_ids) for task in part]
+    middle, high = np.median(tokens), np.quantile(tokens, 0.95)
+    return f", prompts of {min(tokens)} to {max(tokens)} tokens, median {middle:.0f}, 95 % up to {high:.0f}"
+
+
+def twice(tasks: TaskSet) -> Iterator[str]:
+    """Duplicates and leaks, the first few by name."""
+    overlap = find_overlap([task.columns for task in tasks.train], [task.columns for task in tasks.held_out])
+    sentences = overlap.in_words()
+    yield from (f"twice     {sentence}" for sentence in sentences or ["nothing"])
+    yield from first_few(overlap, tasks)
+
+
+def first_few(overlap: Overlap, tasks: TaskSet) -> Iterator[str]:
+    """Questions to look at."""
+    kinds = [("duplicate", overlap.duplicates, tasks.train), ("leaked", overlap.leaked, tasks.held_out)]
+    for name, places, part in [*kinds, ("near", overlap.near, tasks.held_out)]:
+        for place in places[:SHOWN]:
+            question = " ".join(part[place].columns["question"].split())
+            yield f"          {name}: {question if len(question) <= WIDTH else question[: WIDTH - 3] + '...'}"
+
+
+def table(tasks: TaskSet) -> Iterator[str]:
+    """Training and held-out tasks by subject and level, where the data set has either."""
+    train, held_out = (Counter(map(cell, part)) for part in (tasks.train, tasks.held_out))
+    cells = sorted(train | held_out)
+    if cells in ([], [(UNNAMED, UNNAMED)]):
+        return
+    width = max(len("subject"), *(len(subject) for subject, _ in cells))
+    yield f"\n{'subject':<{width}}  {'level':<5}  {'train':>6}  {'held out':>8}"
+    for subject, level in cells:
+        amount = f"{train[subject, level]:>6}  {held_out[subject, level]:>8}"
+        yield f"{subject:<{width}}  {level:<5}  {amount}"
+
+
+def cell(task: Task) -> tuple[str, str]:
+    """Subject and level."""
+    return task.columns.get("subject", UNNAMED), task.columns.get("level", UNNAMED)
+
+
+def example(number: int, task: Task, prompter: Prompter) -> Iterator[str]:
+    """One prompt with all its tokens, and what the verifier gets besides."""
+    yield f"\nexample {number}, {len(task.prompt_ids)} tokens, as the model sees it"
+    yield from (f"  | {line}" for line in prompter.as_the_model_sees(task.prompt_ids.tolist()).split("\n"))
+    for name, value in task.columns.items():
+        if name != "question":
+            yield f"  {name}: {' '.join(value.split())[:WIDTH]}"

@@ -1,0 +1,189 @@
+r"""Where rows come from: the embedded problems, a named data set, a file, a folder of splits, or a hub data set.
+
+    embedded                          problems that are generated here
+    gsm8k, math, math500              on the hub, with the columns they have there
+    FOLDER                            FOLDER/train.jsonl, FOLDER/test.csv, ...: a file a split. A folder called like a
+                                      named data set is one, so that a machine without the hub can hold it
+    FILE.jsonl, .json, .csv, .parquet
+    anything else                     a hub id, with `tasks.subset` and `tasks.split`
+
+Rows leave with the canonical columns `question`, `answer`, and where there are such `level`, `subject`, `solution`; all
+else keeps its name. The answer is what stands behind `####`, or in the last box, if the column holds a whole solution.
+Left out on purpose: streaming data sets; a run's tasks fit in memory.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from shared.boxes import boxes
+from shared.config import TasksConfig
+from shared.errors import DataError
+from shared.gold_number import MARKER
+
+FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+CALCULATOR = re.compile(r"<<[^<>]*>>")
+Columns = dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of a data set by its name."""
+
+    hub: str = ""
+    """Its hub id."""
+    subset: str = ""
+    """Its configuration on the hub."""
+    question: str = "question"
+    """Column with the question."""
+    answer: str = "answer"
+    """Column with the gold answer, or with a solution that ends in it."""
+    level: str = "level"
+    """Column with the difficulty."""
+    subject: str = "subject"
+    """Column with the field."""
+    split: str = "train"
+    """What one trains on."""
+    held_out: str = ""
+    """What one evaluates on; empty holds out a tenth."""
+
+
+UNKNOWN = Known()
+KNOWN = {
+    "gsm8k": Known(hub="openai/gsm8k", subset="main", held_out="test"),
+    "math": Known(
+        hub="DigitalLearningGmbH/MATH-lighteval",
+        question="problem",
+        answer="solution",
+        subject="type",
+        held_out="test",
+    ),
+    "math500": Known(hub="HuggingFaceH4/MATH-500", question="problem", split="test"),
+}
+
+
+def known(source: str) -> Known:
+    """By its name, or by the name of its folder."""
+    return KNOWN.get(Path(source).name if Path(source).is_dir() else source, UNKNOWN)
+
+
+def training_rows(config: TasksConfig, *, needs_answer: bool) -> list[Columns]:
+    """Of `tasks.source`."""
+    split = config.split or known(config.source).split
+    return list(read_rows(config.source, split, config, needs_answer=needs_answer))
+
+
+def held_out_rows(config: TasksConfig, *, needs_answer: bool) -> list[Columns] | None:
+    """Of `tasks.held_out`, or of the data set's own split for it; None if there is neither."""
+    place = held_out_place(config)
+    return list(read_rows(*place, config, needs_answer=needs_answer)) if place else None
+
+
+def held_out_place(config: TasksConfig) -> tuple[str, str] | None:
+    """Source and split."""
+    given, source = config.held_out, config.source
+    if Path(given).suffix in FORMATS:
+        return given, ""
+    if given in KNOWN or (given and Path(given).is_dir()):
+        return given, test_split(given) or known(given).split
+    if given and Path(source).suffix in FORMATS:
+        raise DataError(
+            f"tasks.held_out = '{given}' is no {', '.join(FORMATS)} file, and a file has no splits;"
+            " name a file, or leave it empty to hold out the last tenth."
+        )
+    split = given or test_split(source)
+    return (source, split) if split else None
+
+
+def test_split(source: str) -> str:
+    """What a data set is evaluated on besides what it is trained on; empty if it has no such split."""
+    if not Path(source).is_dir():
+        return known(source).held_out
+    return "test" if known(source).split != "test" and split_file(Path(source), "test") else ""
+
+
+def split_file(folder: Path, split: str) -> Path | None:
+    """The file of a split in a folder."""
+    return next((file for suffix in FORMATS if (file := folder / f"{split}{suffix}").is_file()), None)
+
+
+def read_rows(source: str, split: str, config: TasksConfig, *, needs_answer: bool) -> Iterator[Columns]:
+    """Rows of a source through `datasets`."""
+    has = known(source)
+    names = {
+        "question": config.question or has.question,
+        "answer": config.answer or has.answer,
+        "level": config.level or has.level,
+        "subject": config.subject or has.subject,
+    }
+    for row in open_dataset(source, split, config):
+        for column in (names["question"], names["answer"])[: 2 if needs_answer else 1]:
+            if column not in row:
+                raise DataError(
+                    f"{source} has no column '{column}'; it has {', '.join(row)}: set tasks.question/answer."
+                )
+        yield canonical(row, names)
+
+
+def open_dataset(source: str, split: str, config: TasksConfig) -> Iterable[Any]:
+    """Imported late: most runs of the embedded tasks never need it."""
+    from datasets import disable_progress_bars, load_dataset
+
+    disable_progress_bars()
+    file = local_file(source, split)
+    has = known(source)
+    try:
+        # Its rows are typed as anything an index can give; iterating gives mappings.
+        if file:
+            files: dict[str, Any] = {"data_files": {"train": str(file)}, "split": "train"}
+            return cast(Any, load_dataset(FORMATS[file.suffix], **files))
+        return cast(Any, load_dataset(has.hub or source, config.subset or has.subset or None, split=split))
+    except Exception as error:
+        advice = "" if file else " (a machine without the hub can read a folder with train.jsonl and test.jsonl)"
+        raise DataError(f"tasks.source = '{source}' cannot be read: {first_line(error)}{advice}") from error
+
+
+def local_file(source: str, split: str) -> Path | None:
+    """The file on this machine that is meant; None for the hub."""
+    path = Path(source)
+    if path.suffix in FORMATS:
+        if not path.is_file():
+            raise DataError(f"tasks.source or tasks.held_out names the file '{source}', which does not exist.")
+        return path
+    if not path.is_dir():
+        return None
+    file = split_file(path, split)
+    if file is None:
+        raise DataError(
+            f"The folder '{source}' holds no {split}.jsonl (nor {split}.json, .csv, .parquet); set tasks.split."
+        )
+    return file
+
+
+def first_line(error: Exception) -> str:
+    """Libraries put pages into their messages, or nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
+    """All columns as text, under their canonical names; one that holds nothing is left out."""
+    ours = {column: name for name, column in names.items()}
+    columns = {ours.get(key, key): str(value) for key, value in row.items() if value is not None}
+    columns = {"question": ""} | columns
+    if "level" in columns:
+        columns["level"] = columns["level"].removeprefix("Level ")
+    return columns | split_solution(columns.get("answer", ""), columns) if "answer" in columns else columns
+
+
+def split_solution(written: str, columns: Columns) -> Columns:
+    """Answer and solution, where the column with the answer holds both. GSM8K's notes to a calculator go."""
+    found = boxes(written)
+    if MARKER in written:
+        answer = written.rpartition(MARKER)[2].strip()
+    elif found:
+        answer = found[-1][2].strip()
+    else:
+        return {"answer": written}
+    return {"solution": columns.get("solution", CALCULATOR.sub("", written)), "answer": answer}

@@ -1,0 +1,96 @@
+"""What a data set has twice, and what of its held-out part it also trains on.
+
+Questions are compared as words: letters and digits in lower case, all else is space.
+
+    duplicate    the same words as an earlier training question; a conflict if the answers differ
+    leaked       a held-out question with the same words as a training question
+    near         a held-out question of whose n-grams (8 words) at least 80 % stand in one training question
+
+Time grows with the number of words: an index from n-grams to the first few training questions that hold them, and one
+look-up for each n-gram of a held-out question. So a phrase that many questions share betrays no leak by itself. Left
+out on purpose: meaning; a question put into other words is not found.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+WORD = re.compile(r"[^\W_]+")
+GRAM = 8
+NEAR = 0.8
+QUESTIONS_A_GRAM = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """Places in the training part or in the held-out part."""
+
+    duplicates: tuple[int, ...]
+    """Training questions that stand further up already."""
+    conflicts: tuple[int, ...]
+    """Those of them whose answer is another one there."""
+    leaked: tuple[int, ...]
+    """Held-out questions that are trained on, word by word."""
+    near: tuple[int, ...]
+    """Held-out questions of which most is trained on."""
+
+    def in_words(self) -> list[str]:
+        """A sentence for each kind that was found."""
+        found = [
+            (self.duplicates, "training questions stand there more than once, word by word"),
+            (self.conflicts, "of these have another answer each time"),
+            (self.leaked, "held-out questions are trained on too, word by word: evaluation on them shows memory"),
+            (self.near, f"more held-out questions share {NEAR:.0%} of their {GRAM}-grams with a training question"),
+        ]
+        return [f"{len(places)} {what}" for places, what in found if places]
+
+
+def find_overlap(train: Sequence[Mapping[str, str]], held_out: Sequence[Mapping[str, str]]) -> Overlap:
+    """Compare all questions with each other, in linear time."""
+    train_words = [words(row["question"]) for row in train]
+    first: dict[tuple[str, ...], int] = {}
+    for place, text in enumerate(train_words):
+        first.setdefault(text, place)
+    again = [place for place, text in enumerate(train_words) if first[text] != place]
+    held_words = [words(row["question"]) for row in held_out]
+    leaked = {place for place, text in enumerate(held_words) if text in first}
+    index = gram_index(train_words)
+    return Overlap(
+        duplicates=tuple(again),
+        conflicts=tuple(
+            place for place in again if train[place].get("answer") != train[first[train_words[place]]].get("answer")
+        ),
+        leaked=tuple(sorted(leaked)),
+        near=tuple(
+            place for place, text in enumerate(held_words) if place not in leaked and largest_share(text, index) >= NEAR
+        ),
+    )
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Letters and digits of a text, in lower case."""
+    return tuple(WORD.findall(text.lower()))
+
+
+def grams(text: tuple[str, ...]) -> set[tuple[str, ...]]:
+    """Its n-grams; a shorter text is one."""
+    return {text[start : start + GRAM] for start in range(max(1, len(text) - GRAM + 1))}
+
+
+def gram_index(texts: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], list[int]]:
+    """n-gram -> the first texts that hold it."""
+    index: dict[tuple[str, ...], list[int]] = {}
+    for place, text in enumerate(texts):
+        for gram in grams(text):
+            holders = index.setdefault(gram, [])
+            if len(holders) < QUESTIONS_A_GRAM:
+                holders.append(place)
+    return index
+
+
+def largest_share(text: tuple[str, ...], index: Mapping[tuple[str, ...], list[int]]) -> float:
+    """The largest share of the text's n-grams that one training question holds."""
+    own = grams(text)
+    holders = Counter(place for gram in own for place in index.get(gram, ()))
+    return max(holders.values(), default=0) / len(own)
