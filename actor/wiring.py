@@ -6,19 +6,21 @@ from pathlib import Path
 
 import torch
 
+from actor.engine import Engine
 from actor.engine_hf import HFEngine
 from actor.installer import TOLERANCE, CanaryMismatch
 from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
 from actor.score_pool import ScorePool
+from actor.vllm_window import check_window
 from protocol.messages import Bye
 from protocol.transport import ActorPort
-from shared.base_cache import cached_base
+from shared.base_cache import CachedBase, cached_base
 from shared.config import Config
 from shared.determinism import pin_torch, record
 from shared.errors import DamageError
-from shared.policy import Policy, load_policy, pick_device
+from shared.policy import load_policy, pick_device
 from shared.prompt import Prompter, load_prompter
 from shared.turns import turns
 
@@ -28,18 +30,41 @@ BF16_TOLERANCE = 0.25
 log = logging.getLogger("actor")
 
 
-def build_engine(config: Config) -> tuple[HFEngine, Prompter]:
+def build_engine(config: Config) -> tuple[Engine, Prompter]:
     """The rollout engine and the tokenizer it decodes with."""
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
     prompter = load_prompter(base.folder)
-    policy = load_policy(base, config.model, config.lora, pick_device(config.compute.device))
-    return HFEngine(policy, prompter), prompter
+    device = pick_device(config.compute.device)
+    if config.actor.engine == "vllm":
+        return build_vllm(config, base, prompter, device), prompter
+    return HFEngine(load_policy(base, config.model, config.lora, device), prompter), prompter
 
 
-def canary_tolerance(config: Config, policy: Policy) -> float:
-    """As configured, or what the compute type allows."""
-    rounding = TOLERANCE if policy.dtype == torch.float32 else BF16_TOLERANCE
+def build_vllm(config: Config, base: CachedBase, prompter: Prompter, device: torch.device) -> Engine:
+    """vLLM over the learner's own base; its digest is that of the codes, whichever way they are served."""
+    # Here alone: without the extra there is no vLLM to import.
+    from actor.engine_vllm import VLLMEngine
+    from actor.vllm_internals import VLLM
+    from actor.vllm_options import vllm_options
+    from shared.lora_layout import read_layout
+    from shared.plain_base import plain_base
+
+    check_window(nf4=config.actor.weights == "nf4")
+    if device.type == "cuda":
+        # Some of vLLM's kernels have no deterministic form and would refuse to run.
+        torch.use_deterministic_algorithms(False)
+    plain = config.model.quantization == "nf4" and config.actor.weights != "nf4"
+    folder = plain_base(base).folder if plain else base.folder
+    options = vllm_options(config, folder, "cuda" if device.type == "cuda" else "cpu")
+    layout = read_layout(base.folder, config.lora)
+    return VLLMEngine(VLLM(options), options, prompter, config.lora, layout, base.digest, config.actor.install)
+
+
+def canary_tolerance(config: Config, device: torch.device) -> float:
+    """As configured, or what the engine's compute type allows; the plugin computes NF4 in bf16 everywhere."""
+    through_plugin = config.actor.engine == "vllm" and config.actor.weights == "nf4"
+    rounding = BF16_TOLERANCE if through_plugin or device.type == "cuda" else TOLERANCE
     return config.guard.canary_tolerance or rounding
 
 
@@ -54,12 +79,15 @@ def serve_or_say_why(link: Link, rollout: Rollout) -> None:
 
 def serve_orders(config: Config, port: ActorPort, endpoint: str, actor_id: str, lease: Path) -> None:
     """Load, join, serve, leave."""
-    engine, prompter = build_engine(config)
-    log.info("computes with %s", json.dumps(record()))
+    device = pick_device(config.compute.device)
+    turn = turns(config.compute, device.type, lease)
+    # An engine takes its memory while it is built, and vLLM looks at what is free.
+    with turn.hold("actor"):
+        engine, prompter = build_engine(config)
+    log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))
     scorer = ScorePool(config.verifier)
     try:
-        turn = turns(config.compute, engine.policy.device.type, lease)
-        rollout = Rollout(engine, scorer, turn, prompter.text, canary_tolerance(config, engine.policy))
+        rollout = Rollout(engine, scorer, turn, prompter.text, canary_tolerance(config, device))
         link = Link(port, endpoint, actor_id, engine.identity, config.link.credits)
         welcome = link.join(config.link.silence_s)
         log.info("joined run %s", welcome.run_id)

@@ -5,7 +5,6 @@ Kept as eval/<label>.json and .md; `compare` reads the former.
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 from rich.console import Console
@@ -20,9 +19,6 @@ from shared.errors import DataError
 from shared.evaluation import Evaluation, write_evaluation
 from shared.files import write_whole
 from shared.run_dir import RunDir
-
-if TYPE_CHECKING:
-    from actor.engine_hf import HFEngine
 
 PLAIN_WIDTH = 120
 
@@ -69,7 +65,7 @@ def evaluate(config: Config, checkpoint: Checkpoint | None) -> Evaluation:
         held_out = load_tasks(config.tasks, actor.prompter, config.verifier.kind).held_out
         if not held_out or config.eval.problems == 0:
             raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
-        policy = policy_message(checkpoint.step if checkpoint else 0, adapter_of(config, actor.engine, checkpoint))
+        policy = policy_message(checkpoint.step if checkpoint else 0, adapter_of(config, checkpoint))
         desk = LocalDesk(actor.rollout)
         desk.publish(policy, oldest_needed=0)
         ballot = None if config.verifier.kind == "callable" else actor.ballots.ballot
@@ -78,13 +74,16 @@ def evaluate(config: Config, checkpoint: Checkpoint | None) -> Evaluation:
         return evaluator.run(label, policy.version, policy.sha256)
 
 
-def adapter_of(config: Config, engine: "HFEngine", checkpoint: Checkpoint | None) -> bytes:
+def adapter_of(config: Config, checkpoint: Checkpoint | None) -> bytes:
     """The checkpoint's file, or the run's adapter as it was before the first step."""
     from learner.state import ADAPTER
     from shared.adapter_file import adapter_bytes
+    from shared.base_cache import cached_base
+    from shared.lora_layout import read_layout
     from shared.seeding import derive
 
     if checkpoint:
         return checkpoint.files[ADAPTER]
-    engine.policy.adapter.initialise(derive(config.run.seed, "adapter"))
-    return adapter_bytes(engine.policy.adapter)
+    adapter = read_layout(cached_base(config.model).folder, config.lora).adapter()
+    adapter.initialise(derive(config.run.seed, "adapter"))
+    return adapter_bytes(adapter)

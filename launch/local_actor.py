@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from actor.engine_hf import HFEngine
+from actor.engine import Engine
 from actor.rollout import Rollout
 from actor.score_pool import ScorePool
 from actor.wiring import build_engine
@@ -18,7 +18,7 @@ from shared.turns import NoTurns
 class LocalActor:
     """What fills orders here."""
 
-    engine: HFEngine
+    engine: Engine
     """Samples."""
     ballots: Ballots
     """Scores, and remembers what was extracted."""

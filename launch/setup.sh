@@ -3,17 +3,24 @@
 # Ready is what .venv/tandem-setup says: a fingerprint (this folder, Python's version, pyproject.toml) and the extras
 # installed under it. It is taken away before pip starts and written when pip is done, so that an interrupted set-up is
 # repeated and a finished one costs a few milliseconds. Extras add up: asking for none never removes one.
+# `set_up_in FOLDER EXTRA ...` does the same in another folder of the project.
 # Left out on purpose: indexes, mirrors, proxies. pip reads those from its own configuration.
 
 TANDEM_ROOT="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)"
 TANDEM_VENV="$TANDEM_ROOT/.venv"
 TANDEM_STAMP="$TANDEM_VENV/tandem-setup"
 
+set_up_in() {
+    TANDEM_VENV="$TANDEM_ROOT/$1"
+    TANDEM_STAMP="$TANDEM_VENV/tandem-setup"
+    set_up "${@:2}"
+}
+
 set_up() {
     is_set_up "$@" && return
     (
         # Two calls at once: the second one waits here and then finds the work done. Without flock there is no guard.
-        exec 9>"$TANDEM_ROOT/.venv.lock" || exit 2
+        exec 9>"$TANDEM_VENV.lock" || exit 2
         if command -v flock >/dev/null; then flock 9; fi
         is_set_up "$@" || install_into_venv "$@"
     )
@@ -43,7 +50,7 @@ install_into_venv() {
     if ! run_pip "${extras//$'\n'/,}"; then
         # pip fetches before it touches anything: without a network, what worked before still works.
         [[ ! -e $TANDEM_STAMP.before ]] || { venv_is_whole && mv -f "$TANDEM_STAMP.before" "$TANDEM_STAMP"; }
-        echo "error: pip could not install into .venv; mend what its last lines say and call this again." >&2
+        echo "error: pip could not install into $TANDEM_VENV; mend what its last lines say and call this again." >&2
         return 2
     fi
     printf '%s\n%s\n' "$(fingerprint)" "${extras//$'\n'/ }" >"$TANDEM_STAMP.new" || return

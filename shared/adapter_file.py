@@ -8,6 +8,7 @@ The file's sha256 is the adapter's identity everywhere: in the handshake, in eac
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 
 import torch
 from safetensors import SafetensorError
@@ -30,19 +31,26 @@ def adapter_bytes(adapter: Adapter) -> bytes:
 
 def install_adapter(adapter: Adapter, data: bytes, *, finite: bool = True) -> None:
     """Copy the values in; all or nothing. finite=False takes broken values too, to put them back or look at them."""
-    parameters = {peft_name(name): value for name, value in adapter.parameters().items()}
-    check_header(data, len(parameters))
+    parameters = adapter.parameters()
+    tensors = read_adapter(data, {name: value.shape for name, value in parameters.items()}, finite=finite)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def read_adapter(data: bytes, shapes: Mapping[str, Sequence[int]], *, finite: bool = True) -> dict[str, torch.Tensor]:
+    """The values by the names of `shapes` (`layer.lora_A`), each of its shape and fp32, or DamageError."""
+    wanted = {peft_name(name): shape for name, shape in shapes.items()}
+    check_header(data, len(wanted))
     try:
         tensors = load(data)
     except SafetensorError as error:
         raise DamageError(f"The adapter is no safetensors file ({error}); use another checkpoint.") from error
-    if missing := sorted(parameters.keys() ^ tensors.keys()):
+    if missing := sorted(wanted.keys() ^ tensors.keys()):
         raise DamageError(f"The adapter does not fit the model: '{missing[0]}' is in only one of the two.")
-    for name, parameter in parameters.items():
-        check_tensor(name, tensors[name], parameter, finite)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[name])
+    for name, shape in wanted.items():
+        check_tensor(name, tensors[name], shape, finite)
+    return {name: tensors[peft_name(name)] for name in shapes}
 
 
 def check_header(data: bytes, num_tensors: int) -> None:
@@ -64,10 +72,10 @@ def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def check_tensor(name: str, tensor: torch.Tensor, parameter: torch.Tensor, finite: bool) -> None:
+def check_tensor(name: str, tensor: torch.Tensor, shape: Sequence[int], finite: bool) -> None:
     """Shape and dtype of one entry, and that it is finite where it must be."""
-    if tensor.shape != parameter.shape or tensor.dtype != torch.float32:
-        got, expected = (tuple(tensor.shape), tensor.dtype), (tuple(parameter.shape), torch.float32)
+    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != torch.float32:
+        got, expected = (tuple(tensor.shape), tensor.dtype), (tuple(shape), torch.float32)
         raise DamageError(f"Adapter entry '{name}' is {got}, the model needs {expected}.")
     if finite and not bool(torch.isfinite(tensor).all()):
         raise DamageError(f"Adapter entry '{name}' has values that are not finite; use an earlier checkpoint.")
@@ -97,9 +105,14 @@ def adapter_config(lora: LoraConfig, base: str) -> bytes:
 
 def layout_digest(adapter: Adapter) -> str:
     """sha256 over names, shapes and scales: both processes must have built the same adapter."""
-    layout = [[name, list(value.shape)] for name, value in adapter.parameters().items()]
-    scales = sorted((name, layer.scale) for name, layer in adapter.layers.items())
-    return hashlib.sha256(json.dumps([layout, scales]).encode()).hexdigest()
+    shapes = {name: tuple(value.shape) for name, value in adapter.parameters().items()}
+    return digest_of_layout(shapes, {name: layer.scale for name, layer in adapter.layers.items()})
+
+
+def digest_of_layout(shapes: Mapping[str, Sequence[int]], scales: Mapping[str, float]) -> str:
+    """The same from shapes by parameter and scales by layer."""
+    layout = [[name, list(shape)] for name, shape in shapes.items()]
+    return hashlib.sha256(json.dumps([layout, sorted(scales.items())]).encode()).hexdigest()
 
 
 def digest(data: bytes) -> str:

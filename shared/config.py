@@ -1,5 +1,5 @@
 """The whole configuration as one typed tree: defaults, ranges and meaning of every key stand here (those of an update
-in shared/config_update.py) and nowhere else.
+and of the actor in shared/config_update.py and config_actor.py) and nowhere else.
 
 Layers, later wins: defaults below, a TOML file (a preset or the user's own), `--set section.key=value`.
 A key that does not exist, a wrong type or a value out of range is refused with its path and the nearest known key.
@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from protocol.messages import Outcome
+from shared.config_actor import ActorConfig
 from shared.config_section import Fraction, NonNegative, Positive, PositiveFloat, Section
 from shared.config_update import (
     BatchConfig,
@@ -143,8 +144,6 @@ class CurriculumConfig(Section, frozen=True, kw_only=True):
 class RolloutConfig(Section, frozen=True, kw_only=True):
     """What one step samples."""
 
-    engine: Literal["hf"] = "hf"
-    """`hf`: our own decode loop."""
     prompts: Positive = 16
     """P, groups a step."""
     group: Annotated[int, Meta(ge=2, le=4096)] = 8
@@ -304,6 +303,7 @@ class Config(Section, frozen=True, kw_only=True):
     tasks: TasksConfig = TasksConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
     rollout: RolloutConfig = RolloutConfig()
+    actor: ActorConfig = ActorConfig()
     verifier: VerifierConfig = VerifierConfig()
     reward: RewardConfig = RewardConfig()
     loss: LossConfig = LossConfig()

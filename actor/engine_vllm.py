@@ -1,0 +1,143 @@
+"""vLLM as the rollout engine: our orders as its requests, its answers as our completions.
+
+    install    fp32 bytes checked -> into vLLM under a name that is never used again
+    generate   prefix cache empty -> G requests a prompt, group by group -> steps until all are finished
+
+What comes out is a function of order and adapter: each sample has its own seed, requests enter in a fixed order, and
+every order starts from an empty prefix cache. Within an order a prompt is computed once, but for its last block: the
+requests that follow find its keys and values. vLLM knows no entropy over the whole vocabulary; `entropies` is None and
+the learner computes them in a pass of its own.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from actor.engine import Completion, Identity, Progress
+from actor.vllm_internals import VLLM, Answer, Draw
+from actor.vllm_options import VLLMOptions
+from protocol.messages import Finish, GroupOrder, Sampling
+from shared.adapter_file import adapter_config, read_adapter
+from shared.config import LoraConfig
+from shared.errors import DamageError, ModelError
+from shared.lora_layout import LoraLayout
+from shared.prompt import Prompter
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class VLLMEngine:
+    """Engine over vLLM in this process."""
+
+    def __init__(
+        self,
+        vllm: VLLM,
+        options: VLLMOptions,
+        prompter: Prompter,
+        lora: LoraConfig,
+        layout: LoraLayout,
+        base_digest: str,
+        install: Literal["memory", "files"] = "memory",
+    ) -> None:
+        self.options = options
+        self.end_ids = prompter.end_ids
+        self.layout = layout
+        self.lora = lora
+        self.how = install
+        self.vllm = vllm
+        self.sums = vllm.weight_sums()
+        self.identity = Identity(
+            engine="vllm",
+            base_digest=base_digest,
+            tokenizer_digest=prompter.digest,
+            lora_digest=layout.digest,
+        )
+
+    def install(self, version: int, adapter: bytes) -> None:
+        """A new adapter; the base must be what was loaded."""
+        self.check_base()
+        tensors = read_adapter(adapter, self.layout.shapes)
+        if self.how == "memory":
+            self.vllm.take_bytes(self.vllm.new_place(version), tensors, self.layout.rank, self.layout.scale)
+        else:
+            self.install_files(version, adapter)
+
+    def install_files(self, version: int, adapter: bytes) -> None:
+        """vLLM reads a folder in PEFT's format once; then it may go."""
+        with tempfile.TemporaryDirectory(prefix="tandem-policy-", dir=SHARED_MEMORY) as name:
+            folder = Path(name)
+            (folder / "adapter_model.safetensors").write_bytes(adapter)
+            (folder / "adapter_config.json").write_bytes(adapter_config(self.lora, str(self.options.folder)))
+            self.vllm.take_files(self.vllm.new_place(version, name))
+
+    def check_base(self) -> None:
+        """DamageError that names the first weight which is no longer what was loaded."""
+        now = self.vllm.weight_sums()
+        for name, loaded in self.sums.items():
+            if now[name] != loaded:
+                raise DamageError(
+                    f"The frozen base changed in vLLM's memory: '{name}' no longer is what was loaded; start this actor"
+                    " anew. If it comes back, test this machine's memory."
+                )
+
+    def generate(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
+    ) -> list[list[Completion]]:
+        """All samples of all groups together."""
+        self.refuse_longer(groups, sampling)
+        self.vllm.forget_prefixes()
+        for row, group in enumerate(groups):
+            for column, seed in enumerate(group.seeds):
+                self.vllm.submit(f"{row}/{column}", group.prompt_ids.tolist(), self.draw(seed, sampling))
+        answers: dict[str, Answer] = {}
+        while self.vllm.busy():
+            answers |= {answer.request: answer for answer in self.vllm.step()}
+            progress()
+        return [
+            [self.completion(answers[f"{row}/{column}"]) for column in range(len(group.seeds))]
+            for row, group in enumerate(groups)
+        ]
+
+    def draw(self, seed: int, sampling: Sampling) -> Draw:
+        """One sample of this sampling."""
+        return Draw(
+            seed=seed,
+            temperature=sampling.temperature,
+            max_new_tokens=sampling.max_new_tokens,
+            end_ids=self.end_ids,
+        )
+
+    def refuse_longer(self, groups: tuple[GroupOrder, ...], sampling: Sampling) -> None:
+        """vLLM would cut an answer short where its room ends."""
+        prompt, room = max(len(group.prompt_ids) for group in groups), self.options.max_tokens
+        if prompt + sampling.max_new_tokens > room:
+            raise ModelError(
+                f"A prompt of {prompt} tokens and an answer of up to {sampling.max_new_tokens} do not fit the"
+                f" {room} that vLLM was started for; raise tasks.max_prompt_tokens or rollout.max_new_tokens."
+            )
+
+    def completion(self, answer: Answer) -> Completion:
+        """As the wire wants it."""
+        return Completion(
+            ids=np.array(answer.ids, dtype=np.int32),
+            logprobs=np.array(answer.logprobs, dtype=np.float32),
+            entropies=None,
+            finish=Finish.STOP if answer.ids[-1] in self.end_ids else Finish.LENGTH,
+        )
+
+    def score(self, ids: np.ndarray) -> np.ndarray:
+        """The canary."""
+        return np.array(self.vllm.score(ids.tolist()), dtype=np.float32)
+
+    def sleep(self) -> None:
+        """Nothing is given back on a CPU."""
+
+    def wake(self) -> bool:
+        """The weights never left."""
+        return False
+
+    def memory(self) -> dict[str, Any]:
+        """Bytes set aside for keys and values."""
+        return {"kv": self.options.kv_bytes}

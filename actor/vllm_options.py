@@ -1,0 +1,102 @@
+"""What vLLM is started with, from the configuration and the model's own config.json. Pure: imports neither of the two.
+
+    K = 2 * layers * kv heads * head size * bytes a value          memory of one token's keys and values
+    L = longest prompt + longest answer                            or the canary, if that is longer
+    kv = kv_mb, or min(sequences * ceil(L / block) * block * K, 1 GiB), never less than one sequence of length L
+
+Everything is explicit, so that nothing is measured at the start: vLLM's own profiling fails when a neighbour frees
+memory meanwhile, and a share of the card's memory would make the same order decode otherwise elsewhere.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from shared.config import Config
+from shared.errors import ModelError
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM makes room for; another rank is served under the next one, its last rows zero."""
+BLOCK = {"cpu": 32, "cuda": 16}
+"""Tokens whose keys and values are kept and shared together."""
+BYTES = {"float32": 4, "bfloat16": 2}
+MOST_SEQUENCES = 256
+MOST_KV_BYTES = 2**30
+BATCHED_TOKENS = 2048
+"""Tokens of one pass, or one whole sequence if that is longer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLLMOptions:
+    """A start of vLLM."""
+
+    folder: Path
+    """Checkpoint that is served."""
+    nf4: bool
+    """Its linears are NF4 codes, read through the plugin."""
+    device: Literal["cpu", "cuda"]
+    """What it runs on."""
+    dtype: Literal["float32", "bfloat16"]
+    """What it computes in: as the policy does."""
+    rank: int
+    """Rank that room is made for."""
+    max_tokens: int
+    """Longest sequence, prompt and answer."""
+    max_sequences: int
+    """Decoded at once."""
+    batched_tokens: int
+    """Of one pass."""
+    block: int
+    """Tokens a block."""
+    kv_bytes: int
+    """For keys and values."""
+    seed: int
+    """Of the engine's own generators, which no sample draws from."""
+
+
+def vllm_options(config: Config, folder: Path, device: Literal["cpu", "cuda"]) -> VLLMOptions:
+    """For a checkpoint folder on a device."""
+    model = json.loads((folder / "config.json").read_text())
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    length = longest(config)
+    if length > (room := model.get("max_position_embeddings", length)):
+        raise ModelError(
+            f"Prompt and answer may reach {length} tokens together and this model has {room} positions; lower"
+            " tasks.max_prompt_tokens, rollout.max_new_tokens, eval.max_new_tokens or guard.canary_tokens."
+        )
+    wanted = config.rollout.prompts * config.rollout.group
+    sequences = config.actor.max_sequences or min(wanted, MOST_SEQUENCES)
+    return VLLMOptions(
+        folder=folder,
+        nf4=config.actor.weights == "nf4",
+        device=device,
+        dtype=dtype,
+        rank=next(rank for rank in RANKS if rank >= config.lora.rank),
+        max_tokens=length,
+        max_sequences=sequences,
+        batched_tokens=max(BATCHED_TOKENS, length),
+        block=BLOCK[device],
+        kv_bytes=kv_bytes(config.actor.kv_mb, sequences, length, BLOCK[device], token_bytes(model, BYTES[dtype])),
+        seed=config.run.seed % 2**32,
+    )
+
+
+def longest(config: Config) -> int:
+    """Tokens of the longest sequence that an order or the canary may ask for; the canary's last one is drawn."""
+    answer = max(config.rollout.max_new_tokens, config.eval.max_new_tokens)
+    return max(config.tasks.max_prompt_tokens + answer, config.guard.canary_tokens + 2)
+
+
+def token_bytes(model: dict[str, Any], value_bytes: int) -> int:
+    """K."""
+    heads = model["num_attention_heads"]
+    size = model.get("head_dim") or model["hidden_size"] // heads
+    return 2 * model["num_hidden_layers"] * (model.get("num_key_value_heads") or heads) * size * value_bytes
+
+
+def kv_bytes(configured_mb: int, sequences: int, length: int, block: int, token: int) -> int:
+    """As the head of this file says; one block more, which vLLM keeps empty."""
+    one = -(-length // block) * block * token
+    least = one + block * token
+    return max(least, configured_mb * 2**20 or min(sequences * one + block * token, MOST_KV_BYTES))

@@ -1,0 +1,79 @@
+"""vLLM beside the learner's policy, over the embedded base."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from actor.engine_hf import HFEngine
+from actor.engine_vllm import VLLMEngine
+from actor.vllm_internals import VLLM
+from actor.vllm_options import vllm_options
+from protocol.messages import GroupOrder
+from shared.adapter_file import adapter_bytes
+from shared.base_cache import cached_base
+from shared.config import Config
+from shared.config_load import load_config
+from shared.determinism import pin_torch
+from shared.lora_layout import read_layout
+from shared.plain_base import plain_base
+from shared.policy import Policy, load_policy
+from shared.prompt import Prompter, load_prompter
+from shared.seeding import sample_seeds
+from tests.fakes import CPU, shake
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """vLLM beside the learner's policy, over one base."""
+
+    config: Config
+    prompter: Prompter
+    policy: Policy
+    """The learner's side."""
+    engine: VLLMEngine
+
+    def hf(self) -> HFEngine:
+        """Our own engine over the same policy."""
+        return HFEngine(self.policy, self.prompter)
+
+    def adapter(self, seed: int) -> bytes:
+        """Some adapter; the policy holds it from now on."""
+        shake(self.policy, seed)
+        return adapter_bytes(self.policy.adapter)
+
+    def zero_adapter(self) -> bytes:
+        """B = 0."""
+        shake(self.policy, 0)
+        with torch.no_grad():
+            for layer in self.policy.adapter.layers.values():
+                layer.lora_B.zero_()
+        return adapter_bytes(self.policy.adapter)
+
+    def groups(self, count: int, size: int, *, first_seed: int = 0) -> tuple[GroupOrder, ...]:
+        """Problems like those that it was trained on."""
+        return tuple(self.group(index, size, first_seed) for index in range(count))
+
+    def group(self, index: int, size: int, run_seed: int = 0) -> GroupOrder:
+        """One of them; prompts differ in length."""
+        more = " Then he eats one." * (index % 3)
+        question = f"Tom has {index + 2} apples and buys {2 * index + 1} more.{more} How many apples does he have now?"
+        return GroupOrder(
+            group_id=f"g{index}",
+            prompt_ids=np.array(self.prompter.prompt_ids(question), dtype=np.int32),
+            columns={},
+            seeds=sample_seeds(run_seed, "test", 0, index, size),
+        )
+
+
+def make_bench(*overrides: str) -> Bench:
+    """For the embedded preset with these changes."""
+    config = load_config("embedded", overrides)
+    pin_torch(config.compute.actor_threads)
+    base = cached_base(config.model)
+    prompter = load_prompter(base.folder)
+    policy = load_policy(base, config.model, config.lora, CPU)
+    options = vllm_options(config, base.folder if config.actor.weights == "nf4" else plain_base(base).folder, "cpu")
+    layout = read_layout(base.folder, config.lora)
+    engine = VLLMEngine(VLLM(options), options, prompter, config.lora, layout, base.digest)
+    return Bench(config=config, prompter=prompter, policy=policy, engine=engine)
