@@ -47,6 +47,8 @@ def dispatch(args: argparse.Namespace) -> int:
             from launch.doctor.command import run_command
 
             return run_command(source=args.source, overrides=args.set, out=args.out, as_json=args.json)
+        case "export":
+            return export(args)
         case "key":
             from launch.key import run_command
 
@@ -106,6 +108,20 @@ def run(args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
         prepare=args.prepare,
         verbose=args.verbose,
+    )
+
+
+def export(args: argparse.Namespace) -> int:
+    """`export`."""
+    from launch.export.command import run_command
+
+    return run_command(
+        directory=args.directory,
+        form=args.form,
+        out=args.out,
+        checkpoint=args.checkpoint,
+        dtype=args.dtype,
+        repo=args.push,
     )
 
 

@@ -13,6 +13,7 @@ EXAMPLES = """examples:
   python -m launch data my.toml                           what that run would be trained on
   python -m launch doctor my.toml                         what about this machine would stop or slow that run
   python -m launch resume runs/first --steps 80
+  python -m launch export runs/first --as merged --out my-model
   python -m launch key runs/first gpu-box                 a key for an actor on another machine
   python -m launch generate runs/first --prompt "Tom has 3 apples and buys 4 more. How many has he?"
 """
@@ -43,6 +44,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_curriculum(commands.add_parser("curriculum", help="measure semantic entropies", allow_abbrev=False))
     add_data(commands.add_parser("data", help="show what a run would be trained on", allow_abbrev=False))
     add_verify(commands.add_parser("verify", help="score a file of completions", allow_abbrev=False))
+    add_export(commands.add_parser("export", help="take the trained model home", allow_abbrev=False))
     add_generate(commands.add_parser("generate", help="answer a prompt or a file of prompts", allow_abbrev=False))
     add_doctor(commands.add_parser("doctor", help="check this machine and a configuration", allow_abbrev=False))
     return parser.parse_args(argv)
@@ -94,6 +96,18 @@ def add_key(parser: argparse.ArgumentParser) -> None:
     """key"""
     add_directory(parser)
     parser.add_argument("name", metavar="NAME", help="id of the actor")
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """export"""
+    add_directory(parser)
+    parser.add_argument(
+        "--as", dest="form", choices=("peft", "merged", "gguf-ready"), default="peft", help="default: peft, the adapter"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new folder")
+    add_checkpoint(parser)
+    parser.add_argument("--dtype", default="bf16", metavar="bf16|fp32", help="of merged weights (default: bf16)")
+    parser.add_argument("--push", metavar="REPO", help="then to this repository of the hub; token in HF_TOKEN")
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:

@@ -96,15 +96,18 @@ def shake(policy: Policy, seed: int) -> None:
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
-def dense_twin(checkpoint: Path, *, nf4: bool = True) -> Any:
-    """The checkpoint in transformers' own code, its decoder linears rounded to NF4 by bitsandbytes and back."""
-    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+def dense_twin(checkpoint: Path, *, nf4: bool = True, dtype: torch.dtype = torch.float32) -> Any:
+    """The checkpoint in transformers' own code, its decoder linears rounded to NF4 by bitsandbytes and back.
+
+    dtype: the checkpoint's own, which the values are rounded to; then all is computed in fp32.
+    """
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if nf4 and name.endswith("_proj.weight"):
                 codes = quantize_4bit(parameter.data, blocksize=64, quant_type="nf4", compress_statistics=True)
                 parameter.copy_(dequantize_4bit(*codes))
-    return model.requires_grad_(False)
+    return model.float().requires_grad_(False)
 
 
 def tiny_prompter(*end_ids: int) -> Prompter:

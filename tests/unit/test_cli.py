@@ -18,7 +18,7 @@ from shared.run_dir import RunDir
 from tests.run_files import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("run", "resume", "replay", "eval", "key", "generate", "doctor")
+COMMANDS = ("run", "resume", "replay", "eval", "export", "key", "generate", "doctor")
 WITH_MODULES = """
 import sys
 from launch.__main__ import main
@@ -60,6 +60,8 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (("run", "no-such-preset"), 2),
         (("resume", "no-such-folder"), 2),
         (("doctor", "--help"), 0),
+        (("export", "--help"), 0),
+        (("export", "no-such-folder", "--out", "x"), 2),
         (("doctor", "--set", "optimizer.lrr=1"), 2),
     ],
 )
@@ -108,6 +110,10 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["replay", "x", "--batch", "y"], "not allowed with"),
         (["replay", "--batch", "no-such-file"], "no-such-file cannot be read"),
         (["eval", "no-such-folder"], "no-such-folder is not a run directory"),
+        (["eval", "x", "--base", "--checkpoint", "3"], "not allowed with"),
+        (["export", "x"], "--out"),
+        (["export", "x", "--as", "onnx", "--out", "y"], "'onnx'"),
+        (["export", "no-such-folder", "--out", "y"], "no-such-folder is not a run directory"),
         (["eval", "x", "--problems", "-3"], "got '-3', expected a whole number"),
         (["generate", "no-such-folder", "--prompt", "x"], "no-such-folder is not a run directory"),
         (["generate"], "--prompt"),

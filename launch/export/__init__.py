@@ -1,0 +1,1 @@
+"""`export`: what a run trained, in the formats that other programs read."""

@@ -1,0 +1,114 @@
+"""Whether what was written is the policy: log-probs of the same tokens from both, in fp32 on the CPU.
+
+    d = max_t |log p_policy(t) - log p_export(t)|   over NUM_SEQUENCES sequences of random tokens
+
+The policy is our own module with its adapter beside the base. The export is read back from its files into transformers'
+own model; of an adapter, the files are laid over the dequantised base there, as PEFT does it. Random tokens, since what
+a model expects has log-probs near 0 that hardly move. In fp32 the two differ by the order of sums; in bf16 by the
+rounding of the weights besides, which is printed and not judged as strictly.
+"""
+
+import gc
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from launch.export.folders import ADAPTER_CONFIG, Form
+from launch.export.weights import Deltas, merged_weights
+from learner.checkpoint import Checkpoint
+from learner.state import ADAPTER
+from shared.adapter_file import install_adapter
+from shared.base_cache import CachedBase
+from shared.canary import canary_ids, score
+from shared.config import Config
+from shared.errors import DamageError
+from shared.policy import load_policy
+from shared.seeding import derive
+
+NUM_SEQUENCES = 4
+TOKENS = 48
+LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How far the export is from the policy."""
+
+    worst: float
+    """Largest difference of a log-prob."""
+    mean: float
+    """Mean difference."""
+    tokens: int
+    """Compared."""
+
+    def sentence(self) -> str:
+        """For the terminal and the card."""
+        return (
+            f"log-probs of the export differ from the policy's by at most {self.worst:.2e} (mean {self.mean:.2e},"
+            f" {self.tokens} random tokens, computed in fp32)"
+        )
+
+
+def measure(out: Path, form: Form, config: Config, checkpoint: Checkpoint, base: CachedBase) -> Agreement:
+    """One model in memory at a time."""
+    vocab = AutoConfig.from_pretrained(base.folder, trust_remote_code=False).vocab_size
+    seeds = [derive(config.run.seed, "export", number) for number in range(NUM_SEQUENCES)]
+    sequences = [canary_ids(seed, vocab, TOKENS) for seed in seeds]
+    expected = policy_logprobs(config, checkpoint, base, sequences)
+    gc.collect()
+    model = peft_model(out, base) if form == "peft" else merged_model(out)
+    found = np.concatenate([logprobs(model, ids) for ids in sequences])
+    differences = np.abs(found - expected)
+    return Agreement(worst=float(differences.max()), mean=float(differences.mean()), tokens=len(differences))
+
+
+def refuse_disagreement(found: Agreement, dtype: torch.dtype) -> None:
+    """Nothing is handed over that is not the policy."""
+    if not found.worst <= LIMITS[dtype]:
+        raise DamageError(
+            f"The export is not the policy: {found.sentence()}, allowed are {LIMITS[dtype]:g}. Nothing was kept; try"
+            " --dtype fp32, and if that differs too, report it with this run's config.json."
+        )
+
+
+def policy_logprobs(
+    config: Config, checkpoint: Checkpoint, base: CachedBase, sequences: list[np.ndarray]
+) -> np.ndarray:
+    """By the module that trained."""
+    policy = load_policy(base, config.model, config.lora, torch.device("cpu"))
+    install_adapter(policy.adapter, checkpoint.files[ADAPTER])
+    return np.concatenate([score(policy, ids) for ids in sequences])
+
+
+def merged_model(out: Path) -> Any:
+    """As anybody loads it."""
+    disable_progress_bar()
+    return AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, trust_remote_code=False).eval()
+
+
+def peft_model(out: Path, base: CachedBase) -> Any:
+    """The written adapter over the dequantised base."""
+    written = json.loads((out / ADAPTER_CONFIG).read_text())
+    deltas = Deltas((out / ADAPTER).read_bytes(), written["lora_alpha"] / written["r"])
+    config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)
+    config.__dict__.pop("quantization_config", None)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    weights = dict(merged_weights(base.folder, deltas, torch.float32))
+    missing, unknown = model.load_state_dict(weights, strict=False)
+    assert not unknown and set(missing) <= set(model.all_tied_weights_keys), (missing, unknown)
+    model.tie_weights()
+    return model.eval()
+
+
+@torch.no_grad()
+def logprobs(model: Any, ids: np.ndarray) -> np.ndarray:
+    """[n + 1] ids -> [n], by transformers alone."""
+    tokens = torch.from_numpy(ids.astype(np.int64))
+    logits = model(input_ids=tokens[None]).logits[0, :-1].float()
+    return torch.log_softmax(logits, dim=-1).gather(1, tokens[1:, None]).squeeze(1).numpy()

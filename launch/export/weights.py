@@ -1,0 +1,115 @@
+"""The policy's weights without an adapter beside them:  W' = deq(W4) + (alpha / R) B A,  formed in fp32, then rounded.
+
+The sum goes into the dequantised base, because that is the base the adapter was trained on: laid over the checkpoint's
+original weights it would correct errors that are not there. It never goes back into 4 bits (see REFUSED).
+One tensor at a time, in files of at most SHARD_BYTES with the hub's index, so that a model larger than memory passes
+through. Left out on purpose: sums in bf16; they would round the small product away before it counts.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load, save_file
+
+from shared.adapter_file import PREFIX
+from shared.base_cache import WEIGHTS
+from shared.errors import DamageError
+from shared.nf4 import PARTS, from_tensors
+
+SHARD_BYTES = 2 << 30
+REFUSED = (
+    "A 4-bit weight takes one of 16 values in each block, and what an adapter adds is mostly smaller than the step from"
+    " one to the next: rounded again, the sum would lose a part of what was trained and gain new errors. Take"
+    " `--as peft` (the 4-bit base stays as it is and the adapter beside it), or `--as merged` with --dtype bf16 and"
+    " quantise that with a method that measures what it loses."
+)
+CPU = torch.device("cpu")
+
+
+class Deltas:
+    """(alpha / R) B A of every adapted layer, from an adapter file's own names."""
+
+    def __init__(self, adapter: bytes, scale: float) -> None:
+        self.tensors = load(adapter)
+        self.scale = scale
+        self.layers = {name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in self.tensors}
+        self.added: set[str] = set()
+
+    def add_to(self, layer: str, weight: torch.Tensor) -> torch.Tensor:
+        """[out, in] fp32 -> W + (alpha / R) B A; W itself where there is no adapter."""
+        if layer not in self.layers:
+            return weight
+        self.added.add(layer)
+        a, b = (self.tensors[f"{PREFIX}{layer}.{pair}.weight"] for pair in ("lora_A", "lora_B"))
+        return torch.addmm(weight, b, a, alpha=self.scale)
+
+    def refuse_leftovers(self) -> None:
+        """Every pair must have found its layer."""
+        if left := sorted(self.layers - self.added):
+            raise DamageError(
+                f"The base has no layer '{left[0]}', which the adapter changes; they do not belong together."
+            )
+
+
+def merged_weights(base: Path, deltas: Deltas, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and value of every weight of the checkpoint folder `base`, adapter included."""
+    with safe_open(base / WEIGHTS, framework="pt") as reader:
+        names = set(reader.keys())
+        parts = {f"{name}.{part}" for name in names for part in PARTS}
+        for name in sorted(names - parts):
+            dense = dense_weight(name, names, reader)
+            yield name, deltas.add_to(name.removesuffix(".weight"), dense).to(dtype).contiguous()
+    deltas.refuse_leftovers()
+
+
+def dense_weight(name: str, names: set[str], reader: Any) -> torch.Tensor:
+    """fp32, dequantised where it is quantised."""
+    tensor = reader.get_tensor(name)
+    if tensor.dtype != torch.uint8:
+        return tensor.float()
+    parts = {part: reader.get_tensor(part) for part in (f"{name}.{part}" for part in PARTS) if part in names}
+    return from_tensors(name, {name: tensor, **parts}, CPU).dequantize(torch.float32)
+
+
+def write_weights(folder: Path, weights: Iterator[tuple[str, torch.Tensor]], limit: int = SHARD_BYTES) -> None:
+    """model.safetensors, or several files and their index."""
+    shards: list[list[str]] = []
+    held: dict[str, torch.Tensor] = {}
+    total = 0
+    for name, value in weights:
+        if held and size(held) + value.nbytes > limit:
+            shards.append(write_shard(folder, len(shards), held))
+            held = {}
+        held[name] = value
+        total += value.nbytes
+    shards.append(write_shard(folder, len(shards), held))
+    name_shards(folder, shards, total)
+
+
+def size(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Bytes."""
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def write_shard(folder: Path, number: int, tensors: dict[str, torch.Tensor]) -> list[str]:
+    """One file under a number; how many there will be is not known yet."""
+    save_file(tensors, folder / f"shard-{number}", metadata={"format": "pt"})
+    return list(tensors)
+
+
+def name_shards(folder: Path, shards: list[list[str]], total: int) -> None:
+    """The hub's names."""
+    if len(shards) == 1:
+        (folder / "shard-0").rename(folder / WEIGHTS)
+        return
+    where: dict[str, str] = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        (folder / f"shard-{number}").rename(folder / file)
+        where |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index, indent=2))
