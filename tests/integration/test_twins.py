@@ -1,0 +1,46 @@
+"""The embedded twin of every preset, for a few steps: the curriculum, verifier, objective and code of the real one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config_load import PRESETS_DIR
+from tests.runs import launch, rows, sets, summary
+
+TWINS = sorted(path.stem for path in PRESETS_DIR.glob("*_embedded.toml"))
+FEW = {
+    "run.steps": 3,
+    "tasks.limit": 24,
+    "rollout.prompts": 4,
+    "rollout.group": 4,
+    "rollout.groups_per_order": 2,
+    "rollout.max_new_tokens": 32,
+    "verifier.workers": 1,
+    "eval.problems": 0,
+    "compute.learner_threads": 1,
+    "compute.actor_threads": 1,
+}
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_twin_trains(tmp_path: Path, twin: str) -> None:
+    out, overrides = tmp_path / "run", sets(FEW)
+    if "sent" in twin:
+        measured = launch("curriculum", twin, *overrides)
+        assert measured.returncode == 0, measured.stdout + measured.stderr
+    done = launch("run", twin, "--out", out, *overrides)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert summary(out)["status"] == "done"
+    found = rows(out)
+    assert [row["step"] for row in found] == [1, 2, 3]
+    check(twin, found)
+
+
+def check(twin: str, found: list[dict[str, Any]]) -> None:
+    """What the preset is for happened: updates, a mask, a constraint, a curriculum."""
+    updated = [row for row in found if row["grad_norm"] is not None]
+    assert updated and all(row["mismatch/p99"] <= 1e-4 for row in updated)
+    masked, held = "8gb" in twin, "sent" in twin
+    assert all((row["mask/fraction"] < 0.25) == masked for row in updated)
+    assert all((row["constraint/fraction"] is not None) == held for row in updated)
