@@ -15,6 +15,7 @@ from shared.errors import DamageError
 from shared.lora import PAIR, FrozenLinear
 from shared.policy import Policy
 
+SLICE_WORDS = 2**20
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -64,6 +65,9 @@ def all_tensors(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def word_sum(tensor: torch.Tensor) -> int:
-    """Of the tensor's bits."""
+    """Of the tensor's bits. Slice by slice: a CPU widens all words to 64 bits before it adds them."""
     words = tensor.detach().contiguous().flatten().view(WORDS[tensor.element_size()])
-    return int(words.sum(dtype=torch.int64))
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for part in words.split(SLICE_WORDS):
+        total += part.sum(dtype=torch.int64)
+    return int(total)

@@ -9,7 +9,7 @@ import torch
 from actor.engine_hf import HFEngine
 from shared.adapter_file import adapter_bytes
 from shared.errors import DamageError
-from shared.frozen import WORDS, FrozenBase, frozen_tensors, word_sum
+from shared.frozen import SLICE_WORDS, WORDS, FrozenBase, frozen_tensors, word_sum
 from tests.fakes import shake, tiny_checkpoint, tiny_policy, tiny_prompter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,3 +70,11 @@ def test_every_bit_of_a_word_counts_in_the_sum(dtype: torch.dtype) -> None:
         assert word_sum(tensor) != before
         flip(tensor, 3, bit)
     assert word_sum(tensor) == before
+
+
+def test_a_sum_over_many_slices_is_the_sum_of_all_words() -> None:
+    """Three slices, the last of them short; sums wrap at 64 bits as the machine's do."""
+    words = torch.arange(2 * SLICE_WORDS + 5, dtype=torch.int64) * (2**62 - 1)
+    assert word_sum(words) == int(words.sum())
+    floats = torch.randn(2 * SLICE_WORDS + 5, generator=torch.Generator().manual_seed(1))
+    assert word_sum(floats) == int(floats.view(torch.int32).sum(dtype=torch.int64))
