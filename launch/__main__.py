@@ -47,6 +47,10 @@ def dispatch(args: argparse.Namespace) -> int:
             from launch.doctor.command import run_command
 
             return run_command(source=args.source, overrides=args.set, out=args.out, as_json=args.json)
+        case "compare":
+            from launch.compare import run_command
+
+            return run_command(first=args.first, second=args.second, label=args.label, flips=args.flips)
         case "export":
             return export(args)
         case "key":

@@ -13,6 +13,7 @@ EXAMPLES = """examples:
   python -m launch data my.toml                           what that run would be trained on
   python -m launch doctor my.toml                         what about this machine would stop or slow that run
   python -m launch resume runs/first --steps 80
+  python -m launch compare runs/first runs/second         which is better, by how much, on which tasks
   python -m launch export runs/first --as merged --out my-model
   python -m launch key runs/first gpu-box                 a key for an actor on another machine
   python -m launch generate runs/first --prompt "Tom has 3 apples and buys 4 more. How many has he?"
@@ -44,6 +45,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_curriculum(commands.add_parser("curriculum", help="measure semantic entropies", allow_abbrev=False))
     add_data(commands.add_parser("data", help="show what a run would be trained on", allow_abbrev=False))
     add_verify(commands.add_parser("verify", help="score a file of completions", allow_abbrev=False))
+    add_compare(commands.add_parser("compare", help="which of two runs is better, and where", allow_abbrev=False))
     add_export(commands.add_parser("export", help="take the trained model home", allow_abbrev=False))
     add_generate(commands.add_parser("generate", help="answer a prompt or a file of prompts", allow_abbrev=False))
     add_doctor(commands.add_parser("doctor", help="check this machine and a configuration", allow_abbrev=False))
@@ -96,6 +98,16 @@ def add_key(parser: argparse.ArgumentParser) -> None:
     """key"""
     add_directory(parser)
     parser.add_argument("name", metavar="NAME", help="id of the actor")
+
+
+def add_compare(parser: argparse.ArgumentParser) -> None:
+    """compare"""
+    for name in ("first", "second"):
+        parser.add_argument(
+            name, type=Path, metavar="DIR|FILE.json", help="run directory, or an evaluation in its eval/"
+        )
+    parser.add_argument("--label", default="final", metavar="NAME", help="which evaluation of a run (default: final)")
+    parser.add_argument("--flips", type=whole, default=5, metavar="N", help="tasks to show each way (default: 5)")
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:

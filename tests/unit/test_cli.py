@@ -18,7 +18,7 @@ from shared.run_dir import RunDir
 from tests.run_files import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("run", "resume", "replay", "eval", "export", "key", "generate", "doctor")
+COMMANDS = ("run", "resume", "replay", "eval", "compare", "export", "key", "generate", "doctor")
 WITH_MODULES = """
 import sys
 from launch.__main__ import main
@@ -61,6 +61,7 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (("resume", "no-such-folder"), 2),
         (("doctor", "--help"), 0),
         (("export", "--help"), 0),
+        (("compare", "no-such-folder", "x"), 2),
         (("export", "no-such-folder", "--out", "x"), 2),
         (("doctor", "--set", "optimizer.lrr=1"), 2),
     ],
@@ -111,6 +112,8 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["replay", "--batch", "no-such-file"], "no-such-file cannot be read"),
         (["eval", "no-such-folder"], "no-such-folder is not a run directory"),
         (["eval", "x", "--base", "--checkpoint", "3"], "not allowed with"),
+        (["compare", "x"], "second"),
+        (["compare", "no-such-folder", "y"], "no-such-folder is not a run directory"),
         (["export", "x"], "--out"),
         (["export", "x", "--as", "onnx", "--out", "y"], "'onnx'"),
         (["export", "no-such-folder", "--out", "y"], "no-such-folder is not a run directory"),
