@@ -50,7 +50,7 @@ def dispatch(args: argparse.Namespace) -> int:
         case "compare":
             from launch.compare import run_command
 
-            return run_command(first=args.first, second=args.second, label=args.label, flips=args.flips)
+            return run_command(first=args.A, second=args.B, label=args.label, flips=args.flips)
         case "export":
             return export(args)
         case "key":
@@ -130,19 +130,16 @@ def export(args: argparse.Namespace) -> int:
 
 
 def generate(args: argparse.Namespace) -> int:
-    """`generate`."""
+    """`generate`, once or as a conversation."""
+    policy = {"directory": args.directory, "base": args.base, "checkpoint": args.checkpoint}
+    sampling = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed}
+    if args.chat:
+        from launch.chat import run_command as run_chat
+
+        return run_chat(**policy, **sampling, out=args.out)
     from launch.generate import run_command
 
-    return run_command(
-        directory=args.directory,
-        prompt=args.prompt,
-        source=args.source,
-        out=args.out,
-        base=args.base,
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        seed=args.seed,
-    )
+    return run_command(**policy, **sampling, prompt=args.prompt, source=args.source, out=args.out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Which checkpoint of a run a command is about: `--checkpoint STEP|best|latest`."""
 
-from pathlib import Path
-
 from learner.checkpoint import Checkpoint, CheckpointStore
 from shared.config import Config
 from shared.errors import ConfigError, RunDirError
@@ -14,15 +12,12 @@ def choose_checkpoint(run: RunDir, config: Config, which: str) -> Checkpoint:
     if which == "latest":
         newest = store.load_latest()
         if newest is None:
-            raise RunDirError(f"{run.path} has no checkpoint yet; `resume` it until it has one.")
+            raise RunDirError(
+                f"{run.path} has no checkpoint yet; `resume` it until it has one, or ask for the base with --base."
+            )
         return newest
     if which == "best":
         return store.load_best()
     if not which.isdecimal():
         raise ConfigError(f"--checkpoint got '{which}', expected a step number, 'best' or 'latest'.")
     return store.load(int(which))
-
-
-def described(which: str, checkpoint: Checkpoint, run: Path) -> str:
-    """`step 40 of runs/first (best)`"""
-    return f"step {checkpoint.step} of {run}" + (f" ({which})" if which in ("best", "latest") else "")

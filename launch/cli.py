@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   python -m launch export runs/first --as merged --out my-model
   python -m launch key runs/first gpu-box                 a key for an actor on another machine
   python -m launch generate runs/first --prompt "Tom has 3 apples and buys 4 more. How many has he?"
+  python -m launch generate runs/first --chat
 """
 
 
@@ -102,10 +103,8 @@ def add_key(parser: argparse.ArgumentParser) -> None:
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
     """compare"""
-    for name in ("first", "second"):
-        parser.add_argument(
-            name, type=Path, metavar="DIR|FILE.json", help="run directory, or an evaluation in its eval/"
-        )
+    for name in ("A", "B"):
+        parser.add_argument(name, type=Path, help="run directory, or one of its eval/*.json")
     parser.add_argument("--label", default="final", metavar="NAME", help="which evaluation of a run (default: final)")
     parser.add_argument("--flips", type=whole, default=5, metavar="N", help="tasks to show each way (default: 5)")
 
@@ -130,8 +129,11 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     prompts = parser.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", metavar="TEXT", help="one question")
     prompts.add_argument("--in", dest="source", type=Path, metavar="FILE", help="questions, one a line")
+    prompts.add_argument("--chat", action="store_true", help="talk to base and trained policy side by side")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the terminal")
-    parser.add_argument("--base", action="store_true", help="answer without the adapter")
+    which = parser.add_mutually_exclusive_group()
+    add_checkpoint(which)
+    which.add_argument("--base", action="store_true", help="answer without the adapter")
     parser.add_argument("--max-new-tokens", type=natural, metavar="N", help="cap on one answer (default: as trained)")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(

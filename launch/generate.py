@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.checkpoint import Checkpoint, CheckpointStore
+from launch.checkpoint_choice import choose_checkpoint
+from learner.checkpoint import Checkpoint
 from protocol.messages import GroupOrder, Sampling
 from shared.config import Config
 from shared.config_load import config_from_json, load_config
 from shared.determinism import cpu_environment
-from shared.errors import DataError, RunDirError
+from shared.errors import DataError
 from shared.files import write_whole
 from shared.run_dir import RunDir
 from shared.seeding import sample_seeds
@@ -26,16 +27,17 @@ def run_command(
     source: Path | None,
     out: Path | None,
     base: bool,
+    checkpoint: str,
     max_new_tokens: int | None,
     temperature: float,
     seed: int,
 ) -> int:
     """Answer, print or write."""
-    config, checkpoint = open_policy(directory, base)
+    config, chosen = open_policy(directory, base, checkpoint)
     questions = [prompt] if prompt is not None else read_questions(source)
     os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens or config.rollout.max_new_tokens)
-    answers = answer(config, checkpoint, questions, sampling, seed)
+    answers = answer(config, chosen, questions, sampling, seed)
     if out is None:
         print("\n\n".join(answers))
         return 0
@@ -45,18 +47,13 @@ def run_command(
     return 0
 
 
-def open_policy(directory: Path | None, base: bool) -> tuple[Config, Checkpoint | None]:
-    """The run's config and newest checkpoint; None where the base is asked for."""
+def open_policy(directory: Path | None, base: bool, which: str) -> tuple[Config, Checkpoint | None]:
+    """The run's config and a checkpoint; None where the base is asked for."""
     if directory is None:
         return load_config("embedded"), None
     run = RunDir.open(directory)
     config = config_from_json(run.config.read_bytes())
-    if base:
-        return config, None
-    checkpoint = CheckpointStore(run.checkpoints, config.checkpoint.keep).load_latest()
-    if checkpoint is None:
-        raise RunDirError(f"{directory} has no checkpoint yet; add --base, or `resume` it until it has one.")
-    return config, checkpoint
+    return config, None if base else choose_checkpoint(run, config, which)
 
 
 def read_questions(source: Path | None) -> list[str]:

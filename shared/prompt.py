@@ -46,8 +46,11 @@ class Prompter:
         turns = [{"role": "system", "content": system_prompt}] if system_prompt else []
         for asked, answered in shots:
             turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-        turns.append({"role": "user", "content": question})
-        text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return self.turn_ids([*turns, {"role": "user", "content": question}])
+
+    def turn_ids(self, turns: Sequence[dict[str, str]]) -> list[int]:
+        """[Tp] a conversation of {role, content}, ready for the assistant to speak."""
+        text = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def text(self, ids: list[int]) -> str:

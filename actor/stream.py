@@ -1,0 +1,40 @@
+"""One answer, token by token, for somebody who reads along.
+
+The numbers of engine_hf.py without its batch: the same head, the same draws from a sample's own stream, transformers'
+own cache. It is a generator that computes only when asked for the next token, so that two of them can take turns.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from transformers import DynamicCache
+
+from actor.sampler import draw
+from protocol.messages import Sampling
+from shared.head import head_logits
+from shared.policy import Policy
+from shared.seeding import uniforms
+
+
+def stream(
+    policy: Policy, prompt_ids: Sequence[int], end_ids: Sequence[int], sampling: Sampling, seed: int
+) -> Iterator[int]:
+    """The tokens of one answer, the one that ends it included."""
+    cache, tokens = DynamicCache(), torch.tensor([list(prompt_ids)], device=policy.device)
+    draws = torch.from_numpy(uniforms(seed, sampling.max_new_tokens)).to(policy.device)
+    for time in range(sampling.max_new_tokens):
+        token = next_token(policy, tokens, cache, sampling.temperature, draws[time : time + 1])
+        yield token
+        if token in end_ids:
+            return
+        tokens = torch.tensor([[token]], device=policy.device)
+
+
+@torch.inference_mode()
+def next_token(
+    policy: Policy, tokens: torch.Tensor, cache: DynamicCache, temperature: float, uniform: torch.Tensor
+) -> int:
+    """[1, t] new tokens -> the one that follows."""
+    hidden = policy.backbone(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+    logits = head_logits(hidden, policy.head, temperature or 1.0)
+    return int(draw(logits, uniform if temperature else None).ids)
