@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from learner.batch import StepBatch, group_teaches, step_batch, teaching_samples
 from learner.sampling import flat
+from learner.stage_end import StageEnd
 from learner.update import Update
 from protocol.messages import Groups
 from shared.config import Config
@@ -12,13 +13,17 @@ from shared.config import Config
 class Batches:
     """Builds batches; asks the policy for entropies where the engine had none and the mask needs them."""
 
-    def __init__(self, config: Config, update: Update) -> None:
+    def __init__(self, config: Config, update: Update, stage_end: StageEnd | None = None) -> None:
+        """stage_end: looks at the groups first, where a curriculum in stages leaves something behind."""
         self.config = config
         self.update = update
+        self.stage_end = stage_end
 
     def build(self, answers: Sequence[Groups]) -> StepBatch:
         """All groups of the step, those that teach nothing dropped from every term."""
         groups = flat(answers)
+        if self.stage_end:
+            self.stage_end.before_update(groups)
         dropped = sum(not group_teaches(group, self.config) for group in groups)
         samples = self.update.with_entropies(teaching_samples(groups, self.config))
         return step_batch(samples, dropped, self.config)

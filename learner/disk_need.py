@@ -28,11 +28,11 @@ FLOOR_BYTES = 4 * 2**20
 """Manifests, evaluations, whatever is small."""
 
 
-def bytes_needed(config: Config, adapter_bytes: int, first_step: int) -> int:
-    """What the rest of a run may write at most, and hold at one time."""
+def bytes_needed(config: Config, adapter_bytes: int, first_step: int, anchor_bytes: int = 0) -> int:
+    """What the rest of a run may write at most, and hold at one time. anchor_bytes: of the anchor in a checkpoint."""
     steps = config.run.steps - first_step
     return (
-        (config.checkpoint.keep + 3) * checkpoint_bytes(config, adapter_bytes)
+        (config.checkpoint.keep + 3) * (checkpoint_bytes(config, adapter_bytes) + anchor_bytes)
         + journal_steps(config, steps) * journal_bytes(config)
         + steps * (rollout_bytes(config) + STEP_BYTES)
         + FLOOR_BYTES

@@ -99,6 +99,7 @@ class Guard:
             adapter=adapter_bytes(update.policy.adapter),
             optimizer=update.optimizer.state_bytes(),
             norms=update.norms.state_dict(),
+            anchor=update.anchor.state_bytes() if update.anchor else b"",
         )
 
     def restore(self, position: Position) -> None:

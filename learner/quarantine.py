@@ -4,6 +4,7 @@
       config.json                         the run's
       adapter_model.safetensors           before the step, PEFT's format
       optimizer.safetensors               before the step
+      anchor.safetensors                  what the policy was held to, where a stage of its curriculum had ended
       fault.json                          step, kind, words, suspect; digest of the base; norms of the steps before
       groups/000 ...                      the step's answers, each the frames of its Groups message
       sha256                              over all others, names and lengths included
@@ -30,6 +31,7 @@ from protocol.messages import Groups
 from shared.errors import DamageError
 
 DIGEST = "sha256"
+ANCHOR = "anchor.safetensors"
 GROUPS = "groups/"
 
 
@@ -43,6 +45,8 @@ class Position:
     """AdamW's moments, a safetensors file."""
     norms: dict[str, Any]
     """State of learner/norms.py."""
+    anchor: bytes = b""
+    """What the policy was held to, a safetensors file; empty where nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,8 @@ def pack_batch(batch: KeptBatch) -> bytes:
         "optimizer.safetensors": batch.position.optimizer,
         "fault.json": json.dumps(fault | {"norms": batch.position.norms}, indent=2).encode(),
     }
+    if batch.position.anchor:
+        parts[ANCHOR] = batch.position.anchor
     parts |= {f"{GROUPS}{index:03d}": pack(encode(groups)) for index, groups in enumerate(batch.answers)}
     return save({name: np.frombuffer(part, np.uint8) for name, part in (parts | {DIGEST: digest(parts)}).items()})
 
@@ -98,7 +104,10 @@ def read_batch(path: Path) -> KeptBatch:
         raise DamageError(f"{path} is no batch that this release set aside ({error}).") from error
     fault = json.loads(parts["fault.json"])
     position = Position(
-        adapter=parts["adapter_model.safetensors"], optimizer=parts["optimizer.safetensors"], norms=fault.pop("norms")
+        adapter=parts["adapter_model.safetensors"],
+        optimizer=parts["optimizer.safetensors"],
+        norms=fault.pop("norms"),
+        anchor=parts.get(ANCHOR, b""),
     )
     groups = tuple(answer for answer in answers if isinstance(answer, Groups))
     return KeptBatch(**fault, config=parts["config.json"], position=position, answers=groups)

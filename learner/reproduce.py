@@ -7,6 +7,7 @@ may not come back in fp32; that is said, not hidden.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from learner.anchor import Anchor
 from learner.batch import StepBatch
 from learner.batches import Batches
 from learner.fault import Finding, NumericalFault
@@ -76,4 +77,13 @@ def build_update(kept: KeptBatch, policy: Policy, config: Config, progress: Call
     optimizer.load_state_bytes(kept.position.optimizer)
     norms = Norms(config.guard)
     norms.load_state_dict(kept.position.norms)
-    return Update(policy, optimizer, norms, config, progress)
+    return Update(policy, optimizer, norms, config, progress, anchor_of(kept, policy, config))
+
+
+def anchor_of(kept: KeptBatch, policy: Policy, config: Config) -> Anchor | None:
+    """What the policy was held to, if anything."""
+    if not kept.position.anchor:
+        return None
+    anchor = Anchor(policy.adapter, config.curriculum)
+    anchor.load_state_bytes(kept.position.anchor)
+    return anchor

@@ -105,7 +105,8 @@ class Session:
         self.desk = Dispatcher(port, recorder, model.expected(), welcome(run, config))
         self.state = build_state(model, self.desk)
         adapter_bytes = self.state.publisher.versions[0].adapter.nbytes
-        refuse_if_short(run, bytes_needed(config, adapter_bytes, self.first_step))
+        anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0
+        refuse_if_short(run, bytes_needed(config, adapter_bytes, self.first_step, anchor_bytes))
         self.past = self.state.load(checkpoint) if checkpoint else Past()
         compaction = Compaction(config.journal, store, recorder)
         self.books = RunBooks(run, config, self.state, store, compaction, FrozenBase(model.policy), model.prompter.text)

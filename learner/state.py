@@ -3,6 +3,7 @@
     adapter_model.safetensors, adapter_config.json   PEFT's format: the folder loads in PEFT and vLLM as it is
     optimizer.safetensors                            AdamW's moments
     policy-000012.safetensors                        older versions that pending orders name (max_lag > 0 only)
+    anchor.safetensors                               what the policy is held to (curriculum.ewc, curriculum.kl_to)
     state.json                                       step, versions, curriculum, pending orders, rewards and norms, seed
 
 Random streams are derived from the run's seed and a name (shared/seeding.py), so seed and positions are all there is
@@ -12,6 +13,7 @@ to save. An update is a function of this state and the journal.
 import json
 from typing import Any
 
+from learner.anchor import Anchor
 from learner.checkpoint import Checkpoint
 from learner.norms import Norms
 from learner.optimizer import Optimizer
@@ -23,6 +25,7 @@ from shared.config import Config
 from shared.errors import DamageError
 
 ADAPTER = "adapter_model.safetensors"
+ANCHOR = "anchor.safetensors"
 
 
 class LearnerState:
@@ -36,6 +39,7 @@ class LearnerState:
         norms: Norms,
         sampler: Sampler,
         base_digest: str,
+        anchor: Anchor | None = None,
     ) -> None:
         self.config = config
         self.publisher = publisher
@@ -43,6 +47,7 @@ class LearnerState:
         self.norms = norms
         self.sampler = sampler
         self.base_digest = base_digest
+        self.anchor = anchor
 
     def save(self, step: int, past: Past) -> Checkpoint:
         """The state after `step` updates."""
@@ -64,6 +69,8 @@ class LearnerState:
             "optimizer.safetensors": self.optimizer.state_bytes(),
             "state.json": json.dumps(facts, indent=2).encode(),
         }
+        if self.anchor:
+            files[ANCHOR] = self.anchor.state_bytes()
         older = {version_file(v, step): versions[v].adapter.tobytes() for v in versions if v < step}
         return Checkpoint(step=step, files=files | older)
 
@@ -78,6 +85,8 @@ class LearnerState:
         self.optimizer.load_state_bytes(checkpoint.files["optimizer.safetensors"])
         self.sampler.load_state_dict(facts["sampler"])
         self.norms.load_state_dict(facts["norms"])
+        if self.anchor:
+            self.anchor.load_state_bytes(checkpoint.files[ANCHOR])
         names = {version: version_file(version, checkpoint.step) for version in facts["versions"]}
         self.publisher.restore({version: checkpoint.files[name] for version, name in names.items()})
         return Past(wall_s=facts["wall_s"], rewards=tuple(facts["rewards"]))

@@ -81,6 +81,7 @@ def step_metrics(
         constraint_loss=stats.constraint_loss if stats and constrained else NAN,
         noise_signal=stats.noise.signal if stats and stats.noise else NAN,
         noise_spread=stats.noise.spread if stats and stats.noise else NAN,
+        ewc_penalty=stats.ewc_penalty if stats and config.curriculum.ewc else NAN,
         policy_version=min(answer.policy_version for answer in answers),
         curriculum_stage=curriculum.stage,
         curriculum_pass_rate=curriculum.pass_rate,

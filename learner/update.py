@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from learner.anchor import Anchor
 from learner.batch import Sample, StepBatch, TrainSample, by_group, cut, needs_entropies
 from learner.constraint import ConstraintTerms, HeldTokens, constraint_loss
 from learner.fault import Finding, NumericalFault, Refusal
@@ -60,19 +61,29 @@ class UpdateStats:
     """[m] k3 of the held tokens to their reference, in the last pass."""
     noise: GradientNoise | None
     """Of the first pass; None where it is not measured."""
+    ewc_penalty: float
+    """In the last pass; 0 where nothing holds the policy to an earlier stage."""
 
 
 class Update:
     """Applies batches to a policy."""
 
     def __init__(
-        self, policy: Policy, optimizer: Optimizer, norms: Norms, config: Config, progress: Callable[[], None]
+        self,
+        policy: Policy,
+        optimizer: Optimizer,
+        norms: Norms,
+        config: Config,
+        progress: Callable[[], None],
+        anchor: Anchor | None = None,
     ) -> None:
+        """anchor: what the policy is held to, where a curriculum in stages asks for it."""
         self.policy = policy
         self.optimizer = optimizer
         self.norms = norms
         self.config = config
         self.progress = progress
+        self.anchor = anchor
         self.token_budget = config.batch.token_budget
         # transformers cannot recompute activations of layers that read a cache.
         self.share_prompts = not config.batch.checkpointing
@@ -107,16 +118,21 @@ class Update:
         self.norms.applied(gradient.norm)
         return gathered(gradient, self.optimizer.step(step))
 
-    def gradient(self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor], sampled: int = 0) -> "Gradient":
-        """The clipped gradient of these samples, in the parameters, and whether it may be used."""
+    def gradient(
+        self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor], sampled: int = 0, pulled: bool = True
+    ) -> "Gradient":
+        """The clipped gradient of these samples, in the parameters, and whether it may be used. pulled: with what holds
+        the policy to an earlier stage."""
         noise = None
         if sampled > 1:
             parts, noise = self.group_after_group(samples, old, sampled)
         else:
             parts = self.over_cuts(samples, lambda part: self.backward(part, old))
+        penalty = self.anchor.pull() if self.anchor and pulled else 0.0
         norm = self.optimizer.clip()
-        loss = float(torch.stack([part.loss for part in parts]).sum())
-        return Gradient(parts=parts, loss=loss, norm=norm, refusal=self.norms.refusal(loss, norm), noise=noise)
+        loss = float(torch.stack([part.loss for part in parts]).sum()) + penalty
+        refusal = self.norms.refusal(loss, norm)
+        return Gradient(parts=parts, loss=loss, norm=norm, refusal=refusal, noise=noise, ewc_penalty=penalty)
 
     def group_after_group(
         self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor], sampled: int
@@ -131,7 +147,7 @@ class Update:
 
     def each_alone(self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> list[Finding]:
         """What every sample adds to loss and gradient; leaves no gradient behind."""
-        found = [(sample.sample.name, self.gradient([sample], old)) for sample in samples]
+        found = [(sample.sample.name, self.gradient([sample], old, pulled=False)) for sample in samples]
         self.optimizer.zero_grad()
         return [Finding(sample=name, loss=alone.loss, grad_norm=alone.norm) for name, alone in found]
 
@@ -199,10 +215,10 @@ class Update:
 
     @torch.no_grad()
     def base_logprobs(self, batch: MicroBatch) -> torch.Tensor | None:
-        """log pi_base of the scored tokens: the same model with the adapter switched off."""
+        """log pi_base of the scored tokens: the same model with the adapter switched off, or as it once was."""
         if self.config.loss.kl_beta == 0.0:
             return None
-        with self.policy.adapter.switched_off():
+        with self.anchor.reference() if self.anchor else self.policy.adapter.switched_off():
             return self.forward(batch).logprobs
 
     @torch.no_grad()
@@ -245,6 +261,8 @@ class Gradient:
     """Why it may not be used, if so."""
     noise: GradientNoise | None
     """If it was measured."""
+    ewc_penalty: float
+    """Part of the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,4 +326,5 @@ def gathered(gradient: Gradient, lr: float) -> UpdateStats:
         constraint_loss=sum(float(part.held.loss.detach()) for part in parts),
         held_kl=column([part.held.kl for part in parts]),
         noise=gradient.noise,
+        ewc_penalty=gradient.ewc_penalty,
     )

@@ -7,6 +7,7 @@ or a journal) and where results go (files or nowhere) is handed in.
 from dataclasses import dataclass
 from pathlib import Path
 
+from learner.anchor import Anchor
 from learner.batches import Batches
 from learner.curricula import build_curriculum
 from learner.eval_schedule import NO_EVALUATIONS, Schedule
@@ -17,6 +18,7 @@ from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.publisher import Publisher
 from learner.sampling import OrderDesk, Sampler
+from learner.stage_end import StageEnd
 from learner.state import LearnerState
 from learner.tasks import TaskSet, load_tasks
 from learner.update import Update
@@ -85,6 +87,7 @@ def build_state(model: Model, desk: OrderDesk) -> LearnerState:
         Norms(config.guard),
         Sampler(config, model.tasks.train, curriculum, desk),
         model.policy.base_digest,
+        Anchor(adapter, config.curriculum) if config.curriculum.holds else None,
     )
 
 
@@ -97,11 +100,13 @@ def build_parts(
     evaluations: Schedule = NO_EVALUATIONS,
 ) -> Parts:
     """The loop's parts."""
-    update = Update(model.policy, state.optimizer, state.norms, model.config, desk.pump)
+    anchor = state.anchor
+    update = Update(model.policy, state.optimizer, state.norms, model.config, desk.pump, anchor)
+    stage_end = StageEnd(state.sampler.curriculum.metrics, update, anchor) if anchor else None
     return Parts(
         sampler=state.sampler,
         desk=desk,
-        batches=Batches(model.config, update),
+        batches=Batches(model.config, update, stage_end),
         guard=Guard(update, ledger.books, model.config),
         publisher=state.publisher,
         ledger=ledger,

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from protocol.messages import Outcome
 from shared.config_actor import ActorConfig
-from shared.config_section import Fraction, NonNegative, Positive, PositiveFloat, Section
+from shared.config_section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 from shared.config_update import (
     BatchConfig,
     ConstraintConfig,
@@ -139,6 +139,20 @@ class CurriculumConfig(Section, frozen=True, kw_only=True):
     cache: str = ""
     """`sent`: file with the measured entropies; empty means one below model.cache_dir. Refused if it was measured with
     another model, template, sampling, verifier or data."""
+    ewc: NonNegativeFloat = 0.0
+    """Stages: lambda of elastic weight consolidation once a stage has ended (learner/ewc.py); 0 turns it off. F has
+    mean 1, so it is the weight of lambda / 2 |dW - dW*|^2; `ewc/penalty` says what it came to."""
+    ewc_decay: Fraction = 1.0
+    """Stages: factor on the Fisher of the stages before, at the end of each."""
+    ewc_samples: Positive = 256
+    """Stages: at most so many answers of the step that ended a stage go into its Fisher, one backward pass each."""
+    kl_to: Literal["base", "stage"] = "base"
+    """What loss.kl_beta holds the policy to: the base, or the policy at the stage's start."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the end of a stage leaves something behind that the policy is held to."""
+        return self.ewc > 0.0 or self.kl_to == "stage"
 
 
 class RolloutConfig(Section, frozen=True, kw_only=True):

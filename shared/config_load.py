@@ -138,6 +138,12 @@ def check_together(config: Config) -> None:
         raise ConfigError(
             "actor.weights is 'nf4' but model.quantization is 'none', so there are no codes to serve; set one of them."
         )
+    curriculum = config.curriculum
+    if curriculum.holds and curriculum.kind not in ("levels", "sent"):
+        raise ConfigError(
+            f"curriculum.ewc and curriculum.kl_to = 'stage' hold the policy to a stage's end, and curriculum.kind ="
+            f" '{curriculum.kind}' has no stages; set it to 'levels' or 'sent'."
+        )
     endpoint = config.link.endpoint
     if endpoint != "ipc" and not endpoint.startswith("tcp://"):
         raise ConfigError(f"link.endpoint = '{endpoint}' is not allowed: expected 'ipc' or tcp://host:port.")

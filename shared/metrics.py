@@ -39,6 +39,7 @@ KEYS = {
     "constraint_loss": "constraint/loss",
     "noise_signal": "noise/signal",
     "noise_spread": "noise/spread",
+    "ewc_penalty": "ewc/penalty",
     "policy_version": "policy/version",
     "curriculum_stage": "curriculum/stage",
     "curriculum_pass_rate": "curriculum/pass_rate",
@@ -113,6 +114,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Estimate of the squared norm of the true gradient; may be negative. NaN where it is not measured, as the next."""
     noise_spread: float
     """Estimate of the variance of one group's gradient; over the above it is the gradient noise scale, in groups."""
+    ewc_penalty: float
+    """What holding the policy to an earlier stage added to the loss of the last pass. NaN where curriculum.ewc = 0."""
     policy_version: int
     """Version the step was sampled from."""
     curriculum_stage: int

@@ -308,3 +308,19 @@ def semantic_entropy(meanings: Sequence[object]) -> float:
         share = sum(other == meaning for other in meanings) / len(meanings)
         total -= share * math.log(share)
     return total
+
+
+def ewc_penalty(weight: float, fisher: np.ndarray, delta: np.ndarray, anchored: np.ndarray) -> float:
+    """lambda / 2 sum_i F_i (theta_i - theta*_i)^2"""
+    pairs = zip(fisher.flat, delta.flat, anchored.flat, strict=True)
+    return weight / 2 * math.fsum(f * (now - then) ** 2 for f, now, then in pairs)
+
+
+def bernoulli_fisher(inputs: Sequence[Sequence[float]], theta: Sequence[float]) -> np.ndarray:
+    """diag of E_x E_{y ~ p(.|x)} [(d log p(y|x) / d theta)^2], p(1|x) = sigma(theta x), by summing over both y."""
+    total = np.zeros(len(theta))
+    for x in inputs:
+        p = 1 / (1 + math.exp(-math.fsum(t * value for t, value in zip(theta, x, strict=True))))
+        for y, share in ((1, p), (0, 1 - p)):
+            total += share * np.array([((y - p) * value) ** 2 for value in x])
+    return total / len(inputs)

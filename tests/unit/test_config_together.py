@@ -15,6 +15,8 @@ from shared.errors import ConfigError
         (["link.endpoint=udp://host:1"], "expected 'ipc' or tcp://host:port"),
         (["constraint.beta=0.1", "constraint.reference=old"], "constraint.reference is 'old' but loss.passes is 1"),
         (["growth.max_prompts=15"], "growth.max_prompts = 15 is less than rollout.prompts = 16"),
+        (["curriculum.ewc=1"], "curriculum.kind = 'shuffled' has no stages"),
+        (["curriculum.kl_to=stage", "curriculum.kind=pass_rate"], "curriculum.kind = 'pass_rate' has no stages"),
         (["link.heartbeat_s=10", "link.silence_s=10"], "link.silence_s must be larger than link.heartbeat_s"),
     ],
 )
@@ -32,6 +34,8 @@ def test_keys_that_do_not_fit_together_are_refused(overrides: list[str], part: s
     [
         ["verifier.kind=callable", "verifier.function=mine.py:score"],
         ["link.endpoint=tcp://10.0.0.1:5757"],
+        ["curriculum.ewc=1", "curriculum.kind=levels"],
+        ["curriculum.kl_to=stage", "curriculum.kind=sent"],
         ["link.heartbeat_s=1", "link.silence_s=1.5"],
         ["constraint.beta=0.1", "constraint.reference=old", "loss.passes=2"],
         ["constraint.reference=old"],

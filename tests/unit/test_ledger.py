@@ -30,6 +30,7 @@ AGREED = UpdateStats(
     constraint_loss=0.0,
     held_kl=np.zeros(0),
     noise=None,
+    ewc_penalty=0.0,
 )
 FRESH = Past()
 DISAGREED = replace(AGREED, mismatch=np.array([0.0, 0.0, 0.0, 0.3]))

@@ -18,7 +18,7 @@ step time_s reward/mean outcome/correct outcome/wrong outcome/unparsable outcome
 outcome/error outcome/abstain groups/dropped groups/quarantined groups/total entropy/mean mask/fraction ratio/mean
 clip/fraction mismatch/mean mismatch/p99 kl grad_norm lr length/mean truncated tokens_per_s time/rollout_s
 time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum
-constraint/fraction constraint/kl constraint/loss noise/signal noise/spread policy/version
+constraint/fraction constraint/kl constraint/loss noise/signal noise/spread ewc/penalty policy/version
 curriculum/stage curriculum/pass_rate curriculum/effective_tasks
 """
 

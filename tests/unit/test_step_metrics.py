@@ -15,7 +15,7 @@ from learner.guard import Skipped
 from learner.step_metrics import Clock, step_metrics
 from learner.update import UpdateStats
 from protocol.messages import Finish, Group, Groups, Outcome, Timings
-from shared.config import Config, ConstraintConfig, LossConfig, RewardConfig
+from shared.config import Config, ConstraintConfig, CurriculumConfig, LossConfig, RewardConfig
 from tests.fakes import tiny_group
 
 CONTRACT = """
@@ -23,7 +23,7 @@ step time_s reward/mean outcome/correct outcome/wrong outcome/unparsable outcome
 outcome/error outcome/abstain groups/dropped groups/quarantined groups/total entropy/mean mask/fraction ratio/mean
 clip/fraction mismatch/mean mismatch/p99 kl grad_norm lr length/mean truncated tokens_per_s time/rollout_s
 time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum
-constraint/fraction constraint/kl constraint/loss noise/signal noise/spread policy/version
+constraint/fraction constraint/kl constraint/loss noise/signal noise/spread ewc/penalty policy/version
 curriculum/stage curriculum/pass_rate curriculum/effective_tasks
 """
 
@@ -31,6 +31,7 @@ CONFIG = Config(
     loss=LossConfig(entropy_fraction=0.5),
     constraint=ConstraintConfig(beta=0.1, low_entropy=0.5, share=0.2),
     reward=RewardConfig(truncated=-0.5),
+    curriculum=CurriculumConfig(kind="levels", ewc=1.0),
 )
 CLOCK = Clock(time_s=100.0, step_s=10.0, update_s=3.0, learner_mb=300.0)
 STATS = UpdateStats(
@@ -43,6 +44,7 @@ STATS = UpdateStats(
     weight_sum=0.5,
     constraint_loss=0.25,
     held_kl=np.array([0.0, 0.5]),
+    ewc_penalty=0.375,
     noise=GradientNoise(spread=3.0, signal=0.5),
 )
 
@@ -122,6 +124,7 @@ def test_every_key_of_the_contract_is_there_and_right() -> None:
         "constraint/loss": 0.25,
         "noise/signal": 0.5,
         "noise/spread": 3.0,
+        "ewc/penalty": 0.375,
         "policy/version": 3,
         "curriculum/stage": 2,
         "curriculum/pass_rate": 0.625,
@@ -147,6 +150,7 @@ def test_a_step_in_which_nothing_teaches_has_nulls_where_nothing_was_measured() 
         "constraint/loss",
         "noise/signal",
         "noise/spread",
+        "ewc/penalty",
     }
     assert (row["groups/dropped"], row["groups/total"], row["weight/sum"]) == (1, 1, 0.0)
     assert set(row) == set(CONTRACT.split())

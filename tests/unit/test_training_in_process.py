@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from safetensors.numpy import load
 
 from actor.engine import Engine
 from actor.engine_hf import HFEngine
 from actor.rollout import Rollout
 from launch.local_desk import LocalDesk
+from learner.anchor import Anchor
 from learner.batches import Batches
 from learner.checkpoint import Checkpoint
 from learner.curricula import build_curriculum
@@ -31,6 +33,7 @@ from learner.past import Past
 from learner.publisher import Publisher
 from learner.quarantine import KeptBatch
 from learner.sampling import Sampler
+from learner.stage_end import StageEnd
 from learner.state import LearnerState
 from learner.update import Update
 from shared.config import (
@@ -119,13 +122,15 @@ class Run:
         optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps)
         sampler = Sampler(config, tasks, build_curriculum(config, tasks, policy.base_digest, ""), self.desk)
         norms = Norms(config.guard)
-        self.state = LearnerState(config, publisher, optimizer, norms, sampler, policy.base_digest)
+        anchor = Anchor(policy.adapter, config.curriculum) if config.curriculum.holds else None
+        self.state = LearnerState(config, publisher, optimizer, norms, sampler, policy.base_digest, anchor)
         self.books = KeptBooks(self.state)
-        update = Update(policy, optimizer, norms, config, self.desk.pump)
+        update = Update(policy, optimizer, norms, config, self.desk.pump, anchor)
+        stage_end = StageEnd(sampler.curriculum.metrics, update, anchor) if anchor else None
         self.parts = Parts(
             sampler=sampler,
             desk=self.desk,
-            batches=Batches(config, update),
+            batches=Batches(config, update, stage_end),
             guard=Guard(update, self.books, config),
             publisher=publisher,
             ledger=self.ledger(Past()),
@@ -157,6 +162,11 @@ class Run:
         self.parts = replace(self.parts, evaluations=schedule)
         return found
 
+    def until(self, step: int) -> Checkpoint:
+        """The state after so many steps."""
+        self.train(last=step)
+        return self.state.save(step, Past(rewards=tuple(self.books.rewards)))
+
     def train(self, first: int = 0, last: int | None = None) -> str:
         """Run these steps; the adapter's digest."""
         done = train(self.parts, first, self.config.run.steps if last is None else last)
@@ -172,12 +182,13 @@ def config_for(
     lr: float = 2e-3,
     max_mismatch: float = 0.05,
     curriculum: CurriculumConfig = SHUFFLED,
+    kl_beta: float = 0.0,
     growth: GrowthConfig | None = None,
 ) -> Config:
     return Config(
         run=RunConfig(steps=steps, seed=1),
         rollout=RolloutConfig(prompts=4, group=4, max_new_tokens=4, groups_per_order=2, replacement_rounds=rounds),
-        loss=LossConfig(entropy_fraction=rho, max_mismatch=max_mismatch),
+        loss=LossConfig(entropy_fraction=rho, max_mismatch=max_mismatch, kl_beta=kl_beta),
         optimizer=OptimizerConfig(lr=lr, warmup_steps=2, schedule="cosine"),
         pipeline=PipelineConfig(max_lag=max_lag),
         curriculum=curriculum,
@@ -252,6 +263,45 @@ def test_steps_that_grow_with_the_noise_resume_in_the_same_bits(max_lag: int, st
     assert [row.groups_total for row in resumed.books.rows] == sizes[3:]
     assert saved(resumed) == saved(undisturbed)
     assert start(config_for(max_lag=max_lag)).train() != digest
+
+
+HELD = CurriculumConfig(kind="levels", stage_steps=2, ewc=50.0, ewc_samples=8, kl_to="stage")
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_a_run_that_is_held_to_its_stages_resumed_ends_in_the_same_bits(
+    max_lag: int, start: Callable[[Config], Run]
+) -> None:
+    config = config_for(max_lag=max_lag, curriculum=HELD, kl_beta=0.1)
+    undisturbed = start(config)
+    digest = undisturbed.train()
+    free = structs.replace(HELD, ewc=0.0, kl_to="base")
+    assert start(config_for(max_lag=max_lag, curriculum=free, kl_beta=0.1)).train() != digest
+    for stop in (1, 3):
+        resumed = start(config)
+        checkpoint = start(config).until(stop)
+        resumed.load(checkpoint)
+        assert resumed.train(first=stop) == digest
+        assert saved(resumed) == saved(undisturbed)
+        assert [row.ewc_penalty for row in resumed.books.rows] == [r.ewc_penalty for r in undisturbed.books.rows[stop:]]
+
+
+def test_the_anchor_is_the_policy_that_the_stage_s_last_answers_came_from(start: Callable[[Config], Run]) -> None:
+    run = start(config_for(curriculum=HELD, kl_beta=0.1))
+    run.train(last=2)
+    anchor = run.state.anchor
+    assert anchor is not None and anchor.stage == 1
+    sampled_from = run.desk.policies[1].adapter.tobytes()
+    assert {name: value.numpy().tobytes() for name, value in anchor.theta.items()} == {
+        name.removeprefix("base_model.model.").removesuffix(".weight"): value.tobytes()
+        for name, value in load(sampled_from).items()
+    }
+    means = [float(values.float().mean()) for values in anchor.fisher.values()]
+    assert set(anchor.fisher) == set(anchor.adapter.layers) and min(means) > 0.0
+    run.train(first=2, last=4)
+    penalties = [row.ewc_penalty for row in run.books.rows]
+    assert penalties[:2] == [0.0, 0.0] and penalties[2] > 0.0
+    assert run.books.rows[1].kl == 0.0 < run.books.rows[2].kl, "to the base it would have been more than 0 before"
 
 
 def saved(run: Run) -> dict[str, Any]:
