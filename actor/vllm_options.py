@@ -58,7 +58,9 @@ class VLLMOptions:
 def vllm_options(config: Config, folder: Path, device: Literal["cpu", "cuda"]) -> VLLMOptions:
     """For a checkpoint folder on a device."""
     model = json.loads((folder / "config.json").read_text())
-    dtype = "float32" if device == "cpu" else "bfloat16"
+    nf4 = config.actor.weights == "nf4"
+    # The plugin computes in bf16, whatever it is told.
+    dtype = "bfloat16" if nf4 or device == "cuda" else "float32"
     length = longest(config)
     if length > (room := model.get("max_position_embeddings", length)):
         raise ModelError(
@@ -69,7 +71,7 @@ def vllm_options(config: Config, folder: Path, device: Literal["cpu", "cuda"]) -
     sequences = config.actor.max_sequences or min(wanted, MOST_SEQUENCES)
     return VLLMOptions(
         folder=folder,
-        nf4=config.actor.weights == "nf4",
+        nf4=nf4,
         device=device,
         dtype=dtype,
         rank=next(rank for rank in RANKS if rank >= config.lora.rank),

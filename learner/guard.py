@@ -55,7 +55,8 @@ class Guard:
         # With one pass nothing has been applied when a fault is found, and nothing needs to be kept for it.
         before = self.position() if self.config.loss.passes > 1 else None
         try:
-            stats = self.update.apply(step, batch)
+            # Samples of an older version differ rightly.
+            stats = self.update.apply(step, batch, gated=all(answer.policy_version == step for answer in answers))
         except NumericalFault as fault:
             if before:
                 self.restore(before)

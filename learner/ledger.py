@@ -1,9 +1,4 @@
-"""What a step leaves behind: a row of metrics, a few rollouts, a checkpoint when one is due, and the mismatch gate.
-
-The gate is the cheapest end-to-end test of the whole system: actor and learner score the same tokens with the same
-version, so their log-probs may differ by rounding alone. A stale adapter, a wrong temperature or another base shows at
-once, and the run stops before it builds on it.
-"""
+"""What a step leaves behind: a row of metrics, a few rollouts, a checkpoint when one is due."""
 
 import time
 from collections import deque
@@ -21,13 +16,8 @@ from learner.step_metrics import Clock, step_metrics
 from learner.update import UpdateStats
 from protocol.messages import Groups
 from shared.config import Config
-from shared.errors import TrainingStopped
 from shared.memory import peak_memory_mb
 from shared.metrics import StepMetrics
-
-
-class Mismatch(TrainingStopped):
-    """Actor and learner disagree about the tokens of the same version."""
 
 
 class Books(Protocol):
@@ -82,12 +72,10 @@ class Ledger:
     def record(
         self, step: int, answers: Sequence[Groups], batch: StepBatch, stats: UpdateStats | Skipped | None
     ) -> None:
-        """Log, gate, save when due."""
+        """Log, save when due."""
         metrics = step_metrics(step, answers, batch, stats, self.clock(), self.curriculum(), self.config)
         self.recent.append(metrics.reward_mean)
         self.books.step(step, metrics, answers, batch)
-        if isinstance(stats, UpdateStats):
-            self.check_mismatch(step, metrics)
         self.stop_requested = self.stop()
         if self.due(step + 1):
             self.books.checkpoint(step + 1, Past(wall_s=self.wall_s(), rewards=tuple(self.recent)))
@@ -100,16 +88,6 @@ class Ledger:
             update_s=self.update_s,
             learner_mb=peak_memory_mb(),
         )
-
-    def check_mismatch(self, step: int, metrics: StepMetrics) -> None:
-        """Only samples of the current version must agree; older ones differ rightly. NaN does not agree."""
-        limit = self.config.loss.max_mismatch
-        if metrics.policy_version == step and not metrics.mismatch_p99 <= limit:
-            raise Mismatch(
-                f"Step {step + 1}: actor and learner differ by {metrics.mismatch_p99:.3g} in log-prob (99th percentile,"
-                f" allowed {limit:g}) on tokens of the same policy version; likely causes are a stale adapter, another"
-                " base or another temperature on the actor's side. Raise loss.max_mismatch only if you know why."
-            )
 
     def due(self, done: int) -> bool:
         """Every k steps, at the end, and when asked to stop."""

@@ -8,6 +8,7 @@ import numpy as np
 from learner.batch import StepBatch, outcome_counts, rewards
 from learner.curriculum import CurriculumFigures
 from learner.guard import Skipped
+from learner.mismatch import gap_of
 from learner.sampling import flat
 from learner.update import UpdateStats
 from protocol.messages import Finish, Group, Groups, Outcome
@@ -42,6 +43,7 @@ def step_metrics(
 ) -> StepMetrics:
     """One row; what a step without an update cannot know is NaN."""
     stats = done if isinstance(done, UpdateStats) else None
+    gap = gap_of(stats.mismatch) if stats else None
     groups = flat(answers)
     tokens = sum(sum(group.lengths) for group in groups)
     num_samples = sum(len(group.lengths) for group in groups)
@@ -60,8 +62,10 @@ def step_metrics(
         mask_fraction=masked_fraction(batch),
         ratio_mean=mean(stats.ratios) if stats else NAN,
         clip_fraction=mean(stats.clipped) if stats else NAN,
-        mismatch_mean=mean(stats.mismatch) if stats else NAN,
-        mismatch_p99=float(np.quantile(stats.mismatch, 0.99)) if stats else NAN,
+        mismatch_mean=gap.mean if gap else NAN,
+        mismatch_p95=gap.p95 if gap else NAN,
+        mismatch_p99=gap.p99 if gap else NAN,
+        mismatch_max=gap.largest if gap else NAN,
         kl=mean(stats.kl) if stats else NAN,
         grad_norm=stats.grad_norm if stats else NAN,
         lr=stats.lr if stats else NAN,

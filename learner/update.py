@@ -9,6 +9,7 @@ machine erred and not the batch. If it is not, NumericalFault tells what every s
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from learner.fault import Finding, NumericalFault, Refusal
 from learner.gradient_noise import GradientNoise, GroupGradients
 from learner.loss import LossTerms, TokenBatch, policy_loss
 from learner.microbatch import MicroBatch, micro_batch
+from learner.mismatch import Tokens, gap_of, refusal
 from learner.norms import Norms
 from learner.optimizer import Optimizer
 from shared.config import Config
@@ -88,12 +90,16 @@ class Update:
         # transformers cannot recompute activations of layers that read a cache.
         self.share_prompts = not config.batch.checkpointing
 
-    def apply(self, step: int, batch: StepBatch) -> UpdateStats | None:
-        """All passes over a batch; None if no group taught anything, and then nothing changes."""
+    def apply(self, step: int, batch: StepBatch, *, gated: bool = False) -> UpdateStats | None:
+        """All passes over a batch; None if no group taught anything, and then nothing changes.
+
+        gated: all of it was sampled from the version that is updated, so the actor must agree about it.
+        """
         if not batch.samples:
             return None
         old = self.old_logprobs(batch.samples) if self.config.loss.passes > 1 else {}
-        first = self.gradient_pass(step, batch.samples, old, batch.sampled if self.config.growth.max_prompts else 0)
+        sampled = batch.sampled if self.config.growth.max_prompts else 0
+        first = self.gradient_pass(step, batch.samples, old, sampled, gated=gated)
         passes = [first, *(self.gradient_pass(step, batch.samples, old) for _ in range(1, self.config.loss.passes))]
         self.check_weights(step)
         return replace(
@@ -106,7 +112,13 @@ class Update:
         )
 
     def gradient_pass(
-        self, step: int, samples: Sequence[TrainSample], old: dict[str, torch.Tensor], sampled: int = 0
+        self,
+        step: int,
+        samples: Sequence[TrainSample],
+        old: dict[str, torch.Tensor],
+        sampled: int = 0,
+        *,
+        gated: bool = False,
     ) -> UpdateStats:
         """One optimizer step. sampled: groups of the step, where the noise of the gradient is to be measured."""
         gradient = self.gradient(samples, old, sampled)
@@ -115,6 +127,8 @@ class Update:
             gradient = self.gradient(samples, old, sampled)
         if gradient.refusal:
             raise NumericalFault(step, gradient.refusal, self.each_alone(samples, old), old)
+        if gated:
+            self.check_mismatch(step, samples, np.concatenate([p.mismatch.cpu().numpy() for p in gradient.parts]))
         self.norms.applied(gradient.norm)
         return gathered(gradient, self.optimizer.step(step))
 
@@ -150,6 +164,31 @@ class Update:
         found = [(sample.sample.name, self.gradient([sample], old, pulled=False)) for sample in samples]
         self.optimizer.zero_grad()
         return [Finding(sample=name, loss=alone.loss, grad_norm=alone.norm) for name, alone in found]
+
+    def check_mismatch(self, step: int, samples: Sequence[TrainSample], mismatch: np.ndarray) -> None:
+        """The gate: before anything is learned from them. NaN does not agree."""
+        allowed, temperature = self.config.loss.max_mismatch, self.config.rollout.temperature
+        if len(mismatch) and not gap_of(mismatch).p99 <= allowed:
+            tokens = Tokens(
+                actor=np.concatenate([s.sample.actor_logprobs[s.scored] for s in samples]),
+                learner=self.rescored(samples, temperature, True),
+                temperature=temperature,
+            )
+            raise refusal(step, tokens, allowed, lambda other, adapter: self.rescored(samples, other, adapter))
+
+    @torch.no_grad()
+    def rescored(self, samples: Sequence[TrainSample], temperature: float, adapter: bool) -> np.ndarray:
+        """[n] log-probs of the scored tokens at a temperature, with the adapter or without, in the samples' order."""
+
+        def named(part: list[TrainSample]) -> dict[str, np.ndarray]:
+            batch = self.on_device(part)
+            rows = self.forward(batch, temperature).logprobs.split([int(sample.scored.sum()) for sample in part])
+            self.progress()
+            return {name: row.cpu().numpy() for name, row in zip(batch.names, rows, strict=True)}
+
+        with nullcontext() if adapter else self.policy.adapter.switched_off():
+            found = merged(self.over_cuts(samples, named))
+        return np.concatenate([found[sample.sample.name] for sample in samples])
 
     def check_weights(self, step: int) -> None:
         """After the last pass; gradients are finite, so only the rate can be to blame."""
@@ -194,11 +233,11 @@ class Update:
         """As tensors, where the policy computes."""
         return micro_batch(samples, self.policy.device, self.share_prompts)
 
-    def forward(self, batch: MicroBatch) -> TokenStats:
-        """Backbone on all tokens, head on the scored rows."""
+    def forward(self, batch: MicroBatch, temperature: float | None = None) -> TokenStats:
+        """Backbone on all tokens, head on the scored rows; at the temperature of the samples unless told otherwise."""
         hidden = self.policy.hidden(batch.sequences).index_select(0, batch.rows)
-        temperature, rows = self.config.rollout.temperature, self.config.batch.head_rows
-        return self.policy.stats(hidden, batch.targets, temperature=temperature, rows=rows)
+        scale, rows = temperature or self.config.rollout.temperature, self.config.batch.head_rows
+        return self.policy.stats(hidden, batch.targets, temperature=scale, rows=rows)
 
     @torch.no_grad()
     def old_logprobs(self, samples: Sequence[TrainSample]) -> dict[str, torch.Tensor]:

@@ -24,7 +24,9 @@ KEYS = {
     "ratio_mean": "ratio/mean",
     "clip_fraction": "clip/fraction",
     "mismatch_mean": "mismatch/mean",
+    "mismatch_p95": "mismatch/p95",
     "mismatch_p99": "mismatch/p99",
+    "mismatch_max": "mismatch/max",
     "length_mean": "length/mean",
     "rollout_s": "time/rollout_s",
     "verify_s": "time/verify_s",
@@ -74,8 +76,12 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Share of tokens whose ratio was clipped."""
     mismatch_mean: float
     """Mean |actor - learner| log-prob."""
+    mismatch_p95: float
+    """Its 95th percentile."""
     mismatch_p99: float
-    """Its 99th percentile."""
+    """Its 99th percentile: what the gate judges."""
+    mismatch_max: float
+    """Its maximum."""
     kl: float
     """k3 estimate against the policy without the adapter."""
     grad_norm: float

@@ -10,8 +10,9 @@ from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.local_desk import LocalDesk
 from learner.batch import StepBatch
-from learner.ledger import Ledger, Mismatch
+from learner.ledger import Ledger
 from learner.loop import train
+from learner.mismatch import Mismatch
 from learner.past import Past
 from learner.quarantine import KeptBatch
 from learner.wiring import build_parts, build_state, load_model

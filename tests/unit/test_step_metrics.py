@@ -21,7 +21,8 @@ from tests.fakes import tiny_group
 CONTRACT = """
 step time_s reward/mean outcome/correct outcome/wrong outcome/unparsable outcome/truncated outcome/timeout
 outcome/error outcome/abstain groups/dropped groups/quarantined groups/total entropy/mean mask/fraction ratio/mean
-clip/fraction mismatch/mean mismatch/p99 kl grad_norm lr length/mean truncated tokens_per_s time/rollout_s
+clip/fraction mismatch/mean mismatch/p95 mismatch/p99 mismatch/max kl grad_norm lr length/mean truncated
+tokens_per_s time/rollout_s
 time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum
 constraint/fraction constraint/kl constraint/loss noise/signal noise/spread ewc/penalty policy/version
 curriculum/stage curriculum/pass_rate curriculum/effective_tasks
@@ -104,7 +105,9 @@ def test_every_key_of_the_contract_is_there_and_right() -> None:
         "ratio/mean": 1.25,
         "clip/fraction": 0.25,
         "mismatch/mean": 0.5,
+        "mismatch/p95": 0.95,
         "mismatch/p99": 0.99,
+        "mismatch/max": 1.0,
         "kl": 0.1,
         "grad_norm": 0.7,
         "lr": 1e-4,
@@ -141,7 +144,9 @@ def test_a_step_in_which_nothing_teaches_has_nulls_where_nothing_was_measured() 
         "ratio/mean",
         "clip/fraction",
         "mismatch/mean",
+        "mismatch/p95",
         "mismatch/p99",
+        "mismatch/max",
         "kl",
         "grad_norm",
         "lr",

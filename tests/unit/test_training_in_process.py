@@ -25,8 +25,9 @@ from learner.curricula import build_curriculum
 from learner.eval_schedule import EvalSchedule
 from learner.evaluate import Evaluator
 from learner.guard import Guard
-from learner.ledger import Ledger, Mismatch
+from learner.ledger import Ledger
 from learner.loop import Parts, train
+from learner.mismatch import Mismatch
 from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.past import Past

@@ -55,6 +55,11 @@ def test_on_a_cpu_values_are_fp32_and_blocks_are_larger(tmp_path: Path) -> None:
     assert made.kv_bytes == 280 * 2**20 + 32 * 56 * 1024
 
 
+def test_nf4_codes_are_computed_in_bf16_on_a_cpu_too(tmp_path: Path) -> None:
+    made = options(tmp_path, device="cpu", actor=ActorConfig(weights="nf4"))
+    assert (made.nf4, made.dtype) == (True, "bfloat16")
+
+
 def test_a_length_that_is_no_whole_number_of_blocks_takes_one_more(tmp_path: Path) -> None:
     made = options(tmp_path, prompt=129)
     assert made.max_tokens == 641
