@@ -24,6 +24,7 @@ import inspect
 import math
 import sys
 import traceback
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from numbers import Real
 from pathlib import Path
@@ -38,7 +39,6 @@ from shared.errors import RewardError
 RewardFunction = Callable[..., Any]
 
 CORRECT_FROM = 0.5
-MODULE_NAME = "user_reward_function"
 OWN_ARGUMENTS = frozenset({"prompts", "completions", "completion_ids"})
 
 
@@ -70,12 +70,13 @@ def load_reward_function(spec: str) -> RewardFunction:
 
 def import_file(file: Path) -> ModuleType:
     """Run a Python file as a module; the files beside it can be imported from it, as in a script."""
-    spec = importlib.util.spec_from_file_location(MODULE_NAME, file.resolve())
+    name = f"user_reward_function_{zlib.crc32(str(file.resolve()).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
     if spec is None or spec.loader is None:
         raise RewardError(f"verifier.function names {file}, which is not a Python file; its name must end in .py.")
     # At the end, so that the user's files cannot hide ours; registered, because dataclasses look their module up.
     sys.path.append(str(file.resolve().parent))
-    module = sys.modules[MODULE_NAME] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -86,6 +87,11 @@ def import_file(file: Path) -> ModuleType:
 
 def score_with(function: RewardFunction, jobs: Sequence[ScoreJob]) -> list[Verdict]:
     """One call for all jobs, one verdict a job; CallFailed if the call as a whole cannot be used."""
+    return [verdict(value, job.truncated) for value, job in zip(values_of(function, jobs), jobs, strict=True)]
+
+
+def values_of(function: RewardFunction, jobs: Sequence[ScoreJob]) -> Sequence[object]:
+    """What one call returns, one value a job; CallFailed if it is anything else."""
     try:
         values = call(function, jobs)
     except (Exception, SystemExit) as error:
@@ -97,7 +103,7 @@ def score_with(function: RewardFunction, jobs: Sequence[ScoreJob]) -> list[Verdi
         raise CallFailed(f"The reward function returned a {type(values).__name__}; a list of numbers is needed.")
     if len(values) != len(jobs):
         raise CallFailed(f"The reward function returned {len(values)} values for {len(jobs)} completions.")
-    return [verdict(value, job.truncated) for value, job in zip(values, jobs, strict=True)]
+    return values
 
 
 def call(function: RewardFunction, jobs: Sequence[ScoreJob]) -> Any:

@@ -106,4 +106,5 @@ def scored_group(order: GroupOrder, samples: list[Completion], verdicts: list[Ve
         finishes=tuple(sample.finish for sample in samples),
         outcomes=tuple(verdict.outcome for verdict in verdicts),
         scores=tuple(verdict.score for verdict in verdicts),
+        rewards={name: tuple(verdict.rewards[name] for verdict in verdicts) for name in verdicts[0].rewards},
     )

@@ -18,14 +18,20 @@ from itertools import pairwise
 
 from actor.verdict import ScoreJob, Verdict, fault
 from protocol.outcome import Outcome
-from shared.config import VerifierKind
+from shared.config import VerifierConfig
+from shared.named_rewards import is_function
 
 CHUNK_JOBS = 32
 
 
-def is_one_by_one(kind: VerifierKind) -> bool:
-    """Whether a verifier of this kind answers job by job."""
-    return kind == "math"
+def runs_functions(verifier: VerifierConfig) -> bool:
+    """Whether anything of the user's runs in a worker."""
+    return verifier.kind == "callable" or any(map(is_function, verifier.rewards))
+
+
+def is_one_by_one(verifier: VerifierConfig) -> bool:
+    """Whether it answers job by job. Functions may look at the whole call, and their failure may be any job's fault."""
+    return verifier.kind == "math" and not runs_functions(verifier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +45,9 @@ class Chunk:
 class Batch:
     """The jobs of one call on their way to verdicts."""
 
-    def __init__(self, jobs: Sequence[ScoreJob], num_workers: int, *, one_by_one: bool) -> None:
+    def __init__(self, jobs: Sequence[ScoreJob], num_parts: int, *, one_by_one: bool) -> None:
         self.jobs = jobs
         self.one_by_one = one_by_one
-        num_parts = -(-len(jobs) // CHUNK_JOBS) if one_by_one else num_workers
         self.waiting = deque(cut(len(jobs), num_parts))
         self.verdicts: dict[int, Verdict] = {}
         self.suspects: set[int] = set()

@@ -15,13 +15,16 @@ import itertools
 import select
 from collections.abc import Callable, Sequence
 
+from msgspec import structs
+
 from actor.keeper_process import KeeperProcess
-from actor.score_batch import Batch, is_one_by_one
+from actor.score_batch import CHUNK_JOBS, Batch, is_one_by_one
 from actor.score_slot import Slot
 from actor.verdict import ScoreJob, Verdict
 from actor.worker_process import WorkerProcess
 from shared.config import VerifierConfig
 from shared.errors import RewardError
+from shared.named_rewards import name_of
 
 TICK_S = 0.25
 START_LIMIT_S = 120.0
@@ -59,7 +62,7 @@ class ScorePool:
 
     def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
         """One verdict a job, in order."""
-        batch = Batch(jobs, len(self.slots), one_by_one=is_one_by_one(self.verifier.kind))
+        batch = Batch(jobs, self.num_parts(len(jobs)), one_by_one=is_one_by_one(self.verifier))
         at_once = len(self.slots)
         while not batch.is_done():
             if not self.collect(batch):
@@ -71,7 +74,13 @@ class ScorePool:
             if not batch.is_done():
                 self.wait_for_any()
             on_progress()
-        return batch.in_order()
+        nothing = {name_of(spec): 0.0 for spec in self.verifier.rewards}
+        return [structs.replace(verdict, rewards=nothing | verdict.rewards) for verdict in batch.in_order()]
+
+    def num_parts(self, num_jobs: int) -> int:
+        """Calls that a batch is cut into: small ones where a job can be slow, or all of them would share one limit."""
+        small = -(-num_jobs // CHUNK_JOBS) if self.verifier.kind == "math" else 0
+        return max(len(self.slots), small)
 
     def num_busy(self) -> int:
         """Slots with a chunk."""

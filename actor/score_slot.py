@@ -13,6 +13,7 @@ from actor.worker_process import WorkerProcess, how_it_ended
 from protocol.limits import MAX_SCORE
 from shared.config import VerifierConfig
 from shared.errors import RewardError
+from shared.named_rewards import name_of
 
 
 class Slot:
@@ -71,7 +72,7 @@ class Slot:
             case Ready(fault=str(sentence)) if not self.is_ready:
                 raise RewardError(sentence)
             case Scored(number=number, verdicts=verdicts) if self.chunk and number == self.num_requests:
-                check(verdicts, self.chunk)
+                check(verdicts, self.chunk, {name_of(spec) for spec in self.verifier.rewards})
                 self.chunk = batch.settle(self.chunk, verdicts)
                 self.is_fresh = False
                 self.deadline = time.monotonic() + self.verifier.limit_s
@@ -115,10 +116,13 @@ class Slot:
             batch.crash(self.chunk, note, is_fresh=self.is_fresh)
 
 
-def check(verdicts: Sequence[Verdict], chunk: Chunk) -> None:
-    """Whoever wrote into the pipe may have been the function: no more verdicts than jobs, only finite scores."""
+def check(verdicts: Sequence[Verdict], chunk: Chunk, names: set[str]) -> None:
+    """Whoever wrote into the pipe may have been the function: no more verdicts than jobs, only finite scores, and the
+    rewards that were asked for."""
     if not 0 < len(verdicts) <= len(chunk.jobs):
         raise msgspec.ValidationError(f"{len(verdicts)} verdicts on {len(chunk.jobs)} jobs.")
     # Written so that NaN fails too.
-    if not all(abs(verdict.score) <= MAX_SCORE for verdict in verdicts):
+    if not all(abs(score) <= MAX_SCORE for verdict in verdicts for score in (verdict.score, *verdict.rewards.values())):
         raise msgspec.ValidationError("A score that no verdict can hold.")
+    if any(verdict.rewards.keys() != names for verdict in verdicts):
+        raise msgspec.ValidationError("Other rewards than those asked for.")

@@ -20,11 +20,11 @@ from typing import BinaryIO
 
 import msgspec
 
-from actor.reward_function import CallFailed, RewardFunction, load_reward_function, score_with
-from actor.score_batch import is_one_by_one
+from actor.reward_function import CallFailed
+from actor.score_batch import is_one_by_one, runs_functions
 from actor.score_limits import forbid_core_dumps, limit_cpu, limit_memory
 from actor.score_pipe import LENGTH_BYTES, Failed, Ready, Reply, Scored, ScoreRequest, frame
-from actor.verifier import score_job
+from actor.scoring import Scoring
 from shared.config import VerifierConfig, VerifierKind
 from shared.errors import RewardError
 
@@ -49,7 +49,7 @@ def work(verifier: VerifierConfig, folder: Path) -> None:
     os.environ |= {"HOME": str(folder), "TMPDIR": str(folder)}
     try:
         # Still in the actor's working folder: that is where a relative path of the user begins.
-        function = load_reward_function(verifier.function) if verifier.kind == "callable" else None
+        scoring = Scoring(verifier)
     except RewardError as error:
         say(replies, Ready(fault=str(error)))
         return
@@ -58,31 +58,23 @@ def work(verifier: VerifierConfig, folder: Path) -> None:
     soft_limits = {which: resource.getrlimit(which)[0] for which in SOFT_LIMITS}
     say(replies, Ready(fault=None))
     while (request := next_request(requests)) is not None:
-        for reply in answers(verifier, function, request):
-            if function is not None:
+        for reply in answers(verifier, scoring, request):
+            if runs_functions(verifier):
                 take_back(folder, soft_limits)
             say(replies, reply)
             if isinstance(reply, Failed) and reply.leaves:
                 return
 
 
-def answers(verifier: VerifierConfig, function: RewardFunction | None, request: ScoreRequest) -> Iterator[Reply]:
+def answers(verifier: VerifierConfig, scoring: Scoring, request: ScoreRequest) -> Iterator[Reply]:
     """One for the whole call, or one a job; `is_one_by_one` says which."""
-    limit_cpu(verifier.limit_s)
-    if function is not None:
-        try:
-            yield Scored(number=request.number, verdicts=score_with(function, request.jobs))
-        except CallFailed as failure:
-            yield Failed(number=request.number, note=str(failure), leaves=failure.out_of_memory)
-    elif is_one_by_one(verifier.kind):
-        for job in request.jobs:
+    calls = [[job] for job in request.jobs] if is_one_by_one(verifier) else [request.jobs]
+    try:
+        for jobs in calls:
             limit_cpu(verifier.limit_s)
-            yield Scored(number=request.number, verdicts=[score_job(verifier.kind, job, strict=verifier.strict)])
-    else:
-        yield Scored(
-            number=request.number,
-            verdicts=[score_job(verifier.kind, job, strict=verifier.strict) for job in request.jobs],
-        )
+            yield Scored(number=request.number, verdicts=scoring.score(jobs))
+    except CallFailed as failure:
+        yield Failed(number=request.number, note=str(failure), leaves=failure.out_of_memory)
 
 
 def take_back(folder: Path, soft_limits: dict[int, int]) -> None:

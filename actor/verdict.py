@@ -37,6 +37,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The final answer that was read from the text, in canonical form; None if there is none or no one looked."""
     note: str
     """Why, for people; empty where the outcome says it all."""
+    rewards: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    """The named rewards beside the score, unweighted; all that the configuration names, or none in a fault."""
 
 
 def fault(outcome: Outcome, note: str) -> Verdict:

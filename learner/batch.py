@@ -16,7 +16,8 @@ from learner.advantage import group_advantages, teaches
 from learner.constraint import held_tokens
 from learner.entropy_mask import select_tokens
 from learner.loss import token_weights
-from protocol.messages import Finish, Group, Outcome
+from learner.rewards import refuse_other_rewards, rewards
+from protocol.messages import Group, Outcome
 from shared.config import Config
 from shared.errors import TrainingStopped
 
@@ -85,7 +86,8 @@ class StopOnOutcome(TrainingStopped):
 
 
 def kept_samples(group: Group, config: Config) -> np.ndarray:
-    """[G] bool: samples that enter means and loss. Raises where the config says stop."""
+    """[G] bool: samples that enter means and loss. Raises where the config says stop, or asked for other rewards."""
+    refuse_other_rewards(group, config)
     treatments = [config.verifier.treatment(outcome) for outcome in group.outcomes]
     if "stop" in treatments:
         index = treatments.index("stop")
@@ -96,15 +98,10 @@ def kept_samples(group: Group, config: Config) -> np.ndarray:
     return np.array([treatment == "train" for treatment in treatments])
 
 
-def rewards(group: Group, config: Config) -> np.ndarray:
-    """[G] verifier scores with the shaping of the config on top."""
-    truncated = np.array([finish is Finish.LENGTH for finish in group.finishes])
-    return np.array(group.scores) + config.reward.truncated * truncated
-
-
 def group_teaches(group: Group, config: Config) -> bool:
     """Whether this group has anything to say."""
-    return teaches(np.array(group.scores), kept_samples(group, config))
+    shaped = config.reward.shaped_groups == "train"
+    return teaches(rewards(group, config) if shaped else np.array(group.scores), kept_samples(group, config))
 
 
 def samples_of(group: Group, config: Config) -> list[Sample]:

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from learner.batch import StepBatch, rewards
+from learner.batch import StepBatch
+from learner.rewards import reward_parts, rewards
 from learner.sampling import flat
 from protocol.messages import Group, Groups
 from shared.config import Config
@@ -52,6 +53,7 @@ class RolloutLog:
             "ids": ids,
             "outcome": group.outcomes[index],
             "reward": float(rewards(group, self.config)[index]),
+            "rewards": {name: float(values[index]) for name, values in reward_parts(group, self.config).items()},
             "finish": group.finishes[index],
             "entropy": None if group.entropies is None else rounded(group.entropies[part]),
             "mask": None if mask is None else mask.astype(int).tolist(),

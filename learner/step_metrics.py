@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from learner.batch import StepBatch, outcome_counts, rewards
+from learner.batch import StepBatch, outcome_counts
 from learner.curriculum import CurriculumFigures
 from learner.guard import Skipped
 from learner.mismatch import gap_of
+from learner.rewards import reward_parts, rewards
 from learner.sampling import flat
 from learner.update import UpdateStats
 from protocol.messages import Finish, Group, Groups, Outcome
@@ -54,6 +55,7 @@ def step_metrics(
         step=step + 1,
         time_s=clock.time_s,
         reward_mean=float(np.concatenate([rewards(group, config) for group in groups]).mean()),
+        rewards=reward_means(groups, config),
         outcomes=outcome_shares(groups),
         groups_dropped=batch.dropped,
         groups_quarantined=done.groups if isinstance(done, Skipped) else 0,
@@ -91,6 +93,12 @@ def step_metrics(
         curriculum_pass_rate=curriculum.pass_rate,
         curriculum_effective_tasks=curriculum.effective_tasks,
     )
+
+
+def reward_means(groups: Sequence[Group], config: Config) -> dict[str, float]:
+    """Mean of each part of the reward, unweighted, over all samples."""
+    parts = [reward_parts(group, config) for group in groups]
+    return {name: float(np.concatenate([part[name] for part in parts]).mean()) for name in parts[0]}
 
 
 def outcome_shares(groups: Sequence[Group]) -> dict[Outcome, float]:

@@ -28,7 +28,7 @@ from protocol.limits import (
 )
 from protocol.outcome import Outcome
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
@@ -38,6 +38,7 @@ Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 # Every float has a lower and an upper bound, for NaN and infinity lie outside of any.
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
+Scores = Annotated[tuple[Score, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
 
 
 class Finish(StrEnum):
@@ -161,6 +162,8 @@ class Group(Record, frozen=True, kw_only=True):
     """[G] what the verifier found."""
     scores: Annotated[tuple[Score, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
     """[G] the verifier's score; 0.0 where the outcome is a fault (timeout, error, abstain)."""
+    rewards: Annotated[dict[Name, Scores], Meta(max_length=MAX_KEYS)]
+    """[G] by name, the further rewards that the run asks for, unweighted; 0.0 in a fault."""
 
 
 class Timings(Record, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Whether a Groups message makes sense, beyond its types: lengths that add up, values a loss can use.
 
     S = sum(lengths) = len(completion_ids) = len(logprobs) = len(entropies)
-    G = len(lengths) = len(finishes) = len(outcomes) = len(scores)
+    G = len(lengths) = len(finishes) = len(outcomes) = len(scores) = len(rewards[name]) for each name
     ids >= 0; log-probs and entropies finite; log-probs <= 1e-3
 
 Left out on purpose: whether it answers the order (the learner's dispatch knows) and whether an id is in the vocabulary
@@ -27,6 +27,7 @@ def check_lengths(group: Group) -> None:
     """One entry a sample, one number a token."""
     num_samples, num_tokens = len(group.lengths), sum(group.lengths)
     per_sample = {"finishes": group.finishes, "outcomes": group.outcomes, "scores": group.scores}
+    per_sample |= {f"rewards '{name}'": values for name, values in group.rewards.items()}
     for name, values in per_sample.items():
         if len(values) != num_samples:
             raise MalformedMessage(f"Group {group.group_id} has {num_samples} samples but {len(values)} {name}.")

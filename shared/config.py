@@ -9,6 +9,7 @@ Left out on purpose: environment variables, includes, per-machine overrides. No 
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from protocol.messages import Outcome
@@ -184,6 +185,9 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     nothing else."""
     function: str = ""
     """For `callable`: `path/to/file.py:name`, a function with TRL's reward signature."""
+    rewards: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    """Further rewards beside the verifier's score, each with its weight: `think_tags`, `answer_tags` (1 for the form, 0
+    for another), or `path/to/file.py:name` as above. Logged by name; they never change an outcome."""
     workers: Annotated[int, Meta(ge=1, le=64)] = 1
     """Killable scoring processes."""
     limit_s: PositiveFloat = 10.0
@@ -228,6 +232,14 @@ class RewardConfig(Section, frozen=True, kw_only=True):
 
     truncated: float = 0.0
     """Added to the reward of a truncated completion; below zero penalises it."""
+    length: float = 0.0
+    """Weight of the length reward: 0 up to `length_free` tokens, 1 at the cap, linear between; below zero penalises
+    long answers. It never changes an outcome."""
+    length_free: NonNegative = 0
+    """Tokens that cost nothing."""
+    shaped_groups: Literal["drop", "train"] = "drop"
+    """A group whose scores are all equal and whose rewards differ by named rewards, length or truncation alone: drop it
+    as one that teaches nothing, or train on it. Rewards for form are learned before the first right answer only so."""
     divide_by_std: bool = False
     """Advantage = (r - mean) / (std + 1e-4) instead of r - mean."""
 

@@ -14,6 +14,7 @@ import msgspec
 from shared.config import Config
 from shared.config_section import Section
 from shared.errors import ConfigError
+from shared.named_rewards import check_rewards
 
 PRESETS_DIR = Path(__file__).resolve().parent.parent / "launch" / "presets"
 
@@ -144,6 +145,7 @@ def check_together(config: Config) -> None:
             f"curriculum.ewc and curriculum.kl_to = 'stage' hold the policy to a stage's end, and curriculum.kind ="
             f" '{curriculum.kind}' has no stages; set it to 'levels' or 'sent'."
         )
+    check_rewards(config.verifier.rewards)
     endpoint = config.link.endpoint
     if endpoint != "ipc" and not endpoint.startswith("tcp://"):
         raise ConfigError(f"link.endpoint = '{endpoint}' is not allowed: expected 'ipc' or tcp://host:port.")

@@ -58,6 +58,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Since the run began, restarts included."""
     reward_mean: float
     """Mean reward of all N samples, before any group is dropped."""
+    rewards: dict[str, float]
+    """Mean of each part of the reward, unweighted. Rows have `reward/<name>` for those that the run has."""
     outcomes: dict[Outcome, float]
     """Share of the N samples with each outcome; one that is not named is 0. Rows have `outcome/<name>` for all."""
     groups_dropped: int
@@ -135,7 +137,9 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
         """The contract's keys in the order of the fields."""
         row: dict[str, Any] = {}
         for key, value in msgspec.to_builtins(self).items():
-            if key == "outcomes":
+            if key == "rewards":
+                row |= {f"reward/{name}": finite(mean) for name, mean in value.items()}
+            elif key == "outcomes":
                 row |= {f"outcome/{outcome}": finite(value.get(outcome, 0.0)) for outcome in Outcome}
             else:
                 row[key] = finite(value)

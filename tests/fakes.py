@@ -1,8 +1,9 @@
 """Stand-ins of our own for the tests: tiny random checkpoints, policies over them, groups of made-up numbers."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -124,6 +125,7 @@ def tiny_group(
     outcomes: Sequence[Outcome] | None = None,
     finishes: Sequence[Finish] | None = None,
     entropies: bool = True,
+    rewards: Mapping[str, Sequence[float]] = MappingProxyType({}),
 ) -> Group:
     """A scored group of random tokens with plausible log-probs and entropies."""
     rng, total = np.random.default_rng(seed), sum(lengths)
@@ -138,6 +140,7 @@ def tiny_group(
         finishes=tuple(finishes or [Finish.STOP] * len(scores)),
         outcomes=tuple(outcomes or found),
         scores=tuple(scores),
+        rewards={name: tuple(values) for name, values in rewards.items()},
     )
 
 
@@ -344,6 +347,7 @@ def filled(order: Order, policy: PolicyMessage, engine: ScriptedEngine | None = 
                 finishes=tuple(c.finish for c in samples),
                 outcomes=tuple(Outcome.CORRECT if score else Outcome.WRONG for score in scores),
                 scores=tuple(map(float, scores)),
+                rewards={},
             )
             for group, samples, scores in zip(order.groups, completions, found, strict=True)
         ),

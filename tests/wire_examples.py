@@ -60,6 +60,7 @@ def group(**changes: Any) -> Group:
         "finishes": (Finish.STOP, Finish.LENGTH, Finish.STOP),
         "outcomes": (Outcome.CORRECT, Outcome.TRUNCATED, Outcome.WRONG),
         "scores": (1.0, 0.0, -0.5),
+        "rewards": {"brevity": (0.5, 0.0, 1.0)},
     }
     return Group(**fields | changes)
 

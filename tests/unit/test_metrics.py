@@ -24,12 +24,13 @@ curriculum/stage curriculum/pass_rate curriculum/effective_tasks
 """
 
 
-def metrics(step: int, **changes: float) -> StepMetrics:
+def metrics(step: int, *, shaped: bool = False, **changes: float) -> StepMetrics:
     """A row in which every figure has a value of its own."""
-    fields = [field.name for field in msgspec.structs.fields(StepMetrics) if field.name != "outcomes"]
+    fields = [field.name for field in msgspec.structs.fields(StepMetrics) if field.name not in ("outcomes", "rewards")]
     values: dict[str, Any] = {name: place + 0.5 for place, name in enumerate(fields)} | changes
     values |= {"step": step, "groups_dropped": 3, "groups_total": 16, "policy_version": step}
-    return StepMetrics(**values, outcomes={Outcome.CORRECT: 0.75, Outcome.WRONG: 0.25})
+    rewards = {"outcome": 0.875, "brevity": math.nan} if shaped else {}
+    return StepMetrics(**values, rewards=rewards, outcomes={Outcome.CORRECT: 0.75, Outcome.WRONG: 0.25})
 
 
 def test_row_has_exactly_the_contract_in_its_order() -> None:
@@ -42,6 +43,12 @@ def test_each_key_has_its_own_field() -> None:
     assert (row["mismatch/p99"], row["mem/learner_mb"], row["groups/dropped"]) == (0.125, 512.0, 3)
     figures = [value for key, value in row.items() if isinstance(value, float) and not key.startswith("outcome/")]
     assert len(figures) == len(set(figures)), "no field feeds two keys"
+
+
+def test_named_rewards_stand_behind_the_mean() -> None:
+    row = metrics(1, shaped=True).to_row()
+    assert list(row)[2:5] == ["reward/mean", "reward/outcome", "reward/brevity"]
+    assert (row["reward/outcome"], row["reward/brevity"]) == (0.875, None)
 
 
 def test_outcomes_not_named_are_zero() -> None:

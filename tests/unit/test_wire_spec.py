@@ -30,6 +30,7 @@ WORDS = {
     "NDArray[np.float32]": "float32 array",
     "NDArray[np.float32] | None": "float32 array or nil",
     "Annotated[dict[Name, Text], Meta(max_length=MAX_KEYS)]": "map of name to text",
+    "Annotated[dict[Name, Scores], Meta(max_length=MAX_KEYS)]": "map of name to list of score",
     "Annotated[int, Meta(ge=1, le=MAX_CREDITS)]": "integer, 1 to 1024",
     "Annotated[int, Meta(ge=1, le=1000000)]": "integer, 1 to 1000000",
     "Annotated[float, Meta(gt=0, le=3600)]": "float, above 0 to 3600",
@@ -108,7 +109,7 @@ def test_every_limit() -> None:
 
 def test_limits_are_a_decision() -> None:
     """They belong to the protocol version: who changes one changes the version, here and in the document."""
-    assert PROTOCOL_VERSION == 2
+    assert PROTOCOL_VERSION == 3
     assert LIMITS == {
         "NUM_FRAMES": 3,
         "MAX_HEADER_BYTES": 256,

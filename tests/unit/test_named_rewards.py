@@ -1,0 +1,143 @@
+"""Named rewards in the workers: for form, and functions of the user's beside any verifier."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from actor.format_reward import answer_tags, think_tags
+from actor.score_batch import Chunk, is_one_by_one, runs_functions
+from actor.score_pool import ScorePool
+from actor.score_slot import check
+from actor.verdict import ScoreJob, Verdict
+from protocol.outcome import Outcome
+from shared.config import VerifierConfig
+from shared.errors import RewardError
+
+FUNCTIONS = """
+import math, time
+
+def brevity(completions, **kwargs):
+    return [1.0 / (1 + len(text)) for text in completions]
+
+def batch_size(completions, **kwargs):
+    return [float(len(completions))] * len(completions)
+
+def odd(completions, **kwargs):
+    return [{"none": None, "nan": math.nan, "word": "x"}.get(text.split()[-1], 2.5) for text in completions]
+
+def hangs(completions, **kwargs):
+    if any("hang" in text for text in completions):
+        time.sleep(1000)
+    return [0.5] * len(completions)
+
+def raises(completions, **kwargs):
+    if any("raise" in text for text in completions):
+        raise ValueError("no")
+    return [0.5] * len(completions)
+"""
+
+
+def job(completion: str, answer: str = "18", *, prompt: str = "", truncated: bool = False) -> ScoreJob:
+    columns = {"answer": answer}
+    return ScoreJob(prompt=prompt, completion=completion, completion_ids=[], truncated=truncated, columns=columns)
+
+
+@pytest.fixture
+def rewards(tmp_path: Path) -> Iterator[Any]:
+    """Scores with these rewards, functions by their name alone."""
+    file = tmp_path / "mine.py"
+    file.write_text(FUNCTIONS)
+
+    def scored(names: dict[str, float], texts: list[str], **verifier: Any) -> list[Verdict]:
+        specs = {name if name.endswith("_tags") else f"{file}:{name}": weight for name, weight in names.items()}
+        config = VerifierConfig(**{"kind": "math", "workers": 1, "rewards": specs, **verifier})
+        with contextlib.closing(ScorePool(config)) as pool:
+            return pool.score([job(text) for text in texts], lambda: None)
+
+    yield scored
+
+
+@pytest.mark.parametrize(
+    ("text", "think", "answer"),
+    [
+        ("<think>a</think>18", 1.0, 0.0),
+        ("<think>a</think><answer>18</answer>", 1.0, 1.0),
+        ("  <think>\na\n</think>\n<answer> 18 </answer>\n", 1.0, 1.0),
+        ("<answer>18</answer>", 0.0, 1.0),
+        ("<think>a</think><answer>18</answer><|im_end|> more", 1.0, 1.0),
+        ("<think>a</think><answer>18</answer> more", 1.0, 0.0),
+        ("<think>a</think><answer></answer>", 1.0, 0.0),
+        ("<think>a</think><answer>1</answer><answer>2</answer>", 1.0, 0.0),
+        ("<think></think>18", 0.0, 0.0),
+        ("<think> </think>18", 0.0, 0.0),
+        ("<think>a</think>", 0.0, 0.0),
+        ("<think>a</think> \n", 0.0, 0.0),
+        ("<think>a", 0.0, 0.0),
+        ("a</think>18", 0.0, 0.0),
+        ("x<think>a</think>18", 0.0, 0.0),
+        ("<think>a</think>18<think>b</think>", 0.0, 0.0),
+        ("<think>a<think>b</think></think>18", 0.0, 0.0),
+        ("</think>18<think>", 0.0, 0.0),
+        ("", 0.0, 0.0),
+    ],
+)
+def test_form(text: str, think: float, answer: float) -> None:
+    assert (think_tags(job(text)), answer_tags(job(text))) == (think, answer)
+
+
+def test_a_template_may_open_the_thinking_in_the_prompt() -> None:
+    assert think_tags(job("a</think>18", prompt="user: ?\nassistant: <think>\n")) == 1.0
+    assert think_tags(job("<think>a</think>18", prompt="assistant: <think>")) == 0.0
+
+
+def test_named_rewards_stand_beside_the_verdict_and_do_not_touch_it(rewards: Any) -> None:
+    texts = ["<think>a</think>\\boxed{18}", "\\boxed{19}", "none"]
+    found = rewards({"think_tags": 0.5, "brevity": -3.0}, texts)
+    assert [verdict.outcome for verdict in found] == ["correct", "wrong", "unparsable"]
+    assert [verdict.score for verdict in found] == [1.0, 0.0, 0.0]
+    wanted = [{"think_tags": float(n == 0), "brevity": 1 / (1 + len(text))} for n, text in enumerate(texts)]
+    assert [verdict.rewards for verdict in found] == wanted
+
+
+@pytest.mark.parametrize("kind", ["gsm8k", "exact", "math"])
+def test_a_function_sees_many_completions_at_once_beside_every_verifier(rewards: Any, kind: str) -> None:
+    found = rewards({"batch_size": 1.0}, ["#### 18"] * 20, kind=kind)
+    assert {verdict.rewards["batch_size"] for verdict in found} == {20.0}
+
+
+def test_none_counts_nothing_and_what_is_no_number_is_an_error_that_names_the_reward(rewards: Any) -> None:
+    found = rewards({"odd": 1.0}, ["18 none", "#### 18", "18 nan", "18 word"], kind="gsm8k")
+    assert [verdict.rewards["odd"] for verdict in found] == [0.0, 2.5, 0.0, 0.0]
+    assert [verdict.outcome for verdict in found] == ["correct", "correct", "error", "error"]
+    assert all(verdict.note.startswith("odd: The reward function returned") for verdict in found[2:])
+
+
+def test_a_completion_that_makes_a_reward_raise_or_hang_costs_only_its_own_verdict(rewards: Any) -> None:
+    texts = ["\\boxed{18} raise", "\\boxed{18}", "\\boxed{19} hang", "\\boxed{19}"]
+    found = rewards({"raises": 1.0, "hangs": 1.0}, texts, limit_s=2.0)
+    assert [verdict.outcome for verdict in found] == ["error", "correct", "timeout", "wrong"]
+    assert [verdict.rewards["hangs"] for verdict in found] == [0.0, 0.5, 0.0, 0.5]
+    assert all(verdict.rewards.keys() == {"raises", "hangs"} for verdict in found)
+
+
+def test_a_reward_that_is_not_there_is_said_at_the_start(rewards: Any) -> None:
+    with pytest.raises(RewardError, match="absent"):
+        rewards({"absent": 1.0}, [])
+
+
+def test_who_is_asked_job_by_job() -> None:
+    plain, formed = VerifierConfig(kind="math"), VerifierConfig(kind="math", rewards={"think_tags": 1.0})
+    mine = VerifierConfig(kind="math", rewards={"a.py:x": 1.0})
+    assert [is_one_by_one(config) for config in (plain, formed, mine, VerifierConfig())] == [True, True, False, False]
+    assert [runs_functions(config) for config in (plain, formed, mine)] == [False, False, True]
+
+
+@pytest.mark.parametrize("rewards", [{}, {"x": 0.0, "y": 0.0}, {"x": float("nan")}, {"x": 1e10}])
+def test_a_worker_that_reports_other_rewards_is_not_believed(rewards: dict[str, float]) -> None:
+    verdict = Verdict(outcome=Outcome.WRONG, score=0.0, extracted=None, note="", rewards=rewards)
+    with pytest.raises(msgspec.ValidationError):
+        check([verdict], Chunk(jobs=range(1)), {"x"})
