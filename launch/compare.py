@@ -14,7 +14,7 @@ from rich.console import Console
 
 from launch.next_command import next_command
 from shared.errors import DataError
-from shared.evaluation import Answered, Decoded, Evaluation, read_evaluation
+from shared.evaluation import Answered, Decoded, Evaluation, read_evaluation, right
 from shared.paired import Difference, paired_bootstrap, sign_test
 from shared.run_dir import RunDir
 
@@ -118,11 +118,6 @@ def draws(a: Side, b: Side) -> str:
         f"temperature {one.sampled.temperature:g}; {one.sampled.draws} draws a task with seed {one.seed} in A,"
         f" {other.sampled.draws} with seed {other.seed} in B"
     )
-
-
-def right(found: Evaluation) -> list[float]:
-    """[n] 1 where the greedy answer is right."""
-    return [float(task.greedy == "correct") for task in found.answers]
 
 
 def flipped(a: Evaluation, b: Evaluation) -> list[tuple[Answered, Answered]]:

@@ -13,7 +13,8 @@ from launch.next_command import next_command
 from launch.results import Summary, read_summary
 from launch.sparkline import sparkline
 from launch.watch import WINDOW, Row, Watch, clock, mean, rewards
-from shared.evaluation import Evaluation, Sample, Share, read_evaluation
+from shared.evaluation import Evaluation, Sample, Share, read_evaluation, right
+from shared.paired import paired_bootstrap
 from shared.run_dir import RunDir
 
 CURVE_WIDTH = 40
@@ -106,7 +107,17 @@ def accuracy_table(base: Evaluation, final: Evaluation | None) -> RenderableType
     table.add_row("base", share(base.greedy), share(base.sampled), str(base.n))
     if final:
         table.add_row("trained", share(final.greedy), share(final.sampled), str(final.n), style="bold")
-    return Group(Text("held-out accuracy with its 95 % interval"), table)
+    parts: list[RenderableType] = [Text(f"held-out accuracy with its 95 % interval, seed {base.seed}"), table]
+    if final and base.answers and base.tasks_sha256 == final.tasks_sha256:
+        parts += [Text(gain(base, final))]
+    return Group(*parts)
+
+
+def gain(base: Evaluation, final: Evaluation) -> str:
+    """Both answered the same tasks, so their difference is surer than two intervals side by side suggest."""
+    found = paired_bootstrap(right(final), right(base))
+    interval = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
+    return f"greedy, trained minus base, in pairs: {100 * found.mean:+.1f} points  ({interval})"
 
 
 def share(measured: Share) -> str:
@@ -147,6 +158,7 @@ def next_commands(results: Results) -> Text:
                 "generate", folder, "--prompt", "Tom has 3 apples and buys 4. How many?"
             ),
             "train on": next_command("resume", folder, "--steps", str(2 * results.steps)),
+            "take it home": next_command("export", folder, "--out", f"{results.run_dir.name}-adapter"),
             "prove the result": next_command("replay", folder),
         }
     else:

@@ -143,6 +143,11 @@ def share_of(values: list[float]) -> Share:
     return Share(correct=correct, accuracy=correct / len(values), low=low, high=high, n=len(values))
 
 
+def right(evaluation: Evaluation) -> list[float]:
+    """[n] 1 where the greedy answer is right."""
+    return [float(task.greedy == "correct") for task in evaluation.answers]
+
+
 def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
     """eval/<label>.json, whole."""
     file = folder / f"{evaluation.label}.json"

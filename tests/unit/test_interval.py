@@ -1,5 +1,6 @@
 """Wilson's interval against its definition: the p at which |share - p| is exactly z standard errors of p."""
 
+import numpy as np
 import pytest
 
 from shared.interval import Z_95, wilson
@@ -25,3 +26,12 @@ def test_stays_within_zero_and_one_and_knows_nothing_of_nothing() -> None:
         assert 0.0 < low < high <= 1.0
         low, high = wilson(0, n)
         assert 0.0 <= low < high < 1.0
+
+
+def test_means_of_shares_are_covered_at_least_as_often_as_means_of_coins() -> None:
+    """Numbers from 0 to 1 vary at most as a coin of their mean does; so the interval holds for pass@k and maj@k too."""
+    rng = np.random.default_rng(0)
+    n, trials = 60, 2000
+    draws = rng.beta(0.8, 0.4, (trials, n))
+    covered = [low <= 2 / 3 <= high for low, high in (wilson(float(row.sum()), n) for row in draws)]
+    assert sum(covered) / trials > 0.95

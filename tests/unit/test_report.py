@@ -10,7 +10,10 @@ from launch.next_command import interpreter
 from launch.report import print_report
 from launch.results import read_summary
 from shared.errors import DamageError
+from shared.evaluation import write_evaluation
+from shared.paired import paired_bootstrap
 from shared.run_dir import RunDir
+from tests.fakes import toy_evaluation
 from tests.run_files import SHA, write_run
 
 REWARDS = [0.5] * 5 + [0.7] * 30 + [0.9] * 5
@@ -38,6 +41,19 @@ def test_a_finished_run_shows_base_and_trained_side_by_side(tmp_path: Path) -> N
     assert SHA in text
 
 
+def test_the_gain_is_told_in_pairs_where_both_answered_the_same_tasks(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_run(run, status="done", rewards=REWARDS, evaluated=())
+    before, after = [i % 2 == 0 for i in range(40)], [i % 8 != 7 for i in range(40)]
+    write_evaluation(run.eval, toy_evaluation(before, label="base", seed=3))
+    write_evaluation(run.eval, toy_evaluation(after, seed=3))
+    found = paired_bootstrap([float(r) for r in after], [float(r) for r in before])
+    text = reported(run)
+    assert f"in pairs: +37.5 points  ({100 * found.low:+.1f} to {100 * found.high:+.1f})" in text and "seed 3" in text
+    write_evaluation(run.eval, toy_evaluation(after, tasks_sha256="others"))
+    assert "in pairs" not in reported(run)
+
+
 def test_three_questions_are_answered_by_both(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     write_run(run, status="done", rewards=REWARDS, evaluated=("base", "final"))
@@ -57,6 +73,7 @@ def test_the_next_commands_of_a_finished_run(tmp_path: Path) -> None:
     for expected in (
         f"-m launch generate '{run.path}' --prompt ",
         f"-m launch resume '{run.path}' --steps 80",
+        f"-m launch export '{run.path}' --out 'with space-adapter'",
         f"-m launch replay '{run.path}'",
     ):
         assert any(expected in line for line in lines), expected
