@@ -41,17 +41,20 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hub_checkpoint(tmp_path_factory.mktemp("hub"), "llama", tied=False)
 
 
-def adapter_of(config: Config) -> bytes:
+def adapter_of(config: Config, factor: float = 1.0) -> bytes:
     """Random values in A and B."""
     policy = load_policy(cached_base(config.model), config.model, config.lora, torch.device("cpu"))
     shake(policy, 3)
+    with torch.no_grad():
+        for parameter in policy.adapter.parameters().values():
+            parameter.mul_(factor)
     return adapter_bytes(policy.adapter)
 
 
-def make_run(path: Path, config: Config) -> RunDir:
+def make_run(path: Path, config: Config, factor: float = 1.0) -> RunDir:
     """A run of one checkpoint."""
     run = RunDir.create(path, config_to_json(config))
-    files = {"adapter_model.safetensors": adapter_of(config)}
+    files = {"adapter_model.safetensors": adapter_of(config, factor)}
     CheckpointStore(run.checkpoints, keep=1).save(Checkpoint(step=5, files=files), score=0.0)
     return run
 
@@ -203,6 +206,16 @@ def test_an_export_that_is_not_the_policy_is_not_kept(worst: float, dtype: torch
     with pytest.raises(DamageError, match="is not the policy"):
         refuse_disagreement(Agreement(worst=worst, mean=worst, tokens=10), dtype)
     refuse_disagreement(Agreement(worst=1e-4, mean=1e-5, tokens=10), dtype)
+
+
+def test_a_model_whose_numbers_overflow_is_not_handed_over(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Finite values whose products are not: the comparison is what finds it, and nothing stays behind."""
+    run = make_run(tmp_path / "run", config_of(source), factor=1e19)
+    for form in ("peft", "merged"):
+        sentence = refused(run, capsys, "--as", form, "--out", str(tmp_path / "out"))
+        assert "is not the policy" in sentence and "at most nan" in sentence
 
 
 # --- the hub
