@@ -1,0 +1,100 @@
+"""Runs of the embedded model whose checkpoints are judged on held-out problems of one level each.
+
+A run that was measured is kept as one JSON file in the work folder and not repeated, so a benchmark that was stopped
+goes on where it was; nothing runs beside anything else. Judged is what training never sees: 512 held-out problems of
+each level, answered once greedily and once at T = 1 with the same seeds for every checkpoint. Evaluation happens after
+the run and takes none of its time.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from launch.local_actor import LocalActor, local_actor
+from launch.local_desk import LocalDesk
+from learner.checkpoint import CheckpointStore
+from learner.orders import build_orders
+from learner.publisher import policy_message
+from learner.sampling import flat
+from learner.state import ADAPTER
+from learner.tasks import Task, load_tasks
+from protocol.messages import Outcome, Sampling
+from shared.config import Config
+from shared.config_load import config_from_json
+
+PROBLEMS = 512
+TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
+
+
+def measured(work: Path, name: str, overrides: Mapping[str, Any], levels: Sequence[int]) -> dict[str, Any]:
+    """What a run came to, from the work folder or from doing it now."""
+    file = work / f"{name}.json"
+    if not file.is_file():
+        found = train_and_judge(work / name, overrides, levels)
+        file.write_text(json.dumps(found))
+        shutil.rmtree(work / name)
+    return json.loads(file.read_text())
+
+
+def train_and_judge(out: Path, overrides: Mapping[str, Any], levels: Sequence[int]) -> dict[str, Any]:
+    """One run, then all its checkpoints."""
+    shutil.rmtree(out, ignore_errors=True)
+    words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
+    argv = [sys.executable, "-m", "launch", "run", "embedded", "--out", str(out), *words]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    start = rows[0]["time_s"] - rows[0]["time/step_s"]
+    curriculum = [{key: row[key] for key in row if key.startswith(("curriculum/", "ewc/", "kl"))} for row in rows]
+    return {
+        "overrides": dict(overrides),
+        "seconds": [round(row["time_s"] - start, 3) for row in rows],
+        "rows": curriculum,
+        "judged": judge(out, levels),
+    }
+
+
+def judge(out: Path, levels: Sequence[int]) -> list[dict[str, Any]]:
+    """Accuracy of every checkpoint at every level, both ways of answering."""
+    config = config_from_json((out / "config.json").read_bytes())
+    store = CheckpointStore(out / "checkpoints", config.checkpoint.keep)
+    steps = sorted(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*"))
+    found: list[dict[str, Any]] = []
+    with local_actor(config) as actor:
+        desk = LocalDesk(actor.rollout)
+        tasks = {level: held_out(config, actor, level) for level in levels}
+        for step in steps:
+            desk.publish(policy_message(step, store.load(step).files[ADAPTER]), oldest_needed=0)
+            for level in levels:
+                shares = {way: share(desk, config, tasks[level], step, way) for way in TEMPERATURES}
+                found.append({"step": step, "level": level, **shares})
+    return found
+
+
+def held_out(config: Config, actor: LocalActor, level: int) -> Sequence[Task]:
+    """The held-out problems of one level."""
+    tasks = structs.replace(config.tasks, levels=(level,), limit=1)
+    return load_tasks(tasks, actor.prompter, config.verifier.kind).held_out[:PROBLEMS]
+
+
+def share(desk: LocalDesk, config: Config, tasks: Sequence[Task], version: int, way: str) -> float:
+    """Right answers among all."""
+    orders = build_orders(
+        tasks,
+        seed=0,
+        lane=f"judge-{way}",
+        step=0,
+        first_slot=0,
+        samples=1,
+        version=version,
+        sampling=Sampling(temperature=TEMPERATURES[way], max_new_tokens=config.rollout.max_new_tokens),
+        groups_per_order=128,
+    )
+    desk.submit(orders)
+    groups = flat(desk.collect([order.order_id for order in orders]))
+    return sum(group.outcomes[0] is Outcome.CORRECT for group in groups) / len(groups)
