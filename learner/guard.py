@@ -16,7 +16,8 @@ from typing import Protocol
 from learner.batch import StepBatch
 from learner.fault import NumericalFault
 from learner.quarantine import KeptBatch, Position
-from learner.update import Update, UpdateStats
+from learner.update import Update
+from learner.update_figures import UpdateStats
 from protocol.messages import Groups
 from shared.adapter_file import adapter_bytes, install_adapter
 from shared.config import Config

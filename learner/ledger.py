@@ -13,7 +13,7 @@ from learner.guard import Skipped
 from learner.past import REWARDS_KEPT, Past
 from learner.quarantine import KeptBatch
 from learner.step_metrics import Clock, step_metrics
-from learner.update import UpdateStats
+from learner.update_figures import UpdateStats
 from protocol.messages import Groups
 from shared.config import Config
 from shared.memory import peak_memory_mb

@@ -19,7 +19,7 @@ from learner.observed import observed
 from learner.orders import build_orders
 from learner.recorder import TRAIN_LANE
 from learner.tasks import Task
-from learner.update import UpdateStats
+from learner.update_figures import UpdateStats
 from protocol.messages import Group, Groups, Order, Policy, Sampling
 from shared.config import Config
 

@@ -11,7 +11,7 @@ from learner.guard import Skipped
 from learner.mismatch import gap_of
 from learner.rewards import reward_parts, rewards
 from learner.sampling import flat
-from learner.update import UpdateStats
+from learner.update_figures import UpdateStats
 from protocol.messages import Finish, Group, Groups, Outcome
 from shared.config import Config
 from shared.metrics import StepMetrics

@@ -10,7 +10,7 @@ machine erred and not the batch. If it is not, NumericalFault tells what every s
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -18,14 +18,15 @@ import torch
 
 from learner.anchor import Anchor
 from learner.batch import Sample, StepBatch, TrainSample, by_group, cut, needs_entropies
-from learner.constraint import ConstraintTerms, HeldTokens, constraint_loss
-from learner.fault import Finding, NumericalFault, Refusal
+from learner.constraint import HeldTokens, constraint_loss
+from learner.fault import Finding, NumericalFault
 from learner.gradient_noise import GradientNoise, GroupGradients
-from learner.loss import LossTerms, TokenBatch, policy_loss
+from learner.loss import TokenBatch, policy_loss
 from learner.microbatch import MicroBatch, micro_batch
 from learner.mismatch import Tokens, gap_of, refusal
 from learner.norms import Norms
 from learner.optimizer import Optimizer
+from learner.update_figures import Gradient, PassPart, UpdateStats, gathered
 from shared.config import Config
 from shared.errors import TrainingStopped
 from shared.head import TokenStats
@@ -37,34 +38,6 @@ log = logging.getLogger("learner")
 
 class WeightsNotFinite(TrainingStopped):
     """The optimizer made weights whose norm is no number; they were neither published nor saved."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateStats:
-    """What one step did."""
-
-    grad_norm: float
-    """Of the last pass, before clipping."""
-    lr: float
-    """Rate used."""
-    ratios: np.ndarray
-    """[n] over all passes."""
-    clipped: np.ndarray
-    """[n] bool over all passes."""
-    kl: np.ndarray
-    """[n] of the first pass."""
-    mismatch: np.ndarray
-    """[n] |learner - actor log-prob| before the first update."""
-    weight_sum: float
-    """Sum of the weights of all selected tokens: the mask's share of the loss's divisor."""
-    constraint_loss: float
-    """What holding tokens back added to the loss of the last pass."""
-    held_kl: np.ndarray
-    """[m] k3 of the held tokens to their reference, in the last pass."""
-    noise: GradientNoise | None
-    """Of the first pass; None where it is not measured."""
-    ewc_penalty: float
-    """In the last pass; 0 where nothing holds the policy to an earlier stage."""
 
 
 class Update:
@@ -134,7 +107,7 @@ class Update:
 
     def gradient(
         self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor], sampled: int = 0, pulled: bool = True
-    ) -> "Gradient":
+    ) -> Gradient:
         """The clipped gradient of these samples, in the parameters, and whether it may be used. pulled: with what holds
         the policy to an earlier stage."""
         noise = None
@@ -150,7 +123,7 @@ class Update:
 
     def group_after_group(
         self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor], sampled: int
-    ) -> tuple[list["PassPart"], GradientNoise]:
+    ) -> tuple[list[PassPart], GradientNoise]:
         """The same gradient from micro-batches that hold one group each, with its noise."""
         gradients = GroupGradients(list(self.optimizer.parameters.values()))
         parts: list[PassPart] = []
@@ -211,7 +184,7 @@ class Update:
                     raise
                 self.token_budget //= 2
 
-    def backward(self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> "PassPart":
+    def backward(self, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> PassPart:
         """Add one micro-batch's gradient."""
         batch = self.on_device(samples)
         base = self.base_logprobs(batch)
@@ -286,43 +259,6 @@ class Update:
         return [replace(sample, entropies=found[sample.name]) for sample in samples]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gradient:
-    """The sum over the micro-batches of a pass."""
-
-    parts: "list[PassPart]"
-    """What each of them said."""
-    loss: float
-    """Sum of their losses."""
-    norm: float
-    """Of the sum of their gradients, before clipping."""
-    refusal: Refusal | None
-    """Why it may not be used, if so."""
-    noise: GradientNoise | None
-    """If it was measured."""
-    ewc_penalty: float
-    """Part of the loss."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassPart:
-    """One micro-batch of a pass, done."""
-
-    terms: LossTerms
-    """The objective and its per-token figures."""
-    held: ConstraintTerms
-    """What was held back."""
-    mismatch: torch.Tensor
-    """[n]."""
-    weight_sum: float
-    """Of its tokens."""
-
-    @property
-    def loss(self) -> torch.Tensor:
-        """All terms together, detached."""
-        return (self.terms.loss + self.held.loss).detach()
-
-
 def whole(sample: Sample) -> TrainSample:
     """All tokens scored, none trained on."""
     length = len(sample.completion_ids)
@@ -344,26 +280,4 @@ def token_batch(batch: MicroBatch, logprobs: torch.Tensor, old: torch.Tensor, ba
         advantages=batch.advantages,
         weights=batch.weights,
         sample=batch.sample,
-    )
-
-
-def gathered(gradient: Gradient, lr: float) -> UpdateStats:
-    """The figures of one pass."""
-    parts = gradient.parts
-
-    def column(tensors: list[torch.Tensor]) -> np.ndarray:
-        return torch.cat(tensors).cpu().numpy()
-
-    return UpdateStats(
-        grad_norm=gradient.norm,
-        lr=lr,
-        ratios=column([part.terms.ratios for part in parts]),
-        clipped=column([part.terms.clipped for part in parts]),
-        kl=column([part.terms.kl for part in parts]),
-        mismatch=column([part.mismatch for part in parts]),
-        weight_sum=sum(part.weight_sum for part in parts),
-        constraint_loss=sum(float(part.held.loss.detach()) for part in parts),
-        held_kl=column([part.held.kl for part in parts]),
-        noise=gradient.noise,
-        ewc_penalty=gradient.ewc_penalty,
     )

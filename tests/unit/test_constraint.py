@@ -15,7 +15,8 @@ from learner.batch import Sample, TrainSample, needs_entropies, step_batch, teac
 from learner.constraint import HeldTokens, constraint_loss, held_tokens
 from learner.norms import Norms
 from learner.optimizer import Optimizer
-from learner.update import Update, UpdateStats
+from learner.update import Update
+from learner.update_figures import UpdateStats
 from shared.adapter_file import adapter_bytes
 from shared.config import BatchConfig, Config, ConstraintConfig, LossConfig, OptimizerConfig, RolloutConfig
 from shared.policy import Policy

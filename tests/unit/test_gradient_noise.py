@@ -12,7 +12,8 @@ from learner.batch import Sample, step_batch, teaching_samples
 from learner.gradient_noise import GradientNoise, noise_of
 from learner.norms import Norms
 from learner.optimizer import Optimizer
-from learner.update import Update, UpdateStats
+from learner.update import Update
+from learner.update_figures import UpdateStats
 from shared.adapter_file import adapter_bytes
 from shared.config import BatchConfig, Config, GrowthConfig, LossConfig, OptimizerConfig, RolloutConfig
 from shared.policy import Policy

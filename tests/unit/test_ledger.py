@@ -11,7 +11,7 @@ from learner.curriculum import Shuffled
 from learner.ledger import Ledger
 from learner.past import Past
 from learner.quarantine import KeptBatch
-from learner.update import UpdateStats
+from learner.update_figures import UpdateStats
 from protocol.messages import Groups, Timings
 from shared.config import CheckpointConfig, Config, LossConfig, RunConfig
 from shared.metrics import StepMetrics

@@ -13,7 +13,7 @@ from learner.curriculum import CurriculumFigures
 from learner.gradient_noise import GradientNoise
 from learner.guard import Skipped
 from learner.step_metrics import Clock, step_metrics
-from learner.update import UpdateStats
+from learner.update_figures import UpdateStats
 from protocol.messages import Finish, Group, Groups, Outcome, Timings
 from shared.config import Config, ConstraintConfig, CurriculumConfig, LossConfig, RewardConfig
 from tests.fakes import tiny_group

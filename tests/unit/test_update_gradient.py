@@ -19,7 +19,8 @@ import torch
 from learner.batch import Sample, step_batch, teaching_samples
 from learner.norms import Norms
 from learner.optimizer import Optimizer
-from learner.update import Update, UpdateStats
+from learner.update import Update
+from learner.update_figures import UpdateStats
 from protocol.messages import Finish, Outcome
 from shared.adapter_file import adapter_bytes
 from shared.config import BatchConfig, Config, LossConfig, OptimizerConfig, RolloutConfig, VerifierConfig
