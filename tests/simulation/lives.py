@@ -52,8 +52,8 @@ class WatchedUpdate:
         self.update = update
         self.watch = watch
 
-    def apply(self, step: int, batch: ToyBatch) -> None:
-        """One step."""
+    def apply(self, step: int, batch: ToyBatch, *, gated: bool = False) -> None:
+        """One step; a toy's actor and learner cannot disagree."""
         self.update.apply(step, batch)
         self.watch.consumed(step, list(batch.answers), self.update.optimizer.consumed)
 
