@@ -18,6 +18,7 @@ import numpy as np
 from actor.engine import Completion, Identity, Progress
 from actor.vllm_internals import VLLM, Answer, Draw
 from actor.vllm_options import VLLMOptions
+from actor.vllm_residency import GiveBack
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.adapter_file import adapter_config, read_adapter
 from shared.config import LoraConfig
@@ -40,6 +41,7 @@ class VLLMEngine:
         layout: LoraLayout,
         base_digest: str,
         install: Literal["memory", "files"] = "memory",
+        give_back: GiveBack = "nothing",
     ) -> None:
         self.options = options
         self.end_ids = prompter.end_ids
@@ -47,6 +49,9 @@ class VLLMEngine:
         self.lora = lora
         self.how = install
         self.vllm = vllm
+        self.part: GiveBack = give_back
+        self.asleep = False
+        self.holds: tuple[int, bytes] | None = None
         self.sums = vllm.weight_sums()
         self.identity = Identity(
             engine="vllm",
@@ -58,6 +63,11 @@ class VLLMEngine:
     def install(self, version: int, adapter: bytes) -> None:
         """A new adapter; the base must be what was loaded."""
         self.check_base()
+        self.put_in(version, adapter)
+        self.holds = (version, adapter)
+
+    def put_in(self, version: int, adapter: bytes) -> None:
+        """In the configured way."""
         tensors = read_adapter(adapter, self.layout.shapes)
         if self.how == "memory":
             self.vllm.take_bytes(self.vllm.new_place(version), tensors, self.layout.rank, self.layout.scale)
@@ -132,11 +142,20 @@ class VLLMEngine:
         return np.array(self.vllm.score(ids.tolist()), dtype=np.float32)
 
     def sleep(self) -> None:
-        """Nothing is given back on a CPU."""
+        """Give back what was planned; an engine that stopped has lost its adapter."""
+        self.vllm.give_back(self.part)
+        self.asleep = self.part != "nothing"
 
     def wake(self) -> bool:
-        """The weights never left."""
-        return False
+        """Take it again; the weights may have been away, and the base must be what was loaded."""
+        if not self.asleep:
+            return False
+        self.vllm.take_again(self.part)
+        self.asleep = False
+        self.check_base()
+        if self.part == "stop" and self.holds:
+            self.put_in(*self.holds)
+        return True
 
     def memory(self) -> dict[str, Any]:
         """Bytes set aside for keys and values."""

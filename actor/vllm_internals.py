@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from actor.vllm_options import VLLMOptions
+from actor.vllm_residency import GiveBack
 from actor.vllm_window import check_window
 from shared.errors import DamageError, ModelError
 
@@ -88,20 +89,25 @@ class VLLM:
 
     def __init__(self, options: VLLMOptions) -> None:
         check_window(nf4=options.nf4)
+        self.options = options
+        self.used: set[str | int] = set()
+        self.places = 0
+        self.start()
+
+    def start(self) -> None:
+        """Build the engine, with no adapter in it."""
         os.environ.update(ENVIRONMENT)
         logging.getLogger("vllm").setLevel(logging.ERROR)
         from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform
 
-        if current_platform.device_type != options.device:
+        if current_platform.device_type != self.options.device:
             raise ModelError(
-                f"compute.device is '{options.device}' and the vLLM installed here runs on"
+                f"compute.device is '{self.options.device}' and the vLLM installed here runs on"
                 f" '{current_platform.device_type}'; install the other one, or set compute.device."
             )
-        self.engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(options)))
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(self.options)))
         self.adapter: Any = None
-        self.used: set[str | int] = set()
-        self.places = 0
 
     def new_place(self, version: int, folder: str = "") -> Installed:
         """A name and an id that no adapter had before, in this folder or in none."""
@@ -188,6 +194,25 @@ class VLLM:
             raise DamageError(f"An adapter was to be installed under '{again[0]}', which another one had before.")
         self.used |= marks
 
+    def give_back(self, part: GiveBack) -> None:
+        """Between two orders, when nothing is queued."""
+        if part == "weights":
+            self.engine.sleep(level=1)
+        elif part == "kv":
+            self.engine.sleep(level=0)
+            self.engine.release_kv_cache_memory()
+        elif part == "stop":
+            self.engine.engine_core.shutdown()
+            del self.engine
+            free_card()
+
+    def take_again(self, part: GiveBack) -> None:
+        """The way back."""
+        if part == "stop":
+            self.start()
+        elif part != "nothing":
+            self.engine.wake_up()
+
     def weight_sums(self) -> dict[str, int]:
         """The frozen weights as integers; they must not change."""
         (sums,) = self.engine.collective_rpc("weight_sums")
@@ -220,9 +245,20 @@ def engine_arguments(options: VLLMOptions) -> dict[str, Any]:
         # What a token is reported with is what it was drawn from: after temperature.
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": f"{AdapterWorker.__module__}.{AdapterWorker.__qualname__}",
+        # On a CPU vLLM refuses to start with it.
+        "enable_sleep_mode": options.sleeps,
+        # It checks that so much is free and then takes `kv_cache_memory_bytes`: the learner has its part already.
+        "gpu_memory_utilization": 0.1,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+
+
+def free_card() -> None:
+    """What an engine leaves behind in this process's pools."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    cleanup_dist_env_and_memory()
 
 
 def lora_request(adapter: Installed) -> Any:

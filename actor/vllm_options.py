@@ -51,6 +51,8 @@ class VLLMOptions:
     """Tokens a block."""
     kv_bytes: int
     """For keys and values."""
+    sleeps: bool
+    """Whether it is built so that weights or keys and values can leave the card."""
     seed: int
     """Of the engine's own generators, which no sample draws from."""
 
@@ -80,6 +82,7 @@ def vllm_options(config: Config, folder: Path, device: Literal["cpu", "cuda"]) -
         batched_tokens=max(BATCHED_TOKENS, length),
         block=BLOCK[device],
         kv_bytes=kv_bytes(config.actor.kv_mb, sequences, length, BLOCK[device], token_bytes(model, BYTES[dtype])),
+        sleeps=device == "cuda",
         seed=config.run.seed % 2**32,
     )
 

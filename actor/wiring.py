@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,13 +17,18 @@ from actor.score_pool import ScorePool
 from actor.vllm_window import check_window
 from protocol.messages import Bye
 from protocol.transport import ActorPort
-from shared.base_cache import CachedBase, cached_base
+from shared.base_cache import WEIGHTS, CachedBase, cached_base
 from shared.config import Config
 from shared.determinism import pin_torch, record
 from shared.errors import DamageError
 from shared.policy import load_policy, pick_device
 from shared.prompt import Prompter, load_prompter
 from shared.turns import turns
+
+if TYPE_CHECKING:
+    from actor.vllm_options import VLLMOptions
+    from actor.vllm_residency import GiveBack
+    from shared.lora_layout import LoraLayout
 
 BF16_TOLERANCE = 0.25
 """bf16 keeps 8 bits: two kernels that sum in another order may differ by this in an improbable token's log-prob."""
@@ -58,7 +64,24 @@ def build_vllm(config: Config, base: CachedBase, prompter: Prompter, device: tor
     folder = plain_base(base).folder if plain else base.folder
     options = vllm_options(config, folder, "cuda" if device.type == "cuda" else "cpu")
     layout = read_layout(base.folder, config.lora)
-    return VLLMEngine(VLLM(options), options, prompter, config.lora, layout, base.digest, config.actor.install)
+    part = given_back(config, base, layout, options)
+    return VLLMEngine(VLLM(options), options, prompter, config.lora, layout, base.digest, config.actor.install, part)
+
+
+def given_back(config: Config, base: CachedBase, layout: "LoraLayout", options: "VLLMOptions") -> "GiveBack":
+    """Between two orders: as configured, or as planned for this card."""
+    from actor.vllm_residency import Held, learner_bytes, plan_give_back
+
+    if options.device == "cpu":
+        return "nothing"
+    if config.actor.give_back != "auto":
+        return config.actor.give_back
+    parameters = sum(rows * columns for rows, columns in layout.shapes.values())
+    model = json.loads((base.folder / "config.json").read_text())
+    learner = learner_bytes(model, (base.folder / WEIGHTS).stat().st_size, parameters, config.batch.token_budget)
+    weights = (options.folder / WEIGHTS).stat().st_size + 2 * parameters
+    _, card = torch.cuda.mem_get_info()
+    return plan_give_back(card, learner, Held(weights=weights, kv=options.kv_bytes))
 
 
 def canary_tolerance(config: Config, device: torch.device) -> float:

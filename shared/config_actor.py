@@ -20,6 +20,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     memory and vLLM's public interface alone, for when a version of vLLM has moved its insides."""
     kv_mb: NonNegative = 0
     """Memory for keys and values; 0 takes what `max_sequences` of full length need, 1024 at most."""
+    give_back: Literal["auto", "nothing", "kv", "weights", "stop"] = "auto"
+    """What of a card is given back between two orders: `kv` the keys and values, `weights` the weights too (they wait
+    in host memory), `stop` all of it. `auto` takes the least that leaves the learner room. A CPU gives back nothing."""
     max_sequences: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Samples decoded at once; 0 takes rollout.prompts x rollout.group, 256 at most. Part of what makes tokens
     repeatable."""

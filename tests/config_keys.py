@@ -51,6 +51,7 @@ PINNED: dict[str, object] = {
     "actor.weights": "bf16_of_nf4",
     "actor.install": "memory",
     "actor.kv_mb": 0,
+    "actor.give_back": "auto",
     "actor.max_sequences": 0,
     "verifier.kind": "gsm8k",
     "verifier.strict": False,

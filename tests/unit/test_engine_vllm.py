@@ -28,6 +28,7 @@ OPTIONS = VLLMOptions(
     batched_tokens=2048,
     block=32,
     kv_bytes=2**20,
+    sleeps=False,
     seed=0,
 )
 END = 5
@@ -63,6 +64,12 @@ class PlayedVLLM:
         self.said.append(request)
         self.queue.append((request, prompt_ids, draw))
 
+    def give_back(self, part: str) -> None:
+        self.said.append(("give back", part))
+
+    def take_again(self, part: str) -> None:
+        self.said.append(("take again", part))
+
     def busy(self) -> bool:
         return bool(self.queue)
 
@@ -88,6 +95,29 @@ def engine_of(vllm: PlayedVLLM, checkpoint: Path, how: str = "memory") -> VLLMEn
     played: Any = vllm
     way = "files" if how == "files" else "memory"
     return VLLMEngine(played, OPTIONS, tiny_prompter(END, 6), LoraConfig(rank=RANK), layout, "a" * 64, way)
+
+
+@pytest.mark.parametrize("part", ["kv", "weights", "stop"])
+def test_what_was_given_back_is_taken_again_and_must_be_proved(vllm: PlayedVLLM, checkpoint: Path, part: Any) -> None:
+    engine, adapter = engine_of(vllm, checkpoint), adapter_bytes(tiny_policy(checkpoint).adapter)
+    engine.part = part
+    engine.install(4, adapter)
+    vllm.said.clear()
+    assert engine.wake() is False
+    engine.sleep()
+    assert engine.wake() is True and engine.wake() is False
+    assert vllm.said[:2] == [("give back", part), ("take again", part)]
+    # An engine that was built anew has no adapter.
+    assert [said[:2] for said in vllm.said[2:]] == ([("bytes", "v4-2")] if part == "stop" else [])
+
+
+def test_a_base_that_came_back_other_than_it_went_is_noticed(vllm: PlayedVLLM, checkpoint: Path) -> None:
+    engine = engine_of(vllm, checkpoint)
+    engine.part = "weights"
+    engine.sleep()
+    vllm.sums["norm"] += 1
+    with pytest.raises(DamageError, match="'norm'"):
+        engine.wake()
 
 
 def order(index: int, *seeds: int) -> GroupOrder:
