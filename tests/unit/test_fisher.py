@@ -51,6 +51,17 @@ def test_squares_come_before_the_mean_and_zero_is_no_special_case() -> None:
     assert np.allclose(found["only"].numpy(), [[0.25, 1.0]]), "the mean gradient is zero, its square would be too"
 
 
+def test_a_layer_that_is_passed_twice_in_one_answer_has_one_gradient() -> None:
+    adapter = logistic([0.0, 0.0])
+    layer = adapter.layers["only"]
+
+    def both() -> Iterator[torch.Tensor]:
+        yield F.logsigmoid(layer(torch.tensor([[1.0, 0.0]])) + layer(torch.tensor([[1.0, 2.0]]))).sum()
+
+    found = diagonal_fisher(adapter, both())
+    assert np.allclose(found["only"].numpy(), [[(0.5 * 2) ** 2, (0.5 * 2) ** 2]]), "x is the sum (2, 2)"
+
+
 def test_another_factorisation_of_the_same_policy_has_the_same_fisher() -> None:
     first, second = logistic([0.7, -0.2]), logistic([0.7, -0.2])
     mix = torch.tensor([[1.0, 2.0], [-0.5, 3.0]])
