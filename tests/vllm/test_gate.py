@@ -1,0 +1,113 @@
+"""Faults that only the samples show, planted in front of real vLLM: each is refused before a token is learned from."""
+
+from dataclasses import replace
+
+import pytest
+from msgspec.structs import replace as change
+
+from actor.engine import Completion
+from learner.batch import Sample, step_batch
+from learner.mismatch import Mismatch
+from learner.norms import Norms
+from learner.optimizer import Optimizer
+from learner.update import Update
+from protocol.messages import GroupOrder, Sampling
+from shared.adapter_file import adapter_bytes
+from shared.config import Config
+from shared.errors import DamageError
+from shared.plain_base import plain_base
+from tests.vllm.bench import Bench
+from tests.vllm.test_sampling import silent
+
+ORDERED = 0.7
+
+
+def learned_from(bench: Bench, answers: list[list[Completion]], groups: tuple[GroupOrder, ...]) -> None:
+    """One gated update of the learner's policy on these answers."""
+    config: Config = change(bench.config, rollout=change(bench.config.rollout, temperature=ORDERED))
+    for parameter in bench.policy.adapter.parameters().values():
+        parameter.requires_grad_(True)
+    optimizer = Optimizer(bench.policy.adapter.parameters(), config.optimizer, 1)
+    samples = [
+        Sample(
+            name=f"{group.group_id}[{index}]",
+            prompt_ids=group.prompt_ids,
+            completion_ids=answer.ids,
+            actor_logprobs=answer.logprobs,
+            entropies=answer.entropies,
+            advantage=1.0 - 2 * (index % 2),
+        )
+        for group, some in zip(groups, answers, strict=True)
+        for index, answer in enumerate(some)
+    ]
+    update = Update(bench.policy, optimizer, Norms(config.guard), config, silent)
+    update.apply(0, step_batch(samples, 0, config), gated=True)
+
+
+def sampled(bench: Bench, temperature: float) -> tuple[list[list[Completion]], tuple[GroupOrder, ...]]:
+    groups = bench.groups(3, 4)
+    return bench.engine.generate(groups, Sampling(temperature=temperature, max_new_tokens=24), silent), groups
+
+
+def test_what_was_sampled_as_ordered_is_learned_from(bench: Bench) -> None:
+    bench.engine.install(1, before := bench.adapter(1))
+    learned_from(bench, *sampled(bench, ORDERED))
+    assert adapter_bytes(bench.policy.adapter) != before
+
+
+def test_a_temperature_that_vllm_did_not_apply(bench: Bench) -> None:
+    bench.engine.install(1, before := bench.adapter(1))
+    with pytest.raises(Mismatch, match=r"samples at temperature 1 where 0\.7 was ordered"):
+        learned_from(bench, *sampled(bench, 1.0))
+    assert adapter_bytes(bench.policy.adapter) == before
+
+
+def test_keys_and_values_of_another_version(bench: Bench) -> None:
+    """The prompt's prefix is version 1's: its name was given to version 2, and nothing was emptied."""
+    engine, vllm = bench.engine, bench.engine.vllm
+    engine.install(1, bench.adapter(1))
+    place = vllm.new_place(1)
+    vllm.used -= {place.name, place.number, place.path}
+    groups = bench.groups(3, 4)
+
+    def drawn(adapter: bytes) -> list[list[Completion]]:
+        from shared.adapter_file import read_adapter
+
+        vllm.used -= {place.name, place.number, place.path}
+        vllm.take_bytes(place, read_adapter(adapter, engine.layout.shapes), engine.layout.rank, engine.layout.scale)
+        vllm.forget_prefixes = lambda: None
+        try:
+            return engine.generate(groups, Sampling(temperature=ORDERED, max_new_tokens=24), silent)
+        finally:
+            del vllm.forget_prefixes
+
+    drawn(bench.adapter(1))
+    stale = drawn(before := bench.adapter(2))
+    with pytest.raises(Mismatch, match="stale adapter"):
+        learned_from(bench, stale, groups)
+    assert adapter_bytes(bench.policy.adapter) == before
+
+
+def test_a_base_of_other_codes_has_another_digest_and_another_folder(bench: Bench) -> None:
+    from shared.base_cache import CachedBase, cached_base
+
+    base = cached_base(bench.config.model)
+    assert bench.engine.identity.base_digest == base.digest == bench.policy.base_digest
+    assert bench.engine.options.folder == plain_base(base).folder
+    assert plain_base(CachedBase(folder=base.folder, digest="b" * 64)).folder != bench.engine.options.folder
+    assert replace(base, digest="b" * 64).digest != bench.engine.identity.base_digest
+
+
+def test_a_plain_base_with_one_other_bit_is_not_served(bench: Bench) -> None:
+    from shared.base_cache import WEIGHTS, cached_base
+
+    file = bench.engine.options.folder / WEIGHTS
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 1
+    file.write_bytes(data)
+    try:
+        with pytest.raises(DamageError, match="is not what was written there"):
+            plain_base(cached_base(bench.config.model))
+    finally:
+        data[-9] ^= 1
+        file.write_bytes(data)
