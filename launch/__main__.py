@@ -1,10 +1,13 @@
 """`python -m launch COMMAND`: the front door. Parses, then imports only what the command needs.
 
 This is the edge where errors become words: 0 done, 1 a crash of a process or of our own, 2 something the user can mend
-(one sentence on stderr, no traceback), 130 interrupted. `doctor` ends with 1 if it found an error.
+(one sentence on stderr, no traceback), 130 interrupted, 141 nobody reads what is printed. `doctor` ends with 1 if it
+found an error.
 """
 
 import argparse
+import os
+import select
 import sys
 
 from launch.cli import parse
@@ -13,6 +16,7 @@ from protocol.errors import SecurityError
 from shared.errors import UserError
 
 INTERRUPTED = 130
+CLOSED_PIPE = 141
 
 
 def main(argv: list[str]) -> int:
@@ -28,6 +32,19 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        if not nobody_reads():
+            raise
+        # Python would fail once more as it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+
+
+def nobody_reads() -> bool:
+    """Whether it was our output that broke (`| head` has seen enough), and not a pipe to a process of ours."""
+    output = select.poll()
+    output.register(sys.stdout, select.POLLERR)
+    return bool(output.poll(0))
 
 
 def dispatch(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.__main__ import main
+from launch.__main__ import main, nobody_reads
 from launch.cli import parse
 from launch.run import default_folder
 from protocol.security import load_actor_key
@@ -18,7 +18,20 @@ from shared.run_dir import RunDir
 from tests.run_files import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("run", "resume", "replay", "eval", "compare", "export", "key", "generate", "doctor")
+COMMANDS = (
+    "run",
+    "resume",
+    "replay",
+    "eval",
+    "compare",
+    "export",
+    "key",
+    "generate",
+    "doctor",
+    "data",
+    "verify",
+    "curriculum",
+)
 WITH_MODULES = """
 import sys
 from launch.__main__ import main
@@ -166,6 +179,19 @@ def test_dry_run_prints_the_plan_and_creates_nothing(tmp_path: Path) -> None:
     assert "run.seed = 7" in done.stdout
     assert "run directory  here" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_output_that_nobody_reads_ends_without_a_traceback() -> None:
+    argv = [sys.executable, "-u", "-m", "launch", "run", "embedded", "--dry-run"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_while_somebody_reads_a_broken_pipe_is_one_of_our_own() -> None:
+    assert not nobody_reads()
 
 
 def test_steps_and_seed_win_over_set(tmp_path: Path) -> None:
