@@ -11,6 +11,7 @@ from tests.runs import launch, rows, sets, summary
 WINDOW = 5
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_preset_learns(tmp_path: Path, seed: int) -> None:
     out = tmp_path / "run"
