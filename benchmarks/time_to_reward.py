@@ -26,7 +26,7 @@ from shared.config_load import load_config
 from shared.determinism import cpu_environment
 
 TARGET, WINDOW, MAX_STEPS = 0.90, 5, 60
-RATES = ("1e-3", "2e-3", "4e-3")
+RATES = ("2e-3", "3e-3", "4e-3")
 # The preset as it is, in strict turns; the same with sampling one step ahead, a thread each; and TRL.
 SIDES = ("tandem", "tandem_ahead", "trl")
 

@@ -7,6 +7,8 @@ when the weights do. The learner scores it under every version it publishes, the
 both with `score`. Temperature is 1 whatever the run samples at.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,5 +49,17 @@ def score(policy: Policy, ids: np.ndarray) -> np.ndarray:
     tokens = torch.from_numpy(ids.astype(np.int64)).to(policy.device)
     lengths = torch.tensor([len(ids)], device=policy.device)
     whole = Sequences(prompts=tokens[None], lengths=lengths, completions=None, owner=lengths[:0])
-    stats = policy.stats(policy.hidden(whole)[:-1], tokens[1:], temperature=1.0, rows=len(ids))
+    with one_thread():
+        stats = policy.stats(policy.hidden(whole)[:-1], tokens[1:], temperature=1.0, rows=len(ids))
     return stats.logprobs.cpu().numpy()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """So few tokens are done before a second thread has woken up."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
