@@ -50,7 +50,8 @@ install_into_venv() {
     if ! run_pip "${extras//$'\n'/,}"; then
         # pip fetches before it touches anything: without a network, what worked before still works.
         [[ ! -e $TANDEM_STAMP.before ]] || { venv_is_whole && mv -f "$TANDEM_STAMP.before" "$TANDEM_STAMP"; }
-        echo "error: pip could not install into ${TANDEM_VENV##*/}; mend what its last lines say and call this again." >&2
+        echo "error: pip could not install into ${TANDEM_VENV##*/};" \
+            "mend what its last lines say and call this again." >&2
         return 2
     fi
     printf '%s\n%s\n' "$(fingerprint)" "${extras//$'\n'/ }" >"$TANDEM_STAMP.new" || return
