@@ -4,17 +4,13 @@ kernel over keys that were copied for each row.
 python -m benchmarks.decode_attention [--threads 2]
 """
 
-import argparse
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from actor.kv_cache import KVCache
-from benchmarks.machine import write_result
+from benchmarks.timed_shapes import in_turn, time_shapes
 
 # prompts, answers of each, heads, key heads, head size, prompt tokens, answer tokens so far
 SHAPES = {
@@ -23,19 +19,6 @@ SHAPES = {
     "0.5B shape, 8 x 8": (8, 8, 14, 2, 64, 150, 150),
     "1.5B shape, 1 x 8": (1, 8, 12, 2, 128, 300, 300),
 }
-REPEATS = 100
-
-
-def main() -> None:
-    """Time every shape, write the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, default=2)
-    threads: int = parser.parse_args().threads
-    torch.set_num_threads(threads)
-    rows = {name: measured(*shape) for name, shape in SHAPES.items()}
-    for name, row in rows.items():
-        print(f"{name:28s} {row}")
-    print(write_result("decode_attention", {"threads": threads, "shapes": rows}))
 
 
 @torch.inference_mode()
@@ -62,16 +45,5 @@ def measured(
     return {"shared_us": round(shared, 1), "copied_us": round(copied, 1), "times_faster": round(copied / shared, 2)}
 
 
-def in_turn(*works: Callable[[], object]) -> list[float]:
-    """Median microseconds of each."""
-    times: list[list[float]] = [[] for _ in works]
-    for _ in range(REPEATS):
-        for work, found in zip(works, times, strict=True):
-            start = time.perf_counter()
-            work()
-            found.append(1e6 * (time.perf_counter() - start))
-    return [statistics.median(found[REPEATS // 10 :]) for found in times]
-
-
 if __name__ == "__main__":
-    main()
+    time_shapes("decode_attention", SHAPES, measured)

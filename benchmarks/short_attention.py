@@ -4,15 +4,13 @@ fused kernel over keys repeated for each head.
     python -m benchmarks.short_attention [--threads 2]
 """
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.decode_attention import in_turn
-from benchmarks.machine import write_result
+from benchmarks.timed_shapes import in_turn, time_shapes
 from shared.attention import short_attention
 
 # rows, heads, key heads, head size, queries, keys
@@ -23,18 +21,6 @@ SHAPES = {
     "0.5B shape, 128 tokens": (8, 14, 2, 64, 128, 128),
     "0.5B shape, 256 tokens": (4, 14, 2, 64, 256, 256),
 }
-
-
-def main() -> None:
-    """Time every shape, write the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, default=2)
-    threads: int = parser.parse_args().threads
-    torch.set_num_threads(threads)
-    rows = {name: measured(*shape) for name, shape in SHAPES.items()}
-    for name, row in rows.items():
-        print(f"{name:28s} {row}")
-    print(write_result("short_attention", {"threads": threads, "shapes": rows}))
 
 
 def measured(rows: int, heads: int, kv_heads: int, size: int, queries: int, keys: int) -> dict[str, Any]:
@@ -60,4 +46,4 @@ def measured(rows: int, heads: int, kv_heads: int, size: int, queries: int, keys
 
 
 if __name__ == "__main__":
-    main()
+    time_shapes("short_attention", SHAPES, measured)

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.nf4 import NF4Matmul, NF4Weight, kernel_state, kernel_values
+from shared.nf4 import NF4Matmul, NF4Weight, input_gradient, kernel_state
 from shared.products import product_fp32
 
 PAIR = ("lora_A", "lora_B")
@@ -89,7 +89,7 @@ class EachCallMatmul:
 
     def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
         """Dequantised again."""
-        return grad @ kernel_values(self.packed, self.state, grad.dtype).view(grad.shape[-1], -1)
+        return input_gradient(grad, self.packed, self.state)
 
 
 class FrozenLinear(nn.Module):

@@ -112,6 +112,11 @@ def bitsandbytes() -> Any:
     return bitsandbytes.functional
 
 
+def input_gradient(grad: torch.Tensor, packed: torch.Tensor, state: Any) -> torch.Tensor:
+    """[..., out] -> [..., in] dx = dy W, W dequantised for the product."""
+    return grad @ kernel_values(packed, state, grad.dtype).view(grad.shape[-1], -1)
+
+
 class NF4Matmul(torch.autograd.Function):
     """y = x W^T with W dequantised for the call and again for the backward pass; only the codes stay in memory."""
 
@@ -124,5 +129,4 @@ class NF4Matmul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """dx = dy W; the base is frozen, so there is no dW."""
-        (grad,) = grads
-        return grad @ kernel_values(ctx.packed, ctx.state, grad.dtype).view(grad.shape[-1], -1), None, None
+        return input_gradient(grads[0], ctx.packed, ctx.state), None, None
