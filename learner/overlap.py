@@ -41,7 +41,7 @@ class Overlap:
             (self.duplicates, "training questions stand there more than once, word by word"),
             (self.conflicts, "of these have another answer each time"),
             (self.leaked, "held-out questions are trained on too, word by word: evaluation on them shows memory"),
-            (self.near, f"more held-out questions share {NEAR:.0%} of their {GRAM}-grams with a training question"),
+            (self.near, f"held-out questions share {NEAR:.0%} of their {GRAM}-grams with another training question"),
         ]
         return [f"{len(places)} {what}" for places, what in found if places]
 
