@@ -55,11 +55,16 @@ static() {
     stage types "$python" -m pyright --pythonpath "$python"
 }
 
+unit() {
+    # Processes that share the cores get one thread each: threads that wait for one another there would take them all.
+    OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$python" -m pytest tests/unit --numprocesses auto --maxprocesses 4 "$@"
+}
+
 everything() {
     local folder others=()
     static
     # Coverage is asked of the unit tests alone: they must reach every line of the listed files without processes.
-    stage unit "$python" -m pytest tests/unit --cov --cov-report=term
+    stage unit unit --cov --cov-report=term
     for folder in tests/*/; do
         [[ $folder == tests/unit/ || $folder == tests/chaos/ || $folder == tests/vllm/ ]] && continue
         ! compgen -G "${folder}test_*.py" >/dev/null || others+=("$folder")
@@ -72,6 +77,8 @@ if [[ $# -eq 0 ]]; then
     everything
 elif [[ $1 == static ]]; then
     static
+elif [[ $1 == unit ]]; then
+    stage unit unit "${@:2}"
 elif [[ -d tests/$1 ]]; then
     stage "$1" "$python" -m pytest "tests/$1" "${@:2}"
 else

@@ -22,8 +22,15 @@ from tests.runs import (
 )
 
 AHEAD = {"pipeline__max_lag": 2, "rollout__groups_per_order": 2, "rollout__replacement_rounds": 1}
-COMPACTED = {"journal__keep": "checkpoints", "checkpoint__every": 1, "checkpoint__keep": 2, **AHEAD}
-STEPS = SMALL["run.steps"]
+STEPS = 12
+"""So many that a run killed behind the third has journaled none of the last: what it has journaled can go."""
+COMPACTED = {
+    "run__steps": STEPS,
+    "journal__keep": "checkpoints",
+    "checkpoint__every": 1,
+    "checkpoint__keep": 2,
+    **AHEAD,
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +76,6 @@ def test_a_lost_segment_is_told(compacted: tuple[Path, dict[str, Any]]) -> None:
     lost = out / "journal" / f"{min(segments(out)):06d}.log"
     lost.unlink()
     for command in ("replay", "resume"):
-        done = launch(command, out, *(["--steps", "8"] if command == "resume" else []))
+        done = launch(command, out, *(["--steps", str(STEPS + 2)] if command == "resume" else []))
         assert done.returncode != 0
         assert f"{lost.name} is missing though the journal begins with it" in done.stdout + done.stderr
