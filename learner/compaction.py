@@ -23,5 +23,6 @@ class Compaction:
 
     def after_checkpoint(self, step: int) -> None:
         """To be called once the checkpoint of this step is durable."""
+        self.recorder.checkpointed(step)
         if self.config.keep == "checkpoints":
             self.recorder.forget_before(self.checkpoints.oldest_kept(step))

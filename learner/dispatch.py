@@ -2,13 +2,15 @@
 
     submit(order) -> queue -> peer with credit -> Groups -> check -> journal -> fsync -> Ack -> collect()
 
-Delivery is at least once: whatever a peer held when it died is ordered again, and a group that comes twice is
-acknowledged and dropped. Nothing is acknowledged before it is durable. Orders already in the journal (a resumed run)
-are answered from there and never sent. Every wait ends: silence of all actors beyond the limit is an error that says
-what was awaited. `pump` is called wherever work is done, so heartbeats prove progress.
+Delivery is at least once: whatever a peer held when it died is ordered again, what a slow peer holds for too long is
+given to an idle one as well, and a group that comes twice is acknowledged and dropped. Nothing is acknowledged before
+it is durable. Orders already in the journal (a resumed run) are answered from there and never sent. Every wait ends:
+silence of all actors beyond the limit is an error that says what was awaited. `pump` is called wherever work is done,
+so heartbeats prove progress.
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -48,16 +50,20 @@ class Dispatcher:
         expected: Hello,
         welcome: Welcome,
         now: Callable[[], float] = time.monotonic,
+        late_s: float = math.inf,
     ) -> None:
-        """expected: what every actor must hold (its actor_id, engine and credits do not matter). now: the clock."""
+        """expected: what every actor must hold (its actor_id, engine and credits do not matter). now: the clock.
+        late_s: an order unanswered for longer goes to another actor too."""
         self.port = port
         self.recorder = recorder
         self.expected = expected
         self.welcome = welcome
         self.now = now
+        self.late_s = late_s
         self.peers = Peers(welcome.silence_s, now)
         self.policies: dict[int, Policy] = {}
         self.orders: dict[str, Order] = {}
+        self.given_at: dict[str, float] = {}
         self.queue: deque[str] = deque()
         self.answers: dict[str, Groups] = {}
         self.draining = False
@@ -175,6 +181,7 @@ class Dispatcher:
         for order_id, groups in fresh.items():
             self.answers[order_id] = groups
             del self.orders[order_id]
+            self.given_at.pop(order_id, None)
         for peer, groups in delivered:
             # After a restart an actor may be early: its order is not open yet, and its answer is on no disk.
             if groups.order_id not in self.orders and self.recorder.holds(groups.order_id):
@@ -215,17 +222,29 @@ class Dispatcher:
         return ""
 
     def send_queued(self) -> None:
-        """Hand out orders while there are orders and credits, each after the policy it names."""
+        """Hand out orders while there are orders and credits; then what is late, to whoever has nothing else to do."""
         while self.queue and (peer := self.peers.next_free()):
             order_id = self.queue.popleft()
-            if order_id not in self.orders:
-                continue
-            order = self.orders[order_id]
-            peer.holding.append(order_id)
-            if order.policy_version != peer.version:
-                peer.version = order.policy_version
-                self.send(peer.address, self.policies[order.policy_version])
-            self.send(peer.address, order)
+            if order_id in self.orders:
+                self.give(peer, self.orders[order_id])
+        for order in self.late():
+            if idle := self.peers.idle():
+                log.info("order %s is late and goes to actor %s too", order.order_id, idle.hello.actor_id)
+                self.give(idle, order)
+
+    def late(self) -> list[Order]:
+        """What somebody has held for too long."""
+        oldest = self.now() - self.late_s
+        return [self.orders[order_id] for order_id, given_at in self.given_at.items() if given_at < oldest]
+
+    def give(self, peer: Peer, order: Order) -> None:
+        """Send an order, after the policy it names."""
+        self.given_at[order.order_id] = self.now()
+        peer.holding.append(order.order_id)
+        if order.policy_version != peer.version:
+            peer.version = order.policy_version
+            self.send(peer.address, self.policies[order.policy_version])
+        self.send(peer.address, order)
 
     def beat(self) -> None:
         """Show every peer that the learner makes progress."""
@@ -258,8 +277,12 @@ class Dispatcher:
         self.requeue(self.peers.leave(peer.address))
 
     def requeue(self, order_ids: Sequence[str]) -> None:
-        """Back to the front of the queue, in their old order."""
-        self.queue.extendleft(reversed(order_ids))
+        """Back to the front of the queue, in their old order, unless another peer has them too."""
+        held = {order_id for peer in self.peers.by_address.values() for order_id in peer.holding}
+        lost = [order_id for order_id in order_ids if order_id not in held]
+        for order_id in lost:
+            self.given_at.pop(order_id, None)
+        self.queue.extendleft(reversed(lost))
 
     def farewell(self, patience_s: float) -> None:
         """No more orders: tell everyone and wait a little for their goodbyes."""

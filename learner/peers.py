@@ -71,7 +71,7 @@ class Peers:
 
     def leave(self, address: bytes) -> list[str]:
         """Forget a peer; returns the orders it held. Another in its place gets time to come."""
-        self.heard_at = time.monotonic()
+        self.heard_at = self.now()
         peer = self.by_address.pop(address, None)
         return peer.holding if peer else []
 
@@ -84,3 +84,7 @@ class Peers:
         """The peer with most credits left, or None if all are busy."""
         free = [peer for peer in self.by_address.values() if peer.free > 0]
         return max(free, key=lambda peer: peer.free) if free else None
+
+    def idle(self) -> Peer | None:
+        """A peer that holds nothing."""
+        return next((peer for peer in self.by_address.values() if not peer.holding), None)

@@ -73,6 +73,11 @@ class JournalRecorder:
         """By its name, so that one which is durable is known before it is ordered, and one which is not is too."""
         return lane(order_id) != TRAIN_LANE or step_of(order_id) < self.first_step or order_id in self.held
 
+    def checkpointed(self, step: int) -> None:
+        """What earlier steps used is in a checkpoint: their orders need not be remembered."""
+        self.first_step = max(self.first_step, step)
+        self.held = {order_id for order_id in self.held if step_of(order_id) >= step}
+
     def last_step(self, segment: int) -> int:
         """The latest step of which a segment holds a record; -1 if it is empty."""
         return self.last_steps.get(segment, -1)

@@ -102,7 +102,7 @@ class Session:
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
         recorder = JournalRecorder(journal, self.first_step, admit=lambda group: kept_samples(group, config))
-        self.desk = Dispatcher(port, recorder, model.expected(), welcome(run, config))
+        self.desk = Dispatcher(port, recorder, model.expected(), welcome(run, config), late_s=config.link.late_s)
         self.state = build_state(model, self.desk)
         adapter_bytes = self.state.publisher.versions[0].adapter.nbytes
         anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0

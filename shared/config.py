@@ -266,6 +266,8 @@ class LinkConfig(Section, frozen=True, kw_only=True):
     for so long writes its stacks to `logs/stacks-NAME.txt` and ends."""
     credits: Annotated[int, Meta(ge=1, le=1024)] = 2
     """Orders an actor holds at once."""
+    late_s: PositiveFloat = 300.0
+    """An order unanswered for longer is given to an actor without work as well; the first answer counts."""
 
 
 class ComputeConfig(Section, frozen=True, kw_only=True):

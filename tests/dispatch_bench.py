@@ -1,6 +1,7 @@
 """A dispatcher at one end of a wire in memory, and what it does, noted in order."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from learner.dispatch import Dispatcher
 from protocol.errors import ProtocolError
@@ -62,7 +63,7 @@ class Bench:
     """A dispatcher at one end of a wire in memory; `events` is what it sent and recorded, in order."""
 
     def __init__(
-        self, known: Sequence[Groups] = (), *, heartbeat_s: float = FOREVER_S, silence_s: float = FOREVER_S
+        self, known: Sequence[Groups] = (), *, heartbeat_s: float = FOREVER_S, silence_s: float = FOREVER_S, **rest: Any
     ) -> None:
         self.hub = MemoryHub(send_timeout_s=0.05)
         self.events: list[str] = []
@@ -72,6 +73,7 @@ class Bench:
             self.recorder,
             expected=hello_of(scripted_identity()),
             welcome=Welcome(run_id="run-1", heartbeat_s=heartbeat_s, silence_s=silence_s),
+            **rest,
         )
         self.dispatcher.publish(POLICY, oldest_needed=0)
 

@@ -86,7 +86,7 @@ class LearnerLife:
         watch.learner_is_new(recorded_in(self.journal), self.first_step)
         journal = cast(Journal, WatchedJournal(self.journal, disk, watch, point))
         recorder = build.recorder(journal, self.first_step, admit=lambda group: kept_samples(group, config))
-        self.desk = port.desk = build.dispatcher(port, recorder, expected(), welcome(config), clock)
+        self.desk = port.desk = build.dispatcher(port, recorder, expected(), welcome(config), clock, config.link.late_s)
         adapter = ToyAdapter()
         self.publisher = Publisher(cast(Any, adapter))
         self.publisher.snapshot(version=0)

@@ -94,6 +94,13 @@ class NeverRepeats(Dispatcher):
         pass
 
 
+class RepeatedThoughHeld(Dispatcher):
+    """What a lost actor held is ordered again though a late order has another holder."""
+
+    def requeue(self, order_ids: Sequence[str]) -> None:
+        self.queue.extendleft(reversed(order_ids))
+
+
 class ByArrival(Dispatcher):
     """Hands the answers of a step over in the order in which they came."""
 
@@ -240,6 +247,7 @@ PLANTED = {
     "dedup forgotten after a restart": planted("acked kept", "exactly once", recorder=ForgetsTheJournal),
     "seeds not from the group's name": planted("final value", "exactly once", sampler=SeedsByTime),
     "orders not repeated": planted("liveness", dispatcher=NeverRepeats),
+    "repeated though held": planted("credits", dispatcher=RepeatedThoughHeld),
     "consumed in order of arrival": planted("exactly once", dispatcher=ByArrival),
     "checkpoint instead of journal": planted("acked durable", recorder=CheckpointBeforeJournal),
     "pending orders not saved": planted("no error", state=PendingNotSaved),

@@ -23,6 +23,8 @@ from shared.config import (
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 8.0
+LATE_S, FOREVER_S = 2.0, 1e6
+"""Less than what a slow actor takes, so that many an order is given to two; or never."""
 CALM_AT_S = 20.0
 """From here on nothing goes wrong any more."""
 CALM_S = 90.0
@@ -152,7 +154,9 @@ def config_of(shape: Shape, credits: int, checkpoint_every: int, compacts: bool)
             replacement_rounds=shape.replacement_rounds,
         ),
         pipeline=PipelineConfig(max_lag=shape.max_lag),
-        link=LinkConfig(heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S, credits=credits),
+        link=LinkConfig(
+            heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S, credits=credits, late_s=LATE_S if compacts else FOREVER_S
+        ),
         checkpoint=CheckpointConfig(every=checkpoint_every, keep=2),
         journal=JournalConfig(keep="checkpoints" if compacts else "all"),
         log=LogConfig(rollouts_per_step=0),

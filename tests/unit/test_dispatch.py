@@ -257,3 +257,77 @@ def test_a_right_answer_beside_a_wrong_one_counts() -> None:
     (answer,) = bench.dispatcher.collect(ids(orders))
     assert answer.adapter_sha256 == POLICY.sha256
     assert orders_in(other) == []
+
+
+# --- the long tail
+
+
+class Clock:
+    """Stands still unless it is told to go on."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def test_a_late_order_goes_to_an_idle_actor_too_and_the_first_answer_counts() -> None:
+    clock = Clock()
+    bench, (order, other) = Bench(now=clock, late_s=10.0), toy_orders(count=2)
+    slow, busy = bench.actor("slow", num_credits=1), bench.actor("busy", num_credits=1)
+    bench.dispatcher.submit([order, other])
+    assert orders_in(slow) + orders_in(busy) == ids([order, other])
+    clock.time += 10.5
+    bench.dispatcher.pump()
+    assert orders_in(slow) == orders_in(busy) == []
+    idle = bench.actor("idle")
+    assert orders_in(idle) == ids([order])
+    bench.dispatcher.pump()
+    # One at a time: the idle one is idle no more.
+    assert orders_in(idle) == orders_in(slow) == orders_in(busy) == []
+    bench.events.clear()
+    bench.deliver(idle, filled(order, POLICY))
+    assert bench.events[:2] == [f"record {order.order_id}", f"Ack {order.order_id}"]
+    # Now it can help with the other, for which nobody has answered.
+    assert orders_in(idle) == ids([other])
+    bench.events.clear()
+    bench.deliver(slow, filled(order, POLICY))
+    assert bench.events == [f"Ack {order.order_id}"]
+    bench.deliver(busy, filled(other, POLICY))
+    assert len(bench.dispatcher.collect(ids([order, other]))) == 2
+    assert bench.dispatcher.given_at == {} and bench.dispatcher.orders == {}
+
+
+def test_an_order_that_was_given_anew_is_not_late_again_at_once() -> None:
+    clock = Clock()
+    bench, (order,) = Bench(now=clock, late_s=10.0), toy_orders(count=1)
+    bench.actor("first")
+    bench.dispatcher.submit([order])
+    clock.time += 10.5
+    second = bench.actor("second")
+    assert orders_in(second) == ids([order])
+    third = bench.actor("third")
+    clock.time += 9.0
+    bench.dispatcher.pump()
+    assert orders_in(third) == []
+    clock.time += 1.5
+    bench.dispatcher.pump()
+    assert orders_in(third) == ids([order]) and orders_in(second) == []
+
+
+def test_what_a_helper_loses_is_not_queued_while_the_first_still_has_it() -> None:
+    clock = Clock()
+    bench, (order,) = Bench(now=clock, late_s=10.0), toy_orders(count=1)
+    slow = bench.actor("slow")
+    bench.dispatcher.submit([order])
+    clock.time += 10.5
+    helper = bench.actor("helper")
+    assert orders_in(slow) == orders_in(helper) == ids([order])
+    helper.send(Bye(reason="restarting"))
+    bench.dispatcher.pump()
+    assert orders_in(slow) == [] and not bench.dispatcher.queue
+    slow.send(Bye(reason="restarting"))
+    bench.dispatcher.pump()
+    assert list(bench.dispatcher.queue) == ids([order])
+    assert orders_in(bench.actor("third")) == ids([order])

@@ -78,3 +78,14 @@ def test_silence_is_counted_from_the_last_word_of_each() -> None:
     peers.get(b"b")
     assert [peer.address for peer in peers.silent()] == [b"a"]
     assert peers.heard_at == peers.by_address[b"b"].heard_at
+
+
+def test_idle_is_who_holds_nothing() -> None:
+    peers = Peers(silence_s=9.0)
+    assert peers.idle() is None
+    peers.join(b"a", hello("actor0"))
+    peers.by_address[b"a"].holding.append("one")
+    assert peers.idle() is None
+    peers.join(b"b", hello("actor1"))
+    found = peers.idle()
+    assert found is not None and found.address == b"b"

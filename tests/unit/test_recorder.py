@@ -192,3 +192,14 @@ def test_arrays_survive_the_journal_bit_for_bit(journal: Journal) -> None:
     found = recorder_of(journal).find(order)
     assert found is not None
     assert np.array_equal(found.groups[0].logprobs.view(np.uint32), groups.groups[0].logprobs.view(np.uint32))
+
+
+def test_orders_of_steps_that_a_checkpoint_holds_are_not_remembered_one_by_one(journal: Journal) -> None:
+    recorder = recorder_of(journal)
+    for step in range(4):
+        recorder.record([answer(order) for order in toy_orders(step, count=2)])
+    recorder.checkpointed(3)
+    assert recorder.held == {order.order_id for order in toy_orders(3, count=2)}
+    # An actor that was slow still has its answers acknowledged; one that nobody has is not.
+    assert all(recorder.holds(order.order_id) for step in range(4) for order in toy_orders(step, count=2))
+    assert not recorder.holds(toy_orders(4, count=1)[0].order_id)
