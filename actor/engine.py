@@ -1,14 +1,12 @@
 """What an actor needs of a rollout engine. Implementations: engine_hf.py; a scripted one in the tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 from protocol.messages import Finish, GroupOrder, Sampling
-
-Progress = Callable[[], None]
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +20,21 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """[T] float32 entropy of that distribution in nats, if the engine can tell."""
     finish: Finish
     """Why it ended."""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample that is done, while others of its order may still be decoded."""
+
+    row: int
+    """Its group's place in the order."""
+    column: int
+    """Its place in the group."""
+    completion: Completion
+    """What was sampled."""
+
+
+Progress = Callable[[Sequence[Ended]], None]
+"""Called with every token: the samples that ended with it."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from actor.engine import Completion, Identity, Progress
+from actor.engine import Completion, Ended, Identity, Progress
 from actor.kv_cache import KVCache
 from actor.sampler import draw
 from protocol.messages import Finish, GroupOrder, Sampling
@@ -53,8 +53,7 @@ class HFEngine:
         hidden = self.prefill(batch, groups)
         while True:
             logits = head_logits(hidden, self.policy.head, sampling.temperature or 1.0)
-            batch.append(logits, self.end_ids)
-            progress()
+            progress(batch.append(logits, self.end_ids))
             if not len(batch.rows):
                 return batch.completions(groups)
             mask = batch.cache.token_mask()
@@ -111,8 +110,8 @@ class DecodeBatch:
         self.ids = torch.zeros((len(self.rows), self.cap), dtype=torch.int64, device=device)
         self.logprobs = torch.zeros((len(self.rows), self.cap), device=device)
         self.entropies = torch.zeros_like(self.logprobs)
-        self.lengths = torch.zeros(len(self.rows), dtype=torch.int64, device=device)
-        self.stopped = torch.zeros(len(self.rows), dtype=torch.bool, device=device)
+        self.places = [(row, column) for row, group in enumerate(groups) for column in range(len(group.seeds))]
+        self.done: dict[tuple[int, int], Completion] = {}
         self.last_ids = self.rows
         self.time = 0
 
@@ -121,37 +120,45 @@ class DecodeBatch:
         streams = [uniforms(seed, self.cap) for group in groups for seed in group.seeds]
         return torch.from_numpy(np.stack(streams)).to(device)
 
-    def append(self, logits: torch.Tensor, end_ids: torch.Tensor) -> None:
-        """Draw the next token of every row still in the batch; rows that end leave it."""
+    def append(self, logits: torch.Tensor, end_ids: torch.Tensor) -> list[Ended]:
+        """Draw the next token of every row still in the batch; rows that end leave it and are returned."""
         drawn = draw(logits, None if self.uniforms is None else self.uniforms[self.rows, self.time])
         self.ids[self.rows, self.time] = drawn.ids
         self.logprobs[self.rows, self.time] = drawn.logprobs
         self.entropies[self.rows, self.time] = drawn.entropies
         self.time += 1
-        self.lengths[self.rows] = self.time
-        ended = torch.isin(drawn.ids, end_ids)
-        self.stopped[self.rows] = ended
-        self.keep(~ended if self.time < self.cap else torch.zeros_like(ended), drawn.ids)
+        stopped = torch.isin(drawn.ids, end_ids)
+        self.last_ids, self.positions = drawn.ids, self.positions + 1
+        over = stopped if self.time < self.cap else torch.ones_like(stopped)
+        return self.leave(over, stopped) if bool(over.any()) else []
 
-    def keep(self, going: torch.Tensor, ids: torch.Tensor) -> None:
-        """Take the rows that go on."""
-        self.last_ids, self.positions = ids, self.positions + 1
-        if not bool(going.all()):
-            self.rows, self.last_ids, self.positions = self.rows[going], ids[going], self.positions[going]
-            self.cache.keep(going)
+    def leave(self, over: torch.Tensor, stopped: torch.Tensor) -> list[Ended]:
+        """Take the rows out that are over; all of them have the same length."""
+        ended = self.ended(self.rows[over], stopped[over].tolist())
+        self.done |= {(sample.row, sample.column): sample.completion for sample in ended}
+        self.rows, self.last_ids, self.positions = self.rows[~over], self.last_ids[~over], self.positions[~over]
+        self.cache.keep(~over)
+        return ended
+
+    def ended(self, rows: torch.Tensor, stopped: list[bool]) -> list[Ended]:
+        """What these rows have sampled so far."""
+        ids = self.ids[rows, : self.time].int().cpu().numpy()
+        logprobs, entropies = (kept[rows, : self.time].cpu().numpy() for kept in (self.logprobs, self.entropies))
+        completions = [
+            Completion(ids=ids[i], logprobs=logprobs[i], entropies=entropies[i], finish=finish(stopped[i]))
+            for i in range(len(stopped))
+        ]
+        places = [self.places[row] for row in rows.tolist()]
+        return [
+            Ended(row=row, column=column, completion=completion)
+            for (row, column), completion in zip(places, completions, strict=True)
+        ]
 
     def completions(self, groups: tuple[GroupOrder, ...]) -> list[list[Completion]]:
-        """Cut the rows to their lengths and sort them back into groups."""
-        ids, lengths, stopped = self.ids.int().cpu().numpy(), self.lengths.tolist(), self.stopped.tolist()
-        logprobs, entropies = self.logprobs.cpu().numpy(), self.entropies.cpu().numpy()
-        flat = [
-            Completion(
-                ids=ids[row, :length],
-                logprobs=logprobs[row, :length],
-                entropies=entropies[row, :length],
-                finish=Finish.STOP if stopped[row] else Finish.LENGTH,
-            )
-            for row, length in enumerate(lengths)
-        ]
-        rows = iter(flat)
-        return [[next(rows) for _ in group.seeds] for group in groups]
+        """All of them, in order."""
+        return [[self.done[row, column] for column in range(len(group.seeds))] for row, group in enumerate(groups)]
+
+
+def finish(stopped: bool) -> Finish:
+    """Why a sample ended."""
+    return Finish.STOP if stopped else Finish.LENGTH

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from actor.engine import Completion, Identity, Progress
+from actor.engine import Completion, Ended, Identity, Progress
 from actor.vllm_internals import VLLM, Answer, Draw
 from actor.vllm_options import VLLMOptions
 from actor.vllm_residency import GiveBack
@@ -98,17 +98,17 @@ class VLLMEngine:
         """All samples of all groups together."""
         self.refuse_longer(groups, sampling)
         self.vllm.forget_prefixes()
+        places: dict[str, tuple[int, int]] = {}
         for row, group in enumerate(groups):
             for column, seed in enumerate(group.seeds):
+                places[f"{row}/{column}"] = row, column
                 self.vllm.submit(f"{row}/{column}", group.prompt_ids.tolist(), self.draw(seed, sampling))
-        answers: dict[str, Answer] = {}
+        found: dict[tuple[int, int], Completion] = {}
         while self.vllm.busy():
-            answers |= {answer.request: answer for answer in self.vllm.step()}
-            progress()
-        return [
-            [self.completion(answers[f"{row}/{column}"]) for column in range(len(group.seeds))]
-            for row, group in enumerate(groups)
-        ]
+            over = {places[answer.request]: self.completion(answer) for answer in self.vllm.step()}
+            found |= over
+            progress([Ended(row=row, column=column, completion=over[row, column]) for row, column in over])
+        return [[found[row, column] for column in range(len(group.seeds))] for row, group in enumerate(groups)]
 
     def draw(self, seed: int, sampling: Sampling) -> Draw:
         """One sample of this sampling."""

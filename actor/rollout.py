@@ -1,30 +1,23 @@
-"""One order, filled: decode under the lease, release it, score.
+"""One order, filled: decode under the lease, release it, score. Samples that have ended are scored meanwhile.
 
 Completion text exists here alone, for the verifier; what goes to the learner is ids and numbers.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from itertools import accumulate
 
 import numpy as np
 
-from actor.engine import Completion, Engine
+from actor.engine import Completion, Ended, Engine
 from actor.installer import TOLERANCE, Installer
+from actor.scores import Scorer, Scores
 from actor.verdict import ScoreJob, Verdict
 from protocol.messages import Finish, Group, GroupOrder, Groups, Order, Policy, Timings
 from shared.memory import peak_memory_mb
 from shared.turns import Turns
 
 Beat = Callable[[str], None]
-
-
-class Scorer(Protocol):
-    """Scores completions in order; score_pool.py in real life."""
-
-    def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
-        """One verdict a job."""
-        ...
 
 
 class Rollout:
@@ -49,10 +42,11 @@ class Rollout:
         with self.turns.hold("actor") as wait_s:
             start = time.monotonic()
             self.installer.install(policy, woken=self.engine.wake())
-            completions = self.engine.generate(order.groups, order.sampling, lambda: beat("decoding"))
+            marking = Marking(order.groups, self.scorer.begin(), self.text, beat)
+            completions = self.engine.generate(order.groups, order.sampling, marking.heard)
             self.engine.sleep()
             decoded = time.monotonic()
-        groups = self.score(order.groups, completions, beat)
+        groups = marking.groups(completions)
         timings = Timings(
             wait_s=wait_s,
             rollout_s=decoded - start,
@@ -67,30 +61,47 @@ class Rollout:
             timings=timings,
         )
 
-    def score(
-        self, orders: tuple[GroupOrder, ...], completions: list[list[Completion]], beat: Beat
-    ) -> tuple[Group, ...]:
-        """All samples in one call, so that a user's reward function sees the whole batch."""
-        jobs = [job for order, samples in zip(orders, completions, strict=True) for job in self.jobs_of(order, samples)]
-        verdicts = iter(self.scorer.score(jobs, lambda: beat("scoring")))
-        return tuple(
-            scored_group(order, samples, [next(verdicts) for _ in samples])
-            for order, samples in zip(orders, completions, strict=True)
+
+class Marking:
+    """The samples of one order on their way through the verifier."""
+
+    def __init__(
+        self, orders: tuple[GroupOrder, ...], scores: Scores, text: Callable[[list[int]], str], beat: Beat
+    ) -> None:
+        self.orders = orders
+        self.scores = scores
+        self.text = text
+        self.beat = beat
+        self.prompts = [text(order.prompt_ids.tolist()) for order in orders]
+        self.firsts = list(accumulate((len(order.seeds) for order in orders), initial=0))
+
+    def heard(self, ended: Sequence[Ended]) -> None:
+        """With every token: hand the samples over that ended with it."""
+        self.beat("decoding")
+        self.scores.add({self.firsts[sample.row] + sample.column: self.job(sample) for sample in ended})
+
+    def job(self, sample: Ended) -> ScoreJob:
+        """What the verifier sees of one sample."""
+        ids = sample.completion.ids.tolist()
+        return ScoreJob(
+            prompt=self.prompts[sample.row],
+            completion=self.text(ids),
+            completion_ids=ids,
+            truncated=sample.completion.finish is Finish.LENGTH,
+            columns=self.orders[sample.row].columns,
         )
 
-    def jobs_of(self, order: GroupOrder, samples: list[Completion]) -> list[ScoreJob]:
-        """What the verifier sees of one group."""
-        prompt = self.text(order.prompt_ids.tolist())
-        return [
-            ScoreJob(
-                prompt=prompt,
-                completion=self.text(sample.ids.tolist()),
-                completion_ids=sample.ids.tolist(),
-                truncated=sample.finish is Finish.LENGTH,
-                columns=order.columns,
-            )
-            for sample in samples
-        ]
+    def verdicts(self) -> list[Verdict]:
+        """Wait for the rest: one a sample, in order."""
+        return self.scores.verdicts(lambda: self.beat("scoring"))
+
+    def groups(self, completions: list[list[Completion]]) -> tuple[Group, ...]:
+        """With their verdicts."""
+        verdicts = iter(self.verdicts())
+        return tuple(
+            scored_group(order, samples, [next(verdicts) for _ in samples])
+            for order, samples in zip(self.orders, completions, strict=True)
+        )
 
 
 def scored_group(order: GroupOrder, samples: list[Completion], verdicts: list[Verdict]) -> Group:

@@ -45,12 +45,21 @@ class Chunk:
 class Batch:
     """The jobs of one call on their way to verdicts."""
 
-    def __init__(self, jobs: Sequence[ScoreJob], num_parts: int, *, one_by_one: bool) -> None:
-        self.jobs = jobs
+    def __init__(self, jobs: Sequence[ScoreJob], num_parts: int = 1, *, one_by_one: bool) -> None:
+        self.jobs: list[ScoreJob] = []
         self.one_by_one = one_by_one
-        self.waiting = deque(cut(len(jobs), num_parts))
+        self.lost_keeper = False
+        """Whether a keeper went while it was scored: whoever is at work alone when it happens again is the one."""
+        self.waiting: deque[Chunk] = deque()
+        self.add(jobs, num_parts)
         self.verdicts: dict[int, Verdict] = {}
         self.suspects: set[int] = set()
+
+    def add(self, jobs: Sequence[ScoreJob], num_parts: int) -> None:
+        """More jobs, in so many chunks."""
+        first = len(self.jobs)
+        self.jobs += jobs
+        self.waiting += cut(range(first, len(self.jobs)), num_parts)
 
     def is_done(self) -> bool:
         """Whether every job has its verdict."""
@@ -104,7 +113,7 @@ class Batch:
         return [self.verdicts[job] for job in range(len(self.jobs))]
 
 
-def cut(num_jobs: int, num_parts: int) -> list[Chunk]:
+def cut(jobs: range, num_parts: int) -> list[Chunk]:
     """Consecutive chunks of nearly equal size, none empty."""
-    edges = [num_jobs * part // num_parts for part in range(num_parts + 1)] if num_parts else []
-    return [Chunk(jobs=range(start, end)) for start, end in pairwise(edges) if end > start]
+    edges = [len(jobs) * part // num_parts for part in range(num_parts + 1)] if num_parts else []
+    return [Chunk(jobs=jobs[start:end]) for start, end in pairwise(edges) if end > start]

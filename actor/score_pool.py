@@ -18,8 +18,10 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 
 from actor.keeper_process import KeeperProcess
-from actor.score_batch import CHUNK_JOBS, Batch, is_one_by_one
+from actor.score_batch import CHUNK_JOBS, Batch, is_one_by_one, runs_functions
 from actor.score_slot import Slot
+from actor.score_stream import Streamed
+from actor.scores import Scores, Together
 from actor.verdict import ScoreJob, Verdict
 from actor.worker_process import WorkerProcess
 from shared.config import VerifierConfig
@@ -63,14 +65,28 @@ class ScorePool:
     def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
         """One verdict a job, in order."""
         batch = Batch(jobs, self.num_parts(len(jobs)), one_by_one=is_one_by_one(self.verifier))
-        at_once = len(self.slots)
+        return self.finish(batch, on_progress)
+
+    def begin(self) -> Scores:
+        """The verdicts of one order."""
+        if runs_functions(self.verifier):
+            return Together(self.score)
+        return Streamed(self, one_by_one=is_one_by_one(self.verifier))
+
+    def turn(self, batch: Batch) -> None:
+        """Take verdicts in, hand chunks out; do not wait."""
+        if not self.collect(batch):
+            batch.lost_keeper = True
+        at_once = 1 if batch.lost_keeper else len(self.slots)
+        for slot in self.slots:
+            if slot.is_idle() and batch.waiting and self.num_busy() < at_once:
+                slot.give(batch.waiting.popleft(), batch.jobs)
+            slot.worker.flush()
+
+    def finish(self, batch: Batch, on_progress: Callable[[], None]) -> list[Verdict]:
+        """Wait for all verdicts: one a job, in the order in which the jobs came."""
         while not batch.is_done():
-            if not self.collect(batch):
-                # Whoever is at work alone when it happens again is the one.
-                at_once = 1
-            for slot in self.slots:
-                if slot.is_idle() and batch.waiting and self.num_busy() < at_once:
-                    slot.give(batch.waiting.popleft(), jobs)
+            self.turn(batch)
             if not batch.is_done():
                 self.wait_for_any()
             on_progress()

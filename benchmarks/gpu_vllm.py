@@ -62,7 +62,7 @@ def case(model: str, weights: str, part: str) -> dict[str, Any]:
     seeds = sample_seeds(0, "benchmark", 0, 0, GROUP)
     order = GroupOrder(group_id="g", prompt_ids=prompt, columns={}, seeds=seeds)
     sampling = Sampling(temperature=1.0, max_new_tokens=TOKENS)
-    decode = [timed(lambda: engine.generate((order,), sampling, lambda: None)) for _ in range(ROUNDS)]
+    decode = [timed(lambda: engine.generate((order,), sampling, lambda ended: None)) for _ in range(ROUNDS)]
     free = torch.cuda.mem_get_info()[0]
     away, back, freed = [], [], []
     for _ in range(ROUNDS):

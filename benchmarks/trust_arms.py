@@ -19,6 +19,7 @@ from actor.engine import Engine
 from actor.link import Link
 from actor.rollout import Rollout
 from actor.score_pool import ScorePool
+from actor.scores import Scores, Together
 from actor.verdict import ScoreJob, Verdict
 from actor.verifier import score_job
 from learner.batch import kept_samples
@@ -64,6 +65,10 @@ class Arm(Protocol):
 
 class DirectScorer:
     """The built-in verifier, called."""
+
+    def begin(self) -> Scores:
+        """Scored when all are there."""
+        return Together(self.score)
 
     def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
         """As a worker does it."""

@@ -95,7 +95,7 @@ def case(engine_name: str, path: str, tokens: int, repeats: int) -> dict[str, An
         seeds = sample_seeds(0, "benchmark", 0, 0, size)
         order = GroupOrder(group_id="g", prompt_ids=prompt, columns={}, seeds=seeds)
         sampling = Sampling(temperature=1.0, max_new_tokens=tokens)
-        ((samples),) = engine.generate((order,), sampling, lambda: None)
+        ((samples),) = engine.generate((order,), sampling, lambda ended: None)
         return sum(len(sample.ids) for sample in samples)
 
     installs = [timed(lambda v=v: engine.install(v, adapter))[0] for v in range(repeats + 1)][1:]

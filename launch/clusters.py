@@ -8,7 +8,7 @@ first member it equals. What has no final answer is one cluster.
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
-from actor.rollout import Scorer
+from actor.scores import Scorer, score_all
 from actor.verdict import ScoreJob
 from protocol.outcome import Outcome
 from shared.config import VerifierKind
@@ -44,7 +44,7 @@ def comparison(kind: VerifierKind, questions: Sequence[Sequence[str | None]], sc
         return lambda first, answer: False
     pairs = {pair for answers in questions for pair in combinations(dict.fromkeys(filter(None, answers)), 2)}
     ordered = sorted(pairs)
-    verdicts = scorer.score([as_job(first, answer) for first, answer in ordered], lambda: None)
+    verdicts = score_all(scorer, [as_job(first, answer) for first, answer in ordered])
     equals = {pair for pair, verdict in zip(ordered, verdicts, strict=True) if verdict.outcome is Outcome.CORRECT}
     return lambda first, answer: (first, answer) in equals
 

@@ -79,6 +79,7 @@ def measure(config: Config, tasks: "Sequence[Task]", actor: "LocalActor") -> "li
 
 def measure_some(config: Config, tasks: "Sequence[Task]", first: int, actor: "LocalActor") -> "list[Answers]":
     """The tasks from `first` on."""
+    from actor.rollout import Marking
     from launch.clusters import clusters, comparison
     from learner.orders import build_orders
     from learner.semantic_entropy import Answers
@@ -97,13 +98,9 @@ def measure_some(config: Config, tasks: "Sequence[Task]", first: int, actor: "Lo
         groups_per_order=0,
     )
     scorer = actor.ballots.scorer
-    completions = actor.engine.generate(order.groups, order.sampling, lambda: None)
-    jobs = [
-        job
-        for group, samples in zip(order.groups, completions, strict=True)
-        for job in actor.rollout.jobs_of(group, samples)
-    ]
-    verdicts = iter(scorer.score(jobs, lambda: None))
+    marking = Marking(order.groups, scorer.begin(), actor.prompter.text, lambda phase: None)
+    completions = actor.engine.generate(order.groups, order.sampling, marking.heard)
+    verdicts = iter(marking.verdicts())
     scored = [[next(verdicts) for _ in samples] for samples in completions]
     answers = [[verdict.extracted for verdict in task] for task in scored]
     same = comparison(config.verifier.kind, answers, scorer)

@@ -82,5 +82,5 @@ def answer(
         )
         for index, question in enumerate(questions)
     )
-    completions = engine.generate(groups, sampling, lambda: None)
+    completions = engine.generate(groups, sampling, lambda ended: None)
     return [prompter.text(samples[0].ids.tolist()) for samples in completions]

@@ -13,7 +13,8 @@ from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from actor.engine import Completion, Identity
+from actor.engine import Completion, Ended, Identity, Progress
+from actor.scores import Scores, Together
 from actor.verdict import ScoreJob, Verdict
 from learner.orders import build_orders
 from learner.publisher import policy_message
@@ -193,12 +194,13 @@ class ScriptedEngine:
         self.adapter = adapter
 
     def generate(
-        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Callable[[], None]
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
     ) -> list[list[Completion]]:
-        """One completion a seed."""
-        progress()
+        """One completion a seed; they end backwards."""
         self.filled += [group.group_id for group in groups]
-        return [[self.completion(group, seed, sampling) for seed in group.seeds] for group in groups]
+        completions = [[self.completion(group, seed, sampling) for seed in group.seeds] for group in groups]
+        progress(ended(completions)[::-1])
+        return completions
 
     def completion(self, group: GroupOrder, seed: int, sampling: Sampling) -> Completion:
         """Made-up tokens and numbers."""
@@ -229,11 +231,28 @@ class ScriptedEngine:
         return {}
 
 
+def unheard(ended: Sequence[Ended]) -> None:
+    """Progress that nobody watches."""
+
+
+def ended(completions: list[list[Completion]], first_row: int = 0) -> list[Ended]:
+    """All of them."""
+    return [
+        Ended(row=row, column=column, completion=completion)
+        for row, samples in enumerate(completions, first_row)
+        for column, completion in enumerate(samples)
+    ]
+
+
 class ScriptedScorer:
     """Right is what `rule` says of the completion's tokens; without one, what contains token 7."""
 
     def __init__(self, rule: Callable[[list[int]], bool] = lambda ids: 7 in ids) -> None:
         self.rule = rule
+
+    def begin(self) -> Scores:
+        """Scored when all are there."""
+        return Together(self.score)
 
     def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
         """1 for right, 0 for wrong."""
@@ -330,7 +349,7 @@ def filled(order: Order, policy: PolicyMessage, engine: ScriptedEngine | None = 
     """The answer that a faultless actor gives."""
     engine = engine or ScriptedEngine()
     engine.install(policy.version, policy.adapter.tobytes())
-    completions = engine.generate(order.groups, order.sampling, lambda: None)
+    completions = engine.generate(order.groups, order.sampling, unheard)
     found = [[len(c.ids) % 2 for c in samples] for samples in completions]
     return Groups(
         order_id=order.order_id,

@@ -7,11 +7,10 @@ that what is counted is ours and not a library's. `benchmarks/soak.py` does it w
 import gc
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from actor.engine import Completion
+from actor.engine import Completion, Progress
 from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
@@ -47,7 +46,7 @@ class MortalEngine(ScriptedEngine):
         self.dying = threading.Event()
 
     def generate(
-        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Callable[[], None]
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
     ) -> list[list[Completion]]:
         """As scripted, while it lives; what it noted is not kept, since it would grow."""
         if self.dying.is_set():

@@ -10,18 +10,21 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from actor.engine import Completion, Identity
+from actor.engine import Completion, Identity, Progress
+from actor.scores import Scores, Together
 from actor.verdict import ScoreJob, Verdict
 from learner.sampling import flat
 from learner.tasks import Task
 from protocol.messages import Finish, GroupOrder, Groups, Outcome, Sampling
 from shared.adapter_file import digest
+from tests.fakes import ended
 
 IDENTITY = Identity(engine="toy", base_digest="a" * 64, tokenizer_digest="b" * 64, lora_digest="c" * 64)
 TASKS = tuple(
@@ -131,13 +134,14 @@ class ToyEngine:
         self.holds = digest(adapter)
 
     def generate(
-        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Callable[[], None]
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
     ) -> list[list[Completion]]:
         """One completion a seed."""
         filled: list[list[Completion]] = []
-        for group in groups:
-            self.work(progress)
-            filled.append([self.completion(group, seed, sampling) for seed in group.seeds])
+        for row, group in enumerate(groups):
+            samples = [self.completion(group, seed, sampling) for seed in group.seeds]
+            self.work(partial(progress, ended([samples], row)))
+            filled.append(samples)
         return filled
 
     def completion(self, group: GroupOrder, seed: int, sampling: Sampling) -> Completion:
@@ -169,6 +173,10 @@ class ToyEngine:
 
 class ToyScorer:
     """Right is an even first token; so half of the groups of two teach nothing."""
+
+    def begin(self) -> Scores:
+        """Scored when all are there."""
+        return Together(self.score)
 
     def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
         """1 for right, 0 for wrong."""

@@ -26,7 +26,7 @@ from shared.errors import DataError
 from shared.policy import Policy, load_policy
 from shared.prompt import Prompter, load_prompter
 from shared.run_dir import RunDir
-from tests.fakes import FAMILIES, Family, shake, tiny_checkpoint, tiny_policy, tiny_prompter
+from tests.fakes import FAMILIES, Family, shake, tiny_checkpoint, tiny_policy, tiny_prompter, unheard
 from tests.hub_checkpoints import hub_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,7 +42,7 @@ def test_streamed_tokens_are_those_of_the_engine(tmp_path: Path, family: Family,
     for seed in range(4):
         prompt = np.arange(10 + seed, 19, dtype=np.int32)
         order = GroupOrder(group_id="g", prompt_ids=prompt, columns={}, seeds=(seed,))
-        expected = HFEngine(policy, tiny_prompter(*ends)).generate((order,), sampling, lambda: None)[0][0].ids
+        expected = HFEngine(policy, tiny_prompter(*ends)).generate((order,), sampling, unheard)[0][0].ids
         assert list(stream(policy, prompt.tolist(), ends, sampling, seed)) == expected.tolist()
 
 

@@ -236,6 +236,13 @@ CASES = [
         "1.0 GiB free under runs, a run may need 1.2 GiB",
         "smaller checkpoint.keep",
     ),
+    case(
+        "disk.space",
+        "error",
+        both(folder(free=4 * GIB), but("model", shape=QWEN_15B), configured(curriculum={"kind": "levels", "ewc": 0.1})),
+        "4.0 GiB free under runs, a run may need",
+        "smaller checkpoint.keep",
+    ),
     case("disk.space", "error", both(folder(free=GIB), configured(run={"steps": 99_999})), "1.0 GiB free", "run.steps"),
     case(
         "disk.space",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from actor.engine import Completion
+from actor.engine import Completion, Ended
 from actor.engine_hf import HFEngine
 from actor.sampler import draw, inverse_cdf
 from protocol.messages import Finish, GroupOrder, Sampling
@@ -41,7 +41,7 @@ def sampling(temperature: float = 1.0, cap: int = CAP) -> Sampling:
     return Sampling(temperature=temperature, max_new_tokens=cap)
 
 
-def silent() -> None:
+def silent(ended: Sequence[Ended]) -> None:
     """Progress that nobody watches."""
 
 
@@ -172,9 +172,18 @@ def test_every_end_id_counts(engine: HFEngine) -> None:
 
 
 def test_progress_is_shown_once_a_token(engine: HFEngine) -> None:
-    beats: list[int] = []
-    found = engine.generate(orders(), sampling(), lambda: beats.append(1))
-    assert len(beats) == max(len(sample.ids) for sample in flat(found))
+    told: list[Sequence[Ended]] = []
+    found = engine.generate(orders(), sampling(), told.append)
+    assert len(told) == max(len(sample.ids) for sample in flat(found))
+
+
+def test_a_sample_is_told_with_its_last_token(engine: HFEngine) -> None:
+    told: list[Sequence[Ended]] = []
+    found = engine.generate(orders(), sampling(), told.append)
+    for time, ended in enumerate(told, start=1):
+        for sample in ended:
+            assert sample.completion is found[sample.row][sample.column] and len(sample.completion.ids) == time
+    assert sum(map(len, told)) == len(flat(found)) and len([ended for ended in told if ended]) > 1
 
 
 def test_an_installed_adapter_is_what_is_sampled_from(engine: HFEngine, checkpoint: Path) -> None:

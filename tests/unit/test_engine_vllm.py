@@ -1,5 +1,6 @@
 """The adapter between our orders and vLLM's requests, with a vLLM of our own; tests/vllm has the real one."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from actor.engine import Ended
 from actor.engine_vllm import VLLMEngine
 from actor.vllm_internals import Answer, Draw, Installed, compare, engine_arguments, held_adapter, sent_adapter
 from actor.vllm_options import VLLMOptions
@@ -15,7 +17,7 @@ from shared.adapter_file import adapter_bytes
 from shared.config import LoraConfig
 from shared.errors import DamageError, ModelError
 from shared.lora_layout import LoraLayout
-from tests.fakes import RANK, tiny_policy, tiny_prompter
+from tests.fakes import RANK, tiny_policy, tiny_prompter, unheard
 
 OPTIONS = VLLMOptions(
     folder=Path("/nonexistent"),
@@ -127,15 +129,19 @@ def order(index: int, *seeds: int) -> GroupOrder:
 
 def test_samples_come_back_in_the_order_of_the_order(vllm: PlayedVLLM, checkpoint: Path) -> None:
     engine = engine_of(vllm, checkpoint)
-    ticks: list[int] = []
+    ticks: list[Sequence[Ended]] = []
     sampling = Sampling(temperature=0.7, max_new_tokens=9)
-    first, second = engine.generate((order(0, 3, 4), order(1, 8)), sampling, lambda: ticks.append(1))
+    first, second = engine.generate((order(0, 3, 4), order(1, 8)), sampling, ticks.append)
     assert [sample.ids.tolist() for sample in first] == [[10, 11, 12, 3, END], [10, 11, 12, 4, 9]]
     assert [sample.ids.tolist() for sample in second] == [[11, 12, 13, 8, 9]]
     assert [sample.finish for sample in first] == [Finish.STOP, Finish.LENGTH]
     assert first[0].entropies is None and first[0].logprobs.dtype == np.float32
     # Group by group, from an empty prefix cache.
     assert vllm.said == ["forget", "0/0", "0/1", "1/0"] and len(ticks) == 3
+    # Each is told of when it ends: while others are still being decoded.
+    told = {(sample.row, sample.column): sample.completion for (sample,) in ticks}
+    assert told.keys() == {(0, 0), (0, 1), (1, 0)}
+    assert all(told[0, column] is first[column] for column in (0, 1)) and told[1, 0] is second[0]
 
 
 def test_a_request_says_all_that_the_order_says(vllm: PlayedVLLM, checkpoint: Path) -> None:
@@ -145,7 +151,7 @@ def test_a_request_says_all_that_the_order_says(vllm: PlayedVLLM, checkpoint: Pa
 
 def test_an_order_that_does_not_fit_is_refused_whole(vllm: PlayedVLLM, checkpoint: Path) -> None:
     with pytest.raises(ModelError, match="A prompt of 3 tokens and an answer of up to 38 do not fit the 40"):
-        engine_of(vllm, checkpoint).generate((order(0, 1),), Sampling(temperature=1.0, max_new_tokens=38), lambda: None)
+        engine_of(vllm, checkpoint).generate((order(0, 1),), Sampling(temperature=1.0, max_new_tokens=38), unheard)
     assert vllm.said == []
 
 

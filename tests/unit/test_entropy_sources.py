@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TEMPERATURE = 0.9
 
 
-def silent() -> None:
+def silent(*told: object) -> None:
     """Progress that nobody watches."""
 
 

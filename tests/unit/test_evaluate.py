@@ -21,7 +21,7 @@ from shared.errors import DamageError
 from shared.evaluation import Evaluation, read_evaluation, write_evaluation
 from shared.gpu_lease import Lease
 from shared.interval import wilson
-from tests.fakes import ScriptedEngine, ScriptedScorer, spelled, toy_policy, toy_tasks
+from tests.fakes import ScriptedEngine, ScriptedScorer, spelled, toy_policy, toy_tasks, unheard
 
 CONFIG = Config(
     run=RunConfig(seed=3),
@@ -72,7 +72,7 @@ def drawn(orders: list[Order]) -> list[list[Completion]]:
     """What the scripted engine answers to these, asked directly."""
     engine = ScriptedEngine()
     engine.install(0, toy_policy(0).adapter.tobytes())
-    return [samples for order in orders for samples in engine.generate(order.groups, order.sampling, lambda: None)]
+    return [samples for order in orders for samples in engine.generate(order.groups, order.sampling, unheard)]
 
 
 def test_a_report_counts_what_the_engine_drew(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 """One order, filled: the right adapter, the right tokens, the right verdicts, and times that add up."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from actor.rollout import Rollout
+from actor.scores import Together
 from actor.verdict import ScoreJob, Verdict
 from protocol.messages import Finish, Outcome
 from shared.gpu_lease import Lease
-from tests.fakes import ScriptedEngine, ScriptedScorer, spelled, toy_orders, toy_policy
+from tests.fakes import ScriptedEngine, ScriptedScorer, spelled, toy_orders, toy_policy, unheard
 
 
 class NotedScorer(ScriptedScorer):
@@ -34,7 +36,7 @@ def test_a_filled_order_holds_what_the_engine_drew_and_the_scorer_said(tmp_path:
     (order,) = toy_orders()
     engine = ScriptedEngine()
     answer = Rollout(engine, ScriptedScorer(), Lease(tmp_path / "lease"), spelled).fill(order, toy_policy(0), quiet)
-    (drawn,) = engine.generate(order.groups, order.sampling, lambda: None)
+    (drawn,) = engine.generate(order.groups, order.sampling, unheard)
     (group,) = answer.groups
     assert (answer.order_id, answer.policy_version) == (order.order_id, 0)
     assert answer.adapter_sha256 == toy_policy(0).sha256
@@ -66,6 +68,42 @@ def test_the_adapter_is_installed_when_its_bytes_change(tmp_path: Path) -> None:
     rollout.fill(order, toy_policy(0, b"what a restarted learner made of version 0"), quiet)
     assert engine.installed == [0, 1, 0, 0]
     assert engine.adapter == b"what a restarted learner made of version 0"
+
+
+class EagerScores(Together):
+    """Says where decoding was when jobs came."""
+
+    def __init__(self, phases: list[str], scorer: ScriptedScorer) -> None:
+        super().__init__(scorer.score)
+        self.phases = phases
+
+    def add(self, jobs: Mapping[int, ScoreJob]) -> None:
+        self.phases.append(f"took {sorted(jobs)}")
+        super().add(jobs)
+
+
+class EagerScorer(ScriptedScorer):
+    """Takes jobs as they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phases: list[str] = []
+
+    def begin(self) -> EagerScores:
+        return EagerScores(self.phases, self)
+
+
+def test_a_sample_is_handed_over_when_it_ends(tmp_path: Path) -> None:
+    (order,) = toy_orders()
+    second = msgspec.structs.replace(order.groups[0], group_id="another", seeds=(7, 8, 9))
+    order = msgspec.structs.replace(order, groups=(order.groups[0], second))
+    scorer, num = EagerScorer(), len(order.groups[0].seeds)
+    rollout = Rollout(ScriptedEngine(), scorer, Lease(tmp_path / "lease"), spelled)
+    groups = rollout.fill(order, toy_policy(0), scorer.phases.append).groups
+    assert scorer.phases == ["decoding", f"took {list(range(num + 3))}", "scoring"]
+    for group in groups:
+        cuts = np.split(group.completion_ids, np.cumsum(group.lengths)[:-1])
+        assert group.scores == tuple(float(7 in ids) for ids in cuts)
 
 
 def test_scoring_sees_the_whole_order_and_runs_without_the_lease(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.vllm.bench import Bench
 T1 = Sampling(temperature=1.0, max_new_tokens=32)
 
 
-def silent() -> None:
+def silent(*told: object) -> None:
     """Progress that nobody watches."""
 
 
@@ -140,5 +140,5 @@ def test_a_prompt_is_computed_once_a_group(bench: Bench) -> None:
 
 def test_progress_is_shown_while_it_decodes(bench: Bench) -> None:
     seen: list[int] = []
-    bench.engine.generate(bench.groups(1, 1), Sampling(temperature=1.0, max_new_tokens=8), lambda: seen.append(1))
+    bench.engine.generate(bench.groups(1, 1), Sampling(temperature=1.0, max_new_tokens=8), lambda ended: seen.append(1))
     assert len(seen) >= 4
