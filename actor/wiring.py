@@ -14,7 +14,7 @@ from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
 from actor.score_pool import ScorePool
-from actor.vllm_window import check_window
+from actor.vllm_window import check_engine
 from protocol.messages import Bye
 from protocol.transport import ActorPort
 from shared.base_cache import WEIGHTS, CachedBase, cached_base
@@ -56,7 +56,7 @@ def build_vllm(config: Config, base: CachedBase, prompter: Prompter, device: tor
     from shared.lora_layout import read_layout
     from shared.plain_base import plain_base
 
-    check_window(nf4=config.actor.weights == "nf4")
+    check_engine(config.actor)
     if device.type == "cuda":
         # Some of vLLM's kernels have no deterministic form and would refuse to run.
         torch.use_deterministic_algorithms(False)

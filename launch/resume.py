@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from actor.vllm_window import check_engine
 from launch.next_command import next_command
 from launch.results import Summary, read_summary
 from shared.config import Config
@@ -25,6 +26,7 @@ def run_command(*, directory: Path, steps: int | None, on_fault: OnFault | None,
     if summary and summary.status == "done" and summary.steps >= config.run.steps:
         print(finished(directory, summary.steps))
         return 0
+    check_engine(config.actor)
     # Late, so that whatever is wrong with the input is said before the display is loaded.
     from launch.attend import attend
 

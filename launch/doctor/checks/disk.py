@@ -1,7 +1,7 @@
 """The disk under the run directory: room, speed, and what a run relies on."""
 
 from launch.doctor.amount import size
-from launch.doctor.estimate import adapter_bytes
+from launch.doctor.estimate import adapter_bytes, anchor_bytes
 from launch.doctor.finding import Finding, error, note, ok, warning
 from launch.doctor.known import Missing, known
 from launch.doctor.machine import Machine
@@ -45,8 +45,10 @@ def space(machine: Machine) -> Finding:
 def needed_bytes(machine: Machine) -> int:
     """As a learner counts it, once the model is here and so the size of its adapter is known."""
     shape = known(machine.model).shape
-    adapter = 0 if isinstance(shape, Missing) else adapter_bytes(machine.config, shape)
-    return max(MIN_FREE_BYTES, bytes_needed(machine.config, adapter, first_step=0))
+    if isinstance(shape, Missing):
+        return max(MIN_FREE_BYTES, bytes_needed(machine.config, 0, first_step=0))
+    adapter, anchor = adapter_bytes(machine.config, shape), anchor_bytes(machine.config, shape)
+    return max(MIN_FREE_BYTES, bytes_needed(machine.config, adapter, first_step=0, anchor_bytes=anchor))
 
 
 def speed(machine: Machine) -> Finding:
