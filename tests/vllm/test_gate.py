@@ -1,24 +1,34 @@
 """Faults that only the samples show, planted in front of real vLLM: each is refused before a token is learned from."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace as change
+from safetensors.torch import load_file, save_file
 
 from actor.engine import Completion
+from actor.engine_vllm import VLLMEngine
 from learner.batch import Sample, step_batch
+from learner.dispatch import Dispatcher
 from learner.mismatch import Mismatch
 from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.update import Update
-from protocol.messages import GroupOrder, Sampling
+from protocol.memory_transport import MemoryHub
+from protocol.messages import GroupOrder, Order, Policy, Refused, Sampling, Welcome
 from shared.adapter_file import adapter_bytes
-from shared.config import Config
+from shared.config import Config, ModelConfig
 from shared.errors import DamageError
 from shared.plain_base import plain_base
+from tests.dispatch_bench import inbox
+from tests.fakes import hello_of, toy_orders, toy_policy
+from tests.live_run import OnceRecorder
 from tests.vllm.bench import Bench
 from tests.vllm.test_sampling import silent
 
+EMBEDDED = Path(__file__).parents[2] / "shared/embedded/model"
 ORDERED = 0.7
 
 
@@ -96,6 +106,33 @@ def test_a_base_of_other_codes_has_another_digest_and_another_folder(bench: Benc
     assert bench.engine.options.folder == plain_base(base).folder
     assert plain_base(CachedBase(folder=base.folder, digest="b" * 64)).folder != bench.engine.options.folder
     assert replace(base, digest="b" * 64).digest != bench.engine.identity.base_digest
+
+
+def test_an_actor_on_another_base_is_refused_in_words_and_given_nothing(bench: Bench, tmp_path: Path) -> None:
+    from shared.base_cache import cached_base
+
+    shutil.copytree(EMBEDDED, checkpoint := tmp_path / "checkpoint")
+    weights = load_file(checkpoint / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"][0, 0] += 0.5
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    other = cached_base(ModelConfig(path=str(checkpoint), cache_dir=str(tmp_path / "cache")))
+    engine = bench.engine
+    foreign = VLLMEngine(engine.vllm, engine.options, bench.prompter, engine.lora, engine.layout, other.digest)
+    hub, orders = MemoryHub(), toy_orders(count=1)
+    welcome = Welcome(run_id="run-1", heartbeat_s=60.0, silence_s=60.0)
+    desk = Dispatcher(hub.learner_port(), OnceRecorder(), hello_of(bench.hf().identity), welcome)
+    desk.publish(toy_policy(0), oldest_needed=0)
+    desk.submit(orders)
+    for name, identity in (("foreign", foreign.identity), ("ours", engine.identity)):
+        port = hub.actor_port(name)
+        port.send(hello_of(identity, name))
+        desk.pump()
+        if name == "foreign":
+            (refusal,) = inbox(port)
+            assert isinstance(refusal, Refused) and "Actor foreign holds another base model" in refusal.reason
+            assert other.digest[:12] in refusal.reason and engine.identity.base_digest[:12] in refusal.reason
+        else:
+            assert [type(message) for message in inbox(port)] == [Welcome, Policy, Order]
 
 
 def test_a_plain_base_with_one_other_bit_is_not_served(bench: Bench) -> None:
