@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-# Before torch is imported anywhere: sums depend on the thread count in the last bit, and tests compare bits.
-os.environ["OMP_NUM_THREADS"] = "2"
-os.environ["MKL_NUM_THREADS"] = "2"
+# Before torch is imported anywhere: sums depend on the thread count in the last bit, and tests compare bits. Workers
+# that share the cores have one each: threads that wait for one another there would keep the others from theirs.
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"

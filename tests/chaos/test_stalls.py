@@ -154,7 +154,7 @@ def test_a_stopped_actor_is_replaced_and_changes_nothing(tmp_path: Path) -> None
     assert "was stopped (SIGSTOP) for 5." in output and "starting it again (1 of 5)" in output
     assert summary(out)["adapter_sha256"] == expected
     assert [row["step"] for row in rows(out)] == list(range(1, SMALL["run.steps"] + 1))
-    # Asked for, or of its own accord as soon as it is continued: the launcher and its watchdog have waited equally long.
+    # Asked for, or of its own accord once it is continued: the launcher and its watchdog have waited equally long.
     assert "(most recent call first)" in stacks(out, "actor0")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.integration.test_learning import launch, rows, sets
+from tests.runs import launch, rows, sets
 
 HOSTILE = """
 import math, os, sys, time
