@@ -31,6 +31,8 @@ SETTINGS = {
     "checkpoint.every": EVERY,
     "checkpoint.keep": STEPS,
     "eval.problems": 0,
+    "compute.learner_threads": 1,
+    "compute.actor_threads": 1,
 }
 
 

@@ -30,6 +30,8 @@ SETTINGS = {
     "checkpoint.every": STAGE,
     "checkpoint.keep": 2,
     "eval.problems": 0,
+    "compute.learner_threads": 1,
+    "compute.actor_threads": 1,
 }
 ARMS: dict[str, dict[str, Any]] = {
     "nothing": {},

@@ -70,7 +70,6 @@ def measured(args: argparse.Namespace, work: Path) -> dict[str, Any]:
         "group": args.group,
         "max_new_tokens": args.tokens,
         "median_step_s": round(statistics.median(row["time/step_s"] for row in rows), 2),
-        "until_first_step_s": round(rows[0]["time_s"] - rows[0]["time/step_s"], 1),
         "wall_s": wall_s,
         "peak_pss_mb": memory,
         "replay_matches": json.loads(replayed.stdout.splitlines()[-1])["match"],
