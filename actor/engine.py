@@ -1,6 +1,6 @@
 """What an actor needs of a rollout engine. Implementations: engine_hf.py; a scripted one in the tests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -35,6 +35,12 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 Progress = Callable[[Sequence[Ended]], None]
 """Called with every token: the samples that ended with it."""
+
+
+def in_order(groups: Sequence[GroupOrder], ended: Iterable[Ended]) -> list[list[Completion]]:
+    """All samples of an order, however they ended: groups x G."""
+    found = {(sample.row, sample.column): sample.completion for sample in ended}
+    return [[found[row, column] for column in range(len(group.seeds))] for row, group in enumerate(groups)]
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):

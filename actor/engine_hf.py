@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from actor.engine import Completion, Ended, Identity, Progress
+from actor.engine import Completion, Ended, Identity, Progress, in_order
 from actor.kv_cache import KVCache
 from actor.sampler import draw
 from protocol.messages import Finish, GroupOrder, Sampling
@@ -55,7 +55,7 @@ class HFEngine:
             logits = head_logits(hidden, self.policy.head, sampling.temperature or 1.0)
             progress(batch.append(logits, self.end_ids))
             if not len(batch.rows):
-                return batch.completions(groups)
+                return in_order(groups, batch.done)
             mask = batch.cache.token_mask()
             hidden = self.forward(batch.last_ids[:, None], batch.positions[:, None], mask, batch.cache)
 
@@ -111,7 +111,7 @@ class DecodeBatch:
         self.logprobs = torch.zeros((len(self.rows), self.cap), device=device)
         self.entropies = torch.zeros_like(self.logprobs)
         self.places = [(row, column) for row, group in enumerate(groups) for column in range(len(group.seeds))]
-        self.done: dict[tuple[int, int], Completion] = {}
+        self.done: list[Ended] = []
         self.last_ids = self.rows
         self.time = 0
 
@@ -135,7 +135,7 @@ class DecodeBatch:
     def leave(self, over: torch.Tensor, stopped: torch.Tensor) -> list[Ended]:
         """Take the rows out that are over; all of them have the same length."""
         ended = self.ended(self.rows[over], stopped[over].tolist())
-        self.done |= {(sample.row, sample.column): sample.completion for sample in ended}
+        self.done += ended
         self.rows, self.last_ids, self.positions = self.rows[~over], self.last_ids[~over], self.positions[~over]
         self.cache.keep(~over)
         return ended
@@ -144,21 +144,13 @@ class DecodeBatch:
         """What these rows have sampled so far."""
         ids = self.ids[rows, : self.time].int().cpu().numpy()
         logprobs, entropies = (kept[rows, : self.time].cpu().numpy() for kept in (self.logprobs, self.entropies))
-        completions = [
-            Completion(ids=ids[i], logprobs=logprobs[i], entropies=entropies[i], finish=finish(stopped[i]))
-            for i in range(len(stopped))
-        ]
+        finishes = [Finish.STOP if s else Finish.LENGTH for s in stopped]
         places = [self.places[row] for row in rows.tolist()]
         return [
-            Ended(row=row, column=column, completion=completion)
-            for (row, column), completion in zip(places, completions, strict=True)
+            Ended(
+                row=row,
+                column=column,
+                completion=Completion(ids=ids[i], logprobs=logprobs[i], entropies=entropies[i], finish=finishes[i]),
+            )
+            for i, (row, column) in enumerate(places)
         ]
-
-    def completions(self, groups: tuple[GroupOrder, ...]) -> list[list[Completion]]:
-        """All of them, in order."""
-        return [[self.done[row, column] for column in range(len(group.seeds))] for row, group in enumerate(groups)]
-
-
-def finish(stopped: bool) -> Finish:
-    """Why a sample ended."""
-    return Finish.STOP if stopped else Finish.LENGTH

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from actor.engine import Completion, Ended, Identity, Progress
+from actor.engine import Completion, Ended, Identity, Progress, in_order
 from actor.vllm_internals import VLLM, Answer, Draw
 from actor.vllm_options import VLLMOptions
 from actor.vllm_residency import GiveBack
@@ -98,17 +98,15 @@ class VLLMEngine:
         """All samples of all groups together."""
         self.refuse_longer(groups, sampling)
         self.vllm.forget_prefixes()
-        places: dict[str, tuple[int, int]] = {}
         for row, group in enumerate(groups):
             for column, seed in enumerate(group.seeds):
-                places[f"{row}/{column}"] = row, column
                 self.vllm.submit(f"{row}/{column}", group.prompt_ids.tolist(), self.draw(seed, sampling))
-        found: dict[tuple[int, int], Completion] = {}
+        done: list[Ended] = []
         while self.vllm.busy():
-            over = {places[answer.request]: self.completion(answer) for answer in self.vllm.step()}
-            found |= over
-            progress([Ended(row=row, column=column, completion=over[row, column]) for row, column in over])
-        return [[found[row, column] for column in range(len(group.seeds))] for row, group in enumerate(groups)]
+            ended = [self.ended(answer) for answer in self.vllm.step()]
+            done += ended
+            progress(ended)
+        return in_order(groups, done)
 
     def draw(self, seed: int, sampling: Sampling) -> Draw:
         """One sample of this sampling."""
@@ -128,14 +126,16 @@ class VLLMEngine:
                 f" {room} that vLLM was started for; raise tasks.max_prompt_tokens or rollout.max_new_tokens."
             )
 
-    def completion(self, answer: Answer) -> Completion:
+    def ended(self, answer: Answer) -> Ended:
         """As the wire wants it."""
-        return Completion(
+        row, column = map(int, answer.request.split("/"))
+        completion = Completion(
             ids=np.array(answer.ids, dtype=np.int32),
             logprobs=np.array(answer.logprobs, dtype=np.float32),
             entropies=None,
             finish=Finish.STOP if answer.ids[-1] in self.end_ids else Finish.LENGTH,
         )
+        return Ended(row=row, column=column, completion=completion)
 
     def score(self, ids: np.ndarray) -> np.ndarray:
         """The canary."""
