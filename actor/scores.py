@@ -1,8 +1,10 @@
 """The verdicts of one order, begun before all of its samples are there.
 
-together   jobs are kept until all are there, and scored in order by one call: a function of the user's sees the
-           whole batch, as in TRL
-streamed   (score_stream.py) jobs are scored while other samples are still being decoded
+    together   jobs are kept until all are there, and scored in order by one call: a function of the user's sees the
+               whole batch, as in TRL
+    streamed   (score_stream.py) jobs are scored while other samples are still being decoded
+
+Whoever hands samples over need not know which.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -107,7 +107,12 @@ def group_teaches(group: Group, config: Config) -> bool:
 def samples_of(group: Group, config: Config) -> list[Sample]:
     """The kept samples of one group with their advantages."""
     kept = kept_samples(group, config)
-    advantages = group_advantages(rewards(group, config), kept, config.reward.divide_by_std)
+    samples = all_samples(group, group_advantages(rewards(group, config), kept, config.reward.divide_by_std))
+    return [samples[index] for index in np.flatnonzero(kept)]
+
+
+def all_samples(group: Group, advantages: np.ndarray) -> list[Sample]:
+    """Every sample of a group, whatever the verifier said of it."""
     cuts = np.cumsum(group.lengths)[:-1]
     ids, logprobs = np.split(group.completion_ids, cuts), np.split(group.logprobs, cuts)
     entropies = [None] * len(ids) if group.entropies is None else np.split(group.entropies, cuts)
@@ -120,7 +125,7 @@ def samples_of(group: Group, config: Config) -> list[Sample]:
             entropies=entropies[index],
             advantage=float(advantages[index]),
         )
-        for index in np.flatnonzero(kept)
+        for index in range(len(ids))
     ]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from learner.anchor import Anchor
-from learner.batch import Sample
+from learner.batch import Sample, all_samples
 from learner.curriculum import CurriculumFigures
 from learner.fisher import diagonal_fisher
 from learner.update import Update, whole
@@ -36,7 +36,8 @@ class StageEnd:
         if stage == self.anchor.stage:
             return
         log.info("stage %d begins; the policy is held to what it is now", stage)
-        samples = spread([sample for group in groups for sample in all_samples(group)], self.anchor.config.ewc_samples)
+        answers = [sample for group in groups for sample in all_samples(group, np.zeros(len(group.lengths)))]
+        samples = spread(answers, self.anchor.config.ewc_samples)
         fisher = diagonal_fisher(self.update.policy.adapter, self.log_likelihoods(samples)) if self.penalises else {}
         self.anchor.lay(stage, fisher)
 
@@ -50,23 +51,6 @@ class StageEnd:
         for sample in samples:
             yield self.update.forward(self.update.on_device([whole(sample)])).logprobs.sum()
             self.update.progress()
-
-
-def all_samples(group: Group) -> list[Sample]:
-    """Every answer, whatever the verifier said of it."""
-    cuts = np.cumsum(group.lengths)[:-1]
-    ids, logprobs = np.split(group.completion_ids, cuts), np.split(group.logprobs, cuts)
-    return [
-        Sample(
-            name=f"{group.group_id}[{index}]",
-            prompt_ids=group.prompt_ids,
-            completion_ids=ids[index],
-            actor_logprobs=logprobs[index],
-            entropies=None,
-            advantage=0.0,
-        )
-        for index in range(len(ids))
-    ]
 
 
 def spread(samples: Sequence[Sample], count: int) -> list[Sample]:

@@ -44,8 +44,6 @@ fi
 python="$TANDEM_VENV/bin/python"
 started=$SECONDS
 failed=()
-# Tests compare bits: the same threads as the configuration's default, whatever the machine. And nothing is fetched.
-export OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1
 
 stage() {
     local name=$1 since=$SECONDS
