@@ -3,7 +3,8 @@
     in     {"id": ..., "completion": "...", "answer": "..."}        a line each; further keys are not looked at
     out    {"id": ..., "outcome": "correct", "reward": 1.0, "extracted": "18"}        in the same order
 
-Nothing is written unless every line can be read. The answer may be a number.
+A line that is no such object is one unparsable row in its place, with the line's number as its id and the fault as
+`note`; how many there were is said at the end. The answer may be a number.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import msgspec
 
 from actor.score_pool import ScorePool
 from actor.verdict import ScoreJob, Verdict
+from protocol.outcome import Outcome
 from shared.config import VerifierConfig, VerifierKind
 from shared.errors import DataError
 from shared.files import write_whole
@@ -36,31 +38,36 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def run_command(*, kind: VerifierKind, strict: bool, source: Path, out: Path, workers: int) -> int:
     """Read, score, write."""
     rows = read_rows(source)
+    read = [row for row in rows if isinstance(row, Row)]
     verifier = VerifierConfig(kind=kind, strict=strict, workers=workers)
     with contextlib.closing(ScorePool(verifier)) as pool:
-        verdicts = pool.score([job(row) for row in rows], lambda: None)
-    lines = [json.dumps(result(row, verdict)) + "\n" for row, verdict in zip(rows, verdicts, strict=True)]
-    write_whole(out, "".join(lines).encode())
-    counts = Counter(str(verdict.outcome) for verdict in verdicts)
+        verdicts = iter(pool.score([job(row) for row in read], lambda: None))
+    results = [result(row, next(verdicts)) if isinstance(row, Row) else row for row in rows]
+    write_whole(out, "".join(json.dumps(row) + "\n" for row in results).encode())
+    counts = Counter(str(row["outcome"]) for row in results)
     print(f"{len(rows)} completions in {out}:", *(f"{name} {n}" for name, n in counts.most_common()), file=sys.stderr)
+    faults = [row["note"] for row in rows if not isinstance(row, Row)]
+    if faults:
+        print(f"{len(faults)} of them could not be read, the first: {faults[0]}", file=sys.stderr)
     return 0
 
 
-def read_rows(source: Path) -> list[Row]:
-    """Every line that is not blank."""
+def read_rows(source: Path) -> list[Row | dict[str, Any]]:
+    """Every line that is not blank: what is to be scored, or the result that a line has which cannot be read."""
     if not source.is_file():
         raise DataError(f"--in names {source}, which is no file; give JSON lines with id, completion and answer.")
     lines = enumerate(source.read_bytes().split(b"\n"), start=1)
-    return [read_row(line, f"{source}, line {number}") for number, line in lines if line.strip()]
+    return [read_row(line, source, number) for number, line in lines if line.strip()]
 
 
-def read_row(line: bytes, where: str) -> Row:
-    """One line, or what is wrong with it."""
+def read_row(line: bytes, source: Path, number: int) -> Row | dict[str, Any]:
+    """One line, or the unparsable row in its place."""
     try:
         return msgspec.json.decode(line, type=Row)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         words = str(error).replace("`", "'").rstrip(".")
-        raise DataError(f"{where}: {words}; expected an object with id, completion and answer.") from error
+        note = f"{source}, line {number}: {words}; expected an object with id, completion and answer."
+        return {"id": number, "outcome": Outcome.UNPARSABLE, "reward": 0.0, "extracted": None, "note": note}
 
 
 def job(row: Row) -> ScoreJob:

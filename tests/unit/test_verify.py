@@ -55,11 +55,15 @@ def test_the_kind_is_chosen(tmp_path: Path, kind: str, answer: str) -> None:
         ('{"id": [], "completion": "x", "answer": "18"}', "line 2"),
     ],
 )
-def test_a_bad_row_is_one_sentence_with_its_line(tmp_path: Path, line: str, words: str) -> None:
-    done = verify(tmp_path, json.dumps(ROWS[0]) + "\n" + line + "\n")
-    assert done.returncode == 2
-    assert words in done.stderr and done.stderr.count("\n") == 1
-    assert not (tmp_path / "out.jsonl").exists()
+def test_a_bad_row_is_one_unparsable_row_in_its_place(tmp_path: Path, line: str, words: str) -> None:
+    done = verify(tmp_path, json.dumps(ROWS[0]) + "\n" + line + "\n" + json.dumps(ROWS[1]) + "\n")
+    assert done.returncode == 0
+    assert "3 completions" in done.stderr and "unparsable 1" in done.stderr
+    assert "1 of them could not be read" in done.stderr and words in done.stderr
+    bad = scores(tmp_path)[1]
+    assert words in str(bad.pop("note"))
+    assert bad == {"id": 2, "outcome": "unparsable", "reward": 0.0, "extracted": None}
+    assert [row["outcome"] for row in scores(tmp_path)] == ["correct", "unparsable", "wrong"]
 
 
 def test_a_missing_file_and_a_wrong_kind_are_said(tmp_path: Path) -> None:
