@@ -9,13 +9,17 @@ so nothing after it counts. The final answer of a mathematical text is looked fo
     4  the last formula ($...$, \(...\), \[...\]) or number
 
 The last of its kind counts, so a text may correct itself. What is listed beside it (`\boxed{41} or \boxed{42}`,
-`is 42. Actually 7`) is part of it: the answer is then a list, which equals no single gold answer. Every pattern runs in
-linear time.
+`is 42. Actually 7`) is part of it: the answer is then a list, which equals no single gold answer. So is what takes it
+back behind it: `is wrong`, another `Answer:`, or what follows `Actually`. A formula is taken whole, with or without
+its dollars: no number is taken out of `\sqrt3`. The last number of a text is its answer by design, wherever it is said
+(`See page 42`), unless the words or signs beside it deny or change it. Every pattern runs in linear time.
 """
 
 import re
 
+from actor.answer_text import BEHIND, BESIDE, CHANGED_BEFORE, CHANGED_BEHIND, SIGN_BEFORE, undoubled
 from shared.boxes import Span, boxes
+from shared.gold_number import MARKER, on_marked_line
 
 END_OF_TURN = re.compile(
     r"<\|(?:im_end|endoftext|eot_id|end|end_of_text|eom_id)\|>|</s>|<end_of_turn>|<eos>"
@@ -25,19 +29,38 @@ ANSWER = re.compile(
     r"^[ \t]*\**A\**[ \t]*:|\banswer\**[ \t]*:|\banswer[ \t]+is\b[ \t]*:?", re.IGNORECASE | re.MULTILINE
 )
 FORMULA = re.compile(
-    r"(?<!\\)\$\$([^$]{1,2000})\$\$"
-    r"|(?<![\\\w])\$(?!\s)([^$\n]{1,500})(?<![\s\\])\$(?!\d)"
-    r"|\\\(([^\n]{1,500}?)\\\)"
-    r"|\\\[(.{1,2000}?)\\\]",
+    r"(?<!\\)\$\$(?P<display>[^$]{1,2000})\$\$"
+    # With a blank inside its dollars, only what holds no words: `$5 and $` is no formula.
+    r"|(?<![\\\w])\$(?!\s)(?P<inline>[^$\n]{1,500})(?<![\s\\])\$(?!\d)"
+    r"|(?<![\\\w])\$(?P<wide>(?:\\[A-Za-z]++|\\[^A-Za-z]|[A-Za-z](?![A-Za-z])|[^$\\A-Za-z]){1,500}+)(?<!\\)\$(?!\d)"
+    r"|\\\((?P<round>[^\n]{1,500}?)\\\)"
+    r"|\\\[(?P<square>.{1,2000}?)\\\]"
+    r"|(?P<tuple>[(\[](?![0-9]{1,3}(?:,[0-9]{3})+\)) ?(?:[-0-9./]{1,20}|[a-z])"
+    r"(?: ?, ?(?:[-0-9./]{1,20}|[a-z])){1,20} ?[)\]])"
+    # Without any: from the first sign of a formula to its last, with a command or a power in it.
+    r"|(?<![\\A-Za-z0-9.])(?P<bare>(?:(?:[-+]|[0-9(\[{|]|\\\{|[A-Za-z](?=[\\^_=(]))(?:[-+*/_=(){}\[\]|<>!,.0-9]"
+    r"|\\[{},|]|[A-Za-z](?![A-Za-z])| (?=[-+*/=<>\\0-9])){0,80}+)?"
+    r"(?:\\(?!text|quad|qquad)[A-Za-z]{2,}+|\^)"
+    r"(?:\\(?!text)[A-Za-z]++(?:\{[a-z]{1,20}\})?|\{[a-z]{4,20}\}|\\[{},;!| \\]"
+    r"|[-+*/^_=(){}\[\]|<>!,.&0-9]|[A-Za-z](?![A-Za-z])| (?=[-+*/=<>\\0-9&(A-Z])){0,500}+)",
     re.DOTALL,
 )
 PLAIN_NUMBER = re.compile(
     r"(?:(?<![0-9A-Za-z.)])[-\u2212])?\\?[$\u20ac\u00a3]?(?<![0-9A-Za-z.])"
-    r"[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?(?:/[0-9]+)?(?:[ \t]*\\?%)?"
+    r"(?:[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]+)?|\.[0-9]++)(?:/[0-9]++)?(?:[ \t]*+\\?%)?"
 )
 SENTENCE_END = re.compile(r"[.!?](?=[\s*]|$)")
 HEADING = re.compile(r"\**[A-Za-z]|\**[0-9]+[.):][ \t]+\**[A-Za-z]")
-BETWEEN_LISTED = re.compile(r"[\s,;$*.]*(?:\b(?:and|or)\b)?[\s,;$*]*", re.IGNORECASE)
+BETWEEN_LISTED = re.compile(
+    r"(?:[\s,;$*.&]|\\(?:quad|qquad)(?![A-Za-z])|\\[,;: ]|\\[()\[\]]|\\text\s*+\{[^{}]*\b(?:and|or)\b[^{}]*\})*+"
+    r"(?:\b(?:and|or)\b)?[\s,;$*]*+(?:\\[(\[])?",
+    re.IGNORECASE,
+)
+DENIED = re.compile(r"[\s$*)\\\]]*+(?:is|was)(?:n't|\s++(?:not|wrong|incorrect|false))\b[^.\n]*+", re.IGNORECASE)
+TAKEN_BACK = re.compile(r"\b(?:actually|correction|wait|sorry|oops|on second thought)\b", re.IGNORECASE)
+VALUE_AHEAD = re.compile(r"[\s:*]*+(?:[A-Za-z]\s*=)?[\s$(\\]*+[-+]?[0-9.$\\]")
+NAMES_A_VALUE = re.compile(r"(?<!\\)(?<![A-Za-z])[0-9A-Za-z]|\\(?!boxed|fbox)[A-Za-z]")
+A_NAME = re.compile(r"[A-Za-z]{1,8}")
 
 
 def counted(text: str) -> str:
@@ -49,27 +72,57 @@ def counted(text: str) -> str:
 
 def final_answers(text: str) -> list[str]:
     """What the text gives as its final answer, as it is written: one, several if it lists several, or none."""
-    answers = after_hashes(text) or boxed_answers(text) or after_marker(text) or last_listed(text, items(text))
-    return list(dict.fromkeys(answers))
+    text = undoubled(text)
+    return list(dict.fromkeys(after_hashes(text) or boxed_answers(text) or after_marker(text) or last_named(text)))
 
 
 def boxed_answers(text: str) -> list[str]:
-    """What the last box holds, and those listed beside it."""
-    return list(dict.fromkeys(last_listed(text, boxes(text))))
+    """What the last box holds, those listed beside it, and what is said of it behind it."""
+    text = undoubled(text)
+    found = boxes(text)
+    if not found:
+        return []
+    end = found[-1][1]
+    denied = DENIED.match(text, end)
+    said = [found[-1][2] + " " + denied[0]] if denied else last_listed(text, found)
+    return list(dict.fromkeys(said + later(text[end:])))
+
+
+def marked_number(text: str) -> list[str]:
+    """The line of the last `####`, if a number follows right behind it, and what takes that back."""
+    line = on_marked_line(text)
+    return line + later(text.rpartition(MARKER)[2].partition("\n")[2]) if line else []
 
 
 def after_hashes(text: str) -> list[str]:
-    """The line of the last `####`."""
-    _, marker, tail = text.rpartition("####")
+    """The line of the last `####`, and what takes it back."""
+    _, marker, tail = text.rpartition(MARKER)
     line, _, rest = tail.partition("\n")
     is_heading = rest.strip() and HEADING.match(line.strip())
-    return statement(line.strip()) if marker and not is_heading else []
+    said = statement(line.strip()) if marker and not is_heading else []
+    return said + later(rest) if said else []
+
+
+def later(rest: str) -> list[str]:
+    """What a text goes on to give as its answer although it has given one."""
+    corrected = TAKEN_BACK.search(rest)
+    marker = last_marker(rest)
+    said = after_marker(rest) if marker is not None and VALUE_AHEAD.match(rest, marker) else []
+    return said + ([content for _, _, content in items(rest[corrected.end() :])] if corrected else [])
+
+
+def last_marker(text: str) -> int | None:
+    """Where the last `Answer:` ends."""
+    end = None
+    for marker in ANSWER.finditer(text):
+        end = marker.end()
+    return end
 
 
 def after_marker(text: str) -> list[str]:
     """What the last `Answer:` is followed by, on its line or else on the next one that is not blank."""
-    markers = list(ANSWER.finditer(text))
-    lines = text[markers[-1].end() :].splitlines() if markers else []
+    end = last_marker(text)
+    lines = text[end:].splitlines() if end is not None else []
     return statement(next((line.strip() for line in lines if line.strip(" \t*:$")), ""))
 
 
@@ -80,8 +133,36 @@ def statement(line: str) -> list[str]:
     first, rest = (line[: end.start()], line[end.end() :]) if end else (line, "")
     if not first:
         return []
-    named = [content for _, _, content in items(first)] if FORMULA.search(first) else [first]
+    spans = items(first)
+    plain = FORMULA.search(first) and not any(is_changed(first, start, end) for start, end, _ in spans)
+    named = without_names([content for _, _, content in spans]) if plain else [first]
     return named + [content for _, _, content in items(rest)]
+
+
+def without_names(named: list[str]) -> list[str]:
+    """`The largest $n$ is 34` names n, but it gives 34."""
+    return [content for content in named if not A_NAME.fullmatch(content.strip())] or named
+
+
+def last_named(text: str) -> list[str]:
+    """The last formula or number and those listed beside it; with the words beside it, if those change it."""
+    found = items(text)
+    if not found:
+        return []
+    start, end, _ = found[-1]
+    if is_changed(text, start, end) or (text[end - 1].isdigit() and is_touched(text, start, end)):
+        return [text[max(0, start - BESIDE) : end + BESIDE].strip()]
+    return last_listed(text, found)
+
+
+def is_changed(text: str, start: int, end: int) -> bool:
+    """Whether the words beside a value make another one of it."""
+    return bool(CHANGED_BEFORE.search(text[max(0, start - BESIDE) : start]) or CHANGED_BEHIND.match(text, end))
+
+
+def is_touched(text: str, start: int, end: int) -> bool:
+    """Whether a sign or a letter beside a number belongs to it: 42k, 42/x, >42."""
+    return bool(SIGN_BEFORE.search(text[max(0, start - BESIDE) : start]) or not BEHIND.match(text, end))
 
 
 def items(text: str) -> list[Span]:
@@ -91,7 +172,9 @@ def items(text: str) -> list[Span]:
     for formula in FORMULA.finditer(text):
         found += numbers(text, end, formula.start())
         content = next(group for group in formula.groups() if group is not None)
-        found.append((formula.start(), formula.end(), content))
+        if formula["bare"] and not NAMES_A_VALUE.search(content):
+            continue
+        found.append((formula.start(), formula.end(), content.rstrip(" .,") if formula["bare"] else content))
         end = formula.end()
     return found + numbers(text, end, len(text))
 

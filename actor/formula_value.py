@@ -8,6 +8,7 @@
 None of this says that the formula is wrong: whoever asked must compute it in another way.
 """
 
+from fractions import Fraction
 from typing import Any
 
 from mpmath import MPContext
@@ -17,7 +18,7 @@ CANCELLED = 1e-20
 MAX_MAGNITUDE = 4000
 MAX_EXPONENT = 1000
 NOISE = 1e-40
-TOLERANCE = 1e-12
+TOLERANCE = 1e-25
 
 
 class Unsure(Exception):
@@ -41,6 +42,10 @@ class Values:
     def number(self, written: str) -> Any:
         """A decimal number."""
         return self.context.mpf(written.rstrip("."))
+
+    def as_fraction(self, value: Any) -> Fraction | None:
+        """A real value with its digits; None for any other."""
+        return Fraction(self.context.nstr(value, DIGITS)) if isinstance(value, self.context.mpf) else None
 
     def close(self, left: Any, right: Any, floor: float) -> bool:
         """Whether two values are one but for rounding."""

@@ -1,176 +1,312 @@
 r"""Whether a final answer equals the gold one: as text, as a number, by its parts, and only then as a formula.
 
-    numbers     18, 1,234, 18.00, .5, 1/2, \frac12, 1\frac{1}{2}, 3 \times 10^4: exactly, as fractions. A rounded
-                decimal is another number than the fraction it stands for
+    numbers     18, 1,234, 18.00, .5, 1/2, \frac12, 1\frac{1}{2}, 3 \times 10^4, 4.2e1, 0.\overline{3}: exactly, as
+                fractions. A rounded decimal is another number than the fraction it stands for, unless
+                `verifier.rounded_digits` says how many digits suffice. 0,5 is 0.5 only where the gold answer is one
+                number that is not whole: elsewhere it is a list
     tuples, intervals, matrices     brackets and parts in order
-    lists, sets, unions, \pm        parts in any order, as many here as there
-    equations   every side that is no bare name must equal the gold value, so 41=42 is not 42, and 6 \cdot 7 = 42 is
+    lists, sets, unions, \pm        parts in any order, as many here as there. A list may be written as a set
+    inequalities    as the interval that they describe, if the gold answer is an interval or of the same letter
+    equations   every side that is no name must equal the gold value, so 41=42 is not 42, and 6 \cdot 7 = 42 is. Names
+                are x, x_1, AB, f(2), |AB|, m+n, (p,q), \text{Area}. In `P = 2(l+w) = 14` the side in between that
+                other letters keep from having a value is passed over. What follows \approx must be the value before
+                it, rounded
     words       the same words. Their letters are never multiplied with each other
     formulas    math_equality.py, within what may be written there
 
-A percent sign or a base must be in the gold answer too; a unit may be missing on either side, but not differ.
+A percent sign or a base must be in the gold answer too; a unit may be missing on either side, but not differ. `\log`
+without a base is the one to ten.
 """
 
 import re
-from collections.abc import Callable
 from fractions import Fraction
+from itertools import pairwise
 
-from actor.answer_text import Answer, read_answer
+from actor.answer_text import Answer, Unreadable, read_answer
+from actor.inequality import as_intervals
+from actor.written_number import DECIMAL, as_number, squeeze
+from shared.boxes import boxes
 
 MAX_CHARS = 500
-MAX_DIGITS = 1000
-INTEGER = re.compile(r"-?[0-9]+")
-DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
-RATIO = re.compile(r"(-?)(?:\\frac\{(-?[0-9]+)\}\{([0-9]+)\}|([0-9]+)/([0-9]+))")
-MIXED = re.compile(r"(-?)([0-9]+)(?:\\frac\{([0-9]+)\}\{([0-9]+)\}| ([0-9]+)/([0-9]+))")
-GROUPED = re.compile(r"-?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
-SCIENTIFIC = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(?:\\times|\\cdot|\*)10\^(?:\{(-?[0-9]{1,3})\}|([0-9]))")
+DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})")
 EQUALS = re.compile(r"(?<![<>!:\\])=")
-NAME = re.compile(r"[A-Za-z](?:_\{?[0-9A-Za-z]+\}?)?(?:\([a-z]\))?|\\(?:theta|alpha|beta|lambda|mu|angle [A-Z]{1,3})")
+APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])")
+ONE_NAME = (
+    r"(?:(?:[A-Za-z]|[A-Z]{2,4}|\\(?:theta|alpha|beta|lambda|mu|angle [A-Z]{1,3}))"
+    r"(?:_(?:\{[0-9A-Za-z]+\}|[0-9A-Za-z]))?"
+    r"(?:\((?:[A-Za-z]|-?[0-9]{1,4})\))?|\\overline\{[A-Z]{2}\}|\\frac\{[A-Za-z]{1,2}\}\{[A-Za-z]{1,2}\}"
+    r"|\|[A-Z]{2}\||\\text\{ *(?!(?:not|never|about|less|more)\b)[A-Za-z]{3,} *\})"
+)
+NAME = re.compile(rf"{ONE_NAME}(?: *[+:] *{ONE_NAME})*+|\( *[A-Za-z](?: *, *[A-Za-z])+ *\)")
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-MATRIX = re.compile(r"\\begin\{[pbv]?matrix\}(.*)\\end\{[pbv]?matrix\}")
+MATRIX = re.compile(r"\(?\\begin\{([pbvBV]?)matrix\}(.*)\\end\{\1matrix\}\)?")
+ROW_END = re.compile(r"(?:\\\\)+")
 COMMAND = re.compile(r"\\(?:begin|end)\{[a-z]+\}|\\[A-Za-z]+")
+# Letters without a vowel are no word but a product, and so are those of abc.
+PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{3}|[a-c]{3}")
 FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "oo"}
-BLANK = re.compile(r"(?<![0-9]) | (?![0-9])")
+WORDS_AND_NUMBERS = re.compile(r"[a-z]+[+#]*|-?[0-9]+(?:\.[0-9]+)?|[a-z]+")
+JOINED = re.compile(r"\s*;\s*|\s*\b(?:and|or)\b\s*|\s*\\(?:lor|vee)(?![A-Za-z])\s*")
+# Bare braces group and are not shown.
+BRACED = re.compile(r"(?<!\\)\{[^{}]*,[^{}]*\}")
+VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-df-hj-z](?![A-Za-z])|[A-Z]{2,3}(?![A-Za-z])")
+NOT_IN_A_NAME = re.compile(r"[{}\s]")
+DETERMINANTS = ("v", "V")
+UNCLOSED = "\\boxed"
 OPEN, CLOSE = "([{", ")]}"
 
 
-class Unreadable(Exception):
-    """An answer that is no formula we read."""
-
-
-def equals_gold(answers: list[str], gold: str) -> bool:
+def equals_gold(answers: list[str], gold: str, rounded_digits: int = 0) -> bool:
     """Whether what was given as the final answer is the gold answer. Unreadable if that cannot be said."""
     if any(len(answer) > MAX_CHARS for answer in answers):
         raise Unreadable(f"A final answer longer than {MAX_CHARS} characters.")
+    comparison = Comparison(rounded_digits)
+    expected = read_answer(", ".join(content for _, _, content in boxes(gold)) or gold)
     # Several ways of writing one value are one answer; several values can only be a list.
-    if len(answers) > 1 and all(same(read_answer(gold), read_answer(answer)) for answer in answers):
+    if len(answers) > 1 and all(comparison.same(expected, read_answer(answer)) for answer in answers):
         return True
-    return same(read_answer(gold), read_answer(", ".join(answers)))
+    return comparison.same(expected, read_answer(", ".join(answers)))
 
 
-def same(gold: Answer, given: Answer) -> bool:
-    """Surroundings first, then the value."""
-    if (given.percent and not gold.percent) or given.base not in ("", gold.base):
-        return False
-    if given.unit and gold.unit and given.unit != gold.unit:
-        return False
-    return same_value(gold.value, given.value)
+class Comparison:
+    """Of answers with gold ones."""
 
+    def __init__(self, rounded_digits: int) -> None:
+        self.rounded_digits = rounded_digits
 
-def same_value(gold: str, given: str) -> bool:
-    """Two values, taken apart as far as they can be."""
-    if squeeze(gold) == squeeze(given):
+    def same(self, gold: Answer, given: Answer) -> bool:
+        """Surroundings first, then the value."""
+        if (given.percent and not gold.percent) or given.base not in ("", gold.base):
+            return False
+        if given.unit and gold.unit and given.unit != gold.unit:
+            return False
+        return self.same_value(gold.value, given.value)
+
+    def same_value(self, gold: str, given: str) -> bool:
+        """Two values, taken apart as far as they can be."""
+        if squeeze(gold) == squeeze(given):
+            return True
+        if UNCLOSED in given:
+            return False
+        if not is_text(EQUALS.split(given)[-1]):
+            for kind in (self.same_comma, self.same_rounded, self.same_interval, self.same_list, self.same_sides):
+                verdict = kind(gold, given)
+                if verdict is not None:
+                    return verdict
+        if is_text(gold) or is_text(given):
+            return letters(gold) == letters(given) != ""
+        verdict = self.same_matrix(gold, given)
+        return self.same_formula(gold, given) if verdict is None else verdict
+
+    def same_formula(self, gold: str, given: str) -> bool:
+        """As numbers, else by the value of the formulas."""
+        number, other = as_number(gold), as_number(given)
+        if number is not None and other is not None:
+            return number == other or self.close_enough(gold, given)
+        # Not at the top: it imports sympy, which takes a second, and numbers need none.
+        from actor.math_equality import formulas_equal
+
+        return formulas_equal(gold, given) or self.close_enough(gold, given)
+
+    def close_enough(self, gold: str, given: str) -> bool:
+        """Whether the one is the other, rounded to at least so many digits."""
+        return self.rounded_digits > 0 and (
+            is_rounded(gold, given, self.rounded_digits) or is_rounded(given, gold, self.rounded_digits)
+        )
+
+    def same_comma(self, gold: str, given: str) -> bool | None:
+        """A decimal comma, where the gold answer is one number and not whole; None where there is none."""
+        comma = DECIMAL_COMMA.fullmatch(given)
+        number = as_number(gold) if comma else None
+        return (
+            None
+            if not comma or number is None or number.denominator == 1
+            else self.same_value(gold, ".".join(comma.groups()))
+        )
+
+    def same_rounded(self, gold: str, given: str) -> bool | None:
+        r"""What stands before `\approx` counts, if what follows is the same, rounded; None where there is none."""
+        if "\\approx" not in gold + given:
+            return None
+        exact, gold_exact = given, APPROXIMATELY.split(gold)[0].strip()
+        parts = [part.strip() for part in APPROXIMATELY.split(given)]
+        if len(parts) > 1:
+            named = not parts[0] or bool(NAME.fullmatch(parts[0]))
+            exact = parts[1] if named else parts[0]
+            if len(parts) > 2 or not (named or is_rounded(EQUALS.split(exact)[-1], parts[1], 1)):
+                return False
+        return bool(gold_exact) and self.same(read_answer(gold_exact), read_answer(exact))
+
+    def same_interval(self, gold: str, given: str) -> bool | None:
+        """Inequalities as intervals; None if neither is one, or only one of them can be read so."""
+        variable, intervals = as_intervals(gold)
+        other, given_intervals = as_intervals(given)
+        if not (variable or other) or not (intervals and given_intervals):
+            return None
+        if variable and other and variable != other:
+            return False
+        return self.in_any_order(intervals, given_intervals)
+
+    def same_sides(self, gold: str, given: str) -> bool | None:
+        """Equations; None if neither is one, or both are proper ones, which is for the formulas."""
+        gold_sides = [side.strip() for side in EQUALS.split(gold)]
+        sides = [side.strip() for side in EQUALS.split(given)]
+        if len(gold_sides) == len(sides) == 1:
+            return None
+        name, gold_name = NAME.fullmatch(sides[0]), NAME.fullmatch(gold_sides[0])
+        if len(gold_sides) == 2 and gold_name and (len(sides) == 1 or (name and one_name(sides[0], gold_sides[0]))):
+            gold_sides = gold_sides[1:]
+        elif len(gold_sides) == 1 and name and "," in sides[0] and "," not in gold:
+            return False
+        if len(gold_sides) == 1:
+            values = sides[1:] if name and len(sides) > 1 else sides
+            if name:
+                values = [side for side in values[:-1] if not is_beside(side, gold_sides[0])] + values[-1:]
+            return all(bool(side) and self.same(read_answer(gold_sides[0]), read_answer(side)) for side in values)
+        if name and gold_name and "(" in sides[0] + gold_sides[0]:
+            return False
+        return None if len(sides) == len(gold_sides) == 2 else False
+
+    def same_list(self, gold: str, given: str) -> bool | None:
+        """Tuples and intervals in order, lists, sets and unions in any order; None if neither is one."""
+        ends, inner = brackets(gold)
+        given_ends, given_inner = brackets(given)
+        if "\\{" in (ends, given_ends) and {ends, given_ends} <= {"\\{", ""}:
+            gold, given = inner, given_inner
+            ends = given_ends = ""
+            if "\\cup" not in gold + given:
+                return self.in_any_order(split(gold, ","), split(given, ","))
+        for separator in (r"\cup", ","):
+            parts, given_parts = split(gold, separator), split(given, separator)
+            if {ends, given_ends} == {"()", ""} and len(parts) != len(given_parts):
+                return self.same_tuple(ends, inner, parts, given_inner, given_parts)
+            if len(parts) > 1 or len(given_parts) > 1:
+                return self.same_parts(parts, given_parts)
+        parts, given_parts = split(inner, ","), split(given_inner, ",")
+        if len(parts) < 2 and len(given_parts) < 2:
+            return None
+        return None if "=" in gold + given else ends == given_ends and self.in_order(parts, given_parts)
+
+    def same_tuple(self, ends: str, inner: str, parts: list[str], given_inner: str, given_parts: list[str]) -> bool:
+        """A tuple and `x = 3, y = 2`, if the letters are in the order of the alphabet."""
+        if ends:
+            names, values = named_parts(given_parts)
+            return ascending(names, values) and self.in_order(split(inner, ","), values)
+        names, values = named_parts(parts)
+        return ascending(names, values) and self.in_order(values, split(given_inner, ","))
+
+    def same_parts(self, gold: list[str], given: list[str]) -> bool:
+        """In any order, but in this one where the gold answer names its parts and the given one does not."""
+        names, gold = named_parts(gold)
+        given_names, given = named_parts(given)
+        if len(names) == len(gold) > 1 and len(set(names)) > 1:
+            if not given_names:
+                return self.in_order(gold, given)
+            gold = [f"{name}={part}" for name, part in zip(names, gold, strict=True)]
+        elif names and given_names and names[0] != given_names[0]:
+            return False
+        if len(given_names) == len(given) > 1 and len(set(given_names)) > 1:
+            given = [f"{name}={part}" for name, part in zip(given_names, given, strict=True)]
+        return self.in_any_order(gold, given)
+
+    def same_matrix(self, gold: str, given: str) -> bool | None:
+        """Cell by cell; None if neither is a matrix."""
+        matrix, other = MATRIX.fullmatch(gold), MATRIX.fullmatch(given)
+        if not matrix or not other:
+            return False if matrix or other else None
+        if (matrix[1] in DETERMINANTS) != (other[1] in DETERMINANTS):
+            return False
+        rows, other_rows = matrix_rows(matrix[2]), matrix_rows(other[2])
+        return len(rows) == len(other_rows) and all(map(self.in_order, rows, other_rows))
+
+    def in_order(self, gold: list[str], given: list[str]) -> bool:
+        """One by one."""
+        return len(gold) == len(given) and all(map(self.same_part, gold, given))
+
+    def in_any_order(self, gold: list[str], given: list[str]) -> bool:
+        """Each of them once."""
+        if len(gold) != len(given):
+            return False
+        left = list(given)
+        for part in gold:
+            place = next((place for place, other in enumerate(left) if self.same_part(part, other)), None)
+            if place is None:
+                return False
+            del left[place]
         return True
-    if is_text(gold) or is_text(given):
-        return letters(gold) == letters(given) != ""
-    for kind in (same_sides, same_list, same_matrix):
-        verdict = kind(gold, given)
-        if verdict is not None:
-            return verdict
-    number, other = as_number(gold), as_number(given)
-    if number is not None and other is not None:
-        return number == other
-    from actor.math_equality import formulas_equal
 
-    return formulas_equal(gold, given)
+    def same_part(self, gold: str, given: str) -> bool:
+        """Two parts of a list, each an answer in its own right."""
+        return bool(gold.strip() and given.strip()) and self.same(read_answer(gold), read_answer(given))
 
 
-def squeeze(value: str) -> str:
-    """Without blanks, but for those between digits: 1 2/3 is not 12/3."""
-    return BLANK.sub("", value)
+def is_rounded(exact: str, decimal: str, digits: int) -> bool:
+    """Whether a decimal fraction of at least so many digits is the other number, rounded to its decimals."""
+    decimal = squeeze(decimal)
+    if not DECIMAL.fullmatch(decimal) or "." not in decimal or len(decimal.lstrip("-0.").replace(".", "")) < digits:
+        return False
+    rounded, number = Fraction(decimal), as_number(exact)
+    if number is None:
+        from actor.math_equality import value_of_constant
+
+        number = value_of_constant(exact)
+    half = Fraction(1, 2 * 10 ** len(decimal.partition(".")[2]))
+    return number is not None and abs(number - rounded) <= half
+
+
+def one_name(given: str, gold: str) -> bool:
+    """Whether two names are one, `x_1` and `x_{1}`."""
+    return NOT_IN_A_NAME.sub("", given) == NOT_IN_A_NAME.sub("", gold)
+
+
+def is_beside(side: str, gold: str) -> bool:
+    """Whether a side in between has letters, other than the gold answer's, that keep it from having a value."""
+    return not is_text(side) and bool(set(VARIABLE.findall(side)) - set(VARIABLE.findall(gold)))
+
+
+def named_parts(parts: list[str]) -> tuple[list[str], list[str]]:
+    """The names in `x = 1, y = 2` and the values; one name before several values is for all of them."""
+    sides = [[side.strip() for side in EQUALS.split(part)] for part in parts]
+    named = [len(pair) == 2 and bool(NAME.fullmatch(pair[0])) for pair in sides]
+    if all(named) or (named[0] and all(len(pair) == 1 for pair in sides[1:])):
+        return [NOT_IN_A_NAME.sub("", pair[0]) for pair in sides if len(pair) == 2], [pair[-1] for pair in sides]
+    return [], parts
+
+
+def ascending(names: list[str], values: list[str]) -> bool:
+    """A name for each value, in the order of the alphabet."""
+    return len(names) == len(values) > 1 and all(one < next_one for one, next_one in pairwise(names))
+
+
+def matrix_rows(inside: str) -> list[list[str]]:
+    """The cells; a row end behind the last row opens none."""
+    rows = [row.split("&") for row in ROW_END.split(inside)]
+    return rows if "".join(rows[-1]).strip() else rows[:-1]
 
 
 def is_text(value: str) -> bool:
     """Whether words stand in it that are not the names of functions."""
     outside = TEXT.sub(" ", value)
-    if TEXT.search(value) and not re.search(r"[0-9\\]", outside):
+    if TEXT.search(value):
         return True
-    return any(word not in FUNCTIONS and len(word) > 2 for word in WORD.findall(COMMAND.sub(" ", outside)))
+    words = WORD.findall(COMMAND.sub(" ", outside))
+    return any(
+        word not in FUNCTIONS and word not in ("and", "or") and len(word) > 2 and not PRODUCT.fullmatch(word)
+        for word in words
+    )
 
 
 def letters(value: str) -> str:
     """Letters and digits of a text, case and brackets aside."""
-    return " ".join(re.findall(r"[a-z0-9]+", TEXT.sub(r" \1 ", value).lower()))
-
-
-def same_sides(gold: str, given: str) -> bool | None:
-    """Equations; None if neither is one, or both are proper ones, which is for the formulas."""
-    gold_sides = [side.strip() for side in EQUALS.split(gold)]
-    sides = [side.strip() for side in EQUALS.split(given)]
-    if len(gold_sides) == len(sides) == 1:
-        return None
-    names, gold_names = NAME.fullmatch(sides[0]), NAME.fullmatch(gold_sides[0])
-    if len(gold_sides) == 1:
-        values = sides[1:] if names else sides
-        return all(bool(side) and same(read_answer(gold), read_answer(side)) for side in values)
-    if len(sides) == 1:
-        return bool(gold_names) and len(gold_sides) == 2 and same_value(gold_sides[1], given)
-    if (
-        len(sides) == 2
-        and len(gold_sides) == 2
-        and names
-        and gold_names
-        and squeeze(sides[0]) == squeeze(gold_sides[0])
-    ):
-        return same_value(gold_sides[1], sides[1])
-    return None if len(sides) == len(gold_sides) == 2 else False
-
-
-def same_list(gold: str, given: str) -> bool | None:
-    """Tuples and intervals in order, lists and unions in any order; None if neither is one."""
-    for separator in (r"\cup", ","):
-        parts, given_parts = split(gold, separator), split(given, separator)
-        if len(parts) > 1 or len(given_parts) > 1:
-            return in_any_order(parts, given_parts)
-    ends, inner = brackets(gold)
-    given_ends, given_inner = brackets(given)
-    parts, given_parts = split(inner, ","), split(given_inner, ",")
-    if len(parts) < 2 and len(given_parts) < 2:
-        return None
-    if "\\{" in (ends, given_ends):
-        return ends == given_ends and in_any_order(parts, given_parts)
-    return ends == given_ends and in_order(parts, given_parts)
-
-
-def same_matrix(gold: str, given: str) -> bool | None:
-    """Cell by cell; None if neither is a matrix."""
-    matrix, other = MATRIX.fullmatch(gold), MATRIX.fullmatch(given)
-    if not matrix or not other:
-        return False if matrix or other else None
-    rows, other_rows = matrix[1].split(r"\\"), other[1].split(r"\\")
-    return len(rows) == len(other_rows) and all(
-        in_order(row.split("&"), other_row.split("&")) for row, other_row in zip(rows, other_rows, strict=True)
-    )
-
-
-def in_order(gold: list[str], given: list[str]) -> bool:
-    """One by one."""
-    return len(gold) == len(given) and all(map(same_part, gold, given))
-
-
-def in_any_order(gold: list[str], given: list[str]) -> bool:
-    """Each of them once."""
-    if len(gold) != len(given):
-        return False
-    left = list(given)
-    for part in gold:
-        place = next((place for place, other in enumerate(left) if same_part(part, other)), None)
-        if place is None:
-            return False
-        del left[place]
-    return True
-
-
-def same_part(gold: str, given: str) -> bool:
-    """Two parts of a list, each an answer in its own right."""
-    return bool(gold.strip() and given.strip()) and same(read_answer(gold), read_answer(given))
+    return " ".join(WORDS_AND_NUMBERS.findall(TEXT.sub(r" \1 ", value).replace("\\#", "#").lower()))
 
 
 def split(value: str, separator: str) -> list[str]:
     """At a separator that stands in no bracket; `\\pm` stands for two."""
-    parts, depth, start, place = [], 0, 0, 0
+    parts: list[str] = []
+    depth = start = place = 0
+    value = value[1:-1] if BRACED.fullmatch(value) else value
     while place < len(value):
         depth += (value[place] in OPEN) - (value[place] in CLOSE)
         if depth == 0 and value.startswith(separator, place):
@@ -180,7 +316,8 @@ def split(value: str, separator: str) -> list[str]:
         place += 1
     parts.append(value[start:])
     if separator == ",":
-        parts = re.split(r"\s*,?\s*\b(?:and|or)\b\s*", value) if len(parts) == 1 else parts
+        parts = [piece for part in parts for piece in JOINED.split(part)]
+        parts = parts[:-2] + parts[-1:] if len(parts) > 2 and not parts[-2].strip() else parts
         parts = [both for part in parts for both in plus_and_minus(part)]
     return parts
 
@@ -195,38 +332,16 @@ def brackets(value: str) -> tuple[str, str]:
     """The pair of brackets around the whole value, as `(]`, and what is inside; no ends if there is no such pair."""
     if value.startswith("\\{") and value.endswith("\\}"):
         return "\\{", value[2:-2]
-    if value[:1] in ("(", "[") and value[-1:] in (")", "]"):
+    if value[:1] in ("(", "[") and value[-1:] in (")", "]") and closes_at_the_end(value):
         return value[0] + value[-1], value[1:-1]
     return "", value
 
 
-def as_number(value: str) -> Fraction | None:
-    """The rational number that is written there, if that is all there is."""
-    value = squeeze(value)
-    value = value[1:] if value.startswith("+") else value
-    if len(value) > MAX_DIGITS:
-        return None
-    readers: list[tuple[re.Pattern[str], Callable[[re.Match[str]], Fraction]]] = [
-        (DECIMAL, lambda match: Fraction(match[0].rstrip(".") or "0")),
-        (RATIO, lambda match: sign(match) * Fraction(int(match[2] or match[4]), int(match[3] or match[5]))),
-        (
-            MIXED,
-            lambda match: (
-                sign(match) * (int(match[2]) + Fraction(int(match[3] or match[5]), int(match[4] or match[6])))
-            ),
-        ),
-        (GROUPED, lambda match: Fraction(match[0].replace(" ", ""))),
-        (SCIENTIFIC, lambda match: Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3])),
-    ]
-    for pattern, read in readers:
-        if match := pattern.fullmatch(value):
-            try:
-                return read(match)
-            except ZeroDivisionError as error:
-                raise Unreadable("A division by zero.") from error
-    return None
-
-
-def sign(match: re.Match[str]) -> int:
-    """Of a number whose first group is its minus."""
-    return -1 if match[1] else 1
+def closes_at_the_end(value: str) -> bool:
+    """Whether the bracket that opens a value closes where it ends: not so in `(1,2),(3,4)`."""
+    depth = 0
+    for place, sign in enumerate(value):
+        depth += (sign in OPEN) - (sign in CLOSE)
+        if depth == 0:
+            return place == len(value) - 1
+    return False

@@ -5,7 +5,7 @@ milliseconds a formula and reads `(2)(3)` as 5; ours (formula.py) takes a tenth 
 
     what may be written   listed LaTeX commands; bounded length, digits and exponents, no tower of numbers, factorials
                           of small numbers. Anything else is unreadable: a completion must not be able to order work
-    constants             both to 30 digits, equal within 1e-12 of the larger; no rounding to so many decimals, for then
+    constants             both to 60 digits, equal within 1e-25 of the larger; no rounding to so many decimals, for then
                           every small number would be 0
     with variables        the same at points on both sides of zero: two formulas that agree there are one, and no
                           simplification can run for minutes
@@ -17,15 +17,16 @@ math-verify's own time limits are off: they use SIGALRM, which does not end a lo
 import gc
 import logging
 import re
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
+from actor.answer_text import Unreadable
 from actor.formula import Formula, read_formula
 from actor.formula_value import Unsure, Values
-from actor.math_answer import Unreadable
 
 COMMANDS = re.compile(
     "frac|sqrt|cdot|times|div|pm|mp|pi|infty|cup|cap|in|le|ge|neq?|lt|gt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan"
@@ -40,12 +41,14 @@ TOWER = re.compile(r"\^\s*\{[^{}A-Za-z]*\^|\^\s*[0-9A-Za-z]\s*\^|\^\s*\{[^{}]*\{
 FACTORIAL = re.compile(r"[^0-9]!|(?<![0-9])!|[0-9]{4}!|!\s*!|[0-9]{3}\s+!")
 LARGE_BINOMIAL = re.compile(r"\\binom\s*\{[^{}]*[0-9]{4}|\\binom\s*\{[^{}]*\}\s*\{[^{}]*[0-9]{4}")
 SIDE_BY_SIDE = re.compile(r"[0-9)]\s*\(\s*(?:[0-9]+|\\frac[^()]*)\)|\(\s*[0-9]+\s*\)\s*[0-9]|[0-9]\s+[0-9]")
-REFUSED = (LONG_NUMBER, LARGE_EXPONENT, TOWER, FACTORIAL, LARGE_BINOMIAL)
+# A prime is a foot, a minute or a derivative; zero to the zeroth has no one value.
+PRIME = re.compile(r"'|\\prime|(?<![0-9.}])0\s*\^\s*\{?\s*0")
+REFUSED = (PRIME, LONG_NUMBER, LARGE_EXPONENT, TOWER, FACTORIAL, LARGE_BINOMIAL)
 POINTS = ("0.7390851", "-1.3217953", "2.1170428", "-0.4128331", "3.7159642", "-2.2360147", "1.1592653", "0.2713289")
 NUM_TRIALS = 3
-DIGITS = 30
-TOLERANCE = sympy.Float("1e-12", DIGITS)
-NOISE = sympy.Float("1e-25", DIGITS)
+DIGITS = 60
+TOLERANCE = sympy.Float("1e-25", DIGITS)
+NOISE = sympy.Float("1e-40", DIGITS)
 VALUES = Values()
 CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
 
@@ -64,10 +67,10 @@ def warm_up() -> None:
 
 def formulas_equal(gold: str, given: str) -> bool:
     """Whether both have one value; Unreadable if the given one is no formula."""
-    refuse(given)
     verdict = same_values(gold, given)
     if verdict is not None:
         return verdict
+    refuse(given)
     if SIDE_BY_SIDE.search(given):
         raise Unreadable("The final answer holds two numbers side by side: a sum to some readers, a product to others.")
     expression, other = read(gold), read(given)
@@ -78,6 +81,16 @@ def formulas_equal(gold: str, given: str) -> bool:
     plain = isinstance(expression, sympy.Expr) and isinstance(other, sympy.Expr)
     verdict = same_everywhere(expression, other) if plain else None
     return bool(verify(expression, other, timeout_seconds=None)) if verdict is None else verdict
+
+
+def value_of_constant(written: str) -> Fraction | None:
+    """The value of a formula without letters, to some fifty digits; None if our own reader cannot tell it."""
+    formula = read_formula(written)
+    try:
+        value = formula.value(VALUES, {}) if formula and not formula.letters else None
+    except Unsure:
+        return None
+    return VALUES.as_fraction(value)
 
 
 def refuse(given: str) -> None:

@@ -39,7 +39,8 @@ def judge(verifier: VerifierConfig) -> Judge:
     if verifier.kind == "callable":
         function = load_reward_function(verifier.function)
         return lambda jobs: score_with(function, jobs)
-    return lambda jobs: [score_job(verifier.kind, job, strict=verifier.strict) for job in jobs]
+    kind, strict, digits = verifier.kind, verifier.strict, verifier.rounded_digits
+    return lambda jobs: [score_job(kind, job, strict=strict, rounded_digits=digits) for job in jobs]
 
 
 def named(spec: str) -> Judge:

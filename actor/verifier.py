@@ -6,6 +6,8 @@ r"""The built-in verifiers: pure functions from a text and a gold answer to a ve
     math    number, list or formula            in the last \boxed{}
             (math_answer.py)
 
+`verifier.rounded_digits` lets `math` take a rounded decimal for the gold answer; the strict form never does.
+
 Without `strict` the final answer is looked for in the places of final_answer.py, in their order of trust. The gold
 answer of `gsm8k` and `exact` is plain (`18`) or in GSM8K format (`... #### 18`); one that cannot be read is an error of
 the data, not of the model.
@@ -17,19 +19,20 @@ exploit, so what is not plainly the answer is wrong or unparsable. Every pattern
 
 from collections.abc import Callable
 
-from actor.final_answer import boxed_answers, counted, final_answers
-from actor.math_answer import Unreadable, equals_gold
+from actor.answer_text import Unreadable
+from actor.final_answer import boxed_answers, counted, final_answers, marked_number
+from actor.math_answer import equals_gold
 from actor.number_answer import is_number, whole_text
 from actor.verdict import ScoreJob, Verdict, fault
 from protocol.outcome import Outcome
 from shared.config import VerifierKind
-from shared.gold_number import gold_number, numbers_in, on_marked_line
+from shared.gold_number import gold_number, numbers_in
 
 MAX_CHARS = 1_000_000
 Reader = Callable[[str], list[str]]
 
 
-def score_job(kind: VerifierKind, job: ScoreJob, *, strict: bool) -> Verdict:
+def score_job(kind: VerifierKind, job: ScoreJob, *, strict: bool, rounded_digits: int = 0) -> Verdict:
     """The verdict on one completion."""
     if job.truncated:
         return fault(Outcome.TRUNCATED, "")
@@ -38,14 +41,16 @@ def score_job(kind: VerifierKind, job: ScoreJob, *, strict: bool) -> Verdict:
     text, answer = counted(job.completion[: MAX_CHARS + 1]), job.columns["answer"]
     match kind:
         case "gsm8k":
-            return score_number(text, answer, on_marked_line if strict else final_answers)
+            return score_number(text, answer, marked_number if strict else final_answers)
         case "math":
-            return score_math(text, answer, boxed_answers if strict else final_answers)
+            if strict:
+                return score_math(text, answer, boxed_answers)
+            return score_math(text, answer, rounded_digits=rounded_digits)
         case _:
             return score_number(text, answer, whole_text if strict else final_answers)
 
 
-def score_math(text: str, answer: str, read: Reader = final_answers) -> Verdict:
+def score_math(text: str, answer: str, read: Reader = final_answers, *, rounded_digits: int = 0) -> Verdict:
     """By the final answer as a formula."""
     if not answer.strip():
         return fault(Outcome.ERROR, "The gold answer is empty; mend the data's answer column.")
@@ -55,7 +60,7 @@ def score_math(text: str, answer: str, read: Reader = final_answers) -> Verdict:
     if not given:
         return fault(Outcome.UNPARSABLE, "")
     try:
-        right = equals_gold(given, answer)
+        right = equals_gold(given, answer, rounded_digits)
     except MemoryError:
         # Not the verifier's fault, and not an error that should stop a run: the completion asked for too much.
         return fault(Outcome.TIMEOUT, "Comparing the final answer took more memory than verifier.memory_mb.")

@@ -183,6 +183,10 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     strict: bool = False
     """Trust one form alone: `gsm8k` the number right after the last `####`, `math` the last box, `exact` the number and
     nothing else."""
+    rounded_digits: Annotated[int, Meta(ge=0, le=30)] = 0
+    """For `math` without `strict`: a decimal of at least so many significant digits, none of them a leading zero, is
+    the gold answer if it is that rounded to its decimals: 3 accepts 0.333 for 1/3, but not 0.33 or 0.334. 0 accepts
+    exact values only."""
     function: str = ""
     """For `callable`: `path/to/file.py:name`, a function with TRL's reward signature."""
     rewards: dict[str, float] = msgspec.field(default_factory=dict[str, float])

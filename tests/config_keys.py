@@ -55,6 +55,7 @@ PINNED: dict[str, object] = {
     "actor.max_sequences": 0,
     "verifier.kind": "gsm8k",
     "verifier.strict": False,
+    "verifier.rounded_digits": 0,
     "verifier.function": "",
     "verifier.rewards": {},
     "verifier.workers": 1,

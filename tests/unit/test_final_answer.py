@@ -1,6 +1,7 @@
 """Which part of a completion counts, and what is taken from it as the final answer."""
 
 import contextlib
+import time
 
 import pytest
 
@@ -57,7 +58,15 @@ def test_it_holds_for_every_builtin_verifier(kind: VerifierKind) -> None:
         ("#### **Step 3:** add\nIt is \\boxed{2}", ["2"]),
         ("\\boxed{2}\n#### x", ["x"]),
         ("\\boxed{2}\n####", ["2"]),
-        ("#### 3\nAnswer: 4", ["3"]),
+        ("#### 3\nAnswer: 4", ["3", "4"]),
+        ("#### 3\nThe answer is plausible", ["3"]),
+        ("\\boxed{3}. Actually 4", ["3", "4"]),
+        ("we get \\sqrt3 then", ["\\sqrt3"]),
+        ("so $\\frac13 $.", ["\\frac13 "]),
+        ("it is .4", [".4"]),
+        ("The largest $n$ is 34.", ["34"]),
+        ("$\\boxed{1}\\quad\\text{and}\\quad\\boxed{2}$", ["1", "2"]),
+        ("\\\\boxed{\\\\frac{1}{2}}", ["\\frac{1}{2}"]),
         ("Answer: 4\nwhich is $5$", ["4"]),
         ("Answer: 4. Or 5.", ["4", "5"]),
         ("The answer is $x$ or $y$.", ["x", "y"]),
@@ -70,6 +79,39 @@ def test_it_holds_for_every_builtin_verifier(kind: VerifierKind) -> None:
 )
 def test_the_final_answer_in_order_of_trust(text: str, answers: list[str]) -> None:
     assert final_answers(text) == answers
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1" + " " * 100_000 + "x 2",
+        "1" + "$" * 100_000 + "x 2",
+        "1" + ", " * 50_000 + "x 2",
+        r"1\quad" + r"\quad" * 20_000 + "x 2",
+        r"\boxed{1}" + " " * 100_000 + "x",
+        r"\boxed{1}" + "$ " * 50_000 + r"is\boxed{2}",
+        "42" + " " * 100_000 + "%",
+        "42" + ")" * 100_000 + "k",
+        "1+" * 50_000 + r"\sqrt",
+        "x" + "^2" * 50_000,
+        "$ 1" * 30_000,
+        "- 42 is " * 12_000,
+        "Answer: 1 " * 10_000 + "Actually " * 10_000,
+        "#### 42\n" + "Wait 1 " * 14_000,
+        r"\text{and" * 10_000,
+        "1" + r"\text{and" * 10_000 + "2",
+    ],
+    ids=lambda text: text[:12] + text[-4:],
+)
+def test_every_pattern_takes_linear_time(text: str) -> None:
+    start = time.process_time()
+    kinds: tuple[VerifierKind, ...] = ("gsm8k", "exact", "math")
+    columns = {"answer": "42"}
+    job = ScoreJob(prompt="", completion=text, completion_ids=[], truncated=False, columns=columns)
+    for kind in kinds:
+        for strict in (False, True):
+            score_job(kind, job, strict=strict)
+    assert time.process_time() - start < 3.0
 
 
 def test_in_workers_an_order_of_work_costs_only_itself() -> None:

@@ -9,9 +9,9 @@ import mpmath
 import pytest
 import sympy
 
+from actor.answer_text import Unreadable
 from actor.formula import read_formula
 from actor.formula_value import Unsure, Values
-from actor.math_answer import Unreadable
 from actor.math_equality import formulas_equal, read, same_values
 
 VALUES = Values()
@@ -40,7 +40,7 @@ def value(written: str) -> complex:
         ("4(-2)", -8),
         ("\\frac{x}{2}y", 1.7 / 2 * -0.6),
         ("xy", 1.7 * -0.6),
-        ("XY", 1.7 * -0.6),
+        ("xy", 1.7 * -0.6),
         ("x(y+1)", 1.7 * 0.4),
         ("3x^2y", 3 * 1.7**2 * -0.6),
         ("6 \\div 3", 2),

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from actor.final_answer import counted
-from actor.verifier import score_math
+from actor.verdict import ScoreJob
+from actor.verifier import score_job, score_math
 from protocol.outcome import Outcome
 
 MATH500 = Path(__file__).resolve().parents[3] / "shared" / "data" / "math500" / "test.jsonl"
@@ -98,8 +99,67 @@ def test_a_true_answer_is_correct_in_every_spelling(text: str, gold: str) -> Non
     assert (verdict.outcome, verdict.score) == (Outcome.CORRECT, 1.0), verdict
 
 
+ROUNDED = [
+    ("0.333", r"\frac{1}{3}", 3),
+    ("0.33", r"\frac{1}{3}", 2),
+    ("-0.333", r"-\frac13", 3),
+    ("1.414", r"\sqrt{2}", 4),
+    ("(0.6, 2.667)", r"(\frac35, \frac83)", 3),
+    (r"\frac{100}{3}", "33.3", 3),
+    ("33.33", "33.333", 3),
+    (r"\begin{pmatrix}0.33\\0.2\end{pmatrix}", r"\begin{pmatrix}1/3\\1/5\end{pmatrix}", 2),
+]
+NOT_ROUNDED = [
+    ("0.333", r"\frac{1}{3}", 0),
+    ("0.333", r"\frac{1}{3}", 4),
+    ("0.334", r"\frac{1}{3}", 3),
+    ("0.0", r"\frac{1}{1000}", 1),
+    ("0", r"\frac{1}{1000}", 1),
+    ("1.415", r"\sqrt{2}", 4),
+    ("33", r"\frac{100}{3}", 2),
+    ("0.33%", r"\frac{1}{3}", 2),
+]
+
+
+@pytest.mark.parametrize(("given", "gold", "digits"), ROUNDED)
+def test_a_rounded_decimal_is_the_gold_answer_only_by_leave_and_never_strictly(
+    given: str, gold: str, digits: int
+) -> None:
+    columns = {"answer": gold}
+    text = f"\\boxed{{{given}}}"
+    job = ScoreJob(prompt="", completion=text, completion_ids=[], truncated=False, columns=columns)
+    assert score_job("math", job, strict=False, rounded_digits=digits).outcome is Outcome.CORRECT
+    assert score_job("math", job, strict=False).outcome is Outcome.WRONG
+    assert score_job("math", job, strict=True, rounded_digits=digits).outcome is Outcome.WRONG
+
+
+@pytest.mark.parametrize(("given", "gold", "digits"), NOT_ROUNDED)
+def test_a_decimal_of_other_digits_or_too_few_is_not_the_gold_answer(given: str, gold: str, digits: int) -> None:
+    assert score_math(f"\\boxed{{{given}}}", gold, rounded_digits=digits).outcome is Outcome.WRONG
+
+
 @pytest.mark.parametrize(
-    "filler", ["\\boxed{", "}", "$", "$1", "1,", "#### ", "Answer: ", "{", "\\", "\\(", "\\[", "1 or "]
+    "filler",
+    [
+        "\\boxed{",
+        "}",
+        "$",
+        "$1",
+        "1,",
+        "#### ",
+        "Answer: ",
+        "{",
+        "\\",
+        "\\(",
+        "\\[",
+        "1 or ",
+        "x^",
+        "\\pi ",
+        "1+",
+        "$ ",
+        "-$",
+        "is not ",
+    ],
 )
 def test_time_grows_with_the_length_only(filler: str) -> None:
     start = time.process_time()

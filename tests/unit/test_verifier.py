@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from actor.final_answer import final_answers
+from actor.final_answer import final_answers, marked_number
 from actor.number_answer import whole_text
 from actor.verdict import ScoreJob, Verdict
 from actor.verifier import MAX_CHARS, score_job, score_number
 from protocol.messages import Outcome
 from shared.config import VerifierKind
-from shared.gold_number import on_marked_line
 
 GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k" / "test.jsonl"
 
@@ -79,7 +78,8 @@ GSM8K_TABLE = [
     ("#### 18e2", "18", WRONG),
     ("#### 18 m2", "18", WRONG),
     ("#### 41 = 42", "42", WRONG),
-    ("#### 18\nActually 19", "18", CORRECT),
+    ("#### 18\nActually 19", "18", WRONG),
+    ("#### 18\nThat is 9 + 9.", "18", CORRECT),
     # what stands before the number
     ("#### The answer is 18", "18", UNPARSABLE),
     ("#### not 18", "18", UNPARSABLE),
@@ -100,7 +100,7 @@ GSM8K_TABLE = [
     # digits of other scripts are not ours to read
     ("#### \u0661\u0668", "18", UNPARSABLE),
     ("#### \uff11\uff18", "18", UNPARSABLE),
-    ("#### 18\u00b2", "18", CORRECT),
+    ("#### 18\u00b2", "18", WRONG),
     # gold answers
     ("#### 18", "She has 9 + 9 = <<9+9=18>>18.\n#### 18", CORRECT),
     ("#### 1234", "So 1,234.\n#### 1,234", CORRECT),
@@ -198,7 +198,7 @@ LENIENT_TABLE = [
 
 def score_gsm8k(text: str, answer: str) -> Verdict:
     """The strict form."""
-    return score_number(text, answer, on_marked_line)
+    return score_number(text, answer, marked_number)
 
 
 def score_exact(text: str, answer: str) -> Verdict:
