@@ -36,6 +36,8 @@ SPELLINGS = [
     (re.compile(r"(?<=[0-9])\{,\}(?=[0-9])"), "."),
     (re.compile(r"\.\.\.+|\\(?:dots|cdots)(?![A-Za-z])"), r"\\ldots "),
     (re.compile(r"\\varnothing(?![A-Za-z])|\\\{ *\\\}"), r"\\emptyset "),
+    (re.compile(r"\\begin\{array\} *\{[clr| ]*\}"), r"\\begin{matrix}"),
+    (re.compile(r"\\end\{array\}"), r"\\end{matrix}"),
     (re.compile(r"!=|\\not *="), r"\\ne "),
     (re.compile(r"\\neq(?![A-Za-z])"), r"\\ne "),
     (re.compile(r"\\(?:approxeq|simeq|doteq)(?![A-Za-z])"), r"\\approx "),
@@ -50,7 +52,7 @@ SPELLINGS = [
     (re.compile(r"(\\frac *\{[^{}]*\}) *([0-9A-Za-z])"), r"\1{\2}"),
     (re.compile(r"\\sqrt *([0-9A-Za-z])"), r"\\sqrt{\1}"),
     (re.compile(r"(?<![\^_0-9A-Za-z} ])([0-9]+)\{([0-9]+)\}"), r"\1\2"),
-    (re.compile(r"\\(?:mbox|textbf|textit|textrm|mathrm|mathbf|operatorname) *\{"), r"\\text{"),
+    (re.compile(r"\\(?:mbox|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|operatorname) *\{"), r"\\text{"),
     (re.compile(r"\\(?:ge|geq|geqslant)(?![A-Za-z])"), r"\\ge "),
     (re.compile(r"\\(?:le|leq|leqslant)(?![A-Za-z])"), r"\\le "),
     (re.compile(r"\\lbrace(?![A-Za-z])"), r"\\{"),
@@ -68,7 +70,8 @@ BASE = re.compile(r"([0-9A-Fa-f]+)_\{?([0-9]+)\}?")
 MEMBER = re.compile(r"^[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 SET_BUILDER = re.compile(r"\\\{ *[A-Za-z](?: *\\in *\\mathbb *\{?R\}?)? *(?:\\mid|\||:) *(.*[<>=lgn].*)\\\}")
 REALS = re.compile(r"\\mathbb *(?:R|\{R\}) *")
-GROUPED = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+INNER_DOLLAR = re.compile(r"(?<=[0-9}])\$(?= )")
+GROUPED = re.compile(r"-?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 # Words that make another value of the number or formula behind them, or before them.
 CHANGED_BEFORE = re.compile(
     r"(?:\b(?:not|never|neither|nor|except|anything but|other than|(?:less|more|fewer|greater|larger|smaller) than"
@@ -86,7 +89,10 @@ CHANGED_BEHIND = re.compile(
 )
 # Signs that change a number behind them. What may be behind one: a short unit, closing signs, then a word or nothing.
 SIGN_BEFORE = re.compile("[<>~!\u00ac\u2010-\u2014\u2200-\u22ff\uff0d]\\s?$|[0-9][a-z] ?[-+*/] ?$")
-SHORT_UNITS = "km|cm|mm|m|kg|mg|g|lbs?|oz|ft|in|ml|l|hrs?|h|mins?|s|mph|am|pm|st|nd|rd|th|cents?|dollars?"
+SHORT_UNITS = (
+    "(?:km|cm|mm|m|ft|in)(?:[\u00b2\u00b3]|\\^[23])"
+    "|km|cm|mm|m|kg|mg|g|lbs?|oz|ft|in|ml|l|hrs?|h|mins?|s|mph|am|pm|st|nd|rd|th|cents?|dollars?"
+)
 NO_SIGN = "\u00ac-\u00af\u00b1-\u2012\u2015-\u2017\u2020-\u209f\u20d0-\U0010ffff"
 BEHIND = re.compile(
     rf"(?:{SHORT_UNITS})?(?![A-Za-z0-9])-?(?![0-9+/^<>~|&@#_'{NO_SIGN}])(?:[\s*$)}}\]\"]|\\[,;: ])*+"
@@ -134,6 +140,7 @@ def read_answer(written: str) -> Answer:
         written = pattern.sub(spelling, written)
     value = MEMBER.sub("", WRAPPING.sub("", written))
     value = "(-\\infty,\\infty)" if REALS.fullmatch(value) else SET_BUILDER.sub(r"\1", value)
+    value = INNER_DOLLAR.sub("", value)
     value, percent = strip(PERCENT, value)
     value, degrees = strip(DEGREES, value)
     value, unit = take_unit(value)

@@ -32,7 +32,7 @@ FORMULA = re.compile(
     r"(?<!\\)\$\$(?P<display>[^$]{1,2000})\$\$"
     # With a blank inside its dollars, only what holds no words: `$5 and $` is no formula.
     r"|(?<![\\\w])\$(?!\s)(?P<inline>[^$\n]{1,500})(?<![\s\\])\$(?!\d)"
-    r"|(?<![\\\w])\$(?P<wide>(?:\\[A-Za-z]++|\\[^A-Za-z]|[A-Za-z](?![A-Za-z])|[^$\\A-Za-z]){1,500}+)(?<!\\)\$(?!\d)"
+    r"|(?<![\\\w])\$(?P<wide>(?:\\(?:begin|end)\{[a-z]{1,9}\}(?:\{[clr|]{1,9}\})?|\\[A-Za-z]++|\\[^A-Za-z]|[A-Za-z](?![A-Za-z])|[^$\\A-Za-z]){1,500}+)(?<!\\)\$(?!\d)"
     r"|\\\((?P<round>[^\n]{1,500}?)\\\)"
     r"|\\\[(?P<square>.{1,2000}?)\\\]"
     r"|(?P<tuple>[(\[](?![0-9]{1,3}(?:,[0-9]{3})+\)) ?(?:[-0-9./]{1,20}|[a-z])"
@@ -47,20 +47,20 @@ FORMULA = re.compile(
 )
 PLAIN_NUMBER = re.compile(
     r"(?:(?<![0-9A-Za-z.)])[-\u2212])?\\?[$\u20ac\u00a3]?(?<![0-9A-Za-z.])"
-    r"(?:[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]+)?|\.[0-9]++)(?:/[0-9]++)?(?:[ \t]*+\\?%)?"
+    r"(?:[0-9]++(?:,[0-9]{3})*+(?:,[0-9]{1,2}(?![0-9,])|\.[0-9]+)?|\.[0-9]++)(?:/[0-9]++)?(?:[ \t]*+\\?%)?"
 )
 SENTENCE_END = re.compile(r"[.!?](?=[\s*]|$)")
 HEADING = re.compile(r"\**[A-Za-z]|\**[0-9]+[.):][ \t]+\**[A-Za-z]")
 BETWEEN_LISTED = re.compile(
     r"(?:[\s,;$*.&]|\\(?:quad|qquad)(?![A-Za-z])|\\[,;: ]|\\[()\[\]]|\\text\s*+\{[^{}]*\b(?:and|or)\b[^{}]*\})*+"
-    r"(?:\b(?:and|or)\b)?[\s,;$*]*+(?:\\[(\[])?",
+    r"(?:\b(?:and|or)\b)?[\s,;$*]*+(?:\\[(\[])?\s*+(?:[A-Za-z](?:_\{?[0-9A-Za-z]\}?)?\s*+=\s*+)?",
     re.IGNORECASE,
 )
 DENIED = re.compile(r"[\s$*)\\\]]*+(?:is|was)(?:n't|\s++(?:not|wrong|incorrect|false))\b[^.\n]*+", re.IGNORECASE)
 TAKEN_BACK = re.compile(r"\b(?:actually|correction|wait|sorry|oops|on second thought)\b", re.IGNORECASE)
 VALUE_AHEAD = re.compile(r"[\s:*]*+(?:[A-Za-z]\s*=)?[\s$(\\]*+[-+]?[0-9.$\\]")
 NAMES_A_VALUE = re.compile(r"(?<!\\)(?<![A-Za-z])[0-9A-Za-z]|\\(?!boxed|fbox)[A-Za-z]")
-A_NAME = re.compile(r"[A-Za-z]{1,8}")
+A_NAME = re.compile(r"[A-Za-z]{1,8}(?:_\{?[0-9A-Za-z]\}?)?(?:\([a-z]\))?")
 
 
 def counted(text: str) -> str:

@@ -7,7 +7,7 @@ math_equality.py.
 import re
 
 RELATION = re.compile(r"\\(?:le|ge|lt|gt)(?![A-Za-z])|[<>]=?")
-LETTER = re.compile(r"[A-Za-z]|\\(?:theta|alpha|beta|lambda|mu)")
+LETTER = re.compile(r"[A-Za-z](?:\([a-z]\))?|\\(?:theta|alpha|beta|lambda|mu)")
 JOINED = re.compile(r",?\s*\bor\b|\\(?:cup|lor|vee)(?![A-Za-z])")
 
 

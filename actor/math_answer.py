@@ -23,12 +23,13 @@ from fractions import Fraction
 from itertools import pairwise
 
 from actor.answer_text import Answer, Unreadable, read_answer
+from actor.final_answer import boxed_answers
 from actor.inequality import as_intervals
 from actor.written_number import DECIMAL, as_number, squeeze
-from shared.boxes import boxes
 
 MAX_CHARS = 500
-DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})")
+DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})|(-?0),([0-9]+)")
+GOLD_COMMA = re.compile(r"(-?0),([0-9]{2,})")
 EQUALS = re.compile(r"(?<![<>!:\\])=")
 APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])")
 ONE_NAME = (
@@ -40,14 +41,14 @@ ONE_NAME = (
 NAME = re.compile(rf"{ONE_NAME}(?: *[+:] *{ONE_NAME})*+|\( *[A-Za-z](?: *, *[A-Za-z])+ *\)")
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-MATRIX = re.compile(r"\(?\\begin\{([pbvBV]?)matrix\}(.*)\\end\{\1matrix\}\)?")
+MATRIX = re.compile(r"[(\[]?\\begin\{([pbvBV]?)matrix\}(.*)\\end\{\1matrix\}[)\]]?")
 ROW_END = re.compile(r"(?:\\\\)+")
 COMMAND = re.compile(r"\\(?:begin|end)\{[a-z]+\}|\\[A-Za-z]+")
 # Letters without a vowel are no word but a product, and so are those of abc.
 PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{3}|[a-c]{3}")
 FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "oo"}
 WORDS_AND_NUMBERS = re.compile(r"[a-z]+[+#]*|-?[0-9]+(?:\.[0-9]+)?|[a-z]+")
-JOINED = re.compile(r"\s*;\s*|\s*\b(?:and|or)\b\s*|\s*\\(?:lor|vee)(?![A-Za-z])\s*")
+JOINED = re.compile(r"\s*\b(?:and|or)\b\s*|\s*\\(?:lor|vee)(?![A-Za-z])\s*")
 # Bare braces group and are not shown.
 BRACED = re.compile(r"(?<!\\)\{[^{}]*,[^{}]*\}")
 VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-df-hj-z](?![A-Za-z])|[A-Z]{2,3}(?![A-Za-z])")
@@ -62,7 +63,7 @@ def equals_gold(answers: list[str], gold: str, rounded_digits: int = 0) -> bool:
     if any(len(answer) > MAX_CHARS for answer in answers):
         raise Unreadable(f"A final answer longer than {MAX_CHARS} characters.")
     comparison = Comparison(rounded_digits)
-    expected = read_answer(", ".join(content for _, _, content in boxes(gold)) or gold)
+    expected = read_answer(", ".join(boxed_answers(gold)) or gold)
     # Several ways of writing one value are one answer; several values can only be a list.
     if len(answers) > 1 and all(comparison.same(expected, read_answer(answer)) for answer in answers):
         return True
@@ -117,12 +118,14 @@ class Comparison:
 
     def same_comma(self, gold: str, given: str) -> bool | None:
         """A decimal comma, where the gold answer is one number and not whole; None where there is none."""
+        if gold_comma := GOLD_COMMA.fullmatch(gold):
+            return self.same_value(".".join(gold_comma.groups()), given)
         comma = DECIMAL_COMMA.fullmatch(given)
         number = as_number(gold) if comma else None
         return (
             None
             if not comma or number is None or number.denominator == 1
-            else self.same_value(gold, ".".join(comma.groups()))
+            else self.same_value(gold, ".".join(filter(None, comma.groups())))
         )
 
     def same_rounded(self, gold: str, given: str) -> bool | None:
@@ -309,7 +312,7 @@ def split(value: str, separator: str) -> list[str]:
     value = value[1:-1] if BRACED.fullmatch(value) else value
     while place < len(value):
         depth += (value[place] in OPEN) - (value[place] in CLOSE)
-        if depth == 0 and value.startswith(separator, place):
+        if depth == 0 and (value.startswith(separator, place) or (separator == "," and value[place] == ";")):
             parts.append(value[start:place])
             start = place = place + len(separator)
             continue
