@@ -65,11 +65,13 @@ DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree|\\text\{ *degrees?
 TEXT_UNIT = re.compile(r"(?<=[0-9})])\s*\\text\{([^{}]*)\}(\s*\^\s*\{?[0-9]\}?)?$")
 PROSE_UNIT = re.compile(
     r"(?<=[0-9}])\s+([A-Za-z]{2,}(?:[ /-][A-Za-z]+){0,2})$|(?<=[0-9]) ?((?:cm|mm|km|m)\^\{?[23]\}?)$"
+    r"|(?<=[0-9])((?:km|cm|mm|kg|ml|mph|ft|lbs?)|[a-z]{4,})$"
 )
 BASE = re.compile(r"([0-9A-Fa-f]+)_\{?([0-9]+)\}?")
 MEMBER = re.compile(r"^[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 SET_BUILDER = re.compile(r"\\\{ *[A-Za-z](?: *\\in *\\mathbb *\{?R\}?)? *(?:\\mid|\||:) *(.*[<>=lgn].*)\\\}")
 REALS = re.compile(r"\\mathbb *(?:R|\{R\}) *")
+LONE_EQUALS = re.compile(r"^=\s*(?=[^=]+$)")
 INNER_DOLLAR = re.compile(r"(?<=[0-9}])\$(?= )")
 GROUPED = re.compile(r"-?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 # Words that make another value of the number or formula behind them, or before them.
@@ -140,6 +142,7 @@ def read_answer(written: str) -> Answer:
         written = pattern.sub(spelling, written)
     value = MEMBER.sub("", WRAPPING.sub("", written))
     value = "(-\\infty,\\infty)" if REALS.fullmatch(value) else SET_BUILDER.sub(r"\1", value)
+    value = LONE_EQUALS.sub("", value)
     value = INNER_DOLLAR.sub("", value)
     value, percent = strip(PERCENT, value)
     value, degrees = strip(DEGREES, value)
@@ -168,7 +171,7 @@ def take_unit(value: str) -> tuple[str, str]:
     """A unit at the end, behind a number, apart."""
     for pattern in (TEXT_UNIT, PROSE_UNIT):
         match = pattern.search(value)
-        if match and not NO_UNIT.search(match[1]):
+        if match and not NO_UNIT.search(match[0]):
             unit = " ".join("".join(group or "" for group in match.groups()).lower().split())
             return value[: match.start()].rstrip(), unit.removesuffix("s").replace("{", "").replace("}", "")
     return value, ""

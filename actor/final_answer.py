@@ -47,7 +47,12 @@ FORMULA = re.compile(
 )
 PLAIN_NUMBER = re.compile(
     r"(?:(?<![0-9A-Za-z.)])[-\u2212])?\\?[$\u20ac\u00a3]?(?<![0-9A-Za-z.])"
-    r"(?:[0-9]++(?:,[0-9]{3})*+(?:,[0-9]{1,2}(?![0-9,])|\.[0-9]+)?|\.[0-9]++)(?:/[0-9]++)?(?:[ \t]*+\\?%)?"
+    r"(?:[0-9]++ [0-9]++(?=/)|[0-9]++(?:,[0-9]{3})*+(?:,[0-9]{1,2}(?![0-9,])|\.[0-9]+)?|\.[0-9]++)"
+    r"(?:/[0-9]++)?(?:[ \t]*+\\?%)?"
+)
+# A text that is only this is taken whole: digits in groups, or a sum.
+WHOLE_TEXT = re.compile(
+    r"\s*+[-+]?[0-9]{1,3}(?: [0-9]{3})++(?: [0-9]+/[0-9]+)?\s*+|\s*+[0-9/.]{1,20} ?\+ ?[0-9/.]{1,20}\s*+"
 )
 SENTENCE_END = re.compile(r"[.!?](?=[\s*]|$)")
 HEADING = re.compile(r"\**[A-Za-z]|\**[0-9]+[.):][ \t]+\**[A-Za-z]")
@@ -146,6 +151,8 @@ def without_names(named: list[str]) -> list[str]:
 
 def last_named(text: str) -> list[str]:
     """The last formula or number and those listed beside it; with the words beside it, if those change it."""
+    if WHOLE_TEXT.fullmatch(text):
+        return [text.strip()]
     found = items(text)
     if not found:
         return []

@@ -259,8 +259,9 @@ def is_rounded(exact: str, decimal: str, digits: int) -> bool:
 
 
 def one_name(given: str, gold: str) -> bool:
-    """Whether two names are one, `x_1` and `x_{1}`."""
-    return NOT_IN_A_NAME.sub("", given) == NOT_IN_A_NAME.sub("", gold)
+    """Whether two names are one: `x_1` and `x_{1}`, `y` and `f(x)`."""
+    names = {NOT_IN_A_NAME.sub("", given), NOT_IN_A_NAME.sub("", gold)}
+    return len(names) == 1 or names == {"y", "f(x)"}
 
 
 def is_beside(side: str, gold: str) -> bool:

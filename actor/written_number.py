@@ -35,12 +35,7 @@ def as_number(value: str) -> Fraction | None:
     readers: list[tuple[re.Pattern[str], Callable[[re.Match[str]], Fraction]]] = [
         (DECIMAL, lambda match: Fraction(match[0].rstrip(".") or "0")),
         (RATIO, lambda match: sign(match) * Fraction(int(match[2] or match[4]), int(match[3] or match[5]))),
-        (
-            MIXED,
-            lambda match: (
-                sign(match) * (int(match[2]) + Fraction(int(match[3] or match[5]), int(match[4] or match[6])))
-            ),
-        ),
+        (MIXED, mixed),
         (GROUPED, lambda match: Fraction(match[0].replace(" ", ""))),
         (EXPONENT, lambda match: Fraction(match[1]) * Fraction(10) ** int(match[2])),
         (REPEATING, repeating),
@@ -59,6 +54,14 @@ def as_number(value: str) -> Fraction | None:
 def sign(match: re.Match[str]) -> int:
     """Of a number whose first group is its minus."""
     return -1 if match[1] else 1
+
+
+def mixed(match: re.Match[str]) -> Fraction:
+    """Of a whole number and a fraction below one. `11 7/6` is two numbers side by side."""
+    fraction = Fraction(int(match[3] or match[5]), int(match[4] or match[6]))
+    if fraction >= 1:
+        raise Unreadable("A mixed number whose fraction is not below one.")
+    return sign(match) * (int(match[2]) + fraction)
 
 
 def repeating(match: re.Match[str]) -> Fraction:
