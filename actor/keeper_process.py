@@ -1,7 +1,8 @@
 """The keeper as the pool sees it: commands out, news of ended workers in; never blocks for long.
 
 Its environment, which its workers inherit, is an allow-list: paths, language, thread counts, and what
-verifier.environment names. So no token of the actor is in it, whatever its name.
+verifier.environment names. So no token of the actor is in it, whatever its name. Python looks for modules on PYTHONPATH
+alone: a file in the folder where the run was started must not take the name of one of ours.
 """
 
 import contextlib
@@ -95,4 +96,4 @@ def environment(more: Sequence[str]) -> dict[str, str]:
     """What a worker may know, and what it needs in order to find our packages."""
     kept = {name: value for name, value in os.environ.items() if KNOWN.fullmatch(name) or name in more}
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return kept | {"PYTHONPATH": path}
+    return kept | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

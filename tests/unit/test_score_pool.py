@@ -227,6 +227,15 @@ def test_a_worker_knows_no_secret_and_imports_nothing_heavy(open_pool: Open, mon
     assert [verdict.score for verdict in pool.score(jobs_of(*"abcde"), nothing)] == [1.0] * 5
 
 
+def test_a_package_in_the_working_folder_is_not_taken_for_ours(open_pool: Open, tmp_path: Path) -> None:
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "actor" / "__init__.py").write_text("open('taken', 'w').close()")
+    (tmp_path / "msgspec.py").write_text("open('taken', 'w').close()")
+    with contextlib.chdir(tmp_path):
+        assert outcomes(open_pool().score(jobs_of("a"), nothing)) == [Outcome.CORRECT]
+    assert not (tmp_path / "taken").exists()
+
+
 def test_programs_that_a_function_starts_do_not_get_the_pipes(open_pool: Open) -> None:
     text = (
         "import os\n"
