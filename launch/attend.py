@@ -12,6 +12,7 @@ from launch.starter import FreshStarter, Starter, ZygoteStarter
 from launch.supervise import Supervisor
 from launch.topology import Topology, topology
 from shared.config import Config
+from shared.process_edge import keep_to_itself
 from shared.run_dir import RunDir
 
 PLAIN_WIDTH = 100
@@ -19,6 +20,7 @@ PLAIN_WIDTH = 100
 
 def attend(run: RunDir, config: Config, *, verbose: bool) -> None:
     """Until the run ends; raises what went wrong."""
+    keep_to_itself()
     console = make_console()
     try:
         with screen(console, run, config.run.steps, verbose=verbose) as audience:

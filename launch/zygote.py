@@ -29,6 +29,7 @@ from setproctitle import getproctitle, setproctitle
 
 from actor.process_tree import children, end_trees
 from shared.lifeline import PARENT_PID, adopt_orphans, die_with_parent
+from shared.process_edge import keep_to_itself
 
 MAX_MESSAGE_BYTES = 65_536
 LOOK_EVERY_S = 1.0
@@ -189,6 +190,7 @@ def main(descriptor: int) -> int:
     # A first call measures the room for a title, which is whole only while the environment is untouched.
     getproctitle()
     die_with_parent()
+    keep_to_itself()
     # Ctrl-C is the launcher's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     preload()

@@ -4,9 +4,10 @@
 
 One sentence on stderr for what a user can mend and for silence, a traceback for a crash alone.
 
-Also where logging is set up and the process is tied to its parent's life.
+Also where logging is set up, the process is tied to its parent's life, and its memory is closed to others.
 """
 
+import ctypes
 import logging
 import sys
 from collections.abc import Callable
@@ -16,10 +17,13 @@ from protocol.errors import HandshakeRefused, PeerTimeout, SecurityError, Versio
 from shared.errors import UserError
 from shared.lifeline import die_with_parent
 
+_PR_SET_DUMPABLE = 4
+
 
 def run_process(name: str, body: Callable[[], None]) -> int:
     """Run a process's body; returns its exit code."""
     die_with_parent()
+    keep_to_itself()
     form = f"%(asctime)s %(levelname)s {name} %(message)s"
     logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
     logging.getLogger(name).info("loads libraries and model")
@@ -32,6 +36,14 @@ def run_process(name: str, body: Callable[[], None]) -> int:
         say(error)
         return 1
     return 0
+
+
+def keep_to_itself() -> None:
+    """Close environment, memory and descriptors to the user's other processes (Linux): a reward function runs in one of
+    them, and tokens are in our environment. Only root may read /proc/PID/environ then, or attach a debugger. A program
+    that is started begins open again. No boundary: the files and the rights of both are still those of one user."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def say(error: Exception) -> None:

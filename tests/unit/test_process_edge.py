@@ -69,6 +69,41 @@ def test_peak_memory_is_in_mebibytes_and_only_grows() -> None:
     assert 10 < before <= after < 100_000
 
 
+READER = """
+import ctypes, os, signal, sys
+from shared.process_edge import keep_to_itself
+if os.getuid() == 0:
+    os.setresuid(65534, 65534, 65534)
+    # A change of user has closed it already.
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+ready, told = os.pipe()
+child = os.fork()
+if child == 0:
+    {line}
+    os.write(told, b"x")
+    signal.pause()
+os.read(ready, 1)
+try:
+    print(len(open(f"/proc/{{child}}/environ", "rb").read()) > 0)
+except PermissionError:
+    print("refused")
+os.kill(child, signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
+@pytest.mark.parametrize(("line", "found"), [("pass", "True"), ("keep_to_itself()", "refused")])
+def test_another_process_of_the_same_user_does_not_see_our_environment(line: str, found: str) -> None:
+    command = [sys.executable, "-c", READER.format(line=line)]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout == f"{found}\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
+def test_learner_and_actor_keep_to_themselves() -> None:
+    done = run("import ctypes; print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))")
+    assert (done.returncode, done.stdout) == (0, "0\n")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 def test_a_log_without_room_for_the_sentence_does_not_change_the_exit_code() -> None:
     with Path("/dev/full").open("w") as full:
