@@ -13,7 +13,7 @@ from launch.stacks import Stacks
 from launch.starter import Starter
 from launch.stopped import is_stopped
 from launch.topology import Process
-from shared.files import disk_errors
+from shared.files import open_log
 from shared.watchdog import ASK
 
 
@@ -22,10 +22,7 @@ class Child:
 
     def __init__(self, process: Process, starter: Starter) -> None:
         self.process = process
-        with disk_errors(process.log):
-            process.log.parent.mkdir(parents=True, exist_ok=True)
-            log = process.log.open("ab")
-        with log:
+        with open_log(process.log, "ab") as log:
             # Earlier lives of this process wrote here too; only what this one says is ours.
             self.output_start = log.tell()
             self.output = GrowingFile(process.log, self.output_start)

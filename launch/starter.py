@@ -20,7 +20,7 @@ from typing import IO, Any, Protocol
 from launch.errors import ProcessFailed
 from launch.growing_file import last_lines
 from launch.topology import Process
-from shared.files import disk_errors
+from shared.files import open_log
 from shared.lifeline import PARENT_PID
 
 MAX_MESSAGE_BYTES = 65_536
@@ -110,9 +110,7 @@ class ZygoteStarter:
     """Asks the zygote to fork."""
 
     def __init__(self, environment: dict[str, str], log: Path) -> None:
-        with disk_errors(log):
-            log.parent.mkdir(parents=True, exist_ok=True)
-            opened = log.open("wb")
+        opened = open_log(log, "wb")
         self.log = log
         # One message is one packet.
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -67,6 +67,7 @@ def train_run(run: RunDir, config: Config, watchdog: Watchdog) -> None:
     log.info("computes with %s", json.dumps(record()))
     report_tasks(model)
     store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
+    make_folder(run.lease.parent)
     for folder in (run.journal, run.checkpoints, run.eval):
         make_folder(folder)
         finish_writes(folder)

@@ -202,8 +202,8 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     brings its own torch or CUDA needs several thousand."""
     environment: tuple[str, ...] = ()
     """Names of further environment variables that a worker gets to see. By default it sees paths, language and thread
-    counts, and nothing else, so that a token does not get there by accident. That is no boundary: a reward function runs
-    with the rights of the user, and reads every file that the user may read."""
+    counts, and nothing else, so that no token gets there by accident. That is no boundary: a reward function runs with
+    the user's rights, and reads every file that the user may read."""
     on_truncated: Treatment = "train"
     """A completion that ran into the cap."""
     on_unparsable: Treatment = "train"

@@ -20,6 +20,11 @@ def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
     return fd
 
 
+def open_plainly(path: str, flags: int) -> int:
+    """An `opener`: as os.open, but closed to the writes of others under any umask."""
+    return os.open(path, flags, 0o644)
+
+
 def write(fd: int, data: bytes | memoryview, path: Path) -> int:
     """os.write: may take only a part. A torn one has left its half behind."""
     act = reach("before write", path)
@@ -54,10 +59,10 @@ def rename(source: Path, target: Path) -> None:
     reach("after rename", target)
 
 
-def make(path: Path, mode: int = 0o777, *, parents: bool = False) -> None:
-    """mkdir."""
+def make(path: Path, mode: int = 0o755) -> None:
+    """mkdir, without parents."""
     reach("before mkdir", path)
-    path.mkdir(mode=mode, parents=parents)
+    path.mkdir(mode=mode)
     reach("after mkdir", path)
 
 

@@ -9,19 +9,21 @@ systems that do not carry flock between machines.
 import fcntl
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from shared import disk
-from shared.files import disk_errors
+from shared.files import OUT, disk_errors
 
 DYING_S = 1.0
 """How long the kernel may take to clear up after a killed process that held much memory."""
 
 
-def open_lock(path: Path) -> int:
-    """A descriptor of our own on the lock file."""
-    with disk_errors(path):
-        return disk.open_file(path, os.O_RDWR | os.O_CREAT)
+def open_lock(path: Path, place: str = OUT) -> int:
+    """A descriptor of our own on the lock file. Who may read a file may hold its lock, so it is the owner's alone."""
+    with disk_errors(path, place):
+        return disk.open_file(path, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def try_lock(fd: int) -> bool:
@@ -46,6 +48,17 @@ def try_lock_awhile(fd: int) -> bool:
 def wait_lock(fd: int) -> None:
     """Take the lock; wait for as long as it takes."""
     fcntl.flock(fd, fcntl.LOCK_EX)
+
+
+@contextmanager
+def exclusive(path: Path, place: str) -> Iterator[None]:
+    """One process at a time in the block; the others wait."""
+    fd = open_lock(path, place)
+    try:
+        wait_lock(fd)
+        yield
+    finally:
+        os.close(fd)
 
 
 def sign(fd: int, path: Path) -> None:

@@ -1,21 +1,23 @@
 """Every byte a run leaves on the disk goes through here; nothing else in the project writes run files.
 
-The calls themselves stand in disk.py, where tests make them fail.
+The calls themselves are in disk.py, where tests make them fail.
 
 Three contracts:
-- whole: `write_whole` and `write_tree_whole` leave the old content or the new one, never a part of either. They write
-  beside the target, fsync, rename, and fsync the folder, in this order; readers may trust names.
+- whole: `write_whole`, `write_tree_whole` and `made_whole` leave the old content or the new one, never a part of it.
+  They write beside the target, fsync, rename, and fsync the folder, in this order; readers may trust names.
 - grown: `AppendFile` holds whole appends only. A write that fails half-way is cut off again. Bytes are durable once
   `sync` has returned; after a sync that failed the file is dead, because the kernel may have marked lost pages clean.
 - lines: `LineLog` is JSON lines for people and tools. A row is not synced by itself: it is derived, the journal is the
   truth. `sync` is for rows that will not be derived again, because a checkpoint holds their steps.
 
 A disk that is full, read-only or forbidden becomes one sentence (RunDirError). Any other OSError stays what it is.
-One writer per path is the caller's promise; the run's lock keeps it. Only the pid in a lock file is written elsewhere
+One writer per path is the caller's promise; the run's lock keeps it. Nothing here is open to other users' writes,
+whatever the umask. Only the pid in a lock file is written elsewhere
 (file_lock.py). Left out on purpose: `F_FULLFSYNC` of macOS; there a power cut may take what an fsync promised.
 """
 
 import errno
+import glob
 import json
 import os
 import secrets
@@ -23,20 +25,22 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 from shared import disk
 from shared.errors import RunDirError
 
+OUT = "--out"
 REMEDIES = {
-    errno.ENOSPC: "free some space on that disk, or choose another --out",
-    errno.EDQUOT: "free some of your quota, or choose another --out",
+    errno.ENOSPC: "free some space on that disk, or choose another {place}",
+    errno.EDQUOT: "free some of your quota, or choose another {place}",
     errno.EFBIG: "raise the file size limit (`ulimit -f unlimited`)",
-    errno.EROFS: "choose an --out on a disk that is not read-only",
-    errno.EACCES: "choose an --out you may write to, or change its permissions",
-    errno.EPERM: "choose an --out you may write to, or change its permissions",
-    errno.ENOTDIR: "choose an --out whose parents are all folders",
-    errno.EEXIST: "choose an --out that is not a file",
+    errno.EROFS: "choose {a_place} on a disk that is not read-only",
+    errno.EACCES: "choose {a_place} you may write to, or change its permissions",
+    errno.EPERM: "choose {a_place} you may write to, or change its permissions",
+    errno.ENOTDIR: "choose {a_place} whose parents are all folders",
+    errno.EEXIST: "choose {a_place} that is not a file",
+    errno.ENAMETOOLONG: "choose a shorter {place}",
     errno.EIO: "the disk reports a fault: copy the run to another disk, then use `resume` there",
 }
 UNFINISHED = ".tmp"
@@ -44,23 +48,45 @@ MOVED_ASIDE = ".old"
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Say in one sentence what the disk refused, and what to do about it."""
+def disk_errors(path: Path, place: str = OUT) -> Iterator[None]:
+    """Say in one sentence what the disk refused, and what to do about it; `place` names what the user may set."""
     try:
         yield
     except OSError as error:
         remedy = REMEDIES.get(error.errno or 0)
         if remedy is None:
             raise
+        remedy = remedy.format(place=place, a_place=f"{'an' if place == OUT else 'a'} {place}")
         raise RunDirError(f"{path} cannot be used ({error.strerror}); {remedy}.") from error
 
 
-def make_folder(path: Path, mode: int = 0o755) -> None:
-    """Make a folder and its parents; one that exists already is left as it is."""
-    with disk_errors(path):
+def make_folder(path: Path, mode: int = 0o755, place: str = OUT) -> None:
+    """Make a folder and its parents, each durable by name; one that exists already is left as it is."""
+    with disk_errors(path, place):
+        missing = [level for level in (path, *path.parents) if not level.is_dir()]
+        for level in reversed(missing):
+            make_level(level, mode if level == path else 0o755, place)
+
+
+def make_level(path: Path, mode: int, place: str) -> None:
+    """One folder whose parent is there. Another process may make it at the same time."""
+    try:
+        disk.make(path, mode)
+    except FileNotFoundError as error:
+        raise RunDirError(
+            f"{path} cannot be made there: the file system of {path.parent} takes no folders; choose another {place}."
+        ) from error
+    except FileExistsError:
         if not path.is_dir():
-            disk.make(path, mode, parents=True)
-            sync_folder(path.parent)
+            raise
+    sync_folder(path.parent)
+
+
+def open_log(path: Path, mode: Literal["ab", "wb"]) -> IO[bytes]:
+    """For what a process prints, which is neither whole nor durable. Its folder is made."""
+    make_folder(path.parent)
+    with disk_errors(path):
+        return open(path, mode, opener=disk.open_plainly)
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = True) -> None:
@@ -78,16 +104,34 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = T
 
 def write_tree_whole(folder: Path, files: Mapping[str, bytes]) -> None:
     """Make `folder` with exactly these files, whole; one of this name is replaced. See `finish_writes`."""
+    with made_whole(folder) as tmp:
+        for name, data in files.items():
+            write_new(tmp / name, data, 0o644)
+
+
+@contextmanager
+def made_whole(folder: Path, place: str = OUT) -> Iterator[Path]:
+    """A new folder to fill, which becomes `folder` when the block ends well, and else is removed. A file that the block
+    did not sync itself is synced by `sync_files` before the end."""
     tmp = beside(folder, UNFINISHED)
-    with disk_errors(folder):
+    with disk_errors(folder, place):
         try:
             disk.make(tmp)
-            for name, data in files.items():
-                write_new(tmp / name, data, 0o644)
+            yield tmp
             sync_folder(tmp)
             put_in_place(tmp, folder)
         finally:
             shutil.rmtree(tmp, ignore_errors=True)
+
+
+def sync_files(folder: Path) -> None:
+    """Make durable what others wrote into this folder."""
+    for path in sorted(folder.rglob("*")):
+        fd = disk.open_file(path, os.O_RDONLY)
+        try:
+            disk.fsync(fd, path)
+        finally:
+            os.close(fd)
 
 
 def put_in_place(tmp: Path, folder: Path) -> None:
@@ -131,6 +175,14 @@ def finish_writes(parent: Path) -> None:
         for tmp in parent.glob(f".*{UNFINISHED}"):
             disk.remove(tmp)
         sync_folder(parent)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what killed writers of this one path left beside it. Only for the path's one writer."""
+    with disk_errors(path):
+        for tmp in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
+            if final_name(tmp) == path.name:
+                disk.remove(tmp)
 
 
 def beside(path: Path, suffix: str) -> Path:

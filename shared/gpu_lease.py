@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from shared.file_lock import open_lock, try_lock, wait_lock
-from shared.files import write_whole
+from shared.files import remove_unfinished, write_whole
 
 FIRST_POLL_S = 0.0005
 LONGEST_POLL_S = 0.01
@@ -53,6 +53,7 @@ class Lease:
             self._take(fd, role, deadline_s)
             waited_s = time.monotonic() - start
             try:
+                remove_unfinished(self.note)
                 self._write_note(role, num_bytes)
                 yield waited_s
             finally:

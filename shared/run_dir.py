@@ -2,13 +2,15 @@
 
     config.json   the resolved configuration; written last, so a folder that has it is a run
     run.json      run id, versions, processor
-    lock lease    flocks: one learner per run; who has the cores when there is no card
+    lock          flock: one learner per run
+    turns/        flock: who has the cores when there is no card; actors write here and into logs/, and nowhere else
     keys/         CURVE keys, 0700
     journal/      what actors answered, durable before it is acked
     checkpoints/  step-000010/ ...
     quarantine/   batches whose update was refused
     eval/ logs/ metrics.jsonl rollouts.jsonl summary.json   for people and tools
 
+The directory is its owner's alone (0700): it holds the policy and what was asked and answered.
 Left out on purpose: what is in those files; each has its own module.
 """
 
@@ -24,7 +26,7 @@ import msgspec
 
 from shared.errors import DamageError, RunDirError
 from shared.file_lock import open_lock, sign, signature, try_lock_awhile
-from shared.files import disk_errors, make_folder, sync_folder, write_whole
+from shared.files import disk_errors, make_folder, remove_unfinished, sync_folder, write_whole
 from shared.run_info import RunInfo, gather_run_info
 
 MIN_FREE_BYTES = 256 * 2**20
@@ -54,9 +56,9 @@ class RunDir:
         run = cls(path)
         with disk_errors(path):
             refuse_if_taken(run)
-            make_folder(path)
+            make_folder(path, 0o700)
             refuse_if_full(path, min_free_bytes)
-        for folder in (run.journal, run.checkpoints, run.eval, run.logs):
+        for folder in (run.journal, run.checkpoints, run.eval, run.logs, run.lease.parent):
             make_folder(folder)
         make_folder(run.keys, 0o700)
         with disk_errors(run.keys):
@@ -84,6 +86,8 @@ class RunDir:
             if not try_lock_awhile(fd):
                 raise RunDirError(f"{self.path} is in use by {signature(fd)}; wait until it ends, or stop it first.")
             sign(fd, self.lock)
+            for path in (self.config, self.metrics, self.rollouts, self.summary):
+                remove_unfinished(path)
             yield
         finally:
             os.close(fd)
@@ -115,7 +119,7 @@ class RunDir:
     @property
     def lease(self) -> Path:
         """Held by the process that has the cores."""
-        return self.path / "lease"
+        return self.path / "turns" / "lease"
 
     @property
     def keys(self) -> Path:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TextIO
 
 from protocol.errors import PeerTimeout
+from shared import disk
 from shared.files import disk_errors
 
 ASK = signal.SIGUSR1
@@ -36,7 +37,7 @@ and that much is added."""
 def open_stacks(path: Path) -> Iterator[TextIO]:
     """The file that stacks go to; its first line of this life says whose. The watchdog rests before it is closed."""
     with disk_errors(path):
-        file = path.open("a")
+        file = os.fdopen(disk.open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a")
         print(f"== process {os.getpid()}, started {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC", file=file, flush=True)
     faulthandler.register(ASK, file=file)
     try:

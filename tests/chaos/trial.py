@@ -110,7 +110,7 @@ def outcome(run: Path) -> dict[str, Any]:
     summary = json.loads((run / "summary.json").read_text())
     records = [read(payload) for payload in Journal.read(run / "journal").records()]
     ids = Counter(group.group_id for record in records for group in record.groups)
-    for lock in (run / "lock", run / "lease"):
+    for lock in (run / "lock", run / "turns" / "lease"):
         fd = open_lock(lock)
         assert try_lock(fd), f"{lock} is still held"
         os.close(fd)

@@ -18,8 +18,12 @@ from shared.files import (
     cut,
     final_name,
     finish_writes,
+    made_whole,
     make_folder,
+    open_log,
     remove_tree_whole,
+    remove_unfinished,
+    sync_files,
     write_all,
     write_tree_whole,
     write_whole,
@@ -184,6 +188,63 @@ def test_make_folder_makes_parents_and_leaves_what_is_there(tmp_path: Path) -> N
     assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
     make_folder(tmp_path / "a" / "b", 0o755)
     assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+
+
+def test_every_new_parent_is_durable(tmp_path: Path) -> None:
+    calls = list_calls(lambda: make_folder(tmp_path / "a" / "b" / "c"))
+    assert [call for call in calls if call != "open"] == ["mkdir", "fsync"] * 3
+
+
+def test_no_folder_is_open_to_other_writers_under_any_umask(tmp_path: Path) -> None:
+    umask = os.umask(0)
+    try:
+        make_folder(tmp_path / "a" / "b", 0o700)
+        write_tree_whole(tmp_path / "t", {"a": b"1"})
+        open_log(tmp_path / "logs" / "l", "ab").close()
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o755
+    assert not [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o022]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that takes no folders")
+def test_a_file_system_that_takes_no_folders_is_one_sentence() -> None:
+    with pytest.raises(RunDirError, match=r"^/proc/x cannot be made there.*choose another --out\.$"):
+        make_folder(Path("/proc/x"))
+
+
+def test_a_name_that_is_too_long_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RunDirError, match=r"name too long\); choose a shorter --out\.$"):
+        make_folder(tmp_path / ("x" * 300))
+
+
+def test_a_tree_that_others_write_is_durable_before_it_has_its_name(tmp_path: Path) -> None:
+    def write() -> None:
+        with made_whole(tmp_path / "t", "model.cache_dir") as work:
+            (work / "a").write_bytes(b"1")
+            sync_files(work)
+
+    calls = [call for call in list_calls(write) if call in ("fsync", "rename")]
+    assert calls == ["fsync", "fsync", "rename", "fsync"]
+    assert (tmp_path / "t" / "a").read_bytes() == b"1" and names(tmp_path) == {"t"}
+
+
+def test_a_tree_that_is_not_finished_leaves_nothing_and_names_what_to_choose(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RunDirError, match=r"/t cannot be used .*choose another model\.cache_dir\.$"),
+        made_whole(tmp_path / "t", "model.cache_dir") as work,
+    ):
+        (work / "a").write_bytes(b"1")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert names(tmp_path) == set()
+
+
+def test_what_a_killed_writer_left_of_one_path_is_removed_alone(tmp_path: Path) -> None:
+    for name in (".a.0123abcd.tmp", ".a.b.0123abcd.tmp", ".a.0123abcd.old", "a.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / ".a.89abcdef.tmp").mkdir()
+    remove_unfinished(tmp_path / "a")
+    assert names(tmp_path) == {".a.b.0123abcd.tmp", ".a.0123abcd.old", "a.tmp"}
 
 
 def test_cut_is_durable(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from shared.errors import DamageError, RunDirError
+from shared.files import UNFINISHED, beside
+from shared.gpu_lease import Lease
 from shared.run_dir import RunDir
 from tests.disk_faults import failing
 
@@ -35,8 +37,9 @@ def test_create_makes_every_folder_and_open_finds_it(tmp_path: Path) -> None:
     for folder in (run.keys, run.journal, run.checkpoints, run.eval, run.logs):
         assert folder.is_dir()
     assert stat.S_IMODE(run.keys.stat().st_mode) == 0o700
+    assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
     made = sorted(path.name for path in run.path.iterdir())
-    assert made == ["checkpoints", "config.json", "eval", "journal", "keys", "logs", "run.json"]
+    assert made == ["checkpoints", "config.json", "eval", "journal", "keys", "logs", "run.json", "turns"]
 
 
 def test_paths_are_the_contract(tmp_path: Path) -> None:
@@ -170,3 +173,19 @@ def test_keys_are_there_before_a_run_can_be_found(tmp_path: Path) -> None:
         RunDir.create(tmp_path / "run", CONFIG, create_keys=fails)
     with pytest.raises(RunDirError, match="is not a run directory"):
         RunDir.open(tmp_path / "run")
+
+
+def test_nobody_else_can_hold_the_locks(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    with run.hold(), Lease(run.lease).hold("learner"):
+        assert {stat.S_IMODE(path.stat().st_mode) for path in (run.lock, run.lease)} == {0o600}
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    left = [beside(path, UNFINISHED) for path in (run.metrics, run.rollouts, run.summary, run.config)]
+    note = beside(Lease(run.lease).note, UNFINISHED)
+    for path in (*left, note):
+        path.write_bytes(b"half")
+    with run.hold(), Lease(run.lease).hold("learner"):
+        assert not list(run.path.rglob(".*"))

@@ -3,6 +3,7 @@
 from launch.doctor.finding import Finding, error, note, ok, warning
 from launch.doctor.known import known
 from launch.doctor.machine import Machine
+from shared.run_dir import RunDir
 
 
 def directory(machine: Machine) -> Finding:
@@ -42,6 +43,6 @@ def lease(machine: Machine) -> Finding:
         holder = "a process" if run.lease_holder == "another process" else run.lease_holder
         return warning(
             f"no learner is up, and still {holder} holds the lease of {machine.run_dir}",
-            f"end it: a new run would wait for it (fuser {machine.run_dir / 'lease'} names it)",
+            f"end it: a new run would wait for it (fuser {RunDir(machine.run_dir).lease} names it)",
         )
     return ok("no stray process holds the lease")
