@@ -8,25 +8,26 @@ source's files and the quantisation; a lock makes two processes agree on one wri
 Left out on purpose: sharded output, and any conversion of code that ships with a checkpoint (`trust_remote_code`).
 """
 
-import fcntl
 import hashlib
 import json
+import os
+import re
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from shared.cache_root import cache_root
+from shared.cache_root import PLACE, cache_root
 from shared.config import ModelConfig
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import DamageError, ModelError
+from shared.file_lock import exclusive
+from shared.files import made_whole, make_folder, remove_unfinished, sync_files
 from shared.nf4 import BLOCK, quantize
 
 WEIGHTS = "model.safetensors"
@@ -57,8 +58,8 @@ def cached_base(model: ModelConfig) -> CachedBase:
     """The folder for this model and quantisation, made now if it is not there yet."""
     source = find_checkpoint(model)
     folder = cache_root(model) / f"{source.name}-{model.quantization}-{cache_key(source, model.quantization)}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder.with_suffix(".lock")):
+    make_folder(folder.parent, place=PLACE)
+    with exclusive(folder.with_suffix(".lock"), PLACE):
         if not folder.is_dir():
             write_base(source, folder, model.quantization)
     return CachedBase(folder=folder, digest=checked_digests(folder)[WEIGHTS])
@@ -129,27 +130,36 @@ def cache_key(source: Path, quantization: str) -> str:
     ]
 
 
-@contextmanager
-def exclusive(lock: Path) -> Iterator[None]:
-    """One writer at a time; the kernel lets go when a writer dies."""
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def write_base(source: Path, folder: Path, quantization: str) -> None:
-    """Convert into a temporary folder, then rename: the folder appears whole or not at all."""
-    work = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder.parent))
-    for file in source.iterdir():
-        if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
-            shutil.copy(file, work / file.name)
-    config: dict[str, Any] = json.loads((source / "config.json").read_text())
-    if quantization == "nf4":
-        config["quantization_config"] = QUANTIZATION_CONFIG
-        (work / "config.json").write_text(json.dumps(config, indent=2))
-    save_file(converted(source, quantization), work / WEIGHTS, metadata={"format": "pt"})
-    (work / DIGESTS).write_text(json.dumps(digests_of(work), indent=2))
-    work.rename(folder)
+    """The converted checkpoint, whole or not at all."""
+    remove_unfinished(folder)
+    with made_whole(folder, PLACE) as work:
+        for file in source.iterdir():
+            if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
+                shutil.copyfile(file, work / file.name)
+        config: dict[str, Any] = json.loads((source / "config.json").read_text())
+        if quantization == "nf4":
+            config["quantization_config"] = QUANTIZATION_CONFIG
+            (work / "config.json").write_text(json.dumps(config, indent=2))
+        save_tensors(converted(source, quantization), work / WEIGHTS)
+        list_digests(work)
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
+    """In safetensors' format. Its writer says what the disk refused in a text of its own: here it is an OSError."""
+    try:
+        save_file(dict(tensors), file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        refused = re.search(r"os error (\d+)", str(error))
+        if refused is None:
+            raise
+        raise OSError(int(refused[1]), os.strerror(int(refused[1]))) from error
+
+
+def list_digests(folder: Path) -> None:
+    """Close a base that is written: its list of digests, and all of it durable."""
+    (folder / DIGESTS).write_text(json.dumps(digests_of(folder), indent=2))
+    sync_files(folder)
 
 
 def converted(source: Path, quantization: str) -> dict[str, torch.Tensor]:

@@ -125,10 +125,11 @@ def made_whole(folder: Path, place: str = OUT) -> Iterator[Path]:
 
 
 def sync_files(folder: Path) -> None:
-    """Make durable what others wrote into this folder."""
+    """Make durable what others wrote into this folder, and take other users' right to write it."""
     for path in sorted(folder.rglob("*")):
         fd = disk.open_file(path, os.O_RDONLY)
         try:
+            os.fchmod(fd, os.fstat(fd).st_mode & 0o755)
             disk.fsync(fd, path)
         finally:
             os.close(fd)

@@ -8,14 +8,15 @@ cannot belong to other codes. Costs the checkpoint's dense size on the disk, and
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
-from shared.base_cache import DIGESTS, WEIGHTS, CachedBase, checked_digests, digests_of, exclusive
+from shared.base_cache import DIGESTS, WEIGHTS, CachedBase, checked_digests, list_digests, save_tensors
+from shared.cache_root import PLACE
+from shared.file_lock import exclusive
+from shared.files import made_whole, remove_unfinished
 from shared.nf4 import PARTS, STATE_KEY, from_tensors, read_facts
 
 CPU = torch.device("cpu")
@@ -24,24 +25,24 @@ CPU = torch.device("cpu")
 def plain_base(base: CachedBase) -> CachedBase:
     """The folder with the plain values of this base, made now if it is not there yet; its digest is its own."""
     folder = base.folder.with_name(f"{base.folder.name}-plain-{base.digest[:16]}")
-    with exclusive(folder.with_suffix(".lock")):
+    with exclusive(folder.with_suffix(".lock"), PLACE):
         if not folder.is_dir():
             write_plain(base.folder, folder)
     return CachedBase(folder=folder, digest=checked_digests(folder)[WEIGHTS])
 
 
 def write_plain(source: Path, folder: Path) -> None:
-    """Into a temporary folder, then rename: it appears whole or not at all."""
-    work = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder.parent))
-    for file in source.iterdir():
-        if file.name not in (WEIGHTS, DIGESTS):
-            shutil.copy(file, work / file.name)
-    config = json.loads((source / "config.json").read_text())
-    config.pop("quantization_config", None)
-    (work / "config.json").write_text(json.dumps(config, indent=2))
-    save_file(plain_tensors(source / WEIGHTS), work / WEIGHTS, metadata={"format": "pt"})
-    (work / DIGESTS).write_text(json.dumps(digests_of(work), indent=2))
-    work.rename(folder)
+    """Whole or not at all."""
+    remove_unfinished(folder)
+    with made_whole(folder, PLACE) as work:
+        for file in source.iterdir():
+            if file.name not in (WEIGHTS, DIGESTS):
+                shutil.copyfile(file, work / file.name)
+        config = json.loads((source / "config.json").read_text())
+        config.pop("quantization_config", None)
+        (work / "config.json").write_text(json.dumps(config, indent=2))
+        save_tensors(plain_tensors(source / WEIGHTS), work / WEIGHTS)
+        list_digests(work)
 
 
 def plain_tensors(weights: Path) -> dict[str, torch.Tensor]:

@@ -4,8 +4,6 @@ cached base + adapter --> folder --> read back, compared with the policy --> car
 """
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +16,7 @@ from shared.config_load import config_from_json
 from shared.determinism import cpu_environment
 from shared.errors import ConfigError, RunDirError
 from shared.evaluation import Evaluation, read_evaluation
-from shared.files import disk_errors
+from shared.files import disk_errors, made_whole, make_folder, sync_files
 from shared.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -87,10 +85,8 @@ def write(run: RunDir, config: Config, checkpoint: Checkpoint, form: "Form", dty
 
     pin_torch(config.compute.learner_threads)
     base, number_type = cached_base(config.model), torch.float32 if form == "peft" else getattr(torch, dtype)
-    with disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
+    make_folder(out.parent)
+    with made_whole(out) as work:
         if form == "peft":
             write_peft(work, config, checkpoint, base.folder)
         else:
@@ -110,10 +106,8 @@ def write(run: RunDir, config: Config, checkpoint: Checkpoint, form: "Form", dty
             agreement=found,
         )
         (work / "README.md").write_text(model_card(facts), encoding="utf-8")
-        work.chmod(0o755)
-        work.rename(out)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        sync_files(work)
+        refuse_taken(out)
     return found
 
 

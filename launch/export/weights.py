@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load, save_file
+from safetensors.torch import load
 
 from shared.adapter_file import PREFIX
-from shared.base_cache import WEIGHTS
+from shared.base_cache import WEIGHTS, save_tensors
 from shared.errors import DamageError
 from shared.nf4 import PARTS, from_tensors
 
@@ -97,7 +97,7 @@ def size(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def write_shard(folder: Path, number: int, tensors: dict[str, torch.Tensor]) -> list[str]:
     """One file under a number; how many there will be is not known yet."""
-    save_file(tensors, folder / f"shard-{number}", metadata={"format": "pt"})
+    save_tensors(tensors, folder / f"shard-{number}")
     return list(tensors)
 
 

@@ -1,15 +1,20 @@
 """A quantised base on the disk: whatever changes after it was written is found at the next start, in words."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shared.base_cache import DIGESTS, WEIGHTS, CachedBase, cached_base, file_digest
+from shared.cache_root import cache_root
 from shared.config import ModelConfig
-from shared.errors import DamageError
+from shared.errors import DamageError, RunDirError
+from shared.files import UNFINISHED, beside
 
 
 @pytest.fixture
@@ -61,3 +66,75 @@ def test_a_list_made_to_fit_does_not_hide_that_it_is_another_base(base: Callable
     listed = json.loads((first.folder / DIGESTS).read_text()) | {WEIGHTS: file_digest(first.folder / WEIGHTS)}
     (first.folder / DIGESTS).write_text(json.dumps(listed))
     assert base().digest not in (first.digest, "")
+
+
+LIMITED = """
+import resource, sys
+from shared.base_cache import cached_base
+from shared.config import ModelConfig
+from shared.errors import UserError
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+try:
+    cached_base(ModelConfig(path=sys.argv[1], cache_dir=sys.argv[2]))
+except UserError as error:
+    print(error)
+"""
+
+
+def test_a_cache_that_takes_no_more_is_one_sentence_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, str(checkpoint), str(tmp_path / "cache")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "cannot be used (File too large)" in done.stdout and done.stdout.count("\n") == 1
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(base: Callable[[], CachedBase]) -> None:
+    folder = base().folder
+    shutil.rmtree(folder)
+    left = beside(folder, UNFINISHED)
+    left.mkdir()
+    (left / WEIGHTS).write_bytes(b"half")
+    assert base().folder == folder and not left.exists()
+
+
+def test_a_cache_that_cannot_be_made_is_one_sentence(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for place in (tmp_path / "file", Path("/proc/cache")):
+        with pytest.raises(RunDirError, match=r"^.* cannot be .* model\.cache_dir( that is not a file)?\.$"):
+            cached_base(ModelConfig(path=str(checkpoint), cache_dir=str(place)))
+
+
+@pytest.mark.parametrize("cache", ["", "relative"])
+def test_only_an_absolute_cache_folder_counts(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/of/mine")
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    assert cache_root(ModelConfig()) == Path("/home/of/mine/.cache/tandem")
+
+
+NOBODY = """
+import os
+from pathlib import Path
+from shared.cache_root import cache_root
+from shared.config import ModelConfig
+from shared.errors import UserError
+os.setuid(54321)
+try:
+    print(cache_root(ModelConfig()))
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become a user that does not exist")
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"XDG_CACHE_HOME": "/cache"}, "/cache/tandem"),
+        ({}, "User 54321 has no home folder to keep quantised models in; set model.cache_dir, HOME or XDG_CACHE_HOME."),
+    ],
+)
+def test_a_user_without_a_home(variables: dict[str, str], said: str) -> None:
+    clean = {name: text for name, text in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
+    command = [sys.executable, "-c", NOBODY]
+    done = subprocess.run(command, env=clean | variables, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{said}\n"

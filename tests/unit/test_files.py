@@ -201,6 +201,9 @@ def test_no_folder_is_open_to_other_writers_under_any_umask(tmp_path: Path) -> N
         make_folder(tmp_path / "a" / "b", 0o700)
         write_tree_whole(tmp_path / "t", {"a": b"1"})
         open_log(tmp_path / "logs" / "l", "ab").close()
+        with made_whole(tmp_path / "w") as work:
+            (work / "a").write_bytes(b"1")
+            sync_files(work)
     finally:
         os.umask(umask)
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o755
