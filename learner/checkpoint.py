@@ -204,6 +204,8 @@ def read_checkpoint(path: Path, step: int) -> Checkpoint:
     manifest = read_manifest(path)
     if manifest.step != step:
         raise Broken(f"{path} holds the checkpoint of step {manifest.step}")
+    if foreign := [name for name in manifest.files if Path(name).name != name or name in ("", "..")]:
+        raise Broken(f"{path / MANIFEST} names a file that is not in its folder ({foreign[0]!r})")
     files = {name: read_checked(path / name, entry) for name, entry in manifest.files.items()}
     return Checkpoint(step=step, files=files)
 

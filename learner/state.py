@@ -22,7 +22,7 @@ from learner.publisher import Publisher
 from learner.sampling import Sampler
 from shared.adapter_file import adapter_config
 from shared.config import Config
-from shared.errors import DamageError
+from shared.errors import ConfigError, DamageError
 
 ADAPTER = "adapter_model.safetensors"
 ANCHOR = "anchor.safetensors"
@@ -76,12 +76,22 @@ class LearnerState:
 
     def load(self, checkpoint: Checkpoint) -> Past:
         """Put everything back; returns what the ledger needs of the steps until then."""
+        try:
+            return self._load(checkpoint)
+        except KeyError as error:
+            raise DamageError(
+                f"The checkpoint of step {checkpoint.step} has no {error}; restore it from a copy, or go on with the"
+                " version of Tandem that wrote it."
+            ) from error
+
+    def _load(self, checkpoint: Checkpoint) -> Past:
         facts = json.loads(checkpoint.files["state.json"])
         if facts["base_digest"] != self.base_digest:
             raise DamageError(
                 f"The checkpoint of step {checkpoint.step} belongs to another base model"
                 f" ({facts['base_digest'][:12]}, here {self.base_digest[:12]}); restore the model files it began with."
             )
+        self._refuse_another_seed(facts["seed"])
         self.optimizer.load_state_bytes(checkpoint.files["optimizer.safetensors"])
         self.sampler.load_state_dict(facts["sampler"])
         self.norms.load_state_dict(facts["norms"])
@@ -90,6 +100,15 @@ class LearnerState:
         names = {version: version_file(version, checkpoint.step) for version in facts["versions"]}
         self.publisher.restore({version: checkpoint.files[name] for version, name in names.items()})
         return Past(wall_s=facts["wall_s"], rewards=tuple(facts["rewards"]))
+
+    def _refuse_another_seed(self, seed: int) -> None:
+        """What was trained drew from this seed; a journal of two seeds could not be replayed."""
+        now = self.config.run.seed
+        if now != seed:
+            raise ConfigError(
+                f"run.seed is {now} in config.json, but the run began with {seed}; set it back to {seed}, or begin"
+                " a new run."
+            )
 
 
 def version_file(version: int, newest: int) -> str:

@@ -184,6 +184,16 @@ def write_new(file: Path, content: LearnerFile | ActorFile | AllowedFile) -> Non
         stream.write(msgspec.json.encode(content))
         stream.flush()
         os.fsync(descriptor)
+    sync_folder(file.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in it durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_folder(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint import Checkpoint, CheckpointStore
+from learner.checkpoint import Checkpoint, CheckpointStore, pack_manifest
 from shared.errors import DamageError, RunDirError
 from tests.disk_faults import failing, kill_before_every_call
 
@@ -100,6 +100,17 @@ def test_all_damaged_is_an_error_that_names_each(tmp_path: Path) -> None:
         (store.path(step) / "state.json").write_bytes(b"")
     with pytest.raises(DamageError, match=r"No checkpoint in .* is whole .*step-000002.*step-000001.*restore one"):
         store.load_latest()
+
+
+@pytest.mark.parametrize("name", ["../../config.json", "sub/file", "..", "/etc/hostname", ""])
+def test_a_manifest_that_names_files_elsewhere_is_damage(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_bytes(b"{}")
+    store = CheckpointStore(tmp_path / "checkpoints", keep=3)
+    store.save(checkpoint(1), score=0.1)
+    forged = pack_manifest(Checkpoint(step=1, files={name: b"{}"}), 0.1)
+    (store.path(1) / "MANIFEST.json").write_bytes(forged)
+    with pytest.raises(DamageError, match="names a file that is not in its folder"):
+        store.load(1)
 
 
 def test_a_folder_under_another_steps_name_is_damage(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from protocol.limits import MAX_HANDSHAKE_FAILURES
 from protocol.messages import Drain, Heartbeat
 from protocol.security import ActorKey, create_actor_key, create_keys, load_actor_key, load_learner_keys, read_allowed
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
+from tests.disk_faults import list_calls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,12 @@ def test_modes_do_not_depend_on_the_umask(tmp_path: Path, umask: int) -> None:
         "allowed": 0o700,
     }
     assert mode(tmp_path / "keys" / "allowed" / "actor0.json") == 0o600
+
+
+def test_every_key_is_durable_by_name(tmp_path: Path) -> None:
+    calls = [call for call in list_calls(lambda: create_keys(tmp_path / "keys")) if call in ("mkdir", "fsync")]
+    # Three files, each synced before the folder that holds its name, and first the two folders.
+    assert calls == ["mkdir", "mkdir", *["fsync"] * 6]
 
 
 def test_a_folder_that_is_there_is_closed_to_others(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from learner.update import Update
 from protocol.messages import Group
 from shared.adapter_file import adapter_bytes
 from shared.config import Config, LoraConfig, OptimizerConfig, PipelineConfig, RunConfig
-from shared.errors import DamageError
+from shared.errors import ConfigError, DamageError
 from shared.policy import Policy
 from tests.fakes import RANK, tiny_group, tiny_policy, toy_tasks
 
@@ -140,6 +140,40 @@ def test_a_checkpoint_of_another_base_is_refused_and_changes_nothing(learner: Ca
     with pytest.raises(DamageError, match=r"step 1 belongs to another base model \(ffffffffffff, here [0-9a-f]{12}\)"):
         other.state.load(foreign)
     assert adapter_bytes(other.policy.adapter) == before
+
+
+def test_another_seed_than_the_run_began_with_is_refused(learner: Callable[[], Learner]) -> None:
+    saved = learner()
+    saved.step(0)
+    checkpoint = saved.state.save(1, Past())
+    other = learner()
+    other.state.config = msgspec.structs.replace(CONFIG, run=msgspec.structs.replace(CONFIG.run, seed=7))
+    with pytest.raises(
+        ConfigError, match=r"^run\.seed is 7 in .*, but .* began with 0; set it back to 0, or"
+    ):
+        other.state.load(checkpoint)
+
+
+@pytest.mark.parametrize("lost", ["seed", "norms", "sampler", "versions", "wall_s", "rewards", "base_digest"])
+def test_a_checkpoint_without_a_key_is_damage_in_words(learner: Callable[[], Learner], lost: str) -> None:
+    saved = learner()
+    saved.step(0)
+    checkpoint = saved.state.save(1, Past())
+    facts = json.loads(checkpoint.files["state.json"])
+    del facts[lost]
+    bare = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(facts).encode()})
+    with pytest.raises(DamageError, match=rf"^The checkpoint of step 1 has no '{lost}'; .*version of Tandem"):
+        learner().state.load(bare)
+
+
+def test_a_checkpoint_without_a_file_is_damage_in_words(learner: Callable[[], Learner]) -> None:
+    saved = learner()
+    saved.step(0)
+    checkpoint = saved.state.save(1, Past())
+    for lost in checkpoint.files.keys() - {"adapter_config.json"}:
+        bare = Checkpoint(step=1, files={name: data for name, data in checkpoint.files.items() if name != lost})
+        with pytest.raises(DamageError, match=rf"^The checkpoint of step 1 has no '{lost}'; "):
+            learner().state.load(bare)
 
 
 def test_an_adapter_of_another_rank_is_refused(learner: Callable[[], Learner], checkpoint: Path) -> None:
