@@ -3,13 +3,19 @@
 The learner renders prompts once and sends ids; the actor decodes completions for the verifier alone. Text that was
 decoded is never tokenised again for training: the round trip does not give the same ids.
 A template that writes the day's date into every prompt (Llama 3 does) gets one fixed day, or a run that is resumed
-tomorrow would ask other questions than its journal answers.
+tomorrow would ask other questions than its journal answers. A template is a program that came with the model: it runs in
+transformers' sandbox, for a few seconds at most, and what goes wrong in it is said in a sentence. Other code that comes
+with a model is never run.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -26,6 +32,7 @@ CLOCK = "strftime_now"
 CLOCK_CALL = re.compile(CLOCK + r"""\(\s*(['"])(.*?)\1\s*\)""")
 EVERY_DAY = date(2024, 7, 26)
 """The day that Llama 3's own template falls back to."""
+TEMPLATE_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,8 @@ class Prompter:
     """Special ids that are no part of what is said. Those around thinking are, even where they are special."""
     digest: str
     """sha256 over vocabulary, template and end ids; compared in the handshake."""
+    limit_s: float = TEMPLATE_LIMIT_S
+    """For the template to write one conversation; it takes less than a millisecond."""
 
     def prompt_ids(self, question: str, system_prompt: str = "", shots: Shots = ()) -> list[int]:
         """[Tp] the question as a user turn behind the examples, ready for the assistant to speak."""
@@ -50,7 +59,14 @@ class Prompter:
 
     def turn_ids(self, turns: Sequence[dict[str, str]]) -> list[int]:
         """[Tp] a conversation of {role, content}, ready for the assistant to speak."""
-        text = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
+        try:
+            with at_most(self.limit_s):
+                text = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
+        # Whatever a program that is not ours may raise.
+        except Exception as error:
+            raise ModelError(
+                f"The model's chat template cannot be used ({in_words(error)}); mend it, or use another model."
+            ) from error
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def text(self, ids: list[int]) -> str:
@@ -64,7 +80,7 @@ class Prompter:
 
 def load_prompter(folder: Path) -> Prompter:
     """From a checkpoint folder."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer = load_tokenizer(folder)
     if tokenizer.chat_template is None:
         raise ModelError(f"The tokenizer in {folder} has no chat template; use an instruct model or add one.")
     tokenizer.chat_template = undated(tokenizer.get_chat_template(), folder)
@@ -77,6 +93,45 @@ def load_prompter(folder: Path) -> Prompter:
         silent_ids=special_ids(tokenizer) - {vocabulary.get(tag) for tag in THINKING},
         digest=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
     )
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """transformers raises what it likes about files it cannot read, and recommends to run code that comes with them."""
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"The model in {folder} brings code of its own, which is never run; use a model that transformers"
+                " supports by itself."
+            ) from error
+        raise ModelError(f"The tokenizer in {folder} cannot be loaded ({in_words(error)}); check its files.") from error
+
+
+def in_words(error: Exception) -> str:
+    """Its type and the first line of what it says."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0][:200].rstrip('.')}" if said else type(error).__name__
+
+
+@contextmanager
+def at_most(limit_s: float) -> Iterator[None]:
+    """TimeoutError in the block once its time is up. Signals reach the main thread alone: elsewhere there is no limit.
+    A timer that ran already goes on afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"it took more than {limit_s:g} s")
+
+    began, handler = time.monotonic(), signal.signal(signal.SIGALRM, stop)
+    before, _ = signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, max(before - (time.monotonic() - began), 0.001) if before else 0.0)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:

@@ -1,6 +1,9 @@
 """What a prompter renders and reads: examples as turns, and thinking that stays visible to the verifier."""
 
+import json
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from transformers import AutoTokenizer
 
 from actor.final_answer import counted
 from shared.embedded import EMBEDDED_DIR
+from shared.errors import ModelError
 from shared.prompt import load_prompter
 
 
@@ -38,3 +42,58 @@ def test_examples_stand_between_system_turn_and_question() -> None:
     seen = prompter.as_the_model_sees(prompter.prompt_ids("c?", "S", [("a?", "A"), ("b?", "B")]))
     places = [seen.index(text) for text in ("S", "a?", "A", "b?", "B", "c?")]
     assert places == sorted(places) and seen.endswith(prompter.as_the_model_sees(prompter.prompt_ids("c?"))[-12:])
+
+
+def model_with(folder: Path, template: str) -> Path:
+    """The embedded model with another chat template."""
+    shutil.copytree(EMBEDDED_DIR, folder)
+    for file in folder.glob("*.jinja"):
+        file.unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{% for", "TemplateSyntaxError"),
+        ("{{ raise_exception('no system role') }}", "no system role"),
+        ("{{ nothing.at.all }}", "UndefinedError"),
+    ],
+)
+def test_a_template_that_fails_is_one_sentence(tmp_path: Path, template: str, said: str) -> None:
+    prompter = load_prompter(model_with(tmp_path / "model", template))
+    with pytest.raises(ModelError, match=rf"^The model's chat template cannot be used .*{said}.*\.$") as caught:
+        prompter.prompt_ids("How many?")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_without_end_is_given_up(tmp_path: Path) -> None:
+    loops = "".join(f"{{% for a{i} in range(99999) %}}" for i in range(4)) + "{% endfor %}" * 4
+    prompter = replace(load_prompter(model_with(tmp_path / "model", loops)), limit_s=0.2)
+    started = time.monotonic()
+    with pytest.raises(ModelError, match=r"took more than 0\.2 s"):
+        prompter.prompt_ids("How many?")
+    assert time.monotonic() - started < 5.0
+
+
+def test_code_of_the_models_own_is_never_recommended(tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED_DIR, tmp_path / "model")
+    for name in ("tokenizer_config.json", "config.json"):
+        file = tmp_path / "model" / name
+        foreign = {"auto_map": {"AutoTokenizer": ["own.Own", None], "AutoConfig": "own.Own"}, "model_type": "own"}
+        file.write_text(json.dumps(json.loads(file.read_text()) | foreign | {"tokenizer_class": "Own"}))
+    with pytest.raises(ModelError, match="code of its own, which is never run") as caught:
+        load_prompter(tmp_path / "model")
+    assert "trust_remote_code" not in str(caught.value)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED_DIR, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=r"^The tokenizer in .* cannot be loaded \(.*\); .*\.$") as caught:
+        load_prompter(tmp_path / "model")
+    assert "\n" not in str(caught.value)
