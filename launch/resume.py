@@ -1,5 +1,7 @@
 """`resume`: go on with a run that was stopped, crashed or prepared; with `--steps`, train a finished one further."""
 
+import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,7 @@ from shared.run_dir import RunDir
 def run_command(*, directory: Path, steps: int | None, on_fault: OnFault | None, verbose: bool) -> int:
     """Open the run, train on, report."""
     run = RunDir.open(directory)
+    warn_of_another_owner(run)
     # Held while config.json may change, so that a run in use is refused first; the learner then takes it itself.
     with run.hold():
         summary = read_summary(run)
@@ -59,6 +62,17 @@ def with_on_fault(run: RunDir, config: Config, on_fault: OnFault | None) -> Conf
     changed = msgspec.structs.replace(config, guard=msgspec.structs.replace(config.guard, on_fault=on_fault))
     write_whole(run.config, config_to_json(changed))
     return changed
+
+
+def warn_of_another_owner(run: RunDir) -> None:
+    """Root may write where the owner then may not. A warning: some file systems show one owner for everything."""
+    owner, user = run.path.stat().st_uid, os.geteuid()
+    if owner != user:
+        print(
+            f"warning: {run.path} belongs to user {owner}, and this is user {user}: the owner may be unable to go on"
+            " with what is written now; better resume it as its owner.",
+            file=sys.stderr,
+        )
 
 
 def finished(directory: Path, steps: int) -> str:

@@ -161,13 +161,18 @@ def become(role: Role) -> int:
     os.dup2(log, 2)
     os.close(log)
     os.environ.update(role.environment)
-    setproctitle(" ".join(role.argv))
+    setproctitle(title(role.argv))
     module, *words = role.argv[2:]
     if module == "learner":
         from learner.__main__ import start
     else:
         from actor.__main__ import start
     return start(words)
+
+
+def title(argv: list[str]) -> str:
+    """What `ps` shows. A path may hold bytes that are no text, which setproctitle does not take."""
+    return os.fsencode(" ".join(argv)).decode(errors="replace")
 
 
 def live(role: Role) -> NoReturn:

@@ -83,6 +83,14 @@ def test_what_a_child_says_and_how_it_ends_arrive(zygote: ZygoteStarter, plan: T
     assert "error: " in said and "Traceback" not in said
 
 
+def test_a_path_that_is_no_text_is_a_path_all_the_same(zygote: ZygoteStarter, plan: Topology, tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    process = nowhere(plan, folder)
+    assert ended(start(zygote, process)) == 2
+    assert "is not a run directory" in process.log.read_text()
+
+
 def test_a_child_looks_like_a_process_of_its_own(zygote: ZygoteStarter, plan: Topology) -> None:
     child = start(zygote, plan.actors[0])
     process = psutil.Process(born(child))

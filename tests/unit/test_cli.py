@@ -253,6 +253,18 @@ def test_resuming_a_finished_run_says_so(tmp_path: Path, capsys: pytest.CaptureF
     assert list(run.logs.iterdir()) == []
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a folder away")
+def test_resume_says_whose_run_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished_run(tmp_path / "run")
+    capsys.readouterr()
+    assert main(["resume", str(run.path)]) == 0
+    assert capsys.readouterr().err == ""
+    os.chown(run.path, 12345, -1)
+    assert main(["resume", str(run.path)]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: {run.path} belongs to user 12345, and this is user 0: ") and said.count("\n") == 1
+
+
 def test_resume_never_takes_steps_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = finished_run(tmp_path / "run")
     capsys.readouterr()
