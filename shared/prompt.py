@@ -3,9 +3,9 @@
 The learner renders prompts once and sends ids; the actor decodes completions for the verifier alone. Text that was
 decoded is never tokenised again for training: the round trip does not give the same ids.
 A template that writes the day's date into every prompt (Llama 3 does) gets one fixed day, or a run that is resumed
-tomorrow would ask other questions than its journal answers. A template is a program that came with the model: it runs in
-transformers' sandbox, for a few seconds at most, and what goes wrong in it is said in a sentence. Other code that comes
-with a model is never run.
+tomorrow would ask other questions than its journal answers. A template is a program that came with the model: it runs
+in transformers' sandbox, for a few seconds at most, and what goes wrong in it is said in a sentence. Other code that
+comes with a model is never run.
 """
 
 import hashlib

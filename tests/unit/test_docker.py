@@ -14,6 +14,7 @@ from dockerfile_parse import DockerfileParser
 
 from launch.cli import parse
 from shared.config_load import apply_override, resolve
+from shared.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -128,7 +129,38 @@ def test_services_share_the_run_directory(services: dict[str, Any]) -> None:
         assert run["type"] == "bind"
         # Docker would make it as root, and then nobody could write to it.
         assert run["bind"] == {"create_host_path": False}
-        assert not run.get("read_only")
+
+
+def mounts(service: dict[str, Any]) -> dict[str, bool]:
+    """Where in the run directory something is mounted -> whether it may be written."""
+    binds = [volume for volume in service["volumes"] if volume["target"].startswith("/run/tandem")]
+    return {volume["target"]: not volume.get("read_only", False) for volume in binds}
+
+
+def test_only_the_learner_may_write_journal_and_checkpoints(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        if name.startswith("actor"):
+            assert mounts(service) == {"/run/tandem": False, "/run/tandem/turns": True, "/run/tandem/logs": True}
+        else:
+            assert mounts(service) == {"/run/tandem": True}
+
+
+def test_what_the_actor_may_write_is_made_with_the_run(tmp_path: Path, services: dict[str, Any]) -> None:
+    run = RunDir.create(tmp_path / "run", b"{}")
+    needed = {str(path.relative_to(run.path)) for path in (run.lease.parent, run.logs)}
+    assert {
+        target.removeprefix("/run/tandem/") for target, writable in mounts(services["actor"]).items() if writable
+    } == (needed)
+    for volume in services["actor"]["volumes"]:
+        if volume["target"].removeprefix("/run/tandem/") in needed:
+            assert volume["bind"] == {"create_host_path": False}
+
+
+def test_no_service_takes_the_whole_machine_or_starts_for_ever(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["pids_limit"] == 1024
+        assert re.fullmatch(r"\$\{TANDEM_MEMORY:-\d+g\}", service["mem_limit"])
+        assert service.get("restart") == (None if name == "prepare" else "on-failure:5")
 
 
 def test_services_can_do_little(services: dict[str, Any]) -> None:

@@ -148,9 +148,7 @@ def test_another_seed_than_the_run_began_with_is_refused(learner: Callable[[], L
     checkpoint = saved.state.save(1, Past())
     other = learner()
     other.state.config = msgspec.structs.replace(CONFIG, run=msgspec.structs.replace(CONFIG.run, seed=7))
-    with pytest.raises(
-        ConfigError, match=r"^run\.seed is 7 in .*, but .* began with 0; set it back to 0, or"
-    ):
+    with pytest.raises(ConfigError, match=r"^run\.seed is 7 in .*, but .* began with 0; set it back to 0, or"):
         other.state.load(checkpoint)
 
 
