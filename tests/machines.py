@@ -8,21 +8,12 @@ from typing import Any
 import msgspec
 
 from launch.doctor.estimate import ModelShape
-from launch.doctor.facts.card import Card, Cards
-from launch.doctor.facts.cgroup import Cgroup
-from launch.doctor.facts.clock import Clock
-from launch.doctor.facts.disk import Disk, Folder
-from launch.doctor.facts.hub import Hub
-from launch.doctor.facts.limits import Limits
-from launch.doctor.facts.link import Link
-from launch.doctor.facts.memory import Memory
-from launch.doctor.facts.model import Model
-from launch.doctor.facts.processor import Processor
-from launch.doctor.facts.reward import Reward
-from launch.doctor.facts.run_folder import RunFolder
-from launch.doctor.facts.software import Library, Software
-from launch.doctor.facts.torch_build import Device, Driver, RoundTrip, TorchBuild
-from launch.doctor.known import Missing
+from launch.doctor.facts.card import Card, Cards, Device, Driver, RoundTrip, TorchBuild
+from launch.doctor.facts.disk import Disk, Folder, Link, RunFolder
+from launch.doctor.facts.model import Hub, Model
+from launch.doctor.facts.processor import Cgroup, Clock, Limits, Memory, Processor
+from launch.doctor.facts.software import Library, Reward, Software
+from launch.doctor.finding import Missing
 from launch.doctor.machine import Machine
 from shared.config import Config
 from shared.config_load import resolve

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from launch.doctor.examine import Report, examine
-from launch.doctor.gather import gather
+from launch.doctor.machine import gather
 from launch.run import default_folder
 from shared.config import Config
 from shared.config_load import apply_override, config_from_json, config_to_json, load_config, resolve

@@ -3,21 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from launch.doctor.checks import (
-    card,
-    clock,
-    disk,
-    limits,
-    link,
-    memory,
-    model,
-    processor,
-    run_folder,
-    software,
-    verifier,
-)
-from launch.doctor.finding import Finding, warning
-from launch.doctor.known import UnknownFact
+from launch.doctor.checks import card, disk, model, processor, software
+from launch.doctor.finding import Finding, UnknownFact, warning
 from launch.doctor.machine import Machine
 
 Check = Callable[[Machine], Finding]
@@ -25,15 +12,21 @@ Check = Callable[[Machine], Finding]
 CHECKS: dict[str, tuple[Check, ...]] = {
     "software": (software.python, software.libraries, software.torch, software.bitsandbytes),
     "processor": (processor.vector_units, processor.cores, processor.container_share, processor.variables),
-    "memory": (memory.available, memory.container_limit, memory.swap, memory.shared_memory, memory.windows),
+    "memory": (
+        processor.available,
+        processor.container_limit,
+        processor.swap,
+        processor.shared_memory,
+        processor.windows,
+    ),
     "card": (card.present, card.driver, card.architecture, card.sharing, card.memory, card.allocator),
     "disk": (disk.writable, disk.space, disk.speed, disk.file_system, disk.modes, disk.locks, disk.clock),
-    "limits": (limits.open_files, limits.file_size, limits.address_space, limits.processes),
-    "link": (link.address, link.socket_path, link.socket_folder),
-    "clock": (clock.date, clock.steady),
-    "run": (run_folder.directory, run_folder.keys, run_folder.lock, run_folder.lease),
+    "limits": (processor.open_files, processor.file_size, processor.address_space, processor.processes),
+    "link": (disk.address, disk.socket_path, disk.socket_folder),
+    "clock": (processor.date, processor.steady),
+    "run": (disk.directory, disk.keys, disk.lock, disk.lease),
     "model": (model.present, model.access, model.own_code, model.hub_cache, model.base_cache, model.tasks),
-    "verifier": (verifier.function,),
+    "verifier": (software.function,),
 }
 
 

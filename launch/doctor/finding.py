@@ -1,11 +1,12 @@
-"""What one check says."""
+"""What one check says, in words and bytes for people, and a fact or why there is none."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 Level = Literal["ok", "note", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
 """From harmless to what would stop a run."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +39,29 @@ def warning(found: str, remedy: str) -> Finding:
 def error(found: str, remedy: str) -> Finding:
     """A run would fail."""
     return Finding(level="error", found=found, remedy=remedy)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A look that gave nothing."""
+
+    reason: str
+    """Why, in words: it took too long, it is not there, it crashed."""
+
+
+class UnknownFact(Exception):
+    """A check needs what nobody could find out."""
+
+
+def known(fact: T | Missing) -> T:
+    """The fact itself; without it the check that asks ends here, and the reason becomes its finding."""
+    if isinstance(fact, Missing):
+        raise UnknownFact(fact.reason)
+    return fact
+
+
+def size(num_bytes: float) -> str:
+    """`3.2 GiB`, `64 MiB`."""
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.1f} GiB"
+    return f"{num_bytes / 2**20:.0f} MiB"

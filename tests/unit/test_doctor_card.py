@@ -12,9 +12,19 @@ import pytest
 from launch.doctor.checks import card as card_checks
 from launch.doctor.checks import software as software_checks
 from launch.doctor.checks.card import serves
-from launch.doctor.facts.card import Card, Cards, Holder, look_at_cards, read_cards
-from launch.doctor.facts.torch_build import Driver, RoundTrip, TorchBuild, look_at_torch, stages
-from launch.doctor.known import Missing
+from launch.doctor.facts.card import (
+    Card,
+    Cards,
+    Driver,
+    Holder,
+    RoundTrip,
+    TorchBuild,
+    look_at_cards,
+    look_at_torch,
+    read_cards,
+    stages,
+)
+from launch.doctor.finding import Missing
 from launch.doctor.probe import Told, ask
 from tests.machines import ROUND_TRIP, TORCH_CUDA, sound
 

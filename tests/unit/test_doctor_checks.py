@@ -6,13 +6,10 @@ from pathlib import Path
 import pytest
 
 from launch.doctor.examine import CHECKS, Report, examine
-from launch.doctor.facts.card import Holder
-from launch.doctor.facts.hub import Hub
-from launch.doctor.facts.reward import Reward
-from launch.doctor.facts.software import Library
-from launch.doctor.facts.torch_build import Device, Driver
-from launch.doctor.finding import Level
-from launch.doctor.known import Missing
+from launch.doctor.facts.card import Device, Driver, Holder
+from launch.doctor.facts.model import Hub
+from launch.doctor.facts.software import Library, Reward
+from launch.doctor.finding import Level, Missing
 from launch.doctor.machine import Machine
 from tests.machines import (
     GIB,

@@ -14,8 +14,7 @@ from rich.console import Console
 
 from launch.doctor.command import as_tree, choose_source, num_errors, read_config
 from launch.doctor.examine import CHECKS, examine, judged
-from launch.doctor.finding import warning
-from launch.doctor.known import Missing
+from launch.doctor.finding import Missing, warning
 from launch.doctor.machine import Machine
 from launch.doctor.show import show
 from launch.run import make_run

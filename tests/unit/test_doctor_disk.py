@@ -15,11 +15,7 @@ from pathlib import Path
 import pytest
 
 from launch.doctor.checks import disk as disk_checks
-from launch.doctor.checks import link as link_checks
-from launch.doctor.checks import run_folder as run_checks
-from launch.doctor.facts.disk import file_system, look_at_disk, look_at_folder
-from launch.doctor.facts.link import look_at_link
-from launch.doctor.facts.run_folder import look_at_run
+from launch.doctor.facts.disk import file_system, look_at_disk, look_at_folder, look_at_link, look_at_run
 from launch.run import make_run
 from shared.config import Config, LinkConfig
 from shared.run_dir import RunDir
@@ -152,13 +148,13 @@ def test_a_fresh_run_has_nothing_against_it(run: RunDir) -> None:
     seen = look_at_run(run.path)
     assert (seen.state, seen.keys_trouble, seen.keys_mode) == ("run", "", 0o700)
     machine = replace(sound(), run_dir=run.path, run=seen)
-    assert {check(machine).level for check in (run_checks.keys, run_checks.lock, run_checks.lease)} == {"ok"}
+    assert {check(machine).level for check in (disk_checks.keys, disk_checks.lock, disk_checks.lease)} == {"ok"}
 
 
 def test_a_key_that_others_can_read(run: RunDir) -> None:
     (key, *_) = sorted(run.keys.glob("learner*.json"))
     key.chmod(0o644)
-    finding = run_checks.keys(replace(sound(), run_dir=run.path, run=look_at_run(run.path)))
+    finding = disk_checks.keys(replace(sound(), run_dir=run.path, run=look_at_run(run.path)))
     assert finding.level == "error"
     assert f"{key} can be read by others" in finding.found
     assert f"chmod 600 {key}" in finding.remedy
@@ -166,7 +162,7 @@ def test_a_key_that_others_can_read(run: RunDir) -> None:
 
 def test_a_folder_of_keys_that_is_open(run: RunDir) -> None:
     run.keys.chmod(0o755)
-    finding = run_checks.keys(replace(sound(), run_dir=run.path, run=look_at_run(run.path)))
+    finding = disk_checks.keys(replace(sound(), run_dir=run.path, run=look_at_run(run.path)))
     assert finding.level == "error"
     assert f"chmod 700 {run.keys}" in finding.remedy
 
@@ -174,7 +170,7 @@ def test_a_folder_of_keys_that_is_open(run: RunDir) -> None:
 def test_a_key_that_is_lost(run: RunDir) -> None:
     (key, *_) = sorted(run.keys.glob("learner*.json"))
     key.unlink()
-    finding = run_checks.keys(replace(sound(), run_dir=run.path, run=look_at_run(run.path)))
+    finding = disk_checks.keys(replace(sound(), run_dir=run.path, run=look_at_run(run.path)))
     assert finding.level == "error"
     assert str(key) in finding.found
 
@@ -190,7 +186,7 @@ def test_a_run_that_a_live_process_holds(run: RunDir) -> None:
         holder.kill()
         holder.communicate()
     assert seen.lock_holder == f"process {holder.pid}"
-    finding = run_checks.lock(replace(sound(), run_dir=run.path, run=seen))
+    finding = disk_checks.lock(replace(sound(), run_dir=run.path, run=seen))
     assert (finding.level, finding.found) == ("error", f"{run.path} is in use by process {holder.pid}")
     # The file stays, the lock does not.
     assert run.lock.exists()
@@ -224,7 +220,7 @@ def test_a_folder_of_sockets_that_is_open(short: Path, monkeypatch: pytest.Monke
     folder.mkdir()
     folder.chmod(0o755)
     link = look_at_link(LinkConfig(), short / "run")
-    finding = link_checks.socket_folder(replace(sound(), link=link))
+    finding = disk_checks.socket_folder(replace(sound(), link=link))
     assert finding.level == "error"
     assert f"chmod 700 {folder}" in finding.remedy
 
@@ -233,7 +229,7 @@ def test_a_socket_path_that_is_too_long(short: Path, monkeypatch: pytest.MonkeyP
     deep = short / ("x" * 90)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
-    finding = link_checks.socket_path(replace(sound(), link=look_at_link(LinkConfig(), short / "run")))
+    finding = disk_checks.socket_path(replace(sound(), link=look_at_link(LinkConfig(), short / "run")))
     assert finding.level == "error"
     assert "set XDG_RUNTIME_DIR" in finding.remedy
 
@@ -245,7 +241,7 @@ def test_a_port_that_is_taken() -> None:
         address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
         link = look_at_link(LinkConfig(endpoint=address), Path("run"))
     assert (link.address, link.busy) == (address, True)
-    assert link_checks.address(replace(sound(), link=link)).level == "error"
+    assert disk_checks.address(replace(sound(), link=link)).level == "error"
     assert look_at_link(LinkConfig(endpoint=address), Path("run")).trouble == "", "free again, and not kept by the look"
 
 
@@ -253,7 +249,7 @@ def test_a_port_that_is_taken() -> None:
 def test_a_port_that_is_none(bind: str) -> None:
     link = look_at_link(LinkConfig(endpoint="tcp://host:5757", bind=bind), Path("run"))
     assert link.trouble == "the port must be a number from 1 to 65535"
-    assert link_checks.address(replace(sound(), link=link)).level == "error"
+    assert disk_checks.address(replace(sound(), link=link)).level == "error"
 
 
 def test_an_address_of_another_machine() -> None:
@@ -261,7 +257,7 @@ def test_an_address_of_another_machine() -> None:
     link = look_at_link(LinkConfig(endpoint="tcp://203.0.113.1:5757"), Path("run"))
     assert link.trouble
     assert not link.busy
-    finding = link_checks.address(replace(sound(), link=link))
+    finding = disk_checks.address(replace(sound(), link=link))
     assert finding.level == "error"
     assert "set link.bind" in finding.remedy
 

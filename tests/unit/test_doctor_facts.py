@@ -9,16 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from launch.doctor.checks import limits as limit_checks
 from launch.doctor.checks import processor as processor_checks
-from launch.doctor.facts.cgroup import Cgroup, look_at_cgroup
-from launch.doctor.facts.clock import look_at_clock
-from launch.doctor.facts.limits import Limits, look_at_limits
-from launch.doctor.facts.memory import look_at_memory
-from launch.doctor.facts.processor import look_at_processor, read_flags
+from launch.doctor.facts.processor import (
+    Cgroup,
+    Limits,
+    look_at_cgroup,
+    look_at_clock,
+    look_at_limits,
+    look_at_memory,
+    look_at_processor,
+    read_flags,
+)
 from launch.doctor.facts.software import look_at_software
-from launch.doctor.known import Missing
-from launch.doctor.time_limit import Look
+from launch.doctor.finding import Missing
+from launch.doctor.probe import Look
 from tests.machines import GIB, but, sound
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,7 +202,7 @@ def test_no_shared_memory(tmp_path: Path) -> None:
 SHOW_LIMITS = """
 import resource
 resource.setrlimit(resource.{which}, ({value}, resource.getrlimit(resource.{which})[1]))
-from launch.doctor.facts.limits import look_at_limits
+from launch.doctor.facts.processor import look_at_limits
 print(look_at_limits())
 """
 
@@ -224,10 +228,10 @@ def test_unlimited_is_none() -> None:
     assert (seen.file_bytes is None) == (here == resource.RLIM_INFINITY)
     machine = but("limits", open_files=None, file_bytes=None, address_bytes=None, processes=None)(sound())
     for check in (
-        limit_checks.open_files,
-        limit_checks.file_size,
-        limit_checks.address_space,
-        limit_checks.processes,
+        processor_checks.open_files,
+        processor_checks.file_size,
+        processor_checks.address_space,
+        processor_checks.processes,
     ):
         assert check(machine).level == "ok"
 

@@ -11,13 +11,12 @@ import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 from launch.doctor.checks import model as model_checks
-from launch.doctor.checks import verifier as verifier_checks
+from launch.doctor.checks import software as software_checks
 from launch.doctor.estimate import ModelShape, card_need, host_need
-from launch.doctor.facts.hub import look_at_hub
-from launch.doctor.facts.model import look_at_model, shape_of
-from launch.doctor.facts.reward import look_at_reward
-from launch.doctor.gather import ask_hub
-from launch.doctor.known import Missing
+from launch.doctor.facts.model import look_at_hub, look_at_model, shape_of
+from launch.doctor.facts.software import look_at_reward
+from launch.doctor.finding import Missing
+from launch.doctor.machine import ask_hub
 from shared.config import Config, ModelConfig, VerifierConfig
 from shared.embedded import EMBEDDED_DIR
 from tests.machines import GIB, QWEN_15B, SMALL, config, sound
@@ -243,7 +242,7 @@ def test_a_reward_function_is_imported_elsewhere(text: str, said: str, tmp_path:
     reward = look_at_reward(verifier, 60.0)
     assert (reward.trouble == "") == (said == "")
     assert said in reward.trouble
-    finding = verifier_checks.function(replace(sound(), reward=reward))
+    finding = software_checks.function(replace(sound(), reward=reward))
     assert finding.level == ("error" if said else "ok")
 
 

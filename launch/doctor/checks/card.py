@@ -3,13 +3,10 @@
 import re
 from collections.abc import Mapping
 
-from launch.doctor.amount import size
-from launch.doctor.device import on_card
 from launch.doctor.estimate import card_need
 from launch.doctor.facts.card import Card, Cards, Holder
-from launch.doctor.finding import Finding, error, note, ok, warning
-from launch.doctor.known import Missing, known
-from launch.doctor.machine import Machine
+from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
+from launch.doctor.machine import Machine, on_card
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 BUILD = "install a build of PyTorch with CUDA (https://pytorch.org/get-started)"

@@ -1,12 +1,13 @@
-"""The disk under the run directory: room, speed, and what a run relies on."""
+"""The disk under the run directory: room, speed, and what a run relies on; the directory itself; the wire's address."""
 
-from launch.doctor.amount import size
+import os
+
 from launch.doctor.estimate import adapter_bytes, anchor_bytes
-from launch.doctor.finding import Finding, error, note, ok, warning
-from launch.doctor.known import Missing, known
+from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
 from launch.doctor.machine import Machine
 from learner.disk_need import bytes_needed
-from shared.run_dir import MIN_FREE_BYTES
+from protocol.endpoint import MAX_PATH_BYTES
+from shared.run_dir import MIN_FREE_BYTES, RunDir
 
 MIN_FREE_FILES = 1000
 SLOW_SYNC_S = 0.05
@@ -104,3 +105,79 @@ def clock(machine: Machine) -> Finding:
             "set both clocks by NTP: times in logs and files do not fit together",
         )
     return ok("new files have this machine's time")
+
+
+def directory(machine: Machine) -> Finding:
+    """Free for a run, or one."""
+    state = known(machine.run).state
+    if state == "other":
+        return error(f"{machine.run_dir} is not empty and holds no run", "choose another --out, or empty it")
+    if state == "run":
+        return note(f"{machine.run_dir} holds a run", "go on with it by `resume`; for a new one choose another --out")
+    return ok(f"{machine.run_dir} is free")
+
+
+def keys(machine: Machine) -> Finding:
+    """Whole, and closed to others."""
+    run = known(machine.run)
+    folder = machine.run_dir / "keys"
+    if run.keys_trouble:
+        found, _, remedy = run.keys_trouble.partition("; ")
+        return error(found, remedy.rstrip("."))
+    if run.keys_mode is not None and run.keys_mode & 0o077:
+        return error(f"{folder} is open to others (mode {run.keys_mode:04o})", f"chmod 700 {folder}")
+    return ok("keys are closed to others" if run.state == "run" else "keys are made with the run")
+
+
+def lock(machine: Machine) -> Finding:
+    """Nobody is writing this run."""
+    holder = known(machine.run).lock_holder
+    if holder:
+        return error(f"{machine.run_dir} is in use by {holder}", "wait until it ends, or stop it first")
+    return ok("no learner is at work in it")
+
+
+def lease(machine: Machine) -> Finding:
+    """No stray process computes in it."""
+    run = known(machine.run)
+    if run.lease_holder and not run.lock_holder:
+        holder = "a process" if run.lease_holder == "another process" else run.lease_holder
+        return warning(
+            f"no learner is up, and still {holder} holds the lease of {machine.run_dir}",
+            f"end it: a new run would wait for it (fuser {RunDir(machine.run_dir).lease} names it)",
+        )
+    return ok("no stray process holds the lease")
+
+
+def address(machine: Machine) -> Finding:
+    """The configured tcp endpoint can be bound."""
+    link = known(machine.link)
+    if link.address == "ipc":
+        return ok("a local socket, no port")
+    found = f"{link.address} cannot be bound: {link.trouble}"
+    if link.busy and not isinstance(machine.run, Missing) and machine.run.lock_holder:
+        return note(f"{found}; this run's learner is up")
+    if link.busy:
+        return error(found, "end the program that has it (ss -ltnp shows it), or choose another port")
+    if link.trouble:
+        return error(found, "set link.bind to an address of this machine, such as tcp://0.0.0.0:5757")
+    return ok(f"{link.address} can be bound")
+
+
+def socket_path(machine: Machine) -> Finding:
+    """Short enough for the kernel, which takes 107 bytes."""
+    path = known(machine.link).socket_path
+    length = len(os.fsencode(path))
+    found = f"the local socket {path} has {length} bytes of at most {MAX_PATH_BYTES}"
+    if known(machine.link).address == "ipc" and length > MAX_PATH_BYTES:
+        return error(found, "set XDG_RUNTIME_DIR to a folder with a shorter path")
+    return ok(found)
+
+
+def socket_folder(machine: Machine) -> Finding:
+    """Ours alone."""
+    trouble = known(machine.link).folder_trouble
+    if trouble:
+        found, _, remedy = trouble.partition("; ")
+        return error(found, remedy.rstrip("."))
+    return ok("the folder of local sockets is closed to others, or not needed")

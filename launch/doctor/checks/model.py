@@ -1,9 +1,7 @@
 """The model and the tasks that the configuration names."""
 
-from launch.doctor.amount import size
 from launch.doctor.facts.disk import Folder
-from launch.doctor.finding import Finding, error, note, ok, warning
-from launch.doctor.known import Missing, known
+from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
 from launch.doctor.machine import Machine
 
 UNKNOWN_BYTES = 2 * 2**30

@@ -1,8 +1,11 @@
-"""Cores against threads, vector units, and variables that would have their own way."""
+"""Cores against threads, memory against an estimate of what the model needs, and what a container or shell allows."""
 
-from launch.doctor.finding import Finding, error, note, ok, warning
-from launch.doctor.known import known
-from launch.doctor.machine import Machine
+from datetime import UTC, datetime
+
+from launch.doctor.estimate import Need, host_need
+from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
+from launch.doctor.machine import Machine, on_card
+from learner.journal import SEGMENT_BYTES
 from shared.determinism import cpu_environment
 
 SETTLED = {"MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"}
@@ -22,6 +25,19 @@ HARMFUL = {
     *SETTLED,
 }
 """Take effect whatever the configuration says; pinning two processes to the same cores is the worst of them."""
+SMALLER = "use a smaller model, model.dequantize=each_call, batch.checkpointing=true or a smaller batch.token_budget"
+MIN_SHARED_BYTES = 64 * 2**20
+"""What Docker gives unless it is told otherwise."""
+MIN_OPEN_FILES = 128
+COMFORTABLE_OPEN_FILES = 1024
+ADDRESS_BYTES = 16 * 2**30
+"""What torch's libraries, threads and file maps reserve in one process, with a margin."""
+MIN_PROCESSES = 256
+EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
+"""This program is younger."""
+LATEST = datetime(2060, 1, 1, tzinfo=UTC)
+MAX_DRIFT_S = 1.0
+NTP = "set the clock (timedatectl set-ntp true)"
 
 
 def vector_units(machine: Machine) -> Finding:
@@ -89,3 +105,143 @@ def variables(machine: Machine) -> Finding:
             "use compute.learner_threads, compute.actor_threads and compute.blas instead",
         )
     return ok("no variable overrides threads or vector units")
+
+
+def available(machine: Machine) -> Finding:
+    """What is free against what the two processes need."""
+    memory, need = known(machine.memory), needed(machine)
+    return judge(
+        memory.available,
+        f"{size(memory.available)} of {size(memory.total)} are free",
+        need,
+        f"end other programs; or {SMALLER}",
+    )
+
+
+def container_limit(machine: Machine) -> Finding:
+    """The same within a container's limit."""
+    cgroup = known(machine.cgroup)
+    if cgroup.memory_limit is None or cgroup.memory_left is None:
+        return ok("no limit on memory")
+    return judge(
+        cgroup.memory_left,
+        f"the container may hold {size(cgroup.memory_limit)}, {size(cgroup.memory_left)} are left",
+        needed(machine),
+        f"raise the limit (docker: --memory); or {SMALLER}",
+    )
+
+
+def needed(machine: Machine) -> Need | None:
+    """By both processes; nobody knows before the model is here."""
+    shape = known(machine.model).shape
+    return None if isinstance(shape, Missing) else host_need(machine.config, shape, card=on_card(machine))
+
+
+def judge(free: int, found: str, need: Need | None, remedy: str) -> Finding:
+    """Less than the weights cannot work; less than the estimate may not."""
+    if need is None:
+        return note(f"{found}; what a run needs can be told once the model is here")
+    found = f"{found}; a run needs about {size(need.total)}"
+    if free < need.weights:
+        return error(found, remedy)
+    return warning(found, remedy) if free < need.total else ok(found)
+
+
+def swap(machine: Machine) -> Finding:
+    """Not in heavy use already."""
+    memory = known(machine.memory)
+    if not memory.swap_total:
+        return ok("no swap: what does not fit is killed, and the run can be resumed")
+    used = memory.swap_total - memory.swap_free
+    found = f"{size(used)} of {size(memory.swap_total)} swap in use"
+    if used > memory.swap_total / 2:
+        return warning(found, "end other programs: a process that swaps is slower than its silence limit allows")
+    return ok(found)
+
+
+def shared_memory(machine: Machine) -> Finding:
+    """/dev/shm as libraries expect it."""
+    memory = known(machine.memory)
+    if memory.shared_total is None or not memory.shared_writable:
+        return warning("/dev/shm is missing or not writable", "start the container with --ipc=host or --shm-size=1g")
+    if memory.shared_total <= MIN_SHARED_BYTES:
+        return note(
+            f"/dev/shm has {size(memory.shared_total)}: enough for the built-in engine, not for every library",
+            "start the container with --ipc=host or --shm-size=1g",
+        )
+    return ok(f"/dev/shm has {size(memory.shared_total)}")
+
+
+def windows(machine: Machine) -> Finding:
+    """WSL2 has limits of its own."""
+    memory = known(machine.memory)
+    if not memory.wsl:
+        return ok("Linux of its own, no WSL")
+    found = f"WSL2 with {size(memory.total)}: half of the machine's memory by default, and little of it can be pinned"
+    if on_card(machine):
+        return warning(
+            f"{found}; processes on the card cannot be listed, and a full card spills into slow host memory",
+            "set memory= in .wslconfig, keep the run directory on the Linux side, leave room on the card",
+        )
+    return note(found, "set memory= in .wslconfig if more is needed, and keep the run directory on the Linux side")
+
+
+def open_files(machine: Machine) -> Finding:
+    """Sockets, segments, libraries."""
+    limit = known(machine.limits).open_files
+    if limit is None or limit >= COMFORTABLE_OPEN_FILES:
+        return ok(f"{limit or 'any number of'} open files a process")
+    found, remedy = f"{limit} open files a process", f"ulimit -n {COMFORTABLE_OPEN_FILES}"
+    return error(found, remedy) if limit < MIN_OPEN_FILES else warning(found, remedy)
+
+
+def file_size(machine: Machine) -> Finding:
+    """Journal segments and the quantised base."""
+    limit = known(machine.limits).file_bytes
+    if limit is None:
+        return ok("files of any size")
+    shape = known(machine.model).shape
+    largest = SEGMENT_BYTES if isinstance(shape, Missing) else max(SEGMENT_BYTES, shape.file_bytes)
+    found = f"files up to {size(limit)}; the largest of a run has about {size(largest)}"
+    return error(found, "ulimit -f unlimited") if limit < largest else ok(found)
+
+
+def address_space(machine: Machine) -> Finding:
+    """Far more is reserved than used."""
+    limit = known(machine.limits).address_bytes
+    if limit is None:
+        return ok("any amount of address space")
+    found, remedy = f"{size(limit)} of address space a process", "ulimit -v unlimited; bound memory by a cgroup instead"
+    if on_card(machine):
+        return error(f"{found}: CUDA reserves more than the card and the machine have together", remedy)
+    return warning(found, remedy) if limit < ADDRESS_BYTES else ok(found)
+
+
+def processes(machine: Machine) -> Finding:
+    """Every thread counts, of all programs of this user."""
+    limit = known(machine.limits).processes
+    if limit is not None and limit < MIN_PROCESSES:
+        return warning(f"{limit} processes and threads for this user", f"ulimit -u {4 * MIN_PROCESSES}")
+    return ok(f"{limit or 'any number of'} processes and threads")
+
+
+def date(machine: Machine) -> Finding:
+    """Not absurd: certificates of a hub are refused on a wrong date."""
+    now = datetime.fromtimestamp(known(machine.clock).now, UTC)
+    if not EARLIEST <= now <= LATEST:
+        return warning(f"it is {now:%Y-%m-%d} here; downloads refuse certificates on a wrong date", NTP)
+    return ok(f"{now:%Y-%m-%d %H:%M} UTC")
+
+
+def steady(machine: Machine) -> Finding:
+    """Both clocks went on, and together."""
+    clock = known(machine.clock)
+    if clock.monotonic_s <= 0:
+        return error(
+            "the monotonic clock stands still, and every deadline depends on it",
+            "restart the machine; in a virtual machine choose another clock source",
+        )
+    drift = clock.wall_s - clock.monotonic_s
+    if abs(drift) > MAX_DRIFT_S:
+        return warning(f"the date jumped by {drift:+.1f} s within {clock.monotonic_s:.1f} s", NTP)
+    return ok("date and monotonic clock go together")

@@ -1,9 +1,8 @@
-"""Versions, and whether the two libraries with machine code of their own work here."""
+"""Versions, whether the libraries with machine code of their own work here, and whether the reward function loads."""
 
 from packaging.specifiers import SpecifierSet
 
-from launch.doctor.finding import Finding, error, note, ok, warning
-from launch.doctor.known import Missing, known
+from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
 from launch.doctor.machine import Machine
 
 MAX_KERNEL_GAP = 1e-5
@@ -62,3 +61,16 @@ def bitsandbytes(machine: Machine) -> Finding:
     if not library.kernel_gap <= MAX_KERNEL_GAP:
         return error(f"{name} has kernels that differ from the format by {library.kernel_gap:.3g}", INSTALL)
     return ok(f"{name} quantises and dequantises NF4 as it should")
+
+
+def function(machine: Machine) -> Finding:
+    """The user's reward function can be imported."""
+    reward = known(machine.reward)
+    if not reward.function:
+        return ok(f"built in: {machine.config.verifier.kind}")
+    if reward.trouble:
+        return error(
+            f"verifier.function = '{reward.function}' cannot be used: {reward.trouble}",
+            "mend the file; importing it must end by itself, within seconds and without input",
+        )
+    return ok(f"{reward.function} can be imported")

@@ -1,21 +1,32 @@
-"""The file system under the run directory: room, what kind it is, how long a sync takes, what it can and cannot do.
+"""The file system under the run directory, the directory where it exists, and the address that its learner binds.
 
-A few small files are written in a folder of their own beside the run and removed again.
+A few small files are written in a folder of their own beside the run and removed again; a free lock is taken for an
+instant; an address is bound and let go.
 """
 
+import errno
 import os
+import socket
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from shared.file_lock import open_lock, try_lock
+from protocol.endpoint import make_private, socket_path
+from protocol.errors import SecurityError
+from protocol.security import load_learner_keys
+from shared.config import LinkConfig
+from shared.file_lock import open_lock, signature, try_lock
+from shared.run_dir import RunDir
+from shared.wire_address import bind_address
 
 MOUNTS = Path("/proc/self/mountinfo")
 SYNCS = 8
 ENOUGH_S = 1.0
 BLOCK = b"x" * 4096
+WILDCARD = "*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,3 +145,117 @@ def file_system(path: Path, mounts: Path = MOUNTS) -> str:
         if path.is_relative_to(point) and len(point) >= best:
             best, kind = len(point), source.split()[0]
     return kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """What lies there."""
+
+    state: Literal["new", "run", "other"]
+    """Nothing, a run, or files of another kind."""
+    keys_trouble: str
+    """What is wrong with the keys; empty if nothing is, or there are none yet. `found; remedy`."""
+    keys_mode: int | None
+    """Permissions of the keys' folder; None if there is none."""
+    lock_holder: str
+    """Who writes this run; empty if nobody does."""
+    lease_holder: str
+    """Who computes in it; empty if nobody does."""
+
+
+def look_at_run(path: Path) -> RunFolder:
+    """Takes a free lock for an instant, and nothing else."""
+    run = RunDir(path)
+    is_run = run.config.is_file()
+    return RunFolder(
+        state="run" if is_run else "other" if holds_files(path) else "new",
+        keys_trouble=keys_trouble(run.keys) if is_run else "",
+        keys_mode=run.keys.stat().st_mode & 0o777 if run.keys.is_dir() else None,
+        lock_holder=holder(run.lock),
+        lease_holder=holder(run.lease),
+    )
+
+
+def holds_files(path: Path) -> bool:
+    """The path is a file itself, or a folder with one somewhere below."""
+    return path.is_file() or any(entry.is_file() for entry in path.rglob("*"))
+
+
+def keys_trouble(keys: Path) -> str:
+    """As a learner would find out."""
+    try:
+        load_learner_keys(keys)
+    except SecurityError as error:
+        return str(error)
+    return ""
+
+
+def holder(lock: Path) -> str:
+    """Whoever has this lock, in words."""
+    if not lock.is_file():
+        return ""
+    fd = open_lock(lock)
+    try:
+        return "" if try_lock(fd) else signature(fd)
+    finally:
+        os.close(fd)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What was tried."""
+
+    address: str
+    """`ipc`, or the tcp address that the learner binds."""
+    trouble: str
+    """Why it cannot be bound; empty if it can."""
+    busy: bool
+    """It is somebody else's, or this run's learner is up."""
+    socket_path: Path
+    """Of the local socket."""
+    folder_trouble: str
+    """Why the local socket's folder cannot be used; empty if it can. `found; remedy`."""
+
+
+def look_at_link(link: LinkConfig, run_dir: Path) -> Link:
+    """Binds and lets go; makes no folder."""
+    path = socket_path(run_dir)
+    local = link.endpoint == "ipc" and not link.bind
+    address = "ipc" if local else bind_address(link, run_dir)
+    error = try_bind(address) if address.startswith("tcp://") else None
+    return Link(
+        address=address,
+        trouble=str(error.strerror or error) if error else "",
+        busy=error is not None and error.errno == errno.EADDRINUSE,
+        socket_path=path,
+        folder_trouble=folder_trouble(path.parent) if local else "",
+    )
+
+
+def try_bind(address: str) -> OSError | None:
+    """What the kernel or the resolver says against it. As ZeroMQ does it, a port in TIME_WAIT counts as free."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        return OSError(errno.EINVAL, "the port must be a number from 1 to 65535")
+    name = "0.0.0.0" if host == WILDCARD else host.strip("[]")
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(target)
+            trial.listen(1)
+    except OSError as error:
+        return error
+    return None
+
+
+def folder_trouble(folder: Path) -> str:
+    """Of the folder of local sockets, which is made by a run if it is not there."""
+    if not os.path.lexists(folder):
+        writable = os.access(folder.parent, os.W_OK | os.X_OK)
+        return "" if writable else f"{folder.parent} cannot be written to; set XDG_RUNTIME_DIR to a folder of yours"
+    try:
+        make_private(folder)
+    except SecurityError as error:
+        return str(error)
+    return ""

@@ -1,21 +1,30 @@
-"""The configured model as far as it lies on this machine, the folders it will lie in, and the task file."""
+"""The configured model as far as it is on this machine, the folders it will be in, the task file; and what the Hugging
+Face hub says about a model that is not here yet, the only look that uses a network.
+
+A hub that cannot be reached is no answer: the error is left to raise, and becomes the reason why there is none.
+"""
 
 import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from launch.doctor.estimate import ModelShape
 from launch.doctor.facts.disk import Folder, look_at_folder
-from launch.doctor.known import Missing
+from launch.doctor.finding import Missing
 from shared.cache_root import cache_root
 from shared.config import Config, ModelConfig
 from shared.embedded import EMBEDDED_DIR
 
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+
 TASK_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 MAX_HEADER_BYTES = 100 * 2**20
+TIMEOUT_S = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,3 +136,53 @@ def named_shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
             length = min(int.from_bytes(stream.read(8), "little"), MAX_HEADER_BYTES)
             header = json.loads(stream.read(length))
         yield from ((name, entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hub:
+    """Its answer."""
+
+    found: bool
+    """Model and revision exist, and are not hidden from this token."""
+    gated: bool
+    """Access has to be granted by its owner."""
+    admitted: bool
+    """The token here may fetch it."""
+    token: bool
+    """There is a token."""
+    num_bytes: int | None
+    """Of its weight files; None if the hub did not say."""
+
+
+def look_at_hub(model: ModelConfig, endpoint: str | None = None) -> Hub:
+    """One question, and a second one where the model is gated. Without an endpoint, the one that is configured."""
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    token, hub = get_token() is not None, HfApi(endpoint)
+    try:
+        info = hub.model_info(model.path, revision=model.revision, timeout=TIMEOUT_S, files_metadata=True)
+    except GatedRepoError:
+        return Hub(found=True, gated=True, admitted=False, token=token, num_bytes=None)
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError):
+        return Hub(found=False, gated=False, admitted=False, token=token, num_bytes=None)
+    sizes = [file.size or 0 for file in info.siblings or [] if file.rfilename.endswith(".safetensors")]
+    gated = bool(info.gated)
+    return Hub(
+        found=True,
+        gated=gated,
+        admitted=not gated or admitted(model, hub),
+        token=token,
+        num_bytes=sum(sizes) or None,
+    )
+
+
+def admitted(model: ModelConfig, hub: "HfApi") -> bool:
+    """Whether the hub would hand the files to this token."""
+    from huggingface_hub.errors import GatedRepoError
+
+    try:
+        hub.auth_check(model.path)
+    except GatedRepoError:
+        return False
+    return True

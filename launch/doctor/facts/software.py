@@ -1,6 +1,7 @@
-"""Versions that are here, and the windows that this project asks for.
+"""Versions that are here, the windows that this project asks for, and the user's reward function.
 
 The windows are read from pyproject.toml beside the packages (a clone, an image), else from the installed distribution.
+Whether the function can be imported is tried in a process of its own.
 """
 
 import platform
@@ -12,8 +13,12 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from launch.doctor.probe import ask
+from shared.config import VerifierConfig
+
 PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 DISTRIBUTION = "tandem-rl"
+PROBE = "launch.doctor.probes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,3 +71,20 @@ def library(requirement: Requirement) -> Library:
     except PackageNotFoundError:
         installed = None
     return Library(name=requirement.name, window=str(requirement.specifier), installed=installed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reward:
+    """What came of it."""
+
+    function: str
+    """`path/to/file.py:name`; empty if a built-in verifier is configured."""
+    trouble: str
+    """Why it cannot be used; empty if it can."""
+
+
+def look_at_reward(verifier: VerifierConfig, limit_s: float) -> Reward:
+    """Imports the file as a scoring worker does."""
+    if verifier.kind != "callable":
+        return Reward(function="", trouble="")
+    return Reward(function=verifier.function, trouble=ask(PROBE, ["reward", verifier.function], limit_s).trouble)

@@ -1,4 +1,7 @@
-"""`python -m launch.doctor.probes.torch_probe DEVICE`: the driver, then torch, then bitsandbytes, a JSON line each.
+"""Programs that doctor starts to look at what could crash or hang it.
+
+    python -m launch.doctor.probes torch DEVICE           the driver, then torch, then bitsandbytes, a JSON line each
+    python -m launch.doctor.probes reward FILE.py:NAME    exit 0 if that is a function that can be imported
 
 Whatever crashes here crashes this process alone. An import that fails is left to raise: the last line of its traceback
 is what doctor shows.
@@ -10,13 +13,14 @@ from typing import Any
 
 import msgspec
 
-from launch.doctor.facts.torch_build import Device, Driver, RoundTrip, TorchBuild
+from launch.doctor.facts.card import Device, Driver, RoundTrip, TorchBuild
+from shared.errors import RewardError
 from shared.lifeline import die_with_parent
 
 SHAPE = (128, 256)
 
 
-def main(device: str) -> None:
+def look_at_libraries(device: str) -> None:
     """One stage after the other."""
     tell(Driver(cuda=driver_cuda()))
     build = torch_build(device)
@@ -88,6 +92,16 @@ def round_trip(device: str) -> RoundTrip:
     )
 
 
+def try_reward(spec: str) -> None:
+    """Leave in a sentence if there is no such function."""
+    from actor.reward_function import load_reward_function
+
+    try:
+        load_reward_function(spec)
+    except RewardError as error:
+        sys.exit(str(error))
+
+
 if __name__ == "__main__":
     die_with_parent()
-    main(sys.argv[1])
+    {"torch": look_at_libraries, "reward": try_reward}[sys.argv[1]](sys.argv[2])
