@@ -11,7 +11,7 @@ from launch.doctor.estimate import ModelShape
 from launch.doctor.facts.card import Card, Cards, Device, Driver, RoundTrip, TorchBuild
 from launch.doctor.facts.disk import Disk, Folder, Link, RunFolder
 from launch.doctor.facts.model import Hub, Model
-from launch.doctor.facts.processor import Cgroup, Clock, Limits, Memory, Processor
+from launch.doctor.facts.processor import Cgroup, Limits, Memory, Processor
 from launch.doctor.facts.software import Library, Reward, Software
 from launch.doctor.finding import Missing
 from launch.doctor.machine import Machine
@@ -89,11 +89,9 @@ def sound() -> Machine:
             sync_s=0.002,
             keeps_modes=True,
             keeps_locks=True,
-            ahead_s=0.0,
         ),
         limits=Limits(open_files=1024, file_bytes=None, address_bytes=None, processes=None),
         link=Link(address="ipc", trouble="", busy=False, socket_path=Path("/run/user/1000/x"), folder_trouble=""),
-        clock=Clock(now=1_795_000_000.0, monotonic_s=0.2, wall_s=0.2),
         run=RunFolder(state="new", keys_trouble="", keys_mode=None, lock_holder="", lease_holder=""),
         model=Model(
             kind="embedded",

@@ -9,12 +9,10 @@ from launch.doctor.facts.disk import Disk, Link, RunFolder, look_at_disk, look_a
 from launch.doctor.facts.model import Hub, Model, kind_of, local_folder, look_at_hub, look_at_model
 from launch.doctor.facts.processor import (
     Cgroup,
-    Clock,
     Limits,
     Memory,
     Processor,
     look_at_cgroup,
-    look_at_clock,
     look_at_limits,
     look_at_memory,
     look_at_processor,
@@ -65,8 +63,6 @@ class Machine:
     """ulimit."""
     link: Link | Missing
     """The wire's address."""
-    clock: Clock | Missing
-    """Date and monotonic clock."""
     run: RunFolder | Missing
     """The run directory, where it exists."""
     model: Model | Missing
@@ -99,7 +95,6 @@ def gather(config: Config, run_dir: Path) -> Machine:
     memory = Look(look_at_memory, QUICK_S)
     limits = Look(look_at_limits, QUICK_S)
     link = Look(lambda: look_at_link(config.link, run_dir), QUICK_S)
-    clock = Look(look_at_clock, QUICK_S)
     run = Look(lambda: look_at_run(run_dir), QUICK_S)
     model = Look(lambda: look_at_model(config), HUB_S)
     library = answered(torch.result())
@@ -117,7 +112,6 @@ def gather(config: Config, run_dir: Path) -> Machine:
         disk=disk,
         limits=limits.result(),
         link=link.result(),
-        clock=clock.result(),
         run=run.result(),
         model=model.result(),
         hub=hub.result(),

@@ -257,7 +257,6 @@ CASES = [
     case("disk.file_system", "note", but("disk", kind="overlay"), "inside the container", "mount a volume"),
     case("disk.modes", "error", but("disk", keeps_modes=False), "can be read by others", "Windows"),
     case("disk.locks", "error", but("disk", keeps_locks=False), "flock does not exclude", "--out"),
-    case("disk.clock", "warning", but("disk", ahead_s=-30.0), "-30.0 s off", "NTP"),
     case("limits.open_files", "error", but("limits", open_files=64), "64 open files", "ulimit -n 1024"),
     case("limits.open_files", "warning", but("limits", open_files=256), "256 open files", "ulimit -n 1024"),
     case("limits.file_size", "error", but("limits", file_bytes=1 << 20), "files up to 1 MiB", "ulimit -f unlimited"),
@@ -309,9 +308,6 @@ CASES = [
         "XDG_RUNTIME_DIR",
     ),
     case("link.socket_folder", "error", but("link", folder_trouble="/t is open; run `chmod`."), "/t is open", "chmod"),
-    case("clock.date", "warning", but("clock", now=0.0), "it is 1970-01-01 here", "timedatectl"),
-    case("clock.steady", "warning", but("clock", wall_s=3600.2), "jumped by +3600.0 s", "timedatectl"),
-    case("clock.steady", "error", but("clock", monotonic_s=0.0), "stands still", "restart"),
     case("run.directory", "note", but("run", state="run"), "runs/first holds a run", "resume"),
     case("run.directory", "error", but("run", state="other"), "is not empty and holds no run", "another --out"),
     case(

@@ -14,7 +14,6 @@ from launch.doctor.facts.processor import (
     Cgroup,
     Limits,
     look_at_cgroup,
-    look_at_clock,
     look_at_limits,
     look_at_memory,
     look_at_processor,
@@ -239,16 +238,6 @@ def test_unlimited_is_none() -> None:
 def test_the_limits_are_the_soft_ones() -> None:
     assert isinstance(look_at_limits(), Limits)
     assert look_at_limits().open_files == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-# --- time
-
-
-def test_both_clocks_go_on() -> None:
-    clock = look_at_clock(0.01)
-    assert clock.monotonic_s >= 0.01
-    assert clock.wall_s > 0
-    assert abs(clock.now - time.time()) < 60
 
 
 # --- a look that takes too long, or fails

@@ -12,7 +12,6 @@ from shared.run_dir import MIN_FREE_BYTES, RunDir
 MIN_FREE_FILES = 1000
 SLOW_SYNC_S = 0.05
 VERY_SLOW_SYNC_S = 0.5
-MAX_SKEW_S = 2.0
 VOLATILE = {"tmpfs", "ramfs"}
 SHARED = {"nfs", "nfs4", "cifs", "smb3", "9p", "drvfs", "virtiofs", "fuse.sshfs", "lustre", "ceph", "glusterfs", "afs"}
 """Kept by another machine, or by Windows."""
@@ -94,17 +93,6 @@ def locks(machine: Machine) -> Finding:
     if not known(machine.disk).keeps_locks:
         return error("flock does not exclude there, so two learners could write one run", ELSEWHERE)
     return ok("locks exclude")
-
-
-def clock(machine: Machine) -> Finding:
-    """The file system's time is ours."""
-    seconds = known(machine.disk).ahead_s
-    if abs(seconds) > MAX_SKEW_S:
-        return warning(
-            f"a new file's time is {seconds:+.1f} s off this machine's clock",
-            "set both clocks by NTP: times in logs and files do not fit together",
-        )
-    return ok("new files have this machine's time")
 
 
 def directory(machine: Machine) -> Finding:

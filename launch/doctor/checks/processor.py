@@ -1,7 +1,5 @@
 """Cores against threads, memory against an estimate of what the model needs, and what a container or shell allows."""
 
-from datetime import UTC, datetime
-
 from launch.doctor.estimate import Need, host_need
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
 from launch.doctor.machine import Machine, on_card
@@ -33,11 +31,6 @@ COMFORTABLE_OPEN_FILES = 1024
 ADDRESS_BYTES = 16 * 2**30
 """What torch's libraries, threads and file maps reserve in one process, with a margin."""
 MIN_PROCESSES = 256
-EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
-"""This program is younger."""
-LATEST = datetime(2060, 1, 1, tzinfo=UTC)
-MAX_DRIFT_S = 1.0
-NTP = "set the clock (timedatectl set-ntp true)"
 
 
 def vector_units(machine: Machine) -> Finding:
@@ -223,25 +216,3 @@ def processes(machine: Machine) -> Finding:
     if limit is not None and limit < MIN_PROCESSES:
         return warning(f"{limit} processes and threads for this user", f"ulimit -u {4 * MIN_PROCESSES}")
     return ok(f"{limit or 'any number of'} processes and threads")
-
-
-def date(machine: Machine) -> Finding:
-    """Not absurd: certificates of a hub are refused on a wrong date."""
-    now = datetime.fromtimestamp(known(machine.clock).now, UTC)
-    if not EARLIEST <= now <= LATEST:
-        return warning(f"it is {now:%Y-%m-%d} here; downloads refuse certificates on a wrong date", NTP)
-    return ok(f"{now:%Y-%m-%d %H:%M} UTC")
-
-
-def steady(machine: Machine) -> Finding:
-    """Both clocks went on, and together."""
-    clock = known(machine.clock)
-    if clock.monotonic_s <= 0:
-        return error(
-            "the monotonic clock stands still, and every deadline depends on it",
-            "restart the machine; in a virtual machine choose another clock source",
-        )
-    drift = clock.wall_s - clock.monotonic_s
-    if abs(drift) > MAX_DRIFT_S:
-        return warning(f"the date jumped by {drift:+.1f} s within {clock.monotonic_s:.1f} s", NTP)
-    return ok("date and monotonic clock go together")

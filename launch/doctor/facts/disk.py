@@ -61,8 +61,6 @@ class Disk:
     """A file made with 0600 has 0600."""
     keeps_locks: bool = True
     """A held flock keeps a second one out."""
-    ahead_s: float = 0.0
-    """How far a new file's time is ahead of this machine's clock."""
 
 
 def look_at_folder(path: Path) -> Folder:
@@ -94,7 +92,6 @@ def tried(disk: Disk, trial: Path) -> Disk:
         sync_s=time_of_sync(trial / "sync"),
         keeps_modes=keeps_modes(trial / "mode"),
         keeps_locks=keeps_locks(trial / "lock"),
-        ahead_s=ahead(trial / "time"),
     )
 
 
@@ -127,13 +124,6 @@ def keeps_locks(file: Path) -> bool:
     finally:
         os.close(first)
         os.close(second)
-
-
-def ahead(file: Path) -> float:
-    """The file system's clock minus ours; it may be another machine's."""
-    before = time.time()
-    file.write_bytes(BLOCK)
-    return file.stat().st_mtime - (before + time.time()) / 2
 
 
 def file_system(path: Path, mounts: Path = MOUNTS) -> str:

@@ -1,5 +1,5 @@
 """Cores, vector units and the variables that decide about them; memory; what a container, a shell or a service manager
-allows of both; the clock.
+allows of both.
 
 A container's limit (cgroups, version 2 or 1) may be set on any level above this process, so all of them are asked; the
 smallest counts.
@@ -8,7 +8,6 @@ smallest counts.
 import os
 import platform
 import resource
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 NO_LIMIT = 2**60
 """Version 1 writes some number near 2^63 where there is no limit."""
-PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,22 +173,3 @@ def soft(which: int) -> int | None:
     """The limit in force."""
     value = resource.getrlimit(which)[0]
     return None if value == resource.RLIM_INFINITY else value
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clock:
-    """Two readings of each clock, a moment apart."""
-
-    now: float
-    """Seconds since 1970, at the second reading."""
-    monotonic_s: float
-    """What passed by the clock that deadlines go by."""
-    wall_s: float
-    """What passed by the date."""
-
-
-def look_at_clock(pause_s: float = PAUSE_S) -> Clock:
-    """Reads both, waits, reads both."""
-    monotonic, wall = time.monotonic(), time.time()
-    time.sleep(pause_s)
-    return Clock(now=time.time(), monotonic_s=time.monotonic() - monotonic, wall_s=time.time() - wall)
