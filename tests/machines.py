@@ -77,8 +77,6 @@ def sound() -> Machine:
             available=12 * GIB,
             swap_total=4 * GIB,
             swap_free=4 * GIB,
-            shared_total=8 * GIB,
-            shared_writable=True,
             wsl=False,
         ),
         disk=Disk(
@@ -97,7 +95,6 @@ def sound() -> Machine:
             kind="embedded",
             folder=Path("model"),
             shape=SMALL,
-            has_code=False,
             base_cache=FOLDER,
             hub_cache=FOLDER,
             offline=False,

@@ -16,7 +16,6 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         processor.available,
         processor.container_limit,
         processor.swap,
-        processor.shared_memory,
         processor.windows,
     ),
     "card": (card.present, card.driver, card.architecture, card.sharing, card.memory, card.allocator),
@@ -24,7 +23,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "limits": (processor.open_files, processor.file_size, processor.address_space, processor.processes),
     "link": (disk.address, disk.socket_path, disk.socket_folder),
     "run": (disk.directory, disk.keys, disk.lock, disk.lease),
-    "model": (model.present, model.access, model.own_code, model.hub_cache, model.base_cache, model.tasks),
+    "model": (model.present, model.access, model.hub_cache, model.base_cache, model.tasks),
     "verifier": (software.function,),
 }
 

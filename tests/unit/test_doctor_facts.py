@@ -182,18 +182,9 @@ def test_no_cgroup_is_no_limit(tmp_path: Path) -> None:
 
 def test_memory_is_read_in_bytes(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)
-    memory = look_at_memory(tmp_path / "meminfo", tmp_path)
+    memory = look_at_memory(tmp_path / "meminfo")
     assert (memory.total, memory.available) == (16_000_000 * 1024, 8_000_000 * 1024)
     assert (memory.swap_total, memory.swap_free) == (4_000_000 * 1024, 3_000_000 * 1024)
-    assert memory.shared_total is not None
-    assert memory.shared_writable
-
-
-def test_no_shared_memory(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text(MEMINFO)
-    memory = look_at_memory(tmp_path / "meminfo", tmp_path / "none")
-    assert memory.shared_total is None
-    assert not memory.shared_writable
 
 
 # --- limits

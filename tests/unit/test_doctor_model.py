@@ -154,7 +154,7 @@ def test_a_fetched_model_is_found_in_the_hubs_cache(tmp_path: Path, monkeypatch:
 
 def test_the_embedded_model_is_here_and_measured() -> None:
     model = look_at_model(Config())
-    assert (model.kind, model.folder, model.has_code, model.lost_files) == ("embedded", EMBEDDED_DIR, False, ())
+    assert (model.kind, model.folder, model.lost_files) == ("embedded", EMBEDDED_DIR, ())
     assert isinstance(model.shape, ModelShape)
     assert (model.shape.layers, model.shape.hidden, model.shape.key_value, model.shape.vocabulary) == (4, 128, 64, 512)
     assert model.shape.file_bytes == sum(file.stat().st_size for file in EMBEDDED_DIR.glob("*.safetensors"))
@@ -180,10 +180,9 @@ def test_a_hub_id_that_was_never_fetched_and_one_that_cannot_be() -> None:
         assert isinstance(model.shape, Missing)
 
 
-def test_code_beside_a_model_is_seen(tmp_path: Path) -> None:
+def test_a_model_of_an_unknown_kind_has_no_size(tmp_path: Path) -> None:
     write_model(tmp_path, {"auto_map": {"AutoModel": "x.Y"}}, {"w": [2, 3]})
     model = look_at_model(config(model={"path": str(tmp_path)}))
-    assert model.has_code
     assert isinstance(model.shape, Missing)
     assert "num_attention_heads" in model.shape.reason
 

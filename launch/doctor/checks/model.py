@@ -61,16 +61,6 @@ def access(machine: Machine) -> Finding:
     return ok("open to everybody" if not hub.gated else "gated, and this token has access")
 
 
-def own_code(machine: Machine) -> Finding:
-    """Code that comes with a checkpoint is never run."""
-    if known(machine.model).has_code:
-        return note(
-            "the checkpoint brings code of its own, which is never run: transformers must know its architecture",
-            "if loading fails, use a model that transformers supports by itself",
-        )
-    return ok("no code of its own")
-
-
 def hub_cache(machine: Machine) -> Finding:
     """Room for what is fetched."""
     model = known(machine.model)

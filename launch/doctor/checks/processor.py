@@ -24,8 +24,6 @@ HARMFUL = {
 }
 """Take effect whatever the configuration says; pinning two processes to the same cores is the worst of them."""
 SMALLER = "use a smaller model, model.dequantize=each_call, batch.checkpointing=true or a smaller batch.token_budget"
-MIN_SHARED_BYTES = 64 * 2**20
-"""What Docker gives unless it is told otherwise."""
 MIN_OPEN_FILES = 128
 COMFORTABLE_OPEN_FILES = 1024
 ADDRESS_BYTES = 16 * 2**30
@@ -150,19 +148,6 @@ def swap(machine: Machine) -> Finding:
     if used > memory.swap_total / 2:
         return warning(found, "end other programs: a process that swaps is slower than its silence limit allows")
     return ok(found)
-
-
-def shared_memory(machine: Machine) -> Finding:
-    """/dev/shm as libraries expect it."""
-    memory = known(machine.memory)
-    if memory.shared_total is None or not memory.shared_writable:
-        return warning("/dev/shm is missing or not writable", "start the container with --ipc=host or --shm-size=1g")
-    if memory.shared_total <= MIN_SHARED_BYTES:
-        return note(
-            f"/dev/shm has {size(memory.shared_total)}: enough for the built-in engine, not for every library",
-            "start the container with --ipc=host or --shm-size=1g",
-        )
-    return ok(f"/dev/shm has {size(memory.shared_total)}")
 
 
 def windows(machine: Machine) -> Finding:

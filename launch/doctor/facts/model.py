@@ -37,8 +37,6 @@ class Model:
     """Where it lies; None if it has to be fetched."""
     shape: ModelShape | Missing
     """Its size."""
-    has_code: bool
-    """It brings code of its own, which is never run."""
     base_cache: Folder
     """Where the quantised base will lie."""
     hub_cache: Folder
@@ -60,7 +58,6 @@ def look_at_model(config: Config) -> Model:
         kind=kind,
         folder=folder,
         shape=shape_of(folder, config.lora.targets) if folder else Missing("the model is not on this machine yet"),
-        has_code=folder is not None and "auto_map" in read_config(folder),
         base_cache=look_at_folder(cache_root(config.model).absolute()),
         hub_cache=look_at_folder(Path(constants.HF_HUB_CACHE).absolute()),
         offline=constants.is_offline_mode(),

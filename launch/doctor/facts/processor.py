@@ -16,7 +16,6 @@ from shared.run_info import CPUINFO, cpu_name
 
 PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "ATEN_", "ONEDNN_", "DNNL_")
 MEMINFO = Path("/proc/meminfo")
-SHARED_MEMORY = Path("/dev/shm")
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 NO_LIMIT = 2**60
@@ -69,26 +68,19 @@ class Memory:
     """Swap, used or not."""
     swap_free: int
     """Swap that is left."""
-    shared_total: int | None
-    """Size of /dev/shm; None if there is none."""
-    shared_writable: bool
-    """Whether this user may write there."""
     wsl: bool
     """Windows Subsystem for Linux."""
 
 
-def look_at_memory(meminfo: Path = MEMINFO, shared: Path = SHARED_MEMORY) -> Memory:
+def look_at_memory(meminfo: Path = MEMINFO) -> Memory:
     """Of this machine, now."""
     rows = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())
     kib = {row[0].rstrip(":"): int(row[1]) for row in rows}
-    disk = os.statvfs(shared) if shared.is_dir() else None
     return Memory(
         total=kib["MemTotal"] * 1024,
         available=kib["MemAvailable"] * 1024,
         swap_total=kib["SwapTotal"] * 1024,
         swap_free=kib["SwapFree"] * 1024,
-        shared_total=disk.f_blocks * disk.f_frsize if disk else None,
-        shared_writable=os.access(shared, os.W_OK),
         wsl="microsoft" in platform.release().lower(),
     )
 
