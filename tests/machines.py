@@ -89,7 +89,7 @@ def sound() -> Machine:
             keeps_locks=True,
         ),
         limits=Limits(open_files=1024, file_bytes=None, address_bytes=None, processes=None),
-        link=Link(address="ipc", trouble="", busy=False, socket_path=Path("/run/user/1000/x"), folder_trouble=""),
+        link=Link(address="ipc", trouble="", busy=False),
         run=RunFolder(state="new", keys_trouble="", keys_mode=None, lock_holder="", lease_holder=""),
         model=Model(
             kind="embedded",

@@ -21,7 +21,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "card": (card.present, card.driver, card.architecture, card.sharing, card.memory, card.allocator),
     "disk": (disk.writable, disk.space, disk.speed, disk.file_system, disk.modes, disk.locks),
     "limits": (processor.open_files, processor.file_size, processor.address_space, processor.processes),
-    "link": (disk.address, disk.socket_path, disk.socket_folder),
+    "link": (disk.address,),
     "run": (disk.directory, disk.keys, disk.lock, disk.lease),
     "model": (model.present, model.access, model.hub_cache, model.base_cache, model.tasks),
     "verifier": (software.function,),

@@ -1,7 +1,6 @@
 """doctor's judgement: every check passes on a sound machine and fails on the facts that it is there for."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -297,14 +296,6 @@ CASES = [
         "Cannot assign requested address",
         "link.bind",
     ),
-    case(
-        "link.socket_path",
-        "error",
-        but("link", socket_path=Path("/" + 100 * "x")),
-        "has 101 bytes of at most 100",
-        "XDG_RUNTIME_DIR",
-    ),
-    case("link.socket_folder", "error", but("link", folder_trouble="/t is open; run `chmod`."), "/t is open", "chmod"),
     case("run.directory", "note", but("run", state="run"), "runs/first holds a run", "resume"),
     case("run.directory", "error", but("run", state="other"), "is not empty and holds no run", "another --out"),
     case(

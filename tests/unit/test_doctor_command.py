@@ -54,8 +54,6 @@ STABLE = [
     "limits.address_space",
     "limits.processes",
     "link.address",
-    "link.socket_path",
-    "link.socket_folder",
     "run.directory",
     "run.keys",
     "run.lock",
@@ -109,7 +107,7 @@ def test_a_terminal_has_colours() -> None:
 
 
 def test_words_with_brackets_are_shown_as_they_are() -> None:
-    machine = but("link", folder_trouble="[red]x[/red]; [y]")(sound())
+    machine = but("link", address="tcp://h:1", trouble="[red]x[/red]; [y]")(sound())
     assert "[red]x[/red]" in printed(machine)
 
 

@@ -208,29 +208,8 @@ def test_looking_leaves_a_free_lock_free_and_makes_none(run: RunDir) -> None:
 def test_a_local_socket_needs_no_port_and_no_folder_is_made(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     link = look_at_link(LinkConfig(), short / "run")
-    assert (link.address, link.trouble, link.folder_trouble) == ("ipc", "", "")
-    assert link.socket_path.parent == short / f"tandem-{os.getuid()}"
+    assert (link.address, link.trouble) == ("ipc", "")
     assert list(short.iterdir()) == []
-
-
-def test_a_folder_of_sockets_that_is_open(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
-    folder = short / f"tandem-{os.getuid()}"
-    folder.mkdir()
-    folder.chmod(0o755)
-    link = look_at_link(LinkConfig(), short / "run")
-    finding = disk_checks.socket_folder(replace(sound(), link=link))
-    assert finding.level == "error"
-    assert f"chmod 700 {folder}" in finding.remedy
-
-
-def test_a_socket_path_that_is_too_long(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = short / ("x" * 90)
-    deep.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
-    finding = disk_checks.socket_path(replace(sound(), link=look_at_link(LinkConfig(), short / "run")))
-    assert finding.level == "error"
-    assert "set XDG_RUNTIME_DIR" in finding.remedy
 
 
 def test_a_port_that_is_taken() -> None:

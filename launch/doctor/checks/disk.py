@@ -1,12 +1,9 @@
 """The disk under the run directory: room, speed, and what a run relies on; the directory itself; the wire's address."""
 
-import os
-
 from launch.doctor.estimate import adapter_bytes, anchor_bytes
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
 from launch.doctor.machine import Machine
 from learner.disk_need import bytes_needed
-from protocol.endpoint import MAX_PATH_BYTES
 from shared.run_dir import MIN_FREE_BYTES, RunDir
 
 MIN_FREE_FILES = 1000
@@ -150,22 +147,3 @@ def address(machine: Machine) -> Finding:
     if link.trouble:
         return error(found, "set link.bind to an address of this machine, such as tcp://0.0.0.0:5757")
     return ok(f"{link.address} can be bound")
-
-
-def socket_path(machine: Machine) -> Finding:
-    """Short enough for the kernel, which takes 107 bytes."""
-    path = known(machine.link).socket_path
-    length = len(os.fsencode(path))
-    found = f"the local socket {path} has {length} bytes of at most {MAX_PATH_BYTES}"
-    if known(machine.link).address == "ipc" and length > MAX_PATH_BYTES:
-        return error(found, "set XDG_RUNTIME_DIR to a folder with a shorter path")
-    return ok(found)
-
-
-def socket_folder(machine: Machine) -> Finding:
-    """Ours alone."""
-    trouble = known(machine.link).folder_trouble
-    if trouble:
-        found, _, remedy = trouble.partition("; ")
-        return error(found, remedy.rstrip("."))
-    return ok("the folder of local sockets is closed to others, or not needed")

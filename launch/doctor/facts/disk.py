@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from protocol.endpoint import make_private, socket_path
 from protocol.errors import SecurityError
 from protocol.security import load_learner_keys
 from shared.config import LinkConfig
@@ -201,15 +200,10 @@ class Link:
     """Why it cannot be bound; empty if it can."""
     busy: bool
     """It is somebody else's, or this run's learner is up."""
-    socket_path: Path
-    """Of the local socket."""
-    folder_trouble: str
-    """Why the local socket's folder cannot be used; empty if it can. `found; remedy`."""
 
 
 def look_at_link(link: LinkConfig, run_dir: Path) -> Link:
-    """Binds and lets go; makes no folder."""
-    path = socket_path(run_dir)
+    """Binds and lets go."""
     local = link.endpoint == "ipc" and not link.bind
     address = "ipc" if local else bind_address(link, run_dir)
     error = try_bind(address) if address.startswith("tcp://") else None
@@ -217,8 +211,6 @@ def look_at_link(link: LinkConfig, run_dir: Path) -> Link:
         address=address,
         trouble=str(error.strerror or error) if error else "",
         busy=error is not None and error.errno == errno.EADDRINUSE,
-        socket_path=path,
-        folder_trouble=folder_trouble(path.parent) if local else "",
     )
 
 
@@ -237,15 +229,3 @@ def try_bind(address: str) -> OSError | None:
     except OSError as error:
         return error
     return None
-
-
-def folder_trouble(folder: Path) -> str:
-    """Of the folder of local sockets, which is made by a run if it is not there."""
-    if not os.path.lexists(folder):
-        writable = os.access(folder.parent, os.W_OK | os.X_OK)
-        return "" if writable else f"{folder.parent} cannot be written to; set XDG_RUNTIME_DIR to a folder of yours"
-    try:
-        make_private(folder)
-    except SecurityError as error:
-        return str(error)
-    return ""
