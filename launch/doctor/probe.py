@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Generic, TypeVar
 
@@ -36,7 +36,7 @@ class Told:
     """How it went wrong; empty if it ended as it should."""
 
 
-def ask(module: str, arguments: Sequence[str], limit_s: float) -> Told:
+def ask(module: str, arguments: Sequence[str], limit_s: float, environment: Mapping[str, str] = os.environ) -> Told:
     """Run `python -m module arguments`."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
@@ -45,7 +45,7 @@ def ask(module: str, arguments: Sequence[str], limit_s: float) -> Told:
             stdout=out,
             stderr=err,
             start_new_session=True,
-            env=os.environ | {PARENT_PID: str(os.getpid())},
+            env={**environment, PARENT_PID: str(os.getpid())},
         )
         trouble = wait(process, limit_s)
         lines = tuple(line for line in read(out).splitlines() if line.startswith(b"{"))

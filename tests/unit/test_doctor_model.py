@@ -1,5 +1,6 @@
 """What doctor sees of the model, the hub, the tasks and the reward function, and how much memory it expects to need."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator, Mapping
@@ -243,6 +244,23 @@ def test_a_reward_function_is_imported_elsewhere(text: str, said: str, tmp_path:
     assert said in reward.trouble
     finding = software_checks.function(replace(sound(), reward=reward))
     assert finding.level == ("error" if said else "ok")
+
+
+def test_a_reward_function_is_tried_with_what_a_worker_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    (tmp_path / "rewards").mkdir()
+    file = tmp_path / "rewards" / "rewards.py"
+    (tmp_path / "beside_the_command.py").write_text("")
+    for text, environment, said in (
+        ("import beside_the_command\n", (), "No module named 'beside_the_command'"),
+        ("import os; os.environ['MY_TOKEN']\n", (), "KeyError"),
+        ("import os; os.environ['MY_TOKEN']\n", ("MY_TOKEN",), ""),
+    ):
+        file.write_text(text + "def right(**_): return []\n")
+        verifier = VerifierConfig(kind="callable", function=f"{file}:right", environment=environment)
+        with contextlib.chdir(tmp_path):
+            trouble = look_at_reward(verifier, 60.0).trouble
+        assert said in trouble and bool(trouble) == bool(said)
 
 
 def test_a_reward_function_that_hangs_is_given_up(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Versions that are here, the windows that this project asks for, and the user's reward function.
 
 The windows are read from pyproject.toml beside the packages (a clone, an image), else from the installed distribution.
-Whether the function can be imported is tried in a process of its own.
+Whether the function can be imported is tried in a process of its own, which sees what a scoring worker sees.
 """
 
 import platform
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from actor.keeper_process import environment
 from launch.doctor.probe import ask
 from shared.config import VerifierConfig
 
@@ -87,4 +88,7 @@ def look_at_reward(verifier: VerifierConfig, limit_s: float) -> Reward:
     """Imports the file as a scoring worker does."""
     if verifier.kind != "callable":
         return Reward(function="", trouble="")
-    return Reward(function=verifier.function, trouble=ask(PROBE, ["reward", verifier.function], limit_s).trouble)
+    return Reward(
+        function=verifier.function,
+        trouble=ask(PROBE, ["reward", verifier.function], limit_s, environment(verifier.environment)).trouble,
+    )
