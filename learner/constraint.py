@@ -14,13 +14,13 @@ held, and how strongly, is settled over the whole step; a cut into micro-batches
 Left out on purpose: |log pi - log pi_old| as a stand-in for the KL (SENT's released code); in one pass it is zero.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from learner.entropy_mask import share_of
 from shared.config import ConstraintConfig
 
 
@@ -72,7 +72,7 @@ def held_tokens(
 
 def strengths(covariances: np.ndarray, config: ConstraintConfig) -> np.ndarray:
     """[l] -> [l] high, low or 0; where the two ends of a short step meet, high."""
-    count = math.ceil(config.share * len(covariances))
+    count = share_of(config.share, len(covariances))
     found = np.zeros(len(covariances))
     found[np.argsort(covariances, kind="stable")[:count]] = config.low
     found[np.argsort(-covariances, kind="stable")[:count]] = config.high

@@ -10,6 +10,7 @@ Loops run over samples i and tokens t as the sums in the papers do. Nothing here
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 from statistics import NormalDist
 
 import numpy as np
@@ -60,11 +61,17 @@ def group_advantages(rewards: Sequence[float], divide_by_std: bool) -> list[floa
     return [(r - mean) / divisor for r in rewards]
 
 
+def number_of(fraction: float, whole: int) -> int:
+    """ceil(fraction x whole) of the decimal number as it is written."""
+    exact = Decimal(repr(fraction)) * whole
+    return int(exact.to_integral_value(rounding=ROUND_CEILING))
+
+
 def top_tokens(entropies: Sequence[Sequence[float]], fraction: float) -> list[list[bool]]:
-    """The ceil(rho S) tokens of highest entropy among all S of the step."""
-    ranked = sorted(((-h, i, t) for i, row in enumerate(entropies) for t, h in enumerate(row)))
-    chosen = {(i, t) for _, i, t in ranked[: math.ceil(fraction * len(ranked))]}
-    return [[(i, t) in chosen for t in range(len(row))] for i, row in enumerate(entropies)]
+    """H_t >= tau, where tau is the entropy of the ceil(rho S)-th of all S tokens of the step."""
+    ranked = sorted((h for row in entropies for h in row), reverse=True)
+    threshold = ranked[number_of(fraction, len(ranked)) - 1]
+    return [[h >= threshold for h in row] for row in entropies]
 
 
 def held_tokens(
@@ -77,12 +84,13 @@ def held_tokens(
     strengths: tuple[float, float],
 ) -> list[list[float]]:
     """How strongly each token is held: `strengths` are those of the highest and of the lowest covariances."""
-    ranked = sorted((h, i, t) for i, row in enumerate(entropies) for t, h in enumerate(row))
-    low = [(i, t) for _, i, t in ranked[: math.ceil(low_entropy * len(ranked))]]
+    ranked = sorted(h for row in entropies for h in row)
+    threshold = ranked[number_of(low_entropy, len(ranked)) - 1]
+    low = [(i, t) for i, row in enumerate(entropies) for t, h in enumerate(row) if h <= threshold]
     mean_logprob = math.fsum(logprobs[i][t] for i, t in low) / len(low)
     mean_advantage = math.fsum(advantages[i] for i, _ in low) / len(low)
     covariance = {(i, t): (logprobs[i][t] - mean_logprob) * (advantages[i] - mean_advantage) for i, t in low}
-    count = math.ceil(share * len(low))
+    count = number_of(share, len(low))
     strength = dict.fromkeys(sorted(low, key=lambda token: (covariance[token], token))[:count], strengths[1])
     strength |= dict.fromkeys(sorted(low, key=lambda token: (-covariance[token], token))[:count], strengths[0])
     return [[strength.get((i, t), 0.0) for t in range(len(row))] for i, row in enumerate(entropies)]
