@@ -107,7 +107,7 @@ def group_teaches(group: Group, config: Config) -> bool:
 def samples_of(group: Group, config: Config) -> list[Sample]:
     """The kept samples of one group with their advantages."""
     kept = kept_samples(group, config)
-    samples = all_samples(group, group_advantages(rewards(group, config), kept, config.reward.divide_by_std))
+    samples = all_samples(group, group_advantages(rewards(group, config), kept, config.divides_by_std))
     return [samples[index] for index in np.flatnonzero(kept)]
 
 

@@ -78,7 +78,7 @@ def policy_loss(tokens: TokenBatch, config: LossConfig) -> LossTerms:
         log_ratio = sample_mean(log_ratio, tokens.sample)
         log_importance = sample_mean(log_importance, tokens.sample)
     ratio = log_ratio.exp()
-    clipped_ratio = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    clipped_ratio = ratio.clamp(*config.ratio_bounds)
     if config.kind == "cispo":
         gain = clipped_ratio.detach() * tokens.advantages * tokens.logprobs
     else:
@@ -118,7 +118,8 @@ def sample_mean(values: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
 
 def stopped_by_clip(ratio: torch.Tensor, advantages: torch.Tensor, config: LossConfig) -> torch.Tensor:
     """[n] bool. CISPO never stops a gradient; there it says where the weight was clipped."""
-    above, below = ratio > 1 + config.clip_high, ratio < 1 - config.clip_low
+    lowest, highest = config.ratio_bounds
+    above, below = ratio > highest, ratio < lowest
     if config.kind == "cispo":
         return above | below
     return (above & (advantages > 0)) | (below & (advantages < 0))

@@ -245,8 +245,9 @@ class RewardConfig(Section, frozen=True, kw_only=True):
     shaped_groups: Literal["drop", "train"] = "drop"
     """A group whose scores are all equal and whose rewards differ by named rewards, length or truncation alone: drop it
     as one that teaches nothing, or train on it. Rewards for form are learned before the first right answer only so."""
-    divide_by_std: bool = False
-    """Advantage = (r - mean) / (std + 1e-4) instead of r - mean."""
+    divide_by_std: bool | None = None
+    """Advantage = (r - mean) / (std + 1e-4) instead of r - mean. Not given: as in the paper of loss.kind, false for
+    `dr_grpo` and true for the others; `dr_grpo` refuses true."""
 
 
 class PipelineConfig(Section, frozen=True, kw_only=True):
@@ -352,6 +353,12 @@ class Config(Section, frozen=True, kw_only=True):
     journal: JournalConfig = JournalConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
+
+    @property
+    def divides_by_std(self) -> bool:
+        """What reward.divide_by_std says, or else the paper of loss.kind."""
+        given = self.reward.divide_by_std
+        return self.loss.kind != "dr_grpo" if given is None else given
 
     @property
     def most_prompts(self) -> int:

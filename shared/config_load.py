@@ -11,8 +11,9 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from shared.config import Config
+from shared.config import Config, RewardConfig
 from shared.config_section import Section
+from shared.config_update import LossConfig
 from shared.errors import ConfigError
 from shared.named_rewards import check_rewards
 
@@ -125,6 +126,7 @@ def check_together(config: Config) -> None:
         raise ConfigError(
             "verifier.kind is 'callable' but verifier.function is empty; name one as path/to/file.py:name."
         )
+    check_objective(config.loss, config.reward)
     if config.constraint.beta > 0.0 and config.constraint.reference == "old" and config.loss.passes == 1:
         raise ConfigError(
             "constraint.reference is 'old' but loss.passes is 1: in the first pass the policy is the old one and the"
@@ -151,6 +153,20 @@ def check_together(config: Config) -> None:
         raise ConfigError(f"link.endpoint = '{endpoint}' is not allowed: expected 'ipc' or tcp://host:port.")
     if config.link.silence_s <= config.link.heartbeat_s:
         raise ConfigError("link.silence_s must be larger than link.heartbeat_s, or every peer would count as dead.")
+
+
+def check_objective(loss: LossConfig, reward: RewardConfig) -> None:
+    """A kind of loss is the paper's, or it is not called so."""
+    if loss.kind == "dr_grpo" and reward.divide_by_std:
+        raise ConfigError(
+            "loss.kind = 'dr_grpo' leaves the standard deviation out and reward.divide_by_std is true; leave that key"
+            " out, or set loss.kind to 'grpo'."
+        )
+    if loss.kind == "gspo" and loss.entropy_fraction < 1.0:
+        raise ConfigError(
+            "loss.kind = 'gspo' takes one ratio over all tokens of an answer and loss.entropy_fraction ="
+            f" {loss.entropy_fraction:g} masks some of them; set it to 1, or loss.kind to one with a ratio a token."
+        )
 
 
 def config_to_json(config: Config) -> bytes:

@@ -9,15 +9,29 @@ from shared.config_section import Fraction, NonNegative, NonNegativeFloat, Posit
 OnFault = Literal["stop", "skip"]
 
 
+PAPER_CLIPS = {
+    "grpo": (0.2, 0.2),
+    "dr_grpo": (0.2, 0.2),
+    "dapo": (0.2, 0.28),
+    "gspo": (3e-4, 4e-4),
+    "cispo": (1.0, 4.0),
+}
+"""clip_low and clip_high of each kind. DeepSeekMath names none for GRPO: this is PPO's. CISPO has no lower bound
+(MiniMax-M1), and the upper bound of 5 is ScaleRL's (2510.13786)."""
+
+
 class LossConfig(Section, frozen=True, kw_only=True):
     """The objective; formulas stand in learner/loss.py."""
 
     kind: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = "dapo"
-    """Variant."""
-    clip_low: NonNegativeFloat = 0.2
-    """Ratio may fall to 1 - clip_low."""
-    clip_high: NonNegativeFloat = 0.28
-    """Ratio may rise to 1 + clip_high (clip-higher)."""
+    """Algorithm: objective and divisor, and the paper's clip range and advantage where their keys are not given. `gspo`
+    goes with entropy_fraction = 1 only."""
+    clip_low: NonNegativeFloat | None = None
+    """Ratio may fall to 1 - clip_low. Not given: the paper's, `grpo`, `dr_grpo`, `dapo` 0.2, `gspo` 3e-4, `cispo` 1
+    (no lower bound)."""
+    clip_high: NonNegativeFloat | None = None
+    """Ratio may rise to 1 + clip_high. Not given: the paper's, `grpo`, `dr_grpo` 0.2, `dapo` 0.28 (clip-higher), `gspo`
+    4e-4, `cispo` 4."""
     importance_cap: NonNegativeFloat = 2.0
     """Truncated importance weight min(pi_learner / pi_actor, cap); 0 turns it off."""
     kl_beta: NonNegativeFloat = 0.0
@@ -28,6 +42,14 @@ class LossConfig(Section, frozen=True, kw_only=True):
     """Gradient passes over a step's batch; clipping has an effect from the second on."""
     max_mismatch: PositiveFloat = 0.05
     """Stop if the 99th percentile of |actor - learner log-prob| exceeds this on samples of the current version."""
+
+    @property
+    def ratio_bounds(self) -> tuple[float, float]:
+        """What the ratio is clipped to: the keys where they are given, else the paper's."""
+        low, high = PAPER_CLIPS[self.kind]
+        low = low if self.clip_low is None else self.clip_low
+        high = high if self.clip_high is None else self.clip_high
+        return 1 - low, 1 + high
 
 
 class ConstraintConfig(Section, frozen=True, kw_only=True):

@@ -62,8 +62,7 @@ class Truth:
         rollouts = [self.rollout(s, mask, old) for s, mask in zip(samples, masks, strict=True)]
         objective = reference.Objective(
             kind=config.loss.kind,
-            low=config.loss.clip_low,
-            high=config.loss.clip_high,
+            bounds=config.loss.ratio_bounds,
             cap=config.loss.importance_cap,
             beta=config.loss.kl_beta,
             longest=config.rollout.max_new_tokens,

@@ -41,10 +41,8 @@ class Objective:
 
     kind: str
     """grpo, dr_grpo, dapo, gspo or cispo."""
-    low: float
-    """1 - low bounds the ratio from below."""
-    high: float
-    """1 + high bounds it from above."""
+    bounds: tuple[float, float]
+    """1 - epsilon_low and 1 + epsilon_high, between which the ratio is clipped."""
     cap: float
     """C of the truncated importance weight; 0 for none."""
     beta: float
@@ -140,7 +138,7 @@ def token_gains(o: Rollout, objective: Objective) -> list[torch.Tensor]:
         if not o.selected[t]:
             continue
         ratio = torch.exp(o.logprobs[t] - o.old[t])
-        bounded = torch.clip(ratio, 1 - objective.low, 1 + objective.high)
+        bounded = torch.clip(ratio, *objective.bounds)
         weight = importance(float(o.old[t] - o.actor[t]), objective.cap)
         if objective.kind == "cispo":
             gain = bounded.detach() * o.advantage * o.logprobs[t]
@@ -161,7 +159,7 @@ def sequence_gains(o: Rollout, objective: Objective) -> list[torch.Tensor]:
         product = product * torch.exp(o.logprobs[t] - o.old[t])
         moved = moved * math.exp(float(o.old[t] - o.actor[t]))
     ratio = product ** (1 / len(chosen))
-    bounded = torch.clip(ratio, 1 - objective.low, 1 + objective.high)
+    bounded = torch.clip(ratio, *objective.bounds)
     weight = min(moved ** (1 / len(chosen)), objective.cap) if objective.cap else 1.0
     gain = weight * pessimistic(ratio, bounded, o.advantage)
     return [gain - objective.beta * k3(o.logprobs[t], o.base[t]) for t in chosen]
@@ -188,7 +186,7 @@ def clipped_tokens(o: Rollout, objective: Objective) -> list[bool]:
     stopped = []
     for t in range(len(o.logprobs)):
         ratio = math.exp(float(o.logprobs[t].detach() - o.old[t]))
-        bounded = min(max(ratio, 1 - objective.low), 1 + objective.high)
+        bounded = min(max(ratio, objective.bounds[0]), objective.bounds[1])
         if o.selected[t]:
             stopped.append(bounded * o.advantage < ratio * o.advantage)
     return stopped

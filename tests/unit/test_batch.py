@@ -84,7 +84,7 @@ def test_samples_are_the_groups_rows_with_their_advantages() -> None:
     assert group.entropies is not None and first.entropies is not None
     np.testing.assert_array_equal(first.entropies, group.entropies[:2])
     got = [first.advantage, second.advantage, third.advantage]
-    assert got == pytest.approx(reference.group_advantages([1, 0, 1], False))
+    assert got == pytest.approx(reference.group_advantages([1, 0, 1], True))
 
 
 @pytest.mark.parametrize("divide_by_std", [False, True])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shared.config_load import apply_override, resolve
+from shared.config_load import apply_override, config_from_json, config_to_json, resolve
 from shared.errors import ConfigError
 
 
@@ -17,6 +17,8 @@ from shared.errors import ConfigError
         (["growth.max_prompts=15"], "growth.max_prompts = 15 is less than rollout.prompts = 16"),
         (["curriculum.ewc=1"], "curriculum.kind = 'shuffled' has no stages"),
         (["curriculum.kl_to=stage", "curriculum.kind=pass_rate"], "curriculum.kind = 'pass_rate' has no stages"),
+        (["loss.kind=dr_grpo", "reward.divide_by_std=true"], "loss.kind = 'dr_grpo' leaves the standard deviation out"),
+        (["loss.kind=gspo", "loss.entropy_fraction=0.2"], "loss.kind = 'gspo' takes one ratio over all tokens"),
         (["link.heartbeat_s=10", "link.silence_s=10"], "link.silence_s must be larger than link.heartbeat_s"),
     ],
 )
@@ -39,6 +41,9 @@ def test_keys_that_do_not_fit_together_are_refused(overrides: list[str], part: s
         ["link.heartbeat_s=1", "link.silence_s=1.5"],
         ["constraint.beta=0.1", "constraint.reference=old", "loss.passes=2"],
         ["constraint.reference=old"],
+        ["loss.kind=dr_grpo", "reward.divide_by_std=false"],
+        ["loss.kind=gspo", "loss.clip_low=0.2"],
+        ["loss.kind=grpo", "reward.divide_by_std=false"],
         ["growth.max_prompts=16"],
     ],
 )
@@ -47,3 +52,29 @@ def test_keys_that_fit_together_pass(overrides: list[str]) -> None:
     for override in overrides:
         apply_override(tree, override)
     resolve(tree)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bounds", "by_std"),
+    [
+        ("grpo", (0.8, 1.2), True),
+        ("dr_grpo", (0.8, 1.2), False),
+        ("dapo", (0.8, 1.28), True),
+        ("gspo", (1 - 3e-4, 1 + 4e-4), True),
+        ("cispo", (0.0, 5.0), True),
+    ],
+)
+def test_a_kind_brings_its_papers_clip_range_and_advantage(
+    kind: str, bounds: tuple[float, float], by_std: bool
+) -> None:
+    config = resolve({"loss": {"kind": kind}})
+    assert config.loss.ratio_bounds == pytest.approx(bounds, abs=1e-15)
+    assert config.divides_by_std is by_std
+
+
+def test_a_key_that_is_given_goes_before_the_kinds_own() -> None:
+    loss = {"kind": "gspo", "clip_low": 0.5, "clip_high": 0.25}
+    config = resolve({"loss": loss, "reward": {"divide_by_std": False}})
+    assert config.loss.ratio_bounds == (0.5, 1.25) and not config.divides_by_std
+    assert config_from_json(config_to_json(config)) == config
+    assert resolve({"loss": {"kind": "cispo", "clip_high": 1.0}}).loss.ratio_bounds == (0.0, 2.0)

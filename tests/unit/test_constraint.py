@@ -120,6 +120,7 @@ def test_the_penalty_is_zero_with_zero_gradient_at_its_reference() -> None:
 
 
 CASES = [(kind, fraction, beta) for kind in KINDS for fraction, beta in ((0.2, 0.0), (0.5, 0.05), (1.0, 0.0))]
+CASES = [case for case in CASES if case[0] != "gspo" or case[1] == 1.0]
 
 
 @pytest.mark.parametrize(("kind", "fraction", "kl_beta"), CASES)

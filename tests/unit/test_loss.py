@@ -65,8 +65,7 @@ def ours(
 def objective_of(config: LossConfig) -> reference.Objective:
     return reference.Objective(
         kind=config.kind,
-        low=config.clip_low,
-        high=config.clip_high,
+        bounds=config.ratio_bounds,
         cap=config.importance_cap,
         beta=config.kl_beta,
         longest=LONGEST,
@@ -74,14 +73,22 @@ def objective_of(config: LossConfig) -> reference.Objective:
 
 
 def cases() -> list[Any]:
-    grid = itertools.product(KINDS, (0.2, 0.5, 1.0), (0.0, 1.3), (0.0, 0.07))
+    """Each with its paper's clip range and with one that both sides of every kind's ratios meet."""
+    grid = itertools.product(KINDS, (0.2, 0.5, 1.0), (0.0, 1.3), (0.0, 0.07), ((None, None), (0.2, 0.28)))
     return [
         pytest.param(
             fraction,
-            LossConfig(kind=kind, importance_cap=cap, kl_beta=beta),  # pyright: ignore[reportArgumentType]
-            id=f"{kind}-rho{fraction}-cap{cap}-beta{beta}",
+            LossConfig(
+                kind=kind,  # pyright: ignore[reportArgumentType]
+                importance_cap=cap,
+                kl_beta=beta,
+                clip_low=low,
+                clip_high=high,
+            ),
+            id=f"{kind}-rho{fraction}-cap{cap}-beta{beta}-clip{low}",
         )
-        for kind, fraction, cap, beta in grid
+        for kind, fraction, cap, beta, (low, high) in grid
+        if kind != "gspo" or fraction == 1.0
     ]
 
 
@@ -124,11 +131,12 @@ def test_clipped_tokens_are_those_whose_gradient_stops(kind: str) -> None:
 
 
 def test_cispo_marks_clipped_weights_and_stops_no_gradient() -> None:
-    config = LossConfig(kind="cispo")
+    config = LossConfig(kind="cispo", clip_low=0.2, clip_high=0.28)
     answers = rollouts(1.0)
     leaves = [o.logprobs.detach().clone().requires_grad_() for o in answers]
     terms = ours(answers, leaves, config, torch.float64)
-    outside = (terms.ratios < 1 - config.clip_low) | (terms.ratios > 1 + config.clip_high)
+    lowest, highest = config.ratio_bounds
+    outside = (terms.ratios < lowest) | (terms.ratios > highest)
     assert terms.clipped.tolist() == outside.tolist() and outside.any()
     terms.loss.backward()
     alive = torch.cat([torch.full((len(o.logprobs),), o.advantage != 0) for o in answers])

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 KINDS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
 FRACTIONS = (0.2, 0.5, 1.0)
+GRID = [(kind, rho) for kind, rho in itertools.product(KINDS, FRACTIONS) if kind != "gspo" or rho == 1.0]
 # One sample a micro-batch; a few; all in one.
 BUDGETS = (1, 45, 10_000)
 TEMPERATURE = 0.8
@@ -104,7 +105,7 @@ def policy(checkpoint: Path) -> Policy:
     return tiny_policy(checkpoint, dequantize="each_call")
 
 
-@pytest.mark.parametrize(("kind", "fraction"), list(itertools.product(KINDS, FRACTIONS)))
+@pytest.mark.parametrize(("kind", "fraction"), GRID)
 def test_the_gradient_is_that_of_the_papers_for_any_cut(
     checkpoint: Path, policy: Policy, kind: str, fraction: float
 ) -> None:
@@ -126,20 +127,21 @@ def test_the_gradient_is_that_of_the_papers_for_any_cut(
         assert stats.grad_norm == pytest.approx(norm(expected), rel=TOLERANCE)
 
 
-@pytest.mark.parametrize(("kind", "fraction"), list(itertools.product(KINDS, FRACTIONS)))
+@pytest.mark.parametrize(("kind", "fraction"), GRID)
 def test_the_gradient_is_that_of_the_papers_away_from_the_old_policy(
     checkpoint: Path, policy: Policy, kind: str, fraction: float
 ) -> None:
     """A later pass: ratios differ from one and some tokens are clipped."""
+    clip = {"clip_low": 0.2, "clip_high": 0.28}
     shake(policy, 1)
     truth = Truth(checkpoint, policy, TEMPERATURE)
-    config = config_for(kind, fraction, importance_cap=1.2)
+    config = config_for(kind, fraction, importance_cap=1.2, **clip)
     samples = sampled_nearby(truth, step_samples(config))
     old = near_policy(truth, samples, 0.6)
     expected = truth.gradients(samples, config, old)
     for budget in BUDGETS:
         shake(policy, 1)
-        update = update_of(policy, config_for(kind, fraction, budget, importance_cap=1.2))
+        update = update_of(policy, config_for(kind, fraction, budget, importance_cap=1.2, **clip))
         batch = step_batch(samples, 1, config)
         selected = {s.sample.name: old[s.sample.name][torch.from_numpy(s.selected)] for s in batch.samples}
         stats = update.gradient_pass(0, batch.samples, selected)
