@@ -48,7 +48,7 @@ def sample_lines(kept: "KeptBatch", found: "Reproduction") -> list[str]:
     }
     alone = {finding.sample: finding for finding in found.findings}
     lines = [f"{'sample':<28} {'tokens':>6} {'score':>8} {'advantage':>10} {'loss':>12} {'grad norm':>12}"]
-    for entry in found.batch.samples:
+    for entry in found.batch.scored:
         name, finding = entry.sample.name, alone[entry.sample.name]
         blamed = "  <-- suspect" if found.fault and name == found.fault.suspect.sample else ""
         lines.append(

@@ -1,14 +1,21 @@
 """From the groups of a step to the micro-batches of an update.
 
     groups -> samples that teach, with advantages -> token mask over the step -> token weights -> micro-batches
+           -> idle samples, of groups that teach nothing: in the divisor, and in the KL
 
 Everything that couples samples (mean rewards, entropy threshold, divisor of the loss) is settled here, once, for the
 whole step. What follows is a plain sum over tokens, so any cut into micro-batches gives the same gradient.
+
+A group of equal scores has A = 0, and in the papers its samples still count in the divisor and in the KL: the fewer
+groups teach, the smaller the step. One that was replaced (rollout.replacement_rounds, DAPO's dynamic sampling) was
+sampled out and counts in nothing. Entropy mask and constraint choose among the samples that teach.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -57,11 +64,13 @@ class TrainSample:
     """What each selected token counts in the loss."""
     held: np.ndarray
     """[T] fp32 what each token counts in the constraint, before the weight; zeros where none is configured."""
+    in_kl: bool
+    """Whether its tokens, all of them, count in the KL to the base."""
 
     @property
     def scored(self) -> np.ndarray:
         """[T] bool: tokens whose log-prob the update needs."""
-        return self.selected | (self.held != 0)
+        return self.selected | (self.held != 0) | self.in_kl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +78,18 @@ class StepBatch:
     """A step, ready for an update of any cut."""
 
     samples: tuple[TrainSample, ...]
-    """N' samples of the groups that teach; empty if none does."""
+    """Samples of the groups that teach; empty if none does."""
+    idle: tuple[TrainSample, ...]
+    """Samples that only the KL needs; empty if there is none."""
     dropped: int
     """Groups whose scores were all equal."""
     response_tokens: int
-    """S, all response tokens of the samples above: the loss's divisor counts masked tokens too."""
+    """All response tokens of the groups that teach, masked ones too."""
+
+    @property
+    def scored(self) -> tuple[TrainSample, ...]:
+        """Everything that the update runs over."""
+        return self.samples + self.idle
 
     @property
     def sampled(self) -> int:
@@ -134,16 +150,61 @@ def teaching_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
     return [sample for group in groups if group_teaches(group, config) for sample in samples_of(group, config)]
 
 
-def step_batch(samples: Sequence[Sample], dropped: int, config: Config) -> StepBatch:
+def idle_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
+    """Kept samples of the groups that teach nothing and were not replaced, in batch order."""
+    teaching = [group_teaches(group, config) for group in groups]
+    idle = [group for group, teaches_something in zip(groups, teaching, strict=True) if not teaches_something]
+    unreplaced = first_ordered(teaching, config.rollout.replacement_rounds) - sum(teaching)
+    return [sample for group in idle[len(idle) - unreplaced :] for sample in without_advantage(group, config)]
+
+
+def first_ordered(teaching: Sequence[bool], rounds: int) -> int:
+    """How many groups the step began with, from what all its groups came to, in slot order.
+
+    P groups and k rounds make T_k = P + (groups among the first T_k-1 that teach nothing). T_k grows with P, so one P
+    makes as many as there are. The last of those that teach nothing are the ones that nobody replaced.
+    """
+    idle = [0, *accumulate(not one for one in teaching)]
+
+    def ordered(first: int) -> int:
+        total = first
+        for _ in range(rounds):
+            total = first + idle[min(total, len(teaching))]
+        return total
+
+    return bisect_left(range(len(teaching)), len(teaching), key=ordered)
+
+
+def without_advantage(group: Group, config: Config) -> list[Sample]:
+    """The kept samples of a group that teaches nothing."""
+    samples = all_samples(group, np.zeros(len(group.lengths)))
+    return [samples[index] for index in np.flatnonzero(kept_samples(group, config))]
+
+
+def step_batch(samples: Sequence[Sample], dropped: int, config: Config, idle: Sequence[Sample] = ()) -> StepBatch:
     """Settle mask, constraint and weights over the whole step. Samples must carry entropies if these ask for them."""
-    lengths = [len(sample.completion_ids) for sample in samples]
+    lengths = [len(sample.completion_ids) for sample in [*samples, *idle]]
     weights = token_weights(config.loss.kind, lengths, config.rollout.max_new_tokens)
-    selected = selection(samples, config.loss.entropy_fraction)
-    rows = zip(samples, selected, weights, held_back(samples, config), strict=True)
+    regularised = config.loss.kl_beta > 0.0
+    rows = zip(samples, selection(samples, config.loss.entropy_fraction), held_back(samples, config), strict=True)
+    trained = [
+        TrainSample(sample=sample, selected=mask, weight=weight, held=held, in_kl=regularised)
+        for (sample, mask, held), weight in zip(rows, weights[: len(samples)], strict=True)
+    ]
+    unmoved = zip(idle, weights[len(samples) :], strict=True) if regularised else ()
     return StepBatch(
-        samples=tuple(TrainSample(sample=s, selected=m, weight=w, held=h) for s, m, w, h in rows),
+        samples=tuple(trained),
+        idle=tuple(only_in_kl(sample, weight) for sample, weight in unmoved),
         dropped=dropped,
-        response_tokens=sum(lengths),
+        response_tokens=sum(lengths[: len(samples)]),
+    )
+
+
+def only_in_kl(sample: Sample, weight: float) -> TrainSample:
+    """No token of the objective."""
+    nothing = np.zeros(len(sample.completion_ids))
+    return TrainSample(
+        sample=sample, selected=nothing.astype(bool), weight=weight, held=nothing.astype(np.float32), in_kl=True
     )
 
 

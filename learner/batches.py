@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from learner.batch import StepBatch, group_teaches, step_batch, teaching_samples
+from learner.batch import StepBatch, group_teaches, idle_samples, step_batch, teaching_samples
 from learner.sampling import flat
 from learner.stage_end import StageEnd
 from learner.update import Update
@@ -20,10 +20,10 @@ class Batches:
         self.stage_end = stage_end
 
     def build(self, answers: Sequence[Groups]) -> StepBatch:
-        """All groups of the step, those that teach nothing dropped from every term."""
+        """All groups of the step."""
         groups = flat(answers)
         if self.stage_end:
             self.stage_end.before_update(groups)
         dropped = sum(not group_teaches(group, self.config) for group in groups)
         samples = self.update.with_entropies(teaching_samples(groups, self.config))
-        return step_batch(samples, dropped, self.config)
+        return step_batch(samples, dropped, self.config, idle_samples(groups, self.config))

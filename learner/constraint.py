@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from learner.entropy_mask import share_of
+from learner.loss import KlTerms, k3
 from shared.config import ConstraintConfig
 
 
@@ -36,21 +37,10 @@ class HeldTokens:
     """[m] w c."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConstraintTerms:
-    """What holding back costs in a micro-batch."""
-
-    loss: torch.Tensor
-    """Scalar; micro-batches add up to the step's."""
-    kl: torch.Tensor
-    """[m] k3, detached."""
-
-
-def constraint_loss(held: HeldTokens) -> ConstraintTerms:
+def constraint_loss(held: HeldTokens) -> KlTerms:
     """sum w c k3"""
-    difference = held.reference - held.logprobs
-    kl = difference.exp() - difference - 1
-    return ConstraintTerms(loss=(held.weights * kl).sum(), kl=kl.detach())
+    kl = k3(held.logprobs, held.reference)
+    return KlTerms(loss=(held.weights * kl).sum(), kl=kl.detach())
 
 
 def held_tokens(

@@ -1,18 +1,24 @@
-"""The objectives, as one sum over selected tokens t of samples i.
+"""The objective of a step: one sum over tokens t of samples i, and one for the KL.
 
     r_it = pi(o_it) / pi_old(o_it)          ratio to the policy before the first gradient pass
     c_it = min(pi_old(o_it) / mu(o_it), C)  truncated importance weight to the sampler mu, no gradient
     k_it = exp(q - p) - (q - p) - 1         k3 estimate of KL(pi || base), p = log pi, q = log pi_base
 
-    grpo, dr_grpo, dapo   L = - sum w_i c_it min(r_it A_i, clip(r_it, 1 - e_lo, 1 + e_hi) A_i) + beta sum w_i k_it
-    gspo                  the same with r_i, c_i: geometric means over the sample's selected tokens (2507.18071)
-    cispo                 L = - sum w_i c_it sg(clip(r_it, 1 - e_lo, 1 + e_hi)) A_i log pi(o_it) + ...  (2506.13585)
+    grpo, dr_grpo, dapo   L = - sum w_i c_it min(r_it A_i, clip(r_it, 1 - e_lo, 1 + e_hi) A_i)
+    gspo                  the same with r_i, c_i: geometric means over the sample's tokens (2507.18071)
+    cispo                 L = - sum w_i c_it sg(clip(r_it, 1 - e_lo, 1 + e_hi)) A_i log pi(o_it)  (2506.13585)
+    all of them           + beta sum w_i c_it r_it k_it, over every token and not the selected ones alone
 
 Token weights w_i, with N samples of lengths T_i, S = sum T_i and the cap T_max; masked tokens count in T_i and S:
 
     grpo, gspo   1 / (N T_i)       dapo, cispo   1 / S       dr_grpo   1 / (N T_max)
 
+N and S count the samples of groups that teach nothing as the papers do (A = 0 there); learner/batch.py says which.
 With one gradient pass pi_old = sg(pi): r = 1, clipping has no effect, and the gradient is that of c A log pi.
+
+The ratio in front of k_it carries gradient (DeepSeek-V3.2, 2512.02556). Without it the mean of the gradient is that of
+KL(base || pi), another quantity (2506.09477); `loss.kl_gradient = "k3"` is DeepSeekMath's term as published, w_i k_it.
+Left out: a sequence-wise c for gspo's KL, whose estimate is one of tokens.
 """
 
 from collections.abc import Sequence
@@ -33,8 +39,6 @@ class TokenBatch:
     """[n] log pi_old, detached."""
     actor_logprobs: torch.Tensor
     """[n] log mu."""
-    base_logprobs: torch.Tensor | None
-    """[n] log pi_base, or None if there is no KL term."""
     advantages: torch.Tensor
     """[n] A of the token's sample."""
     weights: torch.Tensor
@@ -55,8 +59,34 @@ class LossTerms:
     """[n] r, detached."""
     clipped: torch.Tensor
     """[n] bool: tokens that clipping takes the gradient from."""
+    importance: torch.Tensor
+    """[n] pi_old / mu before it is truncated; gspo's is the sample's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlTokens:
+    """The tokens of one micro-batch that count in the KL, flattened to k: all of them, or none."""
+
+    logprobs: torch.Tensor
+    """[k] log pi, with gradient."""
+    old_logprobs: torch.Tensor
+    """[k] log pi_old, detached."""
+    actor_logprobs: torch.Tensor
+    """[k] log mu."""
+    base_logprobs: torch.Tensor
+    """[k] log pi_base, detached."""
+    weights: torch.Tensor
+    """[k] w of the token's sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlTerms:
+    """What a KL penalty comes to in a micro-batch."""
+
+    loss: torch.Tensor
+    """Scalar; micro-batches add up to the step's."""
     kl: torch.Tensor
-    """[n] k3, detached; zeros without the term."""
+    """[k] k3, detached."""
 
 
 def token_weights(kind: str, lengths: Sequence[int], max_new_tokens: int) -> list[float]:
@@ -83,15 +113,25 @@ def policy_loss(tokens: TokenBatch, config: LossConfig) -> LossTerms:
         gain = clipped_ratio.detach() * tokens.advantages * tokens.logprobs
     else:
         gain = torch.minimum(ratio * tokens.advantages, clipped_ratio * tokens.advantages)
-    kl = k3(tokens)
-    shares = -tokens.weights * (truncated(log_importance, config.importance_cap) * gain - config.kl_beta * kl)
+    shares = -tokens.weights * truncated(log_importance, config.importance_cap) * gain
     return LossTerms(
         loss=shares.sum(),
         shares=shares.detach(),
         ratios=ratio.detach(),
         clipped=stopped_by_clip(ratio.detach(), tokens.advantages, config),
-        kl=kl.detach(),
+        importance=log_importance.exp(),
     )
+
+
+def kl_loss(tokens: KlTokens, config: LossConfig) -> KlTerms:
+    """beta sum w c r k3, or beta sum w k3."""
+    kl = k3(tokens.logprobs, tokens.base_logprobs)
+    if config.kl_gradient == "kl":
+        importance = truncated(tokens.old_logprobs - tokens.actor_logprobs, config.importance_cap)
+        weighted = importance * (tokens.logprobs - tokens.old_logprobs).exp() * kl
+    else:
+        weighted = kl
+    return KlTerms(loss=config.kl_beta * (tokens.weights * weighted).sum(), kl=kl.detach())
 
 
 def truncated(log_importance: torch.Tensor, cap: float) -> torch.Tensor:
@@ -101,11 +141,9 @@ def truncated(log_importance: torch.Tensor, cap: float) -> torch.Tensor:
     return log_importance.exp().clamp(max=cap)
 
 
-def k3(tokens: TokenBatch) -> torch.Tensor:
-    """[n] non-negative, zero where the two policies agree."""
-    if tokens.base_logprobs is None:
-        return torch.zeros_like(tokens.old_logprobs)
-    difference = tokens.base_logprobs - tokens.logprobs
+def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Non-negative, zero where the two policies agree."""
+    difference = reference - logprobs
     return difference.exp() - difference - 1
 
 

@@ -2,7 +2,8 @@
 
 The position before a token predicts it: the prompt's last position the first token of a completion, the completion's
 position t - 1 its token t. So the last token of a completion is never fed. Only the hidden rows that predict scored
-tokens (selected by the entropy mask, or held by the constraint) meet the head: that is where the mask saves work.
+tokens (selected by the entropy mask, held by the constraint, or all of them for the KL) meet the head: that is where
+the mask saves work.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from shared.sequences import Sequences
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """B answers and the u tokens among them that are scored: n carry the objective, m are held back, some are both."""
+    """B answers and the u tokens among them that are scored: n carry the objective, m are held back, k count in the KL;
+    a token may be several of these."""
 
     sequences: Sequences
     """What the backbone runs over."""
@@ -31,11 +33,13 @@ class MicroBatch:
     """[m] int64 in [0, u): tokens of the constraint."""
     held_weights: torch.Tensor
     """[m] fp32, what each counts there."""
+    in_kl: torch.Tensor
+    """[k] int64 in [0, u): tokens of the KL."""
     actor_logprobs: torch.Tensor
-    """[n] fp32."""
-    advantages: torch.Tensor
-    """[n] fp32."""
+    """[u] fp32."""
     weights: torch.Tensor
+    """[u] fp32."""
+    advantages: torch.Tensor
     """[n] fp32."""
     sample: torch.Tensor
     """[n] int64 in [0, B)."""
@@ -49,10 +53,12 @@ def micro_batch(samples: Sequence[TrainSample], device: torch.device, share_prom
     counts = [int(s.selected.sum()) for s in samples]
     tokens = [s.sample.completion_ids[s.scored] for s in samples]
     held = np.concatenate([s.held[s.scored] * np.float32(s.weight) for s in samples])
-    actor = [s.sample.actor_logprobs[s.selected] for s in samples]
+    actor = [s.sample.actor_logprobs[s.scored] for s in samples]
     selected = np.concatenate([s.selected[s.scored] for s in samples])
     advantages = np.repeat([s.sample.advantage for s in samples], counts)
-    weights = np.repeat([s.weight for s in samples], counts)
+    scored = [len(row) for row in rows]
+    weights = np.repeat([s.weight for s in samples], scored)
+    in_kl = np.repeat([s.in_kl for s in samples], scored)
     return MicroBatch(
         sequences=moved(sequences, device),
         rows=torch.from_numpy(np.concatenate(rows)).to(device),
@@ -60,9 +66,10 @@ def micro_batch(samples: Sequence[TrainSample], device: torch.device, share_prom
         selected=torch.from_numpy(np.flatnonzero(selected)).to(device),
         held=torch.from_numpy(np.flatnonzero(held)).to(device),
         held_weights=torch.from_numpy(held[held != 0]).to(device),
+        in_kl=torch.from_numpy(np.flatnonzero(in_kl)).to(device),
         actor_logprobs=torch.from_numpy(np.concatenate(actor)).to(device),
-        advantages=torch.from_numpy(advantages.astype(np.float32)).to(device),
         weights=torch.from_numpy(weights.astype(np.float32)).to(device),
+        advantages=torch.from_numpy(advantages.astype(np.float32)).to(device),
         sample=torch.from_numpy(np.repeat(np.arange(len(samples)), counts)).to(device),
         names=tuple(s.sample.name for s in samples),
     )

@@ -44,11 +44,11 @@ def reproduce(kept: KeptBatch, config: Config, progress: Callable[[], None]) -> 
     """Build what the update needs, apply it, look at what happened."""
     update = build_update(kept, load_base(kept, config), config, progress)
     batch = Batches(config, update).build(kept.answers)
-    findings = tuple(update.each_alone(batch.samples, {}))
+    findings = tuple(update.each_alone(batch.scored, {}))
     try:
         stats = update.apply(kept.step, batch)
     except NumericalFault as fault:
-        blamed = next(sample for sample in batch.samples if sample.sample.name == fault.suspect.sample)
+        blamed = next(sample for sample in batch.scored if sample.sample.name == fault.suspect.sample)
         bad = first_bad(update, blamed, dict(fault.old))
         return Reproduction(batch=batch, fault=fault, findings=fault.findings, grad_norm=float("nan"), bad=bad)
     norm = stats.grad_norm if stats else 0.0

@@ -21,7 +21,7 @@ from learner.batch import Sample, StepBatch, TrainSample, by_group, cut, needs_e
 from learner.constraint import HeldTokens, constraint_loss
 from learner.fault import Finding, NumericalFault
 from learner.gradient_noise import GradientNoise, GroupGradients
-from learner.loss import TokenBatch, policy_loss
+from learner.loss import KlTokens, TokenBatch, kl_loss, policy_loss
 from learner.microbatch import MicroBatch, micro_batch
 from learner.mismatch import Tokens, gap_of, refusal
 from learner.norms import Norms
@@ -64,16 +64,17 @@ class Update:
         self.share_prompts = not config.batch.checkpointing
 
     def apply(self, step: int, batch: StepBatch, *, gated: bool = False) -> UpdateStats | None:
-        """All passes over a batch; None if no group taught anything, and then nothing changes.
+        """All passes over a batch; None if no group taught anything and there is no KL, and then nothing changes.
 
         gated: all of it was sampled from the version that is updated, so the actor must agree about it.
         """
-        if not batch.samples:
+        samples = batch.scored
+        if not samples:
             return None
-        old = self.old_logprobs(batch.samples) if self.config.loss.passes > 1 else {}
+        old = self.old_logprobs(samples) if self.config.loss.passes > 1 else {}
         sampled = batch.sampled if self.config.growth.max_prompts else 0
-        first = self.gradient_pass(step, batch.samples, old, sampled, gated=gated)
-        passes = [first, *(self.gradient_pass(step, batch.samples, old) for _ in range(1, self.config.loss.passes))]
+        first = self.gradient_pass(step, samples, old, sampled, gated=gated)
+        passes = [first, *(self.gradient_pass(step, samples, old) for _ in range(1, self.config.loss.passes))]
         self.check_weights(step)
         return replace(
             passes[-1],
@@ -191,16 +192,21 @@ class Update:
         held_base = self.held_base_logprobs(samples)
         logprobs = self.forward(batch).logprobs
         before = torch.cat([old[name] for name in batch.names]) if old else logprobs.detach()
-        tokens = token_batch(batch, logprobs, before, base)
-        terms = policy_loss(tokens, self.config.loss)
+        terms = policy_loss(token_batch(batch, logprobs, before), self.config.loss)
+        kl = kl_loss(kl_tokens(batch, logprobs, before, before if base is None else base), self.config.loss)
         reference = before[batch.held] if held_base is None else held_base
         held = constraint_loss(
             HeldTokens(logprobs=logprobs[batch.held], reference=reference, weights=batch.held_weights)
         )
-        (terms.loss + held.loss).backward()
+        (terms.loss + kl.loss + held.loss).backward()
         self.progress()
-        mismatch = (tokens.old_logprobs - batch.actor_logprobs).abs()
-        return PassPart(terms=terms, held=held, mismatch=mismatch, weight_sum=float(batch.weights.sum()))
+        return PassPart(
+            terms=terms,
+            kl=kl,
+            held=held,
+            mismatch=(before - batch.actor_logprobs).abs(),
+            weight_sum=float(batch.weights[batch.selected].sum()),
+        )
 
     def on_device(self, samples: Sequence[TrainSample]) -> MicroBatch:
         """As tensors, where the policy computes."""
@@ -236,7 +242,7 @@ class Update:
     @torch.no_grad()
     def held_base_logprobs(self, samples: Sequence[TrainSample]) -> torch.Tensor | None:
         """log pi_base of the held tokens, by a pass over their answers alone; None if nothing is held to the base."""
-        nothing = [replace(s, selected=np.zeros_like(s.selected)) for s in samples if s.held.any()]
+        nothing = [replace(s, selected=np.zeros_like(s.selected), in_kl=False) for s in samples if s.held.any()]
         if self.config.constraint.reference != "base" or not nothing:
             return None
         with self.policy.adapter.switched_off():
@@ -262,7 +268,8 @@ class Update:
 def whole(sample: Sample) -> TrainSample:
     """All tokens scored, none trained on."""
     length = len(sample.completion_ids)
-    return TrainSample(sample=sample, selected=np.ones(length, bool), weight=0.0, held=np.zeros(length, np.float32))
+    held = np.zeros(length, np.float32)
+    return TrainSample(sample=sample, selected=np.ones(length, bool), weight=0.0, held=held, in_kl=False)
 
 
 def merged(parts: Sequence[dict[str, Done]]) -> dict[str, Done]:
@@ -270,14 +277,24 @@ def merged(parts: Sequence[dict[str, Done]]) -> dict[str, Done]:
     return {name: value for part in parts for name, value in part.items()}
 
 
-def token_batch(batch: MicroBatch, logprobs: torch.Tensor, old: torch.Tensor, base: torch.Tensor | None) -> TokenBatch:
+def token_batch(batch: MicroBatch, logprobs: torch.Tensor, old: torch.Tensor) -> TokenBatch:
     """What the objective sees of a micro-batch: its selected tokens among the scored ones."""
     return TokenBatch(
         logprobs=logprobs[batch.selected],
         old_logprobs=old[batch.selected],
-        actor_logprobs=batch.actor_logprobs,
-        base_logprobs=None if base is None else base[batch.selected],
+        actor_logprobs=batch.actor_logprobs[batch.selected],
         advantages=batch.advantages,
-        weights=batch.weights,
+        weights=batch.weights[batch.selected],
         sample=batch.sample,
+    )
+
+
+def kl_tokens(batch: MicroBatch, logprobs: torch.Tensor, old: torch.Tensor, base: torch.Tensor) -> KlTokens:
+    """What the KL sees of it."""
+    return KlTokens(
+        logprobs=logprobs[batch.in_kl],
+        old_logprobs=old[batch.in_kl],
+        actor_logprobs=batch.actor_logprobs[batch.in_kl],
+        base_logprobs=base[batch.in_kl],
+        weights=batch.weights[batch.in_kl],
     )

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from learner.constraint import ConstraintTerms
 from learner.fault import Refusal
 from learner.gradient_noise import GradientNoise
-from learner.loss import LossTerms
+from learner.loss import KlTerms, LossTerms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,17 +16,19 @@ class PassPart:
 
     terms: LossTerms
     """The objective and its per-token figures."""
-    held: ConstraintTerms
+    kl: KlTerms
+    """To the base."""
+    held: KlTerms
     """What was held back."""
     mismatch: torch.Tensor
-    """[n]."""
+    """[u], of all scored tokens."""
     weight_sum: float
-    """Of its tokens."""
+    """Of the objective's tokens."""
 
     @property
     def loss(self) -> torch.Tensor:
         """All terms together, detached."""
-        return (self.terms.loss + self.held.loss).detach()
+        return (self.terms.loss + self.kl.loss + self.held.loss).detach()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +62,9 @@ class UpdateStats:
     clipped: np.ndarray
     """[n] bool over all passes."""
     kl: np.ndarray
-    """[n] of the first pass."""
+    """[k] of the first pass; nothing where there is no KL term."""
     mismatch: np.ndarray
-    """[n] |learner - actor log-prob| before the first update."""
+    """[u] |learner - actor log-prob| before the first update."""
     weight_sum: float
     """Sum of the weights of all selected tokens: the mask's share of the loss's divisor."""
     constraint_loss: float
@@ -88,7 +89,7 @@ def gathered(gradient: Gradient, lr: float) -> UpdateStats:
         lr=lr,
         ratios=column([part.terms.ratios for part in parts]),
         clipped=column([part.terms.clipped for part in parts]),
-        kl=column([part.terms.kl for part in parts]),
+        kl=column([part.kl.kl for part in parts]),
         mismatch=column([part.mismatch for part in parts]),
         weight_sum=sum(part.weight_sum for part in parts),
         constraint_loss=sum(float(part.held.loss.detach()) for part in parts),

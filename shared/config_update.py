@@ -35,7 +35,11 @@ class LossConfig(Section, frozen=True, kw_only=True):
     importance_cap: NonNegativeFloat = 2.0
     """Truncated importance weight min(pi_learner / pi_actor, cap); 0 turns it off."""
     kl_beta: NonNegativeFloat = 0.0
-    """Weight of the k3 KL to the policy with the adapter switched off; 0 skips the reference pass."""
+    """Weight of the KL to the policy with the adapter switched off, over all tokens of the step; 0 skips the reference
+    pass. Above 0 every token meets lm_head, masked or not."""
+    kl_gradient: Literal["kl", "k3"] = "kl"
+    """`kl`: the gradient of KL(policy || base). `k3`: of its estimate k3 as DeepSeekMath published it, which is in the
+    mean that of KL(base || policy)."""
     entropy_fraction: Fraction = 1.0
     """rho: only the top rho of all response tokens of a step, by entropy, carry gradient."""
     passes: Positive = 1

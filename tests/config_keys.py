@@ -77,6 +77,7 @@ PINNED: dict[str, object] = {
     "loss.clip_high": None,
     "loss.importance_cap": 2.0,
     "loss.kl_beta": 0.0,
+    "loss.kl_gradient": "kl",
     "loss.entropy_fraction": 1.0,
     "loss.passes": 1,
     "loss.max_mismatch": 0.05,

@@ -50,24 +50,27 @@ class Truth:
         answered = logits[len(sample.prompt_ids) - 1 : -1]
         return reference.softmax_stats(answered, torch.from_numpy(sample.completion_ids), self.temperature)
 
-    def gradients(self, samples: Sequence[Sample], config: Config, old: Named) -> Named:
-        """Of the step's loss, with respect to every A and B."""
-        loss = self.loss(samples, config, old)
+    def gradients(self, samples: Sequence[Sample], config: Config, old: Named, idle: Sequence[Sample] = ()) -> Named:
+        """Of the step's loss, with respect to every A and B. idle: samples of groups that were paid alike."""
+        loss = self.loss(samples, config, old, idle)
         return dict(zip(self.leaves, torch.autograd.grad(loss, list(self.leaves.values())), strict=True))
 
-    def loss(self, samples: Sequence[Sample], config: Config, old: Named) -> torch.Tensor:
+    def loss(self, samples: Sequence[Sample], config: Config, old: Named, idle: Sequence[Sample] = ()) -> torch.Tensor:
         """Objective and constraint over a step."""
         entropies = [s.entropies.tolist() for s in samples if s.entropies is not None]
-        masks = reference.top_tokens(entropies, config.loss.entropy_fraction)
+        masks = reference.top_tokens(entropies, config.loss.entropy_fraction) if samples else []
         rollouts = [self.rollout(s, mask, old) for s, mask in zip(samples, masks, strict=True)]
+        rollouts += [self.rollout(s, [True] * len(s.completion_ids), old) for s in idle]
         objective = reference.Objective(
             kind=config.loss.kind,
             bounds=config.loss.ratio_bounds,
             cap=config.loss.importance_cap,
             beta=config.loss.kl_beta,
+            kl=config.loss.kl_gradient,
             longest=config.rollout.max_new_tokens,
         )
         held = held_strengths(samples, config) if config.constraint.beta else []
+        held += [[0.0] * len(s.completion_ids) for s in idle if held]
         if not held:
             return reference.loss(rollouts, objective)
         penalty = reference.constraint(rollouts, held, objective, config.constraint.reference)

@@ -3,7 +3,7 @@
 Sources: DeepSeekMath 2402.03300 (grpo), Dr. GRPO 2503.20783, DAPO 2503.14476, GSPO 2507.18071, MiniMax-M1 2506.13585
 (cispo), high-entropy tokens 2506.01939, SENT 2512.04359 and KL-Cov 2505.22617 (tokens held back), QLoRA 2305.14314
 (NF4, double quantisation), 8-bit optimizers 2110.02861 (the dynamic data type), LoRA 2106.09685, decoupled weight decay
-1711.05101, k3: Schulman, "Approximating KL divergence".
+1711.05101, k3: Schulman, "Approximating KL divergence", its unbiased gradient: DeepSeek-V3.2 2512.02556, equation 7.
 Loops run over samples i and tokens t as the sums in the papers do. Nothing here is fast or imports the product.
 """
 
@@ -47,6 +47,8 @@ class Objective:
     """C of the truncated importance weight; 0 for none."""
     beta: float
     """Weight of the KL term."""
+    kl: str
+    """`kl` for the estimate whose gradient is unbiased, `k3` for DeepSeekMath's."""
     longest: int
     """T_max, Dr. GRPO's constant."""
 
@@ -120,13 +122,16 @@ def token_share(o: Rollout, rollouts: Sequence[Rollout], objective: Objective) -
 
 
 def loss(rollouts: Sequence[Rollout], objective: Objective) -> torch.Tensor:
-    """-J of a whole step."""
+    """-J of a whole step: all its answers, also those with A_i = 0 because their group was paid alike."""
     total = torch.zeros((), dtype=torch.float64)
     for o in rollouts:
         gains = sequence_gains(o, objective) if objective.kind == "gspo" else token_gains(o, objective)
         inner = torch.zeros((), dtype=torch.float64)
         for gain in gains:
             inner = inner + gain
+        if objective.beta:
+            for t in range(len(o.logprobs)):
+                inner = inner - objective.beta * token_kl(o, t, objective)
         total = total + inner * token_share(o, rollouts, objective)
     return -total
 
@@ -144,8 +149,17 @@ def token_gains(o: Rollout, objective: Objective) -> list[torch.Tensor]:
             gain = bounded.detach() * o.advantage * o.logprobs[t]
         else:
             gain = pessimistic(ratio, bounded, o.advantage)
-        gains.append(weight * gain - objective.beta * k3(o.logprobs[t], o.base[t]))
+        gains.append(weight * gain)
     return gains
+
+
+def token_kl(o: Rollout, t: int, objective: Objective) -> torch.Tensor:
+    """What one token that mu drew says of KL(pi || base): pi / mu in front, as pi / pi_old min(pi_old / mu, C)."""
+    estimate = k3(o.logprobs[t], o.base[t])
+    if objective.kl == "k3":
+        return estimate
+    ratio = torch.exp(o.logprobs[t]) / torch.exp(o.old[t])
+    return importance(float(o.old[t] - o.actor[t]), objective.cap) * ratio * estimate
 
 
 def sequence_gains(o: Rollout, objective: Objective) -> list[torch.Tensor]:
@@ -161,8 +175,7 @@ def sequence_gains(o: Rollout, objective: Objective) -> list[torch.Tensor]:
     ratio = product ** (1 / len(chosen))
     bounded = torch.clip(ratio, *objective.bounds)
     weight = min(moved ** (1 / len(chosen)), objective.cap) if objective.cap else 1.0
-    gain = weight * pessimistic(ratio, bounded, o.advantage)
-    return [gain - objective.beta * k3(o.logprobs[t], o.base[t]) for t in chosen]
+    return [weight * pessimistic(ratio, bounded, o.advantage) for _ in chosen]
 
 
 def pessimistic(ratio: torch.Tensor, bounded: torch.Tensor, advantage: float) -> torch.Tensor:

@@ -12,7 +12,9 @@ from learner.batch import (
     StopOnOutcome,
     TrainSample,
     cut,
+    first_ordered,
     group_teaches,
+    idle_samples,
     kept_samples,
     outcome_counts,
     rewards,
@@ -127,19 +129,54 @@ def test_an_outcome_that_says_stop_stops_and_names_the_sample() -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("grpo", [1 / 6, 1 / 12, 1 / 3]),
-        ("gspo", [1 / 6, 1 / 12, 1 / 3]),
-        ("dapo", [1 / 7] * 3),
-        ("cispo", [1 / 7] * 3),
-        ("dr_grpo", [1 / 60] * 3),
+        ("grpo", [1 / 10, 1 / 20, 1 / 5]),
+        ("gspo", [1 / 10, 1 / 20, 1 / 5]),
+        ("dapo", [1 / 15] * 3),
+        ("cispo", [1 / 15] * 3),
+        ("dr_grpo", [1 / 100] * 3),
     ],
 )
-def test_weights_count_masked_tokens(kind: str, expected: list[float]) -> None:
-    loss = LossConfig(kind=kind, entropy_fraction=0.2)  # pyright: ignore[reportArgumentType]
+def test_weights_count_masked_tokens_and_idle_samples(kind: str, expected: list[float]) -> None:
+    fraction = 1.0 if kind == "gspo" else 0.2
+    loss = LossConfig(kind=kind, entropy_fraction=fraction)  # pyright: ignore[reportArgumentType]
     config = Config(loss=loss, rollout=RolloutConfig(max_new_tokens=20))
-    batch = step_batch(samples_of(tiny_group([1.0, 0.0, 0.0], [2, 4, 1]), config), 0, config)
+    idle = idle_samples([tiny_group([1.0, 1.0], [3, 5], group_id="equal")], config)
+    batch = step_batch(samples_of(tiny_group([1.0, 0.0, 0.0], [2, 4, 1]), config), 1, config, idle)
     assert [s.weight for s in batch.samples] == pytest.approx(expected)
-    assert sum(int(s.selected.sum()) for s in batch.samples) == math.ceil(0.2 * 7)
+    assert sum(int(s.selected.sum()) for s in batch.samples) == math.ceil(fraction * 7)
+    assert (batch.response_tokens, batch.idle, batch.sampled) == (7, (), 2)
+
+
+def test_idle_samples_are_kept_answers_without_an_advantage() -> None:
+    """Shaped rewards may differ where scores do not; the group teaches nothing all the same."""
+    outcomes, finishes = [Outcome.WRONG, Outcome.TIMEOUT, Outcome.WRONG], [Finish.STOP, Finish.STOP, Finish.LENGTH]
+    equal = tiny_group([0.0] * 3, [2, 3, 4], group_id="equal", outcomes=outcomes, finishes=finishes)
+    alive = tiny_group([0.0, 1.0], [2, 3], group_id="alive")
+    nothing = tiny_group([0.0] * 2, [1, 1], group_id="none", outcomes=[Outcome.TIMEOUT] * 2)
+    config = Config(reward=RewardConfig(truncated=-1.0), loss=LossConfig(kl_beta=0.1))
+    idle = idle_samples([equal, alive, nothing], config)
+    assert [(s.name, s.advantage) for s in idle] == [("equal[0]", 0.0), ("equal[2]", 0.0)]
+    batch = step_batch(teaching_samples([equal, alive, nothing], config), 2, config, idle)
+    assert [s.sample.name for s in batch.scored] == ["alive[0]", "alive[1]", "equal[0]", "equal[2]"]
+    assert not any(s.selected.any() or s.held.any() for s in batch.idle) and all(s.scored.all() for s in batch.scored)
+    assert all(s.weight == pytest.approx(1 / 11) for s in batch.scored)
+
+
+def test_of_the_groups_that_teach_nothing_the_last_are_not_replaced() -> None:
+    flags = [False, True, False, True, False]
+    groups = [tiny_group([1.0, 0.0 if t else 1.0], [1, 1], group_id=str(i)) for i, t in enumerate(flags)]
+    for rounds, names in ((0, ["0", "2", "4"]), (1, ["4"])):
+        config = Config(rollout=RolloutConfig(replacement_rounds=rounds))
+        assert [s.group for s in idle_samples(groups, config)][::2] == names
+
+
+@given(flags=st.lists(st.booleans(), min_size=400, max_size=400), first=st.integers(1, 40), rounds=st.integers(0, 4))
+def test_the_first_order_is_found_again_from_what_came_of_it(flags: list[bool], first: int, rounds: int) -> None:
+    """As the sampler orders: each round as many as still do not teach."""
+    total = first
+    for _ in range(rounds):
+        total += first - sum(flags[:total])
+    assert first_ordered(flags[:total], rounds) == first
 
 
 @pytest.mark.parametrize("fraction", [0.2, 0.5, 1.0])

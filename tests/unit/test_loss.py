@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.loss import LossTerms, TokenBatch, policy_loss, token_weights
+from learner.loss import KlTerms, KlTokens, LossTerms, TokenBatch, kl_loss, policy_loss, token_weights
 from shared.config import LossConfig
 from tests import reference
 
@@ -42,24 +42,34 @@ def rollouts(fraction: float, spread: float = 0.4) -> list[reference.Rollout]:
 
 def ours(
     answers: list[reference.Rollout], logprobs: list[torch.Tensor], config: LossConfig, dtype: torch.dtype
-) -> LossTerms:
-    """The product's loss over the same answers as one micro-batch."""
+) -> tuple[LossTerms, KlTerms]:
+    """The product's loss over the same answers as one micro-batch, and its KL."""
     masks = [torch.tensor(o.selected) for o in answers]
     counts = torch.tensor([int(mask.sum()) for mask in masks])
+    weights = torch.tensor(token_weights(config.kind, LENGTHS, LONGEST), dtype=dtype)
 
     def flat(rows: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat([row.to(dtype)[mask] for row, mask in zip(rows, masks, strict=True)])
+
+    def whole(rows: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([row.to(dtype) for row in rows])
 
     tokens = TokenBatch(
         logprobs=flat(logprobs),
         old_logprobs=flat([o.old for o in answers]),
         actor_logprobs=flat([o.actor for o in answers]),
-        base_logprobs=flat([o.base for o in answers]) if config.kl_beta else None,
         advantages=torch.tensor([o.advantage for o in answers], dtype=dtype).repeat_interleave(counts),
-        weights=torch.tensor(token_weights(config.kind, LENGTHS, LONGEST), dtype=dtype).repeat_interleave(counts),
+        weights=weights.repeat_interleave(counts),
         sample=torch.arange(len(answers)).repeat_interleave(counts),
     )
-    return policy_loss(tokens, config)
+    everything = KlTokens(
+        logprobs=whole(logprobs),
+        old_logprobs=whole([o.old for o in answers]),
+        actor_logprobs=whole([o.actor for o in answers]),
+        base_logprobs=whole([o.base for o in answers]),
+        weights=weights.repeat_interleave(torch.tensor(LENGTHS)),
+    )
+    return policy_loss(tokens, config), kl_loss(everything, config)
 
 
 def objective_of(config: LossConfig) -> reference.Objective:
@@ -68,13 +78,15 @@ def objective_of(config: LossConfig) -> reference.Objective:
         bounds=config.ratio_bounds,
         cap=config.importance_cap,
         beta=config.kl_beta,
+        kl=config.kl_gradient,
         longest=LONGEST,
     )
 
 
 def cases() -> list[Any]:
     """Each with its paper's clip range and with one that both sides of every kind's ratios meet."""
-    grid = itertools.product(KINDS, (0.2, 0.5, 1.0), (0.0, 1.3), (0.0, 0.07), ((None, None), (0.2, 0.28)))
+    penalties = ((0.0, "kl"), (0.07, "kl"), (0.07, "k3"))
+    grid = itertools.product(KINDS, (0.2, 0.5, 1.0), (0.0, 1.3), penalties, ((None, None), (0.2, 0.28)))
     return [
         pytest.param(
             fraction,
@@ -82,12 +94,13 @@ def cases() -> list[Any]:
                 kind=kind,  # pyright: ignore[reportArgumentType]
                 importance_cap=cap,
                 kl_beta=beta,
+                kl_gradient=kl,  # pyright: ignore[reportArgumentType]
                 clip_low=low,
                 clip_high=high,
             ),
-            id=f"{kind}-rho{fraction}-cap{cap}-beta{beta}-clip{low}",
+            id=f"{kind}-rho{fraction}-cap{cap}-beta{beta}-{kl}-clip{low}",
         )
-        for kind, fraction, cap, beta, (low, high) in grid
+        for kind, fraction, cap, (beta, kl), (low, high) in grid
         if kind != "gspo" or fraction == 1.0
     ]
 
@@ -102,10 +115,12 @@ def test_value_and_gradient_equal_the_papers(
     expected.backward()
 
     leaves = [o.logprobs.detach().to(dtype).requires_grad_() for o in answers]
-    terms = ours(answers, leaves, config, dtype)
-    terms.loss.backward()
+    terms, kl = ours(answers, leaves, config, dtype)
+    (terms.loss + kl.loss).backward()
 
-    assert terms.loss.item() == pytest.approx(expected.item(), rel=tolerance)
+    # The two nearly cancel in some cases.
+    rounding = tolerance * kl.loss.item()
+    assert (terms.loss + kl.loss).item() == pytest.approx(expected.item(), rel=tolerance, abs=rounding)
     torch.testing.assert_close(terms.shares.sum(), terms.loss.detach())
     got, wanted = gradient(leaves), gradient([o.logprobs for o in answers])
     assert (got - wanted).norm() <= tolerance * wanted.norm()
@@ -120,7 +135,7 @@ def test_clipped_tokens_are_those_whose_gradient_stops(kind: str) -> None:
     config = LossConfig(kind=kind, importance_cap=0.0)  # pyright: ignore[reportArgumentType]
     answers = rollouts(0.5)
     leaves = [o.logprobs.detach().clone().requires_grad_() for o in answers]
-    terms = ours(answers, leaves, config, torch.float64)
+    terms, _ = ours(answers, leaves, config, torch.float64)
     expected = [stopped for o in answers for stopped in reference.clipped_tokens(o, objective_of(config))]
     assert terms.clipped.tolist() == expected
     assert 0 < sum(expected) < len(expected)
@@ -134,7 +149,7 @@ def test_cispo_marks_clipped_weights_and_stops_no_gradient() -> None:
     config = LossConfig(kind="cispo", clip_low=0.2, clip_high=0.28)
     answers = rollouts(1.0)
     leaves = [o.logprobs.detach().clone().requires_grad_() for o in answers]
-    terms = ours(answers, leaves, config, torch.float64)
+    terms, _ = ours(answers, leaves, config, torch.float64)
     lowest, highest = config.ratio_bounds
     outside = (terms.ratios < lowest) | (terms.ratios > highest)
     assert terms.clipped.tolist() == outside.tolist() and outside.any()
@@ -148,7 +163,7 @@ def test_without_a_move_the_gradient_is_that_of_advantage_times_logprob(kind: st
     config = LossConfig(kind=kind, importance_cap=0.0)  # pyright: ignore[reportArgumentType]
     answers = rollouts(1.0, spread=0.0)
     leaves = [o.logprobs.detach().clone().requires_grad_() for o in answers]
-    terms = ours(answers, leaves, config, torch.float64)
+    terms, _ = ours(answers, leaves, config, torch.float64)
     terms.loss.backward()
     assert (terms.ratios == 1).all() and not terms.clipped.any()
     weights = token_weights(kind, LENGTHS, LONGEST)
@@ -159,7 +174,7 @@ def test_without_a_move_the_gradient_is_that_of_advantage_times_logprob(kind: st
 def test_kl_is_zero_where_the_policies_agree_and_positive_elsewhere() -> None:
     config = LossConfig(kl_beta=0.1)
     agreeing, apart = rollouts(1.0, spread=0.0), rollouts(1.0)
-    zero, positive = (ours(a, [o.logprobs for o in a], config, torch.float64).kl for a in (agreeing, apart))
+    zero, positive = (ours(a, [o.logprobs for o in a], config, torch.float64)[1].kl for a in (agreeing, apart))
     assert (zero == 0).all() and (positive > 0).all()
     expected = torch.stack([reference.k3(p, q) for o in apart for p, q in zip(o.logprobs, o.base, strict=True)])
     torch.testing.assert_close(positive, expected.detach())
@@ -175,7 +190,64 @@ def test_a_micro_batch_without_selected_tokens_adds_nothing(kind: str) -> None:
         for o in rollouts(1.0)
     ]
     leaves = [o.logprobs.detach().clone().requires_grad_() for o in answers]
-    terms = ours(answers, leaves, config, torch.float64)
+    terms, _ = ours(answers, leaves, config, torch.float64)
     terms.loss.backward()
     assert terms.loss.item() == 0.0
     assert (gradient(leaves) == 0).all()
+
+
+def distribution(seed: int) -> torch.Tensor:
+    """[6] float64 log-probs."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(6, generator=generator, dtype=torch.float64).log_softmax(0)
+
+
+def expected_gradient(
+    sampler: torch.Tensor, old: torch.Tensor | None, **keys: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean gradient of the KL term in the logits of pi, by a sum over all tokens that a sampler draws; and pi."""
+    logits = distribution(1).requires_grad_()
+    policy = logits.log_softmax(0)
+    tokens = KlTokens(
+        logprobs=policy,
+        old_logprobs=policy.detach() if old is None else old,
+        actor_logprobs=sampler,
+        base_logprobs=distribution(2),
+        weights=sampler.exp(),
+    )
+    kl_loss(tokens, LossConfig(kl_beta=1.0, **keys)).loss.backward()
+    assert logits.grad is not None
+    return logits.grad, policy.detach()
+
+
+def divergence_gradient(policy: torch.Tensor, *, forward: bool) -> torch.Tensor:
+    """Of KL(pi || base), or of KL(base || pi), in the logits of pi."""
+    logits, base = policy.clone().requires_grad_(), distribution(2)
+    p = logits.log_softmax(0)
+    divergence = (base.exp() * (base - p)).sum() if forward else (p.exp() * (p - base)).sum()
+    divergence.backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+@pytest.mark.parametrize("sampled", ["the policy", "a sampler", "a sampler, and a pass later"])
+def test_the_gradient_is_that_of_the_kl_it_is_called_after(sampled: str) -> None:
+    """Exactly, also where another distribution drew the tokens; the cap of the weights is out of the way."""
+    sampler = distribution(1) if sampled == "the policy" else distribution(3)
+    old = distribution(4) if "later" in sampled else None
+    got, policy = expected_gradient(sampler, old, importance_cap=1e9)
+    torch.testing.assert_close(got, divergence_gradient(policy, forward=False), rtol=1e-12, atol=1e-14)
+
+
+def test_the_published_gradient_is_that_of_the_other_kl() -> None:
+    got, policy = expected_gradient(distribution(1), None, kl_gradient="k3")
+    torch.testing.assert_close(got, divergence_gradient(policy, forward=True), rtol=1e-12, atol=1e-14)
+    reverse = divergence_gradient(policy, forward=False)
+    assert (got - reverse).norm() > 0.2 * reverse.norm()
+
+
+def test_the_importance_weights_are_those_before_the_cap() -> None:
+    answers = rollouts(1.0)
+    terms, _ = ours(answers, [o.logprobs for o in answers], LossConfig(importance_cap=1.0), torch.float64)
+    torch.testing.assert_close(terms.importance, torch.cat([(o.old - o.actor).exp() for o in answers]))
+    assert terms.importance.max() > 1.0

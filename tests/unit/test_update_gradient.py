@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from learner.batch import Sample, step_batch, teaching_samples
+from learner.batch import Sample, idle_samples, step_batch, teaching_samples
 from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.update import Update
 from learner.update_figures import UpdateStats
-from protocol.messages import Finish, Outcome
+from protocol.messages import Finish, Group, Outcome
 from shared.adapter_file import adapter_bytes
 from shared.config import BatchConfig, Config, LossConfig, OptimizerConfig, RolloutConfig, VerifierConfig
 from shared.policy import Policy
@@ -68,10 +68,10 @@ def gradients(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: grad.clone() for name, grad in found.items() if grad is not None}
 
 
-def step_samples(config: Config) -> list[Sample]:
+def step_groups() -> list[Group]:
     """Ragged groups, one that teaches nothing, one with a truncated sample that is dropped."""
     correct, wrong, truncated = Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED
-    groups = [
+    return [
         tiny_group([1.0, 0.0, 0.0], [3, 12, 7], group_id="a", seed=1),
         tiny_group([1.0, 1.0, 1.0], [4, 4, 4], group_id="equal", seed=2),
         tiny_group([0.0, 1.0, 1.0], [1, 5, 2], group_id="b", seed=3),
@@ -84,7 +84,10 @@ def step_samples(config: Config) -> list[Sample]:
             finishes=[Finish.STOP, Finish.LENGTH, Finish.STOP],
         ),
     ]
-    samples = teaching_samples(groups, config)
+
+
+def step_samples(config: Config) -> list[Sample]:
+    samples = teaching_samples(step_groups(), config)
     assert [s.name for s in samples] == ["a[0]", "a[1]", "a[2]", "b[0]", "b[1]", "b[2]", "c[0]", "c[2]"]
     return samples
 
@@ -114,17 +117,20 @@ def test_the_gradient_is_that_of_the_papers_for_any_cut(
     truth = Truth(checkpoint, policy, TEMPERATURE)
     config = config_for(kind, fraction, importance_cap=1.2, kl_beta=0.05)
     samples = sampled_nearby(truth, step_samples(config))
-    expected = truth.gradients(samples, config, {})
+    idle = sampled_nearby(truth, idle_samples(step_groups(), config))
+    assert [s.name for s in idle] == ["equal[0]", "equal[1]", "equal[2]"]
+    expected = truth.gradients(samples, config, {}, idle)
     for budget, share_prompts in itertools.product(BUDGETS, (True, False)):
         shake(policy, 1)
         update = update_of(policy, config_for(kind, fraction, budget, importance_cap=1.2, kl_beta=0.05))
         update.share_prompts = share_prompts
-        stats = update.apply(0, step_batch(samples, 1, config))
+        stats = update.apply(0, step_batch(samples, 1, config, idle))
         assert stats is not None
         assert_equal_gradients(gradients(policy), expected)
         assert (stats.ratios == 1).all() and not stats.clipped.any()
         assert len(stats.ratios) == math.ceil(fraction * sum(len(s.completion_ids) for s in samples))
         assert stats.grad_norm == pytest.approx(norm(expected), rel=TOLERANCE)
+        assert len(stats.kl) == sum(len(s.completion_ids) for s in [*samples, *idle])
 
 
 @pytest.mark.parametrize(("kind", "fraction"), GRID)
@@ -132,7 +138,7 @@ def test_the_gradient_is_that_of_the_papers_away_from_the_old_policy(
     checkpoint: Path, policy: Policy, kind: str, fraction: float
 ) -> None:
     """A later pass: ratios differ from one and some tokens are clipped."""
-    clip = {"clip_low": 0.2, "clip_high": 0.28}
+    clip: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28}
     shake(policy, 1)
     truth = Truth(checkpoint, policy, TEMPERATURE)
     config = config_for(kind, fraction, importance_cap=1.2, **clip)
@@ -186,28 +192,83 @@ def test_several_passes_take_several_steps(policy: Policy) -> None:
     assert {float(state["step"]) for state in update.optimizer.adamw.state.values()} == {3.0}
 
 
-def test_groups_that_teach_nothing_change_nothing(policy: Policy) -> None:
-    """Neither their samples nor their tokens are seen by any divisor."""
-    for kind in KINDS:
-        config = config_for(kind, 0.5)
-        alive = tiny_group([1.0, 0.0], [4, 6], group_id="alive", seed=1)
-        equal = tiny_group([1.0, 1.0], [9, 2], group_id="equal", seed=2)
-        found = []
-        for groups in ([alive], [equal, alive, equal]):
-            shake(policy, 1)
-            applied(policy, config, teaching_samples(groups, config))
-            found.append(values(policy))
-        assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+@pytest.mark.parametrize("kl_gradient", ["kl", "k3"])
+def test_the_kl_in_a_later_pass_is_weighted_by_the_ratio_or_not_at_all(
+    checkpoint: Path, policy: Policy, kl_gradient: str
+) -> None:
+    shake(policy, 1)
+    truth = Truth(checkpoint, policy, TEMPERATURE)
+    config = config_for("dapo", 0.2, importance_cap=1.2, kl_beta=0.3, kl_gradient=kl_gradient)
+    samples = sampled_nearby(truth, step_samples(config))
+    idle = sampled_nearby(truth, idle_samples(step_groups(), config))
+    old = near_policy(truth, [*samples, *idle], 0.6)
+    expected = truth.gradients(samples, config, old, idle)
+    update_of(policy, config).gradient_pass(0, step_batch(samples, 1, config, idle).scored, old)
+    assert_equal_gradients(gradients(policy), expected)
+
+
+ALIVE = tiny_group([1.0, 0.0], [4, 6], group_id="alive", seed=1)
+OTHER = tiny_group([0.0, 1.0], [3, 8], group_id="other", seed=3)
+EQUAL = tiny_group([1.0, 1.0], [9, 2], group_id="equal", seed=2)
+
+
+def gradient_of(policy: Policy, config: Config, groups: list[Group]) -> torch.Tensor:
+    """Of a whole step, flat."""
+    shake(policy, 1)
+    batch = step_batch(teaching_samples(groups, config), 0, config, idle_samples(groups, config))
+    update_of(policy, config).apply(0, batch)
+    return torch.cat([grad.reshape(-1) for grad in gradients(policy).values()])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_that_teach_nothing_stay_in_the_divisor(policy: Policy, kind: str) -> None:
+    """Two that teach among four weigh half of what they do alone, or their share of the tokens."""
+    config = config_for(kind, 1.0)
+    alone = gradient_of(policy, config, [ALIVE, OTHER])
+    among = gradient_of(policy, config, [EQUAL, ALIVE, OTHER, EQUAL])
+    share = 21 / (21 + 2 * 11) if kind in ("dapo", "cispo") else 1 / 2
+    torch.testing.assert_close(among, share * alone, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_that_were_replaced_count_in_nothing(policy: Policy, kind: str) -> None:
+    """The first two were ordered; one taught nothing, and the third came for it."""
+    config = config_for(kind, 1.0, kl_beta=0.1)
+    config = msgspec.structs.replace(config, rollout=msgspec.structs.replace(config.rollout, replacement_rounds=1))
+    replaced = gradient_of(policy, config, [EQUAL, ALIVE, OTHER])
+    assert torch.equal(replaced, gradient_of(policy, config, [ALIVE, OTHER]))
 
 
 def test_a_step_without_teachers_touches_nothing(policy: Policy) -> None:
     config = config_for("dapo", 0.2)
     before = adapter_bytes(policy.adapter)
     update = update_of(policy, config)
-    batch = step_batch(teaching_samples([tiny_group([1.0, 1.0], [3, 3])], config), 1, config)
+    batch = step_batch(teaching_samples([EQUAL], config), 1, config, idle_samples([EQUAL], config))
     assert update.apply(0, batch) is None
     assert adapter_bytes(policy.adapter) == before
     assert not update.optimizer.adamw.state
+
+
+@pytest.mark.parametrize("fraction", [0.2, 1.0])
+def test_a_step_without_teachers_is_still_held_to_the_base(checkpoint: Path, policy: Policy, fraction: float) -> None:
+    """The better a policy gets, the fewer groups teach; what it is held by must not go with them."""
+    shake(policy, 1)
+    truth = Truth(checkpoint, policy, TEMPERATURE)
+    config = config_for("dapo", fraction, kl_beta=0.1)
+    idle = sampled_nearby(truth, idle_samples([EQUAL], config))
+    expected = truth.gradients([], config, {}, idle)
+    stats = update_of(policy, config).apply(0, step_batch([], 1, config, idle))
+    assert stats is not None and len(stats.ratios) == 0 and len(stats.kl) == 11 == len(stats.mismatch)
+    assert_equal_gradients(gradients(policy), expected)
+    assert stats.weight_sum == 0.0 and stats.grad_norm == pytest.approx(norm(expected), rel=TOLERANCE)
+
+
+def test_masked_tokens_meet_the_head_only_for_the_kl(policy: Policy) -> None:
+    for kl_beta, everything in ((0.0, False), (0.1, True)):
+        config = config_for("dapo", 0.2, kl_beta=kl_beta)
+        batch = step_batch(step_samples(config), 1, config, idle_samples(step_groups(), config))
+        assert all(s.scored.all() == everything or len(s.scored) == 1 for s in batch.scored)
+        assert bool(batch.idle) is everything
 
 
 @pytest.mark.parametrize("passes", [1, 2])
@@ -292,4 +353,4 @@ def test_the_figures_of_a_step(checkpoint: Path, policy: Policy) -> None:
     expected = np.abs(np.concatenate(logprobs) - np.concatenate(actor))
     np.testing.assert_allclose(np.sort(stats.mismatch), np.sort(expected), rtol=1e-4, atol=1e-5)
     assert stats.weight_sum == pytest.approx(math.ceil(0.5 * batch.response_tokens) / batch.response_tokens)
-    assert (stats.kl == 0).all() and stats.lr == config.optimizer.lr
+    assert len(stats.kl) == 0 and stats.lr == config.optimizer.lr
