@@ -102,7 +102,7 @@ class StopOnOutcome(TrainingStopped):
 
 
 def kept_samples(group: Group, config: Config) -> np.ndarray:
-    """[G] bool: samples that enter means and loss. Raises where the config says stop, or asked for other rewards."""
+    """[G] bool: samples that enter means. Raises where the config says stop, or asked for other rewards."""
     refuse_other_rewards(group, config)
     treatments = [config.verifier.treatment(outcome) for outcome in group.outcomes]
     if "stop" in treatments:
@@ -111,20 +111,27 @@ def kept_samples(group: Group, config: Config) -> np.ndarray:
             f"The verifier's outcome for sample {index} of group {group.group_id} is '{group.outcomes[index]}' and"
             f" verifier.on_{group.outcomes[index]} is 'stop'; see logs/actor0.log, mend the verifier, then resume."
         )
-    return np.array([treatment == "train" for treatment in treatments])
+    return np.array([treatment != "drop" for treatment in treatments])
+
+
+def trained_samples(group: Group, config: Config) -> np.ndarray:
+    """[G] bool: samples that enter the loss as well."""
+    masked = np.array([config.verifier.treatment(outcome) == "mask" for outcome in group.outcomes])
+    return kept_samples(group, config) & ~masked
 
 
 def group_teaches(group: Group, config: Config) -> bool:
     """Whether this group has anything to say."""
     shaped = config.reward.shaped_groups == "train"
-    return teaches(rewards(group, config) if shaped else np.array(group.scores), kept_samples(group, config))
+    differ = teaches(rewards(group, config) if shaped else np.array(group.scores), kept_samples(group, config))
+    return differ and bool(trained_samples(group, config).any())
 
 
 def samples_of(group: Group, config: Config) -> list[Sample]:
-    """The kept samples of one group with their advantages."""
-    kept = kept_samples(group, config)
-    samples = all_samples(group, group_advantages(rewards(group, config), kept, config.divides_by_std))
-    return [samples[index] for index in np.flatnonzero(kept)]
+    """The samples of one group that are trained on, with their advantages."""
+    advantages = group_advantages(rewards(group, config), kept_samples(group, config), config.divides_by_std)
+    samples = all_samples(group, advantages)
+    return [samples[index] for index in np.flatnonzero(trained_samples(group, config))]
 
 
 def all_samples(group: Group, advantages: np.ndarray) -> list[Sample]:
@@ -146,12 +153,12 @@ def all_samples(group: Group, advantages: np.ndarray) -> list[Sample]:
 
 
 def teaching_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
-    """All kept samples of the groups that teach, in batch order."""
+    """What is trained on of the groups that teach, in batch order."""
     return [sample for group in groups if group_teaches(group, config) for sample in samples_of(group, config)]
 
 
 def idle_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
-    """Kept samples of the groups that teach nothing and were not replaced, in batch order."""
+    """What would be trained on of the groups that teach nothing and were not replaced, in batch order."""
     teaching = [group_teaches(group, config) for group in groups]
     idle = [group for group, teaches_something in zip(groups, teaching, strict=True) if not teaches_something]
     unreplaced = first_ordered(teaching, config.rollout.replacement_rounds) - sum(teaching)
@@ -176,9 +183,9 @@ def first_ordered(teaching: Sequence[bool], rounds: int) -> int:
 
 
 def without_advantage(group: Group, config: Config) -> list[Sample]:
-    """The kept samples of a group that teaches nothing."""
+    """The samples of a group that teaches nothing."""
     samples = all_samples(group, np.zeros(len(group.lengths)))
-    return [samples[index] for index in np.flatnonzero(kept_samples(group, config))]
+    return [samples[index] for index in np.flatnonzero(trained_samples(group, config))]
 
 
 def step_batch(samples: Sequence[Sample], dropped: int, config: Config, idle: Sequence[Sample] = ()) -> StepBatch:

@@ -1,8 +1,8 @@
 """What one group came to, as a curriculum sees it: which task, how many answers count, how many of them were right.
 
-An answer counts where the verifier's treatment says `train`; right is the outcome `correct`, so a truncated answer that
-counts was not right. For a reward function of the user's own that means a value of at least one half. Left out on
-purpose: scores. What a group can teach follows from right and wrong, and p (1 - p) needs nothing else.
+An answer counts where the verifier's treatment says `train` or `mask`; right is the outcome `correct`, so a truncated
+answer that counts was not right. For a reward function of the user's own that means a value of at least one half. Left
+out on purpose: scores. What a group can teach follows from right and wrong, and p (1 - p) needs nothing else.
 """
 
 from collections.abc import Sequence

@@ -25,6 +25,7 @@ from shared.config_update import (
 )
 
 Treatment = Literal["train", "drop", "stop"]
+OfTruncated = Literal["train", "mask", "drop", "stop"]
 VerifierKind = Literal["gsm8k", "exact", "math", "callable"]
 
 
@@ -204,8 +205,10 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     """Names of further environment variables that a worker gets to see. By default it sees paths, language and thread
     counts, and nothing else, so that no token gets there by accident. That is no boundary: a reward function runs with
     the user's rights, and reads every file that the user may read."""
-    on_truncated: Treatment = "train"
-    """A completion that ran into the cap."""
+    on_truncated: OfTruncated = "train"
+    """A completion that ran into the cap. `mask`: its reward stays in the group's mean and standard deviation, and none
+    of its tokens are trained on or counted in the divisor (DAPO's overlong filtering). `drop`: its reward leaves the
+    mean too, so the others are compared among themselves, and running into the cap costs nothing."""
     on_unparsable: Treatment = "train"
     """A completion without a final answer."""
     on_timeout: Treatment = "drop"
@@ -215,7 +218,7 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     on_abstain: Treatment = "drop"
     """The verifier returned None."""
 
-    def treatment(self, outcome: Outcome) -> Treatment:
+    def treatment(self, outcome: Outcome) -> OfTruncated:
         """What is done with a sample of this outcome."""
         match outcome:
             case Outcome.CORRECT | Outcome.WRONG:

@@ -107,6 +107,33 @@ def test_a_truncated_sample_is_penalised_or_left_out_of_the_mean(divide_by_std: 
     assert [s.advantage for s in kept] == pytest.approx(reference.group_advantages([1.0, 0.0], divide_by_std))
 
 
+MASKING = Config(verifier=VerifierConfig(on_truncated="mask"), loss=LossConfig(kl_beta=0.1))
+
+
+def test_a_masked_sample_is_in_the_mean_and_in_no_loss() -> None:
+    """DAPO: two right, two wrong and four cut off are eight answers, of which four are trained on."""
+    scores = [1.0] * 2 + [0.0] * 6
+    outcomes = [Outcome.CORRECT] * 2 + [Outcome.WRONG] * 2 + [Outcome.TRUNCATED] * 4
+    group = tiny_group(scores, [3] * 8, outcomes=outcomes)
+    samples = samples_of(group, MASKING)
+    assert [s.advantage for s in samples] == pytest.approx(reference.group_advantages(scores, True)[:4])
+    assert [round(s.advantage, 2) for s in samples] == [1.73, 1.73, -0.58, -0.58]
+    batch = step_batch(samples, 0, MASKING)
+    assert (batch.response_tokens, batch.samples[0].weight) == (12, pytest.approx(1 / 12))
+
+
+def test_a_masked_sample_may_make_its_group_teach_but_not_alone() -> None:
+    finished, cut_off = [Outcome.CORRECT, Outcome.TRUNCATED], [Outcome.TRUNCATED, Outcome.TRUNCATED]
+    group = tiny_group([1.0, 0.0], [2, 3], group_id="a", outcomes=finished)
+    assert [s.name for s in teaching_samples([group], MASKING)] == ["a[0]"]
+    alike = tiny_group([0.0, 0.0], [2, 3], group_id="b", outcomes=cut_off)
+    assert not group_teaches(alike, MASKING) and idle_samples([alike], MASKING) == []
+    shaped = Config(
+        verifier=VerifierConfig(on_truncated="mask"), reward=RewardConfig(shaped_groups="train", length=-1.0)
+    )
+    assert not group_teaches(alike, shaped), "rewards differ, but there is nothing to train on"
+
+
 def test_groups_of_equal_scores_are_dropped_whatever_their_shaped_rewards() -> None:
     finishes = [Finish.STOP, Finish.LENGTH]
     equal = tiny_group([0.0, 0.0], [2, 3], group_id="equal", finishes=finishes)

@@ -41,6 +41,7 @@ def test_keys_that_do_not_fit_together_are_refused(overrides: list[str], part: s
         ["link.heartbeat_s=1", "link.silence_s=1.5"],
         ["constraint.beta=0.1", "constraint.reference=old", "loss.passes=2"],
         ["constraint.reference=old"],
+        ["verifier.on_truncated=mask"],
         ["loss.kind=dr_grpo", "reward.divide_by_std=false"],
         ["loss.kind=gspo", "loss.clip_low=0.2"],
         ["loss.kind=grpo", "reward.divide_by_std=false"],
