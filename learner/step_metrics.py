@@ -44,33 +44,22 @@ def step_metrics(
 ) -> StepMetrics:
     """One row; what a step without an update cannot know is NaN."""
     stats = done if isinstance(done, UpdateStats) else None
-    gap = gap_of(stats.mismatch) if stats else None
     groups = flat(answers)
     tokens = sum(sum(group.lengths) for group in groups)
     num_samples = sum(len(group.lengths) for group in groups)
     rollout_s = sum(answer.timings.rollout_s for answer in answers)
     verify_s = sum(answer.timings.verify_s for answer in answers)
-    constrained = config.constraint.beta > 0.0
+    constrained = batch.samples and config.constraint.beta > 0.0
     return StepMetrics(
         step=step + 1,
         time_s=clock.time_s,
-        reward_mean=float(np.concatenate([rewards(group, config) for group in groups]).mean()),
         rewards=reward_means(groups, config),
         outcomes=outcome_shares(groups),
         groups_dropped=batch.dropped,
         groups_quarantined=done.groups if isinstance(done, Skipped) else 0,
         groups_total=len(groups),
-        entropy_mean=mean_entropy(groups),
+        entropy_mean=mean_entropy(groups, batch, stats),
         mask_fraction=masked_fraction(batch),
-        ratio_mean=mean(stats.ratios) if stats else NAN,
-        clip_fraction=mean(stats.clipped) if stats else NAN,
-        mismatch_mean=gap.mean if gap else NAN,
-        mismatch_p95=gap.p95 if gap else NAN,
-        mismatch_p99=gap.p99 if gap else NAN,
-        mismatch_max=gap.largest if gap else NAN,
-        kl=mean(stats.kl) if stats else NAN,
-        grad_norm=stats.grad_norm if stats else NAN,
-        lr=stats.lr if stats else NAN,
         length_mean=tokens / num_samples,
         truncated=sum(f is Finish.LENGTH for group in groups for f in group.finishes) / num_samples,
         tokens_per_s=tokens / clock.step_s,
@@ -82,17 +71,39 @@ def step_metrics(
         actor_mb=max(answer.timings.memory_mb for answer in answers),
         learner_mb=clock.learner_mb,
         weight_sum=stats.weight_sum if stats else 0.0,
-        held_fraction=held_fraction(batch) if batch.samples and constrained else NAN,
-        held_kl=mean(stats.held_kl) if stats and constrained else NAN,
-        constraint_loss=stats.constraint_loss if stats and constrained else NAN,
-        noise_signal=stats.noise.signal if stats and stats.noise else NAN,
-        noise_spread=stats.noise.spread if stats and stats.noise else NAN,
-        ewc_penalty=stats.ewc_penalty if stats and config.curriculum.ewc else NAN,
+        held_fraction=held_fraction(batch) if constrained else NAN,
         policy_version=min(answer.policy_version for answer in answers),
         curriculum_stage=curriculum.stage,
         curriculum_pass_rate=curriculum.pass_rate,
         curriculum_effective_tasks=curriculum.effective_tasks,
+        **spread("reward", np.concatenate([rewards(group, config) for group in groups])),
+        **spread("advantage", np.array([sample.sample.advantage for sample in batch.samples])),
+        **(of_update(stats, config) if stats else dict.fromkeys(OF_UPDATE, NAN)),
     )
+
+
+OF_UPDATE = (
+    *("ratio_mean", "clip_fraction", "importance_mean", "importance_capped", "importance_ess"),
+    *("mismatch_mean", "mismatch_p95", "mismatch_p99", "mismatch_max", "loss", "kl", "grad_norm", "lr"),
+    *("held_kl", "constraint_loss", "noise_signal", "noise_spread", "ewc_penalty"),
+)
+"""What only a step with an update can know."""
+
+
+def of_update(stats: UpdateStats, config: Config) -> dict[str, float]:
+    """Those figures, NaN for what the configuration leaves out."""
+    gap, noise = gap_of(stats.mismatch), stats.noise
+    cap, constrained = config.loss.importance_cap, config.constraint.beta > 0.0
+    figures = (
+        *(mean(stats.ratios), mean(stats.clipped)),
+        *(mean(stats.importance), mean(stats.importance > cap) if cap else NAN, effective_share(stats.importance)),
+        *(gap.mean, gap.p95, gap.p99, gap.largest),
+        *(stats.loss, mean(stats.kl), stats.grad_norm, stats.lr),
+        *(mean(stats.held_kl) if constrained else NAN, stats.constraint_loss if constrained else NAN),
+        *(noise.signal if noise else NAN, noise.spread if noise else NAN),
+        stats.ewc_penalty if config.curriculum.ewc else NAN,
+    )
+    return dict(zip(OF_UPDATE, figures, strict=True))
 
 
 def reward_means(groups: Sequence[Group], config: Config) -> dict[str, float]:
@@ -108,10 +119,13 @@ def outcome_shares(groups: Sequence[Group]) -> dict[Outcome, float]:
     return {outcome: count / total for outcome, count in counts.items()}
 
 
-def mean_entropy(groups: Sequence[Group]) -> float:
-    """Nats a response token, where the engine could tell."""
-    entropies = [group.entropies for group in groups if group.entropies is not None]
-    return mean(np.concatenate(entropies)) if entropies else NAN
+def mean_entropy(groups: Sequence[Group], batch: StepBatch, stats: UpdateStats | None) -> float:
+    """Nats a response token: the engine's, or the learner's own."""
+    told = [group.entropies for group in groups if group.entropies is not None]
+    filled = [sample.sample.entropies for sample in batch.samples if sample.sample.entropies is not None]
+    if told or filled:
+        return mean(np.concatenate(told or filled))
+    return mean(stats.entropies) if stats else NAN
 
 
 def masked_fraction(batch: StepBatch) -> float:
@@ -123,6 +137,23 @@ def masked_fraction(batch: StepBatch) -> float:
 def held_fraction(batch: StepBatch) -> float:
     """Share of the batch's response tokens that the constraint held back."""
     return sum(int((sample.held != 0).sum()) for sample in batch.samples) / batch.response_tokens
+
+
+def effective_share(weights: np.ndarray) -> float:
+    """(sum w)^2 / (n sum w^2)"""
+    squares = float((weights.astype(np.float64) ** 2).sum())
+    return float(weights.astype(np.float64).sum()) ** 2 / (len(weights) * squares) if squares else NAN
+
+
+def spread(name: str, values: np.ndarray) -> dict[str, float]:
+    """Mean, standard deviation, minimum and maximum; NaN of nothing."""
+    found = values if len(values) else np.array([NAN])
+    return {
+        f"{name}_mean": float(found.mean()),
+        f"{name}_std": float(found.std()),
+        f"{name}_min": float(found.min()),
+        f"{name}_max": float(found.max()),
+    }
 
 
 def mean(values: np.ndarray) -> float:

@@ -82,6 +82,7 @@ class Update:
             clipped=np.concatenate([p.clipped for p in passes]),
             kl=first.kl,
             mismatch=first.mismatch,
+            entropies=first.entropies,
             noise=first.noise,
         )
 
@@ -190,7 +191,8 @@ class Update:
         batch = self.on_device(samples)
         base = self.base_logprobs(batch)
         held_base = self.held_base_logprobs(samples)
-        logprobs = self.forward(batch).logprobs
+        found = self.forward(batch)
+        logprobs = found.logprobs
         before = torch.cat([old[name] for name in batch.names]) if old else logprobs.detach()
         terms = policy_loss(token_batch(batch, logprobs, before), self.config.loss)
         kl = kl_loss(kl_tokens(batch, logprobs, before, before if base is None else base), self.config.loss)
@@ -205,6 +207,7 @@ class Update:
             kl=kl,
             held=held,
             mismatch=(before - batch.actor_logprobs).abs(),
+            entropies=found.entropies,
             weight_sum=float(batch.weights[batch.selected].sum()),
         )
 

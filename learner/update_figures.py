@@ -22,6 +22,8 @@ class PassPart:
     """What was held back."""
     mismatch: torch.Tensor
     """[u], of all scored tokens."""
+    entropies: torch.Tensor
+    """[u]."""
     weight_sum: float
     """Of the objective's tokens."""
 
@@ -53,6 +55,8 @@ class Gradient:
 class UpdateStats:
     """What one step did."""
 
+    loss: float
+    """Of the last pass, all terms."""
     grad_norm: float
     """Of the last pass, before clipping."""
     lr: float
@@ -61,10 +65,14 @@ class UpdateStats:
     """[n] over all passes."""
     clipped: np.ndarray
     """[n] bool over all passes."""
+    importance: np.ndarray
+    """[n] pi_old / mu of the objective's tokens, before it is truncated."""
     kl: np.ndarray
     """[k] of the first pass; nothing where there is no KL term."""
     mismatch: np.ndarray
     """[u] |learner - actor log-prob| before the first update."""
+    entropies: np.ndarray
+    """[u] nats, of all scored tokens in the first pass."""
     weight_sum: float
     """Sum of the weights of all selected tokens: the mask's share of the loss's divisor."""
     constraint_loss: float
@@ -85,12 +93,15 @@ def gathered(gradient: Gradient, lr: float) -> UpdateStats:
         return torch.cat(tensors).cpu().numpy()
 
     return UpdateStats(
+        loss=gradient.loss,
         grad_norm=gradient.norm,
         lr=lr,
         ratios=column([part.terms.ratios for part in parts]),
         clipped=column([part.terms.clipped for part in parts]),
+        importance=column([part.terms.importance for part in parts]),
         kl=column([part.kl.kl for part in parts]),
         mismatch=column([part.mismatch for part in parts]),
+        entropies=column([part.entropies for part in parts]),
         weight_sum=sum(part.weight_sum for part in parts),
         constraint_loss=sum(float(part.held.loss.detach()) for part in parts),
         held_kl=column([part.held.kl for part in parts]),

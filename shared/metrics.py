@@ -16,13 +16,23 @@ from shared.files import LineLog
 
 KEYS = {
     "reward_mean": "reward/mean",
+    "reward_std": "reward/std",
+    "reward_min": "reward/min",
+    "reward_max": "reward/max",
     "groups_dropped": "groups/dropped",
     "groups_quarantined": "groups/quarantined",
     "groups_total": "groups/total",
+    "advantage_mean": "advantage/mean",
+    "advantage_std": "advantage/std",
+    "advantage_min": "advantage/min",
+    "advantage_max": "advantage/max",
     "entropy_mean": "entropy/mean",
     "mask_fraction": "mask/fraction",
     "ratio_mean": "ratio/mean",
     "clip_fraction": "clip/fraction",
+    "importance_mean": "importance/mean",
+    "importance_capped": "importance/capped",
+    "importance_ess": "importance/ess",
     "mismatch_mean": "mismatch/mean",
     "mismatch_p95": "mismatch/p95",
     "mismatch_p99": "mismatch/p99",
@@ -60,6 +70,12 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Mean reward of all N samples, before any group is dropped."""
     rewards: dict[str, float]
     """Mean of each part of the reward, unweighted. Rows have `reward/<name>` for those that the run has."""
+    reward_std: float
+    """Standard deviation of those N rewards."""
+    reward_min: float
+    """Smallest of them."""
+    reward_max: float
+    """Largest of them."""
     outcomes: dict[Outcome, float]
     """Share of the N samples with each outcome; one that is not named is 0. Rows have `outcome/<name>` for all."""
     groups_dropped: int
@@ -68,14 +84,30 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Groups set aside because their update must not be applied: all of the step, or none."""
     groups_total: int
     """Groups sampled, P and any replacements."""
+    advantage_mean: float
+    """Of the samples that are trained on; NaN where none is, as the next three."""
+    advantage_std: float
+    """Their standard deviation."""
+    advantage_min: float
+    """Smallest of them."""
+    advantage_max: float
+    """Largest of them."""
     entropy_mean: float
-    """Nats a response token."""
+    """Nats a response token of the step. Where the engine cannot tell it is the learner's own figure, of the groups
+    that teach (with a KL, of all that count), and NaN in a step without an update."""
     mask_fraction: float
     """Share of response tokens that carried gradient."""
     ratio_mean: float
     """Mean importance ratio of the policy against the one at the step's start."""
     clip_fraction: float
     """Share of tokens whose ratio was clipped."""
+    importance_mean: float
+    """Mean weight pi_old / mu of the objective's tokens before loss.importance_cap; about 1 where actor and learner
+    have the same policy. `gspo`: of their samples."""
+    importance_capped: float
+    """Share of those weights above the cap. NaN where it is 0."""
+    importance_ess: float
+    """Their effective sample size as a share of their number, (sum c)^2 / (n sum c^2): 1 where all are equal."""
     mismatch_mean: float
     """Mean |actor - learner| log-prob."""
     mismatch_p95: float
@@ -84,8 +116,12 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Its 99th percentile: what the gate judges."""
     mismatch_max: float
     """Its maximum."""
+    loss: float
+    """Loss of the last pass, all terms together. With one pass the objective's share of it is about 0, whatever the
+    policy learns."""
     kl: float
-    """k3 estimate against the policy without the adapter."""
+    """Mean k3 estimate against the policy that loss.kl_beta holds to, over all tokens of the groups that count, in the
+    first pass. NaN where loss.kl_beta = 0."""
     grad_norm: float
     """Global norm before it was scaled down."""
     lr: float

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from shared.errors import ConfigError
 
 FORMS = ("think_tags", "answer_tags")
-TAKEN = ("mean", "outcome", "length", "truncated")
+TAKEN = ("mean", "std", "min", "max", "outcome", "length", "truncated")
 """Rows of metrics.jsonl have these names already."""
 
 

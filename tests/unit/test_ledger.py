@@ -19,11 +19,14 @@ from tests.fakes import tiny_group
 
 CONFIG = Config(run=RunConfig(steps=7), loss=LossConfig(max_mismatch=0.05), checkpoint=CheckpointConfig(every=3))
 AGREED = UpdateStats(
+    loss=0.2,
     grad_norm=0.1,
     lr=1e-4,
     ratios=np.ones(4),
     clipped=np.zeros(4, bool),
+    importance=np.ones(4),
     kl=np.zeros(4),
+    entropies=np.ones(4),
     mismatch=np.full(4, 0.01),
     weight_sum=1.0,
     constraint_loss=0.0,

@@ -19,13 +19,13 @@ from shared.config import Config, ConstraintConfig, CurriculumConfig, LossConfig
 from tests.fakes import tiny_group
 
 CONTRACT = """
-step time_s reward/mean outcome/correct outcome/wrong outcome/unparsable outcome/truncated outcome/timeout
-outcome/error outcome/abstain groups/dropped groups/quarantined groups/total entropy/mean mask/fraction ratio/mean
-clip/fraction mismatch/mean mismatch/p95 mismatch/p99 mismatch/max kl grad_norm lr length/mean truncated
-tokens_per_s time/rollout_s
-time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum
-constraint/fraction constraint/kl constraint/loss noise/signal noise/spread ewc/penalty policy/version
-curriculum/stage curriculum/pass_rate curriculum/effective_tasks
+step time_s reward/mean reward/std reward/min reward/max outcome/correct outcome/wrong outcome/unparsable
+outcome/truncated outcome/timeout outcome/error outcome/abstain groups/dropped groups/quarantined groups/total
+advantage/mean advantage/std advantage/min advantage/max entropy/mean mask/fraction ratio/mean clip/fraction
+importance/mean importance/capped importance/ess mismatch/mean mismatch/p95 mismatch/p99 mismatch/max loss kl grad_norm
+lr length/mean truncated tokens_per_s time/rollout_s time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb
+mem/learner_mb weight/sum constraint/fraction constraint/kl constraint/loss noise/signal noise/spread ewc/penalty
+policy/version curriculum/stage curriculum/pass_rate curriculum/effective_tasks
 """
 
 CONFIG = Config(
@@ -36,11 +36,14 @@ CONFIG = Config(
 )
 CLOCK = Clock(time_s=100.0, step_s=10.0, update_s=3.0, learner_mb=300.0)
 STATS = UpdateStats(
+    loss=-0.125,
     grad_norm=0.7,
     lr=1e-4,
     ratios=np.array([1.0, 1.5]),
     clipped=np.array([False, True, False, False]),
+    importance=np.array([0.5, 1.0, 4.0, 0.5]),
     kl=np.array([0.0, 0.2]),
+    entropies=np.array([0.25, 1.25]),
     mismatch=np.linspace(0.0, 1.0, 101),
     weight_sum=0.5,
     constraint_loss=0.25,
@@ -90,6 +93,9 @@ def test_every_key_of_the_contract_is_there_and_right() -> None:
         "step": 5,
         "time_s": 100.0,
         "reward/mean": (1.0 - 0.5) / 4,
+        "reward/std": np.std([1.0, -0.5, 0.0, 0.0]),
+        "reward/min": -0.5,
+        "reward/max": 1.0,
         "outcome/correct": 0.25,
         "outcome/wrong": 0.25,
         "outcome/unparsable": 0.25,
@@ -100,14 +106,23 @@ def test_every_key_of_the_contract_is_there_and_right() -> None:
         "groups/dropped": 1,
         "groups/quarantined": 0,
         "groups/total": 2,
+        # Two answers, rewards 1 and -0.5: one standard deviation above their mean and one below.
+        "advantage/mean": 0.0,
+        "advantage/std": 0.75 / (0.75 + 1e-4),
+        "advantage/min": -0.75 / (0.75 + 1e-4),
+        "advantage/max": 0.75 / (0.75 + 1e-4),
         "entropy/mean": float(np.concatenate([TEACHING.entropies, SAME.entropies]).mean()),
         "mask/fraction": 0.5,
         "ratio/mean": 1.25,
         "clip/fraction": 0.25,
+        "importance/mean": 1.5,
+        "importance/capped": 0.25,
+        "importance/ess": 6.0**2 / (4 * (0.25 + 1.0 + 16.0 + 0.25)),
         "mismatch/mean": 0.5,
         "mismatch/p95": 0.95,
         "mismatch/p99": 0.99,
         "mismatch/max": 1.0,
+        "loss": -0.125,
         "kl": 0.1,
         "grad_norm": 0.7,
         "lr": 1e-4,
@@ -133,20 +148,28 @@ def test_every_key_of_the_contract_is_there_and_right() -> None:
         "curriculum/pass_rate": 0.625,
         "curriculum/effective_tasks": 12.5,
     }
-    assert row == pytest.approx(expected)
+    assert row == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_step_in_which_nothing_teaches_has_nulls_where_nothing_was_measured() -> None:
     row = row_of([answer(SAME, 4, 1.0)], batch_of([SAME]), None)
     nulls = {key for key, value in row.items() if value is None}
     assert nulls == {
+        "advantage/mean",
+        "advantage/std",
+        "advantage/min",
+        "advantage/max",
         "mask/fraction",
         "ratio/mean",
         "clip/fraction",
+        "importance/mean",
+        "importance/capped",
+        "importance/ess",
         "mismatch/mean",
         "mismatch/p95",
         "mismatch/p99",
         "mismatch/max",
+        "loss",
         "kl",
         "grad_norm",
         "lr",
@@ -167,9 +190,38 @@ def test_a_step_whose_batch_was_set_aside_counts_its_groups_and_has_no_update() 
     assert row["grad_norm"] is None and row["lr"] is None and row["weight/sum"] == 0.0
 
 
-def test_entropy_is_null_where_no_engine_could_tell() -> None:
+def test_a_kl_that_was_not_computed_is_null_and_not_zero() -> None:
+    assert row_of(ANSWERS, batch_of([TEACHING, SAME]), replace(STATS, kl=np.zeros(0)))["kl"] is None
+
+
+def test_a_step_with_the_kl_alone_has_its_figures_and_no_others() -> None:
+    nothing = np.zeros(0)
+    alone = replace(STATS, ratios=nothing, clipped=nothing, importance=nothing, weight_sum=0.0)
+    row = row_of([answer(SAME, 4, 1.0)], batch_of([SAME]), alone)
+    assert (row["kl"], row["loss"], row["grad_norm"], row["mismatch/max"]) == (0.1, -0.125, 0.7, 1.0)
+    empty = ("ratio/mean", "clip/fraction", "importance/mean", "importance/capped", "importance/ess", "mask/fraction")
+    assert all(row[key] is None for key in empty) and row["constraint/fraction"] is None
+
+
+def test_without_a_cap_none_of_the_weights_is_at_it() -> None:
+    config = msgspec.structs.replace(CONFIG, loss=LossConfig(importance_cap=0.0))
+    row = step_metrics(4, ANSWERS, batch_of([TEACHING]), STATS, CLOCK, FIGURES, config).to_row()
+    assert row["importance/capped"] is None and row["importance/mean"] == 1.5
+
+
+def test_entropy_is_null_where_nobody_could_tell() -> None:
     silent = msgspec.structs.replace(SAME, entropies=None)
     assert row_of([answer(silent, 4, 1.0)], batch_of([silent]), None)["entropy/mean"] is None
+
+
+def test_entropy_is_the_learners_own_where_the_engine_could_not_tell() -> None:
+    """Of the whole answers if it filled them in for the mask, else of the tokens that its update scored."""
+    silent = [answer(msgspec.structs.replace(group, entropies=None), 4, 1.0) for group in (TEACHING, SAME)]
+    filled = batch_of([TEACHING, SAME])
+    assert TEACHING.entropies is not None
+    assert row_of(silent, filled, STATS)["entropy/mean"] == pytest.approx(float(TEACHING.entropies.mean()))
+    blind = [replace(s, sample=replace(s.sample, entropies=None)) for s in filled.samples]
+    assert row_of(silent, replace(filled, samples=tuple(blind)), STATS)["entropy/mean"] == 0.75
 
 
 def test_several_actors_at_once_leave_no_negative_idle_time() -> None:

@@ -353,4 +353,9 @@ def test_the_figures_of_a_step(checkpoint: Path, policy: Policy) -> None:
     expected = np.abs(np.concatenate(logprobs) - np.concatenate(actor))
     np.testing.assert_allclose(np.sort(stats.mismatch), np.sort(expected), rtol=1e-4, atol=1e-5)
     assert stats.weight_sum == pytest.approx(math.ceil(0.5 * batch.response_tokens) / batch.response_tokens)
+    weights = np.exp(np.concatenate(logprobs) - np.concatenate(actor))
+    np.testing.assert_allclose(np.sort(stats.importance), np.sort(weights), rtol=1e-4)
+    entropies = np.concatenate([truth.entropies(s.sample)[s.selected] for s in batch.samples])
+    np.testing.assert_allclose(np.sort(stats.entropies), np.sort(entropies), rtol=1e-4)
+    assert stats.loss == pytest.approx(truth.loss(samples, config, {}).item(), rel=1e-4)
     assert len(stats.kl) == 0 and stats.lr == config.optimizer.lr
