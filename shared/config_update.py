@@ -64,7 +64,8 @@ class ConstraintConfig(Section, frozen=True, kw_only=True):
     low_entropy: Fraction = 0.8
     """Only this share of a step's response tokens, those of lowest entropy, may be held (SENT); 1 lets all (KL-Cov)."""
     share: Annotated[float, Meta(gt=0.0, le=0.5)] = 2e-4
-    """Of those, the share with the highest covariance of log-prob and advantage is held, and that with the lowest."""
+    """Of those, the share with the highest covariance of log-prob and advantage is held, and that with the lowest. At
+    least one token each; 0.5 with high = low holds all of them alike."""
     high: NonNegativeFloat = 2.0
     """What the highest count."""
     low: NonNegativeFloat = 0.5

@@ -57,8 +57,12 @@ def test_the_entropy_mask_trains_on_a_fifth_of_the_tokens(tmp_path: Path) -> Non
     overrides = {"loss.entropy_fraction": 0.2, "run.steps": 5, "eval.problems": 0}
     assert launch("run", "embedded", "--out", out, *sets(overrides)).returncode == 0
     for row in rows(out):
-        assert row["mask/fraction"] == pytest.approx(0.2, abs=0.002)
-        assert row["weight/sum"] == pytest.approx(row["mask/fraction"], rel=1e-4)
+        # Equal entropies are taken together, and answers of a group begin alike: a little more than the fifth.
+        assert 0.2 <= row["mask/fraction"] < 0.21
+        if row["groups/dropped"]:
+            assert 0.0 < row["weight/sum"] < row["mask/fraction"], "idle groups count in the divisor alone"
+        else:
+            assert row["weight/sum"] == pytest.approx(row["mask/fraction"], rel=1e-4)
 
 
 def test_a_users_reward_function_in_its_worker(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""SENT's token half and KL-Cov: which tokens are held, how strongly, and the gradient of holding them."""
+"""SENT's second variant and KL-Cov: which tokens are held, how strongly, and the gradient of holding them."""
 
 import itertools
 import math
@@ -110,6 +110,16 @@ def test_a_token_that_runs_away_is_held_and_one_that_turns_round_counts_least() 
     everything = [np.ones(2, bool)] * 2
     got = held_tokens(everything, logprobs, [1.0, -1.0], ConstraintConfig(beta=1.0, share=0.5, high=2.0, low=0.5))
     assert [row.tolist() for row in got] == [[2.0, 0.5], [0.5, 2.0]]
+
+
+def test_half_at_each_end_with_equal_strengths_holds_all_of_low_entropy() -> None:
+    """SENT's first variant."""
+    rng = np.random.default_rng(0)
+    low = [rng.random(n) < 0.8 for n in (5, 8, 4)]
+    logprobs = [-rng.exponential(2.0, len(row)).astype(np.float32) for row in low]
+    config = ConstraintConfig(beta=0.25, share=0.5, high=1.0, low=1.0)
+    got = held_tokens(low, logprobs, [1.0, -1.0, 0.5], config)
+    assert [row.tolist() for row in got] == [(0.25 * row).tolist() for row in low]
 
 
 def test_the_penalty_is_zero_with_zero_gradient_at_its_reference() -> None:
