@@ -32,6 +32,7 @@ def amount(plan: Topology, config: Config) -> list[str]:
         f"run directory  {plan.run_dir}",
         f"model          {config.model.path} ({config.model.quantization}, LoRA rank {config.lora.rank})",
         f"tasks          {config.tasks.source}",
+        f"objective      {objective(config)}",
         f"amount         {steps} steps x {span(prompts)} prompts x {rollout.group} samples"
         f" = {span(totals)} completions of at most {rollout.max_new_tokens} tokens",
         f"evaluation     {config.eval.problems} held-out problems before and after"
@@ -39,6 +40,13 @@ def amount(plan: Topology, config: Config) -> list[str]:
         else "evaluation     none",
         f"endpoint       {plan.endpoint}",
     ]
+
+
+def objective(config: Config) -> str:
+    """The kind of loss, with what it brings where a key is not given."""
+    lowest, highest = config.loss.ratio_bounds
+    advantage = "over the group's standard deviation" if config.divides_by_std else "not divided"
+    return f"{config.loss.kind}, ratio from {lowest:g} to {highest:g}, advantage {advantage}"
 
 
 def span(bounds: list[int]) -> str:

@@ -171,7 +171,8 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
     groups_per_order: NonNegative = 0
     """Groups decoded together in one order; 0 puts the whole step into one. Part of what makes tokens repeatable."""
     replacement_rounds: NonNegative = 0
-    """How often groups that teach nothing are replaced by further orders within a step (dynamic sampling)."""
+    """How often groups that teach nothing are replaced by further orders within a step (dynamic sampling). Those that
+    are not replaced count in the loss's divisor and in the KL, with an advantage of 0."""
 
 
 class VerifierConfig(Section, frozen=True, kw_only=True):

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from launch.describe import describe, differences
 from launch.topology import topology
 from shared.config import Config
@@ -64,6 +66,20 @@ def test_the_plan_tells_everything_before_anything_starts() -> None:
         "checkpoints/",
     ):
         assert expected in text, expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "line"),
+    [
+        ({}, "dapo, ratio from 0.8 to 1.28, advantage over the group's standard deviation"),
+        ({"kind": "dr_grpo"}, "dr_grpo, ratio from 0.8 to 1.2, advantage not divided"),
+        ({"kind": "gspo", "clip_high": 0.5}, "gspo, ratio from 0.9997 to 1.5, advantage over the group's"),
+        ({"kind": "cispo"}, "cispo, ratio from 0 to 5, advantage over the group's"),
+    ],
+)
+def test_the_plan_says_what_a_kind_of_loss_brings(loss: dict[str, object], line: str) -> None:
+    config = resolve({"loss": loss})
+    assert f"objective      {line}" in describe(topology(RUN, config), config)
 
 
 def test_the_plan_says_where_nothing_is_special() -> None:
