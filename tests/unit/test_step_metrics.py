@@ -74,6 +74,11 @@ def answer(group: Group, version: int, seconds: float) -> Groups:
 ANSWERS = [answer(TEACHING, 4, 2.0), answer(SAME, 3, 1.0)]
 
 
+def entropies_of(group: Group) -> np.ndarray:
+    assert group.entropies is not None
+    return group.entropies
+
+
 def batch_of(groups: list[Group]) -> StepBatch:
     samples = teaching_samples(groups, CONFIG)
     return step_batch(samples, dropped=sum(g is SAME for g in groups), config=CONFIG)
@@ -85,70 +90,71 @@ def row_of(
     return step_metrics(4, answers, batch, stats, clock, FIGURES, CONFIG).to_row()
 
 
+EXPECTED = {
+    "step": 5,
+    "time_s": 100.0,
+    "reward/mean": (1.0 - 0.5) / 4,
+    "reward/std": np.std([1.0, -0.5, 0.0, 0.0]),
+    "reward/min": -0.5,
+    "reward/max": 1.0,
+    "outcome/correct": 0.25,
+    "outcome/wrong": 0.25,
+    "outcome/unparsable": 0.25,
+    "outcome/truncated": 0.25,
+    "outcome/timeout": 0.0,
+    "outcome/error": 0.0,
+    "outcome/abstain": 0.0,
+    "groups/dropped": 1,
+    "groups/quarantined": 0,
+    "groups/total": 2,
+    # Two answers, rewards 1 and -0.5: one standard deviation above their mean and one below.
+    "advantage/mean": 0.0,
+    "advantage/std": 0.75 / (0.75 + 1e-4),
+    "advantage/min": -0.75 / (0.75 + 1e-4),
+    "advantage/max": 0.75 / (0.75 + 1e-4),
+    "entropy/mean": float(np.concatenate([entropies_of(TEACHING), entropies_of(SAME)]).mean()),
+    "mask/fraction": 0.5,
+    "ratio/mean": 1.25,
+    "clip/fraction": 0.25,
+    "importance/mean": 1.5,
+    "importance/capped": 0.25,
+    "importance/ess": 6.0**2 / (4 * (0.25 + 1.0 + 16.0 + 0.25)),
+    "mismatch/mean": 0.5,
+    "mismatch/p95": 0.95,
+    "mismatch/p99": 0.99,
+    "mismatch/max": 1.0,
+    "loss": -0.125,
+    "kl": 0.1,
+    "grad_norm": 0.7,
+    "lr": 1e-4,
+    "length/mean": 10 / 4,
+    "truncated": 0.25,
+    "tokens_per_s": 1.0,
+    "time/rollout_s": 3.0,
+    "time/verify_s": 1.5,
+    "time/update_s": 3.0,
+    "time/idle_s": 10.0 - 3.0 - 3.0 - 1.5,
+    "time/step_s": 10.0,
+    "mem/actor_mb": 200.0,
+    "mem/learner_mb": 300.0,
+    "weight/sum": 0.5,
+    "constraint/fraction": 1 / 3,
+    "constraint/kl": 0.25,
+    "constraint/loss": 0.25,
+    "noise/signal": 0.5,
+    "noise/spread": 3.0,
+    "ewc/penalty": 0.375,
+    "policy/version": 3,
+    "curriculum/stage": 2,
+    "curriculum/pass_rate": 0.625,
+    "curriculum/effective_tasks": 12.5,
+}
+
+
 def test_every_key_of_the_contract_is_there_and_right() -> None:
-    assert TEACHING.entropies is not None and SAME.entropies is not None
     row = row_of(ANSWERS, batch_of([TEACHING, SAME]), STATS)
     assert list(row) == list(dict.fromkeys(row)) and set(row) == set(CONTRACT.split())
-    expected = {
-        "step": 5,
-        "time_s": 100.0,
-        "reward/mean": (1.0 - 0.5) / 4,
-        "reward/std": np.std([1.0, -0.5, 0.0, 0.0]),
-        "reward/min": -0.5,
-        "reward/max": 1.0,
-        "outcome/correct": 0.25,
-        "outcome/wrong": 0.25,
-        "outcome/unparsable": 0.25,
-        "outcome/truncated": 0.25,
-        "outcome/timeout": 0.0,
-        "outcome/error": 0.0,
-        "outcome/abstain": 0.0,
-        "groups/dropped": 1,
-        "groups/quarantined": 0,
-        "groups/total": 2,
-        # Two answers, rewards 1 and -0.5: one standard deviation above their mean and one below.
-        "advantage/mean": 0.0,
-        "advantage/std": 0.75 / (0.75 + 1e-4),
-        "advantage/min": -0.75 / (0.75 + 1e-4),
-        "advantage/max": 0.75 / (0.75 + 1e-4),
-        "entropy/mean": float(np.concatenate([TEACHING.entropies, SAME.entropies]).mean()),
-        "mask/fraction": 0.5,
-        "ratio/mean": 1.25,
-        "clip/fraction": 0.25,
-        "importance/mean": 1.5,
-        "importance/capped": 0.25,
-        "importance/ess": 6.0**2 / (4 * (0.25 + 1.0 + 16.0 + 0.25)),
-        "mismatch/mean": 0.5,
-        "mismatch/p95": 0.95,
-        "mismatch/p99": 0.99,
-        "mismatch/max": 1.0,
-        "loss": -0.125,
-        "kl": 0.1,
-        "grad_norm": 0.7,
-        "lr": 1e-4,
-        "length/mean": 10 / 4,
-        "truncated": 0.25,
-        "tokens_per_s": 1.0,
-        "time/rollout_s": 3.0,
-        "time/verify_s": 1.5,
-        "time/update_s": 3.0,
-        "time/idle_s": 10.0 - 3.0 - 3.0 - 1.5,
-        "time/step_s": 10.0,
-        "mem/actor_mb": 200.0,
-        "mem/learner_mb": 300.0,
-        "weight/sum": 0.5,
-        "constraint/fraction": 1 / 3,
-        "constraint/kl": 0.25,
-        "constraint/loss": 0.25,
-        "noise/signal": 0.5,
-        "noise/spread": 3.0,
-        "ewc/penalty": 0.375,
-        "policy/version": 3,
-        "curriculum/stage": 2,
-        "curriculum/pass_rate": 0.625,
-        "curriculum/effective_tasks": 12.5,
-    }
-    assert row == pytest.approx(expected, abs=1e-12)
+    assert row == pytest.approx(EXPECTED, abs=1e-12)
 
 
 def test_a_step_in_which_nothing_teaches_has_nulls_where_nothing_was_measured() -> None:
@@ -218,8 +224,7 @@ def test_entropy_is_the_learners_own_where_the_engine_could_not_tell() -> None:
     """Of the whole answers if it filled them in for the mask, else of the tokens that its update scored."""
     silent = [answer(msgspec.structs.replace(group, entropies=None), 4, 1.0) for group in (TEACHING, SAME)]
     filled = batch_of([TEACHING, SAME])
-    assert TEACHING.entropies is not None
-    assert row_of(silent, filled, STATS)["entropy/mean"] == pytest.approx(float(TEACHING.entropies.mean()))
+    assert row_of(silent, filled, STATS)["entropy/mean"] == pytest.approx(float(entropies_of(TEACHING).mean()))
     blind = [replace(s, sample=replace(s.sample, entropies=None)) for s in filled.samples]
     assert row_of(silent, replace(filled, samples=tuple(blind)), STATS)["entropy/mean"] == 0.75
 
