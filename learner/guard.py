@@ -52,7 +52,7 @@ class Guard:
         self.config = config
 
     def apply(self, step: int, answers: Sequence[Groups], batch: StepBatch) -> UpdateStats | Skipped | None:
-        """The update of a step; None if no group taught anything."""
+        """The update of a step; None if no group taught anything and there is no KL."""
         # With one pass nothing has been applied when a fault is found, and nothing needs to be kept for it.
         before = self.position() if self.config.loss.passes > 1 else None
         try:
