@@ -11,7 +11,8 @@ Left out on purpose: paging. An order's shape is known before it starts.
 
 import torch
 
-from shared.products import product_fp32
+from shared.attention import capped
+from shared.products import scaled_product
 
 
 class KVCache:
@@ -119,18 +120,26 @@ class LayerCache:
         self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
         self.answer_keys, self.answer_values = self.answer_keys[slots], self.answer_values[slots]
 
-    def attend(self, query: torch.Tensor, scaling: float) -> torch.Tensor:
-        """query [n, heads, 1, D] -> [n, 1, heads, D]; h stands for a key's head and q for the queries that share it."""
+    def attend(
+        self, query: torch.Tensor, scaling: float, window: int | None = None, cap: float | None = None
+    ) -> torch.Tensor:
+        """query [n, heads, 1, D] -> [n, 1, heads, D]; h stands for a key's head and q for the queries that share it.
+
+        All rows are of one age and prompts end in the same column, so a window starts in the same column everywhere.
+        """
         cache, (prompts, heads, width, size) = self.cache, self.prompt_keys.shape
-        queries = cache.in_slots(query[:, :, 0] * scaling).view(prompts, cache.places, heads, -1, size)
-        keys, values = (t.flatten(0, 1)[:, : cache.length] for t in (self.answer_keys, self.answer_values))
-        to_prompt = product_fp32(by_prompt(queries), self.prompt_keys.flatten(0, 1).transpose(1, 2))
-        to_prompt = to_prompt.view(prompts, heads, -1, width).add_(cache.bias[:, None, None])
-        to_answer = product_fp32(by_answer(queries), keys.transpose(1, 2))
+        first = 0 if window is None else max(0, width + cache.length - window)
+        seen, answered = slice(min(first, width), width), slice(max(0, first - width), cache.length)
+        queries = cache.in_slots(query[:, :, 0]).view(prompts, cache.places, heads, -1, size)
+        prompt_keys, prompt_values = (t.flatten(0, 1)[:, seen] for t in (self.prompt_keys, self.prompt_values))
+        keys, values = (t.flatten(0, 1)[:, answered] for t in (self.answer_keys, self.answer_values))
+        to_prompt = capped(scaled_product(by_prompt(queries), prompt_keys.transpose(1, 2), scaling), cap)
+        to_prompt = to_prompt.unflatten(0, (prompts, heads)).add_(cache.bias[:, None, None, seen])
+        to_answer = capped(scaled_product(by_answer(queries), keys.transpose(1, 2), scaling), cap)
         scores = [by_slot(to_prompt, queries), to_answer.view(*queries.shape[:-1], -1)]
         weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(query.dtype)
-        of_prompt = by_prompt(weights[..., :width]) @ self.prompt_values.flatten(0, 1)
-        of_answer = by_answer(weights[..., width:]) @ values
+        of_prompt = by_prompt(weights[..., : to_prompt.shape[-1]]) @ prompt_values
+        of_answer = by_answer(weights[..., to_prompt.shape[-1] :]) @ values
         mixed = of_answer.view(queries.shape).add_(by_slot(of_prompt.view(prompts, heads, -1, size), queries))
         return cache.in_rows(mixed.view(cache.slots, 1, -1, size))
 

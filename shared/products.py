@@ -14,3 +14,8 @@ def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a.float() @ b.float()
     flat = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]), out_dtype=torch.float32)
     return flat.view(*a.shape[:-1], b.shape[-1])
+
+
+def scaled_product(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    """scale * a b in fp32. A bf16 factor would be rounded a second time, so there the product is what is scaled."""
+    return product_fp32(a * scale, b) if a.dtype == torch.float32 else product_fp32(a, b).mul_(scale)

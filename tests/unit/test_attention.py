@@ -54,6 +54,39 @@ def test_scores_of_bf16_are_weighed_in_fp32() -> None:
     torch.testing.assert_close(got.double(), expected, rtol=0.02, atol=0.02)
 
 
+def test_scores_are_scaled_in_fp32_and_not_the_bf16_query() -> None:
+    """Scores of some tens of nats: a query that is rounded once more would move them by a tenth."""
+    query, key, value, mask = inputs(4, 40)
+    query, key, value = (30 * query).bfloat16(), key.bfloat16(), value.bfloat16()
+    got = short_attention(query, key, value, mask, SCALING)
+    expected = exact(query.double(), key.double(), value.double(), mask)
+    torch.testing.assert_close(got.double(), expected, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (3, 9), (1, 9)])
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_soft_cap_and_a_window_are_those_of_the_formula(queries: int, keys: int, window: int | None) -> None:
+    """The first two columns are padding, so the window's columns are counted from the query back."""
+    query, key, value, _ = inputs(queries, keys)
+    places, columns = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
+    full = (columns <= places) & ((columns >= 2) | (columns == places))
+    seen = full if window is None else full & (columns > places - window)
+    got, _ = attention(
+        object(), query, key, value, full.expand(3, 1, -1, -1), scaling=SCALING, softcap=1.5, sliding_window=window
+    )
+    repeated = [t.double().repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (key, value)]
+    scores = 1.5 * torch.tanh(query.double() @ repeated[0].transpose(2, 3) * SCALING / 1.5)
+    weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1)
+    torch.testing.assert_close(got.double(), (weights @ repeated[1]).transpose(1, 2), rtol=1e-5, atol=1e-6)
+
+
+def test_long_sequences_with_a_soft_cap_keep_it() -> None:
+    query, key, value, _ = inputs(SHORT // 128 + 1, SHORT // 128 + 1)
+    got, _ = attention(object(), query, key, value, None, scaling=SCALING, softcap=1.5)
+    mask = torch.ones(3, 1, *[SHORT // 128 + 1] * 2, dtype=torch.bool).tril()
+    assert torch.equal(got, short_attention(query, key, value, mask, SCALING, 1.5))
+
+
 @pytest.mark.parametrize("queries", [SHORT // 128, SHORT // 128 + 1])
 def test_long_sequences_go_to_the_fused_kernel_and_give_the_same(queries: int) -> None:
     query, key, value, mask = inputs(queries, 128)

@@ -20,13 +20,16 @@ class Twin:
         ]
         self.rows = list(range(len(PROMPT_OF_ROW)))
 
-    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None, cap: float | None
+    ) -> torch.Tensor:
         out: list[torch.Tensor] = []
         for place, row in enumerate(self.rows):
             before = self.seen[row]
             self.seen[row] = (torch.cat([before[0], keys[place]], 1), torch.cat([before[1], values[place]], 1))
-            k, v = (t.repeat_interleave(SHARED, dim=0) for t in self.seen[row])
-            weights = torch.softmax(query[place].double() @ k.transpose(1, 2) * SIZE**-0.5, dim=-1)
+            k, v = (t[:, -(window or 99) :].repeat_interleave(SHARED, dim=0) for t in self.seen[row])
+            scores = query[place].double() @ k.transpose(1, 2) * SIZE**-0.5
+            weights = torch.softmax(cap * torch.tanh(scores / cap) if cap else scores, dim=-1)
             out.append((weights @ v).transpose(0, 1))
         return torch.stack(out)
 
@@ -42,16 +45,15 @@ def prefilled(layers: int = 2) -> tuple[KVCache, list[Twin]]:
     return cache, twins
 
 
-def step(cache: KVCache, twins: list[Twin]) -> None:
+def step(cache: KVCache, twins: list[Twin], window: int | None = None, cap: float | None = None) -> None:
     """One token of every row through every layer, compared."""
     for layer, twin in enumerate(twins):
         query = torch.randn(len(twin.rows), KV_HEADS * SHARED, 1, SIZE)
         keys, values = torch.randn(2, len(twin.rows), KV_HEADS, 1, SIZE)
         held, _ = cache.update(keys, values, layer)
         assert not isinstance(held, torch.Tensor)
-        torch.testing.assert_close(
-            held.attend(query, SIZE**-0.5), twin.attend(query, keys.double(), values.double()).float()
-        )
+        expected = twin.attend(query, keys.double(), values.double(), window, cap).float()
+        torch.testing.assert_close(held.attend(query, SIZE**-0.5, window, cap), expected)
 
 
 def end(cache: KVCache, twins: list[Twin], *rows: int) -> None:
@@ -67,6 +69,36 @@ def test_every_row_attends_to_its_prompt_and_to_itself() -> None:
     for _ in range(3):
         step(cache, twins)
     assert cache.get_seq_length() == WIDTH + 3
+
+
+@pytest.mark.parametrize("cap", [None, 0.7])
+@pytest.mark.parametrize("window", [1, 3, 5])
+def test_a_window_leaves_the_prompt_behind_column_by_column(window: int, cap: float | None) -> None:
+    cache, twins = prefilled()
+    for _ in range(3):
+        step(cache, twins, window, cap)
+    end(cache, twins, 0, 1, 4, 5)
+    for _ in range(5):
+        step(cache, twins, window, cap)
+
+
+def test_scores_are_scaled_in_fp32_and_not_the_bf16_query() -> None:
+    """Scores of some tens of nats: a query that is rounded once more would move them by a tenth."""
+    generator = torch.Generator().manual_seed(0)
+    keys, values, mine, more = (
+        torch.randn(rows, KV_HEADS, width, SIZE, generator=generator).bfloat16()
+        for rows, width in ((1, WIDTH), (1, WIDTH), (9, 1), (9, 1))
+    )
+    query = 60 * torch.randn(9, KV_HEADS * SHARED, 1, SIZE, generator=generator).bfloat16()
+    cache = KVCache(torch.tensor([0]), WIDTH, torch.zeros(9, dtype=torch.int64), ROOM)
+    cache.update(keys, values, 0)
+    held, _ = cache.update(mine, more, 0)
+    assert not isinstance(held, torch.Tensor)
+    every = [torch.cat([a.expand(9, -1, -1, -1), b], 2).double() for a, b in ((keys, mine), (values, more))]
+    k, v = (t.repeat_interleave(SHARED, dim=1) for t in every)
+    weights = torch.softmax(query.double() @ k.transpose(2, 3) * SIZE**-0.5, dim=-1)
+    found = held.attend(query, SIZE**-0.5, None, None).double()
+    torch.testing.assert_close(found, (weights @ v).transpose(1, 2), rtol=0.01, atol=0.01)
 
 
 def test_rows_that_end_leave_the_others_as_they_were() -> None:
