@@ -14,7 +14,7 @@ from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.update import Update
 from shared.config import BatchConfig, Config, LossConfig
-from shared.head import head_logits, token_stats
+from shared.head import LogitForm, head_logits, token_stats
 from tests import reference
 from tests.fakes import VOCAB, tiny_group, tiny_policy
 
@@ -60,6 +60,23 @@ def test_statistics_and_gradient_equal_full_logits_in_float64(temperature: float
 
     leaf = hidden.clone().requires_grad_()
     stats = token_stats(leaf, weight, targets, temperature=temperature, rows=rows)
+    (stats.logprobs * arriving).sum().backward()
+    torch.testing.assert_close(stats.logprobs.double(), logprobs, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(stats.entropies.double(), entropies, rtol=1e-5, atol=1e-6)
+    assert leaf.grad is not None and exact.grad is not None
+    assert (leaf.grad.double() - exact.grad).norm() <= 1e-6 * exact.grad.norm()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_bias_scale_and_soft_cap_of_the_logits_are_part_of_both(temperature: float) -> None:
+    hidden, weight, targets, arriving = inputs()
+    form = LogitForm(bias=torch.linspace(-1, 1, VOCAB), scale=0.5, cap=2.0)
+    exact = hidden.double().requires_grad_()
+    product = 0.5 * (exact @ weight.double().t() + torch.linspace(-1, 1, VOCAB).double())
+    logprobs, entropies = reference.softmax_stats(2 * torch.tanh(product / 2), targets, temperature)
+    (logprobs * arriving.double()).sum().backward()
+    leaf = hidden.clone().requires_grad_()
+    stats = token_stats(leaf, weight, targets, temperature=temperature, rows=7, form=form)
     (stats.logprobs * arriving).sum().backward()
     torch.testing.assert_close(stats.logprobs.double(), logprobs, rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(stats.entropies.double(), entropies, rtol=1e-5, atol=1e-6)
