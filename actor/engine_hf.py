@@ -18,7 +18,7 @@ from protocol.messages import Finish, GroupOrder, Sampling
 from shared.adapter_file import install_adapter, layout_digest
 from shared.canary import score
 from shared.frozen import FrozenBase
-from shared.head import head_logits
+from shared.load_check import checking, class_logprobs, refuse_difference, sample_ids, whole_rows
 from shared.policy import Policy
 from shared.prompt import Prompter
 from shared.seeding import uniforms
@@ -52,7 +52,7 @@ class HFEngine:
         batch = DecodeBatch(groups, sampling, self.policy.device)
         hidden = self.prefill(batch, groups)
         while True:
-            logits = head_logits(hidden, self.policy.head, sampling.temperature or 1.0)
+            logits = self.policy.logits(hidden, sampling.temperature or 1.0)
             progress(batch.append(logits, self.end_ids))
             if not len(batch.rows):
                 return in_order(groups, batch.done)
@@ -79,6 +79,24 @@ class HFEngine:
     def score(self, ids: np.ndarray) -> np.ndarray:
         """The canary."""
         return score(self.policy, ids)
+
+    def check(self) -> None:
+        """ModelError unless the decode loop gives the log-probs of the model's own class; for a fresh policy."""
+        prompts, answers = sample_ids(len(self.policy.head), self.policy.device)
+        groups = tuple(
+            GroupOrder(group_id=f"check/{row}", prompt_ids=ids.int().cpu().numpy(), columns={}, seeds=(row, row + 9))
+            for row, ids in enumerate(prompts)
+        )
+        sampling = Sampling(temperature=1.0, max_new_tokens=len(answers[0]))
+        path = "sequences that are decoded with a cache"
+        with checking(self.policy, path):
+            found = self.generate(groups, sampling, lambda ended: None)
+            for ids, samples in zip(prompts, found, strict=True):
+                answered = [torch.from_numpy(sample.ids).to(ids) for sample in samples]
+                expected = class_logprobs(self.policy, whole_rows([torch.cat([ids, answer]) for answer in answered]))
+                for row, sample in enumerate(samples):
+                    known = expected[row, len(ids) - 1 :][: len(sample.ids)].cpu()
+                    refuse_difference(self.policy, torch.from_numpy(sample.logprobs), known, path)
 
     def sleep(self) -> None:
         """Nothing is held between orders but the model itself."""

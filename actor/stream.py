@@ -11,7 +11,6 @@ from transformers import DynamicCache
 
 from actor.sampler import draw
 from protocol.messages import Sampling
-from shared.head import head_logits
 from shared.policy import Policy
 from shared.seeding import uniforms
 
@@ -36,5 +35,5 @@ def next_token(
 ) -> int:
     """[1, t] new tokens -> the one that follows."""
     hidden = policy.backbone(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
-    logits = head_logits(hidden, policy.head, temperature or 1.0)
+    logits = policy.logits(hidden, temperature or 1.0)
     return int(draw(logits, uniform if temperature else None).ids)

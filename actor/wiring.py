@@ -44,7 +44,9 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
     device = pick_device(config.compute.device)
     if config.actor.engine == "vllm":
         return build_vllm(config, base, prompter, device), prompter
-    return HFEngine(load_policy(base, config.model, config.lora, device), prompter), prompter
+    engine = HFEngine(load_policy(base, config.model, config.lora, device), prompter)
+    engine.check()
+    return engine, prompter
 
 
 def build_vllm(config: Config, base: CachedBase, prompter: Prompter, device: torch.device) -> Engine:

@@ -22,17 +22,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from shared.architecture import empty_model, read_architecture
 from shared.cache_root import PLACE, cache_root
 from shared.config import ModelConfig
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import DamageError, ModelError
 from shared.file_lock import exclusive
 from shared.files import made_whole, make_folder, remove_unfinished, sync_files
+from shared.linears import is_decoder_linear as is_linear
 from shared.nf4 import BLOCK, quantize
 
 WEIGHTS = "model.safetensors"
 DIGESTS = "DIGESTS.json"
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 """Changes with what a cached folder holds, so that older ones are made anew."""
 QUANTIZATION_CONFIG = {
     "quant_method": "bitsandbytes",
@@ -132,6 +134,8 @@ def cache_key(source: Path, quantization: str) -> str:
 
 def write_base(source: Path, folder: Path, quantization: str) -> None:
     """The converted checkpoint, whole or not at all."""
+    # Refused before minutes are spent on it.
+    empty_model(read_architecture(source))
     remove_unfinished(folder)
     with made_whole(folder, PLACE) as work:
         for file in source.iterdir():
@@ -176,7 +180,7 @@ def converted(source: Path, quantization: str) -> dict[str, torch.Tensor]:
 
 def is_decoder_linear(name: str, tensor: torch.Tensor) -> bool:
     """Matrices inside the layers; embedding and head stay as they are, as in every bitsandbytes checkpoint."""
-    inside = ".layers." in name and name.endswith("_proj.weight") and tensor.dim() == 2
+    inside = is_linear(name, tensor.dim())
     if inside and tensor.numel() % BLOCK:
         raise ModelError(
             f"'{name}' has {tensor.numel()} values, and NF4 takes blocks of {BLOCK}; use model.quantization=none."

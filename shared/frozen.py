@@ -59,6 +59,8 @@ def all_tensors(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, parameter
     yield from policy.backbone.named_buffers()
     yield "lm_head", policy.head
+    if policy.form.bias is not None:
+        yield "lm_head.bias", policy.form.bias
     for name, module in policy.backbone.named_modules():
         if isinstance(module, FrozenLinear):
             yield from ((f"{name}.{part}", tensor) for part, tensor in module.tensors().items())

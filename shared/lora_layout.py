@@ -15,6 +15,7 @@ from safetensors import safe_open
 from shared.adapter_file import digest_of_layout
 from shared.base_cache import WEIGHTS
 from shared.config import LoraConfig
+from shared.linears import is_decoder_linear
 from shared.lora import PAIR, Adapter, FrozenLinear, HeldMatmul, LoraLinear
 from shared.nf4 import STATE_KEY, read_facts
 
@@ -55,8 +56,9 @@ class LoraLayout:
 def read_layout(base: Path, lora: LoraConfig) -> LoraLayout:
     """From the base's weight file."""
     with safe_open(base / WEIGHTS, framework="pt") as file:
-        names = [name.removesuffix(".weight") for name in file.keys() if name.endswith("_proj.weight")]  # noqa: SIM118
-        layers = [name for name in names if ".layers." in name and name.rpartition(".")[2] in lora.targets]
+        dims = {name: len(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        layers = [name.removesuffix(".weight") for name in dims if is_decoder_linear(name, dims[name])]
+        layers = [layer for layer in layers if layer.rpartition(".")[2] in lora.targets]
         shapes = {layer: linear_shape(file, f"{layer}.weight") for layer in layers}
     return LoraLayout(layers=shapes, rank=lora.rank, scale=lora.alpha / lora.rank)
 

@@ -2,25 +2,32 @@
 
 Built without weights, then filled from the cached base, so that no dense copy of a large model ever exists.
 Sequences are right-padded without a mask: causality makes the padding harmless, and the fast attention kernels need it.
-Any architecture that `AutoModelForCausalLM` builds from `nn.Linear` works; its code comes from transformers alone.
+The architecture's code comes from transformers alone (shared/architecture.py), and whether this computes what that code
+computes is checked at every load (shared/load_check.py).
 """
 
+import logging
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from shared.attention import install_attention
+from shared.architecture import decoder_linears, empty_model, logit_form, read_architecture, unsupported
 from shared.base_cache import WEIGHTS, CachedBase
 from shared.config import LoraConfig, ModelConfig
 from shared.errors import ModelError
-from shared.head import TokenStats, token_stats
+from shared.head import PLAIN, LogitForm, TokenStats, head_logits, token_stats
+from shared.load_check import check_paths
 from shared.lora import Adapter, EachCallMatmul, FrozenLinear, HeldMatmul, LoraLinear
 from shared.nf4 import from_tensors
 from shared.sequences import Sequences, hidden_rows
+
+log = logging.getLogger("policy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +48,10 @@ class Policy:
     """sha256 of the frozen base."""
     config: Any
     """The checkpoint's transformers configuration."""
+    lm: Any
+    """The whole model as its own class has it, over the same modules."""
+    form: LogitForm = PLAIN
+    """What becomes of head times hidden row before it is logits."""
 
     def hidden(self, sequences: Sequences) -> torch.Tensor:
         """Hidden rows of all positions, [P * Lp + B * Lc, H]; see shared/sequences.py."""
@@ -48,11 +59,21 @@ class Policy:
 
     def stats(self, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, rows: int) -> TokenStats:
         """Hidden rows [n, H] and the tokens that followed [n] -> log-probs and entropies."""
-        return token_stats(hidden, self.head, targets, temperature=temperature, rows=rows)
+        return token_stats(hidden, self.head, targets, temperature=temperature, rows=rows, form=self.form)
+
+    def logits(self, hidden: torch.Tensor, temperature: float) -> torch.Tensor:
+        """Hidden rows [n, H] -> [n, V] fp32"""
+        return head_logits(hidden, self.head, temperature, self.form)
 
     def checkpoint_activations(self) -> None:
-        """Keep one activation a layer and recompute the rest in the backward pass."""
-        self.backbone.train()
+        """Keep one activation a layer and recompute the rest in the backward pass.
+
+        transformers does so in layers that are being trained. Only the layers are told so, and nothing inside them:
+        dropout would come to life there.
+        """
+        for module in self.backbone.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.training = True
         self.backbone.activation_checkpointing_enable({"use_reentrant": False})  # pyright: ignore[reportCallIssue]
 
 
@@ -70,37 +91,37 @@ def pick_device(device: str) -> torch.device:
 def load_policy(base: CachedBase, model: ModelConfig, lora: LoraConfig, device: torch.device) -> Policy:
     """Fill an empty model from the cached base and put the adapter in."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)
-    # Quantised layers are ours, not transformers'.
-    config.__dict__.pop("quantization_config", None)
+    config = read_architecture(base.folder)
     lm = empty_model(config)
     tensors = load_file(base.folder / WEIGHTS, device="cpu")
     held = model.dequantize == "held" or (model.dequantize == "auto" and device.type == "cpu")
+    log.info(linears_sentence(lm, tensors))
     adapter = Adapter(replace_linears(lm, tensors, lora, device, dtype, held))
     fill_rest(lm, tensors, device, dtype)
     adapter_to(adapter, device)
-    embedding = lm.get_input_embeddings().weight
-    head = embedding if config.tie_word_embeddings else lm.get_output_embeddings().weight
-    return Policy(
+    policy = Policy(
         backbone=getattr(lm, lm.base_model_prefix),
-        head=head.detach(),
+        head=lm.get_output_embeddings().weight.detach(),
         adapter=adapter,
         device=device,
         dtype=dtype,
         base_digest=base.digest,
         config=config,
+        lm=lm,
+        form=logit_form(lm),
     )
+    check_paths(policy)
+    return policy
 
 
-def empty_model(config: Any) -> Any:
-    """The architecture without weights, eval mode; computed buffers (rotary tables) are real."""
-    with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation=install_attention())
-    for name, module in list(lm.named_modules()):
-        if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
-            parent, _, child = name.rpartition(".")
-            setattr(lm.get_submodule(parent), child, type(module)(config=config))
-    return lm.eval().requires_grad_(False)
+def linears_sentence(lm: Any, names: Iterable[str]) -> str:
+    """How many of the model's linears are NF4, and which are not; the head never is."""
+    codes = {name.partition(".weight.")[0] for name in names if ".weight.quant_state" in name}
+    head = lm.get_output_embeddings()
+    linears = {name for name, m in lm.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    dense = Counter(name.rpartition(".")[2] for name in linears - codes)
+    named = ", ".join(f"{count} {name}" for name, count in sorted(dense.items()))
+    return f"{len(linears & codes)} linears are NF4 and {dense.total()} are left dense{f': {named}' if named else ''}"
 
 
 def replace_linears(
@@ -108,8 +129,10 @@ def replace_linears(
 ) -> dict[str, LoraLinear]:
     """Swap every decoder linear for a frozen one, with an adapter where the config asks for it."""
     layers: dict[str, LoraLinear] = {}
-    linears = [(n, m) for n, m in lm.named_modules() if isinstance(m, nn.Linear) and ".layers." in n]
-    for name, linear in linears:
+    linears = decoder_linears(lm)
+    for name, linear in linears.items():
+        if f"{name}.weight" not in tensors:
+            raise missing(lm, f"{name}.weight")
         frozen = frozen_linear(name, tensors, device, dtype, held)
         parent, _, child = name.rpartition(".")
         if child in lora.targets:
@@ -117,7 +140,7 @@ def replace_linears(
             frozen = layers[name] = LoraLinear(frozen, shape, lora.rank, lora.alpha / lora.rank)
         setattr(lm.get_submodule(parent), child, frozen)
     if unknown := set(lora.targets) - {name.rpartition(".")[2] for name in layers}:
-        known = sorted({name.rpartition(".")[2] for name, _ in linears})
+        known = sorted({name.rpartition(".")[2] for name in linears})
         raise ModelError(f"lora.targets names '{min(unknown)}', which this model has not; it has {', '.join(known)}.")
     return layers
 
@@ -136,17 +159,30 @@ def frozen_linear(
 
 
 def fill_rest(lm: Any, tensors: dict[str, torch.Tensor], device: torch.device, dtype: torch.dtype) -> None:
-    """Embeddings, norms and head from the checkpoint; computed buffers to the device."""
+    """Embeddings, norms and head from the checkpoint; a head that is the embedding; buffers to the device."""
+    embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
+    tied = head.weight is embedding.weight
     rest = [name for name, value in lm.named_parameters() if value.is_meta]
     for name in rest:
         if name not in tensors:
-            raise ModelError(f"The checkpoint has no tensor '{name}'; it does not belong to its config.json.")
+            raise missing(lm, name)
         parent, _, child = name.rpartition(".")
         value = nn.Parameter(tensors[name].to(device, dtype), requires_grad=False)
         setattr(lm.get_submodule(parent), child, value)
-    for module in lm.modules():
-        for key, buffer in module.named_buffers(recurse=False):
-            module.register_buffer(key, buffer.to(device), persistent=False)
+    if tied:
+        head.weight = embedding.weight
+    stored = lm.state_dict().keys()
+    for prefix, module in lm.named_modules():
+        for key, buffer in list(module.named_buffers(recurse=False)):
+            name = f"{prefix}.{key}"
+            value = tensors[name].to(buffer.dtype) if name in stored and name in tensors else buffer
+            module.register_buffer(key, value.to(device), persistent=False)
+
+
+def missing(lm: Any, name: str) -> ModelError:
+    """A checkpoint of other names, or of another model."""
+    reason = f"transformers' class wants a tensor '{name}', and the checkpoint has none of that name"
+    return unsupported(lm.config.model_type, reason)
 
 
 def adapter_to(adapter: Adapter, device: torch.device) -> None:

@@ -98,15 +98,18 @@ def shake(policy: Policy, seed: int) -> None:
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
-def dense_twin(checkpoint: Path, *, nf4: bool = True, dtype: torch.dtype = torch.float32) -> Any:
-    """The checkpoint in transformers' own code, its decoder linears rounded to NF4 by bitsandbytes and back.
+def dense_twin(
+    checkpoint: Path, *, nf4: bool = True, dtype: torch.dtype = torch.float32, attention: str | None = None
+) -> Any:
+    """The checkpoint in transformers' own code, all linears but the head rounded to NF4 by bitsandbytes and back.
 
     dtype: the checkpoint's own, which the values are rounded to; then all is computed in fp32.
     """
-    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, attn_implementation=attention).eval()
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if nf4 and name.endswith("_proj.weight"):
+        for parameter in [linear.weight for linear in linears if linear is not model.get_output_embeddings()]:
+            if nf4:
                 codes = quantize_4bit(parameter.data, blocksize=64, quant_type="nf4", compress_statistics=True)
                 parameter.copy_(dequantize_4bit(*codes))
     return model.float().requires_grad_(False)

@@ -17,6 +17,7 @@ from launch.doctor.finding import Missing
 from shared.cache_root import cache_root
 from shared.config import Config, ModelConfig
 from shared.embedded import EMBEDDED_DIR
+from shared.linears import is_decoder_linear
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -105,7 +106,7 @@ def shape_of(folder: Path, targets: Sequence[str]) -> ModelShape | Missing:
         heads, hidden = text["num_attention_heads"], text["hidden_size"]
         width = text.get("head_dim") or hidden // heads
         tensors = list(named_shapes(folder))
-        linear = [(name, shape) for name, shape in tensors if ".layers." in name and len(shape) == 2]
+        linear = [(name, shape) for name, shape in tensors if is_decoder_linear(name, len(shape))]
         packed = sum(math.prod(shape) for _, shape in linear)
         return ModelShape(
             linear=packed,
