@@ -39,7 +39,7 @@ class Rollout:
 
     def fill(self, order: Order, policy: Policy, beat: Beat) -> Groups:
         """Sample from exactly the version the order names, then score."""
-        with self.turns.hold("actor") as wait_s:
+        with self.turns.hold("actor", lambda: beat("waiting for its turn")) as wait_s:
             start = time.monotonic()
             self.installer.install(policy, woken=self.engine.wake())
             marking = Marking(order.groups, self.scorer.begin(), self.text, beat)

@@ -6,34 +6,24 @@ heard nothing of a peer  it said so in one sentence and ended; both ends are wor
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from launch.child import Child
 from launch.errors import ProcessFailed
 from launch.growing_file import last_lines
-from shared.gpu_lease import Lease
 
 PREFIX = "error: "
 GAVE_UP = 1
 """Exit code of a process whose watchdog ran out, or whose peer fell silent. Crashes share it."""
 
 
-def stall(child: Child, code: int, lease: Path) -> str:
+def stall(child: Child, code: int) -> str:
     """How a process that stood still or waited in vain came to its end; empty if it ended in another way."""
     if code != GAVE_UP:
         return ""
     if child.stacks.hold_a_stall():
-        return f"{child.name} made no progress within link.silence_s and ended itself{who_held(lease, child)}"
+        return f"{child.name} made no progress within link.silence_s and ended itself"
     said = last_lines(child.process.log, 1, child.output_start)
     return f"{child.name}: {said[0].removeprefix(PREFIX).rstrip('.')}" if said and said[0].startswith(PREFIX) else ""
-
-
-def who_held(lease: Path, child: Child) -> str:
-    """Another process that had the lease when this one stood still: it may have waited for that."""
-    holder = Lease(lease).holder()
-    if holder is None or holder.pid == child.pid:
-        return ""
-    return f" while {holder.role} (process {holder.pid}) held the lease"
 
 
 def stopped(child: Child, seconds: float) -> str:

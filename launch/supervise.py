@@ -24,7 +24,6 @@ from launch.restarts import Patience, Restarts
 from launch.stalls import stall, stalled, stopped
 from launch.starter import Starter
 from launch.topology import Process, Topology
-from shared.run_dir import RunDir
 
 LAST_PATIENCE = 2.0
 """A stopped learner is left this many times link.silence_s, so that the actors' own words come first."""
@@ -56,7 +55,6 @@ class Supervisor:
         self.patience = patience or Patience()
         self.restarts = Restarts(self.patience)
         self.interrupts = Interrupts()
-        self.lease = RunDir(plan.run_dir).lease
         self.stopping = False
         self.children: dict[str, Child] = {}
 
@@ -95,7 +93,7 @@ class Supervisor:
         if code is None:
             self.bear_with_learner()
             return False
-        if sentence := stall(self.learner, code, self.lease):
+        if sentence := stall(self.learner, code):
             raise self.standstill(sentence)
         # A learner that is still loading has no handler for SIGTERM yet, and nothing to finish.
         if code != 0 and not (self.stopping and code == -signal.SIGTERM):
@@ -135,7 +133,7 @@ class Supervisor:
     def mourn(self, child: Child, code: int) -> None:
         """Clear up after a dead actor and plan its next life, if it gets one."""
         child.kill()
-        sentence = child.given_up or stall(child, code, self.lease)
+        sentence = child.given_up or stall(child, code)
         stopped_s = self.learner.stopped_s()
         if sentence and stopped_s is not None:
             raise self.standstill(f"{sentence}; {stopped(self.learner, stopped_s)}")

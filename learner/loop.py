@@ -50,7 +50,7 @@ def train(parts: Parts, first_step: int, last_step: int) -> int:
         parts.ledger.begin()
         parts.sampler.order_ahead(version=step)
         answers = parts.sampler.collect(step)
-        with parts.turns.hold("learner"), parts.ledger.updating():
+        with parts.turns.hold("learner", parts.desk.pump), parts.ledger.updating():
             batch = parts.batches.build(answers)
             stats = parts.guard.apply(step, answers, batch)
             policy = parts.publisher.snapshot(version=step + 1)

@@ -45,17 +45,12 @@ def try_lock_awhile(fd: int) -> bool:
     return True
 
 
-def wait_lock(fd: int) -> None:
-    """Take the lock; wait for as long as it takes."""
-    fcntl.flock(fd, fcntl.LOCK_EX)
-
-
 @contextmanager
 def exclusive(path: Path, place: str) -> Iterator[None]:
     """One process at a time in the block; the others wait."""
     fd = open_lock(path, place)
     try:
-        wait_lock(fd)
+        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)

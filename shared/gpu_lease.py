@@ -1,23 +1,24 @@
 """Who has the card (or, without one, the cores): a lease that one process at a time holds.
 
-    with lease.hold("actor0", num_bytes=held) as waited_s: ...
+    with lease.hold("actor0", meanwhile=link.beat) as waited_s: ...
 
 Contract: exclusive between processes and within one; freed by the kernel when the holder dies. `<lock>.json` says for
-people who holds it, since when, and with how many bytes; it may be stale after a kill, the lock itself never is.
-A wait without a deadline sleeps in the kernel. One with a deadline polls, a few milliseconds late at most.
+people who holds it and since when; it may be stale after a kill, the lock itself never is.
+A wait polls, at most LONGEST_POLL_S late, and calls `meanwhile` each time, so that who waits keeps speaking to its
+peers. It has no deadline: a holder that hangs is ended by its own watchdog, one that was stopped by the launcher.
 Left out on purpose: fairness (the protocol's own turn-taking gives it) and counting of the card's memory.
 """
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from shared.file_lock import open_lock, try_lock, wait_lock
+from shared.file_lock import open_lock, try_lock
 from shared.files import remove_unfinished, write_whole
 
 FIRST_POLL_S = 0.0005
@@ -25,7 +26,7 @@ LONGEST_POLL_S = 0.01
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands beside the lock."""
+    """The note beside the lock."""
 
     role: str
     """Name of the process: `learner`, `actor0`."""
@@ -33,8 +34,10 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """Its process id."""
     since: str
     """UTC time of taking, ISO 8601."""
-    num_bytes: int
-    """Bytes of the card it means to hold."""
+
+
+def nothing() -> None:
+    """For a wait that nobody notices."""
 
 
 class Lease:
@@ -45,49 +48,32 @@ class Lease:
         self.note = path.with_name(f"{path.name}.json")
 
     @contextmanager
-    def hold(self, role: str, *, num_bytes: int = 0, deadline_s: float | None = None) -> Iterator[float]:
-        """Hold it for the block; gives the seconds that were waited. TimeoutError names who has it."""
+    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[float]:
+        """Hold it for the block; gives the seconds that were waited. meanwhile: called again and again in the wait."""
         start = time.monotonic()
         fd = open_lock(self.path)
         try:
-            self._take(fd, role, deadline_s)
+            wait_for(fd, meanwhile)
             waited_s = time.monotonic() - start
             try:
                 remove_unfinished(self.note)
-                self._write_note(role, num_bytes)
+                self.write_note(role)
                 yield waited_s
             finally:
                 self.note.unlink(missing_ok=True)
         finally:
             os.close(fd)
 
-    def holder(self) -> Holder | None:
-        """The note of whoever took it last and has not given it back."""
-        try:
-            return msgspec.json.decode(self.note.read_bytes(), type=Holder)
-        except FileNotFoundError:
-            return None
-
-    def _take(self, fd: int, role: str, deadline_s: float | None) -> None:
-        if deadline_s is None:
-            wait_lock(fd)
-        elif not poll(fd, deadline_s):
-            holder = self.holder()
-            who = f"{holder.role} (process {holder.pid}, since {holder.since})" if holder else "another process"
-            raise TimeoutError(f"{role} waited {deadline_s:.1f} s for the lease {self.path}, which {who} holds.")
-
-    def _write_note(self, role: str, num_bytes: int) -> None:
+    def write_note(self, role: str) -> None:
+        """For people."""
         since = datetime.now(UTC).isoformat(timespec="milliseconds")
-        holder = Holder(role=role, pid=os.getpid(), since=since, num_bytes=num_bytes)
-        write_whole(self.note, msgspec.json.encode(holder), durable=False)
+        write_whole(self.note, msgspec.json.encode(Holder(role=role, pid=os.getpid(), since=since)), durable=False)
 
 
-def poll(fd: int, deadline_s: float) -> bool:
-    """Try until the deadline, at first often."""
-    end, pause = time.monotonic() + deadline_s, FIRST_POLL_S
+def wait_for(fd: int, meanwhile: Callable[[], None]) -> None:
+    """Try until the lock is ours, at first often."""
+    pause = FIRST_POLL_S
     while not try_lock(fd):
-        if time.monotonic() >= end:
-            return False
+        meanwhile()
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_POLL_S)
-    return True

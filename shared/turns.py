@@ -5,20 +5,20 @@ and with `pipeline.max_lag` above zero sampling and learning overlap.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from shared.config import ComputeConfig
-from shared.gpu_lease import Lease
+from shared.gpu_lease import Lease, nothing
 
 
 class Turns(Protocol):
     """Held while computing."""
 
-    def hold(self, role: str) -> AbstractContextManager[float]:
-        """Wait for one's turn; gives the seconds that were waited."""
+    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> AbstractContextManager[float]:
+        """Wait for one's turn; gives the seconds that were waited. meanwhile: called again and again in the wait."""
         ...
 
 
@@ -26,7 +26,7 @@ class NoTurns:
     """There is room for both."""
 
     @contextmanager
-    def hold(self, role: str) -> Iterator[float]:
+    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[float]:
         """Go ahead."""
         yield 0.0
 

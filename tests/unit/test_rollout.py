@@ -24,8 +24,13 @@ class NotedScorer(ScriptedScorer):
 
     def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
         self.jobs += jobs
-        with self.lease.hold("scorer", deadline_s=0.0):
+        with self.lease.hold("scorer", meanwhile=taken):
             return super().score(jobs, on_progress)
+
+
+def taken() -> None:
+    """Called where a wait for the lease begins."""
+    raise AssertionError("the lease is taken")
 
 
 def quiet(phase: str) -> None:
