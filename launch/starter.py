@@ -4,7 +4,8 @@
     forked   Linux: off the zygote (zygote.py), which holds the libraries that learner and actor share. Their 250 MB of
              memory are there once instead of twice, and an actor that died is back in a fraction of a second
 
-Either way the process has its own session, its output in its log file, and dies with whoever started it.
+Either way the process has its own session, its output in its log file, and dies with whoever started it. Its group is
+ended before it is collected: from then on its process id may be somebody else's.
 """
 
 import json
@@ -13,20 +14,26 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from launch.errors import ProcessFailed
 from launch.growing_file import last_lines
+from launch.stopped import is_stopped
 from launch.topology import Process
 from shared.files import open_log
 from shared.lifeline import PARENT_PID
 
 MAX_MESSAGE_BYTES = 65_536
 SHOWN_LINES = 15
+ASKS_TO_END = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+"""None of them is for the zygote, which is born with them blocked."""
 CLEARING_S = 15.0
-"""The zygote needs a moment if it has strays to end."""
+"""The zygote needs a moment if it has strays to end; one that needs longer is killed."""
+LISTEN_S = 1.0
 
 
 class Started(Protocol):
@@ -92,29 +99,36 @@ class FreshProcess:
         return self.popen.pid
 
     def exit_code(self) -> int | None:
-        """Collects it once it has ended."""
-        return self.popen.poll()
+        """Collects it once it has ended, after its group."""
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        if self.popen.returncode is None and os.waitid(os.P_PID, self.pid, ended):
+            self.kill_group()
+        return self.popen.returncode
 
     def send_signal(self, number: int) -> None:
         """Nothing, if it has ended."""
-        self.popen.send_signal(number)
+        if self.exit_code() is None:
+            os.kill(self.pid, number)
 
     def kill_group(self) -> None:
-        """The group has the process's id."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
+        """The group has the process's id. Nothing, if it was collected."""
+        if self.popen.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.popen.wait()
 
 
 class ZygoteStarter:
     """Asks the zygote to fork."""
 
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, environment: dict[str, str], log: Path, clearing_s: float = CLEARING_S) -> None:
+        """clearing_s: how long it may take to end what it started."""
         opened = open_log(log, "wb")
         self.log = log
+        self.clearing_s = clearing_s
         # One message is one packet.
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with opened as output, theirs:
+        with opened as output, theirs, blocked_signals():
             self.popen = subprocess.Popen(
                 (sys.executable, "-m", "launch.zygote", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
@@ -131,17 +145,41 @@ class ZygoteStarter:
         child = ForkedProcess(self)
         self.children.append(child)
         words = {"argv": process.argv, "environment": process.environment, "log": str(process.log)}
-        self.control.send(json.dumps({"child": len(self.children) - 1, **words}).encode())
+        self.control.settimeout(self.clearing_s)
+        try:
+            self.control.send(json.dumps({"child": len(self.children) - 1, **words}).encode())
+        except OSError as error:
+            raise self.failure() from error
         return child
 
     def listen(self, timeout_s: float) -> None:
-        """Take in what the zygote has told; raises if it is no more."""
-        self.control.settimeout(timeout_s)
-        with suppress(BlockingIOError, TimeoutError):
+        """Take in what the zygote has told, waiting at most this long for the first news; raises if it is no more."""
+        self.go_on()
+        try:
+            self.control.settimeout(timeout_s)
             while packet := self.control.recv(MAX_MESSAGE_BYTES):
                 told = json.loads(packet)
                 self.children[told.pop("child")].told(told)
-            raise self.failure()
+                self.control.settimeout(0.0)
+        except (BlockingIOError, TimeoutError):
+            return
+        except OSError:
+            # It ended before it had read all requests: the kernel calls that a reset.
+            pass
+        raise self.failure()
+
+    def go_on(self) -> None:
+        """A stopped zygote (SIGSTOP) cannot tell how its children end, and there is nothing else to stop it for."""
+        if is_stopped(self.popen.pid):
+            self.popen.send_signal(signal.SIGCONT)
+
+    def wait_for_end(self, child: "ForkedProcess") -> None:
+        """Until it tells that a killed child has ended. If it does not, it is killed, and its children die with it."""
+        deadline = time.monotonic() + self.clearing_s
+        while child.code is None and time.monotonic() < deadline:
+            self.listen(min(LISTEN_S, self.clearing_s))
+        if child.code is None:
+            self.popen.kill()
 
     def failure(self) -> ProcessFailed:
         """The zygote ended, and with it everything it had started."""
@@ -151,11 +189,12 @@ class ZygoteStarter:
     def close(self) -> None:
         """It ends its children, if any are left, and what they left behind."""
         self.control.close()
+        self.go_on()
         if all(child.pid is None for child in self.children):
             # It may still be importing, and has started nothing.
             self.popen.kill()
         with suppress(subprocess.TimeoutExpired):
-            self.popen.wait(CLEARING_S)
+            self.popen.wait(self.clearing_s)
         self.popen.kill()
         self.popen.wait()
 
@@ -193,10 +232,25 @@ class ForkedProcess:
                 os.kill(self.pid, number)
 
     def kill_group(self) -> None:
-        """One that is still to be born never will be, since only the end of a run kills such a one."""
-        if self.pid is None:
+        """One that is still to be born never will be, since only the end of a run kills such a one. The group of one
+        that has ended was ended by the zygote."""
+        with suppress(ProcessFailed):
+            self.zygote.listen(0.0)
+        if self.pid is None or self.code is not None:
             return
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        while self.code is None and self.zygote.popen.poll() is None:
-            self.zygote.listen(1.0)
+        # It may not have its own group yet.
+        for send in (os.killpg, os.kill):
+            with suppress(ProcessLookupError):
+                send(self.pid, signal.SIGKILL)
+        with suppress(ProcessFailed):
+            self.zygote.wait_for_end(self)
+
+
+@contextmanager
+def blocked_signals() -> Iterator[None]:
+    """A process that is started meanwhile is deaf to what asks it to end, from its first moment on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS_TO_END)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

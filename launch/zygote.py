@@ -9,6 +9,9 @@
 A fork shares memory until it is written to, so the libraries are in memory once. The zygote computes nothing, opens no
 device and has one thread: what it forks is as good as new. It ends when its socket closes, however that came about,
 and ends its children before. What they leave behind, in whatever session, becomes its own and is ended too.
+SIGINT, SIGTERM and SIGHUP may go to every process of a run (systemd, a batch system, a logout), and without a zygote
+the learner would die before its step is finished. So it is started with them blocked, and its children unblock them:
+that way none is lost that was meant for a child.
 Left out on purpose: systems other than Linux, whose libraries do not all survive a fork.
 """
 
@@ -87,9 +90,12 @@ class Zygote:
         return None
 
     def collect(self, pidfd: int, child: int, pid: int) -> None:
-        """A child has ended."""
+        """A child has ended. Its group goes first: until it is collected, its process id can be nobody else's."""
         self.selector.unregister(pidfd)
         os.close(pidfd)
+        # One that ended before it had a session of its own has no group either.
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         self.alive.remove(pid)
         end_strays(self.alive)
@@ -196,14 +202,12 @@ def main(descriptor: int) -> int:
     getproctitle()
     die_with_parent()
     keep_to_itself()
-    # Ctrl-C is the launcher's business.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     preload()
     adopt_orphans()
     role = Zygote(socket.socket(fileno=descriptor)).serve()
     if role is None:
         return 0
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     live(role)
 
 

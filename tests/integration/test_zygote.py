@@ -166,3 +166,87 @@ def test_a_fresh_process_needs_no_zygote(plan: Topology, tmp_path: Path) -> None
         child = FreshStarter().start(process, log)
     until(lambda: child.exit_code() is not None)
     assert child.exit_code() == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_what_asks_a_process_to_end_is_not_for_the_zygote_but_for_its_children(
+    zygote: ZygoteStarter, plan: Topology, number: signal.Signals
+) -> None:
+    zygote.popen.send_signal(number)
+    child = start(zygote, plan.actors[0])
+    os.kill(born(child), number)
+    # Python may make an exception of an interrupt.
+    assert ended(child) in (-number, 1)
+    assert zygote.popen.poll() is None
+
+
+# --- a process in the zygote's place; it is the first thing that a zygote imports
+
+
+def in_its_place(plan: Topology, folder: Path, script: str) -> ZygoteStarter:
+    """A zygote whose first import does something else."""
+    (folder / "setproctitle.py").write_text(script)
+    return ZygoteStarter({"PYTHONPATH": str(folder)}, folder / "zygote.log", clearing_s=1.0)
+
+
+def test_a_zygote_that_dies_as_it_loads_is_told_in_a_sentence(plan: Topology, tmp_path: Path) -> None:
+    script = "import pathlib, time\nwhile not pathlib.Path(__file__).with_name('asked').exists(): time.sleep(0.01)\n"
+    starter = in_its_place(plan, tmp_path, script + "raise MemoryError('no room')")
+    child = start(starter, plan.actors[0])
+    (tmp_path / "asked").touch()
+    with pytest.raises(ProcessFailed, match=r"process that starts learner and actor ended[^$]*MemoryError: no room"):
+        until(lambda: child.exit_code() is not None)
+    starter.popen.wait()
+    with pytest.raises(ProcessFailed, match="MemoryError: no room"):
+        start(starter, plan.actors[0])
+    starter.close()
+
+
+def test_a_zygote_that_tells_nothing_more_is_killed(plan: Topology, tmp_path: Path) -> None:
+    script = """
+import json, os, signal, socket, sys, time
+control = socket.socket(fileno=int(sys.argv[-1]))
+control.recv(65536)
+pid = os.fork()
+if pid:
+    control.send(json.dumps({"child": 0, "pid": pid}).encode())
+else:
+    os.setsid()
+time.sleep(600)
+"""
+    starter = in_its_place(plan, tmp_path, script)
+    child = start(starter, plan.actors[0])
+    pid = born(child)
+    child.kill_group()
+    assert starter.popen.wait(DEADLINE_S) == -signal.SIGKILL
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    starter.close()
+
+
+def test_a_zygote_that_cannot_end_is_killed(plan: Topology, tmp_path: Path) -> None:
+    script = "import json, socket, sys, time\ncontrol = socket.socket(fileno=int(sys.argv[-1]))\n"
+    tell = "control.send(json.dumps({'child': 0, 'pid': 2**22 + 1}).encode())\ntime.sleep(600)\n"
+    starter = in_its_place(plan, tmp_path, script + tell)
+    born(start(starter, plan.actors[0]))
+    starter.close()
+    assert starter.popen.returncode == -signal.SIGKILL
+
+
+def test_a_stopped_zygote_is_continued(zygote: ZygoteStarter, plan: Topology) -> None:
+    child = start(zygote, plan.actors[0])
+    born(child)
+    zygote.popen.send_signal(signal.SIGSTOP)
+    child.kill_group()
+    assert child.exit_code() == -signal.SIGKILL
+
+
+def test_a_group_is_ended_before_its_process_is_collected(plan: Topology, tmp_path: Path) -> None:
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    process = Process(
+        name="learner", argv=(sys.executable, "-c", code), environment={}, threads=1, log=tmp_path / "log"
+    )
+    with process.log.open("wb") as log:
+        child = FreshStarter().start(process, log)
+    until(lambda: child.exit_code() is not None)
+    left = int(process.log.read_text())
+    until(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE)
