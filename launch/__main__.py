@@ -1,19 +1,18 @@
-"""`python -m launch COMMAND`: the front door. Parses, then imports only what the command needs.
+"""`python -m launch COMMAND`: the front door. Parses, then imports only what the command needs. Nothing of ours, and no
+library, is imported before `main` can answer Ctrl-C.
 
 This is the edge where errors become words: 0 done, 1 a crash of a process or of our own, 2 something the user can mend
 (one sentence on stderr, no traceback), 130 interrupted, 141 nobody reads what is printed. `doctor` ends with 1 if it
 found an error.
 """
 
-import argparse
 import os
 import select
 import sys
+from typing import TYPE_CHECKING
 
-from launch.cli import parse
-from launch.errors import ProcessFailed
-from protocol.errors import SecurityError
-from shared.errors import UserError
+if TYPE_CHECKING:
+    import argparse
 
 INTERRUPTED = 130
 CLOSED_PIPE = 141
@@ -22,6 +21,20 @@ CLOSED_PIPE = 141
 def main(argv: list[str]) -> int:
     """The exit code."""
     try:
+        return answer(argv)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def answer(argv: list[str]) -> int:
+    """Parse and do it; errors in words."""
+    from launch.cli import parse
+    from launch.errors import ProcessFailed
+    from protocol.errors import SecurityError
+    from shared.errors import UserError
+
+    try:
         return dispatch(parse(argv))
     except (UserError, SecurityError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -29,9 +42,6 @@ def main(argv: list[str]) -> int:
     except ProcessFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
     except BrokenPipeError:
         if not nobody_reads():
             raise
@@ -47,7 +57,7 @@ def nobody_reads() -> bool:
     return bool(output.poll(0))
 
 
-def dispatch(args: argparse.Namespace) -> int:
+def dispatch(args: "argparse.Namespace") -> int:
     """One branch a command."""
     match args.command:
         case "run":
@@ -92,7 +102,7 @@ def dispatch(args: argparse.Namespace) -> int:
             return generate(args)
 
 
-def evaluate(args: argparse.Namespace) -> int:
+def evaluate(args: "argparse.Namespace") -> int:
     """`eval`."""
     from launch.eval import run_command
 
@@ -106,7 +116,7 @@ def evaluate(args: argparse.Namespace) -> int:
     )
 
 
-def replay(args: argparse.Namespace) -> int:
+def replay(args: "argparse.Namespace") -> int:
     """`replay` of a whole run, or of one batch."""
     if args.batch:
         from launch.replay_batch import run_command as run_batch
@@ -117,7 +127,7 @@ def replay(args: argparse.Namespace) -> int:
     return run_command(directory=args.directory)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: "argparse.Namespace") -> int:
     """`run`, with --steps and --seed as the overrides they stand for."""
     from launch.run import run_command
 
@@ -132,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
-def export(args: argparse.Namespace) -> int:
+def export(args: "argparse.Namespace") -> int:
     """`export`."""
     from launch.export.command import run_command
 
@@ -146,7 +156,7 @@ def export(args: argparse.Namespace) -> int:
     )
 
 
-def generate(args: argparse.Namespace) -> int:
+def generate(args: "argparse.Namespace") -> int:
     """`generate`, once or as a conversation."""
     policy = {"directory": args.directory, "base": args.base, "checkpoint": args.checkpoint}
     sampling = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed}

@@ -190,6 +190,28 @@ def test_output_that_nobody_reads_ends_without_a_traceback() -> None:
     assert process.returncode == 141
 
 
+def test_an_interrupt_while_the_first_modules_load_ends_without_a_traceback(tmp_path: Path) -> None:
+    hook = """
+import os, signal, sys
+class AtFirstImport:
+    def find_spec(self, name, *_):
+        if name == "launch.cli":
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, AtFirstImport())
+"""
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", "run"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def test_while_somebody_reads_a_broken_pipe_is_one_of_our_own() -> None:
     assert not nobody_reads()
 
