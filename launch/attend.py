@@ -18,6 +18,14 @@ from shared.run_dir import RunDir
 PLAIN_WIDTH = 100
 
 
+class OurConsole(Console):
+    """A console that leaves it to its caller what a reader who has gone means."""
+
+    def on_broken_pipe(self) -> None:
+        """rich would end the process, and the run with it."""
+        raise BrokenPipeError
+
+
 def attend(run: RunDir, config: Config, *, verbose: bool) -> None:
     """Until the run ends; raises what went wrong."""
     keep_to_itself()
@@ -42,5 +50,5 @@ def starter_for(plan: Topology) -> Starter:
 
 def make_console() -> Console:
     """As wide as the terminal; a fixed width where there is none."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+    console = OurConsole(highlight=False)
+    return console if console.is_terminal else OurConsole(highlight=False, width=PLAIN_WIDTH)

@@ -7,13 +7,16 @@
     actor stopped too long  killed and started again
     learner stopped, hung   all stacks are written, everything is killed    -> who stood still, where the stacks lie
     first Ctrl-C, SIGTERM   the learner is asked to stop: it finishes the step and exits 0 -> returns
+                            an actor that dies meanwhile is not started again: the learner can do without
     second                  everything is killed                            -> KeyboardInterrupt
+    nobody reads our output as at the first Ctrl-C                          -> BrokenPipeError, at the end
 
 One thread, one loop: a tick every 0.1 s looks at the processes, forwards log lines and drives the display.
 """
 
 import signal
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from launch.child import Child
@@ -56,6 +59,7 @@ class Supervisor:
         self.restarts = Restarts(self.patience)
         self.interrupts = Interrupts()
         self.stopping = False
+        self.unheard: BrokenPipeError | None = None
         self.children: dict[str, Child] = {}
 
     def run(self) -> None:
@@ -69,6 +73,8 @@ class Supervisor:
                 self.send_actors_home()
             finally:
                 self.kill_all()
+        if self.unheard:
+            raise self.unheard
 
     def tick(self) -> None:
         """One look at everything."""
@@ -117,6 +123,9 @@ class Supervisor:
         if code is None:
             self.give_up_if_stopped(child)
             return
+        # Not `stopping`: a signal to all processes may end an actor within the tick that the request to stop comes in.
+        if self.interrupts.count > 0:
+            return
         if not self.restarts.noticed(actor.name):
             self.mourn(child, code)
         if self.restarts.take_due(actor.name, time.monotonic()):
@@ -143,10 +152,28 @@ class Supervisor:
         if code != 0:
             count, limit = self.restarts.deaths[child.name], self.patience.restarts
             how = f"{sentence} (stacks: {child.process.stacks})" if sentence else f"{child.name} {how_it_ended(code)}"
-            self.audience.note(f"{how}; starting it again ({count} of {limit})")
+            self.note(f"{how}; starting it again ({count} of {limit})")
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
+        self.say(lambda: self.audience.note(text))
 
     def inform(self) -> None:
-        """News to the audience: log lines, then the picture."""
+        """News to the audience."""
+        self.say(self.tell_news)
+
+    def say(self, news: Callable[[], None]) -> None:
+        """As long as somebody reads it. Who has seen enough (`| head`) wants no more of the run either."""
+        if self.unheard:
+            return
+        try:
+            news()
+        except BrokenPipeError as error:
+            self.unheard = error
+            self.interrupts.received()
+
+    def tell_news(self) -> None:
+        """Log lines, then the picture."""
         for child in self.children.values():
             for line in child.output.new_lines():
                 self.audience.log_line(child.name, line)
@@ -159,7 +186,7 @@ class Supervisor:
         if self.interrupts.count == 1 and not self.stopping:
             self.stopping = True
             self.learner.ask_to_stop()
-            self.audience.note("finishing the step; Ctrl-C again stops at once")
+            self.note("finishing the step; Ctrl-C again stops at once")
 
     def send_actors_home(self) -> None:
         """The learner is done, so nobody needs the actors any more."""
