@@ -8,6 +8,7 @@ import of a computer algebra system. It never runs a user's code, has no threads
                   session stays in its tree; when the worker is gone, the keeper adopts it, and ends it at once
     actor dies    the command socket ends: everything below the keeper is killed, its scratch folder removed
     keeper dies   the kernel ends the workers (lifeline.py)
+    a signal to all processes asks the run to end: the keeper outlasts its actor, and then clears up
 
 Not covered: a worker that first kills the keeper keeps what it had hidden in another session. Workers run as the
 actor's user; this is order among accidents, not a sandbox.
@@ -39,6 +40,7 @@ from shared.lifeline import PARENT_PID, die_with_parent
 _PR_SET_CHILD_SUBREAPER = 36
 PACKET_BYTES = 4096
 DESCRIPTORS = 3
+ASKS_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FREE_FROM = 16
 STRAYS_LIMIT_S = 5.0
 
@@ -150,7 +152,8 @@ def collect() -> list[tuple[int, int]]:
 def leave_keeper(descriptors: list[int], keeper_pid: int) -> None:
     """A session of its own; an empty standard input, output and errors into one pipe, nothing of the keeper's open."""
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, *ASKS_TO_END):
+        signal.signal(number, signal.SIG_DFL)
     os.setsid()
     os.environ[PARENT_PID] = str(keeper_pid)
     die_with_parent()
@@ -173,6 +176,8 @@ def adopt_orphans() -> None:
 def main() -> None:
     """Load what is slow to load, then serve."""
     adopt_orphans()
+    for number in ASKS_TO_END:
+        signal.signal(number, signal.SIG_IGN)
     descriptor, config, scratch = sys.argv[1:]
     verifier = msgspec.json.decode(config, type=VerifierConfig)
     preload(verifier.kind)

@@ -1,6 +1,7 @@
 """Start the learner of a run: `python -m learner --run DIR`. It is the only process with state.
 
-Begins where the last checkpoint and the journal say. SIGTERM: finish the step, write a checkpoint, leave.
+Begins where the last checkpoint and the journal say. SIGTERM: finish the step (or leave it, if there is no actor that
+could answer it), write a checkpoint, leave.
 """
 
 import argparse

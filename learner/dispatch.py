@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from learner.orders import answers
 from learner.peers import Peer, Peers
 from learner.recorder import Recorder
+from learner.sampling import Unanswered
 from protocol.errors import MalformedMessage, PeerGone, PeerTimeout, ProtocolError, VersionMismatch
 from protocol.limits import MAX_MESSAGES_A_PUMP
 from protocol.messages import (
@@ -51,15 +52,17 @@ class Dispatcher:
         welcome: Welcome,
         now: Callable[[], float] = time.monotonic,
         late_s: float = math.inf,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """expected: what every actor must hold (its actor_id, engine and credits do not matter). now: the clock.
-        late_s: an order unanswered for longer goes to another actor too."""
+        late_s: an order unanswered for longer goes to another actor too. stop: whether the learner was asked to."""
         self.port = port
         self.recorder = recorder
         self.expected = expected
         self.welcome = welcome
         self.now = now
         self.late_s = late_s
+        self.stop = stop
         self.peers = Peers(welcome.silence_s, now)
         self.policies: dict[int, Policy] = {}
         self.orders: dict[str, Order] = {}
@@ -87,10 +90,13 @@ class Dispatcher:
         self.send_queued()
 
     def collect(self, order_ids: Sequence[str]) -> list[Groups]:
-        """Wait until all of these are answered; in the order asked for."""
+        """Wait until all of these are answered; in the order asked for. A learner that was asked to stop waits for
+        those who are there, and for nobody to come."""
         self.peers.heard_at = self.now()
         while missing := [order_id for order_id in order_ids if order_id not in self.answers]:
             self.pump(self.welcome.heartbeat_s / 2)
+            if self.stop() and not self.peers.by_address:
+                raise Unanswered
             quiet = self.now() - self.peers.heard_at
             if quiet > self.welcome.silence_s:
                 raise PeerTimeout("Every actor", f"the answer to order {missing[0]}", quiet)

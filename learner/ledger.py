@@ -57,6 +57,7 @@ class Ledger:
         self.recent: deque[float] = deque(past.rewards, maxlen=REWARDS_KEPT)
         self.step_started = self.started
         self.update_s = 0.0
+        self.unsaved = False
 
     def begin(self) -> None:
         """The clock of a step starts."""
@@ -77,8 +78,15 @@ class Ledger:
         self.recent.append(metrics.reward_mean)
         self.books.step(step, metrics, answers, batch)
         self.stop_requested = self.stop()
+        self.unsaved = True
         if self.due(step + 1):
-            self.books.checkpoint(step + 1, Past(wall_s=self.wall_s(), rewards=tuple(self.recent)))
+            self.save(step + 1)
+
+    def save(self, done: int) -> None:
+        """A checkpoint after `done` steps, unless the last one is of there."""
+        if self.unsaved:
+            self.books.checkpoint(done, Past(wall_s=self.wall_s(), rewards=tuple(self.recent)))
+            self.unsaved = False
 
     def clock(self) -> Clock:
         """The step's times until now."""

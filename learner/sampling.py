@@ -9,6 +9,7 @@ of the gradient (learner/batch_size.py); a step that is ordered keeps its number
 """
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from typing import Any, Protocol
 
 from learner.batch import group_teaches
@@ -24,6 +25,10 @@ from protocol.messages import Group, Groups, Order, Policy, Sampling
 from shared.config import Config
 
 
+class Unanswered(Exception):
+    """The learner was asked to stop, and nobody is there whose answer it could wait for."""
+
+
 class OrderDesk(Protocol):
     """Where orders go and answers come from: the dispatcher, or a journal in a replay."""
 
@@ -36,7 +41,7 @@ class OrderDesk(Protocol):
         ...
 
     def collect(self, order_ids: Sequence[str]) -> list[Groups]:
-        """Wait for these."""
+        """Wait for these; Unanswered if that is no use."""
         ...
 
     def pump(self, timeout_s: float = 0.0) -> None:
@@ -74,20 +79,31 @@ class Sampler:
             self.next_step += 1
 
     def collect(self, step: int) -> list[Groups]:
-        """The answers of a step, replacements included, in slot order."""
-        pending = self.pending.pop(0)
+        """The answers of a step, replacements included, in slot order. Unanswered leaves the sampler as it was."""
+        pending = self.pending[0]
         assert pending.step == step
         answers = self.desk.collect([order.order_id for order in self.orders(pending, first_slot=0)])
+        tasks, answers = self.replaced(pending, answers)
+        self.pending.pop(0)
+        self.curriculum.observe(observed(tasks, flat(answers), self.config))
+        return answers
+
+    def replaced(self, pending: Pending, answers: list[Groups]) -> tuple[list[int], list[Groups]]:
+        """Tasks and answers of a step, with those of further groups for the ones that teach nothing."""
+        before = deepcopy(self.curriculum.state_dict()) if self.config.rollout.replacement_rounds else {}
         tasks = pending.tasks
         for _ in range(self.config.rollout.replacement_rounds):
             missing = len(pending.tasks) - sum(group_teaches(g, self.config) for g in flat(answers))
             if missing == 0:
                 break
-            more = Pending(step, pending.version, self.curriculum.next(missing))
-            answers += self.replace(more, first_slot=len(tasks))
+            more = Pending(pending.step, pending.version, self.curriculum.next(missing))
+            try:
+                answers = answers + self.replace(more, first_slot=len(tasks))
+            except Unanswered:
+                self.curriculum.load_state_dict(before)
+                raise
             tasks = tasks + more.tasks
-        self.curriculum.observe(observed(tasks, flat(answers), self.config))
-        return answers
+        return tasks, answers
 
     def resize(self, stats: UpdateStats | Skipped | None) -> None:
         """After an update that measured the noise of its gradient: steps that are ordered from now on may be larger."""

@@ -26,6 +26,7 @@ from learner.overlap import find_overlap
 from learner.past import Past
 from learner.recorder import JournalRecorder
 from learner.salvage import salvage_told
+from learner.sampling import Unanswered
 from learner.wiring import Model, build_parts, build_state, load_model
 from protocol.messages import Welcome
 from protocol.security import load_learner_keys
@@ -44,7 +45,7 @@ FAREWELL_S = 5.0
 
 
 class StopFlag:
-    """Set by SIGTERM; looked at after each step."""
+    """Set by SIGTERM; looked at after each step, and while nobody is there to answer."""
 
     def __init__(self) -> None:
         self.raised = False
@@ -75,19 +76,19 @@ def train_run(run: RunDir, config: Config, watchdog: Watchdog) -> None:
         journal = Journal.open(run.journal)
     if journal.recovered:
         log.warning("journal: %s", journal.recovered)
-    with listening(run, model, journal, watchdog) as session:
-        session.run_to_end(stop)
+    with listening(run, model, journal, watchdog, stop) as session:
+        session.run_to_end()
     journal.close()
 
 
 @contextmanager
-def listening(run: RunDir, model: Model, journal: Journal, watchdog: Watchdog) -> Iterator["Session"]:
+def listening(run: RunDir, model: Model, journal: Journal, watchdog: Watchdog, stop: StopFlag) -> Iterator["Session"]:
     """A session with an open port."""
     config = model.config
     listener = ZmqLearnerPort(bind_address(config.link, run.path), load_learner_keys(run.keys))
     port = WatchedLearnerPort(listener, watchdog)
     try:
-        yield Session(run, model, journal, port)
+        yield Session(run, model, journal, port, stop)
     finally:
         port.close()
 
@@ -95,15 +96,18 @@ def listening(run: RunDir, model: Model, journal: Journal, watchdog: Watchdog) -
 class Session:
     """Everything that is open while a run trains."""
 
-    def __init__(self, run: RunDir, model: Model, journal: Journal, port: LearnerPort) -> None:
+    def __init__(self, run: RunDir, model: Model, journal: Journal, port: LearnerPort, stop: StopFlag) -> None:
         config = model.config
         self.run = run
         self.model = model
+        self.stop = stop
         store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
         recorder = JournalRecorder(journal, self.first_step, admit=lambda group: kept_samples(group, config))
-        self.desk = Dispatcher(port, recorder, model.expected(), welcome(run, config), late_s=config.link.late_s)
+        self.desk = Dispatcher(
+            port, recorder, model.expected(), welcome(run, config), late_s=config.link.late_s, stop=stop
+        )
         self.state = build_state(model, self.desk)
         adapter_bytes = self.state.publisher.versions[0].adapter.nbytes
         anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0
@@ -112,19 +116,29 @@ class Session:
         compaction = Compaction(config.journal, store, recorder)
         self.books = RunBooks(run, config, self.state, store, compaction, FrozenBase(model.policy), model.prompter.text)
 
-    def run_to_end(self, stop: StopFlag) -> None:
+    def run_to_end(self) -> None:
         """Train what is left, and say in the summary how it ended."""
         curriculum = self.state.sampler.curriculum
-        ledger = Ledger(self.model.config, self.books, self.past, stop, curriculum.metrics)
+        ledger = Ledger(self.model.config, self.books, self.past, self.stop, curriculum.metrics)
         self.books.resume_at(self.first_step + 1)
         self.books.write_summary("running", self.first_step, ledger.wall_s())
         try:
-            status, done = self.train_and_evaluate(ledger)
+            status, done = self.train_until_stopped(ledger)
         except BaseException:
             self.books.write_summary("failed", max(self.state.publisher.versions), ledger.wall_s())
             raise
         self.books.write_summary(status, done, ledger.wall_s())
         self.desk.farewell(FAREWELL_S)
+
+    def train_until_stopped(self, ledger: Ledger) -> tuple[str, int]:
+        """Status and updates done, also where a request to stop found nobody who could answer what is awaited."""
+        try:
+            return self.train_and_evaluate(ledger)
+        except Unanswered:
+            done = max(self.state.publisher.versions)
+            log.info("nobody is there to answer: ends after step %d", done)
+            ledger.save(done)
+            return "stopped", done
 
     def train_and_evaluate(self, ledger: Ledger) -> tuple[str, int]:
         """Base, steps, result; returns status and updates done."""

@@ -20,6 +20,7 @@ from learner.loop import Parts, train
 from learner.norms import Norms
 from learner.past import Past
 from learner.publisher import Publisher
+from learner.sampling import Unanswered
 from protocol.messages import Groups, Hello, Order, Policy, Welcome
 from shared.config import Config
 from shared.metrics import MetricsLog
@@ -86,7 +87,9 @@ class LearnerLife:
         watch.learner_is_new(recorded_in(self.journal), self.first_step)
         journal = cast(Journal, WatchedJournal(self.journal, disk, watch, point))
         recorder = build.recorder(journal, self.first_step, admit=lambda group: kept_samples(group, config))
-        self.desk = port.desk = build.dispatcher(port, recorder, expected(), welcome(config), clock, config.link.late_s)
+        self.desk = port.desk = build.dispatcher(
+            port, recorder, expected(), welcome(config), clock, config.link.late_s, stop
+        )
         adapter = ToyAdapter()
         self.publisher = Publisher(cast(Any, adapter))
         self.publisher.snapshot(version=0)
@@ -110,7 +113,12 @@ class LearnerLife:
             self.desk.publish(self.publisher.versions[version], oldest_needed=0)
         self.sampler.submit_pending()
         steps = self.config.run.steps
-        done = train(self.parts(), self.first_step, steps)
+        parts = self.parts()
+        try:
+            done = train(parts, self.first_step, steps)
+        except Unanswered:
+            done = max(self.publisher.versions)
+            parts.ledger.save(done)
         outcome = None
         if done == steps:
             policies = tuple(self.watch.policies[version] for version in sorted(self.watch.policies))

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from learner.sampling import Unanswered
 from protocol.messages import (
     Ack,
     Bye,
@@ -331,3 +332,31 @@ def test_what_a_helper_loses_is_not_queued_while_the_first_still_has_it() -> Non
     bench.dispatcher.pump()
     assert list(bench.dispatcher.queue) == ids([order])
     assert orders_in(bench.actor("third")) == ids([order])
+
+
+# --- asked to stop
+
+
+def test_who_was_asked_to_stop_does_not_wait_for_somebody_to_come() -> None:
+    bench, orders = Bench(heartbeat_s=0.01, stop=lambda: True), toy_orders(count=1)
+    bench.dispatcher.submit(orders)
+    with pytest.raises(Unanswered):
+        bench.dispatcher.collect(ids(orders))
+
+
+def test_who_was_asked_to_stop_waits_for_those_who_are_there() -> None:
+    asked = [False]
+    bench, orders = Bench(heartbeat_s=0.01, stop=lambda: asked[0]), toy_orders(count=2)
+    actor = bench.actor()
+    bench.dispatcher.submit(orders)
+    asked[0] = True
+    actor.send(filled(orders[0], POLICY))
+    actor.send(filled(orders[1], POLICY))
+    assert [groups.order_id for groups in bench.dispatcher.collect(ids(orders))] == ids(orders)
+
+
+def test_what_is_answered_already_is_collected_though_nobody_is_there() -> None:
+    orders = toy_orders(count=2)
+    bench = Bench(known=[filled(order, POLICY) for order in orders], stop=lambda: True)
+    bench.dispatcher.submit(orders)
+    assert [groups.order_id for groups in bench.dispatcher.collect(ids(orders))] == ids(orders)

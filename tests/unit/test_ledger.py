@@ -149,3 +149,15 @@ def test_time_goes_on_from_earlier_lives() -> None:
     assert 1000.0 <= row.time_s < 1060.0
     assert row.update_s >= 0.0 and row.step_s < 60.0
     assert row.learner_mb > 1.0
+
+
+def test_a_checkpoint_that_is_asked_for_is_made_once() -> None:
+    books = NotedBooks()
+    ledger = ledger_over(books)
+    ledger.save(0)
+    assert books.saved == [], "nothing was done in this life"
+    for step in range(4):
+        record(ledger, step)
+    ledger.save(4)
+    ledger.save(4)
+    assert [step for step, _ in books.saved] == [3, 4]

@@ -8,7 +8,7 @@ import pytest
 from learner.batch import group_teaches
 from learner.curriculum import Shuffled
 from learner.observed import Observed
-from learner.sampling import Sampler, flat
+from learner.sampling import Sampler, Unanswered, flat
 from protocol.messages import Groups, Order, Policy
 from shared.config import Config, PipelineConfig, RolloutConfig, RunConfig
 from tests.fakes import filled, toy_policy, toy_tasks
@@ -176,3 +176,42 @@ def test_a_resumed_sampler_orders_what_an_undisturbed_one_orders(max_lag: int, r
     again = {order.order_id: plain(order) for order in after.ordered}
     assert again == {order.order_id: plain(order) for order in whole.ordered if step_of(order) >= stop}
     assert resumed.state_dict() == json.loads(json.dumps(resumed.state_dict()))
+
+
+class LeavingDesk(NotedDesk):
+    """Nobody is there any more once so many orders have been collected."""
+
+    def __init__(self, collected: int) -> None:
+        super().__init__()
+        self.left = collected
+
+    def collect(self, order_ids: Sequence[str]) -> list[Groups]:
+        self.left -= len(order_ids)
+        if self.left < 0:
+            raise Unanswered
+        return super().collect(order_ids)
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+@pytest.mark.parametrize("collected", range(0, 24, 3))
+def test_a_step_that_is_left_unanswered_is_ordered_again(max_lag: int, collected: int) -> None:
+    """Also where it is left while groups of it are replaced."""
+    config = config_for(max_lag, rounds=2)
+    whole = NotedDesk()
+    undisturbed = run(build(config, whole), whole, 0, NUM_STEPS)
+    desk = LeavingDesk(collected)
+    stopped = build(config, desk)
+    done = 0
+    with pytest.raises(Unanswered):
+        while True:
+            run(stopped, desk, done, done + 1)
+            done += 1
+    after = NotedDesk()
+    after.versions = desk.versions
+    resumed = build(config, after)
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    resumed.submit_pending()
+    rest = run(resumed, after, done, NUM_STEPS)
+    assert [plain(groups) for answers in rest for groups in answers] == [
+        plain(groups) for answers in undisturbed[done:] for groups in answers
+    ]
