@@ -15,7 +15,6 @@ actor's user; this is order among accidents, not a sandbox.
 """
 
 import contextlib
-import ctypes
 import fcntl
 import gc
 import os
@@ -31,16 +30,14 @@ from typing import NoReturn
 
 import msgspec
 
-from actor.process_tree import children, end_trees
 from actor.score_pipe import Command, Ended, KillWorker, StartWorker
 from actor.score_worker import REPLIES, REQUESTS, preload, work
 from shared.config import VerifierConfig
 from shared.lifeline import PARENT_PID, die_with_parent
+from shared.process_tree import ASKS_TO_END, adopt_orphans, end_trees, strays
 
-_PR_SET_CHILD_SUBREAPER = 36
 PACKET_BYTES = 4096
 DESCRIPTORS = 3
-ASKS_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FREE_FROM = 16
 STRAYS_LIMIT_S = 5.0
 
@@ -133,9 +130,9 @@ class Keeper:
     def end_strays(self, but: set[int]) -> None:
         """End all children but these. What dies may leave us its own children, hence the rounds."""
         deadline = time.monotonic() + STRAYS_LIMIT_S
-        while (strays := set(children()[os.getpid()]) - but) and time.monotonic() < deadline:
-            end_trees(strays)
-            for pid in strays:
+        while (left := strays(but)) and time.monotonic() < deadline:
+            end_trees(left)
+            for pid in left:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
 
@@ -166,11 +163,6 @@ def leave_keeper(descriptors: list[int], keeper_pid: int) -> None:
     os.closerange(max(places) + 1, os.sysconf("SC_OPEN_MAX"))
     # Of all processes of the run, this one is the least loss.
     Path("/proc/self/oom_score_adj").write_text("1000")
-
-
-def adopt_orphans() -> None:
-    """Whoever below this process loses its parent becomes this process's child, whatever its session."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 
 import msgspec
 
@@ -69,8 +68,3 @@ class WorkerProcess:
             os.close(self.requests)
             os.close(self.replies)
             self.output.close()
-
-
-def how_it_ended(code: int) -> str:
-    """An exit code in words."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

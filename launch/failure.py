@@ -1,13 +1,13 @@
 """What a process's end means: the user's mistake in one sentence, or a crash with the last words of its log."""
 
 import shutil
-import signal
 
 from launch.child import Child
 from launch.errors import ProcessFailed
 from launch.growing_file import last_lines
 from launch.stalls import PREFIX
 from shared.errors import UserError
+from shared.process_tree import how_it_ended
 
 USER_ERROR = 2
 """Exit code of a process that said `error: ...` about something the user can mend."""
@@ -36,8 +36,3 @@ def unsaid(child: Child) -> str:
         f"{child.name} stopped over something that can be mended, but {log} could not take its sentence; that disk has "
         f"{free >> 10} KiB free: make room there (or make it writable again), then use `resume`."
     )
-
-
-def how_it_ended(code: int) -> str:
-    """An exit code in words."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -26,11 +26,10 @@ from launch.stopped import is_stopped
 from launch.topology import Process
 from shared.files import open_log
 from shared.lifeline import PARENT_PID
+from shared.process_tree import ASKS_TO_END
 
 MAX_MESSAGE_BYTES = 65_536
 SHOWN_LINES = 15
-ASKS_TO_END = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-"""None of them is for the zygote, which is born with them blocked."""
 CLEARING_S = 15.0
 """The zygote needs a moment if it has strays to end; one that needs longer is killed."""
 LISTEN_S = 1.0

@@ -21,12 +21,13 @@ from typing import Protocol
 
 from launch.child import Child
 from launch.errors import ProcessFailed
-from launch.failure import USER_ERROR, failure, how_it_ended
+from launch.failure import USER_ERROR, failure
 from launch.interrupts import Interrupts
 from launch.restarts import Patience, Restarts
 from launch.stalls import stall, stalled, stopped
 from launch.starter import Starter
 from launch.topology import Process, Topology
+from shared.process_tree import how_it_ended
 
 LAST_PATIENCE = 2.0
 """A stopped learner is left this many times link.silence_s, so that the actors' own words come first."""

@@ -30,9 +30,9 @@ from typing import Any, NoReturn
 
 from setproctitle import getproctitle, setproctitle
 
-from actor.process_tree import children, end_trees
-from shared.lifeline import PARENT_PID, adopt_orphans, die_with_parent
+from shared.lifeline import PARENT_PID, die_with_parent, outlive_parent
 from shared.process_edge import keep_to_itself
+from shared.process_tree import adopt_orphans, end_trees, strays
 
 MAX_MESSAGE_BYTES = 65_536
 LOOK_EVERY_S = 1.0
@@ -128,11 +128,6 @@ class Zygote:
         self.selector.close()
 
 
-def strays(known: set[int]) -> set[int]:
-    """Children that were adopted."""
-    return set(children()[os.getpid()]) - known
-
-
 def end_strays(known: set[int]) -> None:
     """Whoever has not gone by itself after a moment is killed, with all below it."""
     began = time.monotonic()
@@ -204,6 +199,7 @@ def main(descriptor: int) -> int:
     keep_to_itself()
     preload()
     adopt_orphans()
+    outlive_parent()
     role = Zygote(socket.socket(fileno=descriptor)).serve()
     if role is None:
         return 0

@@ -6,8 +6,8 @@
 On Linux the kernel sends SIGKILL to the child (PR_SET_PDEATHSIG). It does so when the *thread* that started the child
 ends, so children are started from a thread that lives as long as the process. Elsewhere a daemon thread looks twice a
 second whether the parent is still there. A process started by hand has no such variable and is tied to nothing.
-Each generation ties its own children to itself. What a user's code starts is tied to nobody: a process that calls
-adopt_orphans() becomes the parent of all below it whose own parent died, so that it can end them (Linux).
+Each generation ties its own children to itself. What a user's code starts is tied to nobody; shared/process_tree.py
+ends that.
 """
 
 import ctypes
@@ -21,7 +21,6 @@ PARENT_PID = "TANDEM_PARENT_PID"
 LOOK_EVERY_S = 0.5
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent() -> None:
@@ -45,11 +44,9 @@ def ask_kernel() -> bool:
     return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
 
 
-def adopt_orphans() -> None:
-    """Be there when all others have gone: this process no longer dies with its parent, and must notice that itself."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+def outlive_parent() -> None:
+    """Take the kernel's promise back (Linux): who clears up behind others notices itself that its parent has gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def watch(parent_pid: int) -> None:

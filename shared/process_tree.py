@@ -1,4 +1,7 @@
-"""The processes below one process, and their end.
+"""The processes below one process: orphans, strays, their end, and the words for it.
+
+    orphan   a process below ours whose own parent died; after adopt_orphans() it becomes our child (Linux)
+    stray    a child that we did not start, which is an orphan that came to us
 
 The tree is read from /proc. It is frozen first (SIGSTOP, again and again until nobody new appears) and killed then, so
 that a process that keeps forking cannot outrun its end. Left out on purpose: systems without /proc, where only the
@@ -6,12 +9,27 @@ root itself is ended.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 from collections import defaultdict
 from pathlib import Path
 
 PROC = Path("/proc")
+ASKS_TO_END = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+"""Signals that may go to every process of a run at once; who clears up behind others must outlast them."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Whatever is below this process and loses its parent becomes this process's child, whatever its session."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def strays(known: set[int]) -> set[int]:
+    """Our children but for those we started."""
+    return set(children()[os.getpid()]) - known
 
 
 def children() -> dict[int, list[int]]:
@@ -51,3 +69,8 @@ def send(pids: set[int], which: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, which)
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
