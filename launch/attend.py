@@ -2,9 +2,8 @@
 
 import sys
 
-from rich.console import Console
-
 from launch.audience import screen
+from launch.console import make_console
 from launch.next_command import next_command
 from launch.report import print_report
 from launch.restarts import Patience
@@ -14,16 +13,6 @@ from launch.topology import Topology, topology
 from shared.config import Config
 from shared.process_edge import keep_to_itself
 from shared.run_dir import RunDir
-
-PLAIN_WIDTH = 100
-
-
-class OurConsole(Console):
-    """A console that leaves it to its caller what a reader who has gone means."""
-
-    def on_broken_pipe(self) -> None:
-        """rich would end the process, and the run with it."""
-        raise BrokenPipeError
 
 
 def attend(run: RunDir, config: Config, *, verbose: bool) -> None:
@@ -46,9 +35,3 @@ def starter_for(plan: Topology) -> Starter:
     if sys.platform != "linux":
         return FreshStarter()
     return ZygoteStarter(plan.learner.environment, plan.learner.log.with_name("zygote.log"))
-
-
-def make_console() -> Console:
-    """As wide as the terminal; a fixed width where there is none."""
-    console = OurConsole(highlight=False)
-    return console if console.is_terminal else OurConsole(highlight=False, width=PLAIN_WIDTH)

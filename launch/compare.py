@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
+from launch.console import make_console
 from launch.next_command import next_command
 from shared.errors import DataError
 from shared.evaluation import Answered, Decoded, Evaluation, read_evaluation, right
@@ -35,7 +34,7 @@ def run_command(*, first: Path, second: Path, label: str, flips: int) -> int:
     """Read, refuse or compare, print."""
     sides = open_side(first, label), open_side(second, label)
     refuse_unlike(*sides)
-    console = Console(highlight=False)
+    console = make_console(None)
     for line in report(*sides, flips):
         console.print(line, soft_wrap=True, markup=False)
     return 0

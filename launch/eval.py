@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from msgspec import structs
-from rich.console import Console
 
 from launch.checkpoint_choice import choose_checkpoint
+from launch.console import make_console
 from launch.eval_table import markdown, print_evaluation
 from learner.checkpoint import Checkpoint
 from shared.config import Config, EvalConfig
@@ -42,8 +42,7 @@ def run_command(
     found = evaluate(config, chosen)
     file = write_evaluation(run.eval, found)
     write_whole(file.with_suffix(".md"), markdown(found).encode())
-    console = Console(highlight=False)
-    print_evaluation(console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH), found)
+    print_evaluation(make_console(PLAIN_WIDTH), found)
     print(f"kept in {file} and {file.with_suffix('.md').name}")
     return 0
 

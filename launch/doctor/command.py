@@ -32,11 +32,10 @@ def run_command(*, source: str | None, overrides: Sequence[str], out: Path | Non
     if as_json:
         print(json.dumps(as_tree(str(chosen), run_dir, reports), indent=2))
     else:
-        from rich.console import Console
-
+        from launch.console import make_console
         from launch.doctor.show import show
 
-        show(Console(highlight=False), str(chosen), run_dir, reports)
+        show(make_console(None), str(chosen), run_dir, reports)
     return 1 if num_errors(reports) else 0
 
 

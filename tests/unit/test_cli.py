@@ -181,8 +181,9 @@ def test_dry_run_prints_the_plan_and_creates_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_output_that_nobody_reads_ends_without_a_traceback() -> None:
-    argv = [sys.executable, "-u", "-m", "launch", "run", "embedded", "--dry-run"]
+@pytest.mark.parametrize("words", [["run", "embedded", "--dry-run"], ["doctor", "embedded"]])
+def test_output_that_nobody_reads_ends_without_a_traceback(words: list[str]) -> None:
+    argv = [sys.executable, "-u", "-m", "launch", *words]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr
         process.stdout.close()
