@@ -164,7 +164,7 @@ class Supervisor:
         self.say(self.tell_news)
 
     def say(self, news: Callable[[], None]) -> None:
-        """As long as somebody reads it. Who has seen enough (`| head`) wants no more of the run either."""
+        """As long as somebody reads it. A reader who has seen enough (`| head`) wants no more of the run either."""
         if self.unheard:
             return
         try:

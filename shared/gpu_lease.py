@@ -4,8 +4,8 @@
 
 Contract: exclusive between processes and within one; freed by the kernel when the holder dies. `<lock>.json` says for
 people who holds it and since when; it may be stale after a kill, the lock itself never is.
-A wait polls, at most LONGEST_POLL_S late, and calls `meanwhile` each time, so that who waits keeps speaking to its
-peers. It has no deadline: a holder that hangs is ended by its own watchdog, one that was stopped by the launcher.
+A wait polls, at most LONGEST_POLL_S late, and calls `meanwhile` each time, so that a waiting process keeps speaking to
+its peers. It has no deadline: a holder that hangs is ended by its own watchdog, a stopped one by the launcher.
 Left out on purpose: fairness (the protocol's own turn-taking gives it) and counting of the card's memory.
 """
 

@@ -45,7 +45,7 @@ def ask_kernel() -> bool:
 
 
 def outlive_parent() -> None:
-    """Take the kernel's promise back (Linux): who clears up behind others notices itself that its parent has gone."""
+    """Take the request to the kernel back (Linux): a process that clears up after others must see its parent's end."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 ASKS_TO_END = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-"""Signals that may go to every process of a run at once; who clears up behind others must outlast them."""
+"""Signals that may go to every process of a run at once; a process that clears up after others must survive them."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 
