@@ -1,6 +1,9 @@
 """`compare`: which of two policies is better on the same tasks, by how much, and which tasks flipped.
 
-    A - B over the tasks both answered, 95 % by paired bootstrap; a sign test on the greedy answers that flipped
+    A - B over the tasks both answered, greedy and sampled, each with an interval and a verdict (shared/paired.py)
+
+There are two verdicts, so each is made at 97.5 % (Bonferroni): if the policies are equal, at least one of them says
+otherwise in at most 5 % of comparisons. Greedy answers, and single draws, are judged by the exact sign test.
 
 Each side is a run, then its evaluation `--label` is taken, or an evaluation's file. Sides that answered other tasks, or
 were judged or capped otherwise, are refused: their difference would mean nothing.
@@ -14,10 +17,12 @@ from launch.console import make_console
 from launch.next_command import next_command
 from shared.errors import DataError
 from shared.evaluation import Answered, Decoded, Evaluation, read_evaluation, right
-from shared.paired import Difference, paired_bootstrap, sign_test
+from shared.paired import Difference, paired
 from shared.run_dir import RunDir
 
 MAX_COLUMNS = 100
+VERDICTS = 2
+LEVEL = 1 - 0.05 / VERDICTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +88,16 @@ def report(a: Side, b: Side, flips: int) -> Iterator[str]:
     yield f"on the same {a.found.n} tasks of {a.found.source}, verifier {a.found.verifier}, cap {a.found.greedy.cap}"
     yield ""
     up, down = flipped(a.found, b.found), flipped(b.found, a.found)
-    greedy = paired_bootstrap(right(a.found), right(b.found))
+    greedy = paired(right(a.found), right(b.found), LEVEL)
     yield verdict("greedy", a.found.greedy, b.found.greedy, greedy)
-    chance = sign_test(len(up), len(down))
-    yield f"         right in A alone {len(up)}, in B alone {len(down)}, sign test p = {chance:.3g}"
-    sampled = paired_bootstrap([t.sampled for t in a.found.answers], [t.sampled for t in b.found.answers])
+    yield f"         right in A alone {len(up)}, in B alone {len(down)}{chance(greedy)}"
+    sampled = paired([t.sampled for t in a.found.answers], [t.sampled for t in b.found.answers], LEVEL)
     yield verdict("sampled", a.found.sampled, b.found.sampled, sampled)
-    yield f"         {draws(a, b)}"
+    yield f"         {draws(a, b)}{chance(sampled)}"
+    yield (
+        f"{VERDICTS} verdicts, each at {100 * LEVEL:g} % (Bonferroni): of two equal policies, one is called better"
+        " in at most 5 % of comparisons"
+    )
     yield from shown("right in A, wrong in B", up, flips)
     yield from shown("right in B, wrong in A", down, flips)
 
@@ -102,12 +110,18 @@ def described(side: Side) -> str:
 
 def verdict(name: str, a: Decoded, b: Decoded, difference: Difference) -> str:
     """Who is better, by how much, and how sure that is."""
-    points = f"{100 * difference.mean:+.1f} points, 95 % [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
+    interval = f"[{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
+    points = f"{100 * difference.mean:+.1f} points, {100 * LEVEL:g} % {interval}"
     if not difference.certain:
         who = f"no difference can be told at n = {difference.n}"
     else:
         who = "A is better" if difference.mean > 0 else "B is better"
     return f"{name:8s} A {a.accuracy:.1%}, B {b.accuracy:.1%}: A - B = {points}: {who}"
+
+
+def chance(difference: Difference) -> str:
+    """The p of the test that decides, where one does."""
+    return "" if difference.p is None else f"; sign test p = {difference.p:.3g}"
 
 
 def draws(a: Side, b: Side) -> str:

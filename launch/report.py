@@ -14,7 +14,7 @@ from launch.results import Summary, read_summary
 from launch.sparkline import sparkline
 from launch.watch import WINDOW, Row, Watch, clock, mean, rewards
 from shared.evaluation import Evaluation, Sample, Share, read_evaluation, right
-from shared.paired import paired_bootstrap
+from shared.paired import paired
 from shared.run_dir import RunDir
 
 CURVE_WIDTH = 40
@@ -115,7 +115,7 @@ def accuracy_table(base: Evaluation, final: Evaluation | None) -> RenderableType
 
 def gain(base: Evaluation, final: Evaluation) -> str:
     """Both answered the same tasks, so their difference is surer than two intervals side by side suggest."""
-    found = paired_bootstrap(right(final), right(base))
+    found = paired(right(final), right(base))
     interval = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
     return f"greedy, trained minus base, in pairs: {100 * found.mean:+.1f} points  ({interval})"
 

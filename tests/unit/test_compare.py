@@ -12,7 +12,7 @@ from launch.__main__ import main
 from shared.config import Config
 from shared.config_load import config_to_json
 from shared.evaluation import write_evaluation
-from shared.paired import paired_bootstrap, sign_test
+from shared.paired import paired, sign_test
 from shared.run_dir import RunDir
 from tests.fakes import toy_evaluation
 
@@ -40,14 +40,14 @@ def test_the_better_one_is_named_with_its_interval(tmp_path: Path, capsys: pytes
     good, poor = [i % 10 != 0 for i in range(100)], [i % 3 != 0 for i in range(100)]
     a, b = run_of(tmp_path / "a", good, version=40), run_of(tmp_path / "b", poor, version=20, adapter_sha256="cd" * 32)
     text = compared(capsys, a, b)
-    expected = paired_bootstrap([float(x) for x in good], [float(x) for x in poor])
-    interval = f"95 % [{100 * expected.low:+.1f}, {100 * expected.high:+.1f}]: A is better"
+    expected = paired([float(x) for x in good], [float(x) for x in poor], 0.975)
+    interval = f"97.5 % [{100 * expected.low:+.1f}, {100 * expected.high:+.1f}]: A is better"
     assert f"greedy   A 90.0%, B 66.0%: A - B = +24.0 points, {interval}" in text
     up, down = (
         sum(x and not y for x, y in zip(good, poor, strict=True)),
         sum(y and not x for x, y in zip(good, poor, strict=True)),
     )
-    assert f"right in A alone {up}, in B alone {down}, sign test p = {sign_test(up, down):.3g}" in text
+    assert f"right in A alone {up}, in B alone {down}; sign test p = {sign_test(up, down):.3g}" in text
     assert f"{a}: final, after 40 updates, adapter abababababab" in text and "adapter cdcdcdcdcdcd" in text
     assert "on the same 100 tasks of embedded, verifier gsm8k, cap 64" in text
     assert "1 draws a task with seed 0 in A" in text
@@ -66,6 +66,22 @@ def test_the_tasks_that_flipped_are_shown_with_both_answers(tmp_path: Path, caps
     assert "What is 3?" not in text and "What is 2?" in text
     assert "What is" not in compared(capsys, a, b, "--flips", "0")
     assert "no difference can be told at n = 5" in text
+
+
+def test_shares_of_several_draws_are_judged_by_the_bootstrap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Greedy answers are alike; the drawn ones differ by many amounts on many tasks."""
+
+    def drawn(share: float) -> dict[str, Any]:
+        whole = toy_evaluation([True] * 90)
+        some = [structs.replace(t, sampled=min(1.0, share + (i % 7) / 16)) for i, t in enumerate(whole.answers)]
+        return {"answers": tuple(some)} | way("sampled", draws=16)
+
+    a, b = run_of(tmp_path / "a", [True] * 90, **drawn(0.5)), run_of(tmp_path / "b", [True] * 90, **drawn(0.375))
+    greedy, sampled = compared(capsys, a, b).split("sampled  A", 1)
+    assert "no difference can be told at n = 90" in greedy and "sign test p = 1" in greedy
+    assert "A is better" in sampled and "sign test" not in sampled
 
 
 def test_base_and_result_of_one_run_by_their_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,3 +122,23 @@ def test_a_missing_evaluation_says_how_to_make_one(tmp_path: Path, capsys: pytes
     assert "no evaluation 'step-000010' (there are: final)" in sentence and f"launch eval {a}" in sentence
     old = run_of(tmp_path / "old", [True] * 4, answers=())
     assert "does not hold the single answers" in refused(capsys, a, old)
+
+
+@pytest.mark.parametrize(("up", "down"), [(4, 0), (5, 0), (7, 1), (6, 0)])
+def test_a_few_flips_one_way_are_no_verdict(
+    up: int, down: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Equal policies do this more often than once in forty comparisons, so it shows nothing."""
+    n = 256
+    a, b = [True] * n, [i >= up for i in range(n)]
+    a[-down or n :] = [False] * down
+    text = compared(capsys, run_of(tmp_path / "a", a), run_of(tmp_path / "b", b))
+    assert text.count(f"no difference can be told at n = {n}") == 2, text
+    assert "is better" not in text
+
+
+def test_seven_flips_one_way_are_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = [True] * 256, [i >= 7 for i in range(256)]
+    text = compared(capsys, run_of(tmp_path / "a", a), run_of(tmp_path / "b", b))
+    assert text.count("A is better") == 2
+    assert "97.5 %" in text and "(Bonferroni)" in text and " 95 %" not in text

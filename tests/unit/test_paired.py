@@ -1,11 +1,12 @@
-"""The paired interval against all resamples of few tasks and the normal law of many; the sign test against counting."""
+"""Bootstrap, score interval and sign test, each against its definition; and how often equal policies get a verdict."""
 
 from itertools import product
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from shared.paired import Difference, paired_bootstrap, sign_test
+from shared.paired import MANY, Difference, paired, paired_bootstrap, sign_test, tango
 
 
 def every_resample(differences: list[float]) -> np.ndarray:
@@ -67,3 +68,61 @@ def test_the_sign_test_counts_outcomes_at_least_as_lopsided(up: int, down: int) 
     flips = list(product([0, 1], repeat=up + down))
     lopsided = sum(abs(2 * sum(f) - len(f)) >= abs(up - down) for f in flips) / len(flips)
     assert sign_test(up, down) == pytest.approx(lopsided)
+
+
+def likeliest(up: int, down: int, n: int, difference: float) -> float:
+    """The share of `down` with the largest likelihood among those that leave this difference, by looking at many."""
+    share = np.linspace(max(0.0, -difference), (1 - difference) / 2, 20_001)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = [(up, share + difference), (down, share), (n - up - down, 1 - difference - 2 * share)]
+        likelihood = sum(np.where(count > 0, count * np.log(np.maximum(p, 0)), 0.0) for count, p in terms)
+    return float(share[np.argmax(likelihood)])
+
+
+@pytest.mark.parametrize(("up", "down", "n"), [(4, 0, 256), (5, 3, 30), (12, 2, 50), (1, 0, 10), (0, 0, 20)])
+def test_the_ends_of_the_score_interval_are_where_the_test_just_rejects(up: int, down: int, n: int) -> None:
+    z = NormalDist().inv_cdf(0.975)
+    for end in tango(up, down, n, 0.95):
+        share = likeliest(up, down, n, end)
+        error = np.sqrt(n * (2 * share + end * (1 - end)))
+        assert abs(up - down - n * end) / error == pytest.approx(z, rel=2e-3)
+
+
+def test_no_flips_at_all_leave_a_difference_possible() -> None:
+    found = paired([1.0] * 20, [1.0] * 20)
+    assert (found.mean, found.p, found.certain) == (0.0, 1.0, False)
+    assert found.low < -0.1 and found.high > 0.1
+
+
+def zero_one(up: int, down: int, n: int) -> tuple[list[float], list[float]]:
+    """Answers of two policies with so many flips."""
+    a = [1.0] * up + [0.0] * (n - up)
+    b = [0.0] * up + [1.0] * down + [0.0] * (n - up - down)
+    return a, b
+
+
+def test_the_verdict_on_zero_one_answers_is_the_sign_tests() -> None:
+    for up, down in product(range(16), repeat=2):
+        for level in (0.95, 0.975):
+            found = paired(*zero_one(up, down, 256), level)
+            assert found.certain == (sign_test(up, down) <= 1 - level), (up, down)
+            assert found.low <= found.mean <= found.high and found.p == sign_test(up, down)
+
+
+@pytest.mark.parametrize("draws", [1, 2, 4])
+def test_equal_policies_are_told_apart_no_more_often_than_the_level_says(draws: int) -> None:
+    """Both right with the same chance on each task; most tasks are easy, so that few differ."""
+    rng = np.random.default_rng(draws)
+    wrong, rounds = 0, 400
+    for _ in range(rounds):
+        chance = np.where(rng.random(100) < 0.9, 0.995, 0.5)
+        a, b = (rng.binomial(draws, chance) / draws for _ in range(2))
+        wrong += paired(a.tolist(), b.tolist()).certain
+    assert wrong / rounds <= 0.05
+
+
+def test_many_tasks_that_differ_by_many_amounts_are_left_to_the_bootstrap() -> None:
+    rng = np.random.default_rng(5)
+    a, b = rng.random(MANY).tolist(), rng.random(MANY).tolist()
+    assert paired(a, b) == paired_bootstrap(a, b) and paired(a, b).p is None
+    assert paired(a[:-1], b[:-1]).p is not None

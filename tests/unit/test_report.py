@@ -11,7 +11,7 @@ from launch.report import print_report
 from launch.results import read_summary
 from shared.errors import DamageError
 from shared.evaluation import write_evaluation
-from shared.paired import paired_bootstrap
+from shared.paired import paired
 from shared.run_dir import RunDir
 from tests.fakes import toy_evaluation
 from tests.run_files import SHA, write_run
@@ -47,7 +47,7 @@ def test_the_gain_is_told_in_pairs_where_both_answered_the_same_tasks(tmp_path: 
     before, after = [i % 2 == 0 for i in range(40)], [i % 8 != 7 for i in range(40)]
     write_evaluation(run.eval, toy_evaluation(before, label="base", seed=3))
     write_evaluation(run.eval, toy_evaluation(after, seed=3))
-    found = paired_bootstrap([float(r) for r in after], [float(r) for r in before])
+    found = paired([float(r) for r in after], [float(r) for r in before])
     text = reported(run)
     assert f"in pairs: +37.5 points  ({100 * found.low:+.1f} to {100 * found.high:+.1f})" in text and "seed 3" in text
     write_evaluation(run.eval, toy_evaluation(after, tasks_sha256="others"))
