@@ -4,11 +4,15 @@ These records also cross the pipe between the actor and its scoring workers, so 
 it, and must start at once and stay small.
 """
 
+import hashlib
+
 import msgspec
 
 from protocol.outcome import Outcome
 
 MAX_NOTE = 300
+MAX_EXTRACTED = 500
+"""As long as the verifier reads a formula."""
 
 
 class ScoreJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +48,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def fault(outcome: Outcome, note: str) -> Verdict:
     """A verdict without a score; the note becomes one line of bounded length."""
     return Verdict(outcome=outcome, score=0.0, extracted=None, note=one_line(note))
+
+
+def bounded(answer: str) -> str:
+    """A final answer of bounded length. A long one ends in a digest of all of it: answers that only begin alike stay
+    two, for whoever counts them."""
+    if len(answer) <= MAX_EXTRACTED:
+        return answer
+    return f"{answer[: MAX_EXTRACTED - 20]}... {hashlib.sha256(answer.encode()).hexdigest()[:16]}"
 
 
 def one_line(text: str) -> str:

@@ -23,7 +23,7 @@ from actor.answer_text import Unreadable
 from actor.final_answer import boxed_answers, counted, final_answers, marked_number
 from actor.math_answer import equals_gold
 from actor.number_answer import is_number, whole_text
-from actor.verdict import ScoreJob, Verdict, fault
+from actor.verdict import ScoreJob, Verdict, bounded, fault
 from protocol.outcome import Outcome
 from shared.config import VerifierKind
 from shared.gold_number import gold_number, numbers_in
@@ -68,7 +68,7 @@ def score_math(text: str, answer: str, read: Reader = final_answers, *, rounded_
         # What sympy raises where a formula makes no sense to it.
         return fault(Outcome.UNPARSABLE, str(error))
     outcome = Outcome.CORRECT if right else Outcome.WRONG
-    return Verdict(outcome=outcome, score=float(right), extracted=", ".join(given)[:64], note="")
+    return Verdict(outcome=outcome, score=float(right), extracted=bounded(", ".join(given)), note="")
 
 
 def score_number(text: str, answer: str, read: Reader) -> Verdict:
@@ -83,7 +83,7 @@ def score_number(text: str, answer: str, read: Reader) -> Verdict:
     if not numbers:
         return fault(Outcome.UNPARSABLE, "")
     if is_number(written, gold):
-        return Verdict(outcome=Outcome.CORRECT, score=1.0, extracted=gold[:64], note="")
+        return Verdict(outcome=Outcome.CORRECT, score=1.0, extracted=bounded(gold), note="")
     several = len(numbers) > 1
     note = f"The final answer holds {len(numbers)} different numbers." if several else ""
-    return Verdict(outcome=Outcome.WRONG, score=0.0, extracted=None if several else numbers[0][:64], note=note)
+    return Verdict(outcome=Outcome.WRONG, score=0.0, extracted=None if several else bounded(numbers[0]), note=note)

@@ -1,14 +1,18 @@
-"""How each answer of an evaluation votes, heard where the answers are scored.
+"""How the wrong answers of an evaluation vote, heard where they are scored.
 
 The verifier says what it took for the final answer; that is the vote. So nothing is read a second time, and what counts
-for the reward counts for the majority. A user's own function says no such thing, and then there is no vote.
+for the reward counts for the majority. Votes are counted by value, as in clusters.py: one wrong formula in four
+spellings is one candidate with four votes. A user's own function says no such thing, and then there is no vote.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from actor.scores import Scorer, Scores
 from actor.verdict import ScoreJob, Verdict
+from launch.clusters import clusters, comparison
+from learner.decoded import Votes
 from learner.tasks import Task
+from shared.config import VerifierKind
 
 Heard = dict[tuple[str, tuple[int, ...]], str | None]
 """Question and tokens of an answer -> its vote."""
@@ -17,17 +21,24 @@ Heard = dict[tuple[str, tuple[int, ...]], str | None]
 class Ballots:
     """A scorer that remembers what was extracted."""
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: Scorer, kind: VerifierKind) -> None:
         self.scorer = scorer
+        self.kind: VerifierKind = kind
         self.heard: Heard = {}
 
     def begin(self) -> Scores:
         """As the scorer does."""
         return Counted(self.scorer.begin(), self.heard)
 
-    def ballot(self, task: Task, ids: list[int]) -> str | None:
-        """What this answer votes for."""
-        return self.heard[task.columns["question"], tuple(ids)]
+    def count(self, tasks: Sequence[Task], wrong: Sequence[Sequence[list[int]]]) -> list[Votes]:
+        """wrong: the wrong answers to each task, as tokens."""
+        said = [
+            [self.heard[task.columns["question"], tuple(ids)] for ids in answers]
+            for task, answers in zip(tasks, wrong, strict=True)
+        ]
+        voted = [[vote for vote in votes if vote is not None] for votes in said]
+        same = comparison(self.kind, voted, self.scorer)
+        return [(clusters(votes, same), len(answers) - len(votes)) for votes, answers in zip(voted, said, strict=True)]
 
 
 class Counted:

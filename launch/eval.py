@@ -67,9 +67,9 @@ def evaluate(config: Config, checkpoint: Checkpoint | None) -> Evaluation:
         policy = policy_message(checkpoint.step if checkpoint else 0, adapter_of(config, checkpoint))
         desk = LocalDesk(actor.rollout)
         desk.publish(policy, oldest_needed=0)
-        ballot = None if config.verifier.kind == "callable" else actor.ballots.ballot
+        count = None if config.verifier.kind == "callable" else actor.ballots.count
         label = f"step-{checkpoint.step:06d}" if checkpoint else "base"
-        evaluator = Evaluator(config, held_out, desk, actor.prompter.text, ballot)
+        evaluator = Evaluator(config, held_out, desk, actor.prompter.text, count)
         return evaluator.run(label, policy.version, policy.sha256)
 
 

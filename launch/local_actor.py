@@ -33,7 +33,7 @@ def local_actor(config: Config) -> Iterator[LocalActor]:
     """Scoring workers end with the block."""
     engine, prompter = build_engine(config)
     pool = ScorePool(config.verifier)
-    ballots = Ballots(pool)
+    ballots = Ballots(pool, config.verifier.kind)
     try:
         rollout = Rollout(engine, ballots, NoTurns(), prompter.text)
         yield LocalActor(engine=engine, ballots=ballots, rollout=rollout, prompter=prompter)

@@ -1,6 +1,6 @@
 """From the groups of one evaluation lane to its figures (shared/evaluation.py says what each means)."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,13 +10,15 @@ from protocol.messages import Finish, Group, Outcome, Sampling
 from shared.at_k import maj_at_k, pass_at_k, sizes
 from shared.evaluation import Decoded, Share, share_of
 
-Ballot = Callable[[Task, list[int]], str | None]
-"""What an answer votes for: its final answer as the verifier read it; None where there is none."""
+Votes = tuple[tuple[int, ...], int]
+"""Votes for each wrong answer to a task, and answers without a vote."""
+CountVotes = Callable[[Sequence[Task], Sequence[Sequence[list[int]]]], list[Votes]]
+"""The wrong answers to each task, as tokens, to their votes. Who counts decides which of them mean the same."""
 
 READ = (Outcome.CORRECT, Outcome.WRONG)
 
 
-def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling, ballot: Ballot | None) -> Decoded:
+def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling, count: CountVotes | None) -> Decoded:
     """Every group answers its task, with the same number of draws."""
     draws = len(groups[0].lengths)
     outcomes = [outcome for group in groups for outcome in group.outcomes]
@@ -39,7 +41,7 @@ def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling, 
         length_median=float(np.median(lengths)),
         length_max=max(lengths),
         pass_at=pass_at(groups) if draws > 1 else {},
-        maj_at=maj_at(tasks, groups, ballot) if draws > 1 and ballot else {},
+        maj_at=maj_at(tasks, groups, count) if draws > 1 and count else {},
         by_level=shares_by(tasks, shares, ("level",)),
         by_subject=shares_by(tasks, shares, ("subject", "type")),
     )
@@ -61,20 +63,18 @@ def pass_at(groups: Sequence[Group]) -> dict[int, Share]:
     return {k: share_of([pass_at_k(draws, num_right(group), k) for group in groups]) for k in sizes(draws)}
 
 
-def maj_at(tasks: Sequence[Task], groups: Sequence[Group], ballot: Ballot) -> dict[int, Share]:
-    """k -> the mean over tasks. All right answers are one, however they are written; others differ if written so."""
-    counted = [votes(task, group, ballot) for task, group in zip(tasks, groups, strict=True)]
+def maj_at(tasks: Sequence[Task], groups: Sequence[Group], count: CountVotes) -> dict[int, Share]:
+    """k -> the mean over tasks. All right answers are one candidate, however they are written."""
+    votes = count(tasks, [wrong_answers(group) for group in groups])
+    counted = [(num_right(group), *found) for group, found in zip(groups, votes, strict=True)]
     return {k: share_of([maj_at_k(*counts, k) for counts in counted]) for k in sizes(len(groups[0].lengths))}
 
 
-def votes(task: Task, group: Group, ballot: Ballot) -> tuple[int, tuple[int, ...], int]:
-    """Votes for the right answer, for each wrong one, and answers without a vote."""
-    ends = np.cumsum(group.lengths)
-    ids = np.split(group.completion_ids, ends[:-1])
+def wrong_answers(group: Group) -> list[list[int]]:
+    """Tokens of all answers that are not right."""
+    ids = np.split(group.completion_ids, np.cumsum(group.lengths)[:-1])
     pairs = zip(ids, group.outcomes, strict=True)
-    given = Counter(ballot(task, i.tolist()) for i, outcome in pairs if outcome is not Outcome.CORRECT)
-    silent = given.pop(None, 0)
-    return num_right(group), tuple(given.values()), silent
+    return [answer.tolist() for answer, outcome in pairs if outcome is not Outcome.CORRECT]
 
 
 def shares_by(tasks: Sequence[Task], shares: Sequence[float], columns: Sequence[str]) -> dict[str, Share]:

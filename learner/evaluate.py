@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 
-from learner.decoded import Ballot, decoded, right_share
+from learner.decoded import CountVotes, decoded, right_share
 from learner.orders import build_orders
 from learner.sampling import OrderDesk, flat
 from learner.tasks import Task
@@ -30,14 +30,14 @@ class Evaluator:
         tasks: Sequence[Task],
         desk: OrderDesk,
         text: Callable[[list[int]], str],
-        ballot: Ballot | None = None,
+        count: CountVotes | None = None,
     ) -> None:
-        """ballot: how answers vote, where somebody can tell; without it there is no maj@k."""
+        """count: of the votes, where somebody can tell them apart; without it there is no maj@k."""
         self.config = config
         self.tasks = tasks[: config.eval.problems]
         self.desk = desk
         self.text = text
-        self.ballot = ballot
+        self.count = count
 
     def run(self, label: str, version: int, adapter_sha256: str) -> Evaluation:
         """The report of one version."""
@@ -63,7 +63,7 @@ class Evaluator:
             tasks_sha256=digest_of(self.tasks),
             source=self.config.tasks.source,
             verifier=self.config.verifier.kind,
-            **{how: decoded(self.tasks, found, samplings[how], self.ballot) for how, found in groups.items()},
+            **{how: decoded(self.tasks, found, samplings[how], self.count) for how, found in groups.items()},
             samples=tuple(map(self.sample, self.tasks[:NUM_SHOWN], groups["greedy"][:NUM_SHOWN])),
             answers=tuple(map(self.answered, self.tasks, groups["greedy"], groups["sampled"])),
         )

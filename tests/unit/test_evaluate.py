@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from msgspec import structs
 from actor.engine import Completion
 from actor.rollout import Rollout
 from launch.local_desk import LocalDesk
+from learner.decoded import Votes
 from learner.evaluate import Evaluator
 from learner.tasks import Task
 from protocol.messages import Finish, Order
@@ -60,12 +61,14 @@ def evaluated(desk: LocalDesk, tasks: list[Task], *, version: int = 0, **changes
     config = structs.replace(CONFIG, eval=structs.replace(CONFIG.eval, **changes))
     policy = desk.policies[version]
     label = "base" if version == 0 else "final"
-    return Evaluator(config, tasks, desk, spelled, vote).run(label, version, policy.sha256)
+    return Evaluator(config, tasks, desk, spelled, count).run(label, version, policy.sha256)
 
 
-def vote(task: Task, ids: list[int]) -> str | None:
+def count(tasks: Sequence[Task], wrong: Sequence[Sequence[list[int]]]) -> list[Votes]:
     """Long answers vote for their first token, short ones for nothing."""
-    return str(ids[0]) if len(ids) > 1 else None
+    assert len(tasks) == len(wrong)
+    given = [Counter(ids[0] if len(ids) > 1 else None for ids in answers) for answers in wrong]
+    return [(tuple(n for vote, n in votes.items() if vote is not None), votes[None]) for votes in given]
 
 
 def drawn(orders: list[Order]) -> list[list[Completion]]:
