@@ -21,6 +21,9 @@ EXAMPLES = """examples:
 """
 
 
+CHECKPOINT = "best: highest held-out accuracy during the run, which needs eval.every (default: latest)"
+
+
 class Parser(argparse.ArgumentParser):
     """argparse that says what is wrong the way the rest of the program does: one sentence, exit 2, no usage dump."""
 
@@ -199,7 +202,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 def add_checkpoint(parser: argparse._ActionsContainer) -> None:
     """Which state of the run."""
-    parser.add_argument("--checkpoint", default="latest", metavar="STEP|best|latest", help="default: latest")
+    parser.add_argument("--checkpoint", default="latest", metavar="STEP|best|latest", help=CHECKPOINT)
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 from learner.batch import StepBatch
 from learner.checkpoint import CheckpointStore
 from learner.compaction import Compaction
-from learner.past import Past
+from learner.past import Best, Past, better
 from learner.quarantine import KeptBatch, file_name, pack_batch
 from learner.rollout_log import RolloutLog
 from learner.state import LearnerState
@@ -35,12 +36,15 @@ class RunBooks:
         compaction: Compaction,
         base: FrozenBase,
         text: Callable[[list[int]], str],
+        best: Best | None = None,
     ) -> None:
+        """best: of the earlier lives of this run."""
         self.run = run
         self.state = state
         self.checkpoints = checkpoints
         self.compaction = compaction
         self.base = base
+        self.best = best
         self.metrics = MetricsLog(LineLog(run.metrics))
         self.rollouts = RolloutLog(LineLog(run.rollouts), config, text)
 
@@ -59,7 +63,8 @@ class RunBooks:
         self.base.check()
         # A later life begins behind this checkpoint and writes the rows of its steps no more.
         self.metrics.sync()
-        self.checkpoints.save(self.state.save(step, past), score=past.score)
+        saved = self.state.save(step, replace(past, best=self.best))
+        self.checkpoints.save(saved, keep_also=self.best.step if self.best else None)
         self.compaction.after_checkpoint(step)
 
     def quarantine(self, batch: KeptBatch) -> Path:
@@ -76,6 +81,12 @@ class RunBooks:
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """eval/<label>.json"""
         write_evaluation(self.run.eval, evaluation)
+
+    def judge(self, evaluation: Evaluation) -> None:
+        """Note whether the evaluated checkpoint is the best until now."""
+        found = Best(step=evaluation.version, score=evaluation.greedy.accuracy)
+        self.best = better(self.best, found)
+        self.checkpoints.note_best(self.best.step, self.best.score)
 
     def write_summary(self, status: str, steps: int, wall_s: float) -> None:
         """summary.json, whole, whenever the status changes."""

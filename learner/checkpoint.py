@@ -1,19 +1,19 @@
 """Checkpoints: folders that appear whole, are checked by content, and are pruned.
 
     checkpoints/step-000010/   the caller's files (an adapter in PEFT's format, optimizer, position) and MANIFEST.json
-    checkpoints/best.json      which one has the highest score, for people and tools; derived from the manifests
+    checkpoints/best.json      which one has the highest held-out score, once one was evaluated; for people and tools
 
-MANIFEST.json holds step, score, size and sha256 of each file, and a sha256 of itself; any changed byte is found.
+MANIFEST.json holds step, size and sha256 of each file, and a sha256 of itself; any changed byte is found.
 Saving a step again replaces its folder whole: after a crash the same steps are done again and end in the same bytes.
 A damaged checkpoint is not fatal while an older one is good, since the journal brings the learner forward from there.
-Kept are the newest `keep` up to the step just saved, and the best. Later ones can only be leftovers that did not load;
-they wait to be replaced. Left out on purpose: what the files mean (bytes in, bytes out), and copies elsewhere.
+Kept are the newest `keep` up to the step just saved, and the best; the caller knows which that is (past.py). Later ones
+can only be leftovers that did not load; they wait to be replaced. Left out on purpose: what the files mean (bytes in,
+bytes out), and copies elsewhere.
 """
 
 import hashlib
 import json
 import logging
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -56,8 +56,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     step: int
     """Of the checkpoint."""
-    score: float | None
-    """The higher the better; None if it was not a number."""
     files: dict[str, Entry]
     """All files of the folder but this one."""
     sha256: str = ""
@@ -75,15 +73,17 @@ class CheckpointStore:
         self._folder = folder
         self._keep = keep
 
-    def save(self, checkpoint: Checkpoint, *, score: float) -> None:
-        """Durable once this returns; then prune."""
+    def save(self, checkpoint: Checkpoint, *, keep_also: int | None = None) -> None:
+        """Durable once this returns; then prune. keep_also: a step that stays besides the newest."""
         make_folder(self._folder)
         finish_writes(self._folder)
-        manifest = pack_manifest(checkpoint, score)
+        manifest = pack_manifest(checkpoint)
         write_tree_whole(self.path(checkpoint.step), {**checkpoint.files, MANIFEST: manifest})
-        best = self._best(checkpoint.step)
-        write_whole(self._folder / BEST, json.dumps({"step": best.step, "score": best.score}).encode() + b"\n")
-        self._prune(checkpoint.step, best.step)
+        self._prune(checkpoint.step, keep_also)
+
+    def note_best(self, step: int, score: float) -> None:
+        """best.json"""
+        write_whole(self._folder / BEST, json.dumps({"step": step, "score": score}).encode() + b"\n")
 
     def load_latest(self) -> Checkpoint | None:
         """The newest that is whole; None if there is none at all."""
@@ -130,7 +130,10 @@ class CheckpointStore:
     def load_best(self) -> Checkpoint:
         """The one that best.json names."""
         if not (self._folder / BEST).is_file():
-            raise RunDirError(f"{self._folder} has no checkpoint yet; `resume` the run until it has one.")
+            raise RunDirError(
+                f"{self._folder} has no best checkpoint: none was evaluated during the run. Set eval.every in the next"
+                " run, or give --checkpoint latest or a step."
+            )
         try:
             return self.load(json.loads((self._folder / BEST).read_bytes())["step"])
         except (ValueError, KeyError, TypeError) as error:
@@ -149,26 +152,20 @@ class CheckpointStore:
         matches = [(FOLDER.fullmatch(path.name), path) for path in paths]
         return {int(match[1] or match[2]): path for match, path in matches if match}
 
-    def _best(self, saved: int) -> Manifest:
-        """By score, then by step. The one just saved is whole, so there is one."""
-        manifests = [readable_manifest(path) for step, path in self._folders().items() if step <= saved]
-        return max((m for m in manifests if m), key=lambda m: (-math.inf if m.score is None else m.score, m.step))
-
-    def _prune(self, saved: int, best: int) -> None:
+    def _prune(self, saved: int, keep_also: int | None) -> None:
         steps = sorted(step for step in self._folders() if step <= saved)
         for step in steps[: -self._keep]:
-            if step != best:
+            if step != keep_also:
                 remove_tree_whole(self.path(step))
 
 
-def pack_manifest(checkpoint: Checkpoint, score: float) -> bytes:
+def pack_manifest(checkpoint: Checkpoint) -> bytes:
     """The manifest of these files."""
     files = {
         name: Entry(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
         for name, data in sorted(checkpoint.files.items())
     }
-    finite = score if math.isfinite(score) else None
-    return seal(Manifest(step=checkpoint.step, score=finite, files=files))
+    return seal(Manifest(step=checkpoint.step, files=files))
 
 
 def seal(manifest: Manifest) -> bytes:
@@ -189,14 +186,6 @@ def read_manifest(path: Path) -> Manifest:
     if seal(manifest) != data:
         raise Broken(f"{file} does not match its own sha256")
     return manifest
-
-
-def readable_manifest(path: Path) -> Manifest | None:
-    """The manifest, or None where it is broken: such a checkpoint is no candidate for the best."""
-    try:
-        return read_manifest(path)
-    except Broken:
-        return None
 
 
 def read_checkpoint(path: Path, step: int) -> Checkpoint:

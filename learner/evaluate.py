@@ -35,6 +35,7 @@ class Evaluator:
         """count: of the votes, where somebody can tell them apart; without it there is no maj@k."""
         self.config = config
         self.tasks = tasks[: config.eval.problems]
+        self.tasks_sha256 = digest_of(self.tasks)
         self.desk = desk
         self.text = text
         self.count = count
@@ -60,7 +61,7 @@ class Evaluator:
             n=len(self.tasks),
             seed=self.config.run.seed,
             adapter_sha256=adapter_sha256,
-            tasks_sha256=digest_of(self.tasks),
+            tasks_sha256=self.tasks_sha256,
             source=self.config.tasks.source,
             verifier=self.config.verifier.kind,
             **{how: decoded(self.tasks, found, samplings[how], self.count) for how, found in groups.items()},

@@ -1,7 +1,6 @@
 """What a step leaves behind: a row of metrics, a few rollouts, a checkpoint when one is due."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Protocol
 from learner.batch import StepBatch
 from learner.curriculum import CurriculumFigures
 from learner.guard import Skipped
-from learner.past import REWARDS_KEPT, Past
+from learner.past import Past
 from learner.quarantine import KeptBatch
 from learner.step_metrics import Clock, step_metrics
 from learner.update_figures import UpdateStats
@@ -54,7 +53,6 @@ class Ledger:
         self.started = time.monotonic() - past.wall_s
         self.stop = stop
         self.stop_requested = False
-        self.recent: deque[float] = deque(past.rewards, maxlen=REWARDS_KEPT)
         self.step_started = self.started
         self.update_s = 0.0
         self.unsaved = False
@@ -75,7 +73,6 @@ class Ledger:
     ) -> None:
         """Log, save when due."""
         metrics = step_metrics(step, answers, batch, stats, self.clock(), self.curriculum(), self.config)
-        self.recent.append(metrics.reward_mean)
         self.books.step(step, metrics, answers, batch)
         self.stop_requested = self.stop()
         self.unsaved = True
@@ -85,7 +82,7 @@ class Ledger:
     def save(self, done: int) -> None:
         """A checkpoint after `done` steps, unless the last one is of there."""
         if self.unsaved:
-            self.books.checkpoint(done, Past(wall_s=self.wall_s(), rewards=tuple(self.recent)))
+            self.books.checkpoint(done, Past(wall_s=self.wall_s()))
             self.unsaved = False
 
     def clock(self) -> Clock:
@@ -98,8 +95,10 @@ class Ledger:
         )
 
     def due(self, done: int) -> bool:
-        """Every k steps, at the end, and when asked to stop."""
-        return done % self.config.checkpoint.every == 0 or done == self.config.run.steps or self.stop_requested
+        """Every k steps, at the end, when asked to stop, and where an evaluation comes next: it may be the best."""
+        evaluated = self.config.eval.is_due(done)
+        every = done % self.config.checkpoint.every == 0
+        return every or evaluated or done == self.config.run.steps or self.stop_requested
 
     def wall_s(self) -> float:
         """Since the run began, all its lives."""

@@ -1,12 +1,21 @@
-"""What a ledger must know of the steps behind it. It is in a checkpoint, so that a resume changes no score.
+"""What a run must know of the steps behind it. It is in a checkpoint, so that a resume changes nothing of it.
 
-score of a checkpoint = mean sampled reward of the last REWARDS_KEPT steps
+The best checkpoint is the one with the highest held-out accuracy (greedy answers, evaluated during the run); of two
+equals, the later one. Training reward does not choose: a curriculum decides how hard the tasks behind it are, and
+shaping counts in it. So a run without `eval.every` has no best checkpoint.
 """
 
 from dataclasses import dataclass
-from statistics import fmean
 
-REWARDS_KEPT = 5
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """An evaluated checkpoint."""
+
+    step: int
+    """Updates behind it."""
+    score: float
+    """Share of right greedy answers to the held-out tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,10 +24,12 @@ class Past:
 
     wall_s: float = 0.0
     """Time spent on them, all lives of the run together."""
-    rewards: tuple[float, ...] = ()
-    """Mean sampled reward of each of the last steps, REWARDS_KEPT at most."""
+    best: Best | None = None
+    """The best of the checkpoints that were evaluated; None if none was."""
 
-    @property
-    def score(self) -> float:
-        """By which the best checkpoint is chosen."""
-        return fmean(self.rewards)
+
+def better(known: Best | None, found: Best) -> Best:
+    """The higher score, or the later of two equals. A step that is evaluated again replaces itself."""
+    if known is None or known.step == found.step:
+        return found
+    return max(known, found, key=lambda best: (best.score, best.step))

@@ -114,7 +114,8 @@ class Session:
         refuse_if_short(run, bytes_needed(config, adapter_bytes, self.first_step, anchor_bytes))
         self.past = self.state.load(checkpoint) if checkpoint else Past()
         compaction = Compaction(config.journal, store, recorder)
-        self.books = RunBooks(run, config, self.state, store, compaction, FrozenBase(model.policy), model.prompter.text)
+        base, best = FrozenBase(model.policy), self.past.best
+        self.books = RunBooks(run, config, self.state, store, compaction, base, model.prompter.text, best)
 
     def run_to_end(self) -> None:
         """Train what is left, and say in the summary how it ended."""
@@ -164,6 +165,7 @@ class Session:
             evaluator.run,
             digest=lambda version: publisher.versions[version].sha256,
             books=self.books,
+            tasks_sha256=evaluator.tasks_sha256,
         )
 
     def reopen(self) -> None:

@@ -4,20 +4,21 @@
     optimizer.safetensors                            AdamW's moments
     policy-000012.safetensors                        older versions that pending orders name (max_lag > 0 only)
     anchor.safetensors                               what the policy is held to (curriculum.ewc, curriculum.kl_to)
-    state.json                                       step, versions, curriculum, pending orders, rewards and norms, seed
+    state.json                                       step, versions, curriculum, pending orders, norms, best step, seed
 
 Random streams are derived from the run's seed and a name (shared/seeding.py), so seed and positions are all there is
 to save. An update is a function of this state and the journal.
 """
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from learner.anchor import Anchor
 from learner.checkpoint import Checkpoint
 from learner.norms import Norms
 from learner.optimizer import Optimizer
-from learner.past import Past
+from learner.past import Best, Past
 from learner.publisher import Publisher
 from learner.sampling import Sampler
 from shared.adapter_file import adapter_config
@@ -55,7 +56,7 @@ class LearnerState:
         facts: dict[str, Any] = {
             "step": step,
             "wall_s": past.wall_s,
-            "rewards": past.rewards,
+            "best": asdict(past.best) if past.best else None,
             "seed": self.config.run.seed,
             "base_digest": self.base_digest,
             "adapter_sha256": versions[step].sha256,
@@ -75,7 +76,7 @@ class LearnerState:
         return Checkpoint(step=step, files=files | older)
 
     def load(self, checkpoint: Checkpoint) -> Past:
-        """Put everything back; returns what the ledger needs of the steps until then."""
+        """Put everything back; returns what else must be known of the steps until then."""
         try:
             return self._load(checkpoint)
         except KeyError as error:
@@ -99,7 +100,8 @@ class LearnerState:
             self.anchor.load_state_bytes(checkpoint.files[ANCHOR])
         names = {version: version_file(version, checkpoint.step) for version in facts["versions"]}
         self.publisher.restore({version: checkpoint.files[name] for version, name in names.items()})
-        return Past(wall_s=facts["wall_s"], rewards=tuple(facts["rewards"]))
+        best = Best(**facts["best"]) if facts["best"] else None
+        return Past(wall_s=facts["wall_s"], best=best)
 
     def _refuse_another_seed(self, seed: int) -> None:
         """What was trained drew from this seed; a journal of two seeds could not be replayed."""

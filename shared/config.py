@@ -299,7 +299,7 @@ class CheckpointConfig(Section, frozen=True, kw_only=True):
     every: Positive = 10
     """Steps between checkpoints; the last step is always saved."""
     keep: Positive = 3
-    """Newest checkpoints kept; the best one is kept besides."""
+    """Newest checkpoints kept; the best one (`eval.every`) is kept besides."""
 
 
 class JournalConfig(Section, frozen=True, kw_only=True):
@@ -316,13 +316,18 @@ class EvalConfig(Section, frozen=True, kw_only=True):
     problems: NonNegative = 256
     """Held-out problems; 0 turns evaluation off."""
     every: NonNegative = 0
-    """Steps from one evaluation during training to the next; 0 for none. Training goes on as if there were none."""
+    """Steps from one evaluation during training to the next; 0 for none. Training goes on as if there were none. Each
+    is made of a checkpoint, and the best of these checkpoints is kept: without this there is no best one."""
     max_new_tokens: NonNegative = 0
     """Cap; 0 takes the training cap."""
     long_cap: NonNegative = 0
     """Evaluate a second time with this cap, which shows what the first one costs; 0 for no second time."""
     samples: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Answers drawn for each problem at the training temperature, besides the greedy one; several give pass@k."""
+
+    def is_due(self, done: int) -> bool:
+        """Whether an evaluation follows so many steps."""
+        return bool(self.problems and self.every) and done % self.every == 0
 
 
 class LogConfig(Section, frozen=True, kw_only=True):

@@ -108,6 +108,7 @@ def outcome(run: Path) -> dict[str, Any]:
     from shared.file_lock import open_lock, try_lock
 
     summary = json.loads((run / "summary.json").read_text())
+    best = run / "checkpoints" / "best.json"
     records = [read(payload) for payload in Journal.read(run / "journal").records()]
     ids = Counter(group.group_id for record in records for group in record.groups)
     for lock in (run / "lock", run / "turns" / "lease"):
@@ -122,7 +123,7 @@ def outcome(run: Path) -> dict[str, Any]:
         "metrics": [repeatable(row) for row in rows(run / "metrics.jsonl")],
         "rollouts": rows(run / "rollouts.jsonl"),
         "newest": contents(max((run / "checkpoints").glob("step-*"))),
-        "best": json.loads((run / "checkpoints" / "best.json").read_text()),
+        "best": best.read_text() if best.is_file() else None,
         "unfinished": sorted(str(path.relative_to(run)) for path in run.rglob(".*") if path.parent != run),
     }
 

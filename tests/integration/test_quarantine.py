@@ -246,7 +246,7 @@ def test_a_bit_that_flips_in_the_learners_base_is_found_before_a_checkpoint_hold
     life.first = 2
     with pytest.raises(DamageError, match=rf"base changed in memory: '{name}'"):
         life.train()
-    assert sorted(p.name for p in (run_path / "checkpoints").iterdir()) == ["best.json", "step-000002"]
+    assert sorted(p.name for p in (run_path / "checkpoints").iterdir()) == ["step-000002"]
     assert Life(run_path, config_with(), lambda group: group).train() == undisturbed
 
 

@@ -128,7 +128,7 @@ class House:
         self.desk.submit(orders)
         self.desk.collect([order.order_id for order in orders])
         if (step + 1) % CHECKPOINT_EVERY == 0:
-            self.store.save(Checkpoint(step=step + 1, files={"state": b"x"}), score=0.5)
+            self.store.save(Checkpoint(step=step + 1, files={"state": b"x"}))
             self.compaction.after_checkpoint(step + 1)
 
     def bury(self) -> None:

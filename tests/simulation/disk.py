@@ -70,20 +70,21 @@ class Disk:
 
 
 class MemoryCheckpoints:
-    """The checkpoint store's contract in memory; `keep` newest."""
+    """The checkpoint store's contract in memory: the newest `keep`, and the one that is to stay besides."""
 
     def __init__(self, disk: Disk, keep: int, point: Callable[[str], None]) -> None:
         self.disk = disk
         self.keep = keep
         self.point = point
 
-    def save(self, checkpoint: Checkpoint, *, score: float) -> None:
+    def save(self, checkpoint: Checkpoint, *, keep_also: int | None = None) -> None:
         """Durable at once."""
         self.point("before a checkpoint")
         kept = self.disk.checkpoints
         kept[checkpoint.step] = checkpoint
         for step in sorted(step for step in kept if step <= checkpoint.step)[: -self.keep]:
-            del kept[step]
+            if step != keep_also:
+                del kept[step]
         self.point("after a checkpoint")
 
     def load_latest(self) -> Checkpoint | None:

@@ -213,7 +213,7 @@ class RowsNotSynced(RunBooks):
     """Leaves the rows of steps that a checkpoint holds to the kernel."""
 
     def checkpoint(self, step: int, past: Past) -> None:
-        self.checkpoints.save(self.state.save(step, past), score=past.score)
+        self.checkpoints.save(self.state.save(step, past))
         self.compaction.after_checkpoint(step)
 
 

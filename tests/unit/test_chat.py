@@ -171,7 +171,7 @@ def test_chat_from_a_pipe(
 ) -> None:
     run = RunDir.create(tmp_path / "run", config_to_json(config_of(source)))
     files = {"adapter_model.safetensors": adapter_bytes(spoken_by[0].adapter)}
-    CheckpointStore(run.checkpoints, keep=1).save(Checkpoint(step=5, files=files), score=0.0)
+    CheckpointStore(run.checkpoints, keep=1).save(Checkpoint(step=5, files=files))
     monkeypatch.setattr("sys.stdin", io.StringIO("3 + 4?\n"))
     assert main(["generate", str(run.path), "--chat"]) == 0
     told = capsys.readouterr()

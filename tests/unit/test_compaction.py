@@ -34,7 +34,7 @@ class Life:
         self.recorder = JournalRecorder(self.journal, self.first_step, anything)
         self.compaction = Compaction(JournalConfig(keep=keep), self.store, self.recorder)
 
-    def train(self, last: int, *, lag: int = 0, scores: dict[int, float] | None = None) -> list[int]:
+    def train(self, last: int, *, lag: int = 0, best: int | None = None) -> list[int]:
         """Steps up to `last`, each of two orders; gives the steps whose answers were found, not made."""
         found: list[int] = []
         ordered = self.first_step
@@ -43,7 +43,7 @@ class Life:
                 found += self.answer(toy_orders(ordered, count=2))
                 ordered += 1
             if (step + 1) % EVERY == 0:
-                self.save(step + 1, (scores or {}).get(step + 1, 0.5))
+                self.save(step + 1, best)
         return found
 
     def answer(self, orders: list[Order]) -> list[int]:
@@ -51,8 +51,8 @@ class Life:
         self.recorder.record([filled(order, toy_policy(0)) for order in orders if order not in known])
         return [step_of(order.order_id) for order in known]
 
-    def save(self, step: int, score: float) -> None:
-        self.store.save(Checkpoint(step=step, files={"state": b"%d" % step}), score=score)
+    def save(self, step: int, best: int | None) -> None:
+        self.store.save(Checkpoint(step=step, files={"state": b"%d" % step}), keep_also=best)
         self.compaction.after_checkpoint(step)
 
     def steps(self) -> set[int]:
@@ -100,8 +100,8 @@ def test_segments_and_their_bookkeeping_do_not_grow(tmp_path: Path) -> None:
 
 def test_the_best_checkpoint_holds_nothing_back(tmp_path: Path) -> None:
     life = Life(tmp_path)
-    life.train(40, scores={4: 0.9})
-    assert life.store.load_best().step == 4
+    life.train(40, best=4)
+    assert life.store.load(4).step == 4
     assert min(life.steps()) > 4
     life.end()
 

@@ -11,12 +11,16 @@ class Shelf:
 
     def __init__(self) -> None:
         self.kept: dict[str, Evaluation] = {}
+        self.judged: list[int] = []
 
     def evaluation(self, label: str) -> Evaluation | None:
         return self.kept.get(label)
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         self.kept[evaluation.label] = evaluation
+
+    def judge(self, evaluation: Evaluation) -> None:
+        self.judged.append(evaluation.version)
 
 
 class Life:
@@ -25,7 +29,7 @@ class Life:
     def __init__(self, shelf: Shelf, every: int, steps: int = 6) -> None:
         self.made: list[tuple[str, int, str]] = []
         self.schedule = EvalSchedule(
-            EvalConfig(every=every), steps, self.evaluate, lambda version: f"v{version}", shelf
+            EvalConfig(every=every), steps, self.evaluate, lambda version: f"v{version}", shelf, "tasks of 2"
         )
 
     def evaluate(self, label: str, version: int, digest: str) -> Evaluation:
@@ -77,3 +81,29 @@ def test_words_name_interval_n_and_seed() -> None:
     words = in_words(toy_evaluation([True, True, False, True], seed=7))
     assert words.startswith("greedy 75.0% [30.1%, 95.4%], sampled 75.0% [30.1%, 95.4%]")
     assert words.endswith("n = 4, seed 7")
+
+
+def test_what_was_evaluated_is_judged_once_in_each_life_that_comes_by() -> None:
+    shelf = Shelf()
+    Life(shelf, every=2).go(0, 6)
+    assert shelf.judged == [2, 4, 6]
+    # The life that made the report of step 4 may have ended before it was judged.
+    Life(shelf, every=2).go(4, 6)
+    assert shelf.judged == [2, 4, 6, 4, 6]
+    # Without evaluations on the way there is nothing to choose from.
+    Life(alone := Shelf(), every=0).go(0, 6)
+    assert alone.judged == []
+
+
+def test_the_end_of_a_run_that_is_trained_further_stays_a_candidate() -> None:
+    shelf = Shelf()
+    Life(shelf, every=4, steps=6).go(0, 6)
+    Life(shelf, every=4, steps=8).go(6, 8)
+    assert shelf.judged == [4, 6, 6, 8]
+
+
+def test_a_report_on_other_tasks_is_made_again() -> None:
+    shelf = Shelf()
+    Life(shelf, every=2).go(0, 2)
+    shelf.kept["step-000002"] = toy_evaluation([True], label="step-000002", version=2, adapter_sha256="v2")
+    assert Life(shelf, every=2).go(2, 3) == ["step-000002"]

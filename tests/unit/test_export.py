@@ -55,7 +55,7 @@ def make_run(path: Path, config: Config, factor: float = 1.0) -> RunDir:
     """A run of one checkpoint."""
     run = RunDir.create(path, config_to_json(config))
     files = {"adapter_model.safetensors": adapter_of(config, factor)}
-    CheckpointStore(run.checkpoints, keep=1).save(Checkpoint(step=5, files=files), score=0.0)
+    CheckpointStore(run.checkpoints, keep=1).save(Checkpoint(step=5, files=files))
     return run
 
 

@@ -138,7 +138,7 @@ def run(source: Path, trained: tuple[str, Kept], tmp_path: Path) -> Path:
     """A run directory that holds what was trained."""
     run = RunDir.create(tmp_path / "run", config_to_json(config_for(source)))
     for checkpoint in trained[1].checkpoints.values():
-        CheckpointStore(run.checkpoints, keep=3).save(checkpoint, score=0.0)
+        CheckpointStore(run.checkpoints, keep=3).save(checkpoint)
     return run.path
 
 

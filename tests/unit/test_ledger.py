@@ -1,8 +1,8 @@
 """What a step leaves behind: rows, checkpoints when due, and a gate against actors that disagree."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,7 +13,7 @@ from learner.past import Past
 from learner.quarantine import KeptBatch
 from learner.update_figures import UpdateStats
 from protocol.messages import Groups, Timings
-from shared.config import CheckpointConfig, Config, LossConfig, RunConfig
+from shared.config import CheckpointConfig, Config, EvalConfig, LossConfig, RunConfig
 from shared.metrics import StepMetrics
 from tests.fakes import tiny_group
 
@@ -42,7 +42,7 @@ class NotedBooks:
 
     def __init__(self) -> None:
         self.rows: list[StepMetrics] = []
-        self.saved: list[tuple[int, float]] = []
+        self.saved: list[int] = []
         self.past = FRESH
 
     def step(self, step: int, metrics: StepMetrics, answers: Sequence[Groups], batch: StepBatch) -> None:
@@ -52,7 +52,7 @@ class NotedBooks:
         """Not kept."""
 
     def checkpoint(self, step: int, past: Past) -> None:
-        self.saved.append((step, past.score))
+        self.saved.append(step)
         self.past = past
 
 
@@ -93,33 +93,18 @@ def test_a_checkpoint_is_due_every_k_steps_and_at_the_end() -> None:
     ledger = ledger_over(books)
     for step in range(7):
         record(ledger, step)
-    assert [step for step, _ in books.saved] == [3, 6, 7]
+    assert books.saved == [3, 6, 7]
     assert not ledger.stop_requested
 
 
-def test_a_checkpoint_is_scored_by_the_mean_of_the_last_five_steps() -> None:
+@pytest.mark.parametrize(("problems", "saved"), [(8, [2, 3, 4, 6, 7]), (0, [3, 6, 7])])
+def test_a_step_that_is_evaluated_is_saved_too(problems: int, saved: list[int]) -> None:
     books = NotedBooks()
-    ledger = ledger_over(books)
-    means = [0.0, 0.25, 0.5, 0.75, 1.0, 0.75, 0.25]
-    for step, mean in enumerate(means):
-        record(ledger, step, mean=mean)
-    assert [score for _, score in books.saved] == pytest.approx(
-        [np.mean(means[:3]), np.mean(means[1:6]), np.mean(means[2:7])]
-    )
-
-
-@pytest.mark.parametrize("lives", [[3, 7], [6, 7]])
-def test_a_checkpoint_scores_the_same_after_a_resume(lives: list[int]) -> None:
-    undisturbed, resumed = NotedBooks(), NotedBooks()
-    means = [0.0, 0.25, 0.5, 0.75, 1.0, 0.75, 0.25]
-    ledger = ledger_over(undisturbed)
-    for step, mean in enumerate(means):
-        record(ledger, step, mean=mean)
-    for begin, end in pairwise([0, *lives]):
-        ledger = ledger_over(resumed, past=resumed.past)
-        for step in range(begin, end):
-            record(ledger, step, mean=means[step])
-    assert resumed.saved == undisturbed.saved
+    config = msgspec.structs.replace(CONFIG, eval=EvalConfig(every=2, problems=problems))
+    ledger = Ledger(config, books, FRESH, lambda: False, Shuffled(8, seed=0).metrics)
+    for step in range(7):
+        record(ledger, step)
+    assert books.saved == saved
 
 
 def test_asked_to_stop_it_saves_at_once() -> None:
@@ -129,13 +114,13 @@ def test_asked_to_stop_it_saves_at_once() -> None:
     record(ledger, 0)
     assert (ledger.stop_requested, books.saved) == (False, [])
     record(ledger, 1)
-    assert ledger.stop_requested and [step for step, _ in books.saved] == [2]
+    assert ledger.stop_requested and books.saved == [2]
 
 
 def test_a_step_without_an_update_passes_the_gate() -> None:
     books = NotedBooks()
     record(ledger_over(books), 2, None)
-    assert [step for step, _ in books.saved] == [3]
+    assert books.saved == [3]
 
 
 def test_time_goes_on_from_earlier_lives() -> None:

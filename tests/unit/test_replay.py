@@ -13,7 +13,7 @@ from shared.errors import DamageError
 def store_of(folder: Path, *steps: int) -> CheckpointStore:
     store = CheckpointStore(folder, keep=len(steps))
     for step in steps:
-        store.save(Checkpoint(step=step, files={}), score=0.5)
+        store.save(Checkpoint(step=step, files={}))
     return store
 
 

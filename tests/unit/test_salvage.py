@@ -54,7 +54,7 @@ def sentence(folder: Path, store: CheckpointStore) -> str:
 
 def test_it_says_which_steps_are_safe_and_what_the_cut_costs(tmp_path: Path, segment: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints", keep=1)
-    store.save(Checkpoint(step=1, files={"a": b""}), score=0.0)
+    store.save(Checkpoint(step=1, files={"a": b""}))
     start = damage(segment, 2)
     said = sentence(segment.parent, store)
     for part in (

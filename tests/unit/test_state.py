@@ -13,7 +13,7 @@ from learner.checkpoint import Checkpoint, CheckpointStore
 from learner.curriculum import Shuffled
 from learner.norms import Norms
 from learner.optimizer import Optimizer
-from learner.past import Past
+from learner.past import Best, Past
 from learner.publisher import Publisher
 from learner.recorder import RecordedOrders
 from learner.sampling import Sampler
@@ -75,8 +75,8 @@ def test_what_is_loaded_makes_the_next_updates_bit_for_bit(learner: Callable[[],
         first.step(step)
     first.state.sampler.order_ahead(version=3)
     store = CheckpointStore(tmp_path, keep=3)
-    past = Past(wall_s=12.5, rewards=(0.1, 1 / 3))
-    store.save(first.state.save(3, past), score=0.5)
+    past = Past(wall_s=12.5, best=Best(step=2, score=1 / 3))
+    store.save(first.state.save(3, past))
     loaded = store.load_latest()
     assert loaded is not None
     assert second.state.load(loaded) == past
@@ -152,7 +152,7 @@ def test_another_seed_than_the_run_began_with_is_refused(learner: Callable[[], L
         other.state.load(checkpoint)
 
 
-@pytest.mark.parametrize("lost", ["seed", "norms", "sampler", "versions", "wall_s", "rewards", "base_digest"])
+@pytest.mark.parametrize("lost", ["seed", "norms", "sampler", "versions", "wall_s", "best", "base_digest"])
 def test_a_checkpoint_without_a_key_is_damage_in_words(learner: Callable[[], Learner], lost: str) -> None:
     saved = learner()
     saved.step(0)
