@@ -113,6 +113,7 @@ def evaluate(args: "argparse.Namespace") -> int:
         problems=args.problems,
         samples=args.samples,
         long_cap=args.long_cap,
+        test=args.test,
     )
 
 

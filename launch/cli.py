@@ -93,6 +93,7 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     add_checkpoint(which)
     which.add_argument("--base", action="store_true", help="the base, without the adapter")
+    parser.add_argument("--test", action="store_true", help="on the test set (tasks.test), which training never reads")
     parser.add_argument("--problems", type=natural, metavar="N", help="held-out problems (default: eval.problems)")
     parser.add_argument("--samples", type=natural, metavar="K", help="draws a problem (default: eval.samples)")
     parser.add_argument("--long-cap", type=natural, metavar="N", help="once more at this cap (default: eval.long_cap)")

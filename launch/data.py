@@ -6,11 +6,12 @@ Reads what the learner reads, in the same order. Fetches the model's files if th
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from learner.overlap import Overlap, find_overlap
-from learner.tasks import Task, TaskSet, load_tasks
+from learner.overlap import find_overlap
+from learner.tasks import Task, TaskSet, load_tasks, load_test
 from shared.base_cache import find_checkpoint
 from shared.config import Config
 from shared.config_load import load_config
@@ -26,23 +27,25 @@ def run_command(*, source: str, overrides: Sequence[str], examples: int) -> int:
     config = load_config(source, overrides)
     prompter = load_prompter(find_checkpoint(config.model))
     tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
-    print("\n".join(report(config, tasks, prompter, examples)))
+    test, dropped = load_test(config.tasks, prompter, config.verifier.kind)
+    left_out = Counter(tasks.dropped) + Counter(dropped)
+    print("\n".join(report(config, replace(tasks, dropped=left_out), test, prompter, examples)))
     return 0
 
 
-def report(config: Config, tasks: TaskSet, prompter: Prompter, examples: int) -> Iterator[str]:
+def report(config: Config, tasks: TaskSet, test: Sequence[Task], prompter: Prompter, examples: int) -> Iterator[str]:
     """All lines."""
     yield f"source    {config.tasks.source}, scored by verifier.kind = {config.verifier.kind}"
-    yield from amounts(tasks)
-    yield from twice(tasks)
-    yield from table(tasks)
+    yield from amounts(tasks, test)
+    yield from twice(tasks, test)
+    yield from table(tasks, test)
     for number, task in enumerate(tasks.train[:examples], start=1):
         yield from example(number, task, prompter)
 
 
-def amounts(tasks: TaskSet) -> Iterator[str]:
+def amounts(tasks: TaskSet, test: Sequence[Task]) -> Iterator[str]:
     """Counts and lengths, and what was left out."""
-    for name, part in (("train", tasks.train), ("held out", tasks.held_out)):
+    for name, part in (("train", tasks.train), ("held out", tasks.held_out), ("test", test)):
         yield f"{name:<9} {len(part)} tasks{lengths(part)}"
     for reason, count in tasks.dropped.items():
         yield f"left out  {count} rows {reason}"
@@ -59,33 +62,36 @@ def lengths(part: Sequence[Task]) -> str:
     return f", prompts of {min(tokens)} to {max(tokens)} tokens, median {middle:.0f}, 95 % up to {high:.0f}"
 
 
-def twice(tasks: TaskSet) -> Iterator[str]:
+def twice(tasks: TaskSet, test: Sequence[Task]) -> Iterator[str]:
     """Duplicates and leaks, the first few by name."""
-    overlap = find_overlap([task.columns for task in tasks.train], [task.columns for task in tasks.held_out])
-    sentences = overlap.in_words()
+    trained_on = [task.columns for task in tasks.train]
+    held_out = find_overlap(trained_on, [task.columns for task in tasks.held_out])
+    tested = find_overlap(trained_on, [task.columns for task in test])
+    sentences = [*held_out.in_words(), *tested.leaks_in_words("test")]
     yield from (f"twice     {sentence}" for sentence in sentences or ["nothing"])
-    yield from first_few(overlap, tasks)
+    yield from first_few("duplicate", held_out.duplicates, tasks.train)
+    for found, part in ((held_out, tasks.held_out), (tested, test)):
+        yield from first_few("leaked", found.leaked, part)
+        yield from first_few("near", found.near, part)
 
 
-def first_few(overlap: Overlap, tasks: TaskSet) -> Iterator[str]:
+def first_few(name: str, places: Sequence[int], part: Sequence[Task]) -> Iterator[str]:
     """Questions to look at."""
-    kinds = [("duplicate", overlap.duplicates, tasks.train), ("leaked", overlap.leaked, tasks.held_out)]
-    for name, places, part in [*kinds, ("near", overlap.near, tasks.held_out)]:
-        for place in places[:SHOWN]:
-            question = " ".join(part[place].columns["question"].split())
-            yield f"          {name}: {question if len(question) <= WIDTH else question[: WIDTH - 3] + '...'}"
+    for place in places[:SHOWN]:
+        question = " ".join(part[place].columns["question"].split())
+        yield f"          {name}: {question if len(question) <= WIDTH else question[: WIDTH - 3] + '...'}"
 
 
-def table(tasks: TaskSet) -> Iterator[str]:
-    """Training and held-out tasks by subject and level, where the data set has either."""
-    train, held_out = (Counter(map(cell, part)) for part in (tasks.train, tasks.held_out))
-    cells = sorted(train | held_out)
+def table(tasks: TaskSet, test: Sequence[Task]) -> Iterator[str]:
+    """Tasks of each part by subject and level, where the data set has either."""
+    train, held_out, tested = (Counter(map(cell, part)) for part in (tasks.train, tasks.held_out, test))
+    cells = sorted(train | held_out | tested)
     if cells in ([], [(UNNAMED, UNNAMED)]):
         return
     width = max(len("subject"), *(len(subject) for subject, _ in cells))
-    yield f"\n{'subject':<{width}}  {'level':<5}  {'train':>6}  {'held out':>8}"
+    yield f"\n{'subject':<{width}}  {'level':<5}  {'train':>6}  {'held out':>8}  {'test':>6}"
     for subject, level in cells:
-        amount = f"{train[subject, level]:>6}  {held_out[subject, level]:>8}"
+        amount = f"{train[subject, level]:>6}  {held_out[subject, level]:>8}  {tested[subject, level]:>6}"
         yield f"{subject:<{width}}  {level:<5}  {amount}"
 
 

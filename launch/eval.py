@@ -1,10 +1,12 @@
-"""`eval`: held-out accuracy of a run's checkpoint or base with its 95 % interval, in this process alone.
+"""`eval`: accuracy of a run's checkpoint or base with its 95 % interval, in this process alone.
 
-Kept as eval/<label>.json and .md; `compare` reads the former.
+On the held-out tasks of the run, or with --test on the test set (`tasks.test`), which no run has read. Kept as
+eval/<label>.json and .md, those of the test set as <label>-test; `compare` reads the former.
 """
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -12,13 +14,17 @@ from launch.checkpoint_choice import choose_checkpoint
 from launch.console import make_console
 from launch.eval_table import markdown, print_evaluation
 from learner.checkpoint import Checkpoint
-from shared.config import Config, EvalConfig
+from shared.config import Config, EvalConfig, TasksConfig
 from shared.config_load import config_from_json
 from shared.determinism import cpu_environment
 from shared.errors import DataError
 from shared.evaluation import Evaluation, write_evaluation
 from shared.files import write_whole
 from shared.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from learner.tasks import Task
+    from shared.prompt import Prompter
 
 PLAIN_WIDTH = 120
 
@@ -31,6 +37,7 @@ def run_command(
     problems: int | None,
     samples: int | None,
     long_cap: int | None,
+    test: bool,
 ) -> int:
     """Evaluate, print, keep in eval/."""
     run = RunDir.open(directory)
@@ -39,7 +46,7 @@ def run_command(
     config = structs.replace(config, eval=overridden(config.eval, asked))
     chosen = None if base else choose_checkpoint(run, config, checkpoint)
     os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
-    found = evaluate(config, chosen)
+    found = evaluate(config, chosen, test=test)
     file = write_evaluation(run.eval, found)
     write_whole(file.with_suffix(".md"), markdown(found).encode())
     print_evaluation(make_console(PLAIN_WIDTH), found)
@@ -52,25 +59,48 @@ def overridden(config: EvalConfig, asked: dict[str, int | None]) -> EvalConfig:
     return structs.replace(config, **{key: value for key, value in asked.items() if value is not None})
 
 
-def evaluate(config: Config, checkpoint: Checkpoint | None) -> Evaluation:
+def evaluate(config: Config, checkpoint: Checkpoint | None, *, test: bool) -> Evaluation:
     """The report of this checkpoint; of the base where there is none."""
     from launch.local_actor import local_actor
     from launch.local_desk import LocalDesk
     from learner.evaluate import Evaluator
     from learner.publisher import policy_message
-    from learner.tasks import load_tasks
 
     with local_actor(config) as actor:
-        held_out = load_tasks(config.tasks, actor.prompter, config.verifier.kind).held_out
-        if not held_out or config.eval.problems == 0:
-            raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
+        tasks = tasks_for(config, actor.prompter, test=test)
         policy = policy_message(checkpoint.step if checkpoint else 0, adapter_of(config, checkpoint))
         desk = LocalDesk(actor.rollout)
         desk.publish(policy, oldest_needed=0)
         count = None if config.verifier.kind == "callable" else actor.ballots.count
-        label = f"step-{checkpoint.step:06d}" if checkpoint else "base"
-        evaluator = Evaluator(config, held_out, desk, actor.prompter.text, count)
-        return evaluator.run(label, policy.version, policy.sha256)
+        label = (f"step-{checkpoint.step:06d}" if checkpoint else "base") + ("-test" if test else "")
+        evaluator = Evaluator(config, tasks, desk, actor.prompter.text, count)
+        found = evaluator.run(label, policy.version, policy.sha256)
+    return structs.replace(found, source=tested_name(config.tasks)) if test else found
+
+
+def tasks_for(config: Config, prompter: "Prompter", *, test: bool) -> "tuple[Task, ...]":
+    """What is answered."""
+    from learner.tasks import load_tasks, load_test
+
+    if test:
+        tasks, _ = load_test(config.tasks, prompter, config.verifier.kind)
+        if not tasks:
+            raise DataError(
+                f"tasks.source = '{config.tasks.source}' has no test set; name one with tasks.test in the next run, or"
+                " evaluate on the held-out tasks without --test."
+            )
+    else:
+        tasks = load_tasks(config.tasks, prompter, config.verifier.kind).held_out
+    if not tasks or config.eval.problems == 0:
+        raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
+    return tasks
+
+
+def tested_name(config: TasksConfig) -> str:
+    """`gsm8k test`"""
+    from learner.data_source import place_of_test
+
+    return " ".join(filter(None, place_of_test(config) or ()))
 
 
 def adapter_of(config: Config, checkpoint: Checkpoint | None) -> bytes:

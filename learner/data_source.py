@@ -9,7 +9,8 @@ r"""Where rows come from: the embedded problems, a named data set, a file, a fol
 
 Rows leave with the canonical columns `question`, `answer`, and where there are such `level`, `subject`, `solution`; all
 else keeps its name. The answer is what stands behind `####`, or in the last box, if the column holds a whole solution.
-Left out on purpose: streaming data sets; a run's tasks fit in memory.
+Three parts: what is trained on, what is held out of it to evaluate on during the run (tasks.py), and the test set,
+which training never reads. Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
 
 import re
@@ -46,19 +47,19 @@ class Known:
     """Column with the field."""
     split: str = "train"
     """What one trains on."""
-    held_out: str = ""
-    """What one evaluates on; empty holds out a tenth."""
+    test: str = ""
+    """Its test set, if it has one."""
 
 
 UNKNOWN = Known()
 KNOWN = {
-    "gsm8k": Known(hub="openai/gsm8k", subset="main", held_out="test"),
+    "gsm8k": Known(hub="openai/gsm8k", subset="main", test="test"),
     "math": Known(
         hub="DigitalLearningGmbH/MATH-lighteval",
         question="problem",
         answer="solution",
         subject="type",
-        held_out="test",
+        test="test",
     ),
     "math500": Known(hub="HuggingFaceH4/MATH-500", question="problem", split="test"),
 }
@@ -76,31 +77,46 @@ def training_rows(config: TasksConfig, *, needs_answer: bool) -> list[Columns]:
 
 
 def held_out_rows(config: TasksConfig, *, needs_answer: bool) -> list[Columns] | None:
-    """Of `tasks.held_out`, or of the data set's own split for it; None if there is neither."""
-    place = held_out_place(config)
+    """Of `tasks.held_out`; None where it is empty, and a part of the training rows is held out."""
+    if not config.held_out:
+        return None
+    place = place_of("held_out", config.held_out, config.source)
+    return list(read_rows(*place, config, needs_answer=needs_answer))
+
+
+def rows_of_test(config: TasksConfig, *, needs_answer: bool) -> list[Columns] | None:
+    """Of `tasks.test`, or of the data set's own test split; None if there is neither."""
+    place = place_of_test(config)
     return list(read_rows(*place, config, needs_answer=needs_answer)) if place else None
 
 
-def held_out_place(config: TasksConfig) -> tuple[str, str] | None:
-    """Source and split."""
-    given, source = config.held_out, config.source
+def place_of_test(config: TasksConfig) -> tuple[str, str] | None:
+    """Source and split of the test set."""
+    if config.test:
+        return place_of("test", config.test, config.source)
+    split = split_of_test(config.source)
+    trained_on = config.split or known(config.source).split
+    return (config.source, split) if split and split != trained_on else None
+
+
+def place_of(key: str, given: str, source: str) -> tuple[str, str]:
+    """Source and split that a key of [tasks] names."""
     if Path(given).suffix in FORMATS:
         return given, ""
-    if given in KNOWN or (given and Path(given).is_dir()):
-        return given, test_split(given) or known(given).split
-    if given and Path(source).suffix in FORMATS:
+    if given in KNOWN or Path(given).is_dir():
+        return given, split_of_test(given) or known(given).split
+    if Path(source).suffix in FORMATS:
         raise DataError(
-            f"tasks.held_out = '{given}' is no {', '.join(FORMATS)} file, and a file has no splits;"
-            " name a file, or leave it empty to hold out the last tenth."
+            f"tasks.{key} = '{given}' is no {', '.join(FORMATS)} file, and a file has no splits; name a file, or leave"
+            " it empty."
         )
-    split = given or test_split(source)
-    return (source, split) if split else None
+    return source, given
 
 
-def test_split(source: str) -> str:
-    """What a data set is evaluated on besides what it is trained on; empty if it has no such split."""
+def split_of_test(source: str) -> str:
+    """The split that a data set is tested on; empty if it has none."""
     if not Path(source).is_dir():
-        return known(source).held_out
+        return known(source).test
     return "test" if known(source).split != "test" and split_file(Path(source), "test") else ""
 
 
@@ -150,7 +166,9 @@ def local_file(source: str, split: str) -> Path | None:
     path = Path(source)
     if path.suffix in FORMATS:
         if not path.is_file():
-            raise DataError(f"tasks.source or tasks.held_out names the file '{source}', which does not exist.")
+            raise DataError(
+                f"tasks.source, tasks.held_out or tasks.test names the file '{source}', which does not exist."
+            )
         return path
     if not path.is_dir():
         return None

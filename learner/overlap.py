@@ -40,8 +40,14 @@ class Overlap:
         found = [
             (self.duplicates, "training questions stand there more than once, word by word"),
             (self.conflicts, "of these have another answer each time"),
-            (self.leaked, "held-out questions are trained on too, word by word: evaluation on them shows memory"),
-            (self.near, f"held-out questions share {NEAR:.0%} of their {GRAM}-grams with another training question"),
+        ]
+        return [f"{len(places)} {what}" for places, what in found if places] + self.leaks_in_words("held-out")
+
+    def leaks_in_words(self, part: str) -> list[str]:
+        """The same of what is evaluated on. part: `held-out` or `test`."""
+        found = [
+            (self.leaked, f"{part} questions are trained on too, word by word: evaluation on them shows memory"),
+            (self.near, f"{part} questions share {NEAR:.0%} of their {GRAM}-grams with another training question"),
         ]
         return [f"{len(places)} {what}" for places, what in found if places]
 

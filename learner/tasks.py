@@ -1,9 +1,10 @@
 """The tasks of a run: questions as prompt ids, and the columns that the verifier will see.
 
-    rows (data_source.py) -> shuffled by tasks.seed -> examples set aside -> held out -> limit -> dropped or rendered
+    rows (data_source.py) -> examples set aside -> shuffled by tasks.seed -> held out -> limit -> dropped or rendered
 
 What is dropped is counted by its reason, never cut or changed: an empty question, a gold answer that the verifier
-cannot read, a prompt that is too long, a column beyond what the wire takes. Held-out tasks are never trained on.
+cannot read, a prompt that is too long, a column beyond what the wire takes. Held-out tasks are never trained on, and
+the test set is not even read while a run trains. Both come in a seeded order, so that the first n are a sample of all.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from learner.data_source import Columns, held_out_rows, training_rows
+from learner.data_source import Columns, held_out_rows, rows_of_test, training_rows
 from protocol.limits import MAX_KEYS, MAX_TEXT_CHARS
 from shared.config import TasksConfig, VerifierKind
 from shared.embedded.problems import problems
@@ -51,7 +52,7 @@ class TaskSet:
 def load_tasks(config: TasksConfig, prompter: Prompter, kind: VerifierKind) -> TaskSet:
     """Read, filter, render."""
     train_rows, held_out_rows = load_rows(config, kind)
-    shots = tuple((row["question"], row.get("solution") or row["answer"]) for row in train_rows[: config.few_shot])
+    shots = examples(train_rows, config)
     dropped: Counter[str] = Counter()
     train = kept(train_rows[config.few_shot :], config, prompter, kind, shots, dropped)
     held_out = kept(held_out_rows, config, prompter, kind, shots, dropped)
@@ -61,18 +62,56 @@ def load_tasks(config: TasksConfig, prompter: Prompter, kind: VerifierKind) -> T
     return TaskSet(train=train, held_out=held_out, dropped=dict(dropped))
 
 
+def load_test(
+    config: TasksConfig, prompter: Prompter, kind: VerifierKind
+) -> tuple[tuple[Task, ...], Mapping[str, int]]:
+    """The test set with the examples of training, and the rows left out of it; no tasks where there is no such set."""
+    rows = rows_of_test(config, needs_answer=needs_answers(config, kind))
+    if not rows:
+        return (), {}
+    shots = examples(load_rows(config, kind)[0], config) if config.few_shot else ()
+    dropped: Counter[str] = Counter()
+    return kept(shuffled(rows, config.seed), config, prompter, kind, shots, dropped), dropped
+
+
 def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows]:
     """Train and held-out rows. The first `tasks.few_shot` of the former are the examples."""
     if config.source == "embedded":
         count = (config.limit or 8192) + config.few_shot
         return embedded_rows("train", count, config.levels), embedded_rows("held_out", EMBEDDED_HELD_OUT, config.levels)
-    needs_answer = kind != "callable" or config.few_shot > 0
-    train = shuffled(training_rows(config, needs_answer=needs_answer), config.seed)
-    held_out = held_out_rows(config, needs_answer=needs_answer)
+    rows = training_rows(config, needs_answer=needs_answers(config, kind))
+    shown, train = rows[: config.few_shot], shuffled(rows[config.few_shot :], config.seed)
+    held_out = held_out_rows(config, needs_answer=needs_answers(config, kind))
     if held_out is None:
-        count = len(train) // 10
-        train, held_out = train[: len(train) - count], train[len(train) - count :]
-    return train[: config.limit + config.few_shot if config.limit else None], held_out
+        train, held_out = divided(train)
+    else:
+        held_out = shuffled(held_out, config.seed)
+    return [*shown, *train[: config.limit or None]], held_out
+
+
+def needs_answers(config: TasksConfig, kind: VerifierKind) -> bool:
+    """Whether rows must have a gold answer."""
+    return kind != "callable" or config.few_shot > 0
+
+
+def examples(train_rows: Rows, config: TasksConfig) -> Shots:
+    """What is shown before every question."""
+    return tuple((row["question"], row.get("solution") or row["answer"]) for row in train_rows[: config.few_shot])
+
+
+def divided(rows: list[Columns]) -> tuple[list[Columns], list[Columns]]:
+    """The rest, and the last tenth, to which all copies of its questions go: none of them is trained on."""
+    count = len(rows) // 10
+    kept_back = {unspaced(row) for row in rows[len(rows) - count :]}
+    parts: tuple[list[Columns], list[Columns]] = ([], [])
+    for row in rows:
+        parts[unspaced(row) in kept_back].append(row)
+    return parts
+
+
+def unspaced(row: Columns) -> str:
+    """Its question, however its white space is written."""
+    return " ".join(row["question"].split())
 
 
 def embedded_rows(split: Literal["train", "held_out"], count: int, levels: tuple[int, ...]) -> Rows:
@@ -82,8 +121,8 @@ def embedded_rows(split: Literal["train", "held_out"], count: int, levels: tuple
 
 
 def shuffled(rows: list[Columns], seed: int) -> list[Columns]:
-    """In an order of this seed; 0 leaves the order of the file."""
-    return [rows[place] for place in np.random.default_rng(seed).permutation(len(rows))] if seed else rows
+    """In an order of this seed. A file may be sorted by difficulty; its first rows are then no sample of it."""
+    return [rows[place] for place in np.random.default_rng(seed).permutation(len(rows))]
 
 
 def kept(

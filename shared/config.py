@@ -84,10 +84,13 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     split: str = ""
     """Split to train on; empty takes a named source's own, else `train`."""
     held_out: str = ""
-    """File, folder, named source, or split of `source` for evaluation. Empty takes the `test` split of a named source
-    or folder, else the last tenth of `source` (embedded has its own)."""
+    """File, folder, named source, or split of `source` to evaluate on during the run. Empty holds out a tenth of the
+    training rows, drawn by `seed`, and all copies of their questions (embedded has its own)."""
+    test: str = ""
+    """File, folder, named source, or split of `source` for `eval --test`. Empty takes the `test` split of a named
+    source or folder, if there is one. Training never reads it."""
     seed: NonNegative = 0
-    """Order of the rows before examples, held-out tenth and `limit` are taken; 0 leaves that of the file."""
+    """Which rows are held out, which of the others `limit` takes, and which held-out ones `eval.problems` takes."""
     question: str = ""
     """Column with the question; empty takes a named source's own, else `question`."""
     answer: str = ""
@@ -101,11 +104,11 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Put before every question as the system turn; empty for none."""
     few_shot: NonNegative = 0
     """Rows shown before every question as turns that were answered, with their solution if there is one. They are the
-    first of the training rows, and are not trained on."""
+    first of the training file, and are not trained on."""
     levels: tuple[Annotated[int, Meta(ge=1, le=3)], ...] = (1, 2, 3)
     """Levels of the embedded problems."""
     limit: NonNegative = 2048
-    """At most this many training tasks; 0 takes all."""
+    """At most this many training tasks, a sample by `seed`; 0 takes all."""
     max_prompt_tokens: Positive = 256
     """A longer prompt is dropped and counted, never cut."""
 
@@ -314,7 +317,7 @@ class EvalConfig(Section, frozen=True, kw_only=True):
     """Held-out evaluation before the first and after the last step, and in between if asked for."""
 
     problems: NonNegative = 256
-    """Held-out problems; 0 turns evaluation off."""
+    """At most this many held-out problems, a sample by `tasks.seed`; 0 turns evaluation off."""
     every: NonNegative = 0
     """Steps from one evaluation during training to the next; 0 for none. Training goes on as if there were none. Each
     is made of a checkpoint, and the best of these checkpoints is kept: without this there is no best one."""

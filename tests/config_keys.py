@@ -15,6 +15,7 @@ PINNED: dict[str, object] = {
     "tasks.subset": "",
     "tasks.split": "",
     "tasks.held_out": "",
+    "tasks.test": "",
     "tasks.seed": 0,
     "tasks.question": "",
     "tasks.answer": "",

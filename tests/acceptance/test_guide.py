@@ -61,7 +61,7 @@ def test_your_own_model(checkout: Path) -> None:
 @pytest.mark.timeout(400)
 def test_your_own_data(checkout: Path) -> None:
     said = typed("Your own data", checkout)
-    assert "train     58 tasks" in said and "held out  60 tasks" in said
+    assert "train     53 tasks" in said and "held out  5 tasks" in said and "test      60 tasks" in said
     assert "as the model sees it" in said and "Answer with a number." in said
     assert '"outcome": "correct", "reward": 1.0, "extracted": "18"' in said
     assert len(rows(checkout / "runs/data")) == 4

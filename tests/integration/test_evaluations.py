@@ -42,3 +42,21 @@ def test_evaluations_leave_the_adapter_alone_also_after_a_kill(tmp_path: Path) -
     assert again["answers"] == before["answers"] and before["sampled"]["maj_at"] == {}
     assert set(again["sampled"]["maj_at"]) == {"1", "2"}
     assert "| greedy |" in (out / "eval" / "step-000004.md").read_text()
+
+
+def test_the_test_set_is_read_by_eval_when_it_is_asked_for_and_never_by_a_run(tmp_path: Path) -> None:
+    data, out = tmp_path / "sums", tmp_path / "run"
+    data.mkdir()
+    rows = [json.dumps({"question": f"What is {n} + 1?", "answer": n + 1}) for n in range(40)]
+    (data / "train.jsonl").write_text("\n".join(rows))
+    (data / "test.jsonl").write_text("not JSON")
+    train(out, tasks__source=str(data), run__steps=1, eval__problems=3)
+    assert report(out, "final")["n"] == 3 and report(out, "final")["source"] == str(data)
+    (data / "test.jsonl").write_text("\n".join(rows[:7]))
+    assert launch("eval", out, "--test", "--problems", "5").returncode == 0
+    found = report(out, "step-000001-test")
+    assert (found["n"], found["source"]) == (5, f"{data} test")
+    assert found["tasks_sha256"] != report(out, "final")["tasks_sha256"]
+    (data / "test.jsonl").unlink()
+    refused = launch("eval", out, "--test")
+    assert refused.returncode == 2 and "has no test set; name one with tasks.test" in refused.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.data import lengths, report, table
-from learner.tasks import load_tasks
+from learner.tasks import load_tasks, load_test
 from shared.config import Config, TasksConfig, VerifierConfig
 from shared.embedded import EMBEDDED_DIR
 from shared.prompt import load_prompter
@@ -28,30 +28,36 @@ def own_cache(tmp_path: Path) -> None:
 def test_the_report_counts_what_is_there(tmp_path: Path) -> None:
     rows = [{"question": f"{n}?", "answer": str(n), "level": 1 + n % 2, "subject": "sums"} for n in range(18)]
     rows += [rows[0] | {"answer": "5"}, {"question": LONG, "answer": "none"}]
-    held_out = [rows[3], {"question": LONG, "answer": "7", "level": 1, "subject": "words"}]
-    for name, part in (("train", rows), ("test", held_out)):
+    leaks = [rows[3], {"question": LONG, "answer": "7", "level": 1, "subject": "words"}]
+    test = [*leaks, {"question": "100?", "answer": "100", "level": 2, "subject": "sums"}]
+    for name, part in (("train", rows), ("validation", leaks), ("test", test)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    config = Config(tasks=TasksConfig(source=str(tmp_path), system_prompt="Be brief."), verifier=VerifierConfig())
+    section = TasksConfig(source=str(tmp_path), held_out="validation", system_prompt="Be brief.")
+    config = Config(tasks=section, verifier=VerifierConfig())
     prompter = load_prompter(EMBEDDED_DIR)
     tasks = load_tasks(config.tasks, prompter, "gsm8k")
-    text = "\n".join(report(config, tasks, prompter, 1))
+    tested, _ = load_test(config.tasks, prompter, "gsm8k")
+    text = "\n".join(report(config, tasks, tested, prompter, 1))
     tokens = [len(task.prompt_ids) for task in tasks.train]
     assert f"train     19 tasks, prompts of {min(tokens)} to {max(tokens)} tokens, median" in text
-    assert "held out  2 tasks" in text
+    assert "held out  2 tasks" in text and "test      3 tasks" in text
     assert "left out  1 rows with a gold answer that verifier.kind = 'gsm8k' cannot read" in text
     assert "twice     1 training questions" in text and "duplicate: 0?" in text
     assert "twice     1 of these have another answer" in text
     assert "twice     1 held-out questions are trained on too" in text and "leaked: 3?" in text
-    assert "\nsums     1          10         0\n" in text and "\nwords    1           0         1" in text
+    assert "twice     1 test questions are trained on too" in text and text.count("leaked: 3?") == 2
+    assert (
+        "\nsums     1          10         0       0\n" in text and "\nwords    1           0         1       1" in text
+    )
     seen = prompter.as_the_model_sees(tasks.train[0].prompt_ids.tolist())
     assert "\n".join(f"  | {line}" for line in seen.split("\n")) in text
-    assert "Be brief." in seen and "example 2" not in text and "\n  answer: 0" in text
+    assert "Be brief." in seen and "example 2" not in text and f"\n  answer: {tasks.train[0].columns['answer']}" in text
 
 
 def test_a_data_set_without_level_or_subject_has_no_table(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"question": "1?", "answer": 1}\n' * 2)
     tasks = load_tasks(TasksConfig(source=str(tmp_path)), load_prompter(EMBEDDED_DIR), "gsm8k")
-    assert list(table(tasks)) == [] and lengths(()) == ""
+    assert list(table(tasks, ())) == [] and lengths(()) == ""
 
 
 def launch(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from learner.data_source import KNOWN, canonical, held_out_place, held_out_rows, training_rows
+from learner.data_source import KNOWN, canonical, held_out_rows, place_of, place_of_test, rows_of_test, training_rows
 from shared.config import TasksConfig
 from shared.errors import DataError
 
@@ -34,20 +34,24 @@ def row(n: int) -> dict[str, Any]:
     return {"question": f"{n}?", "answer": str(n)}
 
 
-def test_a_folder_has_a_file_a_split_and_is_held_out_by_its_test_file(tmp_path: Path) -> None:
+def test_a_folder_has_a_file_a_split_and_its_test_file_is_not_read_in_training(tmp_path: Path) -> None:
     source = str(folder(tmp_path / "mine", train=[row(1)], test=[row(2)], other=[row(3)]))
     config = TasksConfig(source=source)
     assert training_rows(config, needs_answer=True) == [row(1)]
-    assert held_out_rows(config, needs_answer=True) == [row(2)]
+    assert held_out_rows(config, needs_answer=True) is None
+    assert rows_of_test(config, needs_answer=True) == [row(2)]
+    assert rows_of_test(TasksConfig(source=source, test="other"), needs_answer=True) == [row(3)]
+    assert rows_of_test(TasksConfig(source=source, split="test"), needs_answer=True) is None
+    assert held_out_rows(TasksConfig(source=source, held_out="test"), needs_answer=True) == [row(2)]
     assert training_rows(TasksConfig(source=source, split="other"), needs_answer=True) == [row(3)]
     assert held_out_rows(TasksConfig(source=source, held_out="other"), needs_answer=True) == [row(3)]
     with pytest.raises(DataError, match=r"holds no validation.jsonl"):
         training_rows(TasksConfig(source=source, split="validation"), needs_answer=True)
 
 
-def test_a_folder_without_a_test_file_holds_nothing_out_by_itself(tmp_path: Path) -> None:
+def test_a_folder_without_a_test_file_has_no_test_set(tmp_path: Path) -> None:
     source = str(folder(tmp_path / "mine", train=[row(1)]))
-    assert held_out_rows(TasksConfig(source=source), needs_answer=True) is None
+    assert rows_of_test(TasksConfig(source=source), needs_answer=True) is None
 
 
 def test_a_folder_called_like_a_known_set_has_its_columns(tmp_path: Path) -> None:
@@ -57,25 +61,30 @@ def test_a_folder_called_like_a_known_set_has_its_columns(tmp_path: Path) -> Non
     assert training_rows(config, needs_answer=True) == [
         {"question": "1?", "solution": "So \\boxed{1}.", "answer": "1", "subject": "Algebra", "level": "2"}
     ]
-    assert held_out_place(config) is None
+    assert place_of_test(config) is None
     mine = TasksConfig(source=str(folder(tmp_path / "mine", train=[row(1)])), held_out=source)
     assert held_out_rows(mine, needs_answer=True) == training_rows(config, needs_answer=True)
 
 
 @pytest.mark.parametrize(
-    ("source", "held_out", "place"),
+    ("source", "test", "place"),
     [
         ("gsm8k", "", ("gsm8k", "test")),
         ("math", "", ("math", "test")),
         ("math", "math500", ("math500", "test")),
         ("math500", "", None),
+        ("embedded", "", None),
+        ("embedded", "my.csv", ("my.csv", "")),
         ("somebody/something", "", None),
         ("somebody/something", "validation", ("somebody/something", "validation")),
         ("gsm8k", "my.csv", ("my.csv", "")),
     ],
 )
-def test_what_is_held_out(source: str, held_out: str, place: tuple[str, str] | None) -> None:
-    assert held_out_place(TasksConfig(source=source, held_out=held_out)) == place
+def test_what_is_the_test_set(source: str, test: str, place: tuple[str, str] | None) -> None:
+    assert place_of_test(TasksConfig(source=source, test=test)) == place
+    # The same words mean the same for tasks.held_out; but nothing is held out of a test set unless it is asked for.
+    assert held_out_rows(TasksConfig(source=source), needs_answer=True) is None
+    assert not test or place_of("held_out", test, source) == place
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
@@ -124,7 +133,7 @@ def test_columns_of_other_names() -> None:
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the folder shared/data beside the repository, not part of it")
 def test_the_published_files_are_read_whole() -> None:
     gsm8k = TasksConfig(source=str(DATA / "gsm8k"))
-    train, test = training_rows(gsm8k, needs_answer=True), held_out_rows(gsm8k, needs_answer=True)
+    train, test = training_rows(gsm8k, needs_answer=True), rows_of_test(gsm8k, needs_answer=True)
     assert test is not None and (len(train), len(test)) == (7473, 1319)
     assert train[0]["answer"] == "72" and "<<" not in train[0]["solution"]
     math500 = training_rows(TasksConfig(source=str(DATA / "math500")), needs_answer=True)

@@ -214,6 +214,8 @@ def test_task_files_that_are_lost_are_named(tmp_path: Path) -> None:
     here.write_text("")
     tasks = {"source": str(here), "held_out": str(tmp_path / "gone.csv")}
     assert look_at_model(config(tasks=tasks)).lost_files == (str(tmp_path / "gone.csv"),)
+    lost = {"source": str(here), "test": str(tmp_path / "gone.jsonl")}
+    assert look_at_model(config(tasks=lost)).lost_files == (str(tmp_path / "gone.jsonl"),)
     assert look_at_model(config(tasks={"source": "openai/gsm8k", "held_out": "test"})).lost_files == ()
 
 

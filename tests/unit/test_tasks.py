@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from learner.tasks import TaskSet, is_readable, load_tasks
+from learner.tasks import TaskSet, is_readable, load_tasks, load_test
 from shared.config import TasksConfig, VerifierKind
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import DataError
@@ -88,10 +88,14 @@ def test_files_of_every_kind_give_the_same_tasks(
 ) -> None:
     source = write(tmp_path / name, rows(20))
     tasks = load_tasks(TasksConfig(source=str(source)), prompter, "gsm8k")
-    wanted = [row["question"] for row in rows(20)]
-    assert questions(tasks) == (wanted[:18], wanted[18:])
-    assert tasks.train[3].columns == {"question": "What is 3 + 1?", "answer": "4", "kind": "sum"}
-    assert tasks.train[3].prompt_ids.tolist() == prompter.prompt_ids("What is 3 + 1?")
+    train, held_out = questions(tasks)
+    assert (len(train), len(held_out)) == (18, 2)
+    assert sorted(train + held_out) == sorted(row["question"] for row in rows(20))
+    plain = load_tasks(TasksConfig(source=str(write_jsonl(tmp_path / "plain.jsonl", rows(20)))), prompter, "gsm8k")
+    assert questions(plain) == (train, held_out)
+    (third,) = (task for task in (*tasks.train, *tasks.held_out) if task.columns["answer"] == "4")
+    assert third.columns == {"question": "What is 3 + 1?", "answer": "4", "kind": "sum"}
+    assert third.prompt_ids.tolist() == prompter.prompt_ids("What is 3 + 1?")
 
 
 def test_columns_of_other_names_get_the_canonical_ones(tmp_path: Path, prompter: Prompter) -> None:
@@ -99,8 +103,9 @@ def test_columns_of_other_names_get_the_canonical_ones(tmp_path: Path, prompter:
     source = write_jsonl(tmp_path / "t.jsonl", data)
     config = TasksConfig(source=str(source), question="problem", answer="gold", system_prompt="Be brief.")
     tasks = load_tasks(config, prompter, "gsm8k")
-    assert tasks.train[2].columns == {"question": "2?", "answer": "2"}
-    assert tasks.train[2].prompt_ids.tolist() == prompter.prompt_ids("2?", "Be brief.")
+    (second,) = (task for task in (*tasks.train, *tasks.held_out) if task.columns["answer"] == "2")
+    assert second.columns == {"question": "2?", "answer": "2"}
+    assert second.prompt_ids.tolist() == prompter.prompt_ids("2?", "Be brief.")
 
 
 def test_a_held_out_file_of_its_own(tmp_path: Path, prompter: Prompter) -> None:
@@ -121,10 +126,11 @@ def test_the_limit_caps_training_and_not_what_is_held_out(tmp_path: Path, prompt
 
 def test_prompts_that_are_too_long_are_dropped_and_counted(tmp_path: Path, prompter: Prompter) -> None:
     data = rows(20)
-    data[1]["question"] = data[19]["question"] = "and so on " * 300
+    data[1]["question"] = "and so on " * 300
     source = write_jsonl(tmp_path / "t.jsonl", data)
-    tasks = load_tasks(TasksConfig(source=str(source)), prompter, "gsm8k")
-    assert (len(tasks.train), len(tasks.held_out)) == (17, 1)
+    held_out = write_jsonl(tmp_path / "h.jsonl", [*rows(1, first=100), data[1]])
+    tasks = load_tasks(TasksConfig(source=str(source), held_out=str(held_out)), prompter, "gsm8k")
+    assert (len(tasks.train), len(tasks.held_out)) == (19, 1)
     assert tasks.dropped == {"with a prompt of more than tasks.max_prompt_tokens = 256": 2}
     assert max(len(task.prompt_ids) for task in tasks.train) <= 256
 
@@ -170,7 +176,7 @@ def test_what_can_be_no_task_is_dropped_and_counted_by_reason(tmp_path: Path, pr
     data[3]["note"] = "x" * 70_000
     source = write_jsonl(tmp_path / "t.jsonl", [row | {"answer": str(row["answer"])} for row in data])
     tasks = load_tasks(TasksConfig(source=str(source)), prompter, "gsm8k")
-    assert len(tasks.train) == 14 and sum(tasks.dropped.values()) == 4
+    assert len(tasks.train) + len(tasks.held_out) == 16 and sum(tasks.dropped.values()) == 4
     assert tasks.dropped == {
         "without a question": 1,
         "with a gold answer that verifier.kind = 'gsm8k' cannot read": 2,
@@ -199,7 +205,7 @@ def test_which_gold_answers_can_be_read(kind: VerifierKind, answer: str, readabl
 def test_a_users_function_needs_no_answer(tmp_path: Path, prompter: Prompter) -> None:
     source = write_jsonl(tmp_path / "t.jsonl", [{"question": f"{n}?"} for n in range(10)])
     tasks = load_tasks(TasksConfig(source=str(source)), prompter, "callable")
-    assert tasks.train[0].columns == {"question": "0?"}
+    assert tasks.train[0].columns.keys() == {"question"}
     with pytest.raises(DataError, match="no column 'answer'"):
         load_tasks(TasksConfig(source=str(source), few_shot=1), prompter, "callable")
 
@@ -213,21 +219,59 @@ def test_a_seed_gives_another_order_and_always_the_same(tmp_path: Path, prompter
     assert sorted(mixed[0] + mixed[1]) == sorted(plain[0] + plain[1])
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_of_a_sorted_file_every_part_is_a_sample(seed: int, tmp_path: Path, prompter: Prompter) -> None:
+    """1000 rows by difficulty: what the limit takes, what is held out, and the first of the test set are from all."""
+    source = write_jsonl(tmp_path / "t.jsonl", rows(1000))
+    test = write_jsonl(tmp_path / "s.jsonl", rows(1000))
+    config = TasksConfig(source=str(source), test=str(test), limit=100, seed=seed)
+    tasks, (tested, _) = load_tasks(config, prompter, "gsm8k"), load_test(config, prompter, "gsm8k")
+    for part in (tasks.train, tasks.held_out, tested[:100]):
+        answers = sorted(int(task.columns["answer"]) for task in part)
+        assert len(answers) == 100
+        assert 400 < answers[50] < 600 and answers[0] < 100 and answers[-1] > 900
+
+
+def test_no_copy_of_a_held_out_question_is_trained_on(tmp_path: Path, prompter: Prompter) -> None:
+    data = [*rows(40), *(row | {"question": row["question"].replace(" ", "  ")} for row in rows(40))]
+    train, held_out = questions(
+        load_tasks(TasksConfig(source=str(write_jsonl(tmp_path / "t.jsonl", data))), prompter, "gsm8k")
+    )
+    assert not {" ".join(q.split()) for q in train} & {" ".join(q.split()) for q in held_out}
+    assert 8 <= len(held_out) <= 16 and len(train) + len(held_out) == 80
+
+
+def test_training_does_not_read_the_test_set(tmp_path: Path, prompter: Prompter) -> None:
+    write_jsonl(tmp_path / "train.jsonl", rows(40))
+    (tmp_path / "test.jsonl").write_text("not JSON")
+    config = TasksConfig(source=str(tmp_path), few_shot=1)
+    assert len(load_tasks(config, prompter, "gsm8k").held_out) == 3
+    with pytest.raises(DataError, match="cannot be read"):
+        load_test(config, prompter, "gsm8k")
+    write_jsonl(tmp_path / "test.jsonl", [*rows(5, first=100), {"question": " ", "answer": 1, "kind": ""}])
+    tested, dropped = load_test(config, prompter, "gsm8k")
+    assert sorted(int(task.columns["answer"]) for task in tested) == [101, 102, 103, 104, 105]
+    assert dropped == {"without a question": 1}
+    assert "What is 0 + 1?" in prompter.as_the_model_sees(tested[0].prompt_ids.tolist())
+    assert load_test(TasksConfig(), prompter, "gsm8k") == ((), {})
+
+
 def test_examples_are_turns_before_every_question_and_not_trained_on(tmp_path: Path, prompter: Prompter) -> None:
     data = [{"question": f"{n}?", "answer": f"It is <<{n}={n}>>{n}.\n#### {n}"} for n in range(20)]
     source = write_jsonl(tmp_path / "t.jsonl", data)
     config = TasksConfig(source=str(source), few_shot=2, limit=5, system_prompt="S")
     tasks = load_tasks(config, prompter, "gsm8k")
     train, held_out = questions(tasks)
-    assert (train, held_out) == ([f"{n}?" for n in range(2, 7)], ["18?", "19?"])
+    assert (len(train), len(held_out)) == (5, 1)
+    assert not {"0?", "1?"} & {*train, *held_out}
     turns = [
         {"role": "system", "content": "S"},
         {"role": "user", "content": "0?"},
         {"role": "assistant", "content": "It is 0.\n#### 0"},
         {"role": "user", "content": "1?"},
         {"role": "assistant", "content": "It is 1.\n#### 1"},
-        {"role": "user", "content": "18?"},
+        {"role": "user", "content": held_out[0]},
     ]
     wanted = prompter.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert prompter.as_the_model_sees(tasks.held_out[0].prompt_ids.tolist()) == wanted
-    assert tasks.train[0].columns["answer"] == "2"
+    assert [f"{task.columns['answer']}?" for task in tasks.train] == train

@@ -95,6 +95,6 @@ def tasks(machine: Machine) -> Finding:
     if lost:
         return error(
             f"there is no file {', '.join(lost)}",
-            "check tasks.source and tasks.held_out; a path is relative to the folder the command is typed in",
+            "check tasks.source, tasks.held_out and tasks.test; a path is relative to where the command is typed",
         )
     return ok(f"tasks.source = '{machine.config.tasks.source}'")

@@ -54,7 +54,7 @@ def look_at_model(config: Config) -> Model:
 
     kind = kind_of(config.model)
     folder = local_folder(config.model)
-    files = (config.tasks.source, config.tasks.held_out)
+    files = (config.tasks.source, config.tasks.held_out, config.tasks.test)
     return Model(
         kind=kind,
         folder=folder,
