@@ -5,7 +5,6 @@ from typing import Any
 
 from learner.dispatch import Dispatcher
 from protocol.errors import ProtocolError
-from protocol.memory_transport import MemoryActorPort, MemoryHub
 from protocol.messages import (
     AnyMessage,
     Groups,
@@ -14,6 +13,7 @@ from protocol.messages import (
 )
 from protocol.transport import LearnerPort
 from tests.fakes import hello_of, scripted_identity, toy_policy
+from tests.memory_transport import MemoryActorPort, MemoryHub
 
 FOREVER_S = 3600.0
 POLICY = toy_policy(0)

@@ -1,4 +1,4 @@
-"""Both ends of the wire inside one process, for tests and replays. Messages go through the codec, so it carries bytes.
+"""Both ends of the wire inside one process. Messages go through the codec, so it carries bytes.
 
 Left out on purpose: keys and dead machines. A closed actor is gone at once, and what it had not read is lost, as with
 ZeroMQ.

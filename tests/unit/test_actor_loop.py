@@ -13,7 +13,6 @@ from actor.rollout import Rollout
 from learner.dispatch import Dispatcher
 from protocol.endpoint import local_endpoint
 from protocol.errors import HandshakeRefused
-from protocol.memory_transport import MemoryHub
 from protocol.messages import Groups, Order, Welcome
 from protocol.security import create_keys, load_actor_key, load_learner_keys
 from protocol.transport import ActorPort, LearnerPort, ZmqActorPort, ZmqLearnerPort
@@ -27,6 +26,7 @@ from tests.fakes import (
     toy_orders,
     toy_policy,
 )
+from tests.memory_transport import MemoryHub
 
 WELCOME = Welcome(run_id="run-1", heartbeat_s=0.2, silence_s=30.0)
 NUM_STEPS = 6

@@ -7,7 +7,6 @@ import pytest
 
 from actor.link import Link
 from protocol.errors import HandshakeRefused, PeerTimeout
-from protocol.memory_transport import MemoryActorPort, MemoryHub
 from protocol.messages import (
     PROTOCOL_VERSION,
     Ack,
@@ -21,6 +20,7 @@ from protocol.messages import (
     Welcome,
 )
 from tests.fakes import filled, scripted_identity, toy_orders, toy_policy
+from tests.memory_transport import MemoryActorPort, MemoryHub
 from tests.wire_examples import forge
 
 FOREVER_S = 3600.0

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import PeerTimeout
-from protocol.memory_transport import MemoryHub
 from protocol.messages import Heartbeat
 from shared.watchdog import ASK, FIRED, Watchdog, open_stacks
 from shared.watched_port import WatchedActorPort, WatchedLearnerPort
+from tests.memory_transport import MemoryHub
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,6 @@ from learner.mismatch import Mismatch
 from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.update import Update
-from protocol.memory_transport import MemoryHub
 from protocol.messages import GroupOrder, Order, Policy, Refused, Sampling, Welcome
 from shared.adapter_file import adapter_bytes
 from shared.config import Config, ModelConfig
@@ -25,6 +24,7 @@ from shared.plain_base import plain_base
 from tests.dispatch_bench import inbox
 from tests.fakes import hello_of, toy_orders, toy_policy
 from tests.live_run import OnceRecorder
+from tests.memory_transport import MemoryHub
 from tests.vllm.bench import Bench
 from tests.vllm.test_sampling import silent
 
