@@ -1,7 +1,7 @@
-"""What an actor needs of a rollout engine. Implementations: engine_hf.py; a scripted one in the tests."""
+"""What an actor needs of a rollout engine. Implementations: engine_hf.py, engine_vllm.py; a fake in the tests."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -84,8 +84,4 @@ class Engine(Protocol):
 
     def wake(self) -> bool:
         """Take the card again; True if weights had been away, so that they must be proved again."""
-        ...
-
-    def memory(self) -> dict[str, Any]:
-        """Bytes held, by purpose."""
         ...

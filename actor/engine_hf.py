@@ -6,8 +6,6 @@ alone: batch shapes follow from the tokens, and each sample draws from its own s
 Left out on purpose: top-k, top-p, beams (see sampler.py), speculative decoding.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -104,11 +102,6 @@ class HFEngine:
     def wake(self) -> bool:
         """The model never left."""
         return False
-
-    def memory(self) -> dict[str, Any]:
-        """Bytes of the frozen base and the adapter."""
-        adapter = sum(p.numel() * p.element_size() for p in self.policy.adapter.parameters().values())
-        return {"adapter": adapter}
 
 
 class DecodeBatch:

@@ -11,7 +11,7 @@ the learner computes them in a pass of its own.
 
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -156,7 +156,3 @@ class VLLMEngine:
         if self.part == "stop" and self.holds:
             self.put_in(*self.holds)
         return True
-
-    def memory(self) -> dict[str, Any]:
-        """Bytes set aside for keys and values."""
-        return {"kv": self.options.kv_bytes}

@@ -1,7 +1,8 @@
 """From a config to a learner's parts. Heavy imports live here, after arguments and config have been checked.
 
-`Core` is what training needs and a replay needs too: policy, optimizer, sampler, state. Where answers come from (actors
-or a journal) and where results go (files or nowhere) is handed in.
+`load_model` reads what never changes (base, tokenizer, tasks), `build_state` makes what a checkpoint holds, and
+`build_parts` what the loop calls. Training and replay use all three; where answers come from (actors or a journal) and
+where results go (files or nowhere) is handed in.
 """
 
 from dataclasses import dataclass

@@ -229,10 +229,6 @@ class ScriptedEngine:
         """Never left."""
         return False
 
-    def memory(self) -> dict[str, Any]:
-        """Holds nothing."""
-        return {}
-
 
 def unheard(ended: Sequence[Ended]) -> None:
     """Progress that nobody watches."""

@@ -31,7 +31,7 @@ class SpoiledEngine:
         self.engine, self.prompter = build_engine(config)
         self.identity = self.engine.identity
         self.generate, self.sleep, self.score = self.engine.generate, self.engine.sleep, self.engine.score
-        self.wake, self.memory = self.engine.wake, self.engine.memory
+        self.wake = self.engine.wake
         self.skip = spoil
 
     def install(self, version: int, adapter: bytes) -> None:

@@ -202,11 +202,10 @@ def test_an_installed_adapter_is_what_is_sampled_from(engine: HFEngine, checkpoi
     assert [s.ids.tolist() for s in flat(before)] != [s.ids.tolist() for s in flat(expected)]
 
 
-def test_identity_and_memory(engine: HFEngine) -> None:
+def test_identity(engine: HFEngine) -> None:
     assert engine.identity.engine == "hf"
     assert engine.identity.base_digest == engine.policy.base_digest
     assert engine.identity.lora_digest == layout_digest(engine.policy.adapter)
-    assert engine.memory()["adapter"] == 4 * sum(p.numel() for p in engine.policy.adapter.parameters().values())
 
 
 def chi_square(counts: np.ndarray, p: np.ndarray) -> tuple[float, float]:
