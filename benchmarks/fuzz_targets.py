@@ -30,7 +30,6 @@ import msgpack  # pyright: ignore[reportMissingTypeStubs]
 import torch
 
 from benchmarks.mutate import mutate_bytes, mutate_tree
-from launch.results import Summary, read
 from launch.watch import Watch, outcome_shares, rewards, steps_done, time_shares
 from learner.checkpoint import MANIFEST, Broken, Checkpoint, pack_manifest, read_manifest
 from learner.journal_format import pack_record, scan
@@ -44,6 +43,7 @@ from shared.config import Config
 from shared.config_load import config_from_json, config_to_json, load_config
 from shared.errors import ConfigError, DamageError
 from shared.lora import Adapter, FrozenLinear, HeldMatmul, LoraLinear
+from shared.summary import read_file
 from tests.wire_examples import examples
 
 Split = Callable[[bytes], Any]
@@ -206,7 +206,7 @@ class Readers:
 
     def read_summary(self, data: bytes) -> None:
         """As `resume` does."""
-        read(self.write(data, self.file), Summary)
+        read_file(self.write(data, self.file))
 
 
 def tiny_adapter() -> Adapter:
@@ -252,7 +252,7 @@ def manifest_target(readers: Readers) -> Target:
     checkpoint = Checkpoint(step=3, files={"state.json": b"{}", "adapter_model.safetensors": b"abc"})
     return Target(
         name="manifest",
-        seeds=(pack_manifest(checkpoint, 0.5),),
+        seeds=(pack_manifest(checkpoint),),
         run=readers.read_manifest,
         allowed=(Broken,),
         split=json.loads,

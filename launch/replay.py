@@ -15,7 +15,6 @@ from pathlib import Path
 
 from msgspec import structs
 
-from launch.results import read_summary
 from learner.checkpoint import Checkpoint, CheckpointStore
 from learner.journal import Journal
 from learner.journal_start import Start
@@ -25,6 +24,7 @@ from shared.config_load import config_from_json
 from shared.determinism import cpu_environment
 from shared.errors import DamageError, RunDirError
 from shared.run_dir import RunDir
+from shared.summary import read_summary
 
 
 def run_command(*, directory: Path) -> int:

@@ -8,13 +8,13 @@ import msgspec
 
 from actor.vllm_window import check_engine
 from launch.next_command import next_command
-from launch.results import Summary, read_summary
 from shared.config import Config
 from shared.config_load import config_from_json, config_to_json
 from shared.config_update import OnFault
 from shared.errors import ConfigError
 from shared.files import write_whole
 from shared.run_dir import RunDir
+from shared.summary import Summary, read_summary
 
 
 def run_command(*, directory: Path, steps: int | None, on_fault: OnFault | None, verbose: bool) -> int:

@@ -1,12 +1,8 @@
 """The files a run writes as it goes: metrics.jsonl, rollouts.jsonl, checkpoints, eval/*.json, summary.json."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from learner.batch import StepBatch
 from learner.checkpoint import CheckpointStore
@@ -22,6 +18,7 @@ from shared.files import LineLog, make_folder, write_whole
 from shared.frozen import FrozenBase
 from shared.metrics import MetricsLog, StepMetrics
 from shared.run_dir import RunDir
+from shared.summary import Status, Summary, write_summary
 
 
 class RunBooks:
@@ -88,23 +85,17 @@ class RunBooks:
         self.best = better(self.best, found)
         self.checkpoints.note_best(self.best.step, self.best.score)
 
-    def write_summary(self, status: str, steps: int, wall_s: float) -> None:
+    def write_summary(self, status: Status, steps: int, wall_s: float) -> None:
         """summary.json, whole, whenever the status changes."""
         versions = self.state.publisher.versions
-        reports = {label: brief(report) for label in ("base", "final") if (report := self.evaluation(label))}
-        summary = {
-            "status": status,
-            "steps": steps,
-            "wall_s": round(wall_s, 3),
-            "adapter_sha256": versions[max(versions)].sha256,
-            "eval": reports,
-        }
-        write_whole(self.run.summary, json.dumps(summary, indent=2).encode())
-
-
-def brief(evaluation: Evaluation) -> Any:
-    """Without the single answers, as JSON values."""
-    return msgspec.to_builtins(msgspec.structs.replace(evaluation, answers=()), str_keys=True)
+        summary = Summary(
+            status=status,
+            steps=steps,
+            wall_s=round(wall_s, 3),
+            adapter_sha256=versions[max(versions)].sha256,
+            eval={label: report for label in ("base", "final") if (report := self.evaluation(label))},
+        )
+        write_summary(self.run, summary)
 
 
 class NoBooks:

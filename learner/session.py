@@ -36,6 +36,7 @@ from shared.determinism import record
 from shared.files import finish_writes, make_folder
 from shared.frozen import FrozenBase
 from shared.run_dir import RunDir
+from shared.summary import Status
 from shared.watchdog import Watchdog
 from shared.watched_port import WatchedLearnerPort
 from shared.wire_address import bind_address
@@ -131,7 +132,7 @@ class Session:
         self.books.write_summary(status, done, ledger.wall_s())
         self.desk.farewell(FAREWELL_S)
 
-    def train_until_stopped(self, ledger: Ledger) -> tuple[str, int]:
+    def train_until_stopped(self, ledger: Ledger) -> tuple[Status, int]:
         """Status and updates done, also where a request to stop found nobody who could answer what is awaited."""
         try:
             return self.train_and_evaluate(ledger)
@@ -141,7 +142,7 @@ class Session:
             ledger.save(done)
             return "stopped", done
 
-    def train_and_evaluate(self, ledger: Ledger) -> tuple[str, int]:
+    def train_and_evaluate(self, ledger: Ledger) -> tuple[Status, int]:
         """Base, steps, result; returns status and updates done."""
         steps, evaluations = self.model.config.run.steps, self.evaluations()
         self.reopen()

@@ -8,11 +8,11 @@ from rich.console import Console
 
 from launch.next_command import interpreter
 from launch.report import print_report
-from launch.results import read_summary
 from shared.errors import DamageError
 from shared.evaluation import write_evaluation
 from shared.paired import paired
 from shared.run_dir import RunDir
+from shared.summary import read_summary
 from tests.fakes import toy_evaluation
 from tests.run_files import SHA, write_run
 
