@@ -1,9 +1,8 @@
 """The other side of time_to_reward.py: TRL's GRPOTrainer with PEFT, in TRL's own environment.
 
-Same checkpoint (the dequantised NF4 values), prompts, G, LoRA, temperature, cap, optimizer and reward as Tandem's
-embedded preset. Stops when the mean reward of five steps reaches the target. Imports nothing of Tandem.
-
-    python trl_grpo.py --model DIR --tasks FILE.jsonl --lr 2e-3 --target 0.9 --max-steps 60 --out FILE.json
+Same checkpoint (the dequantised NF4 values), prompts, G, LoRA, temperature, cap and reward as Tandem's embedded preset.
+The optimizer's numbers come from there by the command line, so that they cannot differ. Stops when the mean reward of
+five steps reaches the target. Imports nothing of Tandem; time_to_reward.py builds the command line.
 """
 
 import argparse
@@ -19,6 +18,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
+OPTIMIZER = ("--lr", "--beta1", "--beta2", "--weight-decay", "--max-grad-norm")
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -55,7 +55,7 @@ class Watch(TrainerCallback):
 def main() -> None:
     """Train and write the curve."""
     parser = argparse.ArgumentParser()
-    for name in ("--model", "--tasks", "--lr", "--target", "--max-steps", "--out", "--seed", "--threads"):
+    for name in ("--model", "--tasks", "--target", "--max-steps", "--out", "--seed", "--threads", *OPTIMIZER):
         parser.add_argument(name, required=True)
     args = parser.parse_args()
     torch.set_num_threads(int(args.threads))
@@ -68,8 +68,11 @@ def main() -> None:
         gradient_checkpointing=False,
         learning_rate=float(args.lr),
         lr_scheduler_type="constant",
-        adam_beta2=0.99,
-        max_grad_norm=1.0,
+        adam_beta1=float(args.beta1),
+        adam_beta2=float(args.beta2),
+        adam_epsilon=1e-8,
+        weight_decay=float(args.weight_decay),
+        max_grad_norm=float(args.max_grad_norm),
         per_device_train_batch_size=128,
         gradient_accumulation_steps=1,
         num_generations=8,
