@@ -4,6 +4,7 @@ Only the `train` lane is recorded; an evaluation can be repeated. An answer foun
 a journal of another config is refused rather than trained on.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from protocol.messages import Group, Groups, Order
 from shared.errors import DamageError
 
 TRAIN_LANE = "train"
+TRAINED = re.compile(rf"{TRAIN_LANE}/([0-9]{{6,}})/u[0-9]{{4,}}")
+"""Ids of the orders that are recorded."""
 
 
 class Recorder(Protocol):
@@ -70,8 +73,10 @@ class JournalRecorder:
                 self.held.add(groups.order_id)
 
     def holds(self, order_id: str) -> bool:
-        """By its name, so that one which is durable is known before it is ordered, and one which is not is too."""
-        return lane(order_id) != TRAIN_LANE or step_of(order_id) < self.first_step or order_id in self.held
+        """By its name, so that one which is durable is known before it is ordered, and one which is not is too. What is
+        no name of ours is nothing to keep: a peer may have made it up."""
+        ours = TRAINED.fullmatch(order_id)
+        return ours is None or int(ours[1]) < self.first_step or order_id in self.held
 
     def checkpointed(self, step: int) -> None:
         """What earlier steps used is in a checkpoint: their orders need not be remembered."""
@@ -153,5 +158,5 @@ def lane(order_id: str) -> str:
 
 
 def step_of(order_id: str) -> int:
-    """`train/000012/u0000` -> 12"""
+    """`train/000012/u0000` -> 12; for ids of our own, which a peer's need not be."""
     return int(order_id.split("/")[1])

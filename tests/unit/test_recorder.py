@@ -203,3 +203,21 @@ def test_orders_of_steps_that_a_checkpoint_holds_are_not_remembered_one_by_one(j
     # An actor that was slow still has its answers acknowledged; one that nobody has is not.
     assert all(recorder.holds(order.order_id) for step in range(4) for order in toy_orders(step, count=2))
     assert not recorder.holds(toy_orders(4, count=1)[0].order_id)
+
+
+NOT_OURS = (
+    "train",
+    "train/x/y",
+    "train/",
+    "train//u0000",
+    "train/000000",
+    "train/-1/u0000",
+    "train/\xb2/u0000",
+    "",
+)
+
+
+@pytest.mark.parametrize("order_id", NOT_OURS)
+def test_an_id_that_no_order_of_ours_can_have_counts_as_held(journal: Journal, order_id: str) -> None:
+    """It is acknowledged and dropped: nobody else need keep it, and nothing else happens."""
+    assert recorder_of(journal).holds(order_id)
