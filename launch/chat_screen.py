@@ -1,4 +1,7 @@
-"""Answers as they grow: in columns that grow together, or one after the other as plain text."""
+"""Answers as they grow: in columns that grow together, or one after the other as plain text.
+
+An answer may hold escape codes, which a terminal must not obey.
+"""
 
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -7,6 +10,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from protocol.plain_text import for_terminal
 
 Spoken = Mapping[str, Generator[str, None, None]]
 """Who speaks -> the answer so far, again and again."""
@@ -20,7 +25,7 @@ def one_by_one(spoken: Spoken) -> None:
     for name, texts in spoken.items():
         print(f"{name}: " if len(spoken) > 1 else "", end="", flush=True)
         shown = ""
-        for text in texts:
+        for text in map(for_terminal, texts):
             if text.startswith(shown):
                 print(text[len(shown) :], end="", flush=True)
                 shown = text
@@ -38,7 +43,7 @@ def columns_of(spoken: Spoken, console: Console | None = None) -> None:
                 if text is None:
                     del going[name]
                 else:
-                    so_far[name] = text
+                    so_far[name] = for_terminal(text)
             if not going or time.monotonic() - drawn > REFRESH_S:
                 drawn = time.monotonic()
                 live.update(table_of(so_far), refresh=True)

@@ -11,6 +11,7 @@ import numpy as np
 from launch.checkpoint_choice import choose_checkpoint
 from learner.checkpoint import Checkpoint
 from protocol.messages import GroupOrder, Sampling
+from protocol.plain_text import for_terminal
 from shared.config import Config
 from shared.config_load import config_from_json, load_config
 from shared.determinism import cpu_environment
@@ -39,7 +40,7 @@ def run_command(
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens or config.rollout.max_new_tokens)
     answers = answer(config, chosen, questions, sampling, seed)
     if out is None:
-        print("\n\n".join(answers))
+        print("\n\n".join(map(for_terminal, answers)))
         return 0
     rows = [json.dumps({"prompt": q, "completion": a}) for q, a in zip(questions, answers, strict=True)]
     write_whole(out, ("\n".join(rows) + "\n").encode())

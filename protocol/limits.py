@@ -78,3 +78,10 @@ PARSE_BYTES = 1_048_576
 
 MAX_LOGPROB = 1e-3
 """Largest log-prob of a token; above 0 only by rounding."""
+MIN_LOGPROB = -1000.0
+"""Smallest log-prob of a token that was drawn; one in e^1000 never is."""
+MAX_ENTROPY = 22.0
+"""Largest entropy of a token in nats; a vocabulary of MAX_COUNT has 21.5."""
+
+MAX_SHOWN_CHARS = 200
+"""Characters of a peer's text that a log shows."""

@@ -128,6 +128,17 @@ def test_plain_text_prints_each_part_once(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == "alone\n"
 
 
+HOSTILE = "\x1b[2J\x1b]0;mine\x07 4"
+
+
+def test_an_answer_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    one_by_one({"base": growing(HOSTILE)})
+    assert capsys.readouterr().out == "\\x1b[2J\\x1b]0;mine\\x07 4\n"
+    out = io.StringIO()
+    columns_of({"base": growing(HOSTILE)}, Console(file=out, width=60, force_terminal=True, highlight=False))
+    assert "\\x1b[2J" in out.getvalue() and "\x1b[2J" not in out.getvalue() and "\x1b]0;" not in out.getvalue()
+
+
 def test_columns_grow_together_and_brackets_are_no_markup() -> None:
     order: list[str] = []
 
