@@ -3,7 +3,9 @@
     join:     Hello, again every second ................... until Welcome or Refused
     orders:   Policy is kept until no queued order names it, Order is queued, Ack forgets a delivery
     idle:     three heartbeats without an order or an acknowledgement: Hello again. The learner, perhaps restarted,
-              welcomes us, sends anew what it thinks we hold, and gets the unacknowledged deliveries once more
+              welcomes us and gets the unacknowledged deliveries once more. The mark of its last Welcome shows that we
+              have read what came before it: then what it thinks we hold is lost, and is sent again. A policy that is
+              still on a slow line is waited for
     silence:  `silence_s` without a word: PeerTimeout
 
 An actor keeps nothing that a restart needs: what was not acknowledged is simply ordered again.
@@ -13,6 +15,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+
+from msgspec.structs import replace
 
 from actor.engine import Identity
 from protocol.errors import HandshakeRefused, MalformedMessage, PeerTimeout, VersionMismatch
@@ -35,6 +39,7 @@ class Link:
         actor_id: str,
         identity: Identity,
         credits: int,
+        rules_digest: str,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.port = port
@@ -46,6 +51,9 @@ class Link:
             base_digest=identity.base_digest,
             tokenizer_digest=identity.tokenizer_digest,
             lora_digest=identity.lora_digest,
+            rules_digest=rules_digest,
+            mark=0,
+            version=None,
             credits=credits,
         )
         self.welcome: Welcome | None = None
@@ -62,9 +70,15 @@ class Link:
         while self.welcome is None:
             if self.now() - start > deadline_s:
                 raise PeerTimeout(f"The learner at {self.learner}", "its Welcome", deadline_s)
-            self.say(self.hello)
+            self.greet()
             self.receive(HELLO_EVERY_S)
         return self.welcome
+
+    def greet(self) -> None:
+        """Say who we are, what we have read, and which policy came last."""
+        mark = self.welcome.mark if self.welcome else 0
+        version = None if self.last_version < 0 else self.last_version
+        self.say(replace(self.hello, mark=mark, version=version))
 
     def next_order(self) -> tuple[Order, Policy] | None:
         """The next order with the policy it names; None when the learner wants no more."""
@@ -169,7 +183,7 @@ class Link:
             raise PeerTimeout(f"The learner at {self.learner}", awaited, now - self.heard_at)
         if now - self.hello_at > 3 * self.welcome.heartbeat_s:
             self.hello_at = now
-            self.say(self.hello)
+            self.greet()
 
     def patience(self) -> float:
         """How long one wait may last before something has to be said."""

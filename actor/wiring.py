@@ -19,6 +19,7 @@ from protocol.messages import Bye
 from protocol.transport import ActorPort
 from shared.base_cache import WEIGHTS, CachedBase, cached_base
 from shared.config import Config
+from shared.config_load import rules_digest
 from shared.determinism import pin_torch, record
 from shared.errors import DamageError
 from shared.policy import load_policy, pick_device
@@ -113,7 +114,8 @@ def serve_orders(config: Config, port: ActorPort, endpoint: str, actor_id: str, 
     scorer = ScorePool(config.verifier)
     try:
         rollout = Rollout(engine, scorer, turn, prompter.text, canary_tolerance(config, device))
-        link = Link(port, endpoint, actor_id, engine.identity, config.link.credits)
+        rules = rules_digest(config.verifier, config.rollout)
+        link = Link(port, endpoint, actor_id, engine.identity, config.link.credits, rules)
         welcome = link.join(config.link.silence_s)
         log.info("joined run %s", welcome.run_id)
         serve_or_say_why(link, rollout)

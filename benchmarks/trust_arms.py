@@ -37,7 +37,7 @@ from shared.canary import canary_ids, canary_of
 from shared.gpu_lease import Lease
 from shared.turns import NoTurns, Turns
 
-WELCOME = Welcome(run_id="trust-cost", heartbeat_s=2.0, silence_s=120.0)
+WELCOME = Welcome(run_id="trust-cost", heartbeat_s=2.0, silence_s=120.0, mark=0)
 
 
 class Arm(Protocol):
@@ -131,7 +131,7 @@ class On:
         self.journal = Journal.open(folder / "journal")
         self.port = ZmqLearnerPort(local_endpoint(folder), load_learner_keys(keys))
         recorder = JournalRecorder(self.journal, 0, admit=lambda group: kept_samples(group, config))
-        self.desk = Dispatcher(self.port, recorder, model.expected(), WELCOME)
+        self.desk = Dispatcher(self.port, recorder, model.expected(), WELCOME, model.answer_check())
         ids = canary_ids(config.run.seed, len(model.policy.head), config.guard.canary_tokens)
         self.publisher = Publisher(model.policy.adapter, lambda: canary_of(model.policy, ids))
         arrival = actor.submit(Guest, model, engine, folder)
@@ -173,7 +173,8 @@ class Guest:
         self.scorer: ScorePool = ScorePool(model.config.verifier)
         endpoint = local_endpoint(folder)
         self.port = ZmqActorPort(endpoint, load_actor_key(folder / "keys" / "actor0.json"))
-        self.link = Link(self.port, endpoint, "actor0", engine.identity, model.config.link.credits)
+        rules = model.expected().rules_digest
+        self.link = Link(self.port, endpoint, "actor0", engine.identity, model.config.link.credits, rules)
         self.link.join(60.0)
         self.rollout = Rollout(engine, self.scorer, Lease(folder / "lease"), model.prompter.text)
 

@@ -2,9 +2,11 @@
 
     submit(order) -> queue -> peer with credit -> Groups -> check -> journal -> fsync -> Ack -> collect()
 
-Delivery is at least once: whatever a peer held when it died is ordered again, what a slow peer holds for too long is
-given to an idle one as well, and a group that comes twice is acknowledged and dropped. Nothing is acknowledged before
-it is durable. Orders already in the journal (a resumed run) are answered from there and never sent. Every wait ends:
+Delivery is at least once: whatever a peer held when it died is ordered again, what a peer holds for too long, or waits
+for itself, is given to an idle one as well, and a group that comes twice is acknowledged and dropped. Nothing is
+acknowledged before it is durable, and nothing is made durable that an update could not learn from (answer_check.py). A
+peer that does not read is sent two policies, the orders of its credits and MAX_UNREAD_MESSAGES others at most.
+ Orders already in the journal (a resumed run) are answered from there and never sent. Every wait ends:
 silence of all actors beyond the limit is an error that says what was awaited. `pump` is called wherever work is done,
 so heartbeats prove progress.
 """
@@ -15,12 +17,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from learner.orders import answers
+import msgspec
+
+from learner.answer_check import AnswerCheck
 from learner.peers import Peer, Peers
 from learner.recorder import Recorder
 from learner.sampling import Unanswered
 from protocol.errors import MalformedMessage, PeerGone, PeerTimeout, ProtocolError, VersionMismatch
-from protocol.limits import MAX_MESSAGES_A_PUMP
+from protocol.limits import HIGH_WATER_MARK, MAX_MESSAGES_A_PUMP
 from protocol.messages import (
     Ack,
     AnyMessage,
@@ -34,9 +38,24 @@ from protocol.messages import (
     Refused,
     Welcome,
 )
+from protocol.plain_text import one_line
+from protocol.tally import Tally
 from protocol.transport import LearnerPort
-from protocol.validate import check_groups
 from shared.failpoints import reach
+
+MAX_UNREAD_MESSAGES = HIGH_WATER_MARK // 4
+"""A socket's queue for one peer has room for these, for the orders of all credits, and for policies."""
+PROBE_EVERY_S = 1.0
+"""As often as an actor that waits says Hello."""
+MAX_REASON_CHARS = 1000
+"""Of a sentence of ours that quotes a peer."""
+IDENTITIES = {
+    "base_digest": "base model",
+    "tokenizer_digest": "tokenizer",
+    "lora_digest": "LoRA",
+    "rules_digest": "[verifier] or [rollout] configuration",
+}
+"""Fields of a Hello that must be those of the run, and what they stand for."""
 
 log = logging.getLogger("learner.dispatch")
 
@@ -50,16 +69,18 @@ class Dispatcher:
         recorder: Recorder,
         expected: Hello,
         welcome: Welcome,
+        check: AnswerCheck,
         now: Callable[[], float] = time.monotonic,
         late_s: float = math.inf,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """expected: what every actor must hold (its actor_id, engine and credits do not matter). now: the clock.
-        late_s: an order unanswered for longer goes to another actor too. stop: whether the learner was asked to."""
+        """expected: what every actor must hold (its digests alone matter). check: what every answer must fit. now: the
+        clock. late_s: an order unanswered for longer goes to another actor too. stop: whether the learner was asked to."""
         self.port = port
         self.recorder = recorder
         self.expected = expected
         self.welcome = welcome
+        self.check = check
         self.now = now
         self.late_s = late_s
         self.stop = stop
@@ -71,6 +92,7 @@ class Dispatcher:
         self.answers: dict[str, Groups] = {}
         self.draining = False
         self.said_at = self.now()
+        self.tally = Tally(log)
 
     def publish(self, policy: Policy, oldest_needed: int) -> None:
         """Make a version available; forget those that nothing names any more."""
@@ -117,7 +139,7 @@ class Dispatcher:
         if delivered:
             self.accept(delivered)
         for peer in self.peers.silent():
-            self.lose(peer, f"silent for {self.welcome.silence_s:.0f} s")
+            self.lose(peer, "was silent for too long")
         self.send_queued()
         self.beat()
 
@@ -133,34 +155,45 @@ class Dispatcher:
         if peer and isinstance(message, Groups):
             return [(peer, message)]
         if peer and isinstance(message, Bye):
-            self.lose(peer, f"it left: {message.reason}")
+            self.lose(peer, "left", one_line(message.reason))
         return []
 
     def reject(self, address: bytes, fault: ProtocolError) -> None:
         """A stranger is told what is wrong. Whoever has joined can speak, so its message was damaged on its way: it is
         as good as lost, and the next Hello brings it again."""
         if address in self.peers.by_address and isinstance(fault, MalformedMessage | VersionMismatch):
-            log.warning("dropped what is no message: %s", fault)
+            self.tally.note("dropped what is no message", one_line(str(fault), MAX_REASON_CHARS))
         else:
             self.refuse(address, str(fault))
 
     def greet(self, address: bytes, hello: Hello) -> None:
-        """Welcome an actor that holds the same base, tokenizer and adapter layout; refuse others in words."""
-        for field, what in (("base_digest", "base model"), ("tokenizer_digest", "tokenizer"), ("lora_digest", "LoRA")):
-            if getattr(hello, field) != getattr(self.expected, field):
-                self.refuse(
-                    address,
-                    f"Actor {hello.actor_id} holds another {what} than the learner"
-                    f" ({getattr(hello, field)[:12]}, expected {getattr(self.expected, field)[:12]});"
-                    " start it with this run's config.json and the same model files.",
-                )
-                return
+        """Welcome an actor that holds what this run is about; refuse others in words. One that says Hello again gets
+        its orders back once it has shown that they were lost."""
+        if wrong := self.difference(hello):
+            self.refuse(address, wrong)
+            return
         if self.contested(address, hello):
             return
-        if address not in self.peers.by_address:
-            log.info("actor %s joined (%s engine)", hello.actor_id, hello.engine)
-        self.requeue(self.peers.join(address, hello))
-        self.send(address, self.welcome)
+        if peer := self.peers.by_address.get(address):
+            self.requeue(self.peers.greet_again(peer, hello))
+        else:
+            self.tally.note(
+                f"actor {one_line(hello.actor_id)} joined", f"{one_line(hello.engine)} engine", logging.INFO
+            )
+            self.requeue(self.peers.join(address, hello))
+        mark = self.peers.by_address[address].fresh_mark()
+        self.send(address, msgspec.structs.replace(self.welcome, mark=mark))
+
+    def difference(self, hello: Hello) -> str:
+        """What an actor holds that this run does not, in a sentence; empty if nothing."""
+        for field, what in IDENTITIES.items():
+            got, expected = getattr(hello, field), getattr(self.expected, field)
+            if got != expected:
+                return (
+                    f"Actor {hello.actor_id} holds another {what} than the learner ({got[:12]}, expected"
+                    f" {expected[:12]}); start it with this run's config.json and the same model files."
+                )
+        return ""
 
     def contested(self, address: bytes, hello: Hello) -> bool:
         """Whether the id is taken by a peer that may be alive. The newcomer waits until that one is seen to be gone,
@@ -168,26 +201,33 @@ class Dispatcher:
         holder = self.peers.contest(address, hello.actor_id)
         if holder is None:
             return False
-        self.send(holder.address, Heartbeat(phase="learning"))
+        self.probe(holder)
         if holder.address in self.peers.by_address and holder.heard_at > holder.rival_since:
             self.refuse(
                 address,
                 f"An actor {hello.actor_id} is here and alive; give this one a key of its own"
                 " (python -m launch key RUN NAME), or stop the other first.",
             )
-        return holder.address in self.peers.by_address
+        return self.peers.known(holder.address) is not None
+
+    def probe(self, holder: Peer) -> None:
+        """See whether its connection stands, however much it has not read; once in a while, for that is more."""
+        if self.now() - holder.probed_at >= PROBE_EVERY_S:
+            holder.probed_at = self.now()
+            self.put(holder.address, Heartbeat(phase="learning"))
 
     def accept(self, delivered: Sequence[tuple[Peer, Groups]]) -> None:
         """Check, journal, fsync, then acknowledge: in this order."""
-        fresh: dict[str, Groups] = {}
+        fresh: dict[str, tuple[Peer, Groups]] = {}
         for peer, groups in delivered:
             if groups.order_id not in fresh and self.wanted(peer, groups):
-                fresh[groups.order_id] = groups
-        self.recorder.record(list(fresh.values()))
-        for order_id, groups in fresh.items():
+                fresh[groups.order_id] = (peer, groups)
+        self.recorder.record([groups for _, groups in fresh.values()])
+        for order_id, (peer, groups) in fresh.items():
             self.answers[order_id] = groups
             del self.orders[order_id]
             self.given_at.pop(order_id, None)
+            self.peers.has_answered(peer, groups.policy_version)
         for peer, groups in delivered:
             # After a restart an actor may be early: its order is not open yet, and its answer is on no disk.
             if groups.order_id not in self.orders and self.recorder.holds(groups.order_id):
@@ -197,58 +237,60 @@ class Dispatcher:
         """The order is durable: the peer may forget it and has its credit back."""
         if order_id in peer.holding:
             peer.holding.remove(order_id)
+        peer.doubted.discard(order_id)
         self.send(peer.address, Ack(order_id=order_id))
 
     def wanted(self, peer: Peer, groups: Groups) -> bool:
         """Whether this answers an open order, and rightly; a wrong answer costs the peer its place."""
         order = self.orders.get(groups.order_id)
         if order is None:
-            log.debug("order %s of %s is not open and was dropped", groups.order_id, peer.hello.actor_id)
+            log.debug("order %s of %s is not open and was dropped", one_line(groups.order_id), peer.actor_id)
             return False
-        fault = self.fault(order, groups)
+        fault = self.check.fault(order, self.policies[order.policy_version], groups)
         if fault:
             self.refuse(peer.address, fault)
-            self.lose(peer, fault)
+            self.lose(peer, "answered wrongly")
         return not fault
 
-    def fault(self, order: Order, groups: Groups) -> str:
-        """What is wrong with an answer; empty if nothing."""
-        policy = self.policies[order.policy_version]
-        if (groups.policy_version, groups.adapter_sha256) != (policy.version, policy.sha256):
-            return (
-                f"Order {order.order_id} was sampled from policy {groups.policy_version}"
-                f" ({groups.adapter_sha256[:12]}), ordered was {policy.version} ({policy.sha256[:12]})."
-            )
-        if not answers(order, groups.groups):
-            return f"The groups of order {order.order_id} are not the ones that were ordered."
-        try:
-            check_groups(groups)
-        except ProtocolError as error:
-            return str(error)
-        return ""
-
     def send_queued(self) -> None:
-        """Hand out orders while there are orders and credits; then what is late, to whoever has nothing else to do."""
-        while self.queue and (peer := self.peers.next_free()):
-            order_id = self.queue.popleft()
-            if order_id in self.orders:
-                self.give(peer, self.orders[order_id])
-        for order in self.late():
-            if idle := self.peers.idle():
-                log.info("order %s is late and goes to actor %s too", order.order_id, idle.hello.actor_id)
-                self.give(idle, order)
+        """Hand out orders while there are orders and credits; then what others should answer too, to whoever has
+        nothing else to do."""
+        while self.queue:
+            order = self.orders.get(self.queue[0])
+            peer = self.peers.next_free(order.policy_version) if order else None
+            if order and peer is None:
+                break
+            self.queue.popleft()
+            if order and peer:
+                self.give(peer, order)
+        for order_id in list(self.given_at):
+            helper = self.peers.idle()
+            if helper is None:
+                break
+            if (why := self.needs_help(order_id, helper)) and helper.takes(self.orders[order_id].policy_version):
+                log.info("order %s %s and goes to actor %s too", order_id, why, helper.actor_id)
+                for holder in self.peers.holders(order_id):
+                    self.peers.owe(holder, 1)
+                del self.given_at[order_id]
+                self.give(helper, self.orders[order_id])
 
-    def late(self) -> list[Order]:
-        """What somebody has held for too long."""
-        oldest = self.now() - self.late_s
-        return [self.orders[order_id] for order_id, given_at in self.given_at.items() if given_at < oldest]
+    def needs_help(self, order_id: str, helper: Peer) -> str:
+        """Why an order that is out should be answered by this peer too; empty if it need not be."""
+        holders = self.peers.holders(order_id)
+        if holders and self.given_at[order_id] < self.now() - self.late_s:
+            return "is late"
+        if holders and all(order_id in peer.doubted for peer in holders):
+            return "is with an actor that waits"
+        if holders and self.peers.trusted(helper) and not any(map(self.peers.trusted, holders)):
+            return "is with an actor that has not shown yet that it answers"
+        return ""
 
     def give(self, peer: Peer, order: Order) -> None:
         """Send an order, after the policy it names."""
-        self.given_at[order.order_id] = self.now()
+        self.given_at.setdefault(order.order_id, self.now())
         peer.holding.append(order.order_id)
         if order.policy_version != peer.version:
-            peer.version = order.policy_version
+            peer.sent(order.policy_version)
             self.send(peer.address, self.policies[order.policy_version])
         self.send(peer.address, order)
 
@@ -262,24 +304,48 @@ class Dispatcher:
             self.send(address, Drain() if self.draining else Heartbeat(phase="learning"))
 
     def send(self, address: bytes, message: AnyMessage) -> None:
-        """Send, or count the peer as gone."""
+        """Send, or count the peer as gone. Of what can be said again, one that does not read is not sent more."""
+        peer = self.peers.known(address)
+        if peer is None or self.room_for(peer, message):
+            self.put(address, message)
+
+    def put(self, address: bytes, message: AnyMessage) -> None:
+        """Into the socket's queue."""
         try:
             reach("before learner sends", message)
             self.port.send(address, message)
             reach("after learner sends", message)
         except PeerGone as error:
-            peer = self.peers.by_address.get(address)
-            if peer:
-                self.lose(peer, str(error))
+            self.gone(address, error)
+
+    def room_for(self, peer: Peer, message: AnyMessage) -> bool:
+        """Whether this may be queued for a peer; from then on it is."""
+        bulk = isinstance(message, Policy | Order)
+        # Half of the room is for what an actor waits for: one that decodes for long has many heartbeats to read.
+        room = MAX_UNREAD_MESSAGES // (2 if isinstance(message, Heartbeat | Drain) else 1)
+        if not bulk and not isinstance(message, Refused) and peer.num_unread >= room:
+            return False
+        peer.num_unread += 1
+        # Whoever can name a later mark has read this.
+        peer.marked = peer.marked and not bulk
+        return True
+
+    def gone(self, address: bytes, error: PeerGone) -> None:
+        """Its connection is no more, so nothing is on its way to it."""
+        self.peers.left.pop(address, None)
+        if peer := self.peers.by_address.get(address):
+            self.tally.note(f"actor {one_line(peer.actor_id)} cannot be reached", one_line(str(error)), logging.INFO)
+            self.requeue(self.peers.leave(address, connected=False))
 
     def refuse(self, address: bytes, reason: str) -> None:
         """Tell a peer why it is not let in, and the log."""
-        log.warning("refused a peer: %s", reason)
+        reason = one_line(reason, MAX_REASON_CHARS)
+        self.tally.note("refused a peer", reason)
         self.send(address, Refused(reason=reason))
 
-    def lose(self, peer: Peer, why: str) -> None:
+    def lose(self, peer: Peer, why: str, detail: str = "") -> None:
         """Forget a peer; what it held is ordered again."""
-        log.info("actor %s is gone: %s", peer.hello.actor_id, why)
+        self.tally.note(f"actor {one_line(peer.actor_id)} {why}", detail, logging.INFO)
         self.requeue(self.peers.leave(peer.address))
 
     def requeue(self, order_ids: Sequence[str]) -> None:

@@ -107,7 +107,13 @@ class Session:
         self.first_step = checkpoint.step if checkpoint else 0
         recorder = JournalRecorder(journal, self.first_step, admit=lambda group: kept_samples(group, config))
         self.desk = Dispatcher(
-            port, recorder, model.expected(), welcome(run, config), late_s=config.link.late_s, stop=stop
+            port,
+            recorder,
+            model.expected(),
+            welcome(run, config),
+            model.answer_check(),
+            late_s=config.link.late_s,
+            stop=stop,
         )
         self.state = build_state(model, self.desk)
         adapter_bytes = self.state.publisher.versions[0].adapter.nbytes
@@ -179,7 +185,8 @@ class Session:
 
 def welcome(run: RunDir, config: Config) -> Welcome:
     """What actors are told when they join."""
-    return Welcome(run_id=run.read_info().run_id, heartbeat_s=config.link.heartbeat_s, silence_s=config.link.silence_s)
+    link = config.link
+    return Welcome(run_id=run.read_info().run_id, heartbeat_s=link.heartbeat_s, silence_s=link.silence_s, mark=0)
 
 
 def report_tasks(model: Model) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learner.anchor import Anchor
+from learner.answer_check import AnswerCheck
 from learner.batches import Batches
 from learner.curricula import build_curriculum
 from learner.eval_schedule import NO_EVALUATIONS, Schedule
@@ -28,6 +29,7 @@ from shared.adapter_file import layout_digest
 from shared.base_cache import cached_base
 from shared.canary import canary_ids, canary_of
 from shared.config import Config
+from shared.config_load import rules_digest
 from shared.determinism import pin_torch
 from shared.policy import Policy, load_policy, pick_device
 from shared.prompt import Prompter, load_prompter
@@ -56,8 +58,15 @@ class Model:
             base_digest=self.policy.base_digest,
             tokenizer_digest=self.prompter.digest,
             lora_digest=layout_digest(self.policy.adapter),
+            rules_digest=rules_digest(self.config.verifier, self.config.rollout),
+            mark=0,
+            version=None,
             credits=1,
         )
+
+    def answer_check(self) -> AnswerCheck:
+        """What every answer must fit."""
+        return AnswerCheck.of(self.config.verifier, len(self.policy.head))
 
 
 def load_model(config: Config) -> Model:

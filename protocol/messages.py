@@ -28,13 +28,14 @@ from protocol.limits import (
 )
 from protocol.outcome import Outcome
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
+Mark = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 # Every float has a lower and an upper bound, for NaN and infinity lie outside of any.
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
@@ -69,6 +70,12 @@ class Hello(Message, frozen=True, kw_only=True):
     """sha256 over vocabulary, chat template and end ids."""
     lora_digest: Digest
     """sha256 over the adapter layout: names, shapes, dtype, scale."""
+    rules_digest: Digest
+    """sha256 over the sections [verifier] and [rollout] of the run's config.json: how answers are drawn and judged."""
+    mark: Mark
+    """That of the last Welcome, which shows that whatever came before it was read; 0 before the first."""
+    version: Count | None
+    """Of the Policy that came last; nil before the first."""
     credits: Annotated[int, Meta(ge=1, le=MAX_CREDITS)]
     """Orders the actor is willing to hold at once."""
 
@@ -82,6 +89,8 @@ class Welcome(Message, frozen=True, kw_only=True):
     """How often either side shows progress."""
     silence_s: Annotated[float, Meta(gt=0, le=86_400)]
     """After this long without a word the peer counts as dead."""
+    mark: Mark
+    """For the next Hello; another one after each Policy or Order, so that nobody can name it who has not read them."""
 
 
 class Refused(Message, frozen=True, kw_only=True):

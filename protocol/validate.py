@@ -2,18 +2,18 @@
 
     S = sum(lengths) = len(completion_ids) = len(logprobs) = len(entropies)
     G = len(lengths) = len(finishes) = len(outcomes) = len(scores) = len(rewards[name]) for each name
-    ids >= 0; log-probs and entropies finite; log-probs <= 1e-3
+    ids >= 0; log-probs and entropies finite; -1000 <= log-prob <= 1e-3; -1e-3 <= entropy <= 22
 
-Left out on purpose: whether it answers the order (the learner's dispatch knows) and whether an id is in the vocabulary
-(the tokenizer's digest was compared in the handshake, and the embedding knows its own size).
+Left out on purpose: whether it fits the order, the model and the verifier (learner/answer_check.py).
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import MalformedMessage
-from protocol.limits import MAX_LOGPROB
+from protocol.limits import MAX_ENTROPY, MAX_LOGPROB, MIN_LOGPROB
 from protocol.messages import Group, Groups
+from protocol.plain_text import one_line
 
 
 def check_groups(groups: Groups) -> None:
@@ -27,7 +27,7 @@ def check_lengths(group: Group) -> None:
     """One entry a sample, one number a token."""
     num_samples, num_tokens = len(group.lengths), sum(group.lengths)
     per_sample = {"finishes": group.finishes, "outcomes": group.outcomes, "scores": group.scores}
-    per_sample |= {f"rewards '{name}'": values for name, values in group.rewards.items()}
+    per_sample |= {f"rewards '{one_line(name)}'": values for name, values in group.rewards.items()}
     for name, values in per_sample.items():
         if len(values) != num_samples:
             raise MalformedMessage(f"Group {group.group_id} has {num_samples} samples but {len(values)} {name}.")
@@ -48,6 +48,10 @@ def check_values(group: Group) -> None:
         if name in (arrays := token_arrays(group)):
             refuse(group, ~np.isfinite(arrays[name]), f"a value that is not finite in {name}")
     refuse(group, group.logprobs > MAX_LOGPROB, f"a log-prob above {MAX_LOGPROB}")
+    refuse(group, group.logprobs < MIN_LOGPROB, f"a log-prob below {MIN_LOGPROB:g}")
+    if group.entropies is not None:
+        refuse(group, group.entropies > MAX_ENTROPY, f"an entropy above {MAX_ENTROPY:g}")
+        refuse(group, group.entropies < -MAX_LOGPROB, "a negative entropy")
 
 
 def token_arrays(group: Group) -> dict[str, NDArray[np.int32] | NDArray[np.float32]]:

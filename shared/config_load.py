@@ -1,6 +1,7 @@
 """From TOML, JSON and `--set` to a Config, or one sentence that says which key is wrong and what would be right."""
 
 import difflib
+import hashlib
 import json
 import math
 import re
@@ -11,7 +12,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from shared.config import Config, RewardConfig
+from shared.config import Config, RewardConfig, RolloutConfig, VerifierConfig
 from shared.config_section import Section
 from shared.config_update import LossConfig
 from shared.errors import ConfigError
@@ -167,6 +168,11 @@ def check_objective(loss: LossConfig, reward: RewardConfig) -> None:
             "loss.kind = 'gspo' takes one ratio over all tokens of an answer and loss.entropy_fraction ="
             f" {loss.entropy_fraction:g} masks some of them; set it to 1, or loss.kind to one with a ratio a token."
         )
+
+
+def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig) -> str:
+    """sha256 over the sections that say how answers are drawn and judged: every actor of a run must have the same."""
+    return hashlib.sha256(msgspec.json.encode((verifier, rollout), order="sorted")).hexdigest()
 
 
 def config_to_json(config: Config) -> bytes:

@@ -12,7 +12,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.transport import LearnerPort
-from tests.fakes import hello_of, scripted_identity, toy_policy
+from tests.fakes import CHECK, hello_of, scripted_identity, toy_policy
 from tests.memory_transport import MemoryActorPort, MemoryHub
 
 FOREVER_S = 3600.0
@@ -72,7 +72,8 @@ class Bench:
             NotedPort(self.hub.learner_port(), self.events),
             self.recorder,
             expected=hello_of(scripted_identity()),
-            welcome=Welcome(run_id="run-1", heartbeat_s=heartbeat_s, silence_s=silence_s),
+            welcome=Welcome(run_id="run-1", heartbeat_s=heartbeat_s, silence_s=silence_s, mark=0),
+            check=CHECK,
             **rest,
         )
         self.dispatcher.publish(POLICY, oldest_needed=0)
@@ -98,6 +99,11 @@ def inbox(port: MemoryActorPort) -> list[AnyMessage]:
     while (message := port.receive(0)) is not None:
         found.append(message)
     return found
+
+
+def kinds(messages: Sequence[AnyMessage]) -> list[type]:
+    """What they are."""
+    return [type(message) for message in messages]
 
 
 def orders_in(port: MemoryActorPort) -> list[str]:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from actor.engine import Completion, Ended, Identity, Progress
 from actor.scores import Scores, Together
 from actor.verdict import ScoreJob, Verdict
+from learner.answer_check import AnswerCheck
 from learner.orders import build_orders
 from learner.publisher import policy_message
 from learner.tasks import Task
@@ -33,6 +34,10 @@ Family = Literal["qwen2", "qwen3", "llama"]
 FAMILIES: tuple[Family, ...] = ("qwen2", "qwen3", "llama")
 VOCAB = 97
 RANK = 4
+RULES = "d" * 64
+"""Digest of how a scripted run draws and judges."""
+CHECK = AnswerCheck(vocabulary=VOCAB, rewards=frozenset(), built_in=True)
+"""What answers of a scripted run must fit."""
 CPU = torch.device("cpu")
 
 
@@ -274,16 +279,20 @@ def scripted_identity(**changes: str) -> Identity:
     return Identity(**fields | changes)
 
 
-def hello_of(identity: Identity, actor_id: str = "actor0", num_credits: int = 2) -> Hello:
+def hello_of(identity: Identity, actor_id: str = "actor0", num_credits: int = 2, **changes: Any) -> Hello:
     """How an actor that holds this greets a learner."""
-    return Hello(
+    hello = Hello(
         actor_id=actor_id,
         engine=identity.engine,
         base_digest=identity.base_digest,
         tokenizer_digest=identity.tokenizer_digest,
         lora_digest=identity.lora_digest,
+        rules_digest=RULES,
+        mark=0,
+        version=None,
         credits=num_credits,
     )
+    return msgspec.structs.replace(hello, **changes)
 
 
 def toy_policy(version: int, data: bytes | None = None) -> PolicyMessage:

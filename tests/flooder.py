@@ -39,6 +39,9 @@ def hello(key: ActorKey) -> Hello:
         base_digest=DIGEST,
         tokenizer_digest=DIGEST,
         lora_digest=DIGEST,
+        rules_digest=DIGEST,
+        mark=0,
+        version=None,
         credits=1024,
     )
 

@@ -18,6 +18,8 @@ from protocol.security import create_keys, load_actor_key, load_learner_keys
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from shared.gpu_lease import Lease
 from tests.fakes import (
+    CHECK,
+    RULES,
     ScriptedEngine,
     ScriptedScorer,
     filled,
@@ -65,8 +67,8 @@ class LiveRun:
 
     def train(self) -> None:
         """Steps until told to stop; the learner's thread."""
-        welcome = Welcome(run_id="run-1", heartbeat_s=0.1, silence_s=WAIT_S)
-        desk = Dispatcher(self.port, self.recorder, hello_of(scripted_identity()), welcome)
+        welcome = Welcome(run_id="run-1", heartbeat_s=0.1, silence_s=WAIT_S, mark=0)
+        desk = Dispatcher(self.port, self.recorder, hello_of(scripted_identity()), welcome, CHECK)
         try:
             while not self.stop.is_set():
                 desk.publish(toy_policy(self.steps), oldest_needed=self.steps)
@@ -84,7 +86,7 @@ class LiveRun:
         engine = ScriptedEngine()
         port = ZmqActorPort(self.endpoint, load_actor_key(self.keys / "actor0.json"))
         try:
-            link = Link(port, "the test", "actor0", engine.identity, credits=2)
+            link = Link(port, "the test", "actor0", engine.identity, credits=2, rules_digest=RULES)
             link.join(WAIT_S)
             serve(link, Rollout(engine, ScriptedScorer(), Lease(self.keys / "lease"), spelled))
         finally:

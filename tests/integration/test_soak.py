@@ -25,13 +25,23 @@ from protocol.security import create_keys, load_actor_key, load_learner_keys
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from shared.config import JournalConfig
 from shared.turns import NoTurns
-from tests.fakes import ScriptedEngine, ScriptedScorer, hello_of, scripted_identity, spelled, toy_orders, toy_policy
+from tests.fakes import (
+    CHECK,
+    RULES,
+    ScriptedEngine,
+    ScriptedScorer,
+    hello_of,
+    scripted_identity,
+    spelled,
+    toy_orders,
+    toy_policy,
+)
 
 WARM, END = 220, 820
 GUEST_EVERY = 20
 ORDERS_A_STEP = 3
 CHECKPOINT_EVERY = 10
-WELCOME = Welcome(run_id="run-1", heartbeat_s=0.05, silence_s=60.0)
+WELCOME = Welcome(run_id="run-1", heartbeat_s=0.05, silence_s=60.0, mark=0)
 
 
 class Gone(Exception):
@@ -67,7 +77,7 @@ class Guest:
         """Until it dies or is drained."""
         port = ZmqActorPort(local_endpoint(folder), load_actor_key(folder / "keys" / f"{name}.json"))
         try:
-            link = Link(port, "the test", name, self.engine.identity, credits=2)
+            link = Link(port, "the test", name, self.engine.identity, credits=2, rules_digest=RULES)
             link.join(60.0)
             serve(link, Rollout(self.engine, ScriptedScorer(), NoTurns(), spelled))
         except Gone:
@@ -110,7 +120,7 @@ class House:
         self.journal = Journal.open(folder / "journal")
         recorder = JournalRecorder(self.journal, 0, lambda group: None)
         self.compaction = Compaction(JournalConfig(keep="checkpoints"), self.store, recorder)
-        self.desk = Dispatcher(self.port, recorder, hello_of(scripted_identity()), WELCOME)
+        self.desk = Dispatcher(self.port, recorder, hello_of(scripted_identity()), WELCOME, CHECK)
         self.resident = Guest(folder, "stays")
         self.guest: Guest | None = None
         self.died = 0

@@ -7,7 +7,7 @@
     metrics          one row a step
     credits          a peer never has more open orders than its Hello offered, and the learner's count is the true one
     policy version   what is sampled, delivered and consumed comes from the version ordered, and that one is right
-    memory           queues stay within what the run's shape allows
+    memory           queues stay within what the run's shape allows; no policy is sent to who has not read it yet
     liveness         the run ends within a bounded time once nothing goes wrong any more
     no error         no process ends with an exception but those that mean a peer was away
 
@@ -68,6 +68,8 @@ class Watch:
         self.recorded: list[str] = []
         self.open: dict[bytes, set[str]] = {}
         self.hellos: dict[bytes, Hello] = {}
+        self.marks: dict[bytes, int] = {}
+        self.unread: dict[bytes, set[int]] = {}
         self.policies: dict[int, str] = {}
         size = config.rollout.groups_per_order or config.rollout.prompts
         orders = -(-config.rollout.prompts // size) * (1 + config.rollout.replacement_rounds)
@@ -80,10 +82,15 @@ class Watch:
             raise Violation(invariant, what)
 
     def learner_sends(self, peer: bytes, message: AnyMessage) -> None:
-        """Acks, orders and policies. Whoever is welcomed starts with nothing open, and so does its former life."""
+        """Acks, orders and policies. Whoever is welcomed for the first time, or has read all there was to read, starts
+        with nothing open, and so does its former life."""
         if isinstance(message, Welcome):
-            same = [known for known, hello in self.hellos.items() if hello.actor_id == self.hellos[peer].actor_id]
-            self.open |= {known: set() for known in same}
+            if peer not in self.open or self.hellos[peer].mark == self.marks.get(peer):
+                same = [known for known, hello in self.hellos.items() if hello.actor_id == self.hellos[peer].actor_id]
+                self.open |= {known: set() for known in same}
+            if self.hellos[peer].mark == self.marks.get(peer):
+                self.unread.pop(peer, None)
+            self.marks[peer] = message.mark
         elif isinstance(message, Ack):
             self.check(message.order_id in self.durable, "acked durable", f"{message.order_id} is on no disk")
             self.acked.add(message.order_id)
@@ -91,21 +98,33 @@ class Watch:
         elif isinstance(message, Order):
             self.check(message.order_id not in self.acked, "acked kept", f"{message.order_id} is ordered again")
             self.open.setdefault(peer, set()).add(message.order_id)
+            self.marks.pop(peer, None)
             offered = self.hellos[peer].credits
             held = self.open[peer]
             self.check(len(held) <= offered, "credits", f"{peer.decode()} offered {offered} and has {sorted(held)}")
         elif isinstance(message, Policy):
             self.published(message.version, message.sha256)
+            unread = self.unread.setdefault(peer, set())
+            self.check(message.version not in unread, "memory", f"{peer.decode()} has {message.version} still to read")
+            unread.add(message.version)
+            self.marks.pop(peer, None)
+
+    def connection_ended(self, peer: bytes) -> None:
+        """The learner was told so: what was on its way is lost."""
+        self.unread.pop(peer, None)
+        self.marks.pop(peer, None)
 
     def learner_hears(self, peer: bytes, message: AnyMessage) -> None:
         """What a peer offers."""
         if isinstance(message, Hello):
             self.hellos[peer] = message
+        elif isinstance(message, Groups):
+            self.unread.get(peer, set()).discard(message.policy_version)
 
     def learner_is_new(self, recorded: list[str], first_step: int) -> None:
         """A life of the learner has opened its journal; all that the fsync of `open` covered counts as durable."""
-        self.open.clear()
-        self.hellos.clear()
+        for seen in (self.open, self.hellos, self.marks, self.unread):
+            seen.clear()
         self.recorded = recorded
         self.durable |= set(recorded)
         self.check(len(set(recorded)) == len(recorded), "exactly once", "an order was recorded twice")
@@ -123,6 +142,7 @@ class Watch:
 
     def learner_rests(self, desk: Dispatcher, queued: int) -> None:
         """Between two messages: the books of the dispatcher, and how much it holds."""
+        self.open = {address: held for address, held in self.open.items() if address in desk.peers.by_address}
         for peer in desk.peers.by_address.values():
             open_orders = self.open.get(peer.address, set())
             if set(peer.holding) != open_orders:

@@ -30,7 +30,9 @@ from tests.simulation.disk import SEGMENT_BYTES, Disk, MemoryCheckpoints, record
 from tests.simulation.invariants import Outcome, Watch
 from tests.simulation.ports import ActorEnd, LearnerEnd, Point, WatchedJournal, WatchedLines
 from tests.simulation.toy import (
+    CHECK,
     IDENTITY,
+    RULES,
     TASKS,
     ToyAdapter,
     ToyBase,
@@ -88,7 +90,7 @@ class LearnerLife:
         journal = cast(Journal, WatchedJournal(self.journal, disk, watch, point))
         recorder = build.recorder(journal, self.first_step, admit=lambda group: kept_samples(group, config))
         self.desk = port.desk = build.dispatcher(
-            port, recorder, expected(), welcome(config), clock, config.link.late_s, stop
+            port, recorder, expected(), welcome(config), CHECK, clock, config.link.late_s, stop
         )
         adapter = ToyAdapter()
         self.publisher = Publisher(cast(Any, adapter))
@@ -174,7 +176,7 @@ def live_as_actor(
     """Join, serve, leave. work: lets a group's decoding time pass."""
     engine = ToyEngine(work)
     rollout = build.rollout(engine, ToyScorer(), NoTurns(), spelled)
-    port.link = link = build.link(port, "the learner", name, IDENTITY, config.link.credits, clock)
+    port.link = link = build.link(port, "the learner", name, IDENTITY, config.link.credits, RULES, clock)
     link.join(config.link.silence_s)
     serve(link, cast(Rollout, WatchedRollout(rollout, engine, watch)))
 
@@ -187,10 +189,14 @@ def expected() -> Hello:
         base_digest=IDENTITY.base_digest,
         tokenizer_digest=IDENTITY.tokenizer_digest,
         lora_digest=IDENTITY.lora_digest,
+        rules_digest=RULES,
+        mark=0,
+        version=None,
         credits=1,
     )
 
 
 def welcome(config: Config) -> Welcome:
     """What actors are told."""
-    return Welcome(run_id="simulated", heartbeat_s=config.link.heartbeat_s, silence_s=config.link.silence_s)
+    link = config.link
+    return Welcome(run_id="simulated", heartbeat_s=link.heartbeat_s, silence_s=link.silence_s, mark=0)

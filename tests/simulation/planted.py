@@ -151,9 +151,7 @@ class CreditsIgnored(Dispatcher):
         while self.queue and peers:
             order_id = self.queue.popleft()
             if order_id in self.orders:
-                peers[0].holding.append(order_id)
-                self.send(peers[0].address, self.policies[self.orders[order_id].policy_version])
-                self.send(peers[0].address, self.orders[order_id])
+                self.give(peers[0], self.orders[order_id])
 
 
 class StaleAfterReconnect(Link):
@@ -203,10 +201,17 @@ class PolicyNotRepeated(Dispatcher):
 
     def greet(self, address: bytes, hello: Hello) -> None:
         known = self.peers.by_address.get(address)
-        super().greet(address, hello)
-        again = self.peers.by_address.get(address)
-        if known and again:
-            again.version = known.version
+        super().greet(address, msgspec.structs.replace(hello, version=known.version) if known else hello)
+
+
+class PolicyRepeated(Dispatcher):
+    """Thinks that an actor who says Hello again has read nothing, and sends all of it again."""
+
+    def greet(self, address: bytes, hello: Hello) -> None:
+        known = self.peers.by_address.get(address)
+        if known:
+            known.version, known.mark, known.marked = None, 1, True
+        super().greet(address, msgspec.structs.replace(hello, mark=1, version=None) if known else hello)
 
 
 class RowsNotSynced(RunBooks):
@@ -258,6 +263,7 @@ PLANTED = {
     "adapter installed once": planted("policy version", rollout=RolloutThatInstallsOnce),
     "second hello not answered": planted("credits", "liveness", dispatcher=HelloIgnored),
     "policy not repeated": planted("liveness", dispatcher=PolicyNotRepeated),
+    "policy repeated while under way": planted("memory", "credits", dispatcher=PolicyRepeated),
     "rows not synced before a checkpoint": planted("metrics", books=RowsNotSynced),
     "rows of repeated steps kept": planted("metrics", books=RowsTwice),
 }

@@ -7,6 +7,7 @@ from actor.link import Link
 from learner.dispatch import Dispatcher
 from learner.journal import Journal
 from learner.journal_format import HEADER_BYTES
+from protocol.errors import PeerGone
 from protocol.messages import AnyMessage
 from shared.files import LineLog
 from tests.simulation.baton import Killed
@@ -35,7 +36,11 @@ class LearnerEnd:
         self.point("before the learner sends")
         self.trace.say("learner", f"to {peer.decode()}:", message)
         self.watch.learner_sends(peer, message)
-        self.network.to_actor(peer, message)
+        try:
+            self.network.to_actor(peer, message)
+        except PeerGone:
+            self.watch.connection_ended(peer)
+            raise
         self.point("after the learner sent")
 
     def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage] | None:

@@ -20,6 +20,7 @@ from torch import nn
 from actor.engine import Completion, Identity, Progress
 from actor.scores import Scores, Together
 from actor.verdict import ScoreJob, Verdict
+from learner.answer_check import AnswerCheck
 from learner.sampling import flat
 from learner.tasks import Task
 from protocol.messages import Finish, GroupOrder, Groups, Outcome, Sampling
@@ -27,6 +28,8 @@ from shared.adapter_file import digest
 from tests.fakes import ended
 
 IDENTITY = Identity(engine="toy", base_digest="a" * 64, tokenizer_digest="b" * 64, lora_digest="c" * 64)
+RULES = "d" * 64
+CHECK = AnswerCheck(vocabulary=256, rewards=frozenset(), built_in=True)
 TASKS = tuple(
     Task(prompt_ids=np.array([10 + index, 1, 2], np.int32), columns={"answer": str(index)}) for index in range(12)
 )

@@ -18,6 +18,8 @@ from protocol.security import create_keys, load_actor_key, load_learner_keys
 from protocol.transport import ActorPort, LearnerPort, ZmqActorPort, ZmqLearnerPort
 from shared.gpu_lease import Lease
 from tests.fakes import (
+    CHECK,
+    RULES,
     ScriptedEngine,
     ScriptedScorer,
     hello_of,
@@ -28,7 +30,7 @@ from tests.fakes import (
 )
 from tests.memory_transport import MemoryHub
 
-WELCOME = Welcome(run_id="run-1", heartbeat_s=0.2, silence_s=30.0)
+WELCOME = Welcome(run_id="run-1", heartbeat_s=0.2, silence_s=30.0, mark=0)
 NUM_STEPS = 6
 ORDERS_A_STEP = 8
 
@@ -55,7 +57,7 @@ def act(dial: DialPort, actor_id: str, engine: ScriptedEngine, lease: Path) -> N
     """The life of an actor."""
     port = dial(actor_id)
     try:
-        link = Link(port, "the test", actor_id, engine.identity, credits=2)
+        link = Link(port, "the test", actor_id, engine.identity, credits=2, rules_digest=RULES)
         link.join(30.0)
         serve(link, Rollout(engine, ScriptedScorer(), Lease(lease), spelled))
     finally:
@@ -65,7 +67,7 @@ def act(dial: DialPort, actor_id: str, engine: ScriptedEngine, lease: Path) -> N
 def train_by_hand(port: LearnerPort) -> tuple[list[Groups], list[str]]:
     """Several steps of several orders, each from its own version; returns the answers and what was recorded."""
     recorder = MemoryRecorder()
-    desk = Dispatcher(port, recorder, hello_of(scripted_identity()), WELCOME)
+    desk = Dispatcher(port, recorder, hello_of(scripted_identity()), WELCOME, CHECK)
     answers: list[Groups] = []
     for step in range(NUM_STEPS):
         desk.publish(toy_policy(step), oldest_needed=step)
@@ -144,7 +146,7 @@ def test_an_actor_with_another_base_ends_with_the_learners_sentence(tmp_path: Pa
     hub = MemoryHub()
     stranger = ScriptedEngine(scripted_identity(base_digest="d" * 64))
     with actors(hub.actor_port, [stranger], tmp_path) as (life,):
-        desk = Dispatcher(hub.learner_port(), MemoryRecorder(), hello_of(scripted_identity()), WELCOME)
+        desk = Dispatcher(hub.learner_port(), MemoryRecorder(), hello_of(scripted_identity()), WELCOME, CHECK)
         while not life.done():
             desk.pump(0.05)
     with pytest.raises(HandshakeRefused, match="another base model than the learner"):

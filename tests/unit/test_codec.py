@@ -52,6 +52,10 @@ def strategy(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.sampled_from(list(cls))
         case inspect.DictType(key_type=key, value_type=value):
             return st.dictionaries(strategy(key), strategy(value), max_size=3)
+        case inspect.UnionType(types=types):
+            return st.one_of(*map(strategy, types))
+        case inspect.NoneType():
+            return st.none()
         case inspect.VarTupleType(item_type=item):
             return st.lists(strategy(item), min_size=1, max_size=3).map(tuple)
         case inspect.StructType(cls=cls, fields=fields):

@@ -14,7 +14,7 @@ from tests.chaos.byte_proxy import ByteProxy, Direction, byte_proxy
 from tests.fakes import hello_of, scripted_identity
 
 DEADLINE_S = 60.0
-WELCOME = Welcome(run_id="run-1", heartbeat_s=2.0, silence_s=60.0)
+WELCOME = Welcome(run_id="run-1", heartbeat_s=2.0, silence_s=60.0, mark=0)
 
 
 class Line:

@@ -19,7 +19,7 @@ from protocol.messages import (
     Refused,
     Welcome,
 )
-from tests.fakes import filled, scripted_identity, toy_orders, toy_policy
+from tests.fakes import RULES, filled, scripted_identity, toy_orders, toy_policy
 from tests.memory_transport import MemoryActorPort, MemoryHub
 from tests.wire_examples import forge
 
@@ -33,7 +33,7 @@ class Table:
         self.hub = MemoryHub()
         self.learner = self.hub.learner_port()
         self.port: MemoryActorPort = self.hub.actor_port("actor0")
-        self.link = Link(self.port, "ipc:///somewhere", "actor0", scripted_identity(), num_credits)
+        self.link = Link(self.port, "ipc:///somewhere", "actor0", scripted_identity(), num_credits, RULES)
 
     def say(self, *messages: AnyMessage) -> None:
         """What the learner sends."""
@@ -51,7 +51,7 @@ class Table:
 
     def join(self, *, heartbeat_s: float = FOREVER_S, silence_s: float = FOREVER_S) -> None:
         """A link that is in; its Hello has been heard."""
-        self.say(Welcome(run_id="run-1", heartbeat_s=heartbeat_s, silence_s=silence_s))
+        self.say(Welcome(run_id="run-1", heartbeat_s=heartbeat_s, silence_s=silence_s, mark=0))
         self.link.join(60.0)
         self.heard()
 
@@ -72,7 +72,7 @@ def delivered(table: Table, step: int = 0) -> Groups:
 
 def test_joining_says_who_we_are_and_what_we_hold() -> None:
     table = Table(num_credits=5)
-    table.say(Welcome(run_id="run-1", heartbeat_s=2.0, silence_s=60.0))
+    table.say(Welcome(run_id="run-1", heartbeat_s=2.0, silence_s=60.0, mark=0))
     assert table.link.join(60.0).run_id == "run-1"
     (hello,) = table.heard()
     identity = scripted_identity()
@@ -82,6 +82,9 @@ def test_joining_says_who_we_are_and_what_we_hold() -> None:
         base_digest=identity.base_digest,
         tokenizer_digest=identity.tokenizer_digest,
         lora_digest=identity.lora_digest,
+        rules_digest=RULES,
+        mark=0,
+        version=None,
         credits=5,
     )
 
@@ -93,7 +96,7 @@ def test_joining_repeats_hello_until_there_is_a_welcome() -> None:
     for _ in range(2):
         inbound = table.learner.receive(30.0)
         assert inbound is not None and isinstance(inbound[1], Hello)
-    table.say(Welcome(run_id="run-1", heartbeat_s=2.0, silence_s=60.0))
+    table.say(Welcome(run_id="run-1", heartbeat_s=2.0, silence_s=60.0, mark=0))
     joined.join(30.0)
     assert not joined.is_alive() and table.link.welcome is not None
 
@@ -173,7 +176,7 @@ def test_silence_brings_a_new_hello_and_a_welcome_brings_the_deliveries_again() 
     waiting.start()
     awaited = hello_after(table)
     assert awaited
-    table.say(Welcome(run_id="run-1", heartbeat_s=0.05, silence_s=FOREVER_S))
+    table.say(Welcome(run_id="run-1", heartbeat_s=0.05, silence_s=FOREVER_S, mark=0))
     again = wait_for(table, Groups)
     table.say(Drain())
     waiting.join(30.0)
@@ -223,7 +226,7 @@ def test_a_welcome_of_another_run_is_refused() -> None:
     table.join()
     delivered(table)
     table.heard()
-    table.say(Welcome(run_id="run-2", heartbeat_s=2.0, silence_s=60.0))
+    table.say(Welcome(run_id="run-2", heartbeat_s=2.0, silence_s=60.0, mark=0))
     with pytest.raises(HandshakeRefused, match="ipc:///somewhere now runs run-2; start this actor anew"):
         table.link.next_order()
     assert table.heard() == []

@@ -140,24 +140,25 @@ def test_an_actor_that_holds_something_else_is_refused_in_words(field: str, what
     assert bench.dispatcher.peers.by_address == {}
 
 
+def test_an_actor_of_another_verifier_configuration_is_refused_and_the_run_goes_on() -> None:
+    bench = Bench()
+    actor = bench.hub.actor_port("odd")
+    actor.send(hello_of(scripted_identity(), "odd", rules_digest="e" * 64))
+    bench.dispatcher.submit(toy_orders())
+    bench.dispatcher.pump()
+    (refusal,) = inbox(actor)
+    assert isinstance(refusal, Refused)
+    assert "odd holds another [verifier] or [rollout] configuration than the learner (eeeeeeeeeeee" in refusal.reason
+    assert "config.json" in refusal.reason
+    assert orders_in(bench.actor("fine")) == ids(toy_orders())
+
+
 def test_a_second_hello_is_welcomed_again() -> None:
     bench = Bench()
     actor = bench.actor()
     actor.send(hello_of(scripted_identity()))
     bench.dispatcher.pump()
     assert [type(message) for message in inbox(actor)] == [Welcome]
-
-
-def test_who_says_hello_again_gets_again_what_a_broken_link_may_have_lost() -> None:
-    bench, orders = Bench(), toy_orders(count=2)
-    actor = bench.actor()
-    bench.dispatcher.submit(orders)
-    assert [type(message) for message in inbox(actor)] == [Policy, Order, Order]
-    actor.send(hello_of(scripted_identity()))
-    bench.dispatcher.pump()
-    assert [type(message) for message in inbox(actor)] == [Welcome, Policy, Order, Order]
-    bench.deliver(actor, *(filled(order, POLICY) for order in orders))
-    assert bench.recorder.recorded == ids(orders)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,9 @@ def test_groups_that_hold(changes: dict[str, Any]) -> None:
         ({"logprobs": floats(-1, -1, -np.inf)}, "sample 2 has a value that is not finite in logprobs"),
         ({"entropies": floats(1, 1, np.inf)}, "sample 2 has a value that is not finite in entropies"),
         ({"logprobs": floats(-1, -1, 0.0011)}, "sample 2 has a log-prob above 0.001"),
+        ({"logprobs": floats(-1, -1001, -1)}, "sample 0 has a log-prob below -1000"),
+        ({"entropies": floats(1, 1, 22.1)}, "sample 2 has an entropy above 22"),
+        ({"entropies": floats(1, -0.01, 1)}, "sample 0 has a negative entropy"),
     ],
 )
 def test_groups_that_do_not_hold(changes: dict[str, Any], said: str) -> None:

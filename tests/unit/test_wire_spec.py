@@ -24,6 +24,8 @@ WORDS = {
     "Text": "text",
     "Digest": "digest",
     "Count": "count",
+    "Mark": "mark",
+    "Count | None": "count or nil",
     "Seconds": "seconds",
     "NDArray[np.uint8]": "uint8 array",
     "NDArray[np.int32]": "int32 array",
@@ -109,7 +111,7 @@ def test_every_limit() -> None:
 
 def test_limits_are_a_decision() -> None:
     """They belong to the protocol version: who changes one changes the version, here and in the document."""
-    assert PROTOCOL_VERSION == 3
+    assert PROTOCOL_VERSION == 4
     assert LIMITS == {
         "NUM_FRAMES": 3,
         "MAX_HEADER_BYTES": 256,
@@ -146,6 +148,9 @@ def test_limits_are_a_decision() -> None:
         "MAX_PARSE_RATIO": 80,
         "PARSE_BYTES": 1_048_576,
         "MAX_LOGPROB": 1e-3,
+        "MIN_LOGPROB": -1000.0,
+        "MAX_ENTROPY": 22.0,
+        "MAX_SHOWN_CHARS": 200,
     }
 
 

@@ -22,7 +22,7 @@ from shared.config import Config, ModelConfig
 from shared.errors import DamageError
 from shared.plain_base import plain_base
 from tests.dispatch_bench import inbox
-from tests.fakes import hello_of, toy_orders, toy_policy
+from tests.fakes import CHECK, hello_of, toy_orders, toy_policy
 from tests.live_run import OnceRecorder
 from tests.memory_transport import MemoryHub
 from tests.vllm.bench import Bench
@@ -119,8 +119,8 @@ def test_an_actor_on_another_base_is_refused_in_words_and_given_nothing(bench: B
     engine = bench.engine
     foreign = VLLMEngine(engine.vllm, engine.options, bench.prompter, engine.lora, engine.layout, other.digest)
     hub, orders = MemoryHub(), toy_orders(count=1)
-    welcome = Welcome(run_id="run-1", heartbeat_s=60.0, silence_s=60.0)
-    desk = Dispatcher(hub.learner_port(), OnceRecorder(), hello_of(bench.hf().identity), welcome)
+    welcome = Welcome(run_id="run-1", heartbeat_s=60.0, silence_s=60.0, mark=0)
+    desk = Dispatcher(hub.learner_port(), OnceRecorder(), hello_of(bench.hf().identity), welcome, CHECK)
     desk.publish(toy_policy(0), oldest_needed=0)
     desk.submit(orders)
     for name, identity in (("foreign", foreign.identity), ("ours", engine.identity)):
