@@ -65,7 +65,13 @@ def dispatch(args: "argparse.Namespace") -> int:
         case "resume":
             from launch.resume import run_command
 
-            return run_command(directory=args.directory, steps=args.steps, on_fault=args.on_fault, verbose=args.verbose)
+            return run_command(
+                directory=args.directory,
+                steps=args.steps,
+                on_fault=args.on_fault,
+                resample_step=args.resample_step,
+                verbose=args.verbose,
+            )
         case "replay":
             return replay(args)
         case "eval":

@@ -77,6 +77,9 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-fault", choices=("stop", "skip"), help="what to do with a batch whose update is refused, from now on"
     )
+    parser.add_argument(
+        "--resample-step", type=natural, metavar="N", help="void the recorded answers of steps N and later first"
+    )
     add_verbose(parser)
 
 

@@ -1,4 +1,7 @@
-"""`resume`: go on with a run that was stopped, crashed or prepared; with `--steps`, train a finished one further."""
+"""`resume`: go on with a run that was stopped, crashed or prepared; with `--steps`, train a finished one further.
+
+With `--resample-step N` the recorded answers of step N and later ones are voided first (learner/resample.py).
+"""
 
 import os
 import sys
@@ -17,7 +20,9 @@ from shared.run_dir import RunDir
 from shared.summary import Summary, read_summary
 
 
-def run_command(*, directory: Path, steps: int | None, on_fault: OnFault | None, verbose: bool) -> int:
+def run_command(
+    *, directory: Path, steps: int | None, on_fault: OnFault | None, resample_step: int | None, verbose: bool
+) -> int:
     """Open the run, train on, report."""
     run = RunDir.open(directory)
     warn_of_another_owner(run)
@@ -26,6 +31,8 @@ def run_command(*, directory: Path, steps: int | None, on_fault: OnFault | None,
         summary = read_summary(run)
         config = with_steps(run, config_from_json(run.config.read_bytes()), steps, summary)
         config = with_on_fault(run, config, on_fault)
+        if resample_step is not None:
+            print(resampled(run, config, resample_step), file=sys.stderr)
     if summary and summary.status == "done" and summary.steps >= config.run.steps:
         print(finished(directory, summary.steps))
         return 0
@@ -73,6 +80,17 @@ def warn_of_another_owner(run: RunDir) -> None:
             " with what is written now; better resume it as its owner.",
             file=sys.stderr,
         )
+
+
+def resampled(run: RunDir, config: Config, step: int) -> str:
+    """Void what is recorded of the step and later ones; what was done."""
+    from learner.checkpoint import CheckpointStore
+    from learner.resample import sample_again
+
+    count = sample_again(run, CheckpointStore(run.checkpoints, config.checkpoint.keep), step, config.run.steps)
+    if count == 0:
+        return f"the journal of {run.path} holds no answer of step {step} or later; nothing had to be voided"
+    return f"{count} recorded answers of step {step} and later are void; their orders are given again"
 
 
 def finished(directory: Path, steps: int) -> str:

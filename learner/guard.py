@@ -16,6 +16,7 @@ from typing import Protocol
 from learner.batch import StepBatch
 from learner.fault import NumericalFault
 from learner.quarantine import KeptBatch, Position
+from learner.resample import way_back
 from learner.update import Update
 from learner.update_figures import UpdateStats
 from protocol.messages import Groups
@@ -71,7 +72,7 @@ class Guard:
         path = self.quarantine.quarantine(self.kept(fault, answers))
         norms, limit = self.update.norms, self.config.guard.skips_in_a_row
         if self.config.guard.on_fault == "stop":
-            raise TrainingStopped(f"{fault} {next_steps(path)}") from fault
+            raise TrainingStopped(f"{fault} {next_steps(path, fault.step + 1)}") from fault
         norms.skips += 1
         if norms.skips > limit:
             raise TrainingStopped(
@@ -111,11 +112,12 @@ class Guard:
         self.update.norms.load_state_dict(position.norms)
 
 
-def next_steps(path: Path | None) -> str:
+def next_steps(path: Path | None, step: int) -> str:
     """What a user can type now."""
     if path is None:
         return "Its batch is kept nowhere."
     return (
         f"Its batch is kept: `python -m launch replay --batch {path}` looks at it alone,"
         f" `python -m launch resume {path.parents[1]} --on-fault skip` goes on without it."
+        f" {way_back(path.parents[1], step)}"
     )

@@ -1,7 +1,8 @@
 """The journal as the dispatcher sees it: find an order's answer, record new answers.
 
 Only the `train` lane is recorded; an evaluation can be repeated. An answer found must be the one this order asks for:
-a journal of another config is refused rather than trained on.
+a journal of another config is refused rather than trained on. A void among the records takes back the answers before it
+of its step and later ones (resample.py).
 """
 
 import re
@@ -17,6 +18,7 @@ from shared.errors import DamageError
 TRAIN_LANE = "train"
 TRAINED = re.compile(rf"{TRAIN_LANE}/([0-9]{{6,}})/u[0-9]{{4,}}")
 """Ids of the orders that are recorded."""
+VOID = b"void from step "
 
 
 class Recorder(Protocol):
@@ -50,11 +52,18 @@ class JournalRecorder:
         self.found: dict[str, bytes] = {}
         self.last_steps: dict[int, int] = {}
         for segment in journal.reading().segments:
-            found = index_records(segment.payloads())
-            self.last_steps[segment.number] = max(map(step_of, found), default=-1)
-            fresh = {order_id: payload for order_id, payload in found.items() if step_of(order_id) >= first_step}
-            self.found = fresh | self.found
+            self.last_steps[segment.number] = max(map(self.load, segment.payloads()), default=-1)
         self.held = set(self.found)
+
+    def load(self, payload: bytes) -> int:
+        """A record of an earlier life; returns its step, or -1 for a void."""
+        if (voided := voided_from(payload)) is not None:
+            self.found = before(self.found, voided)
+            return -1
+        order_id = read(payload).order_id
+        if step_of(order_id) >= self.first_step:
+            self.found.setdefault(order_id, payload)
+        return step_of(order_id)
 
     def find(self, order: Order) -> Groups | None:
         """Decoded when asked for; handed out once."""
@@ -127,11 +136,29 @@ class RecordedOrders:
 
 
 def index_records(records: Iterable[bytes]) -> dict[str, bytes]:
-    """order id -> record, the first where one was written twice."""
+    """order id -> record, the first where one was written twice; without what was voided."""
     index: dict[str, bytes] = {}
     for payload in records:
-        index.setdefault(read(payload).order_id, payload)
+        if (voided := voided_from(payload)) is None:
+            index.setdefault(read(payload).order_id, payload)
+        else:
+            index = before(index, voided)
     return index
+
+
+def before(index: dict[str, bytes], step: int) -> dict[str, bytes]:
+    """The records of earlier steps."""
+    return {order_id: payload for order_id, payload in index.items() if step_of(order_id) < step}
+
+
+def pack_void(step: int) -> bytes:
+    """The record that voids this step (from 0) and later ones."""
+    return VOID + str(step).encode()
+
+
+def voided_from(payload: bytes) -> int | None:
+    """The step of a void; None for an answer, whose first bytes are a small length."""
+    return int(payload.removeprefix(VOID)) if payload.startswith(VOID) else None
 
 
 def read(payload: bytes) -> Groups:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from learner.checkpoint import CheckpointStore
 from learner.journal import JournalDamage
-from learner.recorder import read, step_of
+from learner.recorder import index_records, read, step_of
 from shared.errors import DamageError
 
 
@@ -23,7 +23,10 @@ def what_is_safe(damage: JournalDamage) -> str:
     number = sum(len(segment.records) for segment in damage.whole)
     if number == 0:
         return f"It is the first record; {damage.num_behind} behind it in this file are whole."
-    last = read(list(next(s for s in reversed(damage.whole) if s.records).payloads())[-1])
+    index = index_records(payload for segment in damage.whole for payload in segment.payloads())
+    if not index:
+        return f"The {number} records before it are whole; {damage.num_behind} behind it in this file are whole too."
+    last = read(list(index.values())[-1])
     return (
         f"The {number} records before it are whole, up to order {last.order_id} of step {step_of(last.order_id) + 1};"
         f" {damage.num_behind} behind it in this file are whole too."

@@ -25,6 +25,7 @@ from learner.loop import train
 from learner.overlap import find_overlap
 from learner.past import Past
 from learner.recorder import JournalRecorder
+from learner.resample import with_way_back
 from learner.salvage import salvage_told
 from learner.sampling import Unanswered
 from learner.wiring import Model, build_parts, build_state, load_model
@@ -132,9 +133,10 @@ class Session:
         self.books.write_summary("running", self.first_step, ledger.wall_s())
         try:
             status, done = self.train_until_stopped(ledger)
-        except BaseException:
-            self.books.write_summary("failed", max(self.state.publisher.versions), ledger.wall_s())
-            raise
+        except BaseException as error:
+            done = max(self.state.publisher.versions)
+            self.books.write_summary("failed", done, ledger.wall_s())
+            raise with_way_back(error, self.run.path, done + 1)  # noqa: B904
         self.books.write_summary(status, done, ledger.wall_s())
         self.desk.farewell(FAREWELL_S)
 

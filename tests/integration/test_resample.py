@@ -1,0 +1,53 @@
+"""A step whose recorded answers the gate refuses: sampled again, the run ends as if they had never come."""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from learner.journal import Journal
+from learner.recorder import read, step_of
+from protocol.codec import encode, pack
+from protocol.messages import Groups
+from tests.runs import launch, replayed, summary, train
+
+BAD = 5
+"""The step, from 1; a checkpoint holds the one before."""
+
+
+def lied(groups: Groups) -> Groups:
+    """The same tokens with log-probs that are well formed and false."""
+    members = (msgspec.structs.replace(group, logprobs=group.logprobs - 3.0) for group in groups.groups)
+    return msgspec.structs.replace(groups, groups=tuple(members))
+
+
+def spoil(run: Path) -> None:
+    """As if it had died while step BAD was answered, with false log-probs."""
+    payloads = list(Journal.read(run / "journal").records())
+    shutil.rmtree(run / "journal")
+    journal = Journal.open(run / "journal")
+    for payload in payloads:
+        groups = read(payload)
+        if step_of(groups.order_id) < BAD - 1:
+            journal.append(payload)
+        elif step_of(groups.order_id) == BAD - 1:
+            journal.append(pack(encode(lied(groups))))
+    journal.close()
+    shutil.rmtree(run / "checkpoints" / "step-000006")
+    (run / "summary.json").unlink()
+
+
+def test_a_step_that_the_gate_refuses_is_sampled_again_and_the_run_ends_as_undisturbed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    undisturbed = train(run)["adapter_sha256"]
+    spoil(run)
+    for _ in range(2):
+        refused = launch("resume", run)
+        assert refused.returncode == 2 and f"Step {BAD}: actor and learner differ" in refused.stderr
+        command = f"python -m launch resume {run} --resample-step {BAD}"
+        assert command in refused.stderr.replace("\n", " ")
+    done = launch("resume", run, "--resample-step", str(BAD))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "recorded answers of step 5 and later are void" in done.stderr
+    assert summary(run)["adapter_sha256"] == undisturbed
+    assert replayed(run)["match"]
