@@ -47,7 +47,7 @@ MAX_UNREAD_MESSAGES = HIGH_WATER_MARK // 4
 """A socket's queue for one peer has room for these, for the orders of all credits, and for policies."""
 PROBE_EVERY_S = 1.0
 """As often as an actor that waits says Hello."""
-MAX_REASON_CHARS = 1000
+MAX_REASON_CHARS = 400
 """Of a sentence of ours that quotes a peer."""
 IDENTITIES = {
     "base_digest": "base model",
@@ -162,7 +162,7 @@ class Dispatcher:
         """A stranger is told what is wrong. Whoever has joined can speak, so its message was damaged on its way: it is
         as good as lost, and the next Hello brings it again."""
         if address in self.peers.by_address and isinstance(fault, MalformedMessage | VersionMismatch):
-            self.tally.note("dropped what is no message", one_line(str(fault), MAX_REASON_CHARS))
+            self.tally.note("dropped what is no message", one_line(str(fault)))
         else:
             self.refuse(address, str(fault))
 

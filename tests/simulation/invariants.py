@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from actor.link import Link
 from learner.dispatch import Dispatcher
-from learner.recorder import step_of
+from learner.recorder import TRAINED, step_of
 from protocol.errors import HandshakeRefused, PeerTimeout
 from protocol.messages import Ack, AnyMessage, Groups, Hello, Order, Policy, Welcome
 from shared.config import Config
@@ -91,7 +91,7 @@ class Watch:
             if self.hellos[peer].mark == self.marks.get(peer):
                 self.unread.pop(peer, None)
             self.marks[peer] = message.mark
-        elif isinstance(message, Ack):
+        elif isinstance(message, Ack) and TRAINED.fullmatch(message.order_id):
             self.check(message.order_id in self.durable, "acked durable", f"{message.order_id} is on no disk")
             self.acked.add(message.order_id)
             self.open.setdefault(peer, set()).discard(message.order_id)

@@ -66,7 +66,7 @@ class Network:
         self.learner_lives = 0
         self.kept: list[tuple[bytes, AnyMessage]] = []
         self.wires: dict[bytes, Wire] = {}
-        self.breaks = [0] * schedule.actors
+        self.breaks = [0] * (schedule.actors + 1)
         for cut in schedule.cuts:
             baton.after(cut.at_s, lambda cut=cut: self.break_link(cut))
 

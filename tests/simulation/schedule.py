@@ -123,6 +123,8 @@ class Schedule:
     """Broken links."""
     new_names: bool
     """A restarted actor has another id."""
+    hostile: bool
+    """Somebody with a key of the run says well-formed nonsense until the calm."""
 
     @property
     def config(self) -> Config:
@@ -191,6 +193,7 @@ def undisturbed(shape: Shape) -> Schedule:
         crashes=(),
         cuts=(),
         new_names=False,
+        hostile=False,
     )
 
 
@@ -209,6 +212,7 @@ def draw(seed: int) -> Schedule:
         crashes=tuple(sorted(draw_crashes(rng, actors), key=lambda crash: crash.at_s)),
         cuts=tuple(draw_cut(rng, actors) for _ in range(rng.choice((0, 0, 1, 1, 2)))),
         new_names=rng.random() < 0.25,
+        hostile=rng.random() < 0.3,
     )
 
 

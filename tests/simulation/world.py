@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.simulation.baton import Baton, Killed, Process, Stuck
 from tests.simulation.build import REAL, Build
 from tests.simulation.disk import Disk
+from tests.simulation.hostile import live_as_hostile
 from tests.simulation.invariants import Outcome, Violation, Watch, rightly
 from tests.simulation.lives import LearnerLife, live_as_actor
 from tests.simulation.network import Network
@@ -58,6 +59,8 @@ class World:
             self.start_learner()
             for place in range(self.schedule.actors):
                 self.baton.after(self.rng.random(), partial(self.start_actor, place))
+            if self.schedule.hostile:
+                self.baton.after(random.Random(f"hostile {self.schedule.seed}").random(), self.start_hostile)
             self.baton.direct(CALM_AT_S + CALM_S)
             if self.living or self.outcome is None:
                 alive = ", ".join(process.name for process in self.living.values()) or "nobody"
@@ -83,6 +86,25 @@ class World:
             self.trace.say(name, "starts")
             body = partial(self.actor, name, place)
             self.living[place] = self.baton.start(name, body, partial(self.ended, place))
+
+    def start_hostile(self) -> None:
+        """The one life of the one who means harm."""
+        place = self.schedule.actors
+        self.trace.say("evil", "starts")
+        self.living[place] = self.baton.start("evil", partial(self.hostile, place), partial(self.ended, place))
+
+    def hostile(self, place: int) -> None:
+        """What its thread does."""
+        wire = self.network.open_actor("evil", place)
+        port = ActorEnd(self.network, wire, self.watch, partial(self.point, place), self.trace)
+        try:
+            live_as_hostile(port, random.Random(self.schedule.seed), self.trace, over=self.is_over)
+        finally:
+            wire.died_at = self.baton.now
+
+    def is_over(self) -> bool:
+        """Whether there is nobody left to harm."""
+        return self.outcome is not None or self.baton.now >= CALM_AT_S
 
     def learner(self) -> None:
         """What its thread does."""
@@ -162,10 +184,10 @@ class World:
         if who == LEARNER:
             self.network.close_learner()
             self.disk.die(crash.death if crash and process.killed else "stop")
-        if self.outcome is None:
+        if self.outcome is None and who < self.schedule.actors:
             start = self.start_learner if who == LEARNER else partial(self.start_actor, who)
             self.baton.after(crash.down_s if crash else RESTART_S, start)
-        elif not self.living:
+        elif self.outcome is not None and not self.living:
             self.baton.wake(self.baton.director)
 
     def rows(self) -> list[int]:

@@ -6,8 +6,11 @@ from random import Random
 import pytest
 
 from benchmarks.fuzz import Fuzzer
+from benchmarks.fuzz_desk import converse
 from benchmarks.fuzz_targets import Target, targets
 from benchmarks.mutate import mutate_bytes, mutate_tree
+from learner.answer_check import AnswerCheck
+from protocol.messages import Groups, Order, Policy
 
 NUM_INPUTS = 12_000
 
@@ -69,6 +72,20 @@ def test_an_input_depends_on_its_seed_and_number_alone(tmp_path: Path) -> None:
 def fresh(folder: Path) -> Path:
     (folder / "c").mkdir()
     return folder / "c"
+
+
+class Lenient(AnswerCheck):
+    """Takes everything."""
+
+    def fault(self, order: Order, policy: Policy, groups: Groups) -> str:
+        return ""
+
+
+def test_a_desk_that_takes_nonsense_is_found(tmp_path: Path) -> None:
+    """It was so once."""
+    with pytest.raises(AssertionError, match=r"recorded though wrong|another order"):
+        for number in range(200):
+            converse(b"%d" % number, check=Lenient(vocabulary=2**31, rewards=frozenset(), built_in=True))
 
 
 def spin() -> None:

@@ -1,0 +1,213 @@
+"""Well-formed messages of an actor that means harm, at a real Dispatcher: what comes out must be a working run.
+
+    input      bytes; they seed what is said, so that a mutated input is another conversation
+    messages   every type, fields at their bounds and beyond what makes sense; half of the answers are a right one with
+               one thing wrong
+    holds      no exception; only right answers recorded, once each; a peer within its credits; no policy sent again to
+               one that has not read it; an honest actor's answers collected in the end
+
+The port is in memory, so that a conversation takes milliseconds; the codec is fuzzed elsewhere.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from learner.answer_check import AnswerCheck
+from learner.dispatch import MAX_UNREAD_MESSAGES, Dispatcher
+from learner.peers import MAX_UNREAD_POLICIES
+from learner.recorder import TRAINED
+from protocol.errors import MalformedMessage, ProtocolError
+from protocol.limits import MAX_CREDITS, MAX_SEED
+from protocol.messages import (
+    Ack,
+    AnyMessage,
+    Bye,
+    Drain,
+    Group,
+    Groups,
+    Heartbeat,
+    Order,
+    Outcome,
+    Refused,
+    Welcome,
+)
+from protocol.tally import Tally
+from tests.fakes import CHECK, filled, hello_of, scripted_identity, toy_orders, toy_policy
+
+NUM_MESSAGES = 24
+HONEST, HOSTILE = b"honest-1", (b"evil-1", b"evil-2", b"odd-1")
+IDS = ("train", "train/x/y", "train/000000/u0000", "train/000001/u0001", "train/999999/u0000", "eval/0/u", "\x1b[2J\n")
+TEXTS = ("", "tired", "\nerror: forged", "\x1b]0;x\x07", "x" * 65_536)
+
+
+UNHEARD = logging.Logger("unheard", logging.CRITICAL)
+
+
+class DeskPort:
+    """LearnerPort of messages that are there already; keeps count of what is sent."""
+
+    def __init__(self) -> None:
+        self.inbox: list[tuple[bytes, AnyMessage | ProtocolError]] = []
+        self.sent: dict[bytes, list[AnyMessage]] = {}
+
+    def send(self, peer: bytes, message: AnyMessage) -> None:
+        """Nobody reads it."""
+        self.sent.setdefault(peer, []).append(message)
+
+    def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage | ProtocolError] | None:
+        """The oldest."""
+        return self.inbox.pop(0) if self.inbox else None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class DeskRecorder:
+    """Keeps what it is given; knows ids as the real one does."""
+
+    def __init__(self) -> None:
+        self.recorded: dict[str, Groups] = {}
+
+    def find(self, order: Order) -> Groups | None:
+        """A new run."""
+        return None
+
+    def record(self, answers: Sequence[Groups]) -> None:
+        """Once each."""
+        for groups in answers:
+            assert groups.order_id not in self.recorded, "recorded twice"
+            self.recorded[groups.order_id] = groups
+
+    def holds(self, order_id: str) -> bool:
+        """By its name."""
+        return TRAINED.fullmatch(order_id) is None or order_id in self.recorded
+
+
+def converse(data: bytes, check: AnswerCheck = CHECK) -> None:
+    """One conversation; an AssertionError or any other exception is a finding."""
+    random, port, recorder = Random(data), DeskPort(), DeskRecorder()
+    clock = [0.0]
+    welcome = Welcome(run_id="run", heartbeat_s=2.0, silence_s=60.0, mark=0)
+    desk = Dispatcher(port, recorder, hello_of(scripted_identity()), welcome, check, lambda: clock[0], late_s=10.0)
+    desk.tally = Tally(UNHEARD)
+    orders: list[Order] = []
+    for version in range(2):
+        desk.publish(toy_policy(version), oldest_needed=0)
+        orders += toy_orders(version, count=2, version=version)
+    port.inbox.append((HOSTILE[0], hello_of(scripted_identity(), "evil", MAX_CREDITS)))
+    desk.submit(orders)
+    for _ in range(NUM_MESSAGES):
+        sender = random.choice(HOSTILE)
+        port.inbox.append((sender, random.choice(SAYINGS)(random, sender, port)))
+        clock[0] += random.choice((0.0, 0.1, 5.0))
+        desk.pump()
+        check_books(desk, port)
+    finish(desk, port, clock, orders)
+    for order in orders:
+        policy = toy_policy(order.policy_version)
+        assert not CHECK.fault(order, policy, recorder.recorded[order.order_id]), "recorded though wrong"
+    assert recorder.recorded.keys() == {order.order_id for order in orders}, "another order was recorded"
+
+
+def finish(desk: Dispatcher, port: DeskPort, clock: list[float], orders: list[Order]) -> None:
+    """An honest actor comes, answers what it is given, and is given everything that is open."""
+    open_orders = {order.order_id: order for order in orders}
+    port.inbox.append((HONEST, hello_of(scripted_identity(), "honest", 2)))
+    for _ in range(60):
+        desk.pump()
+        check_books(desk, port)
+        given = [message for message in port.sent.pop(HONEST, []) if isinstance(message, Order)]
+        port.inbox += [(HONEST, filled(order, toy_policy(order.policy_version))) for order in given]
+        clock[0] += 2.0
+        port.inbox.append((HONEST, Heartbeat(phase="decoding")))
+    assert open_orders.keys() == desk.answers.keys(), "an honest actor was not given what was open"
+
+
+def check_books(desk: Dispatcher, port: DeskPort) -> None:
+    """Between two messages."""
+    for peer in desk.peers.by_address.values():
+        assert len(peer.holding) == len(set(peer.holding)), "held twice"
+        assert len(peer.unread) <= MAX_UNREAD_POLICIES, "too many policies unread"
+    for sent in port.sent.values():
+        told = [message for message in sent if isinstance(message, Refused)]
+        assert all(message.reason.isprintable() for message in told), "a reason that is no line"
+        assert len(sent) < MAX_UNREAD_MESSAGES, "more was queued than is bounded"
+
+
+def say_hello(random: Random, sender: bytes, port: DeskPort) -> AnyMessage:
+    """Now and then with the mark that was told, or of somebody else."""
+    marks = [message.mark for message in port.sent.get(sender, []) if isinstance(message, Welcome)]
+    hello = hello_of(
+        scripted_identity(engine=random.choice(TEXTS)[:128] or "x"),
+        sender.partition(b"-")[0].decode(),
+        random.choice((1, 2, MAX_CREDITS)),
+        mark=random.choice([*marks[-1:], 0, MAX_SEED]),
+        version=random.choice((None, 0, 1, 7)),
+    )
+    return msgspec.structs.replace(hello, rules_digest="e" * 64) if random.random() < 0.1 else hello
+
+
+def say_answer(random: Random, sender: bytes, port: DeskPort) -> AnyMessage:
+    """A right one with one thing wrong."""
+    version = random.randrange(2)
+    order = random.choice(toy_orders(version, count=2, version=version))
+    right = filled(order, toy_policy(version))
+    return random.choice(SPOILS)(random, right)
+
+
+def group_with(groups: Groups, **changes: Any) -> Groups:
+    """Its only group changed."""
+    group: Group = msgspec.structs.replace(groups.groups[0], **changes)
+    return msgspec.structs.replace(groups, groups=(group,))
+
+
+def with_numbers(name: str, values: Sequence[float]) -> Callable[[Random, Groups], Groups]:
+    """One number of an array is another."""
+
+    def spoil(random: Random, groups: Groups) -> Groups:
+        array = getattr(groups.groups[0], name).copy()
+        array[random.randrange(len(array))] = random.choice(values)
+        return group_with(groups, **{name: array})
+
+    return spoil
+
+
+def with_lengths(random: Random, groups: Groups) -> Groups:
+    """Samples of other lengths, with tokens to match."""
+    lengths = random.choice(((0, 2), (0, 0), (1, 5000), (3,), (2**31 - 1, 1)))
+    total = min(sum(lengths), 6000)
+    ones = np.ones(total, np.int32)
+    return group_with(groups, lengths=lengths, completion_ids=ones, logprobs=-ones.astype(np.float32))
+
+
+SPOILS: tuple[Callable[[Random, Groups], Groups], ...] = (
+    with_numbers("completion_ids", (2**20, -1, 2**31 - 1, -(2**31))),
+    with_numbers("logprobs", (np.nan, np.inf, -np.inf, 1.0, -3e38)),
+    with_lengths,
+    lambda random, groups: group_with(groups, scores=(random.choice((0.5, -1e9, 1e9)), 0.0)),
+    lambda random, groups: group_with(groups, outcomes=(Outcome.ERROR,)),
+    lambda random, groups: group_with(groups, rewards={random.choice(TEXTS)[:128] or "x": (1.0,)}),
+    lambda random, groups: group_with(groups, group_id=random.choice(IDS)),
+    lambda random, groups: group_with(groups, entropies=np.full(1, np.nan, np.float32)),
+    lambda random, groups: msgspec.structs.replace(groups, groups=groups.groups * random.randint(2, 9)),
+    lambda random, groups: msgspec.structs.replace(groups, order_id=random.choice((*IDS[:2], *IDS[4:]))),
+    lambda random, groups: msgspec.structs.replace(groups, policy_version=random.choice((5, 2**31 - 1))),
+    lambda random, groups: msgspec.structs.replace(groups, adapter_sha256="f" * 64),
+)
+SAYINGS: tuple[Callable[[Random, bytes, DeskPort], AnyMessage | ProtocolError], ...] = (
+    say_hello,
+    say_hello,
+    say_answer,
+    say_answer,
+    say_answer,
+    lambda random, sender, port: Bye(reason=random.choice(TEXTS)),
+    lambda random, sender, port: Heartbeat(phase=random.choice(TEXTS)[:128] or "x"),
+    lambda random, sender, port: random.choice((Drain(), Ack(order_id=random.choice(IDS)), toy_policy(0))),
+    lambda random, sender, port: Refused(reason="no"),
+    lambda random, sender, port: MalformedMessage(random.choice(TEXTS)),
+)
