@@ -312,3 +312,17 @@ def test_what_was_damaged_on_its_way_is_as_good_as_lost_once_the_learner_is_know
     table.say(toy_policy(0), order)
     work = table.link.next_order()
     assert work is not None and work[0].order_id == order.order_id
+
+
+def test_a_further_hello_tells_what_was_read_and_which_policy_came_last() -> None:
+    table = Table()
+    table.say(Welcome(run_id="run-1", heartbeat_s=0.02, silence_s=FOREVER_S, mark=77))
+    table.link.join(60.0)
+    table.say(toy_policy(3))
+    waiting = threading.Thread(target=table.link.next_order)
+    waiting.start()
+    first, again = wait_for(table, Hello), wait_for(table, Hello)
+    table.say(Drain())
+    waiting.join(30.0)
+    assert isinstance(first, Hello) and (first.mark, first.version) == (0, None)
+    assert isinstance(again, Hello) and (again.mark, again.version) == (77, 3)
