@@ -268,7 +268,9 @@ class Dispatcher:
             if helper is None:
                 break
             if (why := self.needs_help(order_id, helper)) and helper.takes(self.orders[order_id].policy_version):
-                log.info("order %s %s and goes to actor %s too", order_id, why, helper.actor_id)
+                self.tally.note(
+                    f"an order {why} and goes to another too", f"{order_id} to {helper.actor_id}", logging.INFO
+                )
                 for holder in self.peers.holders(order_id):
                     self.peers.owe(holder, 1)
                 del self.given_at[order_id]

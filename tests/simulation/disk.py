@@ -14,6 +14,7 @@ from pathlib import Path
 from learner.checkpoint import Checkpoint
 from learner.journal import Journal, segment_path
 from learner.journal_format import SECTOR_BYTES
+from learner.recorder import step_of, voided_from
 from shared.run_dir import RunDir
 from tests.simulation.schedule import Death
 
@@ -110,8 +111,14 @@ def order_of(payload: bytes) -> str:
 
 
 def recorded_in(journal: Journal) -> list[str]:
-    """Orders in the order of their records."""
-    return [order_of(payload) for payload in journal.reading().records()]
+    """Orders in the order of their records, without those that were voided."""
+    found: list[str] = []
+    for payload in journal.reading().records():
+        if (voided := voided_from(payload)) is None:
+            found.append(order_of(payload))
+        else:
+            found = [order_id for order_id in found if step_of(order_id) < voided]
+    return found
 
 
 def tail_of(journal: Journal, folder: Path) -> Path:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from actor.link import Link
 from learner.dispatch import Dispatcher
+from learner.mismatch import Mismatch
 from learner.recorder import TRAINED, step_of
 from protocol.errors import HandshakeRefused, PeerTimeout
 from protocol.messages import Ack, AnyMessage, Groups, Hello, Order, Policy, Welcome
@@ -40,9 +41,10 @@ class Violation(Exception):
 
 
 def rightly(error: BaseException) -> bool:
-    """Whether a process may end with this: its peers are away for long, or words of its former life came late, so that
-    this seems to live. It is then started again."""
-    return isinstance(error, PeerTimeout) or (isinstance(error, HandshakeRefused) and STILL_HERE in str(error))
+    """Whether a process may end with this: its peers are away for long, words of its former life came late, so that
+    this seems to live, or the gate found the answers of a stale adapter. It is then started again."""
+    refused = isinstance(error, HandshakeRefused) and STILL_HERE in str(error)
+    return refused or isinstance(error, PeerTimeout | Mismatch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,8 @@ class Watch:
         self.open: dict[bytes, set[str]] = {}
         self.hellos: dict[bytes, Hello] = {}
         self.marks: dict[bytes, int] = {}
+        self.has_voided = False
+        self.last_step = -1
         self.unread: dict[bytes, set[int]] = {}
         self.policies: dict[int, str] = {}
         size = config.rollout.groups_per_order or config.rollout.prompts
@@ -92,7 +96,10 @@ class Watch:
                 self.unread.pop(peer, None)
             self.marks[peer] = message.mark
         elif isinstance(message, Ack) and TRAINED.fullmatch(message.order_id):
-            self.check(message.order_id in self.durable, "acked durable", f"{message.order_id} is on no disk")
+            # A replacement that a step needed no more when it was sampled again: nobody waits for its answer.
+            unneeded = self.has_voided and step_of(message.order_id) <= self.last_step
+            on_disk = message.order_id in self.durable
+            self.check(on_disk or unneeded, "acked durable", f"{message.order_id} is on no disk")
             self.acked.add(message.order_id)
             self.open.setdefault(peer, set()).discard(message.order_id)
         elif isinstance(message, Order):
@@ -135,6 +142,12 @@ class Watch:
         """To the journal, not yet durable."""
         self.check(order_id not in self.recorded, "exactly once", f"{order_id} is recorded twice")
         self.recorded.append(order_id)
+
+    def voided(self, step: int) -> None:
+        """What was recorded of this step (from 0) and later ones is to be sampled again."""
+        self.has_voided = True
+        self.acked = {order_id for order_id in self.acked if step_of(order_id) < step}
+        self.durable = {order_id for order_id in self.durable if step_of(order_id) < step}
 
     def synced(self) -> None:
         """All that was appended is durable."""
@@ -181,6 +194,7 @@ class Watch:
 
     def consumed(self, step: int, answers: list[Groups], all_groups: list[str]) -> None:
         """By an update."""
+        self.last_step = max(self.last_step, step)
         for groups in answers:
             wanted = max(0, step - self.lag)
             self.check(groups.policy_version == wanted, "policy version", f"step {step} consumes {groups.order_id}")

@@ -20,11 +20,13 @@ from learner.loop import Parts, train
 from learner.norms import Norms
 from learner.past import Past
 from learner.publisher import Publisher
+from learner.resample import sample_again
 from learner.sampling import Unanswered
 from protocol.messages import Groups, Hello, Order, Policy, Welcome
 from shared.config import Config
 from shared.metrics import MetricsLog
 from shared.turns import NoTurns
+from tests.simulation.baton import Killed
 from tests.simulation.build import Build
 from tests.simulation.disk import SEGMENT_BYTES, Disk, MemoryCheckpoints, recorded_in
 from tests.simulation.invariants import Outcome, Watch
@@ -76,11 +78,15 @@ class LearnerLife:
         clock: Callable[[], float],
         work: Callable[[Callable[[], None]], None],
         stop: Callable[[], bool],
+        resample_step: int | None,
     ) -> None:
-        """work: lets an update's time pass, with progress in it. stop: whether the learner was asked to."""
+        """work: lets an update's time pass, with progress in it. stop: whether the learner was asked to. resample_step:
+        as given to `resume`."""
         self.config = config
         self.disk = disk
         self.watch = watch
+        if resample_step is not None:
+            self.void(resample_step, point)
         self.journal = Journal.open(disk.run.journal, segment_bytes=SEGMENT_BYTES)
         disk.cover(*disk.segments())
         checkpoints = cast(Any, MemoryCheckpoints(disk, config.checkpoint.keep, point))
@@ -107,6 +113,24 @@ class LearnerLife:
         self.stop = stop
         update = ToyUpdate(adapter, self.optimizer, lambda: work(self.desk.pump))
         self.update = WatchedUpdate(update, watch)
+
+    def void(self, step: int, point: Point) -> None:
+        """The step and later ones are sampled again; a death within the write leaves a part of it."""
+        point("before a void")
+        Journal.open(self.disk.run.journal, segment_bytes=SEGMENT_BYTES).close()
+        self.disk.cover(*self.disk.segments())
+        tail = self.disk.segments()[-1]
+        size = tail.stat().st_size
+        checkpoints = cast(Any, MemoryCheckpoints(self.disk, self.config.checkpoint.keep, point))
+        if sample_again(self.disk.run, checkpoints, step, self.config.run.steps):
+            self.watch.voided(step - 1)
+            try:
+                point("within a void")
+            except Killed:
+                self.disk.cut_short(tail, size)
+                raise
+        self.disk.cover(*self.disk.segments())
+        point("after a void")
 
     def live(self) -> Outcome | None:
         """What the run came to, or None if it was asked to stop before its end."""
@@ -172,9 +196,10 @@ def live_as_actor(
     watch: Watch,
     clock: Callable[[], float],
     work: Callable[[Callable[[], None]], None],
+    stale: Callable[[], bool],
 ) -> None:
-    """Join, serve, leave. work: lets a group's decoding time pass."""
-    engine = ToyEngine(work)
+    """Join, serve, leave. work: lets a group's decoding time pass. stale: whether the next answer is wrong."""
+    engine = ToyEngine(work, stale)
     rollout = build.rollout(engine, ToyScorer(), NoTurns(), spelled)
     port.link = link = build.link(port, "the learner", name, IDENTITY, config.link.credits, RULES, clock)
     link.join(config.link.silence_s)

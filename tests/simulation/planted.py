@@ -18,7 +18,7 @@ from learner.checkpoint import Checkpoint
 from learner.dispatch import Dispatcher
 from learner.past import Past
 from learner.peers import Peer
-from learner.recorder import JournalRecorder
+from learner.recorder import JournalRecorder, voided_from
 from learner.sampling import Pending, Sampler
 from learner.state import LearnerState
 from protocol.codec import encode, pack
@@ -69,6 +69,13 @@ class ForgetsTheJournal(JournalRecorder):
 
     def find(self, order: Order) -> Groups | None:
         return None
+
+
+class VoidsIgnored(JournalRecorder):
+    """Finds answers that were voided."""
+
+    def load(self, payload: bytes) -> int:
+        return -1 if voided_from(payload) is not None else super().load(payload)
 
 
 class SeedsByTime(Sampler):
@@ -250,6 +257,7 @@ PLANTED = {
     "append without fsync": planted("acked durable", recorder=NoFsync),
     "fsync one record late": planted("acked durable", recorder=OneFsyncLate),
     "dedup forgotten after a restart": planted("acked kept", "exactly once", recorder=ForgetsTheJournal),
+    "voids ignored": planted("liveness", recorder=VoidsIgnored),
     "seeds not from the group's name": planted("final value", "exactly once", sampler=SeedsByTime),
     "orders not repeated": planted("liveness", dispatcher=NeverRepeats),
     "repeated though held": planted("credits", dispatcher=RepeatedThoughHeld),

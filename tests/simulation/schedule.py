@@ -123,6 +123,8 @@ class Schedule:
     """Broken links."""
     new_names: bool
     """A restarted actor has another id."""
+    stale: int
+    """Orders that are first answered from a stale adapter: the gate refuses them, and their step is sampled again."""
     hostile: bool
     """Somebody with a key of the run says well-formed nonsense until the calm."""
 
@@ -193,6 +195,7 @@ def undisturbed(shape: Shape) -> Schedule:
         crashes=(),
         cuts=(),
         new_names=False,
+        stale=0,
         hostile=False,
     )
 
@@ -213,6 +216,7 @@ def draw(seed: int) -> Schedule:
         cuts=tuple(draw_cut(rng, actors) for _ in range(rng.choice((0, 0, 1, 1, 2)))),
         new_names=rng.random() < 0.25,
         hostile=rng.random() < 0.3,
+        stale=rng.choice((0, 0, 0, 1, 2)),
     )
 
 

@@ -21,6 +21,7 @@ from actor.engine import Completion, Identity, Progress
 from actor.scores import Scores, Together
 from actor.verdict import ScoreJob, Verdict
 from learner.answer_check import AnswerCheck
+from learner.mismatch import Mismatch
 from learner.sampling import flat
 from learner.tasks import Task
 from protocol.messages import Finish, GroupOrder, Groups, Outcome, Sampling
@@ -30,6 +31,7 @@ from tests.fakes import ended
 IDENTITY = Identity(engine="toy", base_digest="a" * 64, tokenizer_digest="b" * 64, lora_digest="c" * 64)
 RULES = "d" * 64
 CHECK = AnswerCheck(vocabulary=256, rewards=frozenset(), built_in=True)
+STALE_LOGPROB = -50.0
 TASKS = tuple(
     Task(prompt_ids=np.array([10 + index, 1, 2], np.int32), columns={"answer": str(index)}) for index in range(12)
 )
@@ -100,8 +102,10 @@ class ToyUpdate:
         self.work = work
 
     def apply(self, step: int, batch: ToyBatch) -> None:
-        """Always None: there are no statistics of a real loss."""
+        """Always None: there are no statistics of a real loss. The gate knows a stale adapter by its log-probs."""
         self.work()
+        if any(group.logprobs.min() <= STALE_LOGPROB for group in flat(batch.answers)):
+            raise Mismatch(f"Step {step + 1}: actor and learner differ.")
         chain = hashlib.sha256(value_of(self.adapter) + str(step).encode())
         for group in flat(batch.answers):
             self.optimizer.consumed.append(group.group_id)
@@ -126,9 +130,11 @@ def set_value(adapter: ToyAdapter, value: bytes) -> None:
 class ToyEngine:
     """Tokens are a hash of seed, prompt and the adapter that is in place."""
 
-    def __init__(self, work: Callable[[Callable[[], None]], None]) -> None:
-        """work: lets a group's decoding time pass, with a word of progress in it."""
+    def __init__(self, work: Callable[[Callable[[], None]], None], stale: Callable[[], bool]) -> None:
+        """work: lets a group's decoding time pass, with a word of progress in it. stale: whether the next order is
+        answered from another adapter than it says."""
         self.work = work
+        self.stale = stale
         self.identity = IDENTITY
         self.holds = ""
 
@@ -141,19 +147,23 @@ class ToyEngine:
     ) -> list[list[Completion]]:
         """One completion a seed."""
         filled: list[list[Completion]] = []
+        stale = self.stale()
         for row, group in enumerate(groups):
-            samples = [self.completion(group, seed, sampling) for seed in group.seeds]
+            samples = [self.completion(group, seed, sampling, stale) for seed in group.seeds]
             self.work(partial(progress, ended([samples], row)))
             filled.append(samples)
         return filled
 
-    def completion(self, group: GroupOrder, seed: int, sampling: Sampling) -> Completion:
+    def completion(self, group: GroupOrder, seed: int, sampling: Sampling, stale: bool) -> Completion:
         """Made-up tokens."""
-        drawn = hashlib.sha256(f"{seed} {self.holds}".encode() + group.prompt_ids.tobytes()).digest()
+        adapter = "stale" if stale else self.holds
+        drawn = hashlib.sha256(f"{seed} {adapter}".encode() + group.prompt_ids.tobytes()).digest()
         length = 1 + drawn[0] % sampling.max_new_tokens
         return Completion(
             ids=np.frombuffer(drawn, np.uint8, length, 1).astype(np.int32),
-            logprobs=np.frombuffer(drawn, np.uint8, length, 9).astype(np.float32) * np.float32(-0.01),
+            logprobs=np.full(length, STALE_LOGPROB, np.float32)
+            if stale
+            else np.frombuffer(drawn, np.uint8, length, 9).astype(np.float32) * np.float32(-0.01),
             entropies=None,
             finish=Finish.LENGTH if length == sampling.max_new_tokens else Finish.STOP,
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
+from learner.mismatch import Mismatch
 from tests.simulation.baton import Baton, Killed, Process, Stuck
 from tests.simulation.build import REAL, Build
 from tests.simulation.disk import Disk
@@ -49,6 +50,8 @@ class World:
         self.points: dict[int, int] = {}
         self.actor_lives = 0
         self.stop_asked = False
+        self.stale_left = schedule.stale
+        self.resample_step: int | None = None
         self.outcome: Outcome | None = None
 
     def run(self) -> Outcome:
@@ -110,6 +113,7 @@ class World:
         """What its thread does."""
         point = partial(self.point, LEARNER)
         port = LearnerEnd(self.network, self.network.open_learner(), self.watch, point, self.trace)
+        resample_step, self.resample_step = self.resample_step, None
         life = LearnerLife(
             self.config,
             self.build,
@@ -120,9 +124,14 @@ class World:
             clock=self.baton.clock,
             work=partial(self.work, 0.05, 0.4),
             stop=lambda: self.stop_asked,
+            resample_step=resample_step,
         )
         try:
             self.outcome = life.live() or self.outcome
+        except Mismatch:
+            self.resample_step = max(life.publisher.versions) + 1
+            self.trace.count("sampled again")
+            raise
         finally:
             life.close()
 
@@ -132,9 +141,23 @@ class World:
         port = ActorEnd(self.network, wire, self.watch, partial(self.point, place), self.trace)
         work = partial(self.work, 0.05, 0.5)
         try:
-            live_as_actor(name, self.config, self.build, port, watch=self.watch, clock=self.baton.clock, work=work)
+            live_as_actor(
+                name,
+                self.config,
+                self.build,
+                port,
+                watch=self.watch,
+                clock=self.baton.clock,
+                work=work,
+                stale=self.stale,
+            )
         finally:
             wire.died_at = self.baton.now
+
+    def stale(self) -> bool:
+        """Whether the next order is answered from a stale adapter."""
+        self.stale_left -= 1
+        return self.stale_left >= 0
 
     def work(self, least_s: float, most_s: float, progress: Callable[[], None]) -> None:
         """Time passes, now and then much of it, with a word of progress in the middle."""
