@@ -22,6 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
 import zmq
 from msgspec.structs import replace
 
@@ -238,7 +239,10 @@ class Trial:
 
     def resident(self, pid: int) -> list[float]:
         """Of the learner."""
-        found = [child for child in descendants(pid) if "-m learner" in " ".join(child.cmdline())]
+        try:
+            found = [child for child in descendants(pid) if "-m learner" in " ".join(child.cmdline())]
+        except psutil.NoSuchProcess:  # One has just ended.
+            return []
         return [gauges(child.pid).get("rss_mb", 0.0) for child in found]
 
     def figures(self, code: int, seconds: float) -> dict[str, Any]:
