@@ -75,7 +75,7 @@ class Dispatcher:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """expected: what every actor must hold (its digests alone matter). check: what every answer must fit. now: the
-        clock. late_s: an order unanswered for longer goes to another actor too. stop: whether the learner was asked to."""
+        clock. late_s: an order unanswered for longer goes to another actor too. stop: whether a stop was asked for."""
         self.port = port
         self.recorder = recorder
         self.expected = expected

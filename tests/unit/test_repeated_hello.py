@@ -6,7 +6,6 @@ import time
 import pytest
 
 from protocol.limits import HIGH_WATER_MARK
-from protocol.memory_transport import MemoryActorPort
 from protocol.messages import (
     AnyMessage,
     Bye,
@@ -16,6 +15,7 @@ from protocol.messages import (
 )
 from tests.dispatch_bench import POLICY, Bench, ids, inbox, kinds, orders_in
 from tests.fakes import filled, hello_of, scripted_identity, toy_orders, toy_policy
+from tests.memory_transport import MemoryActorPort
 
 
 def welcomed_again(bench: Bench, actor: MemoryActorPort, mark: int, version: int | None = None) -> list[AnyMessage]:

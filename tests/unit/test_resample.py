@@ -34,7 +34,7 @@ def store_of(run: RunDir, *steps: int) -> CheckpointStore:
     """With checkpoints of these steps."""
     store = CheckpointStore(run.checkpoints, 3)
     for step in steps:
-        store.save(Checkpoint(step=step, files={"state": b"x"}), score=0.5)
+        store.save(Checkpoint(step=step, files={"state": b"x"}))
     return store
 
 
