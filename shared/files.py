@@ -41,6 +41,9 @@ REMEDIES = {
     errno.ENOTDIR: "choose {a_place} whose parents are all folders",
     errno.EEXIST: "choose {a_place} that is not a file",
     errno.ENAMETOOLONG: "choose a shorter {place}",
+    errno.EMFILE: "raise the number of descriptors that a process may have (`ulimit -n 1024`)",
+    errno.ENFILE: "the whole machine has no descriptors left: end what has too many files open",
+    errno.ENOLCK: "its file system gives no more locks: choose {a_place} on a disk of this machine",
     errno.EIO: "the disk reports a fault: copy the run to another disk, then use `resume` there",
 }
 UNFINISHED = ".tmp"

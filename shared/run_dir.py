@@ -83,7 +83,9 @@ class RunDir:
         """Be the only process that writes this run; the kernel frees the lock if we die."""
         fd = open_lock(self.lock)
         try:
-            if not try_lock_awhile(fd):
+            with disk_errors(self.lock):
+                taken = try_lock_awhile(fd)
+            if not taken:
                 raise RunDirError(f"{self.path} is in use by {signature(fd)}; wait until it ends, or stop it first.")
             sign(fd, self.lock)
             for path in (self.config, self.metrics, self.rollouts, self.summary):

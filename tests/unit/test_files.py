@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -248,6 +249,19 @@ def test_what_a_killed_writer_left_of_one_path_is_removed_alone(tmp_path: Path) 
     (tmp_path / ".a.89abcdef.tmp").mkdir()
     remove_unfinished(tmp_path / "a")
     assert names(tmp_path) == {".a.b.0123abcd.tmp", ".a.0123abcd.old", "a.tmp"}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "remedy"),
+    [
+        (errno.EMFILE, "`ulimit -n 1024`"),
+        (errno.ENFILE, "end what has too many files open"),
+        (errno.ENOLCK, "choose an --out on a disk of this machine"),
+    ],
+)
+def test_what_runs_short_is_named(tmp_path: Path, refusal: int, remedy: str) -> None:
+    with pytest.raises(RunDirError, match=f"{re.escape(os.strerror(refusal))}.*{remedy}"), failing("open", refusal):
+        write_whole(tmp_path / "a", b"x")
 
 
 def test_cut_is_durable(tmp_path: Path) -> None:
