@@ -4,11 +4,13 @@
 
 One sentence on stderr for what a user can mend and for silence, a traceback for a crash alone.
 
-Also where logging is set up, the process is tied to its parent's life, and its memory is closed to others.
+Also where logging is set up, the process is tied to its parent's life, its memory is closed to others, and the limit of
+its descriptors is raised: the default of most systems, 1024, is meant for programs that use `select`.
 """
 
 import ctypes
 import logging
+import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,12 +20,14 @@ from shared.errors import UserError
 from shared.lifeline import die_with_parent
 
 _PR_SET_DUMPABLE = 4
+MAX_DESCRIPTORS = 8192
 
 
 def run_process(name: str, body: Callable[[], None]) -> int:
     """Run a process's body; returns its exit code."""
     die_with_parent()
     keep_to_itself()
+    raise_descriptors()
     form = f"%(asctime)s %(levelname)s {name} %(message)s"
     logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
     logging.getLogger(name).info("loads libraries and model")
@@ -44,6 +48,14 @@ def keep_to_itself() -> None:
     that is started begins open again. No boundary: the files and the rights of both are still those of one user."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def raise_descriptors() -> None:
+    """The soft limit, as far as the hard one and MAX_DESCRIPTORS allow; one that is higher stays."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def say(error: Exception) -> None:

@@ -1,5 +1,6 @@
 """The edge of a process: errors become an exit code, and one sentence where a user can mend them."""
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,18 @@ def test_a_silent_peer_is_one_sentence_and_code_1_so_that_an_actor_is_started_ag
     assert done.returncode == 1 and "Traceback" not in done.stderr
     said = "error: Every actor said nothing for 3.0 s while the answer to order x was awaited."
     assert done.stderr.splitlines()[-1] == said
+
+
+@pytest.mark.parametrize(("before", "after"), [("-Sn 256 -Hn 4096", 4096), ("-Sn 256", 8192), ("-Sn 9000", 9000)])
+def test_a_process_may_have_as_many_descriptors_as_it_needs(before: str, after: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 9000:
+        pytest.skip(f"this machine allows {hard} descriptors")
+    body = BODY.format(line="import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])")
+    limits = "; ".join(f"ulimit -{limit.strip()}" for limit in before.split("-") if limit)
+    argv = ["bash", "-c", f'{limits}; exec "$0" -c "$1"', sys.executable, body]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) == after
 
 
 def test_a_crash_shows_its_traceback_and_code_1() -> None:
