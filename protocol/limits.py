@@ -52,6 +52,12 @@ HANDSHAKE_COST = 256
 """What a connection costs the actor that makes it, out of its allowance."""
 MAX_CONNECTIONS = 256
 """Connections a learner holds."""
+MAX_AT_DOOR = 128
+"""Of these, TCP connections that have not proved a key; the one that came first makes room for the next."""
+MAX_HANDSHAKE_BYTES = 65_536
+"""What a TCP connection may send before it has proved a key; a handshake of an actor has less than 1000."""
+BACKLOG = 64
+"""TCP connections that the kernel holds for a learner that has not accepted them yet."""
 HANDSHAKE_MS = 5000
 """A connection whose handshake takes longer is closed."""
 ALLOWANCE_BURST = 4096.0
@@ -69,7 +75,7 @@ KEEPALIVE_MS = 2000
 KEEPALIVE_TIMEOUT_MS = 10_000
 """A connection that answers no ping for this long is closed."""
 MAX_HANDSHAKE_FAILURES = 3
-"""CURVE handshakes that may fail in a row, from a learner that dies meanwhile, before the key is blamed."""
+"""CURVE handshakes that may end in a row without a reason, and for `silence_s` besides, before the key is blamed."""
 
 MAX_PARSE_RATIO = 80
 """Bytes that reading an input holds for each of its bytes, beside the input; one byte of msgpack can be a list."""

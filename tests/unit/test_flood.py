@@ -1,5 +1,6 @@
 """One actor of the run does all it can to fill the learner's memory and time; the other one's run goes on."""
 
+import json
 import logging
 import subprocess
 import sys
@@ -29,6 +30,46 @@ ENDINGS = {
 def resident() -> int:
     """Bytes of this process's memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+NARROW = """
+import json, os, resource, select, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+from tests.live_run import live_run
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+with live_run(Path(sys.argv[1])) as run:
+    seen, memory = [], resident()
+    print(run.endpoint, flush=True)
+    while not select.select([sys.stdin], [], [], 0.0)[0]:
+        run.goes_on()
+        (Path(sys.argv[1]) / "a file of the run").write_text("can be written")
+        seen.append(len(os.listdir("/proc/self/fd")))
+    grown = resident() - memory
+print(json.dumps({"descriptors": max(seen), "memory": grown, "steps": run.steps, "counts": run.port.tally.counts}))
+"""
+"""A run of its own in a process that may have no more descriptors than most systems give, until stdin says stop."""
+
+
+@pytest.mark.parametrize("kind", ["connects", "all"])
+def test_strangers_leave_a_run_its_descriptors(tmp_path: Path, kind: str) -> None:
+    argv = [sys.executable, "-c", NARROW, str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, cwd=ROOT, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as run:
+        assert run.stdout is not None
+        host, port = run.stdout.readline().strip().removeprefix("tcp://").split(":")
+        stranger = [sys.executable, "-m", "tests.stranger", kind, host, port, str(2 * SECONDS)]
+        tried = int(subprocess.run(stranger, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+        out, log = run.communicate("stop\n", timeout=100)
+    assert run.returncode == 0, log
+    found = json.loads(out)
+    assert tried > 1000 and found["steps"] > 4
+    assert found["descriptors"] < 1000, found
+    assert found["memory"] < BACKLOG, found
+    assert len(log.splitlines()) < 100, log
 
 
 @contextmanager
