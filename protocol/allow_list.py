@@ -1,14 +1,17 @@
 """Whom the learner lets in: the keys in `keys/allowed`, as they lie there now, less whoever is shut out.
 
 The folder is read again at every handshake and once a second, so that a new key works at once and a key that was
-removed stops working within the second. A file that is spoilt while the run goes on counts as absent. Two threads ask:
-the one that answers handshakes, and the port's own; what they share is replaced as a whole.
+removed stops working within the second. A file that is spoilt while the run goes on counts as absent. One that the disk
+does not give (no descriptor left, a fault) says nothing of its key, which stays as it was read last; so do all of them
+while the folder cannot be listed. Two threads ask: the one that answers handshakes, and the port's own; what they share
+is replaced as a whole.
 """
 
 import time
 from pathlib import Path
 
 from protocol.conduct import Conduct
+from protocol.errors import SecurityError
 from protocol.limits import COST_BYTES, HANDSHAKE_COST
 from protocol.security import read_allowed
 from protocol.tally import Tally
@@ -24,17 +27,34 @@ class AllowList:
         self.folder = folder
         self.conduct = conduct
         self.tally = tally
+        self.actor_ids: dict[str, str] = {}
         self.read()
 
     def read(self) -> None:
         """Look into the folder."""
-        self.actor_ids, faults = read_allowed(self.folder)
         self.read_at = time.monotonic()
-        for fault in faults:
-            self.tally.note("ignored a file of the allow-list", str(fault))
+        try:
+            found = read_allowed(self.folder)
+        except SecurityError as error:
+            self.tally.note("kept the allow-list as it was", str(error))
+            return
+        kept = {key: actor_id for key, actor_id in self.actor_ids.items() if actor_id in found.unread}
+        self.actor_ids = kept | found.actor_ids
+        for actor_id, fault in found.faults.items():
+            what = "kept a key as it was" if actor_id in found.unread else "ignored a file of the allow-list"
+            self.tally.note(what, str(fault))
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a peer that has proved to own this key may come in; called for every handshake."""
+        """Whether a peer that has proved to own this key may come in; called for every handshake. What it raised would
+        end the thread that calls it, and with it every later handshake."""
+        try:
+            return self.lets_in(domain, key)
+        except Exception as error:
+            self.tally.note("refused a connection: its key could not be looked up", repr(error))
+            return False
+
+    def lets_in(self, domain: str, key: bytes) -> bool:
+        """As the folder is now."""
         self.read()
         actor_id = self.actor_ids.get(key.decode())
         if actor_id is None:

@@ -9,6 +9,7 @@ keys are made at any time with `python -m launch key`; removing a file of `allow
 Keys are text, 40 characters of Z85. Left out on purpose: expiry, pass phrases, certificates of an authority.
 """
 
+import errno
 import os
 import re
 import stat
@@ -128,25 +129,53 @@ def load_learner_keys(keys_dir: Path) -> LearnerKeys:
     own = read_key_file(keys_dir / f"{LEARNER}.json", LearnerFile)
     check_pair(keys_dir / f"{LEARNER}.json", own)
     check_folder(keys_dir / ALLOWED)
-    _, faults = read_allowed(keys_dir / ALLOWED)
-    if faults:
-        raise faults[0]
+    for fault in read_allowed(keys_dir / ALLOWED).faults.values():
+        raise fault
     return LearnerKeys(public=own.public.encode(), secret=own.secret.encode(), allowed=keys_dir / ALLOWED)
 
 
-def read_allowed(folder: Path) -> tuple[dict[str, str], list[SecurityError]]:
-    """Public key -> actor id, and what is wrong with the files that are not among them."""
+@dataclass(frozen=True, kw_only=True)
+class Allowed:
+    """What a look into `keys/allowed` has found."""
+
+    actor_ids: dict[str, str]
+    """Public key -> actor id."""
+    faults: dict[str, SecurityError]
+    """By actor id, what is wrong with the files that are not among them."""
+    unread: frozenset[str]
+    """Those of `faults` that say nothing about the key: the disk did not give the file."""
+
+
+def read_allowed(folder: Path) -> Allowed:
+    """All files of the folder. A file that has gone meanwhile is absent. SecurityError if there is no looking in."""
     found: dict[str, str] = {}
-    faults: list[SecurityError] = []
-    for file in sorted(folder.glob("*.json")):
+    faults: dict[str, SecurityError] = {}
+    unread: set[str] = set()
+    for file in list_key_files(folder):
         try:
-            entry = read_key_file(file, AllowedFile)
+            entry = parse_key_file(file, AllowedFile)
             check_entry(file, entry, found)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            unread.add(file.stem)
+            faults[file.stem] = unreadable(file, error)
         except SecurityError as error:
-            faults.append(error)
+            faults[file.stem] = error
         else:
             found[entry.public] = entry.actor_id
-    return found, faults
+    return Allowed(actor_ids=found, faults=faults, unread=frozenset(unread))
+
+
+def list_key_files(folder: Path) -> list[Path]:
+    """By name. A folder that is not there holds none."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    return sorted(folder / name for name in names if name.endswith(".json"))
 
 
 def check_entry(file: Path, entry: AllowedFile, found: dict[str, str]) -> None:
@@ -174,7 +203,7 @@ def load_actor_key(file: Path) -> ActorKey:
 
 
 def write_new(file: Path, content: LearnerFile | ActorFile | AllowedFile) -> None:
-    """A new file that nobody else could read at any moment."""
+    """A new file, durably, that nobody else could read at any moment."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -205,16 +234,33 @@ def check_folder(folder: Path) -> None:
 
 
 def read_key_file(file: Path, kind: type[AnyFile]) -> AnyFile:
-    """Contents of a key file, if nobody else can read it. Mode and contents come from one open file."""
+    """Contents of a key file, if nobody else can read it."""
+    try:
+        return parse_key_file(file, kind)
+    except OSError as error:
+        raise unreadable(file, error) from error
+
+
+def parse_key_file(file: Path, kind: type[AnyFile]) -> AnyFile:
+    """As `read_key_file`, but what the disk says is left as it is. Mode and contents come from one open file."""
     try:
         with file.open("rb") as stream:
             if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) & 0o077:
                 raise SecurityError(f"The key file {file} can be read by others; run `chmod 600 {file}`.")
             return msgspec.json.decode(stream.read(MAX_FILE_BYTES), type=kind)
-    except OSError as error:
-        raise SecurityError(f"The key file {file} cannot be read ({error.strerror}); {HOW_TO_GET_ONE}.") from error
     except (ValueError, RecursionError):
         raise malformed(file) from None
+
+
+def unreadable(path: Path, error: OSError) -> SecurityError:
+    """A file that is there and cannot be read may hold a good key."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = "no descriptor is free: raise their number (`ulimit -n 1024`)"
+    elif error.errno == errno.ENOENT:
+        remedy = HOW_TO_GET_ONE
+    else:
+        remedy = "the key may be good: see to it that this process can read the file"
+    return SecurityError(f"The key file {path} cannot be read ({error.strerror}); {remedy}.")
 
 
 def check_pair(file: Path, content: LearnerFile | ActorFile) -> None:
