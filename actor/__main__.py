@@ -60,7 +60,8 @@ def main(arguments: argparse.Namespace) -> None:
     with stacks_of(arguments) as stacks:
         from actor.wiring import serve_orders
 
-        port = WatchedActorPort(ZmqActorPort(endpoint, key), Watchdog(config.link.silence_s, stacks))
+        dialled = ZmqActorPort(endpoint, key, silence_s=config.link.silence_s)
+        port = WatchedActorPort(dialled, Watchdog(config.link.silence_s, stacks))
         serve_orders(config, port, endpoint, key.actor_id, lease)
 
 

@@ -6,6 +6,8 @@ not accepted sees sends that succeed, and silence. Hence the order below, and Ha
 peers, so nothing is decided by them.
 """
 
+import logging
+import time
 from pathlib import Path
 
 import zmq
@@ -15,6 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 from protocol.allow_list import ZAP_DOMAIN, AllowList
 from protocol.errors import SecurityError
 from protocol.limits import (
+    BACKLOG,
     HANDSHAKE_MS,
     KEEPALIVE_MS,
     KEEPALIVE_TIMEOUT_MS,
@@ -26,14 +29,18 @@ from protocol.limits import (
 )
 from protocol.security import HOW_TO_GET_ONE, ActorKey, LearnerKeys
 
+log = logging.getLogger("protocol")
+
 
 class HandshakeWatch:
     """Tells an actor that its key, or the learner's, is not the right one, or that its connection is dead for good."""
 
-    def __init__(self, socket: zmq.Socket[bytes], endpoint: str, key_file: Path) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], endpoint: str, key_file: Path, silence_s: float) -> None:
         self.endpoint = endpoint
         self.key_file = key_file
+        self.silence_s = silence_s
         self.num_failures = 0
+        self.failing_since = time.monotonic()
         self.has_succeeded = False
         self.events = socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -43,8 +50,10 @@ class HandshakeWatch:
         )
 
     def check(self) -> bool:
-        """SecurityError once it is certain. A learner that dies during a handshake looks like a wrong key, once;
-        the failures that have a name are certain at once, and ZeroMQ does not try again after them.
+        """SecurityError once it is certain. The failures that have a name are certain at once, and ZeroMQ does not try
+        again after them. A peer that only hangs up may know another key of the learner's; or it is a forwarder whose
+        learner is not there yet, or a learner that dies or has too many callers. So this counts after `silence_s`,
+        from the dialling or the last success on.
 
         True if keys that fitted do so no more: bytes were changed on their way, and what ZeroMQ cannot decrypt makes it
         deaf without a word. Only a new socket helps.
@@ -57,10 +66,24 @@ class HandshakeWatch:
                 continue
             if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and self.has_succeeded:
                 return True
-            self.num_failures += 1
-            if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self.num_failures >= MAX_HANDSHAKE_FAILURES:
+            if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self.has_failed_for_long():
                 raise SecurityError(f"The learner at {self.endpoint} {self.what_is_wrong(event)}; {HOW_TO_GET_ONE}.")
         return False
+
+    def has_failed_for_long(self) -> bool:
+        """One more handshake has ended without a reason. Tells it once in the log, for who waits and looks there."""
+        self.num_failures += 1
+        if self.num_failures == 1 and self.has_succeeded:
+            self.failing_since = time.monotonic()
+        if self.num_failures == MAX_HANDSHAKE_FAILURES:
+            log.warning(
+                "what listens at %s hangs up during the handshake: nothing is behind it yet, or it is not the learner "
+                "that the key file %s is for; trying for %g s",
+                self.endpoint,
+                self.key_file,
+                self.silence_s,
+            )
+        return self.num_failures >= MAX_HANDSHAKE_FAILURES and time.monotonic() - self.failing_since > self.silence_s
 
     def what_is_wrong(self, event: int) -> str:
         """As far as an actor can know."""
@@ -69,7 +92,7 @@ class HandshakeWatch:
                 f"does not let in the key file {self.key_file}: its public half is not in keys/allowed, or its actor"
                 " sent what no faultless one sends (the learner's log tells)"
             )
-        return f"and the key file {self.key_file} do not belong together"
+        return f"and the key file {self.key_file} do not belong together (it hung up {self.num_failures} times)"
 
 
 def start_authenticator(context: zmq.Context[zmq.Socket[bytes]], allow_list: AllowList) -> ThreadAuthenticator:
@@ -96,6 +119,7 @@ def set_up_learner(
     socket.rcvhwm = 0 if over_tcp else high_water_mark
     socket.maxmsgsize = MAX_INBOUND_BYTES
     socket.handshake_ivl = HANDSHAKE_MS
+    socket.backlog = BACKLOG
     socket.zap_domain = ZAP_DOMAIN.encode()
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 

@@ -35,6 +35,9 @@ from protocol.security import ActorKey, LearnerKeys
 from protocol.sockets import HandshakeWatch, set_up_actor, set_up_learner, start_authenticator
 from protocol.tally import Tally
 
+SILENCE_S = 120.0
+"""How long an actor tries before it blames its key for handshakes that end without a reason: the default of
+`link.silence_s`."""
 IDENTITY_BYTES = 16
 """As many random ones as nobody can guess: who knew them could take an actor's place on the socket."""
 
@@ -118,12 +121,23 @@ class ZmqLearnerPort:
 
     def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage | ProtocolError] | None:
         """The next message of any actor."""
+        self.check_threads()
         deadline = time.monotonic() + timeout_s
         while self.socket.poll(milliseconds(deadline - time.monotonic())):
             if inbound := self.take():
                 return inbound
         self.doorkeeper.drained()
         return None
+
+    def check_threads(self) -> None:
+        """Without them every handshake fails, or nobody bounds what strangers do, and no message would say so."""
+        duties = ((self.authenticator, "decides who comes in"), (self.doorkeeper, "watches the connections"))
+        for thread, duty in duties:
+            if not thread.is_alive():
+                raise ProtocolError(
+                    f"The thread that {duty} at {self.endpoint} has ended (its own error is in the log above); "
+                    "use `resume` to go on."
+                )
 
     def take(self) -> tuple[bytes, AnyMessage | ProtocolError] | None:
         """One message; None for one whose sender is cut off, which ends what comes from there."""
@@ -159,6 +173,11 @@ class ZmqLearnerPort:
             self.socket.disable_monitor()
         self.doorkeeper.close()
         self.socket.close()
+        if not self.authenticator.is_alive() and self.authenticator.pipe:
+            # `stop` would wait for ever for room to tell a thread that is dead to end.
+            self.authenticator.pipe.linger = 0
+            self.authenticator.pipe.close()
+            self.authenticator.pipe = cast(zmq.Socket[bytes], None)
         self.authenticator.stop()
         self.context.term()
 
@@ -172,6 +191,7 @@ class ZmqActorPort:
         key: ActorKey | None,
         high_water_mark: int = HIGH_WATER_MARK,
         send_timeout_s: float = SEND_TIMEOUT_S,
+        silence_s: float = SILENCE_S,
     ) -> None:
         if key is None:
             raise no_keys(endpoint)
@@ -179,6 +199,7 @@ class ZmqActorPort:
         self.key = key
         self.high_water_mark = high_water_mark
         self.send_timeout_s = send_timeout_s
+        self.silence_s = silence_s
         self.context = zmq.Context()
         self.dial()
 
@@ -187,7 +208,7 @@ class ZmqActorPort:
         self.socket = self.context.socket(zmq.DEALER)
         set_up_actor(self.socket, self.key, self.high_water_mark, self.send_timeout_s)
         self.socket.routing_id = new_identity(self.key.actor_id)
-        self.watch = HandshakeWatch(self.socket, self.endpoint, self.key.file)
+        self.watch = HandshakeWatch(self.socket, self.endpoint, self.key.file, self.silence_s)
         self.poller = zmq.Poller()
         self.poller.register(self.socket, zmq.POLLIN)
         self.poller.register(self.watch.events, zmq.POLLIN)

@@ -322,6 +322,20 @@ def test_no_socket_without_keys(wire: Wire) -> None:
         ZmqActorPort(wire.endpoint, None)
 
 
+def test_a_learner_whose_threads_have_ended_does_not_go_on_as_if_nothing_had_happened(wire: Wire) -> None:
+    learner = wire.learner()
+    learner.authenticator.pipe.send(b"TERMINATE")
+    learner.authenticator.thread.join()
+    with pytest.raises(ProtocolError, match=r"The thread that decides who comes in at .* has ended"):
+        learner.receive(0.0)
+    learner.close()
+    again = wire.learner()
+    again.socket.disable_monitor()
+    again.doorkeeper.thread.join()
+    with pytest.raises(ProtocolError, match=r"The thread that watches the connections at .* has ended"):
+        again.receive(0.0)
+
+
 def test_faults_of_the_socket_itself_are_not_blamed_on_a_peer(wire: Wire) -> None:
     learner = wire.learner()
     learner.socket.close()
