@@ -9,6 +9,7 @@ peers, so nothing is decided by them.
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -101,6 +102,15 @@ def start_authenticator(context: zmq.Context[zmq.Socket[bytes]], allow_list: All
     authenticator.start()
     authenticator.configure_curve_callback(domain=ZAP_DOMAIN, credentials_provider=allow_list)
     return authenticator
+
+
+def stop_authenticator(authenticator: ThreadAuthenticator) -> None:
+    """pyzmq tells its thread to end, and waits for ever to do so if that has ended by itself."""
+    holder: Any = authenticator
+    if holder.pipe and not authenticator.is_alive():
+        holder.pipe.close()
+        holder.pipe = None
+    authenticator.stop()
 
 
 def set_up_learner(

@@ -32,7 +32,7 @@ from protocol.limits import (
 )
 from protocol.messages import AnyMessage, Hello, Refused
 from protocol.security import ActorKey, LearnerKeys
-from protocol.sockets import HandshakeWatch, set_up_actor, set_up_learner, start_authenticator
+from protocol.sockets import HandshakeWatch, set_up_actor, set_up_learner, start_authenticator, stop_authenticator
 from protocol.tally import Tally
 
 SILENCE_S = 120.0
@@ -173,12 +173,7 @@ class ZmqLearnerPort:
             self.socket.disable_monitor()
         self.doorkeeper.close()
         self.socket.close()
-        if not self.authenticator.is_alive() and self.authenticator.pipe:
-            # `stop` would wait for ever for room to tell a thread that is dead to end.
-            self.authenticator.pipe.linger = 0
-            self.authenticator.pipe.close()
-            self.authenticator.pipe = cast(zmq.Socket[bytes], None)
-        self.authenticator.stop()
+        stop_authenticator(self.authenticator)
         self.context.term()
 
 

@@ -21,17 +21,19 @@ from shared.lifeline import die_with_parent
 
 _PR_SET_DUMPABLE = 4
 MAX_DESCRIPTORS = 8192
+MIN_DESCRIPTORS = 40
+"""With fewer a learner cannot hold its files and one actor; what fails then looks like anything but the limit."""
 
 
 def run_process(name: str, body: Callable[[], None]) -> int:
     """Run a process's body; returns its exit code."""
     die_with_parent()
     keep_to_itself()
-    raise_descriptors()
     form = f"%(asctime)s %(levelname)s {name} %(message)s"
     logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
     logging.getLogger(name).info("loads libraries and model")
     try:
+        raise_descriptors()
         body()
     except (UserError, SecurityError, HandshakeRefused, VersionMismatch) as error:
         say(error)
@@ -56,6 +58,11 @@ def raise_descriptors() -> None:
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < MIN_DESCRIPTORS:
+        raise UserError(
+            f"A process may open {wanted} files and connections here, and needs {MIN_DESCRIPTORS} at least; "
+            "raise the limit with `ulimit -n 1024`."
+        )
 
 
 def say(error: Exception) -> None:

@@ -62,6 +62,14 @@ def test_a_process_may_have_as_many_descriptors_as_it_needs(before: str, after: 
     assert int(done.stdout) == after
 
 
+def test_too_few_descriptors_are_named_before_anything_fails_for_want_of_them() -> None:
+    argv = ["bash", "-c", 'ulimit -n 24; exec "$0" -c "$1"', sys.executable, BODY.format(line="pass")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    said = "error: A process may open 24 files and connections here, and needs 40 at least; "
+    assert done.stderr.splitlines()[-1] == said + "raise the limit with `ulimit -n 1024`."
+
+
 def test_a_crash_shows_its_traceback_and_code_1() -> None:
     done = run("raise RuntimeError('a bug')")
     assert done.returncode == 1
