@@ -7,7 +7,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from launch.run import make_run
+from protocol.limits import MAX_HANDSHAKE_FAILURES
 from shared.config_load import load_config
 from tests.chaos.byte_proxy import ByteProxy, byte_proxy
 from tests.chaos.message_proxy import FAULTS, message_proxy
@@ -38,16 +39,21 @@ def prepared(folder: Path, learner_port: int) -> Path:
 
 
 @contextmanager
-def processes(run: Path, port: int) -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Learner and actor, the actor dialling this port; neither outlives the block."""
+def processes(
+    run: Path, port: int, before_learner: Callable[[], None] | None = None
+) -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """Learner and actor, the actor dialling this port; neither outlives the block. `before_learner` happens with
+    the actor there and no learner."""
     files = ["--key", str(run / "keys" / "actor0.json"), "--config", str(run / "config.json")]
     argvs = [["learner", "--run", str(run)], ["actor", "--connect", f"tcp://127.0.0.1:{port}", *files]]
     started: list[subprocess.Popen[bytes]] = []
     try:
-        for argv in argvs:
+        for argv in reversed(argvs) if before_learner else argvs:
+            if argv[0] == "learner" and before_learner:
+                before_learner()
             with (run / "logs" / f"{argv[0]}.log").open("wb") as log:
                 started.append(subprocess.Popen([sys.executable, "-m", *argv], cwd=ROOT, stdout=log, stderr=log))
-        yield started
+        yield started[::-1] if before_learner else started
     finally:
         for process in started:
             process.kill()
@@ -95,6 +101,35 @@ def test_a_line_that_stalls_breaks_and_flips_bits_changes_nothing(tmp_path: Path
             wait_until(lambda step=step: len(proxy.done) >= step, f"fault {step}", 30.0)
         assert check_end(run, started) == expected
     assert len(proxy.done) == len(FAULTS_ON_THE_LINE)
+
+
+@pytest.mark.timeout(240)
+def test_a_forwarder_that_takes_calls_before_there_is_a_learner_changes_nothing(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    port = free_port()
+    run = prepared(tmp_path / "run", port)
+
+    def hang_up() -> None:
+        with socket.create_server(("127.0.0.1", port)) as forwarder:
+            forwarder.settimeout(60.0)
+            for _ in range(5 * MAX_HANDSHAKE_FAILURES):
+                forwarder.accept()[0].close()
+
+    with processes(run, port, hang_up) as started:
+        assert check_end(run, started) == expected
+
+
+@pytest.mark.timeout(240)
+def test_strangers_at_the_door_change_nothing(tmp_path: Path, expected: dict[str, Any]) -> None:
+    port = free_port()
+    run = prepared(tmp_path / "run", port)
+    with processes(run, port) as started:
+        wait_until(lambda: num_rows(run) >= 1, "step 1", 60.0)
+        argv = [sys.executable, "-m", "tests.stranger", "all", "127.0.0.1", str(port), "5"]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert int(done.stdout) > 500
+        assert check_end(run, started) == expected
 
 
 def slow_down(proxy: ByteProxy) -> None:
