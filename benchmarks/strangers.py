@@ -38,7 +38,7 @@ from tests.runs import ROOT, num_rows, summary
 from tests.stranger import KINDS
 
 DESCRIPTORS = 1024
-STEPS = 200
+STEPS = 600
 SECONDS_A_KIND = 15.0
 LOOK_EVERY_S = 0.1
 START_S = 180.0
