@@ -249,7 +249,7 @@ def test_a_push_makes_a_private_repository_of_the_whole_folder(
 
     out = run.path.parent / "out"
     code = run_command(
-        directory=run.path, form="peft", out=out, checkpoint="best", dtype="bf16", repo="me/model", connect=connect
+        directory=run.path, form="peft", out=out, checkpoint="latest", dtype="bf16", repo="me/model", connect=connect
     )
     assert code == 0 and tokens == ["hf_secret"]
     assert hub.calls[0] == ("create", "me/model", True, True)
