@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
-from protocol.security import HOW_TO_GET_ONE, check_folder, load_actor_key
+from protocol.access.keys import HOW_TO_GET_ONE, check_folder, load_actor_key
 from protocol.transport import ZmqActorPort
 from shared.config import Config
 from shared.config_load import config_from_json

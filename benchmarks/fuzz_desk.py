@@ -21,6 +21,7 @@ from learner.answer_check import AnswerCheck
 from learner.dispatch import MAX_UNREAD_MESSAGES, Dispatcher
 from learner.peers import MAX_UNREAD_POLICIES
 from learner.recorder import TRAINED
+from protocol.access.sparse_log import Tally
 from protocol.errors import MalformedMessage, ProtocolError
 from protocol.limits import MAX_CREDITS, MAX_SEED
 from protocol.messages import (
@@ -36,7 +37,6 @@ from protocol.messages import (
     Refused,
     Welcome,
 )
-from protocol.tally import Tally
 from tests.fakes import CHECK, filled, hello_of, scripted_identity, toy_orders, toy_policy
 
 NUM_MESSAGES = 24

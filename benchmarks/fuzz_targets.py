@@ -35,10 +35,10 @@ from benchmarks.mutate import mutate_bytes, mutate_tree
 from launch.watch import Watch, outcome_shares, rewards, steps_done, time_shares
 from learner.checkpoint import MANIFEST, Broken, Checkpoint, pack_manifest, read_manifest
 from learner.journal_format import pack_record, scan
+from protocol.access.keys import create_keys, load_actor_key, read_allowed
 from protocol.codec import decode, encode, pack, unpack
 from protocol.errors import MalformedMessage, SecurityError, VersionMismatch
 from protocol.messages import Groups
-from protocol.security import create_keys, load_actor_key, read_allowed
 from protocol.validate import check_groups
 from shared.adapter_file import adapter_bytes, install_adapter
 from shared.config import Config

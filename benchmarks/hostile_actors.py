@@ -31,9 +31,9 @@ from benchmarks.gauges import descendants, folder_mb, gauges
 from benchmarks.machine import write_result
 from launch.run import make_run
 from learner.wiring import load_model
+from protocol.access.keys import create_actor_key, load_actor_key
 from protocol.codec import decode, encode
 from protocol.messages import AnyMessage, Bye, Groups, Heartbeat, Hello, Order, Policy, Welcome
-from protocol.security import create_actor_key, load_actor_key
 from protocol.sockets import set_up_actor
 from protocol.transport import new_identity
 from shared.config import Config

@@ -24,10 +24,10 @@ from learner.journal import Journal
 from learner.publisher import policy_message
 from learner.recorder import read
 from learner.state import ADAPTER
+from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.codec import encode, pack
 from protocol.endpoint import local_endpoint
 from protocol.messages import Ack, AnyMessage, GroupOrder, Groups, Order, Policy, Sampling
-from protocol.security import create_keys, load_actor_key, load_learner_keys
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from protocol.validate import check_groups
 from shared.adapter_file import digest

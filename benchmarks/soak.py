@@ -29,7 +29,7 @@ from launch.growing_file import GrowingFile
 from launch.run import make_run
 from launch.starter import ForkedProcess, ZygoteStarter
 from launch.topology import process, topology
-from protocol.security import create_actor_key
+from protocol.access.keys import create_actor_key
 from shared.config import Config
 from shared.config_load import load_config
 from shared.run_dir import RunDir

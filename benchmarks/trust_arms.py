@@ -28,9 +28,9 @@ from learner.journal import Journal
 from learner.publisher import Publisher
 from learner.recorder import JournalRecorder
 from learner.wiring import Model
+from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.endpoint import local_endpoint
 from protocol.messages import Groups, Order, Policy, Welcome
-from protocol.security import create_keys, load_actor_key, load_learner_keys
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from shared.adapter_file import adapter_bytes
 from shared.canary import canary_ids, canary_of

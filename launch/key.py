@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from protocol.security import create_actor_key
+from protocol.access.keys import create_actor_key
 from shared.config_load import config_from_json
 from shared.run_dir import RunDir
 from shared.wire_address import dial_address

@@ -12,7 +12,7 @@ from actor.vllm_window import check_engine
 from launch.describe import describe
 from launch.next_command import next_command
 from launch.topology import topology
-from protocol.security import create_keys
+from protocol.access.keys import create_keys
 from shared.config import Config
 from shared.config_load import config_to_json, load_config
 from shared.run_dir import RunDir

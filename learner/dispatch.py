@@ -23,6 +23,7 @@ from learner.answer_check import AnswerCheck
 from learner.peers import Peer, Peers
 from learner.recorder import Recorder
 from learner.sampling import Unanswered
+from protocol.access.sparse_log import Tally
 from protocol.errors import MalformedMessage, PeerGone, PeerTimeout, ProtocolError, VersionMismatch
 from protocol.limits import HIGH_WATER_MARK, MAX_MESSAGES_A_PUMP
 from protocol.messages import (
@@ -39,7 +40,6 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.plain_text import one_line
-from protocol.tally import Tally
 from protocol.transport import LearnerPort
 from shared.failpoints import reach
 

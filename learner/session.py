@@ -29,8 +29,8 @@ from learner.resample import with_way_back
 from learner.salvage import salvage_told
 from learner.sampling import Unanswered
 from learner.wiring import Model, build_parts, build_state, load_model
+from protocol.access.keys import load_learner_keys
 from protocol.messages import Welcome
-from protocol.security import load_learner_keys
 from protocol.transport import LearnerPort, ZmqLearnerPort
 from shared.config import Config
 from shared.determinism import record

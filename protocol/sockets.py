@@ -15,7 +15,8 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from protocol.allow_list import ZAP_DOMAIN, AllowList
+from protocol.access.allow_list import ZAP_DOMAIN, AllowList
+from protocol.access.keys import HOW_TO_GET_ONE, ActorKey, LearnerKeys
 from protocol.errors import SecurityError
 from protocol.limits import (
     BACKLOG,
@@ -28,7 +29,6 @@ from protocol.limits import (
     MAX_HANDSHAKE_FAILURES,
     MAX_INBOUND_BYTES,
 )
-from protocol.security import HOW_TO_GET_ONE, ActorKey, LearnerKeys
 
 log = logging.getLogger("protocol")
 

@@ -17,10 +17,12 @@ from typing import Protocol, cast
 
 import zmq
 
-from protocol.allow_list import AllowList
+from protocol.access.allow_list import AllowList
+from protocol.access.allowance import Conduct
+from protocol.access.connection_monitor import Doorkeeper
+from protocol.access.keys import ActorKey, LearnerKeys
+from protocol.access.sparse_log import Tally
 from protocol.codec import check_size, decode, encode
-from protocol.conduct import Conduct
-from protocol.doorkeeper import Doorkeeper
 from protocol.errors import PeerGone, PeerTimeout, ProtocolError, SecurityError
 from protocol.limits import (
     ALLOWANCE_BURST,
@@ -31,9 +33,7 @@ from protocol.limits import (
     SEND_TIMEOUT_S,
 )
 from protocol.messages import AnyMessage, Hello, Refused
-from protocol.security import ActorKey, LearnerKeys
 from protocol.sockets import HandshakeWatch, set_up_actor, set_up_learner, start_authenticator, stop_authenticator
-from protocol.tally import Tally
 
 SILENCE_S = 120.0
 """How long an actor tries before it blames its key for handshakes that end without a reason: the default of

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import zmq
 
+from protocol.access.keys import ActorKey, load_actor_key
 from protocol.codec import encode
 from protocol.messages import Heartbeat, Hello
-from protocol.security import ActorKey, load_actor_key
 from protocol.sockets import set_up_actor
 from protocol.transport import new_identity
 from tests.wire_examples import DIGEST, group, groups

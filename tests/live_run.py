@@ -13,8 +13,8 @@ from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
 from learner.dispatch import Dispatcher
+from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.messages import Groups, Order, Welcome
-from protocol.security import create_keys, load_actor_key, load_learner_keys
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from shared.gpu_lease import Lease
 from tests.fakes import (

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import zmq
 
-from protocol.security import load_actor_key, load_learner_keys
+from protocol.access.keys import load_actor_key, load_learner_keys
 
 FAULTS = ("drop", "delay", "duplicate", "swap", "lose a frame", "flip a bit")
 DELAY_S = (0.05, 1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from protocol.security import create_keys
+from protocol.access.keys import create_keys
 from shared.config_load import config_to_json, load_config
 from tests.live_run import live_run
 

@@ -19,9 +19,9 @@ from learner.compaction import Compaction
 from learner.dispatch import Dispatcher
 from learner.journal import Journal
 from learner.recorder import JournalRecorder
+from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.endpoint import local_endpoint
 from protocol.messages import GroupOrder, Sampling, Welcome
-from protocol.security import create_keys, load_actor_key, load_learner_keys
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from shared.config import JournalConfig
 from shared.turns import NoTurns

@@ -11,7 +11,7 @@ import pytest
 from launch.__main__ import main, nobody_reads
 from launch.cli import parse
 from launch.run import default_folder
-from protocol.security import load_actor_key
+from protocol.access.keys import load_actor_key
 from shared.config_load import config_from_json
 from shared.errors import UserError
 from shared.run_dir import RunDir

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.messages import Hello, Welcome
-from protocol.security import create_keys, load_actor_key, load_learner_keys
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from tests.chaos.byte_proxy import ByteProxy, Direction, byte_proxy
 from tests.fakes import hello_of, scripted_identity

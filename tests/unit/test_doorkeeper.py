@@ -14,10 +14,10 @@ import pytest
 import zmq
 
 from protocol import limits
-from protocol.conduct import Conduct
-from protocol.doorkeeper import Connection, Doorkeeper
-from protocol.security import create_keys, load_learner_keys
-from protocol.tally import Tally
+from protocol.access.allowance import Conduct
+from protocol.access.connection_monitor import Connection, Doorkeeper
+from protocol.access.keys import create_keys, load_learner_keys
+from protocol.access.sparse_log import Tally
 from protocol.transport import ZmqLearnerPort
 from tests.live_run import live_run
 from tests.stranger import GREETING, HUGE_FRAME

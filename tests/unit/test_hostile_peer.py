@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import zmq
 
+from protocol.access.keys import ActorKey, create_actor_key, create_keys, load_actor_key
 from protocol.codec import decode, encode
 from protocol.limits import HIGH_WATER_MARK, MAX_REFUSALS, SEND_TIMEOUT_S
 from protocol.messages import AnyMessage, Heartbeat, Hello, Refused, Welcome
-from protocol.security import ActorKey, create_actor_key, create_keys, load_actor_key
 from protocol.sockets import set_up_actor
 from protocol.transport import ZmqActorPort, new_identity
 from tests.fakes import filled, hello_of, scripted_identity, toy_orders, toy_policy

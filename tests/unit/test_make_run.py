@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.run import make_run
-from protocol.security import load_learner_keys
+from protocol.access.keys import load_learner_keys
 from shared.config import Config
 from shared.errors import RunDirError
 from shared.run_dir import RunDir

@@ -15,14 +15,21 @@ from pathlib import Path
 import pytest
 import zmq
 
-from protocol.allow_list import ZAP_DOMAIN, AllowList
+from protocol.access.allow_list import ZAP_DOMAIN, AllowList
+from protocol.access.allowance import Conduct
+from protocol.access.keys import (
+    ActorKey,
+    create_actor_key,
+    create_keys,
+    load_actor_key,
+    load_learner_keys,
+    read_allowed,
+)
+from protocol.access.sparse_log import Tally
 from protocol.codec import encode
-from protocol.conduct import Conduct
 from protocol.errors import SecurityError
 from protocol.limits import MAX_HANDSHAKE_FAILURES
 from protocol.messages import Drain, Heartbeat
-from protocol.security import ActorKey, create_actor_key, create_keys, load_actor_key, load_learner_keys, read_allowed
-from protocol.tally import Tally
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from tests.disk_faults import list_calls
 

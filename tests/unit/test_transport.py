@@ -13,10 +13,10 @@ import pytest
 import zmq
 
 from protocol import limits
+from protocol.access.keys import ActorKey, LearnerKeys, create_keys, load_actor_key, load_learner_keys
 from protocol.codec import encode
 from protocol.errors import MalformedMessage, PeerGone, PeerTimeout, ProtocolError, SecurityError, VersionMismatch
 from protocol.messages import Ack, AnyMessage, Bye, Drain, Heartbeat, Policy
-from protocol.security import ActorKey, LearnerKeys, create_keys, load_actor_key, load_learner_keys
 from protocol.sockets import set_up_actor
 from protocol.transport import ActorPort, LearnerPort, ZmqActorPort, ZmqLearnerPort, new_identity, receive_frames
 from tests.memory_transport import MemoryHub

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from protocol.access.keys import load_learner_keys
 from protocol.errors import SecurityError
-from protocol.security import load_learner_keys
 from shared.config import LinkConfig
 from shared.file_lock import open_lock, signature, try_lock
 from shared.run_dir import RunDir

@@ -32,6 +32,7 @@ from contextlib import contextmanager, suppress
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from protocol.access.sparse_log import Tally
 from protocol.limits import (
     BACKLOG_SHARE_BYTES,
     MAX_AT_DOOR,
@@ -39,7 +40,6 @@ from protocol.limits import (
     MAX_CONNECTIONS,
     MAX_HANDSHAKE_BYTES,
 )
-from protocol.tally import Tally
 
 LOOK_EVERY_MS = 50
 EVENTS_A_LOOK = 64

@@ -10,11 +10,11 @@ is replaced as a whole.
 import time
 from pathlib import Path
 
-from protocol.conduct import Conduct
+from protocol.access.allowance import Conduct
+from protocol.access.keys import read_allowed
+from protocol.access.sparse_log import Tally
 from protocol.errors import SecurityError
 from protocol.limits import COST_BYTES, HANDSHAKE_COST
-from protocol.security import read_allowed
-from protocol.tally import Tally
 
 ZAP_DOMAIN = "tandem"
 READ_EVERY_S = 1.0
