@@ -15,15 +15,14 @@ from typing import TextIO
 
 from protocol.access.keys import HOW_TO_GET_ONE, check_folder, load_actor_key
 from protocol.transport import ZmqActorPort
-from shared.config import Config
-from shared.config_load import config_from_json
-from shared.determinism import cpu_environment
+from shared.config.load import config_from_json
+from shared.config.processes import dial_address
+from shared.config.tree import Config
 from shared.errors import RunDirError
-from shared.process_edge import run_process
-from shared.run_dir import RunDir
-from shared.watchdog import Watchdog, open_stacks
-from shared.watched_port import WatchedActorPort
-from shared.wire_address import dial_address
+from shared.process.determinism import cpu_environment
+from shared.process.entry_point import run_process
+from shared.process.watchdog import Watchdog, WatchedActorPort, open_stacks
+from shared.run.run_dir import RunDir
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -13,12 +13,12 @@ from actor.engine import Completion, Ended, Identity, Progress, in_order
 from actor.kv_cache import KVCache
 from actor.sampler import draw
 from protocol.messages import Finish, GroupOrder, Sampling
-from shared.adapter_file import install_adapter, layout_digest
-from shared.canary import score
-from shared.frozen import FrozenBase
-from shared.load_check import checking, class_logprobs, refuse_difference, sample_ids, whole_rows
-from shared.policy import Policy
-from shared.prompt import Prompter
+from shared.model.adapter_file import install_adapter, layout_digest
+from shared.model.base_checksum import FrozenBase
+from shared.model.canary import score
+from shared.model.load_check import checking, class_logprobs, refuse_difference, sample_ids, whole_rows
+from shared.model.policy import Policy
+from shared.model.prompt import Prompter
 from shared.seeding import uniforms
 
 

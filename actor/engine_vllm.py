@@ -20,11 +20,10 @@ from actor.vllm_internals import VLLM, Answer, Draw
 from actor.vllm_options import VLLMOptions
 from actor.vllm_residency import GiveBack
 from protocol.messages import Finish, GroupOrder, Sampling
-from shared.adapter_file import adapter_config, read_adapter
-from shared.config import LoraConfig
+from shared.config.model import LoraConfig
 from shared.errors import DamageError, ModelError
-from shared.lora_layout import LoraLayout
-from shared.prompt import Prompter
+from shared.model.adapter_file import LoraLayout, adapter_config, read_adapter
+from shared.model.prompt import Prompter
 
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -18,8 +18,7 @@ its dollars: no number is taken out of `\sqrt3`. The last number of a text is it
 import re
 
 from actor.answer_text import BEHIND, BESIDE, CHANGED_BEFORE, CHANGED_BEHIND, SIGN_BEFORE, undoubled
-from shared.boxes import Span, boxes
-from shared.gold_number import MARKER, on_marked_line
+from shared.gold_answer import MARKER, Span, boxes, on_marked_line
 
 END_OF_TURN = re.compile(
     r"<\|(?:im_end|endoftext|eot_id|end|end_of_text|eom_id)\|>|</s>|<end_of_turn>|<eos>"

@@ -12,9 +12,9 @@ import numpy as np
 
 from actor.engine import Engine
 from protocol.messages import Policy
-from shared.adapter_file import digest
 from shared.errors import DamageError, TrainingStopped
-from shared.failpoints import reach
+from shared.model.adapter_file import digest
+from shared.run.failpoints import reach
 
 TOLERANCE = 1e-3
 """Two fp32 passes over the same weights, whatever the order of their sums, agree far better."""

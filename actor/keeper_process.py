@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 
 from actor.score_pipe import Command, Ended
-from shared.config import VerifierConfig
-from shared.process_tree import end_trees
+from shared.config.data import VerifierConfig
+from shared.process.children import end_trees
 
 ROOT = Path(__file__).resolve().parents[1]
 KNOWN = re.compile(

@@ -11,8 +11,8 @@ Left out on purpose: paging. An order's shape is known before it starts.
 
 import torch
 
-from shared.attention import capped
-from shared.products import scaled_product
+from shared.model.attention import capped
+from shared.model.products import scaled_product
 
 
 class KVCache:

@@ -22,7 +22,7 @@ from actor.engine import Identity
 from protocol.errors import HandshakeRefused, MalformedMessage, PeerTimeout, VersionMismatch
 from protocol.messages import Ack, AnyMessage, Bye, Drain, Groups, Heartbeat, Hello, Order, Policy, Refused, Welcome
 from protocol.transport import ActorPort
-from shared.failpoints import reach
+from shared.run.failpoints import reach
 
 HELLO_EVERY_S = 1.0
 

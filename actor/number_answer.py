@@ -15,7 +15,7 @@ from actor.formula import read_formula
 from actor.formula_value import Unsure, Values
 from actor.math_answer import EQUALS, MAX_CHARS, NAME
 from actor.written_number import as_number
-from shared.gold_number import LEAD_IN, NUMBER, canonical
+from shared.gold_answer import LEAD_IN, NUMBER, canonical
 
 ONLY_A_NUMBER = re.compile(LEAD_IN.pattern + NUMBER.pattern + r"[\s.*$%]*")
 # The same number twice with this between is not that number. An exclamation mark is joy, not a factorial.

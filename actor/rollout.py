@@ -14,8 +14,8 @@ from actor.installer import TOLERANCE, Installer
 from actor.scores import Scorer, Scores
 from actor.verdict import ScoreJob, Verdict
 from protocol.messages import Finish, Group, GroupOrder, Groups, Order, Policy, Timings
-from shared.memory import peak_memory_mb
-from shared.turns import Turns
+from shared.process.lease import Turns
+from shared.run.metrics import peak_memory_mb
 
 Beat = Callable[[str], None]
 

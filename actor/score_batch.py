@@ -18,8 +18,8 @@ from itertools import pairwise
 
 from actor.verdict import ScoreJob, Verdict, fault
 from protocol.outcome import Outcome
-from shared.config import VerifierConfig
-from shared.named_rewards import is_function
+from shared.config.data import VerifierConfig
+from shared.config.named_rewards import is_function
 
 CHUNK_JOBS = 32
 

@@ -32,9 +32,9 @@ import msgspec
 
 from actor.score_pipe import Command, Ended, KillWorker, StartWorker
 from actor.score_worker import REPLIES, REQUESTS, preload, work
-from shared.config import VerifierConfig
-from shared.lifeline import PARENT_PID, die_with_parent
-from shared.process_tree import ASKS_TO_END, adopt_orphans, end_trees, strays
+from shared.config.data import VerifierConfig
+from shared.process.children import ASKS_TO_END, adopt_orphans, end_trees, strays
+from shared.process.parent_death import PARENT_PID, die_with_parent
 
 PACKET_BYTES = 4096
 DESCRIPTORS = 3

@@ -24,9 +24,9 @@ from actor.score_stream import Streamed
 from actor.scores import Scores, Together
 from actor.verdict import ScoreJob, Verdict
 from actor.worker_process import WorkerProcess
-from shared.config import VerifierConfig
+from shared.config.data import VerifierConfig
+from shared.config.named_rewards import name_of
 from shared.errors import RewardError
-from shared.named_rewards import name_of
 
 TICK_S = 0.25
 START_LIMIT_S = 120.0

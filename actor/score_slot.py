@@ -11,10 +11,10 @@ from actor.score_pipe import Failed, Ready, Reply, Scored, ScoreRequest
 from actor.verdict import ScoreJob, Verdict
 from actor.worker_process import WorkerProcess
 from protocol.limits import MAX_SCORE
-from shared.config import VerifierConfig
+from shared.config.data import VerifierConfig
+from shared.config.named_rewards import name_of
 from shared.errors import RewardError
-from shared.named_rewards import name_of
-from shared.process_tree import how_it_ended
+from shared.process.children import how_it_ended
 
 
 class Slot:

@@ -25,7 +25,7 @@ from actor.score_batch import is_one_by_one, runs_functions
 from actor.score_limits import forbid_core_dumps, limit_cpu, limit_memory
 from actor.score_pipe import LENGTH_BYTES, Failed, Ready, Reply, Scored, ScoreRequest, frame
 from actor.scoring import Scoring
-from shared.config import VerifierConfig, VerifierKind
+from shared.config.data import VerifierConfig, VerifierKind
 from shared.errors import RewardError
 
 REQUESTS, REPLIES = 3, 4

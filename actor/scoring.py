@@ -13,8 +13,8 @@ from actor.reward_function import RewardFunction, load_reward_function, score_wi
 from actor.verdict import ScoreJob, Verdict, fault
 from actor.verifier import score_job
 from protocol.outcome import Outcome
-from shared.config import VerifierConfig
-from shared.named_rewards import is_function, name_of
+from shared.config.data import VerifierConfig
+from shared.config.named_rewards import is_function, name_of
 
 Judge = Callable[[Sequence[ScoreJob]], list[Verdict]]
 

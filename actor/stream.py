@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from actor.sampler import draw
 from protocol.messages import Sampling
-from shared.policy import Policy
+from shared.model.policy import Policy
 from shared.seeding import uniforms
 
 

@@ -25,8 +25,8 @@ from actor.math_answer import equals_gold
 from actor.number_answer import is_number, whole_text
 from actor.verdict import ScoreJob, Verdict, bounded, fault
 from protocol.outcome import Outcome
-from shared.config import VerifierKind
-from shared.gold_number import gold_number, numbers_in
+from shared.config.data import VerifierKind
+from shared.gold_answer import gold_number, numbers_in
 
 MAX_CHARS = 1_000_000
 Reader = Callable[[str], list[str]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from shared.config import Config
+from shared.config.tree import Config
 from shared.errors import ModelError
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

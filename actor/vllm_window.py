@@ -5,7 +5,7 @@ import importlib.metadata
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from shared.config_actor import ActorConfig
+from shared.config.processes import ActorConfig
 from shared.errors import ModelError
 
 VERSIONS = SpecifierSet(">=0.32,<0.33")

@@ -17,19 +17,19 @@ from actor.score_pool import ScorePool
 from actor.vllm_window import check_engine
 from protocol.messages import Bye
 from protocol.transport import ActorPort
-from shared.base_cache import WEIGHTS, CachedBase, cached_base
-from shared.config import Config
-from shared.config_load import rules_digest
-from shared.determinism import pin_torch, record
+from shared.config.load import rules_digest
+from shared.config.tree import Config
 from shared.errors import DamageError
-from shared.policy import load_policy, pick_device
-from shared.prompt import Prompter, load_prompter
-from shared.turns import turns
+from shared.model.base_cache import WEIGHTS, CachedBase, cached_base
+from shared.model.policy import load_policy, pick_device
+from shared.model.prompt import Prompter, load_prompter
+from shared.process.determinism import pin_torch, record
+from shared.process.lease import turns
 
 if TYPE_CHECKING:
     from actor.vllm_options import VLLMOptions
     from actor.vllm_residency import GiveBack
-    from shared.lora_layout import LoraLayout
+    from shared.model.adapter_file import LoraLayout
 
 BF16_TOLERANCE = 0.25
 """bf16 keeps 8 bits: two kernels that sum in another order may differ by this in an improbable token's log-prob."""
@@ -56,8 +56,8 @@ def build_vllm(config: Config, base: CachedBase, prompter: Prompter, device: tor
     from actor.engine_vllm import VLLMEngine
     from actor.vllm_internals import VLLM
     from actor.vllm_options import vllm_options
-    from shared.lora_layout import read_layout
-    from shared.plain_base import plain_base
+    from shared.model.adapter_file import read_layout
+    from shared.model.base_cache import plain_base
 
     check_engine(config.actor)
     if device.type == "cuda":

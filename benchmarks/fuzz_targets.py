@@ -40,12 +40,12 @@ from protocol.codec import decode, encode, pack, unpack
 from protocol.errors import MalformedMessage, SecurityError, VersionMismatch
 from protocol.messages import Groups
 from protocol.validate import check_groups
-from shared.adapter_file import adapter_bytes, install_adapter
-from shared.config import Config
-from shared.config_load import config_from_json, config_to_json, load_config
+from shared.config.load import config_from_json, config_to_json, load_config
+from shared.config.tree import Config
 from shared.errors import ConfigError, DamageError
-from shared.lora import Adapter, FrozenLinear, HeldMatmul, LoraLinear
-from shared.summary import read_file
+from shared.model.adapter_file import adapter_bytes, install_adapter
+from shared.model.lora import Adapter, FrozenLinear, HeldMatmul, LoraLinear
+from shared.run.summary import read_file
 from tests.wire_examples import examples
 
 Split = Callable[[bytes], Any]

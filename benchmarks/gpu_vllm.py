@@ -51,7 +51,7 @@ def case(model: str, weights: str, part: str) -> dict[str, Any]:
 
     from actor.wiring import build_engine
     from protocol.messages import GroupOrder, Sampling
-    from shared.config_load import load_config
+    from shared.config.load import load_config
     from shared.seeding import sample_seeds
 
     keys = {"model.path": model, "actor.engine": "vllm", "actor.weights": weights, "actor.give_back": part}

@@ -36,10 +36,10 @@ from protocol.codec import decode, encode
 from protocol.messages import AnyMessage, Bye, Groups, Heartbeat, Hello, Order, Policy, Welcome
 from protocol.sockets import set_up_actor
 from protocol.transport import new_identity
-from shared.config import Config
-from shared.config_load import load_config
-from shared.run_dir import RunDir
-from shared.wire_address import dial_address
+from shared.config.load import load_config
+from shared.config.processes import dial_address
+from shared.config.tree import Config
+from shared.run.run_dir import RunDir
 from tests.fakes import filled
 
 SETTINGS = (

@@ -25,8 +25,8 @@ from learner.sampling import flat
 from learner.state import ADAPTER
 from learner.tasks import Task, load_tasks
 from protocol.messages import Outcome, Sampling
-from shared.config import Config
-from shared.config_load import config_from_json
+from shared.config.load import config_from_json
+from shared.config.tree import Config
 
 PROBLEMS = 512
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}

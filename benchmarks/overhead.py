@@ -30,9 +30,9 @@ from protocol.endpoint import local_endpoint
 from protocol.messages import Ack, AnyMessage, GroupOrder, Groups, Order, Policy, Sampling
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from protocol.validate import check_groups
-from shared.adapter_file import digest
-from shared.gpu_lease import Lease
-from shared.run_dir import RunDir
+from shared.model.adapter_file import digest
+from shared.process.lease import Lease
+from shared.run.run_dir import RunDir
 from shared.seeding import sample_seeds
 
 WAIT_S = 10.0

@@ -13,9 +13,9 @@ from rich.console import Console
 from launch.display import View, draw
 from launch.report import print_report
 from launch.watch import Watch
-from shared.config_load import config_from_json
-from shared.run_dir import RunDir
-from shared.summary import read_summary
+from shared.config.load import config_from_json
+from shared.run.run_dir import RunDir
+from shared.run.summary import read_summary
 
 WIDTH = 100
 PICTURE = Path(__file__).resolve().parent.parent / ".github" / "run.svg"

@@ -30,9 +30,9 @@ from launch.run import make_run
 from launch.starter import ForkedProcess, ZygoteStarter
 from launch.topology import process, topology
 from protocol.access.keys import create_actor_key
-from shared.config import Config
-from shared.config_load import load_config
-from shared.run_dir import RunDir
+from shared.config.load import load_config
+from shared.config.tree import Config
+from shared.run.run_dir import RunDir
 
 SETTINGS = (
     "tasks.levels=[1]",

@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks.gauges import gauges
 from benchmarks.machine import write_result
 from launch.run import make_run
-from shared.config_load import load_config
+from shared.config.load import load_config
 from tests.chaos.prepared import CHAOS
 from tests.runs import ROOT, num_rows, summary
 from tests.stranger import KINDS

@@ -32,10 +32,9 @@ from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.endpoint import local_endpoint
 from protocol.messages import Groups, Order, Policy, Welcome
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
-from shared.adapter_file import adapter_bytes
-from shared.canary import canary_ids, canary_of
-from shared.gpu_lease import Lease
-from shared.turns import NoTurns, Turns
+from shared.model.adapter_file import adapter_bytes
+from shared.model.canary import canary_ids, canary_of
+from shared.process.lease import Lease, NoTurns, Turns
 
 WELCOME = Welcome(run_id="trust-cost", heartbeat_s=2.0, silence_s=120.0, mark=0)
 

@@ -38,10 +38,10 @@ from learner.wiring import Model, build_state, load_model
 from protocol.codec import encode, pack
 from protocol.messages import Ack, Groups, Order, Policy, Sampling
 from protocol.validate import check_groups
-from shared.adapter_file import adapter_bytes, digest, install_adapter
-from shared.canary import score
-from shared.config import Config
-from shared.config_load import load_config
+from shared.config.load import load_config
+from shared.config.tree import Config
+from shared.model.adapter_file import adapter_bytes, digest, install_adapter
+from shared.model.canary import score
 
 WARM = 3
 REPEATS = 30

@@ -24,7 +24,7 @@ from actor.score_pool import ScorePool
 from actor.verdict import ScoreJob
 from benchmarks.machine import write_result
 from protocol.outcome import Outcome
-from shared.config import VerifierConfig, VerifierKind
+from shared.config.data import VerifierConfig, VerifierKind
 
 WORKERS = 2
 GROUP = 8

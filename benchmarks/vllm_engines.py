@@ -22,7 +22,7 @@ from typing import Any
 
 from actor.vllm_window import DISTRIBUTIONS, version_of
 from benchmarks.machine import write_result
-from shared.determinism import cpu_environment
+from shared.process.determinism import cpu_environment
 
 GROUPS = (8, 32, 128)
 ENGINES = ("hf", "vllm")
@@ -77,9 +77,9 @@ def case(engine_name: str, path: str, tokens: int, repeats: int) -> dict[str, An
     """Start, install, decode."""
     from actor.wiring import build_engine
     from protocol.messages import GroupOrder, Sampling
-    from shared.base_cache import cached_base
-    from shared.config_load import load_config
-    from shared.lora_layout import read_layout
+    from shared.config.load import load_config
+    from shared.model.adapter_file import read_layout
+    from shared.model.base_cache import cached_base
     from shared.seeding import sample_seeds
 
     keys = {"model.path": path, "actor.engine": engine_name, "rollout.prompts": 1, "rollout.group": max(GROUPS)}
@@ -117,7 +117,7 @@ def some_adapter(adapter: Any) -> bytes:
     """Small values everywhere."""
     import torch
 
-    from shared.adapter_file import adapter_bytes
+    from shared.model.adapter_file import adapter_bytes
 
     adapter.initialise(0)
     with torch.no_grad():

@@ -20,7 +20,7 @@ from typing import Any
 
 from actor.vllm_window import DISTRIBUTIONS, version_of
 from benchmarks.machine import write_result
-from shared.determinism import cpu_environment
+from shared.process.determinism import cpu_environment
 
 TARGET, WINDOW = 0.90, 5
 ENGINES = {

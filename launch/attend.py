@@ -10,9 +10,9 @@ from launch.restarts import Patience
 from launch.starter import FreshStarter, Starter, ZygoteStarter
 from launch.supervise import Supervisor
 from launch.topology import Topology, topology
-from shared.config import Config
-from shared.process_edge import keep_to_itself
-from shared.run_dir import RunDir
+from shared.config.tree import Config
+from shared.process.entry_point import keep_to_itself
+from shared.run.run_dir import RunDir
 
 
 def attend(run: RunDir, config: Config, *, verbose: bool) -> None:

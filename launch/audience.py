@@ -14,7 +14,7 @@ from launch.display import View, draw
 from launch.plain_lines import Pace, bare, loud, step_line
 from launch.quiet_keys import quiet_keys
 from launch.watch import Row, Watch, step_of, steps_done
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
 
 REFRESH_S = 0.5
 """The picture costs a few milliseconds of a core that the run could use."""

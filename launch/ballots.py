@@ -12,7 +12,7 @@ from actor.verdict import ScoreJob, Verdict
 from launch.clusters import clusters, comparison
 from learner.decoded import Votes
 from learner.tasks import Task
-from shared.config import VerifierKind
+from shared.config.data import VerifierKind
 
 Heard = dict[tuple[str, tuple[int, ...]], str | None]
 """Question and tokens of an answer -> its vote."""

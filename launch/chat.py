@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from launch.chat_screen import Show, columns_of, one_by_one
 from launch.generate import open_policy
 from protocol.messages import Sampling
-from shared.config import Config
-from shared.determinism import cpu_environment
+from shared.config.tree import Config
 from shared.errors import ConfigError, DataError
+from shared.process.determinism import cpu_environment
 
 if TYPE_CHECKING:
     from launch.conversation import Voice
@@ -54,11 +54,11 @@ def voices(config: Config, checkpoint: "Checkpoint | None") -> list["Voice"]:
     """The base, and the trained policy if there is one: one model, its adapter on or off."""
     from launch.conversation import Voice
     from learner.state import ADAPTER
-    from shared.adapter_file import install_adapter
-    from shared.base_cache import cached_base
-    from shared.determinism import pin_torch
-    from shared.policy import load_policy, pick_device
-    from shared.prompt import load_prompter
+    from shared.model.adapter_file import install_adapter
+    from shared.model.base_cache import cached_base
+    from shared.model.policy import load_policy, pick_device
+    from shared.model.prompt import load_prompter
+    from shared.process.determinism import pin_torch
 
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)

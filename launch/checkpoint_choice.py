@@ -1,9 +1,9 @@
 """Which checkpoint of a run a command is about: `--checkpoint STEP|best|latest`."""
 
 from learner.checkpoint import Checkpoint, CheckpointStore
-from shared.config import Config
+from shared.config.tree import Config
 from shared.errors import ConfigError, RunDirError
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
 
 
 def choose_checkpoint(run: RunDir, config: Config, which: str) -> Checkpoint:

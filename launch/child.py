@@ -2,7 +2,8 @@
 
 Its own session keeps the terminal's Ctrl-C away from it: only the launcher is interrupted, and decides. Its process
 group is also how whatever it started itself (verifier workers) is stopped with it. The child ties its life to the one
-that started it (`shared/lifeline.py`), which holds even if the launcher is killed without a chance to clean up.
+that started it (`shared/process/parent_death.py`), which holds even if the launcher is killed without a chance to clean
+up.
 """
 
 import signal
@@ -13,8 +14,8 @@ from launch.stacks import Stacks
 from launch.starter import Starter
 from launch.stopped import is_stopped
 from launch.topology import Process
-from shared.files import open_log
-from shared.watchdog import ASK
+from shared.process.watchdog import ASK
+from shared.run.files import open_log
 
 
 class Child:

@@ -11,7 +11,7 @@ from itertools import combinations
 from actor.scores import Scorer, score_all
 from actor.verdict import ScoreJob
 from protocol.outcome import Outcome
-from shared.config import VerifierKind
+from shared.config.data import VerifierKind
 
 Same = Callable[[str, str], bool]
 

@@ -1,6 +1,6 @@
 """`compare`: which of two policies is better on the same tasks, by how much, and which tasks flipped.
 
-    A - B over the tasks both answered, greedy and sampled, each with an interval and a verdict (shared/paired.py)
+    A - B over the tasks both answered, greedy and sampled, each with an interval and a verdict (shared/statistics.py)
 
 There are two verdicts, so each is made at 97.5 % (Bonferroni): if the policies are equal, at least one of them says
 otherwise in at most 5 % of comparisons. Greedy answers, and single draws, are judged by the exact sign test.
@@ -16,9 +16,9 @@ from pathlib import Path
 from launch.console import make_console
 from launch.next_command import next_command
 from shared.errors import DataError
-from shared.evaluation import Answered, Decoded, Evaluation, read_evaluation, right
-from shared.paired import Difference, paired
-from shared.run_dir import RunDir
+from shared.run.evaluation import Answered, Decoded, Evaluation, read_evaluation, right
+from shared.run.run_dir import RunDir
+from shared.statistics import Difference, paired
 
 MAX_COLUMNS = 100
 VERDICTS = 2

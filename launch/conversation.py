@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 from actor.stream import stream
 from protocol.messages import Sampling
 from shared.errors import DataError
-from shared.policy import Policy
-from shared.prompt import Prompter
+from shared.model.policy import Policy
+from shared.model.prompt import Prompter
 from shared.seeding import derive
 
 UNFINISHED = "\ufffd"

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.config import Config
-from shared.config_load import load_config
-from shared.determinism import cpu_environment
+from shared.config.load import load_config
+from shared.config.tree import Config
 from shared.errors import ConfigError, DataError
-from shared.files import make_folder, write_whole
+from shared.process.determinism import cpu_environment
+from shared.run.files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from launch.local_actor import LocalActor
@@ -49,7 +49,7 @@ def entropies(config: Config) -> "tuple[Path, SemanticEntropies]":
     from launch.local_actor import local_actor
     from learner.semantic_entropy import SemanticEntropies, cache_file, measured_with, read_entropies
     from learner.tasks import load_tasks
-    from shared.base_cache import cached_base
+    from shared.model.base_cache import cached_base
 
     file = cache_file(config)
     with local_actor(config) as actor:

@@ -12,10 +12,10 @@ import numpy as np
 
 from learner.overlap import find_overlap
 from learner.tasks import Task, TaskSet, load_tasks, load_test
-from shared.base_cache import find_checkpoint
-from shared.config import Config
-from shared.config_load import load_config
-from shared.prompt import Prompter, load_prompter
+from shared.config.load import load_config
+from shared.config.tree import Config
+from shared.model.base_cache import find_checkpoint
+from shared.model.prompt import Prompter, load_prompter
 
 SHOWN = 3
 WIDTH = 100

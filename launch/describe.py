@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from launch.topology import Process, Topology
-from shared.config import Config
+from shared.config.tree import Config
 
 WRITTEN = {
     "config.json, run.json": "the configuration below with every default, versions, CPU, threads",

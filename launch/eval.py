@@ -14,17 +14,19 @@ from launch.checkpoint_choice import choose_checkpoint
 from launch.console import make_console
 from launch.eval_table import markdown, print_evaluation
 from learner.checkpoint import Checkpoint
-from shared.config import Config, EvalConfig, TasksConfig
-from shared.config_load import config_from_json
-from shared.determinism import cpu_environment
+from shared.config.data import TasksConfig
+from shared.config.load import config_from_json
+from shared.config.processes import EvalConfig
+from shared.config.tree import Config
 from shared.errors import DataError
-from shared.evaluation import Evaluation, write_evaluation
-from shared.files import write_whole
-from shared.run_dir import RunDir
+from shared.process.determinism import cpu_environment
+from shared.run.evaluation import Evaluation, write_evaluation
+from shared.run.files import write_whole
+from shared.run.run_dir import RunDir
 
 if TYPE_CHECKING:
     from learner.tasks import Task
-    from shared.prompt import Prompter
+    from shared.model.prompt import Prompter
 
 PLAIN_WIDTH = 120
 
@@ -106,9 +108,8 @@ def tested_name(config: TasksConfig) -> str:
 def adapter_of(config: Config, checkpoint: Checkpoint | None) -> bytes:
     """The checkpoint's file, or the run's adapter as it was before the first step."""
     from learner.state import ADAPTER
-    from shared.adapter_file import adapter_bytes
-    from shared.base_cache import cached_base
-    from shared.lora_layout import read_layout
+    from shared.model.adapter_file import adapter_bytes, read_layout
+    from shared.model.base_cache import cached_base
     from shared.seeding import derive
 
     if checkpoint:

@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from shared.evaluation import Decoded, Evaluation, Share
+from shared.run.evaluation import Decoded, Evaluation, Share
 
 HEAD = ("", "accuracy", "95 %", "n", "draws", "cap", "format", "truncated", "length")
 Row = tuple[str, ...]

@@ -7,7 +7,7 @@ from launch.errors import ProcessFailed
 from launch.growing_file import last_lines
 from launch.stalls import PREFIX
 from shared.errors import UserError
-from shared.process_tree import how_it_ended
+from shared.process.children import how_it_ended
 
 USER_ERROR = 2
 """Exit code of a process that said `error: ...` about something the user can mend."""

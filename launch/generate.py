@@ -12,12 +12,12 @@ from launch.checkpoint_choice import choose_checkpoint
 from learner.checkpoint import Checkpoint
 from protocol.messages import GroupOrder, Sampling
 from protocol.plain_text import for_terminal
-from shared.config import Config
-from shared.config_load import config_from_json, load_config
-from shared.determinism import cpu_environment
+from shared.config.load import config_from_json, load_config
+from shared.config.tree import Config
 from shared.errors import DataError
-from shared.files import write_whole
-from shared.run_dir import RunDir
+from shared.process.determinism import cpu_environment
+from shared.run.files import write_whole
+from shared.run.run_dir import RunDir
 from shared.seeding import sample_seeds
 
 

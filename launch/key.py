@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from protocol.access.keys import create_actor_key
-from shared.config_load import config_from_json
-from shared.run_dir import RunDir
-from shared.wire_address import dial_address
+from shared.config.load import config_from_json
+from shared.config.processes import dial_address
+from shared.run.run_dir import RunDir
 
 
 def run_command(*, directory: Path, name: str) -> int:

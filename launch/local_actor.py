@@ -9,9 +9,9 @@ from actor.rollout import Rollout
 from actor.score_pool import ScorePool
 from actor.wiring import build_engine
 from launch.ballots import Ballots
-from shared.config import Config
-from shared.prompt import Prompter
-from shared.turns import NoTurns
+from shared.config.tree import Config
+from shared.model.prompt import Prompter
+from shared.process.lease import NoTurns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,12 @@ from learner.checkpoint import Checkpoint, CheckpointStore
 from learner.journal import Journal
 from learner.journal_start import Start
 from learner.salvage import salvage_told
-from shared.config import Config
-from shared.config_load import config_from_json
-from shared.determinism import cpu_environment
+from shared.config.load import config_from_json
+from shared.config.tree import Config
 from shared.errors import DamageError, RunDirError
-from shared.run_dir import RunDir
-from shared.summary import read_summary
+from shared.process.determinism import cpu_environment
+from shared.run.run_dir import RunDir
+from shared.run.summary import read_summary
 
 
 def run_command(*, directory: Path) -> int:

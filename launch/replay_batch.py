@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.config_load import config_from_json
-from shared.determinism import cpu_environment
-from shared.metrics import finite
+from shared.config.load import config_from_json
+from shared.process.determinism import cpu_environment
+from shared.run.metrics import finite
 
 if TYPE_CHECKING:
     from learner.quarantine import KeptBatch

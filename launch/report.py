@@ -12,10 +12,10 @@ from rich.text import Text
 from launch.next_command import next_command
 from launch.sparkline import sparkline
 from launch.watch import WINDOW, Row, Watch, clock, mean, rewards
-from shared.evaluation import Evaluation, Sample, Share, read_evaluation, right
-from shared.paired import paired
-from shared.run_dir import RunDir
-from shared.summary import Summary, read_summary
+from shared.run.evaluation import Evaluation, Sample, Share, read_evaluation, right
+from shared.run.run_dir import RunDir
+from shared.run.summary import Summary, read_summary
+from shared.statistics import paired
 
 CURVE_WIDTH = 40
 SAMPLES = 3

@@ -11,13 +11,13 @@ import msgspec
 
 from actor.vllm_window import check_engine
 from launch.next_command import next_command
-from shared.config import Config
-from shared.config_load import config_from_json, config_to_json
-from shared.config_update import OnFault
+from shared.config.load import config_from_json, config_to_json
+from shared.config.training import OnFault
+from shared.config.tree import Config
 from shared.errors import ConfigError
-from shared.files import write_whole
-from shared.run_dir import RunDir
-from shared.summary import Summary, read_summary
+from shared.run.files import write_whole
+from shared.run.run_dir import RunDir
+from shared.run.summary import Summary, read_summary
 
 
 def run_command(

@@ -13,9 +13,9 @@ from launch.describe import describe
 from launch.next_command import next_command
 from launch.topology import topology
 from protocol.access.keys import create_keys
-from shared.config import Config
-from shared.config_load import config_to_json, load_config
-from shared.run_dir import RunDir
+from shared.config.load import config_to_json, load_config
+from shared.config.tree import Config
+from shared.run.run_dir import RunDir
 
 
 def run_command(

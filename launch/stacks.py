@@ -1,13 +1,14 @@
 """Where the processes of a run stand, written down before any of them is killed.
 
-A process answers SIGUSR1 with its stacks (shared/watchdog.py). Read the files of both side by side: a stall has two
+A process answers SIGUSR1 with its stacks (shared/process/watchdog.py). Read the files of both side by side: a stall has
+two
 ends.
 """
 
 import time
 from pathlib import Path
 
-from shared.watchdog import FIRED
+from shared.process.watchdog import FIRED
 
 WRITING_S = 2.0
 """At most this long is waited for stacks."""

@@ -1,7 +1,7 @@
 """A process that stood still or waited in vain: the words for it, and the stacks of all before anything is killed.
 
 stopped (SIGSTOP)        only its parent can tell; an actor is replaced, a learner ends the run
-no progress              it ended itself (shared/watchdog.py); its stacks lie there already
+no progress              it ended itself (shared/process/watchdog.py); its stacks lie there already
 heard nothing of a peer  it said so in one sentence and ended; both ends are worth a look
 """
 

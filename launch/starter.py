@@ -24,9 +24,9 @@ from launch.errors import ProcessFailed
 from launch.growing_file import last_lines
 from launch.stopped import is_stopped
 from launch.topology import Process
-from shared.files import open_log
-from shared.lifeline import PARENT_PID
-from shared.process_tree import ASKS_TO_END
+from shared.process.children import ASKS_TO_END
+from shared.process.parent_death import PARENT_PID
+from shared.run.files import open_log
 
 MAX_MESSAGE_BYTES = 65_536
 SHOWN_LINES = 15

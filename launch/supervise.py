@@ -27,7 +27,7 @@ from launch.restarts import Patience, Restarts
 from launch.stalls import stall, stalled, stopped
 from launch.starter import Starter
 from launch.topology import Process, Topology
-from shared.process_tree import how_it_ended
+from shared.process.children import how_it_ended
 
 LAST_PATIENCE = 2.0
 """A stopped learner is left this many times link.silence_s, so that the actors' own words come first."""

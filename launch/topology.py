@@ -8,9 +8,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.config import Config
-from shared.determinism import cpu_environment
-from shared.run_dir import RunDir
+from shared.config.tree import Config
+from shared.process.determinism import cpu_environment
+from shared.run.run_dir import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)

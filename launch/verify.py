@@ -19,9 +19,9 @@ import msgspec
 from actor.score_pool import ScorePool
 from actor.verdict import ScoreJob, Verdict
 from protocol.outcome import Outcome
-from shared.config import VerifierConfig, VerifierKind
+from shared.config.data import VerifierConfig, VerifierKind
 from shared.errors import DataError
-from shared.files import write_whole
+from shared.run.files import write_whole
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """What is known about a running run, read from metrics.jsonl as it grows.
 
-One JSON object a line, one line a step (`shared/metrics.py`). Keys that are missing or null count as not a number and
+One JSON object a line, one line a step (`shared/run/metrics.py`). Keys that are missing or null count as not a number
+and
 are shown as a dash; a line that is no such object (a power cut may leave zeros) is passed over:
 a picture must not end a run.
 """

@@ -30,9 +30,9 @@ from typing import Any, NoReturn
 
 from setproctitle import getproctitle, setproctitle
 
-from shared.lifeline import PARENT_PID, die_with_parent, outlive_parent
-from shared.process_edge import keep_to_itself
-from shared.process_tree import adopt_orphans, end_trees, strays
+from shared.process.children import adopt_orphans, end_trees, strays
+from shared.process.entry_point import keep_to_itself
+from shared.process.parent_death import PARENT_PID, die_with_parent, outlive_parent
 
 MAX_MESSAGE_BYTES = 65_536
 LOOK_EVERY_S = 1.0

@@ -9,11 +9,11 @@ import os
 import sys
 from pathlib import Path
 
-from shared.config_load import config_from_json
-from shared.determinism import cpu_environment
-from shared.process_edge import run_process
-from shared.run_dir import RunDir
-from shared.watchdog import Watchdog, open_stacks
+from shared.config.load import config_from_json
+from shared.process.determinism import cpu_environment
+from shared.process.entry_point import run_process
+from shared.process.watchdog import Watchdog, open_stacks
+from shared.run.run_dir import RunDir
 
 
 def main(directory: Path) -> None:

@@ -18,8 +18,8 @@ from safetensors.torch import load, save
 
 from learner.ewc import add_penalty, delta
 from learner.fisher import merged, normalised
-from shared.config import CurriculumConfig
-from shared.lora import PAIR, Adapter
+from shared.config.data import CurriculumConfig
+from shared.model.lora import PAIR, Adapter
 
 FISHER = ".fisher"
 STAGE = "stage"

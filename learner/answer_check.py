@@ -22,8 +22,8 @@ from protocol.errors import ProtocolError
 from protocol.messages import Group, Groups, Order, Outcome, Policy
 from protocol.plain_text import one_line
 from protocol.validate import check_groups, refuse
-from shared.config import VerifierConfig
-from shared.named_rewards import weights
+from shared.config.data import VerifierConfig
+from shared.config.named_rewards import weights
 
 FAULTS = (Outcome.TIMEOUT, Outcome.ERROR, Outcome.ABSTAIN)
 """Nothing was found out, so there is no score."""

@@ -25,7 +25,7 @@ from learner.entropy_mask import select_tokens
 from learner.loss import token_weights
 from learner.rewards import refuse_other_rewards, rewards
 from protocol.messages import Group, Outcome
-from shared.config import Config
+from shared.config.tree import Config
 from shared.errors import TrainingStopped
 
 

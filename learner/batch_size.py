@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 from learner.gradient_noise import GradientNoise
-from shared.config import GrowthConfig
+from shared.config.tree import GrowthConfig
 
 
 class BatchSize:

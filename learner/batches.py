@@ -7,7 +7,7 @@ from learner.sampling import flat
 from learner.stage_end import StageEnd
 from learner.update import Update
 from protocol.messages import Groups
-from shared.config import Config
+from shared.config.tree import Config
 
 
 class Batches:

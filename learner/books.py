@@ -12,13 +12,13 @@ from learner.quarantine import KeptBatch, file_name, pack_batch
 from learner.rollout_log import RolloutLog
 from learner.state import LearnerState
 from protocol.messages import Groups
-from shared.config import Config
-from shared.evaluation import Evaluation, read_evaluation, write_evaluation
-from shared.files import LineLog, make_folder, write_whole
-from shared.frozen import FrozenBase
-from shared.metrics import MetricsLog, StepMetrics
-from shared.run_dir import RunDir
-from shared.summary import Status, Summary, write_summary
+from shared.config.tree import Config
+from shared.model.base_checksum import FrozenBase
+from shared.run.evaluation import Evaluation, read_evaluation, write_evaluation
+from shared.run.files import LineLog, make_folder, write_whole
+from shared.run.metrics import MetricsLog, StepMetrics
+from shared.run.run_dir import RunDir
+from shared.run.summary import Status, Summary, write_summary
 
 
 class RunBooks:

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import DamageError, RunDirError
-from shared.files import finish_writes, make_folder, remove_tree_whole, write_tree_whole, write_whole
+from shared.run.files import finish_writes, make_folder, remove_tree_whole, write_tree_whole, write_whole
 
 MANIFEST = "MANIFEST.json"
 BEST = "best.json"

@@ -10,7 +10,7 @@ run. A segment ends with each checkpoint, so that it can go as a whole.
 
 from learner.checkpoint import CheckpointStore
 from learner.recorder import JournalRecorder
-from shared.config import JournalConfig
+from shared.config.processes import JournalConfig
 
 
 class Compaction:

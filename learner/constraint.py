@@ -29,7 +29,7 @@ import torch
 
 from learner.entropy_mask import share_of
 from learner.loss import KlTerms, k3
-from shared.config import ConstraintConfig
+from shared.config.tree import ConstraintConfig
 
 
 @dataclass(frozen=True, kw_only=True)

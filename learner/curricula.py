@@ -7,7 +7,7 @@ from learner.pass_rate import PassRate
 from learner.semantic_entropy import cache_file, entropy_stages, measured_with, read_entropies
 from learner.stages import Staged
 from learner.tasks import Task
-from shared.config import Config
+from shared.config.tree import Config
 from shared.errors import DataError
 
 

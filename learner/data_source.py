@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from shared.boxes import boxes
-from shared.config import TasksConfig
+from shared.config.data import TasksConfig
 from shared.errors import DataError
-from shared.gold_number import MARKER
+from shared.gold_answer import MARKER, boxes
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 CALCULATOR = re.compile(r"<<[^<>]*>>")

@@ -1,4 +1,4 @@
-"""From the groups of one evaluation lane to its figures (shared/evaluation.py says what each means)."""
+"""From the groups of one evaluation lane to its figures (shared/run/evaluation.py says what each means)."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -7,8 +7,8 @@ import numpy as np
 
 from learner.tasks import Task
 from protocol.messages import Finish, Group, Outcome, Sampling
-from shared.at_k import maj_at_k, pass_at_k, sizes
-from shared.evaluation import Decoded, Share, share_of
+from shared.run.evaluation import Decoded, Share, share_of
+from shared.statistics import maj_at_k, pass_at_k, sizes
 
 Votes = tuple[tuple[int, ...], int]
 """Votes for each wrong answer to a task, and answers without a vote."""

@@ -12,9 +12,9 @@ Left out on purpose: other programs that fill the same disk; a run that meets a 
 import shutil
 from pathlib import Path
 
-from shared.config import Config
+from shared.config.tree import Config
 from shared.errors import RunDirError
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
 
 TOKEN_BYTES = 12
 """Id, log-prob and entropy."""

@@ -41,7 +41,7 @@ from protocol.messages import (
 )
 from protocol.plain_text import one_line
 from protocol.transport import LearnerPort
-from shared.failpoints import reach
+from shared.run.failpoints import reach
 
 MAX_UNREAD_MESSAGES = HIGH_WATER_MARK // 4
 """A socket's queue for one peer has room for these, for the orders of all credits, and for policies."""

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from shared.config import EvalConfig
-from shared.evaluation import Evaluation
+from shared.config.processes import EvalConfig
+from shared.run.evaluation import Evaluation
 
 log = logging.getLogger("learner")
 

@@ -14,8 +14,8 @@ from learner.orders import build_orders
 from learner.sampling import OrderDesk, flat
 from learner.tasks import Task
 from protocol.messages import Group, Sampling
-from shared.config import Config
-from shared.evaluation import Answered, Evaluation, Sample
+from shared.config.tree import Config
+from shared.run.evaluation import Answered, Evaluation, Sample
 
 NUM_SHOWN = 3
 LAST_CHARS = 160

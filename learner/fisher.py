@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from shared.lora import Adapter
+from shared.model.lora import Adapter
 
 Weights = dict[str, torch.Tensor]
 """Layer -> [out, in]."""

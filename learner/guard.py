@@ -20,10 +20,10 @@ from learner.resample import way_back
 from learner.update import Update
 from learner.update_figures import UpdateStats
 from protocol.messages import Groups
-from shared.adapter_file import adapter_bytes, install_adapter
-from shared.config import Config
-from shared.config_load import config_to_json
+from shared.config.load import config_to_json
+from shared.config.tree import Config
 from shared.errors import TrainingStopped
+from shared.model.adapter_file import adapter_bytes, install_adapter
 
 log = logging.getLogger("learner")
 

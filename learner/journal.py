@@ -23,7 +23,7 @@ from typing import Self
 from learner.journal_format import HEADER_BYTES, Fault, Record, pack_record, scan, whole_records
 from learner.journal_start import Start, drop_leftovers, read_start, segment_number, write_start
 from shared.errors import DamageError
-from shared.files import AppendFile, cut, make_folder, write_again, write_whole
+from shared.run.files import AppendFile, cut, make_folder, write_again, write_whole
 
 SEGMENT_BYTES = 64 * 2**20
 

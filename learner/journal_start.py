@@ -15,7 +15,7 @@ import msgspec
 
 from learner.journal_format import pack_record, record_at
 from shared.errors import DamageError
-from shared.files import remove_files, write_whole
+from shared.run.files import remove_files, write_whole
 
 START = "start"
 

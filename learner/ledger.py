@@ -14,9 +14,8 @@ from learner.quarantine import KeptBatch
 from learner.step_metrics import Clock, step_metrics
 from learner.update_figures import UpdateStats
 from protocol.messages import Groups
-from shared.config import Config
-from shared.memory import peak_memory_mb
-from shared.metrics import StepMetrics
+from shared.config.tree import Config
+from shared.run.metrics import StepMetrics, peak_memory_mb
 
 
 class Books(Protocol):

@@ -19,7 +19,7 @@ from learner.guard import Guard
 from learner.ledger import Ledger
 from learner.publisher import Publisher
 from learner.sampling import OrderDesk, Sampler
-from shared.turns import Turns
+from shared.process.lease import Turns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.config import LossConfig
+from shared.config.tree import LossConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from learner.batch import TrainSample
-from shared.sequences import Sequences
+from shared.model.sequences import Sequences
 
 
 @dataclass(frozen=True, kw_only=True)

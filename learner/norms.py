@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from learner.fault import Refusal
-from shared.config import GuardConfig
+from shared.config.tree import GuardConfig
 
 FEWEST = 8
 """Norms before their median says anything."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from learner.batch import kept_samples
 from protocol.messages import Group, Outcome
-from shared.config import Config
+from shared.config.tree import Config
 
 
 @dataclass(frozen=True, kw_only=True)

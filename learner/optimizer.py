@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from shared.config import OptimizerConfig
+from shared.config.tree import OptimizerConfig
 from shared.errors import DamageError
-from shared.failpoints import reach
+from shared.run.failpoints import reach
 
 
 class Optimizer:

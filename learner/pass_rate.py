@@ -23,7 +23,7 @@ import numpy as np
 
 from learner.curriculum import CurriculumFigures
 from learner.observed import Observed, pass_rate
-from shared.config import CurriculumConfig
+from shared.config.data import CurriculumConfig
 from shared.seeding import derive, uniforms
 
 STREAM = "pass rate"

@@ -2,7 +2,7 @@
 
 Always the whole adapter: it is self-contained against the frozen base, so a late joiner needs one message and nothing
 has to be replayed. Versions that open orders may still name are kept, and saved with a checkpoint. With each goes the
-canary (shared/canary.py): what an actor must find once it has installed that version.
+canary (shared/model/canary.py): what an actor must find once it has installed that version.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from protocol.messages import Policy as PolicyMessage
-from shared.adapter_file import adapter_bytes, digest, install_adapter
-from shared.canary import NO_CANARY, Canary
-from shared.lora import Adapter
+from shared.model.adapter_file import adapter_bytes, digest, install_adapter
+from shared.model.canary import NO_CANARY, Canary
+from shared.model.lora import Adapter
 
 
 class Publisher:

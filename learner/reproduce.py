@@ -16,12 +16,12 @@ from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.quarantine import KeptBatch
 from learner.update import Update
-from shared.adapter_file import install_adapter
-from shared.base_cache import cached_base
-from shared.config import Config
-from shared.determinism import pin_torch
+from shared.config.tree import Config
 from shared.errors import DamageError
-from shared.policy import Policy, load_policy, pick_device
+from shared.model.adapter_file import install_adapter
+from shared.model.base_cache import cached_base
+from shared.model.policy import Policy, load_policy, pick_device
+from shared.process.determinism import pin_torch
 
 
 @dataclass(frozen=True, kw_only=True)

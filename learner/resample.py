@@ -17,8 +17,8 @@ from learner.recorder import index_records, pack_void, step_of
 from learner.salvage import salvage_told
 from protocol.errors import ProtocolError
 from shared.errors import ConfigError, UserError
-from shared.files import finish_writes
-from shared.run_dir import RunDir
+from shared.run.files import finish_writes
+from shared.run.run_dir import RunDir
 
 
 def sample_again(run: RunDir, store: CheckpointStore, step: int, last: int) -> int:

@@ -8,9 +8,9 @@ The outcome is not touched by any of it: a long right answer is right.
 import numpy as np
 
 from protocol.messages import Finish, Group
-from shared.config import Config
+from shared.config.named_rewards import weights
+from shared.config.tree import Config
 from shared.errors import TrainingStopped
-from shared.named_rewards import weights
 
 
 def rewards(group: Group, config: Config) -> np.ndarray:

@@ -9,8 +9,8 @@ from learner.batch import StepBatch
 from learner.rewards import reward_parts, rewards
 from learner.sampling import flat
 from protocol.messages import Group, Groups
-from shared.config import Config
-from shared.files import LineLog
+from shared.config.tree import Config
+from shared.run.files import LineLog
 
 DIGITS = 4
 

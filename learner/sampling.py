@@ -22,7 +22,7 @@ from learner.recorder import TRAIN_LANE
 from learner.tasks import Task
 from learner.update_figures import UpdateStats
 from protocol.messages import Group, Groups, Order, Policy, Sampling
-from shared.config import Config
+from shared.config.tree import Config
 
 
 class Unanswered(Exception):

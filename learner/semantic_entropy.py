@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from learner.tasks import Task
-from shared.cache_root import cache_root
-from shared.config import Config
+from shared.config.model import cache_root
+from shared.config.tree import Config
 from shared.errors import DataError
 
 

@@ -32,15 +32,14 @@ from learner.wiring import Model, build_parts, build_state, load_model
 from protocol.access.keys import load_learner_keys
 from protocol.messages import Welcome
 from protocol.transport import LearnerPort, ZmqLearnerPort
-from shared.config import Config
-from shared.determinism import record
-from shared.files import finish_writes, make_folder
-from shared.frozen import FrozenBase
-from shared.run_dir import RunDir
-from shared.summary import Status
-from shared.watchdog import Watchdog
-from shared.watched_port import WatchedLearnerPort
-from shared.wire_address import bind_address
+from shared.config.processes import bind_address
+from shared.config.tree import Config
+from shared.model.base_checksum import FrozenBase
+from shared.process.determinism import record
+from shared.process.watchdog import Watchdog, WatchedLearnerPort
+from shared.run.files import finish_writes, make_folder
+from shared.run.run_dir import RunDir
+from shared.run.summary import Status
 
 log = logging.getLogger("learner")
 FAREWELL_S = 5.0

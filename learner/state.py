@@ -21,9 +21,9 @@ from learner.optimizer import Optimizer
 from learner.past import Best, Past
 from learner.publisher import Publisher
 from learner.sampling import Sampler
-from shared.adapter_file import adapter_config
-from shared.config import Config
+from shared.config.tree import Config
 from shared.errors import ConfigError, DamageError
+from shared.model.adapter_file import adapter_config
 
 ADAPTER = "adapter_model.safetensors"
 ANCHOR = "anchor.safetensors"

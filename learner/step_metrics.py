@@ -13,8 +13,8 @@ from learner.rewards import reward_parts, rewards
 from learner.sampling import flat
 from learner.update_figures import UpdateStats
 from protocol.messages import Finish, Group, Groups, Outcome
-from shared.config import Config
-from shared.metrics import StepMetrics
+from shared.config.tree import Config
+from shared.run.metrics import StepMetrics
 
 NAN = float("nan")
 

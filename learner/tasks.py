@@ -15,12 +15,12 @@ from typing import Literal
 import numpy as np
 
 from learner.data_source import Columns, held_out_rows, rows_of_test, training_rows
+from learner.tasks.word_problems import problems
 from protocol.limits import MAX_KEYS, MAX_TEXT_CHARS
-from shared.config import TasksConfig, VerifierKind
-from shared.embedded.problems import problems
+from shared.config.data import TasksConfig, VerifierKind
 from shared.errors import DataError
-from shared.gold_number import gold_number
-from shared.prompt import Prompter, Shots
+from shared.gold_answer import gold_number
+from shared.model.prompt import Prompter, Shots
 
 EMBEDDED_HELD_OUT = 512
 MAX_FORMULA_CHARS = 500

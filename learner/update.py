@@ -27,10 +27,10 @@ from learner.mismatch import Tokens, gap_of, refusal
 from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.update_figures import Gradient, PassPart, UpdateStats, gathered
-from shared.config import Config
+from shared.config.tree import Config
 from shared.errors import TrainingStopped
-from shared.head import TokenStats
-from shared.policy import Policy
+from shared.model.head import TokenStats
+from shared.model.policy import Policy
 
 Done = TypeVar("Done")
 log = logging.getLogger("learner")

@@ -25,16 +25,16 @@ from learner.state import LearnerState
 from learner.tasks import TaskSet, load_tasks
 from learner.update import Update
 from protocol.messages import Hello
-from shared.adapter_file import layout_digest
-from shared.base_cache import cached_base
-from shared.canary import canary_ids, canary_of
-from shared.config import Config
-from shared.config_load import rules_digest
-from shared.determinism import pin_torch
-from shared.policy import Policy, load_policy, pick_device
-from shared.prompt import Prompter, load_prompter
+from shared.config.load import rules_digest
+from shared.config.tree import Config
+from shared.model.adapter_file import layout_digest
+from shared.model.base_cache import cached_base
+from shared.model.canary import canary_ids, canary_of
+from shared.model.policy import Policy, load_policy, pick_device
+from shared.model.prompt import Prompter, load_prompter
+from shared.process.determinism import pin_torch
+from shared.process.lease import turns
 from shared.seeding import derive
-from shared.turns import turns
 
 
 @dataclass(frozen=True, kw_only=True)

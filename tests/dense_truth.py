@@ -12,8 +12,8 @@ import torch
 from torch.func import functional_call
 
 from learner.batch import Sample
-from shared.config import Config
-from shared.policy import Policy
+from shared.config.tree import Config
+from shared.model.policy import Policy
 from tests import reference
 from tests.fakes import dense_twin
 

@@ -22,12 +22,12 @@ from learner.publisher import policy_message
 from learner.tasks import Task
 from protocol.messages import Finish, Group, GroupOrder, Groups, Hello, Order, Outcome, Sampling, Timings
 from protocol.messages import Policy as PolicyMessage
-from shared.base_cache import cached_base
-from shared.config import LoraConfig, ModelConfig
-from shared.evaluation import Answered, Decoded, Evaluation, share_of
-from shared.policy import Policy, load_policy
-from shared.prompt import Prompter
-from shared.sequences import Sequences
+from shared.config.model import LoraConfig, ModelConfig
+from shared.model.base_cache import cached_base
+from shared.model.policy import Policy, load_policy
+from shared.model.prompt import Prompter
+from shared.model.sequences import Sequences
+from shared.run.evaluation import Answered, Decoded, Evaluation, share_of
 
 Family = Literal["qwen2", "qwen3", "llama"]
 

@@ -4,7 +4,7 @@ kind, completion, gold answer, outcome. None of it is correct that does not say 
 """
 
 from protocol.outcome import Outcome
-from shared.config import VerifierKind
+from shared.config.data import VerifierKind
 
 CORRECT, WRONG, UNPARSABLE, ERROR = Outcome.CORRECT, Outcome.WRONG, Outcome.UNPARSABLE, Outcome.ERROR
 

@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from shared.embedded.chat_tokenizer import CHAT_TEMPLATE
+from benchmarks.embedded.chat_tokenizer import CHAT_TEMPLATE
 from tests.fakes import Family
 
 TEXTS = ("Tom has 3 apples and buys 4 more. How many has he?", "3 + 4 = 7\n#### 7", "system user assistant")

@@ -16,7 +16,7 @@ from learner.dispatch import Dispatcher
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.messages import Groups, Order, Welcome
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
-from shared.gpu_lease import Lease
+from shared.process.lease import Lease
 from tests.fakes import (
     CHECK,
     RULES,

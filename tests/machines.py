@@ -15,8 +15,8 @@ from launch.doctor.facts.processor import Cgroup, Limits, Memory, Processor
 from launch.doctor.facts.software import Library, Reward, Software
 from launch.doctor.finding import Missing
 from launch.doctor.machine import Machine
-from shared.config import Config
-from shared.config_load import resolve
+from shared.config.load import resolve
+from shared.config.tree import Config
 
 Change = Callable[[Machine], Machine]
 GIB = 2**30

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.interval import wilson
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
+from shared.statistics import wilson
 
 SHA = "ab" * 32
 SAMPLES = (

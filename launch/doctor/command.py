@@ -15,9 +15,9 @@ from pathlib import Path
 from launch.doctor.examine import Report, examine
 from launch.doctor.machine import gather
 from launch.run import default_folder
-from shared.config import Config
-from shared.config_load import apply_override, config_from_json, config_to_json, load_config, resolve
-from shared.run_dir import RunDir
+from shared.config.load import apply_override, config_from_json, config_to_json, load_config, resolve
+from shared.config.tree import Config
+from shared.run.run_dir import RunDir
 
 FORMAT = 1
 DEFAULT_SOURCE = "embedded"

@@ -10,7 +10,7 @@ percent of the base. Activations of one layer take about 44 values a token for e
 
 from dataclasses import dataclass
 
-from shared.config import Config
+from shared.config.tree import Config
 
 RUNTIME_BYTES = 450 * 2**20
 """Python, torch and transformers in one process."""

@@ -20,7 +20,7 @@ from launch.doctor.facts.processor import (
 from launch.doctor.facts.software import Reward, Software, look_at_reward, look_at_software
 from launch.doctor.finding import Missing
 from launch.doctor.probe import Look
-from shared.config import Config
+from shared.config.tree import Config
 
 QUICK_S = 3.0
 """For what takes milliseconds on a sound machine."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import IO, Generic, TypeVar
 
 from launch.doctor.finding import Missing
-from shared.lifeline import PARENT_PID
+from shared.process.parent_death import PARENT_PID
 
 MAX_OUTPUT_BYTES = 2**20
 T = TypeVar("T")

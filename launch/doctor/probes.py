@@ -15,7 +15,7 @@ import msgspec
 
 from launch.doctor.facts.card import Device, Driver, RoundTrip, TorchBuild
 from shared.errors import RewardError
-from shared.lifeline import die_with_parent
+from shared.process.parent_death import die_with_parent
 
 SHAPE = (128, 256)
 
@@ -76,7 +76,7 @@ def round_trip(device: str) -> RoundTrip:
 
     import torch
 
-    from shared.nf4 import BLOCK, kernel_state, kernel_values, quantize
+    from shared.model.nf4 import BLOCK, kernel_state, kernel_values, quantize
 
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(SHAPE, generator=generator).to(device)

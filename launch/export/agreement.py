@@ -23,12 +23,12 @@ from launch.export.folders import ADAPTER_CONFIG, Form
 from launch.export.weights import Deltas, merged_weights
 from learner.checkpoint import Checkpoint
 from learner.state import ADAPTER
-from shared.adapter_file import install_adapter
-from shared.base_cache import CachedBase
-from shared.canary import canary_ids, score
-from shared.config import Config
+from shared.config.tree import Config
 from shared.errors import DamageError
-from shared.policy import load_policy
+from shared.model.adapter_file import install_adapter
+from shared.model.base_cache import CachedBase
+from shared.model.canary import canary_ids, score
+from shared.model.policy import load_policy
 from shared.seeding import derive
 
 NUM_SEQUENCES = 4

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from launch.export.agreement import Agreement
 from launch.export.folders import Form, is_folder
-from shared.config import Config
-from shared.evaluation import Evaluation
-from shared.run_info import RunInfo
+from shared.config.tree import Config
+from shared.run.evaluation import Evaluation
+from shared.run.run_dir import RunInfo
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from launch.checkpoint_choice import choose_checkpoint
 from launch.export.hub import Hub, hub_api, push, require_token
 from learner.checkpoint import Checkpoint
-from shared.config import Config
-from shared.config_load import config_from_json
-from shared.determinism import cpu_environment
+from shared.config.load import config_from_json
+from shared.config.tree import Config
 from shared.errors import ConfigError, RunDirError
-from shared.evaluation import Evaluation, read_evaluation
-from shared.files import disk_errors, made_whole, make_folder, sync_files
-from shared.run_dir import RunDir
+from shared.process.determinism import cpu_environment
+from shared.run.evaluation import Evaluation, read_evaluation
+from shared.run.files import disk_errors, made_whole, make_folder, sync_files
+from shared.run.run_dir import RunDir
 
 if TYPE_CHECKING:
     from launch.export.agreement import Agreement
@@ -79,9 +79,9 @@ def write(run: RunDir, config: Config, checkpoint: Checkpoint, form: "Form", dty
     from launch.export.card import Facts, model_card
     from launch.export.folders import write_merged, write_peft
     from learner.state import ADAPTER
-    from shared.adapter_file import digest
-    from shared.base_cache import cached_base
-    from shared.determinism import pin_torch
+    from shared.model.adapter_file import digest
+    from shared.model.base_cache import cached_base
+    from shared.process.determinism import pin_torch
 
     pin_torch(config.compute.learner_threads)
     base, number_type = cached_base(config.model), torch.float32 if form == "peft" else getattr(torch, dtype)

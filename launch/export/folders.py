@@ -15,10 +15,10 @@ import torch
 from launch.export.weights import Deltas, merged_weights, write_weights
 from learner.checkpoint import Checkpoint
 from learner.state import ADAPTER
-from shared.adapter_file import adapter_config
-from shared.base_cache import DIGESTS, WEIGHTS
-from shared.config import Config
+from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
+from shared.model.adapter_file import adapter_config
+from shared.model.base_cache import DIGESTS, WEIGHTS
 
 Form = Literal["peft", "merged", "gguf-ready"]
 ADAPTER_CONFIG = "adapter_config.json"

@@ -2,7 +2,7 @@
 
 `model/` holds a Qwen2-architecture policy of about 0.85 M parameters with its tokenizer. `problems` makes arithmetic
 word problems of three levels, `corpus` the texts that the policy was pretrained on (a part of them wrong on purpose),
-and `python -m shared.embedded.make_model` makes `model/` again from nothing.
+and `python -m benchmarks.embedded.make_model` makes `model/` again from nothing.
 
 Importing this package, `stories`, `problems` or `corpus` loads no torch.
 """

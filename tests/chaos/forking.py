@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from launch.topology import Process
-from shared.lifeline import PARENT_PID
+from shared.process.parent_death import PARENT_PID
 
 OURS = {"protocol", "shared", "actor", "learner", "launch"}
 
@@ -24,7 +24,7 @@ def load_libraries() -> None:
     """Everything that a process of a run imports or sets up lazily, by doing its first work once."""
     from actor.wiring import build_engine
     from learner.wiring import load_model
-    from shared.config_load import load_config
+    from shared.config.load import load_config
 
     one = ["compute.learner_threads=1", "compute.actor_threads=1", "tasks.limit=1", "tasks.levels=[1]"]
     config = load_config("embedded", one)

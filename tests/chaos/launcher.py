@@ -11,9 +11,9 @@ from launch.errors import ProcessFailed
 from launch.restarts import Patience
 from launch.supervise import Supervisor
 from launch.topology import topology
-from shared.config_load import config_from_json
+from shared.config.load import config_from_json
 from shared.errors import UserError
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
 from tests.chaos.forking import LoadedStarter
 
 PATIENCE = Patience(tick_s=0.02, grace_s=10.0, restarts=1000, pause_s=0.0, farewell_s=10.0)

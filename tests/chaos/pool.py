@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import msgspec
 
-from shared.determinism import cpu_environment
+from shared.process.determinism import cpu_environment
 from tests.chaos.trial import Result, Task
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from launch.run import make_run
-from shared.config_load import load_config
+from shared.config.load import load_config
 
 CHAOS = {
     "run.steps": 5,

@@ -16,7 +16,7 @@ import pytest
 
 from launch.run import make_run
 from protocol.limits import MAX_HANDSHAKE_FAILURES
-from shared.config_load import load_config
+from shared.config.load import load_config
 from tests.chaos.byte_proxy import ByteProxy, byte_proxy
 from tests.chaos.message_proxy import FAULTS, message_proxy
 from tests.chaos.prepared import CHAOS

@@ -64,7 +64,9 @@ def test_killed_at_random_instants_a_run_ends_the_same(hosts: Pool, prepared: st
 def test_every_point_named_in_the_code_is_one_that_plans_are_made_from(
     points: list[str], rare_points: list[str]
 ) -> None:
-    named = set(names_in([*(ROOT / "actor").glob("*.py"), *(ROOT / "learner").glob("*.py"), ROOT / "shared/disk.py"]))
+    named = set(
+        names_in([*(ROOT / "actor").glob("*.py"), *(ROOT / "learner").glob("*.py"), ROOT / "shared/run/disk.py"])
+    )
     assert len(named) > 20
     passed = {
         name

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from learner.disk_need import bytes_needed
-from shared.config_load import config_from_json
+from shared.config.load import config_from_json
 from tests.chaos.life import Shot
 from tests.chaos.pool import ROOT, Pool
 from tests.chaos.trial import Result, Task, check

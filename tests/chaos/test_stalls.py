@@ -23,7 +23,7 @@ from tests.runs import SMALL, num_rows, processes_of, rows, sets, start, summary
 SILENCE_S = 0.5
 PATIENCE = Patience(tick_s=0.02, grace_s=1.0, pause_s=0.02, farewell_s=0.2, silence_s=SILENCE_S)
 WATCHED = f"""
-from shared.watchdog import Watchdog, open_stacks
+from shared.process.watchdog import Watchdog, open_stacks
 opened = open_stacks(here / "logs" / f"stacks-{{me}}.txt")
 watchdog = Watchdog({SILENCE_S}, opened.__enter__())
 def waits_here():

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.file_lock import open_lock, try_lock
+from shared.run.file_lock import open_lock, try_lock
 from tests.runs import SMALL, num_rows, processes_of, sets, start, wait_until
 
 REWARD = """

@@ -19,7 +19,7 @@ UNEQUAL = ("time", "mem/", "tokens_per_s")
 
 
 class Blow(msgspec.Struct, frozen=True, kw_only=True):
-    """A strike as shared/failpoints.py reads it."""
+    """A strike as shared/run/failpoints.py reads it."""
 
     point: str
     hit: int = 1
@@ -105,7 +105,7 @@ def outcome(run: Path) -> dict[str, Any]:
     """All of a finished run that must not depend on what it went through."""
     from learner.journal import Journal
     from learner.recorder import read
-    from shared.file_lock import open_lock, try_lock
+    from shared.run.file_lock import open_lock, try_lock
 
     summary = json.loads((run / "summary.json").read_text())
     best = run / "checkpoints" / "best.json"

@@ -17,11 +17,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_what_is_given_back_is_free_and_comes_back_whole(part: str, tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="the extra `vllm` is not installed here")
     from actor.wiring import build_engine
-    from shared.adapter_file import adapter_bytes
-    from shared.base_cache import cached_base
-    from shared.canary import canary_ids
-    from shared.config_load import load_config
-    from shared.lora_layout import read_layout
+    from shared.config.load import load_config
+    from shared.model.adapter_file import adapter_bytes, read_layout
+    from shared.model.base_cache import cached_base
+    from shared.model.canary import canary_ids
 
     sets = ("actor.engine=vllm", f"actor.give_back={part}", "actor.kv_mb=512", "compute.device=cuda")
     config = load_config("embedded", sets)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actor.vllm_window import DISTRIBUTIONS, version_of
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
 from tests.runs import SMALL, launch, num_rows, processes_of, replayed, sets, start, summary, train, wait_until
 
 REWARDS = "def right(prompts, completions, **columns):\n    return [1.0 for _ in completions]\n"

@@ -7,9 +7,9 @@ import pytest
 
 from learner.curriculum import Shuffled
 from learner.tasks import load_tasks
-from shared.base_cache import cached_base
-from shared.config_load import load_config
-from shared.prompt import load_prompter
+from shared.config.load import load_config
+from shared.model.base_cache import cached_base
+from shared.model.prompt import load_prompter
 from tests.runs import SMALL, launch, rows, sets, summary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

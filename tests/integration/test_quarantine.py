@@ -27,12 +27,12 @@ from learner.recorder import JournalRecorder
 from learner.reproduce import reproduce
 from learner.wiring import build_parts, build_state, load_model
 from protocol.messages import Group, Groups, Order
-from shared.config import Config
-from shared.config_load import config_from_json, config_to_json, load_config
+from shared.config.load import config_from_json, config_to_json, load_config
+from shared.config.tree import Config
 from shared.errors import DamageError, TrainingStopped
-from shared.frozen import FrozenBase, frozen_tensors
-from shared.run_dir import RunDir
-from shared.turns import NoTurns
+from shared.model.base_checksum import FrozenBase, frozen_tensors
+from shared.process.lease import NoTurns
+from shared.run.run_dir import RunDir
 from tests.fakes import ScriptedScorer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -23,8 +23,8 @@ from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.endpoint import local_endpoint
 from protocol.messages import GroupOrder, Sampling, Welcome
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
-from shared.config import JournalConfig
-from shared.turns import NoTurns
+from shared.config.processes import JournalConfig
+from shared.process.lease import NoTurns
 from tests.fakes import (
     CHECK,
     RULES,

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from shared.gpu_lease import Lease
+from shared.process.lease import Lease
 from tests.runs import ROOT, SMALL, launch, num_rows, processes_of, replayed, sets, start, summary, train, wait_until
 
 STEPS = 24

@@ -27,7 +27,7 @@ DEADLINE_S = 30.0
 
 PROLOGUE = """
 import os, pathlib, signal, subprocess, sys, time
-from shared.lifeline import die_with_parent
+from shared.process.parent_death import die_with_parent
 die_with_parent()
 here = pathlib.Path(sys.argv[1])
 me = sys.argv[2]

@@ -17,10 +17,10 @@ from learner.past import Past
 from learner.quarantine import KeptBatch
 from learner.wiring import build_parts, build_state, load_model
 from protocol.messages import Groups
-from shared.config import Config
-from shared.config_load import load_config
-from shared.gpu_lease import Lease
-from shared.metrics import StepMetrics
+from shared.config.load import load_config
+from shared.config.tree import Config
+from shared.process.lease import Lease
+from shared.run.metrics import StepMetrics
 from tests.fakes import ScriptedScorer
 
 

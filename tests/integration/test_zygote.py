@@ -16,7 +16,7 @@ from launch.errors import ProcessFailed
 from launch.run import make_run
 from launch.starter import ForkedProcess, FreshStarter, Starter, ZygoteStarter
 from launch.topology import Process, Topology, topology
-from shared.config_load import load_config
+from shared.config.load import load_config
 from tests.runs import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forking is for Linux alone")
@@ -147,7 +147,7 @@ import sys
 from launch.attend import starter_for
 from launch.topology import topology
 from pathlib import Path
-from shared.config_load import load_config
+from shared.config.load import load_config
 starter = starter_for(topology(Path(sys.argv[1]), load_config("embedded", [])))
 print(starter.popen.pid, flush=True)
 starter.listen(60)

@@ -15,7 +15,7 @@ from learner.checkpoint import Checkpoint
 from learner.journal import Journal, segment_path
 from learner.journal_format import SECTOR_BYTES
 from learner.recorder import step_of, voided_from
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
 from tests.simulation.schedule import Death
 
 SEGMENT_BYTES = 3000

@@ -22,7 +22,7 @@ from learner.mismatch import Mismatch
 from learner.recorder import TRAINED, step_of
 from protocol.errors import HandshakeRefused, PeerTimeout
 from protocol.messages import Ack, AnyMessage, Groups, Hello, Order, Policy, Welcome
-from shared.config import Config
+from shared.config.tree import Config
 
 STILL_HERE = "is here and alive"
 """In the learner's refusal of an actor whose id another one has."""

@@ -23,9 +23,9 @@ from learner.publisher import Publisher
 from learner.resample import sample_again
 from learner.sampling import Unanswered
 from protocol.messages import Groups, Hello, Order, Policy, Welcome
-from shared.config import Config
-from shared.metrics import MetricsLog
-from shared.turns import NoTurns
+from shared.config.tree import Config
+from shared.process.lease import NoTurns
+from shared.run.metrics import MetricsLog
 from tests.simulation.baton import Killed
 from tests.simulation.build import Build
 from tests.simulation.disk import SEGMENT_BYTES, Disk, MemoryCheckpoints, recorded_in

@@ -9,7 +9,7 @@ from learner.journal import Journal
 from learner.journal_format import HEADER_BYTES
 from protocol.errors import PeerGone
 from protocol.messages import AnyMessage
-from shared.files import LineLog
+from shared.run.files import LineLog
 from tests.simulation.baton import Killed
 from tests.simulation.disk import Disk, order_of, tail_of
 from tests.simulation.invariants import Watch

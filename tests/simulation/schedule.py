@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from shared.config import (
-    CheckpointConfig,
-    Config,
-    JournalConfig,
-    LinkConfig,
-    LogConfig,
-    PipelineConfig,
-    RolloutConfig,
-    RunConfig,
-)
+from shared.config.processes import CheckpointConfig, JournalConfig, LinkConfig, LogConfig, PipelineConfig
+from shared.config.tree import Config, RolloutConfig, RunConfig
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 8.0

@@ -25,7 +25,7 @@ from learner.mismatch import Mismatch
 from learner.sampling import flat
 from learner.tasks import Task
 from protocol.messages import Finish, GroupOrder, Groups, Outcome, Sampling
-from shared.adapter_file import digest
+from shared.model.adapter_file import digest
 from tests.fakes import ended
 
 IDENTITY = Identity(engine="toy", base_digest="a" * 64, tokenizer_digest="b" * 64, lora_digest="c" * 64)

@@ -16,7 +16,7 @@ from protocol.endpoint import local_endpoint
 from protocol.errors import HandshakeRefused
 from protocol.messages import Groups, Order, Welcome
 from protocol.transport import ActorPort, LearnerPort, ZmqActorPort, ZmqLearnerPort
-from shared.gpu_lease import Lease
+from shared.process.lease import Lease
 from tests.fakes import (
     CHECK,
     RULES,

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from shared.adapter_file import adapter_bytes, install_adapter
 from shared.errors import DamageError
-from shared.lora import Adapter, FrozenLinear, HeldMatmul, LoraLinear
+from shared.model.adapter_file import adapter_bytes, install_adapter
+from shared.model.lora import Adapter, FrozenLinear, HeldMatmul, LoraLinear
 
 NAME = "base_model.model.a.lora_A.weight"
 

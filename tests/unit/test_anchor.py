@@ -9,8 +9,8 @@ import torch
 
 from learner.anchor import Anchor
 from learner.ewc import delta
-from shared.config import CurriculumConfig
-from shared.policy import Policy
+from shared.config.data import CurriculumConfig
+from shared.model.policy import Policy
 from tests.fakes import hidden_of, shake, tiny_policy
 from tests.reference import ewc_penalty
 

@@ -8,7 +8,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from shared.at_k import maj_at_k, pass_at_k, sizes
+from shared.statistics import maj_at_k, pass_at_k, sizes
 
 RIGHT, SILENT = "right", ""
 

@@ -10,7 +10,7 @@ from actor.scores import score_all
 from actor.verdict import ScoreJob
 from launch.ballots import Ballots
 from protocol.outcome import Outcome
-from shared.config import VerifierConfig, VerifierKind
+from shared.config.data import VerifierConfig, VerifierKind
 from tests.fakes import toy_tasks
 
 TASK = toy_tasks(1)[0]

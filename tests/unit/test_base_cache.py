@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.base_cache import DIGESTS, WEIGHTS, CachedBase, cached_base, file_digest
-from shared.cache_root import cache_root
-from shared.config import ModelConfig
+from shared.config.model import ModelConfig, cache_root
 from shared.errors import DamageError, RunDirError
-from shared.files import UNFINISHED, beside
+from shared.model.base_cache import DIGESTS, WEIGHTS, CachedBase, cached_base, file_digest
+from shared.run.files import UNFINISHED, beside
 
 
 @pytest.fixture
@@ -70,8 +69,8 @@ def test_a_list_made_to_fit_does_not_hide_that_it_is_another_base(base: Callable
 
 LIMITED = """
 import resource, sys
-from shared.base_cache import cached_base
-from shared.config import ModelConfig
+from shared.model.base_cache import cached_base
+from shared.config.tree import ModelConfig
 from shared.errors import UserError
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 try:
@@ -114,8 +113,8 @@ def test_only_an_absolute_cache_folder_counts(cache: str, monkeypatch: pytest.Mo
 NOBODY = """
 import os
 from pathlib import Path
-from shared.cache_root import cache_root
-from shared.config import ModelConfig
+from shared.config.model import cache_root
+from shared.config.tree import ModelConfig
 from shared.errors import UserError
 os.setuid(54321)
 try:

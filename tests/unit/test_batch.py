@@ -25,7 +25,8 @@ from learner.batch import (
 )
 from learner.microbatch import micro_batch
 from protocol.messages import Finish, Outcome
-from shared.config import Config, LossConfig, RewardConfig, RolloutConfig, VerifierConfig
+from shared.config.data import RewardConfig, VerifierConfig
+from shared.config.tree import Config, LossConfig, RolloutConfig
 from tests import reference
 from tests.fakes import tiny_group
 

@@ -7,7 +7,7 @@ import pytest
 
 from learner.batch_size import BatchSize
 from learner.gradient_noise import GradientNoise
-from shared.config import GrowthConfig
+from shared.config.tree import GrowthConfig
 
 
 def noise(scale: float, signal: float = 0.01) -> GradientNoise:

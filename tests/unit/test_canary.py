@@ -9,9 +9,9 @@ import torch
 from actor.engine_hf import HFEngine
 from actor.installer import TOLERANCE, CanaryMismatch, Installer
 from learner.publisher import Publisher
-from shared.adapter_file import adapter_bytes
-from shared.canary import NO_CANARY, canary_ids, canary_of, score
-from shared.policy import Policy
+from shared.model.adapter_file import adapter_bytes
+from shared.model.canary import NO_CANARY, canary_ids, canary_of, score
+from shared.model.policy import Policy
 from tests import reference
 from tests.fakes import VOCAB, dense_twin, shake, tiny_policy, tiny_prompter
 

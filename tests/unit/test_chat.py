@@ -18,14 +18,15 @@ from launch.chat_screen import columns_of, one_by_one
 from launch.conversation import UNFINISHED, Voice
 from learner.checkpoint import Checkpoint, CheckpointStore
 from protocol.messages import GroupOrder, Sampling
-from shared.adapter_file import adapter_bytes
-from shared.base_cache import cached_base
-from shared.config import Config, LoraConfig, ModelConfig
-from shared.config_load import config_to_json, resolve
+from shared.config.load import config_to_json, resolve
+from shared.config.model import LoraConfig, ModelConfig
+from shared.config.tree import Config
 from shared.errors import DataError
-from shared.policy import Policy, load_policy
-from shared.prompt import Prompter, load_prompter
-from shared.run_dir import RunDir
+from shared.model.adapter_file import adapter_bytes
+from shared.model.base_cache import cached_base
+from shared.model.policy import Policy, load_policy
+from shared.model.prompt import Prompter, load_prompter
+from shared.run.run_dir import RunDir
 from tests.fakes import FAMILIES, Family, shake, tiny_checkpoint, tiny_policy, tiny_prompter, unheard
 from tests.hub_checkpoints import hub_checkpoint
 

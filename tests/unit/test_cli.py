@@ -12,9 +12,9 @@ from launch.__main__ import main, nobody_reads
 from launch.cli import parse
 from launch.run import default_folder
 from protocol.access.keys import load_actor_key
-from shared.config_load import config_from_json
+from shared.config.load import config_from_json
 from shared.errors import UserError
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
 from tests.run_files import write_run
 
 ROOT = Path(__file__).resolve().parents[2]

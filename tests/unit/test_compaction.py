@@ -10,7 +10,7 @@ from learner.compaction import Compaction
 from learner.journal import Journal
 from learner.recorder import JournalRecorder, read, step_of
 from protocol.messages import Group, Order
-from shared.config import JournalConfig
+from shared.config.processes import JournalConfig
 from tests.fakes import filled, toy_orders, toy_policy
 
 EVERY = 4

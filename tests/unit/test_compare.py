@@ -9,11 +9,11 @@ import pytest
 from msgspec import structs
 
 from launch.__main__ import main
-from shared.config import Config
-from shared.config_load import config_to_json
-from shared.evaluation import write_evaluation
-from shared.paired import paired, sign_test
-from shared.run_dir import RunDir
+from shared.config.load import config_to_json
+from shared.config.tree import Config
+from shared.run.evaluation import write_evaluation
+from shared.run.run_dir import RunDir
+from shared.statistics import paired, sign_test
 from tests.fakes import toy_evaluation
 
 

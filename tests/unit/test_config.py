@@ -1,4 +1,5 @@
-"""shared/config.py and shared/config_load.py: every key and default, every way to be wrong, and the sentence for it."""
+"""shared/config/tree.py and shared/config/load.py: every key and default, every way to be wrong, and the sentence for
+it."""
 
 from pathlib import Path
 from typing import Any
@@ -7,15 +8,9 @@ import msgspec
 import pytest
 
 from protocol.messages import Outcome
-from shared.config import Config, Section, VerifierConfig
-from shared.config_load import (
-    PRESETS_DIR,
-    apply_override,
-    config_from_json,
-    config_to_json,
-    load_config,
-    resolve,
-)
+from shared.config.data import VerifierConfig
+from shared.config.load import PRESETS_DIR, apply_override, config_from_json, config_to_json, load_config, resolve
+from shared.config.tree import Config, Section
 from shared.errors import ConfigError
 from tests.config_keys import PINNED
 

@@ -1,10 +1,10 @@
-"""shared/config_load.py: what only several keys together can get wrong."""
+"""shared/config/load.py: what only several keys together can get wrong."""
 
 from typing import Any
 
 import pytest
 
-from shared.config_load import apply_override, config_from_json, config_to_json, resolve
+from shared.config.load import apply_override, config_from_json, config_to_json, resolve
 from shared.errors import ConfigError
 
 

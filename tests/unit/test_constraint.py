@@ -17,9 +17,9 @@ from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.update import Update
 from learner.update_figures import UpdateStats
-from shared.adapter_file import adapter_bytes
-from shared.config import BatchConfig, Config, ConstraintConfig, LossConfig, OptimizerConfig, RolloutConfig
-from shared.policy import Policy
+from shared.config.tree import BatchConfig, Config, ConstraintConfig, LossConfig, OptimizerConfig, RolloutConfig
+from shared.model.adapter_file import adapter_bytes
+from shared.model.policy import Policy
 from tests import reference
 from tests.dense_truth import Named, Truth, held_strengths, near_policy, sampled_nearby
 from tests.fakes import CrampedBackbone, shake, tiny_group, tiny_policy

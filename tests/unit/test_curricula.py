@@ -12,7 +12,8 @@ from learner.pass_rate import PassRate
 from learner.semantic_entropy import Answers, SemanticEntropies, measured_with
 from learner.stages import Staged
 from learner.tasks import Task
-from shared.config import Config, CurriculumConfig, RunConfig
+from shared.config.data import CurriculumConfig
+from shared.config.tree import Config, RunConfig
 from shared.errors import DataError
 from tests.fakes import toy_tasks
 

@@ -9,9 +9,10 @@ import pytest
 
 from launch.data import lengths, report, table
 from learner.tasks import load_tasks, load_test
-from shared.config import Config, TasksConfig, VerifierConfig
+from shared.config.data import TasksConfig, VerifierConfig
+from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
-from shared.prompt import load_prompter
+from shared.model.prompt import load_prompter
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = " ".join(f"word{n}" for n in range(12))

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import pytest
 
-from shared.determinism import cpu_environment
+from shared.process.determinism import cpu_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = """
 import json, sys
-from shared.determinism import pin_torch, record
+from shared.process.determinism import pin_torch, record
 threads = int(sys.argv[1])
 pin_torch(threads)
 pin_torch(threads)
@@ -23,7 +23,7 @@ print(json.dumps(record()))
 # The same products from operands that lie at four different offsets from a cache line.
 PRODUCTS = """
 import hashlib, sys, torch
-from shared.determinism import pin_torch
+from shared.process.determinism import pin_torch
 pin_torch(int(sys.argv[1]))
 
 def shifted(tensor, offset):

@@ -6,17 +6,10 @@ from pathlib import Path
 import pytest
 
 from learner.disk_need import bytes_needed, checkpoint_bytes, refuse_if_short
-from shared.config import (
-    CheckpointConfig,
-    Config,
-    JournalConfig,
-    LogConfig,
-    PipelineConfig,
-    RolloutConfig,
-    RunConfig,
-)
+from shared.config.processes import CheckpointConfig, JournalConfig, LogConfig, PipelineConfig
+from shared.config.tree import Config, RolloutConfig, RunConfig
 from shared.errors import RunDirError
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
 
 ADAPTER = 1_000_000
 

@@ -14,7 +14,7 @@ from launch.growing_file import GrowingFile, last_lines
 from launch.plain_lines import Pace, bare, loud, step_line
 from launch.sparkline import BLOCKS, sparkline
 from launch.watch import Watch, clock, outcome_shares, seconds_left, steps_done, time_shares
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
 from tests.run_files import append_rows, metrics_row, metrics_rows
 
 
@@ -97,7 +97,7 @@ def test_watch_starts_anew_when_a_resumed_run_drops_rows(tmp_path: Path) -> None
     append_rows(metrics, metrics_rows([0.1, 0.2, 0.3]))
     watch = Watch(metrics)
     watch.poll()
-    # As shared/files.py does it: another file under the same name, and by now longer than the old one.
+    # As shared/run/files.py does it: another file under the same name, and by now longer than the old one.
     other = tmp_path / "other"
     append_rows(other, metrics_rows([0.1, 0.9, 0.9, 0.9]))
     other.rename(metrics)

@@ -13,8 +13,8 @@ import yaml
 from dockerfile_parse import DockerfileParser
 
 from launch.cli import parse
-from shared.config_load import apply_override, resolve
-from shared.run_dir import RunDir
+from shared.config.load import apply_override, resolve
+from shared.run.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"

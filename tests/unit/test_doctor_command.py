@@ -18,7 +18,7 @@ from launch.doctor.finding import Missing, warning
 from launch.doctor.machine import Machine
 from launch.doctor.show import show
 from launch.run import make_run
-from shared.config_load import load_config
+from shared.config.load import load_config
 from shared.errors import ConfigError
 from tests.machines import but, sound
 

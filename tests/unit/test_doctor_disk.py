@@ -17,8 +17,9 @@ import pytest
 from launch.doctor.checks import disk as disk_checks
 from launch.doctor.facts.disk import file_system, look_at_disk, look_at_folder, look_at_link, look_at_run
 from launch.run import make_run
-from shared.config import Config, LinkConfig
-from shared.run_dir import RunDir
+from shared.config.processes import LinkConfig
+from shared.config.tree import Config
+from shared.run.run_dir import RunDir
 from tests.machines import sound
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ print(look_at_disk(Path(sys.argv[1])).trouble)
 HOLD = """
 import sys, time
 from pathlib import Path
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
 with RunDir(Path(sys.argv[1])).hold():
     print("held", flush=True)
     time.sleep(60)

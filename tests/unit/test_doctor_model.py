@@ -18,7 +18,9 @@ from launch.doctor.facts.model import look_at_hub, look_at_model, shape_of
 from launch.doctor.facts.software import look_at_reward
 from launch.doctor.finding import Missing
 from launch.doctor.machine import ask_hub
-from shared.config import Config, ModelConfig, VerifierConfig
+from shared.config.data import VerifierConfig
+from shared.config.model import ModelConfig
+from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
 from tests.machines import GIB, QWEN_15B, SMALL, config, sound
 

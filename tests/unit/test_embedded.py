@@ -14,11 +14,11 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
+from benchmarks.embedded.accuracy import chat_prompt, decoder_linears, grade, nf4_values, stated_answer, to_nf4_values
+from benchmarks.embedded.corpus import HABITS, SLIPS, Example, Slip, draw_example, slipped, wrong_share
+from learner.tasks.stories import GROWTH, STORIES
+from learner.tasks.word_problems import LEVELS, Move, Plot, problems, split_of
 from shared.embedded import EMBEDDED_DIR
-from shared.embedded.accuracy import chat_prompt, decoder_linears, grade, nf4_values, stated_answer, to_nf4_values
-from shared.embedded.corpus import HABITS, SLIPS, Example, Slip, draw_example, slipped, wrong_share
-from shared.embedded.problems import LEVELS, Move, Plot, problems, split_of
-from shared.embedded.stories import GROWTH, STORIES
 
 EQUATION = re.compile(r"(\d+) ([-+*]) (\d+) = (\d+)")
 GAINS = {"buys", "finds", "on", "puts", "sows", "come", "wins", "adds", "bakes"}
@@ -49,7 +49,7 @@ def solve(question: str) -> int:
 
 def make_model(out: Path, *, num_steps: int) -> str:
     """Run the script as a user would; its output."""
-    command = [sys.executable, "-m", "shared.embedded.make_model", "--out", str(out), "--steps", str(num_steps)]
+    command = [sys.executable, "-m", "benchmarks.embedded.make_model", "--out", str(out), "--steps", str(num_steps)]
     finished = subprocess.run([*command, "--held-out", "6"], capture_output=True, text=True, check=True, timeout=250)
     return finished.stdout
 

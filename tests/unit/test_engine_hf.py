@@ -13,8 +13,8 @@ from actor.engine import Completion, Ended
 from actor.engine_hf import HFEngine
 from actor.sampler import draw, inverse_cdf
 from protocol.messages import Finish, GroupOrder, Sampling
-from shared.adapter_file import adapter_bytes, layout_digest
-from shared.policy import Policy
+from shared.model.adapter_file import adapter_bytes, layout_digest
+from shared.model.policy import Policy
 from shared.seeding import derive, uniforms
 from tests import reference
 from tests.fakes import FAMILIES, Family, hidden_of, shake, tiny_checkpoint, tiny_policy, tiny_prompter

@@ -13,10 +13,9 @@ from actor.engine_vllm import VLLMEngine
 from actor.vllm_internals import Answer, Draw, Installed, compare, engine_arguments, held_adapter, sent_adapter
 from actor.vllm_options import VLLMOptions
 from protocol.messages import Finish, GroupOrder, Sampling
-from shared.adapter_file import adapter_bytes
-from shared.config import LoraConfig
+from shared.config.model import LoraConfig
 from shared.errors import DamageError, ModelError
-from shared.lora_layout import LoraLayout
+from shared.model.adapter_file import LoraLayout, adapter_bytes
 from tests.fakes import RANK, tiny_policy, tiny_prompter, unheard
 
 OPTIONS = VLLMOptions(

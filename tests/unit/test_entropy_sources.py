@@ -12,8 +12,8 @@ from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.update import Update
 from protocol.messages import GroupOrder, Sampling
-from shared.config import Config, LossConfig, RolloutConfig
-from shared.policy import Policy
+from shared.config.tree import Config, LossConfig, RolloutConfig
+from shared.model.policy import Policy
 from shared.seeding import sample_seeds
 from tests.fakes import tiny_policy, tiny_prompter
 

@@ -1,8 +1,8 @@
 """When evaluations are made, and that one which is there is not made again."""
 
 from learner.eval_schedule import EvalSchedule, in_words
-from shared.config import EvalConfig
-from shared.evaluation import Evaluation
+from shared.config.processes import EvalConfig
+from shared.run.evaluation import Evaluation
 from tests.fakes import toy_evaluation
 
 

@@ -6,7 +6,7 @@ from msgspec import structs
 from rich.console import Console
 
 from launch.eval_table import markdown, print_evaluation
-from shared.evaluation import Evaluation, share_of
+from shared.run.evaluation import Evaluation, share_of
 from tests.fakes import toy_evaluation
 
 

@@ -16,12 +16,12 @@ from learner.decoded import Votes
 from learner.evaluate import Evaluator
 from learner.tasks import Task
 from protocol.messages import Finish, Order
-from shared.at_k import maj_at_k, pass_at_k
-from shared.config import Config, EvalConfig, RolloutConfig, RunConfig
+from shared.config.processes import EvalConfig
+from shared.config.tree import Config, RolloutConfig, RunConfig
 from shared.errors import DamageError
-from shared.evaluation import Evaluation, read_evaluation, write_evaluation
-from shared.gpu_lease import Lease
-from shared.interval import wilson
+from shared.process.lease import Lease
+from shared.run.evaluation import Evaluation, read_evaluation, write_evaluation
+from shared.statistics import maj_at_k, pass_at_k, wilson
 from tests.fakes import ScriptedEngine, ScriptedScorer, spelled, toy_policy, toy_tasks, unheard
 
 CONFIG = Config(

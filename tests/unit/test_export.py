@@ -16,14 +16,14 @@ from launch.export.command import run_command
 from launch.export.hub import push
 from launch.export.weights import Deltas, merged_weights, write_weights
 from learner.checkpoint import Checkpoint, CheckpointStore
-from shared.adapter_file import adapter_bytes, digest
-from shared.base_cache import cached_base
-from shared.config import Config
-from shared.config_load import config_to_json, resolve
+from shared.config.load import config_to_json, resolve
+from shared.config.tree import Config
 from shared.errors import DamageError, RunDirError
-from shared.evaluation import write_evaluation
-from shared.policy import load_policy
-from shared.run_dir import RunDir
+from shared.model.adapter_file import adapter_bytes, digest
+from shared.model.base_cache import cached_base
+from shared.model.policy import load_policy
+from shared.run.evaluation import write_evaluation
+from shared.run.run_dir import RunDir
 from tests.fakes import shake, toy_evaluation
 from tests.hub_checkpoints import LLAMA3_ROPE, hub_checkpoint
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.failpoints import FAILPOINTS, Failpoints, reach
+from shared.run.failpoints import FAILPOINTS, Failpoints, reach
 
 APPENDER = """
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from shared.files import AppendFile
+from shared.run.files import AppendFile
 file = AppendFile(Path(sys.argv[1]))
 for number in range(4):
     file.append(b"%d234567." % number)

@@ -23,14 +23,14 @@ from learner.ledger import Ledger
 from learner.loop import train
 from learner.past import Past
 from learner.wiring import build_parts, build_state, load_model
-from shared.adapter_file import install_adapter
-from shared.config import Config
-from shared.config_load import config_to_json, resolve
+from shared.config.load import config_to_json, resolve
+from shared.config.tree import Config
 from shared.errors import ModelError
-from shared.metrics import StepMetrics
-from shared.prompt import load_prompter
-from shared.run_dir import RunDir
-from shared.turns import NoTurns
+from shared.model.adapter_file import install_adapter
+from shared.model.prompt import load_prompter
+from shared.process.lease import NoTurns
+from shared.run.metrics import StepMetrics
+from shared.run.run_dir import RunDir
 from tests.fakes import FAMILIES, ScriptedScorer, dense_twin, hidden_of
 from tests.hub_checkpoints import hub_checkpoint
 

@@ -15,9 +15,9 @@ from learner.first_bad import first_bad
 from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.update import Update, WeightsNotFinite
-from shared.adapter_file import adapter_bytes
-from shared.config import BatchConfig, Config, GuardConfig, LossConfig, OptimizerConfig, RolloutConfig
-from shared.policy import Policy
+from shared.config.tree import BatchConfig, Config, GuardConfig, LossConfig, OptimizerConfig, RolloutConfig
+from shared.model.adapter_file import adapter_bytes
+from shared.model.policy import Policy
 from tests.fakes import OverflowOnTheWayBack, tiny_group, tiny_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import RunDirError
-from shared.files import (
+from shared.run.files import (
     AppendFile,
     LineLog,
     cut,
@@ -295,7 +295,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from shared.errors import RunDirError
-from shared.files import AppendFile
+from shared.run.files import AppendFile
 file = AppendFile(Path(sys.argv[1]))
 file.append(b"a" * 600)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

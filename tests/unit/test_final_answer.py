@@ -10,7 +10,7 @@ from actor.score_pool import ScorePool
 from actor.verdict import ScoreJob
 from actor.verifier import score_job
 from protocol.outcome import Outcome
-from shared.config import VerifierConfig, VerifierKind
+from shared.config.data import VerifierConfig, VerifierKind
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from learner.fisher import diagonal_fisher, merged, normalised, weight_gradients
-from shared.lora import Adapter, FrozenLinear, HeldMatmul, LoraLinear
+from shared.model.lora import Adapter, FrozenLinear, HeldMatmul, LoraLinear
 from tests.fakes import hidden_of, tiny_policy
 from tests.reference import bernoulli_fisher
 

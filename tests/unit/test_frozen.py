@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from actor.engine_hf import HFEngine
-from shared.adapter_file import adapter_bytes
 from shared.errors import DamageError
-from shared.frozen import SLICE_WORDS, WORDS, FrozenBase, frozen_tensors, word_sum
+from shared.model.adapter_file import adapter_bytes
+from shared.model.base_checksum import SLICE_WORDS, WORDS, FrozenBase, frozen_tensors, word_sum
 from tests.fakes import shake, tiny_checkpoint, tiny_policy, tiny_prompter
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,8 +13,8 @@ from learner.batch import step_batch, teaching_samples
 from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.update import Update
-from shared.config import BatchConfig, Config, LossConfig
-from shared.head import LogitForm, head_logits, token_stats
+from shared.config.tree import BatchConfig, Config, LossConfig
+from shared.model.head import LogitForm, head_logits, token_stats
 from tests import reference
 from tests.fakes import VOCAB, tiny_group, tiny_policy
 

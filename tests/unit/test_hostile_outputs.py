@@ -9,7 +9,7 @@ from actor.final_answer import final_answers
 from actor.score_pool import ScorePool
 from actor.verdict import ScoreJob
 from actor.verifier import score_job
-from shared.config import VerifierConfig, VerifierKind
+from shared.config.data import VerifierConfig, VerifierKind
 from tests.hostile_outputs import HOSTILE
 
 KINDS: tuple[VerifierKind, ...] = ("gsm8k", "exact", "math")

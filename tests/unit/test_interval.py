@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shared.interval import Z_95, wilson
+from shared.statistics import Z_95, wilson
 
 
 @pytest.mark.parametrize(("correct", "n"), [(0, 10), (1, 10), (5, 10), (10, 10), (130, 256), (255, 256)])

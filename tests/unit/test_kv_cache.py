@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from actor.kv_cache import KVCache
-from shared.products import product_fp32
+from shared.model.products import product_fp32
 
 WIDTH, ROOM, KV_HEADS, SHARED, SIZE = 7, 9, 2, 3, 8
 PADDING = torch.tensor([0, 3, 6])

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.gpu_lease import Holder, Lease
+from shared.process.lease import Holder, Lease
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from shared.gpu_lease import Lease
+from shared.process.lease import Lease
 with Lease(Path(sys.argv[1])).hold("actor0"):
     print("held", flush=True)
     time.sleep(60)
@@ -24,7 +24,7 @@ with Lease(Path(sys.argv[1])).hold("actor0"):
 COUNTER = """
 import sys, time
 from pathlib import Path
-from shared.gpu_lease import Lease
+from shared.process.lease import Lease
 path = Path(sys.argv[1])
 counter = path.with_name("counter")
 for _ in range(40):

@@ -13,8 +13,9 @@ from learner.past import Past
 from learner.quarantine import KeptBatch
 from learner.update_figures import UpdateStats
 from protocol.messages import Groups, Timings
-from shared.config import CheckpointConfig, Config, EvalConfig, LossConfig, RunConfig
-from shared.metrics import StepMetrics
+from shared.config.processes import CheckpointConfig, EvalConfig
+from shared.config.tree import Config, LossConfig, RunConfig
+from shared.run.metrics import StepMetrics
 from tests.fakes import tiny_group
 
 CONFIG = Config(run=RunConfig(steps=7), loss=LossConfig(max_mismatch=0.05), checkpoint=CheckpointConfig(every=3))

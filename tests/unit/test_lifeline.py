@@ -10,13 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.lifeline import PARENT_PID
+from shared.process.parent_death import PARENT_PID
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PARENT = """
 import os, subprocess, sys, time
-from shared.lifeline import PARENT_PID
+from shared.process.parent_death import PARENT_PID
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=os.environ | {PARENT_PID: str(os.getpid())},
                          stdout=subprocess.PIPE, text=True)
 print(child.pid, child.stdout.readline().strip(), flush=True)
@@ -25,7 +25,7 @@ time.sleep(60)
 
 BY_KERNEL = """
 import time
-from shared.lifeline import die_with_parent
+from shared.process.parent_death import die_with_parent
 die_with_parent()
 print("tied", flush=True)
 time.sleep(60)
@@ -33,7 +33,7 @@ time.sleep(60)
 
 BY_WATCHING = """
 import os
-from shared.lifeline import watch
+from shared.process.parent_death import watch
 print("tied", flush=True)
 watch(os.getppid())
 """
@@ -63,7 +63,7 @@ def run(code: str, parent_pid: int | None) -> subprocess.CompletedProcess[str]:
     )
 
 
-ONCE = "import os; from shared.lifeline import *; die_with_parent(); print(PARENT_PID in os.environ)"
+ONCE = "import os; from shared.process.parent_death import *; die_with_parent(); print(PARENT_PID in os.environ)"
 
 
 def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:

@@ -9,12 +9,12 @@ from peft import PeftModel
 from safetensors.torch import load, save
 from torch import nn
 
-from shared.adapter_file import adapter_bytes, adapter_config, digest, install_adapter, layout_digest
-from shared.config import LoraConfig
+from shared.config.model import LoraConfig
 from shared.errors import DamageError, ModelError
-from shared.lora import EachCallMatmul, FrozenLinear, HeldMatmul, LoraLinear
-from shared.nf4 import quantize
-from shared.policy import Policy
+from shared.model.adapter_file import adapter_bytes, adapter_config, digest, install_adapter, layout_digest
+from shared.model.lora import EachCallMatmul, FrozenLinear, HeldMatmul, LoraLinear
+from shared.model.nf4 import quantize
+from shared.model.policy import Policy
 from tests import reference
 from tests.fakes import dense_twin, hidden_of, shake, tiny_policy
 

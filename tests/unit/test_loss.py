@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from learner.loss import KlTerms, KlTokens, LossTerms, TokenBatch, kl_loss, policy_loss, token_weights
-from shared.config import LossConfig
+from shared.config.tree import LossConfig
 from tests import reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,9 +9,9 @@ import pytest
 
 from launch.run import make_run
 from protocol.access.keys import load_learner_keys
-from shared.config import Config
+from shared.config.tree import Config
 from shared.errors import RunDirError
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
 from tests.disk_faults import failing, kill_before_every_call, list_calls
 
 

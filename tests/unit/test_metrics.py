@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from protocol.messages import Outcome
-from shared.files import LineLog
-from shared.metrics import MetricsLog, StepMetrics
+from shared.run.files import LineLog
+from shared.run.metrics import MetricsLog, StepMetrics
 from tests.disk_faults import list_calls
 
 CONTRACT = """

@@ -12,9 +12,9 @@ from learner.mismatch import Gap, Mismatch, Tokens, gap_of, likely_cause
 from learner.norms import Norms
 from learner.optimizer import Optimizer
 from learner.update import Update
-from shared.adapter_file import adapter_bytes
-from shared.config import Config, LossConfig, RolloutConfig
-from shared.policy import Policy
+from shared.config.tree import Config, LossConfig, RolloutConfig
+from shared.model.adapter_file import adapter_bytes
+from shared.model.policy import Policy
 from tests.fakes import shake, tiny_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")

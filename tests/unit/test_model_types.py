@@ -18,13 +18,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, LlamaCo
 from actor.engine_hf import HFEngine
 from actor.stream import stream
 from protocol.messages import GroupOrder, Sampling
-from shared.architecture import decoder_linears, empty_model, read_architecture
-from shared.base_cache import cached_base
-from shared.config import LoraConfig, ModelConfig
+from shared.config.model import LoraConfig, ModelConfig
 from shared.errors import ModelError
-from shared.lora_layout import read_layout
-from shared.policy import Policy
-from shared.sequences import Sequences
+from shared.model.adapter_file import read_layout
+from shared.model.architecture import decoder_linears, empty_model, read_architecture
+from shared.model.base_cache import cached_base
+from shared.model.policy import Policy
+from shared.model.sequences import Sequences
 from tests.architectures import REFUSED, SUPPORTED, VOCAB, architecture_checkpoint
 from tests.fakes import RANK, dense_twin, hidden_of, tiny_policy, tiny_prompter, unheard
 

@@ -14,7 +14,7 @@ from actor.score_pool import ScorePool
 from actor.score_slot import check
 from actor.verdict import ScoreJob, Verdict
 from protocol.outcome import Outcome
-from shared.config import VerifierConfig
+from shared.config.data import VerifierConfig
 from shared.errors import RewardError
 
 FUNCTIONS = """

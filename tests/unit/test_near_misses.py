@@ -5,7 +5,7 @@ import pytest
 from actor.verdict import ScoreJob
 from actor.verifier import score_job
 from protocol.outcome import Outcome
-from shared.config import VerifierKind
+from shared.config.data import VerifierKind
 from tests.near_misses import FORMULAS, LAST_NUMBERS, NUMBERS, PROSE, RIGHT_FORMULAS, RIGHT_NUMBERS, TEXTS
 
 

@@ -12,11 +12,11 @@ from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from shared.base_cache import WEIGHTS, CachedBase, cached_base, is_decoder_linear
-from shared.config import ModelConfig
+from shared.config.model import ModelConfig
 from shared.errors import ModelError
-from shared.lora import EachCallMatmul
-from shared.nf4 import from_tensors, quantize
+from shared.model.base_cache import WEIGHTS, CachedBase, cached_base, is_decoder_linear
+from shared.model.lora import EachCallMatmul
+from shared.model.nf4 import from_tensors, quantize
 from tests import reference
 from tests.fakes import CPU, dense_twin, hidden_of, tiny_checkpoint, tiny_policy
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from learner.norms import FEWEST, Norms
-from shared.config import GuardConfig
+from shared.config.tree import GuardConfig
 
 
 def after(norms: list[float], **config: float | int) -> Norms:

@@ -4,7 +4,8 @@ import math
 
 from learner.observed import Observed, observed, pass_rate
 from protocol.messages import Finish, Outcome
-from shared.config import Config, VerifierConfig
+from shared.config.data import VerifierConfig
+from shared.config.tree import Config
 from tests.fakes import tiny_group
 
 OUTCOMES = [Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED, Outcome.UNPARSABLE, Outcome.TIMEOUT, Outcome.CORRECT]

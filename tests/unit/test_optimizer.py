@@ -7,7 +7,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from learner.optimizer import Optimizer, learning_rate
-from shared.config import OptimizerConfig
+from shared.config.tree import OptimizerConfig
 from shared.errors import DamageError
 from tests import reference
 

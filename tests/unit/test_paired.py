@@ -6,7 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from shared.paired import MANY, Difference, paired, paired_bootstrap, sign_test, tango
+from shared.statistics import MANY, Difference, paired, paired_bootstrap, sign_test, tango
 
 
 def every_resample(differences: list[float]) -> np.ndarray:

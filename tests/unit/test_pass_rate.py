@@ -8,7 +8,7 @@ import pytest
 
 from learner.observed import Observed
 from learner.pass_rate import PassRate
-from shared.config import CurriculumConfig
+from shared.config.data import CurriculumConfig
 from tests.reference import beta_variance
 
 EVEN = CurriculumConfig(explore=0.1, half_life=4.0, prior=4.0)

@@ -6,9 +6,9 @@ from typing import Any
 from learner.books import RunBooks
 from learner.checkpoint import Checkpoint, CheckpointStore
 from learner.past import Best, Past, better
-from shared.config import Config
-from shared.config_load import config_to_json
-from shared.run_dir import RunDir
+from shared.config.load import config_to_json
+from shared.config.tree import Config
+from shared.run.run_dir import RunDir
 from tests.fakes import toy_evaluation
 
 

@@ -6,12 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from shared.adapter_file import adapter_bytes, layout_digest
-from shared.base_cache import WEIGHTS, CachedBase, cached_base
-from shared.config import LoraConfig, ModelConfig
+from shared.config.model import LoraConfig, ModelConfig
 from shared.errors import DamageError
-from shared.lora_layout import read_layout
-from shared.plain_base import plain_base
+from shared.model.adapter_file import adapter_bytes, layout_digest, read_layout
+from shared.model.base_cache import WEIGHTS, CachedBase, cached_base, plain_base
 from tests.fakes import RANK, dense_twin, tiny_policy
 
 TARGETS = ("q_proj", "down_proj")

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.config import ModelConfig
+from shared.config.model import ModelConfig
 from shared.errors import ModelError
-from shared.policy import Policy, pick_device
+from shared.model.policy import Policy, pick_device
 from tests import reference
 from tests.fakes import FAMILIES, Family, dense_twin, hidden_of, tiny_checkpoint, tiny_policy
 

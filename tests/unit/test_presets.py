@@ -8,8 +8,8 @@ import pytest
 
 from launch.describe import describe
 from launch.topology import topology
-from shared.config import Config
-from shared.config_load import PRESETS_DIR, load_config
+from shared.config.load import PRESETS_DIR, load_config
+from shared.config.tree import Config
 
 PRESETS = sorted(path.stem for path in PRESETS_DIR.glob("*.toml"))
 TWIN = "_embedded"

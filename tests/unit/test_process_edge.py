@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.memory import peak_memory_mb
+from shared.run.metrics import peak_memory_mb
 
 BODY = """
 import logging, sys
 from protocol.errors import PeerTimeout, SecurityError
 from shared.errors import ConfigError
-from shared.process_edge import run_process
+from shared.process.entry_point import run_process
 
 def body():
     logging.getLogger("part").info("begins")
@@ -92,7 +92,7 @@ def test_peak_memory_is_in_mebibytes_and_only_grows() -> None:
 
 READER = """
 import ctypes, os, signal, sys
-from shared.process_edge import keep_to_itself
+from shared.process.entry_point import keep_to_itself
 if os.getuid() == 0:
     os.setresuid(65534, 65534, 65534)
     # A change of user has closed it already.

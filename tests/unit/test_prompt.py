@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from actor.final_answer import counted
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ModelError
-from shared.prompt import load_prompter
+from shared.model.prompt import load_prompter
 
 
 @pytest.mark.parametrize("special", [True, False])

@@ -9,10 +9,10 @@ from rich.console import Console
 from launch.next_command import interpreter
 from launch.report import print_report
 from shared.errors import DamageError
-from shared.evaluation import write_evaluation
-from shared.paired import paired
-from shared.run_dir import RunDir
-from shared.summary import read_summary
+from shared.run.evaluation import write_evaluation
+from shared.run.run_dir import RunDir
+from shared.run.summary import read_summary
+from shared.statistics import paired
 from tests.fakes import toy_evaluation
 from tests.run_files import SHA, write_run
 

@@ -12,7 +12,7 @@ from learner.resample import sample_again, with_way_back
 from protocol.codec import encode, pack
 from protocol.messages import Group, Groups
 from shared.errors import ConfigError, RunDirError
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
 from tests.fakes import filled, toy_orders, toy_policy
 from tests.wire_examples import plain
 

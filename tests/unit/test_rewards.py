@@ -8,8 +8,9 @@ from learner.batch import group_teaches, kept_samples
 from learner.rewards import reward_parts, rewards
 from learner.step_metrics import reward_means
 from protocol.messages import Finish, Outcome
-from shared.config import Config, RewardConfig, RolloutConfig, VerifierConfig
-from shared.config_load import load_config
+from shared.config.data import RewardConfig, VerifierConfig
+from shared.config.load import load_config
+from shared.config.tree import Config, RolloutConfig
 from shared.errors import ConfigError, TrainingStopped
 from tests.fakes import tiny_group
 

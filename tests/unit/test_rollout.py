@@ -10,7 +10,7 @@ from actor.rollout import Rollout
 from actor.scores import Together
 from actor.verdict import ScoreJob, Verdict
 from protocol.messages import Finish, Outcome
-from shared.gpu_lease import Lease
+from shared.process.lease import Lease
 from tests.fakes import ScriptedEngine, ScriptedScorer, spelled, toy_orders, toy_policy, unheard
 
 

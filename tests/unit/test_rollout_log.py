@@ -10,8 +10,10 @@ import pytest
 from learner.batch import StepBatch, step_batch, teaching_samples
 from learner.rollout_log import RolloutLog
 from protocol.messages import Finish, Groups, Outcome, Timings
-from shared.config import Config, LogConfig, LossConfig, RewardConfig, VerifierConfig
-from shared.files import LineLog
+from shared.config.data import RewardConfig, VerifierConfig
+from shared.config.processes import LogConfig
+from shared.config.tree import Config, LossConfig
+from shared.run.files import LineLog
 from tests.fakes import spelled, tiny_group
 
 CONFIG = Config(

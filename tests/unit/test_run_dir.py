@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 from shared.errors import DamageError, RunDirError
-from shared.files import UNFINISHED, beside
-from shared.gpu_lease import Lease
-from shared.run_dir import RunDir
+from shared.process.lease import Lease
+from shared.run.files import UNFINISHED, beside
+from shared.run.run_dir import RunDir
 from tests.disk_faults import failing
 
 CONFIG = b'{"run": {}}\n'
 HOLDER = """
 import sys, time
 from pathlib import Path
-from shared.run_dir import RunDir
+from shared.run.run_dir import RunDir
 with RunDir.open(Path(sys.argv[1])).hold():
     print("held", flush=True)
     time.sleep(60)
@@ -62,7 +62,7 @@ def test_run_info_says_what_it_ran_on(tmp_path: Path) -> None:
 
 def test_making_a_run_imports_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from shared.run_dir import RunDir; "
+        "import sys; from pathlib import Path; from shared.run.run_dir import RunDir; "
         "RunDir.create(Path(sys.argv[1]), b''); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True, timeout=30)

@@ -10,7 +10,8 @@ from learner.curriculum import Shuffled
 from learner.observed import Observed
 from learner.sampling import Sampler, Unanswered, flat
 from protocol.messages import Groups, Order, Policy
-from shared.config import Config, PipelineConfig, RolloutConfig, RunConfig
+from shared.config.processes import PipelineConfig
+from shared.config.tree import Config, RolloutConfig, RunConfig
 from tests.fakes import filled, toy_policy, toy_tasks
 from tests.wire_examples import plain
 

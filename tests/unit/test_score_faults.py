@@ -14,7 +14,7 @@ import pytest
 from actor.score_pool import ScorePool
 from actor.verdict import ScoreJob, Verdict
 from protocol.outcome import Outcome
-from shared.config import VerifierConfig
+from shared.config.data import VerifierConfig
 
 # Each completion says what is to happen to the worker that scores it. The fragment goes into a function's body.
 FAULTS = {

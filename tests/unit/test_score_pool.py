@@ -17,7 +17,7 @@ import pytest
 from actor.score_pool import ScorePool
 from actor.verdict import ScoreJob, Verdict
 from protocol.messages import Outcome
-from shared.config import VerifierConfig
+from shared.config.data import VerifierConfig
 from shared.errors import RewardError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -327,7 +327,7 @@ import sys
 import psutil
 from actor.score_pool import ScorePool
 from actor.verdict import ScoreJob
-from shared.config import VerifierConfig
+from shared.config.tree import VerifierConfig
 
 pool = ScorePool(VerifierConfig(kind="callable", function=sys.argv[1], workers=3, limit_s=60.0))
 print(*[worker.pid for worker in psutil.Process(pool.keeper.pid).children()], flush=True)

@@ -14,7 +14,7 @@ from actor.score_pool import ScorePool
 from actor.score_stream import Streamed
 from actor.verdict import ScoreJob
 from protocol.outcome import Outcome
-from shared.config import VerifierConfig
+from shared.config.data import VerifierConfig
 
 
 def job(text: str, answer: str = "18") -> ScoreJob:

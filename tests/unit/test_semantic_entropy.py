@@ -16,7 +16,9 @@ from learner.semantic_entropy import (
     read_entropies,
 )
 from learner.tasks import Task
-from shared.config import Config, CurriculumConfig, ModelConfig, RolloutConfig, TasksConfig, VerifierConfig
+from shared.config.data import CurriculumConfig, TasksConfig, VerifierConfig
+from shared.config.model import ModelConfig
+from shared.config.tree import Config, RolloutConfig
 from shared.errors import DataError
 from tests.fakes import toy_tasks
 from tests.reference import semantic_entropy

@@ -20,10 +20,12 @@ from learner.sampling import Sampler
 from learner.state import LearnerState
 from learner.update import Update
 from protocol.messages import Group
-from shared.adapter_file import adapter_bytes
-from shared.config import Config, LoraConfig, OptimizerConfig, PipelineConfig, RunConfig
+from shared.config.model import LoraConfig
+from shared.config.processes import PipelineConfig
+from shared.config.tree import Config, OptimizerConfig, RunConfig
 from shared.errors import ConfigError, DamageError
-from shared.policy import Policy
+from shared.model.adapter_file import adapter_bytes
+from shared.model.policy import Policy
 from tests.fakes import RANK, tiny_group, tiny_policy, toy_tasks
 
 pytestmark = pytest.mark.usefixtures("one_thread")

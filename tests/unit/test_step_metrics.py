@@ -15,7 +15,8 @@ from learner.guard import Skipped
 from learner.step_metrics import Clock, step_metrics
 from learner.update_figures import UpdateStats
 from protocol.messages import Finish, Group, Groups, Outcome, Timings
-from shared.config import Config, ConstraintConfig, CurriculumConfig, LossConfig, RewardConfig
+from shared.config.data import CurriculumConfig, RewardConfig
+from shared.config.tree import Config, ConstraintConfig, LossConfig
 from tests.fakes import tiny_group
 
 CONTRACT = """

@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from shared.errors import DamageError
-from shared.run_dir import RunDir
-from shared.summary import Summary, read_summary, write_summary
+from shared.run.run_dir import RunDir
+from shared.run.summary import Summary, read_summary, write_summary
 from tests.fakes import toy_evaluation
 
 SUMMARY = Summary(status="done", steps=40, wall_s=61.7, adapter_sha256="ab" * 32)

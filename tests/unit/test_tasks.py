@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from learner.tasks import TaskSet, is_readable, load_tasks, load_test
-from shared.config import TasksConfig, VerifierKind
+from shared.config.data import TasksConfig, VerifierKind
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import DataError
-from shared.prompt import Prompter, load_prompter
+from shared.model.prompt import Prompter, load_prompter
 
 Row = dict[str, Any]
 

@@ -7,8 +7,8 @@ import pytest
 
 from launch.describe import describe, differences
 from launch.topology import topology
-from shared.config import Config
-from shared.config_load import resolve
+from shared.config.load import resolve
+from shared.config.tree import Config
 
 RUN = Path("runs/first")
 

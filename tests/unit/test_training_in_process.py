@@ -37,23 +37,14 @@ from learner.sampling import Sampler
 from learner.stage_end import StageEnd
 from learner.state import LearnerState
 from learner.update import Update
-from shared.config import (
-    CheckpointConfig,
-    Config,
-    CurriculumConfig,
-    EvalConfig,
-    GrowthConfig,
-    LossConfig,
-    OptimizerConfig,
-    PipelineConfig,
-    RolloutConfig,
-    RunConfig,
-)
-from shared.evaluation import Evaluation
-from shared.gpu_lease import Lease
-from shared.metrics import StepMetrics
-from shared.policy import Policy
-from shared.prompt import Prompter
+from shared.config.data import CurriculumConfig
+from shared.config.processes import CheckpointConfig, EvalConfig, PipelineConfig
+from shared.config.tree import Config, GrowthConfig, LossConfig, OptimizerConfig, RolloutConfig, RunConfig
+from shared.model.policy import Policy
+from shared.model.prompt import Prompter
+from shared.process.lease import Lease
+from shared.run.evaluation import Evaluation
+from shared.run.metrics import StepMetrics
 from tests.fakes import ScriptedScorer, spelled, tiny_policy, tiny_prompter, toy_tasks
 
 pytestmark = pytest.mark.usefixtures("one_thread")

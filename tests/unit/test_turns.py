@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import ComputeConfig
-from shared.gpu_lease import Lease
-from shared.turns import NoTurns, turns
+from shared.config.processes import ComputeConfig
+from shared.process.lease import Lease, NoTurns, turns
 
 CORES = len(os.sched_getaffinity(0))
 

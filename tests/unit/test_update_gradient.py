@@ -22,9 +22,10 @@ from learner.optimizer import Optimizer
 from learner.update import Update
 from learner.update_figures import UpdateStats
 from protocol.messages import Finish, Group, Outcome
-from shared.adapter_file import adapter_bytes
-from shared.config import BatchConfig, Config, LossConfig, OptimizerConfig, RolloutConfig, VerifierConfig
-from shared.policy import Policy
+from shared.config.data import VerifierConfig
+from shared.config.tree import BatchConfig, Config, LossConfig, OptimizerConfig, RolloutConfig
+from shared.model.adapter_file import adapter_bytes
+from shared.model.policy import Policy
 from tests.dense_truth import Truth, near_policy, sampled_nearby
 from tests.fakes import CrampedBackbone, shake, tiny_group, tiny_policy
 

@@ -11,7 +11,7 @@ from actor.number_answer import whole_text
 from actor.verdict import ScoreJob, Verdict
 from actor.verifier import MAX_CHARS, score_job, score_number
 from protocol.messages import Outcome
-from shared.config import VerifierKind
+from shared.config.data import VerifierKind
 
 GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k" / "test.jsonl"
 

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from actor.vllm_options import RANKS, VLLMOptions, vllm_options
-from shared.config import ActorConfig, Config, EvalConfig, GuardConfig, LoraConfig, RolloutConfig, TasksConfig
+from shared.config.data import TasksConfig
+from shared.config.model import LoraConfig
+from shared.config.processes import EvalConfig
+from shared.config.tree import ActorConfig, Config, GuardConfig, RolloutConfig
 from shared.errors import ModelError
 
 QWEN = {

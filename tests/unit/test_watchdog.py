@@ -13,8 +13,7 @@ import pytest
 
 from protocol.errors import PeerTimeout
 from protocol.messages import Heartbeat
-from shared.watchdog import ASK, FIRED, Watchdog, open_stacks
-from shared.watched_port import WatchedActorPort, WatchedLearnerPort
+from shared.process.watchdog import ASK, FIRED, Watchdog, WatchedActorPort, WatchedLearnerPort, open_stacks
 from tests.memory_transport import MemoryHub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BODY = """
 import ctypes, sys, time
 from pathlib import Path
-from shared.watchdog import Watchdog, open_stacks
+from shared.process.watchdog import Watchdog, open_stacks
 def busy():
     print("ready", flush=True)
     {line}

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from protocol.endpoint import local_endpoint
-from shared.config import LinkConfig
-from shared.wire_address import bind_address, dial_address
+from shared.config.processes import LinkConfig, bind_address, dial_address
 
 
 def test_one_machine_meets_at_the_run_directorys_own_socket(tmp_path: Path) -> None:

@@ -10,15 +10,13 @@ from actor.engine_vllm import VLLMEngine
 from actor.vllm_internals import VLLM
 from actor.vllm_options import vllm_options
 from protocol.messages import GroupOrder
-from shared.adapter_file import adapter_bytes
-from shared.base_cache import cached_base
-from shared.config import Config
-from shared.config_load import load_config
-from shared.determinism import pin_torch
-from shared.lora_layout import read_layout
-from shared.plain_base import plain_base
-from shared.policy import Policy, load_policy
-from shared.prompt import Prompter, load_prompter
+from shared.config.load import load_config
+from shared.config.tree import Config
+from shared.model.adapter_file import adapter_bytes, read_layout
+from shared.model.base_cache import cached_base, plain_base
+from shared.model.policy import Policy, load_policy
+from shared.model.prompt import Prompter, load_prompter
+from shared.process.determinism import pin_torch
 from shared.seeding import sample_seeds
 from tests.fakes import CPU, shake
 

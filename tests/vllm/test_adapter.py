@@ -16,9 +16,9 @@ from actor.vllm_internals import Installed
 from learner.publisher import Publisher, policy_message
 from protocol.messages import Policy as PolicyMessage
 from protocol.messages import Sampling
-from shared.adapter_file import read_adapter
-from shared.canary import canary_ids, canary_of
 from shared.errors import DamageError
+from shared.model.adapter_file import read_adapter
+from shared.model.canary import canary_ids, canary_of
 from tests.vllm.bench import Bench
 from tests.vllm.test_sampling import T1, bits, silent
 

@@ -8,9 +8,9 @@ import pytest
 
 from actor.engine import Completion
 from protocol.messages import Finish, GroupOrder, Sampling
-from shared.canary import canary_ids, score
 from shared.errors import ModelError
-from shared.policy import Policy
+from shared.model.canary import canary_ids, score
+from shared.model.policy import Policy
 from tests.vllm.bench import Bench
 
 T1 = Sampling(temperature=1.0, max_new_tokens=32)

@@ -4,7 +4,7 @@ from launch.doctor.estimate import adapter_bytes, anchor_bytes
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
 from launch.doctor.machine import Machine
 from learner.disk_need import bytes_needed
-from shared.run_dir import MIN_FREE_BYTES, RunDir
+from shared.run.run_dir import MIN_FREE_BYTES, RunDir
 
 MIN_FREE_FILES = 1000
 SLOW_SYNC_S = 0.05

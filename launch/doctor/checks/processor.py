@@ -4,7 +4,7 @@ from launch.doctor.estimate import Need, host_need
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
 from launch.doctor.machine import Machine, on_card
 from learner.journal import SEGMENT_BYTES
-from shared.determinism import cpu_environment
+from shared.process.determinism import cpu_environment
 
 SETTLED = {"MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"}
 """Change which kernels run; a run sets them itself only where its config says so."""

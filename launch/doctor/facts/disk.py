@@ -16,10 +16,9 @@ from typing import Literal
 
 from protocol.access.keys import load_learner_keys
 from protocol.errors import SecurityError
-from shared.config import LinkConfig
-from shared.file_lock import open_lock, signature, try_lock
-from shared.run_dir import RunDir
-from shared.wire_address import bind_address
+from shared.config.processes import LinkConfig, bind_address
+from shared.run.file_lock import open_lock, signature, try_lock
+from shared.run.run_dir import RunDir
 
 MOUNTS = Path("/proc/self/mountinfo")
 SYNCS = 8

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from launch.doctor.estimate import ModelShape
 from launch.doctor.facts.disk import Folder, look_at_folder
 from launch.doctor.finding import Missing
-from shared.cache_root import cache_root
-from shared.config import Config, ModelConfig
+from shared.config.model import ModelConfig, cache_root
+from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
-from shared.linears import is_decoder_linear
+from shared.model.linears import is_decoder_linear
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

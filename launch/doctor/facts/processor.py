@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.run_info import CPUINFO, cpu_name
+from shared.run.run_dir import CPUINFO, cpu_name
 
 PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "ATEN_", "ONEDNN_", "DNNL_")
 MEMINFO = Path("/proc/meminfo")

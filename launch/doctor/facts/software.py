@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from actor.keeper_process import environment
 from launch.doctor.probe import ask
-from shared.config import VerifierConfig
+from shared.config.data import VerifierConfig
 
 PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 DISTRIBUTION = "tandem-rl"

@@ -1,0 +1,1 @@
+"""Makes the embedded model again: corpus, tokenizer, pretraining, accuracy."""

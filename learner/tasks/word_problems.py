@@ -1,0 +1,173 @@
+"""Seeded arithmetic word problems in GSM8K format, at three levels.
+
+Level k is a story of k events, so k operations, on integers that stay in 0..99:
+
+    Tom has 12 apples. He buys 7. He eats 4. How many apples are left?
+    12 + 7 = 19
+    19 - 4 = 15
+    #### 15
+
+Whether a problem is for training or held out is a property of its text alone (a stable hash), so no choice of seed or
+count can ever put one question into both. Left out on purpose: files of problems; a seed says it all.
+"""
+
+import random
+import zlib
+from dataclasses import dataclass
+from typing import Literal
+
+from learner.tasks.stories import GROWTH, HEROES, KINDS, STORIES, Op, Story
+
+Split = Literal["train", "held_out"]
+
+LEVELS = (1, 2, 3)
+LARGEST = 99
+_LARGEST_OPERAND = 20
+_HELD_OUT_ONE_IN = 8
+_MAX_MISSES = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One task: what is asked, how a right solution reads, and what it ends in."""
+
+    question: str
+    """The word problem, one paragraph of plain text."""
+    solution: str
+    """Worked steps, one equation a line, and a last line `#### n`."""
+    answer: int
+    """The n of that last line, in 0..99."""
+    level: int
+    """Number of operations, 1 to 3."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """One event of a story, as arithmetic."""
+
+    op: Op
+    """What the event does to the running number."""
+    operand: int
+    """With how many, at least 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """A drawn story before it is put into words: what a solver has to see in the text."""
+
+    story: Story
+    """The setting."""
+    question: str
+    """The text that tells it."""
+    start: int
+    """Number in the opening."""
+    moves: tuple[Move, ...]
+    """The events in order; as many as the level."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One equation `left op right = result`, true or not."""
+
+    left: int
+    """Running number before the event."""
+    move: Move
+    """The event."""
+    result: int
+    """Running number after it, as written."""
+
+    def __str__(self) -> str:
+        return f"{self.left} {self.move.op} {self.move.operand} = {self.result}"
+
+
+def problems(split: Split, count: int, seed: int, levels: tuple[int, ...]) -> list[Problem]:
+    """`count` distinct problems of one split, the levels taking turns; the same arguments give the same list."""
+    rng = random.Random(seed)
+    found: dict[str, Problem] = {}
+    misses = 0
+    while len(found) < count:
+        plot = draw_plot(rng, levels[len(found) % len(levels)], split)
+        misses = misses + 1 if plot.question in found else 0
+        if misses > _MAX_MISSES:
+            raise ValueError(
+                f"got count={count}, but levels {levels} of split {split!r} have little more than {len(found)} "
+                "distinct problems: ask for fewer or add a level"
+            )
+        found.setdefault(plot.question, to_problem(plot))
+    return list(found.values())
+
+
+def draw_plot(rng: random.Random, level: int, split: Split) -> Plot:
+    """A random plot of `level` events whose text belongs to `split`."""
+    while True:
+        plot = _draw_any_plot(rng, level)
+        if split_of(plot.question) == split:
+            return plot
+
+
+def split_of(question: str) -> Split:
+    """The split that a question belongs to, now and for good: crc32 is fixed, unlike `hash`."""
+    return "held_out" if zlib.crc32(question.encode()) % _HELD_OUT_ONE_IN == 0 else "train"
+
+
+def to_problem(plot: Plot) -> Problem:
+    """The plot with its right solution."""
+    steps = work_out(plot.start, plot.moves)
+    answer = steps[-1].result
+    lines = [*map(str, steps), f"#### {answer}"]
+    return Problem(question=plot.question, solution="\n".join(lines), answer=answer, level=len(plot.moves))
+
+
+def work_out(start: int, moves: tuple[Move, ...]) -> list[Step]:
+    """The moves one after the other, each on the result of the one before."""
+    steps: list[Step] = []
+    value = start
+    for move in moves:
+        steps.append(Step(left=value, move=move, result=apply(value, move)))
+        value = steps[-1].result
+    return steps
+
+
+def apply(value: int, move: Move) -> int:
+    """`value op operand`."""
+    match move.op:
+        case "+":
+            return value + move.operand
+        case "-":
+            return value - move.operand
+        case "*":
+            return value * move.operand
+
+
+def _draw_any_plot(rng: random.Random, level: int) -> Plot:
+    story = rng.choice(STORIES)
+    start = value = rng.randint(2, _LARGEST_OPERAND)
+    moves: list[Move] = []
+    for _ in range(level):
+        moves.append(_draw_move(rng, story, value))
+        value = apply(value, moves[-1])
+    return Plot(story=story, question=_tell(rng, story, start, moves), start=start, moves=tuple(moves))
+
+
+def _draw_move(rng: random.Random, story: Story, value: int) -> Move:
+    """A random event that keeps the running number in 0..99."""
+    ops: list[Op] = []
+    if value < LARGEST:
+        ops.append("+")
+    if value > 0:
+        ops.append("-")
+    if story.grows and 0 < 2 * value <= LARGEST:
+        ops.append("*")
+    op = rng.choice(ops)
+    largest = {"+": LARGEST - value, "-": value, "*": 3 if 3 * value <= LARGEST else 2}[op]
+    return Move(op=op, operand=rng.randint(2 if op == "*" else 1, min(_LARGEST_OPERAND, largest)))
+
+
+def _tell(rng: random.Random, story: Story, start: int, moves: list[Move]) -> str:
+    who, pronoun = rng.choice(HEROES)
+    kind = rng.choice(KINDS)
+    sentences = [story.opening.format(who=who, kind=kind, n=start)]
+    for move in moves:
+        sentence = {"+": story.gain, "-": story.loss, "*": GROWTH.get(move.operand, "")}[move.op]
+        sentences.append(sentence.format(who=who, pronoun=pronoun, n=move.operand))
+    return " ".join([*sentences, story.question])

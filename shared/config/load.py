@@ -1,0 +1,190 @@
+"""From TOML, JSON and `--set` to a Config, or one sentence that says which key is wrong and what would be right."""
+
+import difflib
+import hashlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from shared.config.data import RewardConfig, VerifierConfig
+from shared.config.named_rewards import check_rewards
+from shared.config.training import LossConfig
+from shared.config.tree import Config, RolloutConfig
+from shared.config.types import Section
+from shared.errors import ConfigError
+
+PRESETS_DIR = Path(__file__).resolve().parents[2] / "launch" / "presets"
+
+Tree = dict[str, Any]
+
+TRUNCATES = (
+    "it cuts the distribution that tokens are drawn from, the learner scores them under the whole one, and their ratio"
+    " would be biased. Shape sampling with rollout.temperature, which both sides apply."
+)
+REFUSED = {
+    "rollout.top_p": TRUNCATES,
+    "rollout.top_k": TRUNCATES,
+    "rollout.min_p": TRUNCATES,
+    "rollout.repetition_penalty": "it changes the distribution by what was said before, and the learner does not.",
+}
+"""Keys that people expect, and why there are none."""
+
+
+def load_config(source: str, overrides: Iterable[str] = ()) -> Config:
+    """A preset's name or a TOML file, with `section.key=value` overrides on top."""
+    tree = read_toml(find_source(source))
+    for override in overrides:
+        apply_override(tree, override)
+    return resolve(tree)
+
+
+def find_source(source: str) -> Path:
+    """The TOML file behind a preset name or path."""
+    preset = PRESETS_DIR / f"{source}.toml"
+    if preset.is_file():
+        return preset
+    path = Path(source)
+    if path.is_file():
+        return path
+    known = ", ".join(sorted(p.stem for p in PRESETS_DIR.glob("*.toml")))
+    raise ConfigError(f"There is no preset and no file named '{source}'; presets are: {known}.")
+
+
+def read_toml(path: Path) -> Tree:
+    """The file as nested dictionaries."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # wrong TOML, wrong UTF-8, or brackets without end
+        raise ConfigError(f"{path} is not valid TOML: {error}; mend that line.") from error
+
+
+def apply_override(tree: Tree, override: str) -> None:
+    """Set one `section.key=value`; the value is read as TOML, or taken as text where it is not TOML."""
+    path, equals, text = override.partition("=")
+    parts = path.strip().split(".")
+    if not equals or len(parts) != 2:
+        raise ConfigError(f"--set got '{override}', expected section.key=value, for example optimizer.lr=3e-4.")
+    section = tree.setdefault(parts[0], {})
+    if isinstance(section, dict):  # otherwise the file is wrong, and `resolve` says so
+        section[parts[1]] = toml_value(text.strip())
+
+
+def toml_value(text: str) -> Any:
+    """`3e-4` -> float, `true` -> bool, `[1, 2]` -> list, anything else -> the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def resolve(tree: Mapping[str, Any]) -> Config:
+    """Check every key, then every type and range."""
+    refuse_unknown_keys(tree, Config, path="")
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(explain(str(error), tree)) from error
+    check_together(config)
+    return config
+
+
+def refuse_unknown_keys(tree: Mapping[str, Any], section: type[Section], path: str) -> None:
+    """Walk tree and types side by side."""
+    hints = get_type_hints(section)
+    for key, value in tree.items():
+        if reason := REFUSED.get(f"{path}{key}"):
+            raise ConfigError(f"{path}{key} = {value} is refused: {reason}")
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"Unknown key '{path}{key}'; did you mean '{path}{near}'?")
+        kind = hints[key]
+        if isinstance(kind, type) and issubclass(kind, Section):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"'{path}{key}' got {value!r}, expected a section: write [{key}] and keys below it.")
+            refuse_unknown_keys(value, kind, f"{path}{key}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{path}{key} = {value} is not allowed: expected a finite number.")
+
+
+def explain(message: str, tree: Mapping[str, Any]) -> str:
+    """msgspec's sentence with our path and the value that was given."""
+    what, _, where = message.partition(" - at `$.")
+    keys = re.sub(r"\[.*?\]", "", where.rstrip("`")).split(".")
+    value: Any = tree
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else value
+    return f"{'.'.join(keys)} = {json.dumps(value, default=str)} is not allowed: {what[0].lower()}{what[1:]}."
+
+
+def check_together(config: Config) -> None:
+    """What only two keys together can get wrong."""
+    if config.verifier.kind == "callable" and not config.verifier.function:
+        raise ConfigError(
+            "verifier.kind is 'callable' but verifier.function is empty; name one as path/to/file.py:name."
+        )
+    check_objective(config.loss, config.reward)
+    if config.constraint.beta > 0.0 and config.constraint.reference == "old" and config.loss.passes == 1:
+        raise ConfigError(
+            "constraint.reference is 'old' but loss.passes is 1: in the first pass the policy is the old one and the"
+            " term has no gradient; set loss.passes to 2 or more, or constraint.reference to 'base'."
+        )
+    if 0 < config.growth.max_prompts < config.rollout.prompts:
+        raise ConfigError(
+            f"growth.max_prompts = {config.growth.max_prompts} is less than rollout.prompts = {config.rollout.prompts},"
+            " with which a run begins; set it higher, or to 0 for steps that do not grow."
+        )
+    if config.actor.weights == "nf4" and config.model.quantization == "none":
+        raise ConfigError(
+            "actor.weights is 'nf4' but model.quantization is 'none', so there are no codes to serve; set one of them."
+        )
+    curriculum = config.curriculum
+    if curriculum.holds and curriculum.kind not in ("levels", "sent"):
+        raise ConfigError(
+            f"curriculum.ewc and curriculum.kl_to = 'stage' hold the policy to a stage's end, and curriculum.kind ="
+            f" '{curriculum.kind}' has no stages; set it to 'levels' or 'sent'."
+        )
+    check_rewards(config.verifier.rewards)
+    endpoint = config.link.endpoint
+    if endpoint != "ipc" and not endpoint.startswith("tcp://"):
+        raise ConfigError(f"link.endpoint = '{endpoint}' is not allowed: expected 'ipc' or tcp://host:port.")
+    if config.link.silence_s <= config.link.heartbeat_s:
+        raise ConfigError("link.silence_s must be larger than link.heartbeat_s, or every peer would count as dead.")
+
+
+def check_objective(loss: LossConfig, reward: RewardConfig) -> None:
+    """A kind of loss is the paper's, or it is not called so."""
+    if loss.kind == "dr_grpo" and reward.divide_by_std:
+        raise ConfigError(
+            "loss.kind = 'dr_grpo' leaves the standard deviation out and reward.divide_by_std is true; leave that key"
+            " out, or set loss.kind to 'grpo'."
+        )
+    if loss.kind == "gspo" and loss.entropy_fraction < 1.0:
+        raise ConfigError(
+            "loss.kind = 'gspo' takes one ratio over all tokens of an answer and loss.entropy_fraction ="
+            f" {loss.entropy_fraction:g} masks some of them; set it to 1, or loss.kind to one with a ratio a token."
+        )
+
+
+def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig) -> str:
+    """sha256 over the sections that say how answers are drawn and judged: every actor of a run must have the same."""
+    return hashlib.sha256(msgspec.json.encode((verifier, rollout), order="sorted")).hexdigest()
+
+
+def config_to_json(config: Config) -> bytes:
+    """The resolved tree, every default written out."""
+    return msgspec.json.format(msgspec.json.encode(config), indent=2)
+
+
+def config_from_json(data: bytes) -> Config:
+    """The inverse; also checks, since a person may have edited the file."""
+    try:
+        tree = msgspec.json.decode(data, type=Tree)
+    except (ValueError, RecursionError) as error:  # wrong JSON, wrong UTF-8, or brackets without end
+        raise ConfigError(f"The resolved configuration is damaged: {error}; mend config.json there.") from error
+    return resolve(tree)

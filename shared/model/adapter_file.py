@@ -1,0 +1,183 @@
+"""The adapter as bytes: PEFT's file format, which is also what crosses the wire.
+
+`base_model.model.<layer>.lora_A.weight` [R, in] and `.lora_B.weight` [out, R], fp32, plus `adapter_config.json`.
+Names, shapes and dtype must match the model exactly, none twice, and every value must be finite, or nothing is
+installed.
+The file's sha256 is the adapter's identity everywhere: in the handshake, in each group, in the summary.
+
+What an adapter to a base looks like, read from the base's files without loading it.
+
+    layer [out, in] -> layer.lora_A [R, in], layer.lora_B [out, R]
+
+For a process that never builds the policy itself and must still know which tensors an adapter has to bring, and agree
+with the learner about it in the handshake.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save
+
+from shared.config.model import LoraConfig
+from shared.errors import DamageError
+from shared.model.base_cache import WEIGHTS
+from shared.model.linears import is_decoder_linear
+from shared.model.lora import PAIR, Adapter, FrozenLinear, HeldMatmul, LoraLinear
+from shared.model.nf4 import STATE_KEY, read_facts
+
+PREFIX = "base_model.model."
+LENGTH_BYTES = 8
+MAX_ENTRY_BYTES = 1024
+
+
+def adapter_bytes(adapter: Adapter) -> bytes:
+    """The whole adapter as a safetensors file, the same bytes for the same values."""
+    tensors = {peft_name(name): value.detach().cpu().contiguous() for name, value in adapter.parameters().items()}
+    return save(tensors, metadata={"format": "pt"})
+
+
+def install_adapter(adapter: Adapter, data: bytes, *, finite: bool = True) -> None:
+    """Copy the values in; all or nothing. finite=False takes broken values too, to put them back or look at them."""
+    parameters = adapter.parameters()
+    tensors = read_adapter(data, {name: value.shape for name, value in parameters.items()}, finite=finite)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def read_adapter(data: bytes, shapes: Mapping[str, Sequence[int]], *, finite: bool = True) -> dict[str, torch.Tensor]:
+    """The values by the names of `shapes` (`layer.lora_A`), each of its shape and fp32, or DamageError."""
+    wanted = {peft_name(name): shape for name, shape in shapes.items()}
+    check_header(data, len(wanted))
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise DamageError(f"The adapter is no safetensors file ({error}); use another checkpoint.") from error
+    if missing := sorted(wanted.keys() ^ tensors.keys()):
+        raise DamageError(f"The adapter does not fit the model: '{missing[0]}' is in only one of the two.")
+    for name, shape in wanted.items():
+        check_tensor(name, tensors[name], shape, finite)
+    return {name: tensors[peft_name(name)] for name in shapes}
+
+
+def check_header(data: bytes, num_tensors: int) -> None:
+    """What safetensors would take: a header that is larger than any of ours, and a name that stands twice."""
+    length = int.from_bytes(data[:LENGTH_BYTES], "little")
+    if length > MAX_ENTRY_BYTES * (num_tensors + 1):
+        raise DamageError(f"The adapter's header has {length} bytes, too many for {num_tensors} tensors.")
+    try:
+        json.loads(data[LENGTH_BYTES : LENGTH_BYTES + length], object_pairs_hook=distinct)
+    except (ValueError, RecursionError) as error:
+        raise DamageError(f"The adapter's header cannot be read ({error}); use another checkpoint.") from error
+
+
+def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object, if no name stands twice in it."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice")
+    return found
+
+
+def check_tensor(name: str, tensor: torch.Tensor, shape: Sequence[int], finite: bool) -> None:
+    """Shape and dtype of one entry, and that it is finite where it must be."""
+    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != torch.float32:
+        got, expected = (tuple(tensor.shape), tensor.dtype), (tuple(shape), torch.float32)
+        raise DamageError(f"Adapter entry '{name}' is {got}, the model needs {expected}.")
+    if finite and not bool(torch.isfinite(tensor).all()):
+        raise DamageError(f"Adapter entry '{name}' has values that are not finite; use an earlier checkpoint.")
+
+
+def peft_name(name: str) -> str:
+    """`model.layers.0.q_proj.lora_A` -> PEFT's name of the same tensor."""
+    return f"{PREFIX}{name}.weight"
+
+
+def adapter_config(lora: LoraConfig, base: str) -> bytes:
+    """`adapter_config.json` as PEFT reads it."""
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(lora.targets),
+        "inference_mode": True,
+        "fan_in_fan_out": False,
+    }
+    return json.dumps(config, indent=2, sort_keys=True).encode()
+
+
+def layout_digest(adapter: Adapter) -> str:
+    """sha256 over names, shapes and scales: both processes must have built the same adapter."""
+    shapes = {name: tuple(value.shape) for name, value in adapter.parameters().items()}
+    return digest_of_layout(shapes, {name: layer.scale for name, layer in adapter.layers.items()})
+
+
+def digest_of_layout(shapes: Mapping[str, Sequence[int]], scales: Mapping[str, float]) -> str:
+    """The same from shapes by parameter and scales by layer."""
+    layout = [[name, list(shape)] for name, shape in shapes.items()]
+    return hashlib.sha256(json.dumps([layout, sorted(scales.items())]).encode()).hexdigest()
+
+
+def digest(data: bytes) -> str:
+    """sha256 in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraLayout:
+    """Layers with an adapter beside them."""
+
+    layers: dict[str, tuple[int, int]]
+    """Layer -> (out, in)."""
+    rank: int
+    """R."""
+    scale: float
+    """alpha / R."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """`layer.lora_A` and `layer.lora_B` of every layer, in the order of `Adapter.parameters`."""
+        a, b = PAIR
+        pairs = ((layer, *self.layers[layer]) for layer in sorted(self.layers))
+        return {
+            name: shape
+            for layer, out, into in pairs
+            for name, shape in ((f"{layer}.{a}", (self.rank, into)), (f"{layer}.{b}", (out, self.rank)))
+        }
+
+    @property
+    def digest(self) -> str:
+        """As `layout_digest` of an adapter that was built."""
+        return digest_of_layout(self.shapes, dict.fromkeys(self.layers, self.scale))
+
+    def adapter(self) -> Adapter:
+        """Its values alone, beside no base: to initialise, fill and save."""
+        nothing = FrozenLinear(HeldMatmul(torch.empty(0)), None)
+        return Adapter({name: LoraLinear(nothing, shape, self.rank, self.scale) for name, shape in self.layers.items()})
+
+
+def read_layout(base: Path, lora: LoraConfig) -> LoraLayout:
+    """From the base's weight file."""
+    with safe_open(base / WEIGHTS, framework="pt") as file:
+        dims = {name: len(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        layers = [name.removesuffix(".weight") for name in dims if is_decoder_linear(name, dims[name])]
+        layers = [layer for layer in layers if layer.rpartition(".")[2] in lora.targets]
+        shapes = {layer: linear_shape(file, f"{layer}.weight") for layer in layers}
+    return LoraLayout(layers=shapes, rank=lora.rank, scale=lora.alpha / lora.rank)
+
+
+def linear_shape(file: safe_open, name: str) -> tuple[int, int]:
+    """(out, in), which NF4 codes do not have themselves."""
+    facts = f"{name}.{STATE_KEY}"
+    quantised = facts in file.keys()  # noqa: SIM118 - not a dictionary
+    out, into = read_facts(file.get_tensor(facts))["shape"] if quantised else file.get_slice(name).get_shape()
+    return out, into

@@ -1,0 +1,132 @@
+"""A checkpoint's architecture, built by transformers without weights, or refused in one sentence.
+
+What a policy needs of it: a decoder of which every matrix in a layer is an `nn.Linear`, attention that goes through
+transformers' attention interface, and logits of the form in shared/model/head.py. Which architectures are computed
+rightly
+is not listed here: shared/model/load_check.py compares each with its own class whenever it is loaded. This refuses what
+cannot work at all, before a large checkpoint is quantised.
+Dropout is off in every one of them, whatever config.json says: it would make the two processes' numbers differ.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import __version__ as transformers_version
+
+from shared.errors import ModelError
+from shared.model.attention import install_attention
+from shared.model.head import PLAIN, LogitForm
+from shared.model.linears import is_decoder_linear
+
+LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers whose keys and values the caches keep."""
+UNFIT = (AttributeError, ImportError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""What the code of an architecture raises when it is used in a way that it was not made for."""
+
+
+def unsupported(model_type: str, reason: str) -> ModelError:
+    """The sentence."""
+    return ModelError(
+        f"Model type '{model_type}' is not supported: {reason}; choose a dense decoder such as Llama, Qwen, Mistral,"
+        " Gemma, Granite, Cohere, Phi or OLMo."
+    )
+
+
+def first_line(error: Exception) -> str:
+    """What transformers has to say, as far as it fits into a sentence."""
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
+
+def read_architecture(folder: Path) -> Any:
+    """The checkpoint's transformers configuration, without dropout and without the quantisation, which is ours."""
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (*UNFIT, OSError) as error:
+        raise ModelError(
+            f"{folder / 'config.json'} is no configuration that transformers {transformers_version} knows:"
+            f" {first_line(error)}; check model.path, or choose another model."
+        ) from error
+    config.__dict__.pop("quantization_config", None)
+    for name, value in vars(config).items():
+        if "drop" in name and type(value) in (int, float):
+            setattr(config, name, type(value)(0))
+    return config
+
+
+def empty_model(config: Any) -> Any:
+    """The architecture without weights, eval mode; computed buffers (rotary tables, embedding scales) are real."""
+    refuse_parts(config)
+    hook = register_module_parameter_registration_hook(without_values)  # pyright: ignore[reportArgumentType]
+    try:
+        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation=install_attention())
+    except KeyError as error:
+        raise unsupported(config.model_type, "its class computes attention in ways of its own") from error
+    except UNFIT as error:
+        raise unsupported(
+            config.model_type, f"transformers cannot build it for this use ({first_line(error)})"
+        ) from error
+    finally:
+        hook.remove()
+    refuse_layers(lm)
+    return lm.eval().requires_grad_(False)
+
+
+def without_values(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+    """Each parameter as it is registered, before anything is written into it."""
+    if parameter is None or parameter.is_meta:
+        return None
+    return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+
+
+def refuse_parts(config: Any) -> None:
+    """What config.json tells."""
+    if config.is_encoder_decoder:
+        raise unsupported(config.model_type, "it has an encoder")
+    if config.get_text_config() is not config:
+        raise unsupported(
+            config.model_type, "its language model is a part of a larger one, which also takes images or sound"
+        )
+    if others := set(getattr(config, "layer_types", None) or ()) - LAYERS:
+        raise unsupported(
+            config.model_type, f"it has layers of kind '{min(others)}', and only attention is computed here"
+        )
+
+
+def refuse_layers(lm: Any) -> None:
+    """What the modules tell."""
+    linears, kind = decoder_linears(lm).keys(), lm.config.model_type
+    parameters = dict(lm.named_parameters())
+    if any("expert" in name for name in parameters):
+        raise unsupported(kind, "it is a mixture of experts, of which each token would train a few")
+    if any(name.endswith("sinks") for name in parameters):
+        raise unsupported(kind, "its attention has sinks, which are not computed here")
+    matrices = {
+        name.removesuffix(".weight") for name, value in parameters.items() if is_decoder_linear(name, value.dim())
+    }
+    if others := matrices - linears:
+        raise unsupported(kind, f"'{min(others)}' in its layers is a matrix and no nn.Linear")
+    if not isinstance(lm.get_output_embeddings(), nn.Linear) or not hasattr(lm, lm.base_model_prefix):
+        raise unsupported(kind, "it is not made of a decoder and one output matrix")
+    if not linears:
+        raise unsupported(kind, "none of its layers is made of nn.Linear")
+
+
+def decoder_linears(lm: Any) -> dict[str, nn.Linear]:
+    """Name -> module of those that are quantised."""
+    return {
+        name: module
+        for name, module in lm.named_modules()
+        if isinstance(module, nn.Linear) and is_decoder_linear(f"{name}.weight", 2)
+    }
+
+
+def logit_form(lm: Any) -> LogitForm:
+    """What the model does to W h, by the names that transformers' configurations have for it."""
+    config, bias = lm.config, lm.get_output_embeddings().bias
+    scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+    cap = getattr(config, "final_logit_softcapping", None)
+    plain = bias is None and scale == 1 and cap is None
+    return PLAIN if plain else LogitForm(bias=None if bias is None else bias.detach(), scale=float(scale), cap=cap)

@@ -1,0 +1,234 @@
+"""Quantise a checkpoint once and keep it, so that every process loads identical bits.
+
+A cached base is a folder in Hugging Face's own format: config.json (with the quantisation spelt out), one
+model.safetensors, tokenizer files, and DIGESTS.json with the sha256 of each, written with them. Every start hashes
+every file again: bits that changed on the disk are the same for actor and learner, so comparing the two finds nothing.
+The base's digest is that of the weight file as it lies there now; the handshake compares it. The cache key covers the
+source's files and the quantisation; a lock makes two processes agree on one writer.
+Left out on purpose: sharded output, and any conversion of code that ships with a checkpoint (`trust_remote_code`).
+
+The values that a base's NF4 codes stand for, as a plain checkpoint that any engine loads.
+
+    W[i] = code[q[i]] * absmax[i / 64]    (shared/model/nf4.py), rounded to the checkpoint's own type
+
+Made once from the learner's own cached codes and kept beside them, under a name that holds their digest: what is served
+cannot belong to other codes. Costs the checkpoint's dense size on the disk, and a quarter byte becomes two (bf16).
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from shared.config.model import PLACE, ModelConfig, cache_root
+from shared.embedded import EMBEDDED_DIR
+from shared.errors import DamageError, ModelError
+from shared.model.architecture import empty_model, read_architecture
+from shared.model.linears import is_decoder_linear as is_linear
+from shared.model.nf4 import BLOCK, PARTS, STATE_KEY, from_tensors, quantize, read_facts
+from shared.run.file_lock import exclusive
+from shared.run.files import made_whole, make_folder, remove_unfinished, sync_files
+
+WEIGHTS = "model.safetensors"
+DIGESTS = "DIGESTS.json"
+CACHE_FORMAT = 3
+"""Changes with what a cached folder holds, so that older ones are made anew."""
+QUANTIZATION_CONFIG = {
+    "quant_method": "bitsandbytes",
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+    "bnb_4bit_quant_storage": "uint8",
+    "llm_int8_skip_modules": ["lm_head"],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedBase:
+    """A base that is ready to load."""
+
+    folder: Path
+    """Hugging Face checkpoint folder."""
+    digest: str
+    """sha256 of its weight file."""
+
+
+def cached_base(model: ModelConfig) -> CachedBase:
+    """The folder for this model and quantisation, made now if it is not there yet."""
+    source = find_checkpoint(model)
+    folder = cache_root(model) / f"{source.name}-{model.quantization}-{cache_key(source, model.quantization)}"
+    make_folder(folder.parent, place=PLACE)
+    with exclusive(folder.with_suffix(".lock"), PLACE):
+        if not folder.is_dir():
+            write_base(source, folder, model.quantization)
+    return CachedBase(folder=folder, digest=checked_digests(folder)[WEIGHTS])
+
+
+def checked_digests(folder: Path) -> dict[str, str]:
+    """sha256 of every file as it lies there now; refused unless they are those that were written."""
+    digests = digests_of(folder)
+    try:
+        written = json.loads((folder / DIGESTS).read_bytes())
+    except (OSError, ValueError):
+        written = None
+    if digests != written:
+        names = (
+            sorted(digests)
+            if not isinstance(written, dict)
+            else sorted(name for name in digests.keys() | written.keys() if digests.get(name) != written.get(name))
+        )
+        raise DamageError(
+            f"The cached base {folder} is damaged: {', '.join(names)} is not what was written there (a torn write or a"
+            " flipped bit); remove that folder, and the next start makes it again from the model's own files."
+        )
+    return digests
+
+
+def digests_of(folder: Path) -> dict[str, str]:
+    """File name -> sha256, for all files but the list itself."""
+    return {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name != DIGESTS}
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def find_checkpoint(model: ModelConfig) -> Path:
+    """The folder that holds the source checkpoint."""
+    folder = EMBEDDED_DIR if model.path == "embedded" else Path(model.path)
+    if not folder.is_dir():
+        folder = fetch_from_hub(model)
+    if not (folder / "config.json").is_file() or not sorted(folder.glob("*.safetensors")):
+        raise ModelError(f"{folder} is no model: expected config.json and *.safetensors there; check model.path.")
+    return folder
+
+
+def fetch_from_hub(model: ModelConfig) -> Path:
+    """The hub's own cache, downloaded on first use."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+    try:
+        return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"model.path = '{model.path}' is neither a folder here nor a model the hub gave us"
+            f" ({type(error).__name__}); check the name, the network, or give a local folder."
+        ) from error
+
+
+def cache_key(source: Path, quantization: str) -> str:
+    """Changes whenever a source file or the way of quantising does."""
+    files = sorted(p for p in source.iterdir() if p.suffix in (".safetensors", ".json", ".jinja"))
+    stamps = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+    return hashlib.sha256(json.dumps([CACHE_FORMAT, str(source), quantization, BLOCK, stamps]).encode()).hexdigest()[
+        :16
+    ]
+
+
+def write_base(source: Path, folder: Path, quantization: str) -> None:
+    """The converted checkpoint, whole or not at all."""
+    # Refused before minutes are spent on it.
+    empty_model(read_architecture(source))
+    remove_unfinished(folder)
+    with made_whole(folder, PLACE) as work:
+        for file in source.iterdir():
+            if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
+                shutil.copyfile(file, work / file.name)
+        config: dict[str, Any] = json.loads((source / "config.json").read_text())
+        if quantization == "nf4":
+            config["quantization_config"] = QUANTIZATION_CONFIG
+            (work / "config.json").write_text(json.dumps(config, indent=2))
+        save_tensors(converted(source, quantization), work / WEIGHTS)
+        list_digests(work)
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
+    """In safetensors' format. Its writer says what the disk refused in a text of its own: here it is an OSError."""
+    try:
+        save_file(dict(tensors), file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        refused = re.search(r"os error (\d+)", str(error))
+        if refused is None:
+            raise
+        raise OSError(int(refused[1]), os.strerror(int(refused[1]))) from error
+
+
+def list_digests(folder: Path) -> None:
+    """Close a base that is written: its list of digests, and all of it durable."""
+    (folder / DIGESTS).write_text(json.dumps(digests_of(folder), indent=2))
+    sync_files(folder)
+
+
+def converted(source: Path, quantization: str) -> dict[str, torch.Tensor]:
+    """All tensors of the checkpoint, the decoder's linears quantised."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted(source.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as reader:
+            for name in reader.keys():  # noqa: SIM118 - not a dictionary
+                tensor = reader.get_tensor(name)
+                quantised = quantization == "nf4" and is_decoder_linear(name, tensor)
+                tensors |= quantize(tensor).tensors(name) if quantised else {name: tensor}
+    return tensors
+
+
+def is_decoder_linear(name: str, tensor: torch.Tensor) -> bool:
+    """Matrices inside the layers; embedding and head stay as they are, as in every bitsandbytes checkpoint."""
+    inside = is_linear(name, tensor.dim())
+    if inside and tensor.numel() % BLOCK:
+        raise ModelError(
+            f"'{name}' has {tensor.numel()} values, and NF4 takes blocks of {BLOCK}; use model.quantization=none."
+        )
+    return inside
+
+
+CPU = torch.device("cpu")
+
+
+def plain_base(base: CachedBase) -> CachedBase:
+    """The folder with the plain values of this base, made now if it is not there yet; its digest is its own."""
+    folder = base.folder.with_name(f"{base.folder.name}-plain-{base.digest[:16]}")
+    with exclusive(folder.with_suffix(".lock"), PLACE):
+        if not folder.is_dir():
+            write_plain(base.folder, folder)
+    return CachedBase(folder=folder, digest=checked_digests(folder)[WEIGHTS])
+
+
+def write_plain(source: Path, folder: Path) -> None:
+    """Whole or not at all."""
+    remove_unfinished(folder)
+    with made_whole(folder, PLACE) as work:
+        for file in source.iterdir():
+            if file.name not in (WEIGHTS, DIGESTS):
+                shutil.copyfile(file, work / file.name)
+        config = json.loads((source / "config.json").read_text())
+        config.pop("quantization_config", None)
+        (work / "config.json").write_text(json.dumps(config, indent=2))
+        save_tensors(plain_tensors(source / WEIGHTS), work / WEIGHTS)
+        list_digests(work)
+
+
+def plain_tensors(weights: Path) -> dict[str, torch.Tensor]:
+    """Every tensor by its name, codes turned into values."""
+    with safe_open(weights, framework="pt") as file:
+        names = set(file.keys())
+        codes = {name for name in names if f"{name}.{STATE_KEY}" in names}
+        scales = {f"{name}.{part}" for name in codes for part in PARTS}
+        plain = {name: file.get_tensor(name) for name in sorted(names - codes - scales)}
+        for name in sorted(codes):
+            parts = {key: file.get_tensor(key) for key in (name, *(f"{name}.{part}" for part in PARTS))}
+            dtype = getattr(torch, read_facts(parts[f"{name}.{STATE_KEY}"])["dtype"])
+            plain[name] = from_tensors(name, parts, CPU).dequantize(dtype)
+    return plain

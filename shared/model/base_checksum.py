@@ -1,0 +1,75 @@
+"""Whether the frozen base in this process's memory is still what was loaded.
+
+    sum(T) = sum of T's words as integers, modulo 2^64, for every frozen tensor
+
+A bit that flips changes one word by a power of two and so the sum, always; the sums are exact on any device and cost
+one reading of the memory. The digest of the file says what was loaded, not what is held hours later. Left out on
+purpose: defence against somebody who writes there on purpose.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from shared.errors import DamageError
+from shared.model.lora import PAIR, FrozenLinear
+from shared.model.policy import Policy
+
+SLICE_WORDS = 2**20
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class FrozenBase:
+    """The base of a policy, remembered as it is when this is made."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.sums = sums(policy)
+
+    def check(self) -> None:
+        """DamageError that names the first tensor which is no longer the same."""
+        now = sums(self.policy)
+        for name, loaded in self.sums.items():
+            if now[name] != loaded:
+                raise DamageError(
+                    f"The frozen base changed in memory: '{name}' no longer is what was loaded, so a bit has flipped or"
+                    " code has written there. Nothing was saved since. Use `resume`, which goes on from the last"
+                    " checkpoint with the base loaded anew; if it comes back, test this machine's memory."
+                )
+
+
+def sums(policy: Policy) -> dict[str, int]:
+    """One number a tensor."""
+    return {name: word_sum(tensor) for name, tensor in frozen_tensors(policy)}
+
+
+def frozen_tensors(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
+    """Everything but the adapter: weights of the linears, embeddings, norms, biases, computed tables, head."""
+    seen: set[int] = set()
+    for name, tensor in all_tensors(policy):
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            yield name, tensor
+
+
+def all_tensors(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
+    """With a tied head twice."""
+    for name, parameter in policy.backbone.named_parameters():
+        if not name.endswith(PAIR):
+            yield name, parameter
+    yield from policy.backbone.named_buffers()
+    yield "lm_head", policy.head
+    if policy.form.bias is not None:
+        yield "lm_head.bias", policy.form.bias
+    for name, module in policy.backbone.named_modules():
+        if isinstance(module, FrozenLinear):
+            yield from ((f"{name}.{part}", tensor) for part, tensor in module.tensors().items())
+
+
+def word_sum(tensor: torch.Tensor) -> int:
+    """Of the tensor's bits. Slice by slice: a CPU widens all words to 64 bits before it adds them."""
+    words = tensor.detach().contiguous().flatten().view(WORDS[tensor.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for part in words.split(SLICE_WORDS):
+        total += part.sum(dtype=torch.int64)
+    return int(total)

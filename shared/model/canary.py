@@ -1,0 +1,65 @@
+"""The canary: a fixed sequence of tokens whose log-probs show that two processes hold the same policy.
+
+    ids[t] = floor(vocab * u[t]),  u from the run's seed;      c[t] = log pi(ids[t] | ids[< t]),  t = 1 .. n
+
+The tokens are drawn at random, not taken from a task: what the model expects has log-probs near 0, which hardly move
+when the weights do. The learner scores it under every version it publishes, the actor under what it has installed,
+both with `score`. Temperature is 1 whatever the run samples at.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shared.model.policy import Policy
+from shared.model.sequences import Sequences
+from shared.seeding import derive, uniforms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canary:
+    """The sequence and what one version makes of it."""
+
+    ids: np.ndarray
+    """[n + 1] int32; empty where nothing is to be compared."""
+    logprobs: np.ndarray
+    """[n] fp32 of all tokens but the first."""
+
+
+NO_CANARY = Canary(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32))
+
+
+def canary_ids(run_seed: int, vocab: int, count: int) -> np.ndarray:
+    """[count + 1] the sequence of this run, for `count` log-probs."""
+    draws = uniforms(derive(run_seed, "canary"), count + 1 if count else 0)
+    return (draws * vocab).astype(np.int32)
+
+
+def canary_of(policy: Policy, ids: np.ndarray) -> Canary:
+    """What the policy as it is now makes of the sequence."""
+    return Canary(ids=ids, logprobs=score(policy, ids)) if len(ids) else NO_CANARY
+
+
+@torch.inference_mode()
+def score(policy: Policy, ids: np.ndarray) -> np.ndarray:
+    """[n + 1] ids -> [n] fp32 log-probs of all but the first."""
+    tokens = torch.from_numpy(ids.astype(np.int64)).to(policy.device)
+    lengths = torch.tensor([len(ids)], device=policy.device)
+    whole = Sequences(prompts=tokens[None], lengths=lengths, completions=None, owner=lengths[:0])
+    with one_thread():
+        stats = policy.stats(policy.hidden(whole)[:-1], tokens[1:], temperature=1.0, rows=len(ids))
+    return stats.logprobs.cpu().numpy()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """So few tokens are done before a second thread has woken up."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,208 @@
+"""Frozen linears with a trainable low-rank adapter beside each.
+
+    y = W x + b + (alpha / R) B (A x),    A: [R, in] fp32, B: [out, R] fp32, B = 0 at the start
+
+The base is never merged with the adapter, so B = 0 gives the base's numbers bit for bit and switching the adapter off
+gives the reference policy without a second model. A and B stay fp32 (bf16 would round small updates away) and are
+cast to the input's type in the call. Dropout is left out: it would make the actor's and the learner's numbers differ.
+
+    folded:  y = (W + (alpha / R) B A) x + b
+
+A process that only samples may fold: the sum is formed beside W, in fp32 where W is held in fp32, once for each
+installed version. One product instead of three; the numbers agree to rounding, and B = 0 still gives the base's.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shared.model.nf4 import NF4Matmul, NF4Weight, input_gradient, kernel_state
+from shared.model.products import product_fp32
+
+PAIR = ("lora_A", "lora_B")
+
+
+class Matmul(Protocol):
+    """Multiplies by a frozen weight."""
+
+    @property
+    def dense(self) -> torch.Tensor | None:
+        """[out, in] the weight, where it is held."""
+        ...
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that stands for the weight."""
+        ...
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """[..., in] -> [..., out]"""
+        ...
+
+    def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
+        """[..., out] -> [..., in] dx = dy W"""
+        ...
+
+
+class HeldMatmul:
+    """A dense weight that stays in memory."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.dense = weight
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Itself."""
+        return {"weight": self.dense}
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """One product, the bias in it."""
+        return F.linear(x, self.dense, bias)
+
+    def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
+        """One product."""
+        return grad @ self.dense
+
+
+class EachCallMatmul:
+    """A weight that is dequantised anew in each call."""
+
+    dense = None
+
+    def __init__(self, weight: NF4Weight) -> None:
+        self.packed = weight.packed
+        self.state = kernel_state(weight)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Codes, scales, and the scales' codes and scales."""
+        inner, outer = self.state.state2, self.state
+        scales = {"absmax": outer.absmax, "code": outer.code, "offset": outer.offset}
+        return {"packed": self.packed, **scales, "absmax2": inner.absmax, "code2": inner.code}
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The dense values live as long as the product takes."""
+        y: Any = NF4Matmul.apply(x, self.packed, self.state)
+        return y if bias is None else y + bias
+
+    def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
+        """Dequantised again."""
+        return input_gradient(grad, self.packed, self.state)
+
+
+class FrozenLinear(nn.Module):
+    """y = W x + b, nothing to train."""
+
+    def __init__(self, matmul: Matmul, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.matmul = matmul
+        self.bias = bias
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Weight and bias."""
+        return self.matmul.tensors() | ({} if self.bias is None else {"bias": self.bias})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]"""
+        return self.matmul(x, self.bias)
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear and its adapter."""
+
+    def __init__(self, base: FrozenLinear, shape: tuple[int, int], rank: int, scale: float) -> None:
+        super().__init__()
+        out_features, in_features = shape
+        self.base = base
+        self.lora_A = nn.Parameter(torch.zeros(rank, in_features), requires_grad=False)
+        self.lora_B = nn.Parameter(torch.zeros(out_features, rank), requires_grad=False)
+        self.scale = scale
+        self.enabled = True
+        self.folded: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]"""
+        if self.folded is not None and self.enabled:
+            return F.linear(x, self.folded, self.base.bias)
+        if not self.enabled:
+            return self.base(x)
+        y: Any = LoraProduct.apply(x.flatten(0, -2), self.lora_A, self.lora_B, self.base, self.scale)
+        return y.view(*x.shape[:-1], -1)
+
+    def fold(self) -> None:
+        """[out, in] W + s B A of the adapter as it is now; nothing where W is not held in full precision."""
+        dense = self.base.matmul.dense
+        if dense is not None and dense.dtype == self.lora_A.dtype:
+            self.folded = torch.addmm(dense, self.lora_B, self.lora_A, alpha=self.scale)
+
+
+class LoraProduct(torch.autograd.Function):
+    """y = W x + b + s B (A x), by hand: what autograd would keep in tensors of their own is added in place.
+
+    g = s dy B,    dx = dy W + g A,    dA = g^T x,    dB = s dy^T (A x)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, base: FrozenLinear, scale: float
+    ) -> torch.Tensor:
+        """[n, in] -> [n, out]"""
+        a, b = a.to(x.dtype), b.to(x.dtype)
+        low = F.linear(x, a)
+        ctx.save_for_backward(x, low, a, b)
+        ctx.base, ctx.scale = base, scale
+        return base(x).addmm_(low, b.t(), alpha=scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, None, None]:
+        """dA and dB in fp32; no dx where nothing below is trained."""
+        (grad,) = grads
+        x, low, a, b = ctx.saved_tensors
+        low_grad = (grad @ b).mul_(ctx.scale)
+        x_grad = ctx.base.matmul.input_gradient(grad).addmm_(low_grad, a) if ctx.needs_input_grad[0] else None
+        return x_grad, product_fp32(low_grad.t(), x), product_fp32(grad.t(), low).mul_(ctx.scale), None, None
+
+
+class Adapter:
+    """All LoRA pairs of a model, by the name of the linear they stand beside."""
+
+    def __init__(self, layers: dict[str, LoraLinear]) -> None:
+        self.layers = layers
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """`layer.lora_A` and `layer.lora_B` of every layer, in a fixed order."""
+        return {f"{layer}.{name}": getattr(self.layers[layer], name) for layer in sorted(self.layers) for name in PAIR}
+
+    def initialise(self, seed: int) -> None:
+        """A ~ U(-1/sqrt(in), 1/sqrt(in)) from the run's seed on the CPU, the same bits on every device; B = 0."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name in sorted(self.layers):
+                layer = self.layers[name]
+                bound = 1 / math.sqrt(layer.lora_A.shape[1])
+                layer.lora_A.copy_((torch.rand(layer.lora_A.shape, generator=generator) * 2 - 1) * bound)
+                layer.lora_B.zero_()
+
+    def requires_grad(self) -> None:
+        """Make it trainable; built frozen, since an actor only samples."""
+        for parameter in self.parameters().values():
+            parameter.requires_grad_(True)
+
+    def fold(self) -> None:
+        """For a process that only samples; to be called anew whenever the values have changed."""
+        with torch.no_grad():
+            for layer in self.layers.values():
+                layer.fold()
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """Inside, the model is the base."""
+        for layer in self.layers.values():
+            layer.enabled = False
+        try:
+            yield
+        finally:
+            for layer in self.layers.values():
+                layer.enabled = True

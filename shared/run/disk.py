@@ -1,0 +1,76 @@
+"""The file calls that change a disk, each between two named points (failpoints.py), where tests make it fail.
+
+`files.py` is made of these and nothing else of ours writes a run. Left out on purpose: reading, and closing.
+"""
+
+import errno
+import os
+import shutil
+import signal
+from pathlib import Path
+
+from shared.run.failpoints import SHORT, TEAR, reach
+
+
+def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
+    """os.open, never inherited by a program that is started."""
+    reach("before open", path)
+    fd = os.open(path, flags | os.O_CLOEXEC, mode)
+    reach("after open", path)
+    return fd
+
+
+def open_plainly(path: str, flags: int) -> int:
+    """An `opener`: as os.open, but closed to the writes of others under any umask."""
+    return os.open(path, flags, 0o644)
+
+
+def write(fd: int, data: bytes | memoryview, path: Path) -> int:
+    """os.write: may take only a part. A torn one has left its half behind."""
+    act = reach("before write", path)
+    if act in (SHORT, TEAR):
+        os.write(fd, data[: len(data) // 2])
+        if act == TEAR:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    taken = os.write(fd, data)
+    reach("after write", path)
+    return taken
+
+
+def fsync(fd: int, path: Path) -> None:
+    """os.fsync of a file or a folder."""
+    reach("before fsync", path)
+    os.fsync(fd)
+    reach("after fsync", path)
+
+
+def truncate(fd: int, size: int, path: Path) -> None:
+    """os.ftruncate."""
+    reach("before truncate", path)
+    os.ftruncate(fd, size)
+    reach("after truncate", path)
+
+
+def rename(source: Path, target: Path) -> None:
+    """os.rename; the point is called by what the file is called afterwards."""
+    reach("before rename", target)
+    os.rename(source, target)
+    reach("after rename", target)
+
+
+def make(path: Path, mode: int = 0o755) -> None:
+    """mkdir, without parents."""
+    reach("before mkdir", path)
+    path.mkdir(mode=mode)
+    reach("after mkdir", path)
+
+
+def remove(path: Path) -> None:
+    """A file, or a folder with all that is in it."""
+    reach("before remove", path)
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    reach("after remove", path)

@@ -1,0 +1,354 @@
+"""Every byte a run leaves on the disk goes through here; nothing else in the project writes run files.
+
+The calls themselves are in disk.py, where tests make them fail.
+
+Three contracts:
+- whole: `write_whole`, `write_tree_whole` and `made_whole` leave the old content or the new one, never a part of it.
+  They write beside the target, fsync, rename, and fsync the folder, in this order; readers may trust names.
+- grown: `AppendFile` holds whole appends only. A write that fails half-way is cut off again. Bytes are durable once
+  `sync` has returned; after a sync that failed the file is dead, because the kernel may have marked lost pages clean.
+- lines: `LineLog` is JSON lines for people and tools. A row is not synced by itself: it is derived, the journal is the
+  truth. `sync` is for rows that will not be derived again, because a checkpoint holds their steps.
+
+A disk that is full, read-only or forbidden becomes one sentence (RunDirError). Any other OSError stays what it is.
+One writer per path is the caller's promise; the run's lock keeps it. Nothing here is open to other users' writes,
+whatever the umask. Only the pid in a lock file is written elsewhere
+(file_lock.py). Left out on purpose: `F_FULLFSYNC` of macOS; there a power cut may take what an fsync promised.
+"""
+
+import errno
+import glob
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from shared.errors import RunDirError
+from shared.run import disk
+
+OUT = "--out"
+REMEDIES = {
+    errno.ENOSPC: "free some space on that disk, or choose another {place}",
+    errno.EDQUOT: "free some of your quota, or choose another {place}",
+    errno.EFBIG: "raise the file size limit (`ulimit -f unlimited`)",
+    errno.EROFS: "choose {a_place} on a disk that is not read-only",
+    errno.EACCES: "choose {a_place} you may write to, or change its permissions",
+    errno.EPERM: "choose {a_place} you may write to, or change its permissions",
+    errno.ENOTDIR: "choose {a_place} whose parents are all folders",
+    errno.EEXIST: "choose {a_place} that is not a file",
+    errno.ENAMETOOLONG: "choose a shorter {place}",
+    errno.EMFILE: "raise the number of descriptors that a process may have (`ulimit -n 1024`)",
+    errno.ENFILE: "the whole machine has no descriptors left: end what has too many files open",
+    errno.ENOLCK: "its file system gives no more locks: choose {a_place} on a disk of this machine",
+    errno.EIO: "the disk reports a fault: copy the run to another disk, then use `resume` there",
+}
+UNFINISHED = ".tmp"
+MOVED_ASIDE = ".old"
+
+
+@contextmanager
+def disk_errors(path: Path, place: str = OUT) -> Iterator[None]:
+    """Say in one sentence what the disk refused, and what to do about it; `place` names what the user may set."""
+    try:
+        yield
+    except OSError as error:
+        remedy = REMEDIES.get(error.errno or 0)
+        if remedy is None:
+            raise
+        remedy = remedy.format(place=place, a_place=f"{'an' if place == OUT else 'a'} {place}")
+        raise RunDirError(f"{path} cannot be used ({error.strerror}); {remedy}.") from error
+
+
+def make_folder(path: Path, mode: int = 0o755, place: str = OUT) -> None:
+    """Make a folder and its parents, each durable by name; one that exists already is left as it is."""
+    with disk_errors(path, place):
+        missing = [level for level in (path, *path.parents) if not level.is_dir()]
+        for level in reversed(missing):
+            make_level(level, mode if level == path else 0o755, place)
+
+
+def make_level(path: Path, mode: int, place: str) -> None:
+    """One folder whose parent is there. Another process may make it at the same time."""
+    try:
+        disk.make(path, mode)
+    except FileNotFoundError as error:
+        raise RunDirError(
+            f"{path} cannot be made there: the file system of {path.parent} takes no folders; choose another {place}."
+        ) from error
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    sync_folder(path.parent)
+
+
+def open_log(path: Path, mode: Literal["ab", "wb"]) -> IO[bytes]:
+    """For what a process prints, which is neither whole nor durable. Its folder is made."""
+    make_folder(path.parent)
+    with disk_errors(path):
+        return open(path, mode, opener=disk.open_plainly)
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = True) -> None:
+    """Replace `path` by `data`, whole. `durable=False` skips the fsyncs: for notes that a power cut may take."""
+    tmp = beside(path, UNFINISHED)
+    with disk_errors(path):
+        try:
+            write_new(tmp, data, mode, durable=durable)
+            disk.rename(tmp, path)
+        finally:
+            tmp.unlink(missing_ok=True)
+        if durable:
+            sync_folder(path.parent)
+
+
+def write_tree_whole(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Make `folder` with exactly these files, whole; one of this name is replaced. See `finish_writes`."""
+    with made_whole(folder) as tmp:
+        for name, data in files.items():
+            write_new(tmp / name, data, 0o644)
+
+
+@contextmanager
+def made_whole(folder: Path, place: str = OUT) -> Iterator[Path]:
+    """A new folder to fill, which becomes `folder` when the block ends well, and else is removed. A file that the block
+    did not sync itself is synced by `sync_files` before the end."""
+    tmp = beside(folder, UNFINISHED)
+    with disk_errors(folder, place):
+        try:
+            disk.make(tmp)
+            yield tmp
+            sync_folder(tmp)
+            put_in_place(tmp, folder)
+        finally:
+            shutil.rmtree(tmp, ignore_errors=True)
+
+
+def sync_files(folder: Path) -> None:
+    """Make durable what others wrote into this folder, and take other users' right to write it."""
+    for path in sorted(folder.rglob("*")):
+        fd = disk.open_file(path, os.O_RDONLY)
+        try:
+            os.fchmod(fd, os.fstat(fd).st_mode & 0o755)
+            disk.fsync(fd, path)
+        finally:
+            os.close(fd)
+
+
+def put_in_place(tmp: Path, folder: Path) -> None:
+    """Rename `tmp` to `folder`. rename(2) replaces no folder that has content, so an old one is moved aside first."""
+    old = beside(folder, MOVED_ASIDE)
+    if folder.exists():
+        disk.rename(folder, old)
+    disk.rename(tmp, folder)
+    sync_folder(folder.parent)
+    if old.exists():
+        disk.remove(old)
+
+
+def remove_tree_whole(folder: Path) -> None:
+    """Delete a folder so that no reader sees a part of it under its name."""
+    doomed = beside(folder, UNFINISHED)
+    with disk_errors(folder):
+        disk.rename(folder, doomed)
+        sync_folder(folder.parent)
+        disk.remove(doomed)
+
+
+def remove_files(folder: Path, paths: Sequence[Path]) -> None:
+    """Delete files of one folder in this order; gone for good once this returns."""
+    with disk_errors(folder):
+        for path in paths:
+            disk.remove(path)
+        if paths:
+            sync_folder(folder)
+
+
+def finish_writes(parent: Path) -> None:
+    """After a crash: put back what was moved aside and not replaced, delete what was never finished."""
+    with disk_errors(parent):
+        for old in parent.glob(f".*{MOVED_ASIDE}"):
+            folder = parent / final_name(old)
+            if folder.exists():
+                disk.remove(old)
+            else:
+                disk.rename(old, folder)
+        for tmp in parent.glob(f".*{UNFINISHED}"):
+            disk.remove(tmp)
+        sync_folder(parent)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what killed writers of this one path left beside it. Only for the path's one writer."""
+    with disk_errors(path):
+        for tmp in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
+            if final_name(tmp) == path.name:
+                disk.remove(tmp)
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """A hidden name in the same folder, so that the rename stays on one file system."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{suffix}")
+
+
+def final_name(path: Path) -> str:
+    """The inverse of `beside`; any other name is its own."""
+    if path.name.startswith(".") and path.suffix in (MOVED_ASIDE, UNFINISHED):
+        return path.name[1:].rsplit(".", 2)[0]
+    return path.name
+
+
+def write_new(path: Path, data: bytes, mode: int, *, durable: bool = True) -> None:
+    """Make a file that does not exist yet; the mode holds from its first byte on, for keys."""
+    fd = disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        write_all(fd, data, path)
+        if durable:
+            disk.fsync(fd, path)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes, path: Path) -> None:
+    """os.write may take only a part."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[disk.write(fd, rest, path) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        disk.fsync(fd, folder)
+    finally:
+        os.close(fd)
+
+
+def cut(path: Path, size: int) -> None:
+    """Keep the first `size` bytes of a file, durably."""
+    with disk_errors(path):
+        fd = disk.open_file(path, os.O_WRONLY)
+        try:
+            disk.truncate(fd, size, path)
+            disk.fsync(fd, path)
+        finally:
+            os.close(fd)
+
+
+def write_again(path: Path, start: int, end: int) -> None:
+    """The same bytes once more, durably.
+
+    A sync that failed in an earlier life may have left pages that the kernel takes for clean: another sync would pass
+    over them, and that they can be read proves nothing.
+    """
+    with disk_errors(path):
+        fd = disk.open_file(path, os.O_RDWR)
+        try:
+            data = os.pread(fd, end - start, start)
+            os.lseek(fd, start, os.SEEK_SET)
+            write_all(fd, data, path)
+            disk.fsync(fd, path)
+        finally:
+            os.close(fd)
+
+
+class AppendFile:
+    """A file that grows by whole appends; made, durably by name, if it does not exist."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._dead = ""
+        with disk_errors(path):
+            self._fd = disk.open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            self.end = os.fstat(self._fd).st_size
+            # Always: an earlier life may have made the name and died before it was durable.
+            sync_folder(path.parent)
+
+    def append(self, data: bytes) -> None:
+        """Add all of `data`, or nothing and raise."""
+        self._refuse_if_dead()
+        try:
+            with disk_errors(self.path):
+                write_all(self._fd, data, self.path)
+        except BaseException:
+            self._cut_back()
+            raise
+        self.end += len(data)
+
+    def sync(self) -> None:
+        """Durable once this returns. If it raises, nothing may be trusted to be on disk, now or after another try."""
+        self._refuse_if_dead()
+        try:
+            with disk_errors(self.path):
+                disk.fsync(self._fd, self.path)
+        except BaseException as error:
+            self._dead = str(error)
+            raise
+
+    def close(self) -> None:
+        """Give the descriptor back; without a sync nothing is promised."""
+        os.close(self._fd)
+
+    def _cut_back(self) -> None:
+        """Back to the last good end. Where even that fails, a later append would follow half a one: no more appends."""
+        try:
+            disk.truncate(self._fd, self.end, self.path)
+        except OSError as error:
+            self._dead = str(error)
+
+    def _refuse_if_dead(self) -> None:
+        if self._dead:
+            raise RunDirError(
+                f"{self.path} failed earlier ({self._dead}) and takes nothing more, since what it holds is unknown; "
+                "mend the disk and use `resume`, which reads the file again."
+            )
+
+
+class LineLog:
+    """JSON lines, one object a row; opening drops a last line that a crash has torn."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.exists():
+            drop_torn_line(path)
+        self._file = AppendFile(path)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """One whole line, visible at once to a reader. NaN and infinity are no JSON and raise ValueError."""
+        self._file.append(json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+
+    def sync(self) -> None:
+        """All rows so far are on disk once this returns."""
+        self._file.sync()
+
+    def truncate_from(self, step: int) -> None:
+        """Keep the rows before `step`, as a run does that takes up its work there. Unreadable rows go as well."""
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        write_whole(self.path, b"".join(line for line in lines if is_before(line, step)))
+        self._file.close()
+        self._file = AppendFile(self.path)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._file.close()
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut what follows the last newline."""
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        cut(path, whole)
+
+
+def is_before(line: bytes, step: int) -> bool:
+    """Whether a line is a row of an earlier step; a power cut may leave zeros where a row was."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] < step

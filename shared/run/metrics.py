@@ -1,0 +1,218 @@
+"""metrics.jsonl: one row a step, a contract that other tools read.
+
+The record's field names are Python's, the row's keys are the contract's (`reward_mean` -> `reward/mean`). A figure that
+was not measured, or is not finite, is NaN in the record and null in the row: JSON has no NaN.
+After a crash the rows of the steps that will be done again are dropped, so that each step has one row.
+Left out on purpose: averaging over steps and anything that draws; readers do that.
+
+How much memory this process has held at most.
+"""
+
+import math
+import resource
+import sys
+from typing import Any
+
+import msgspec
+
+from protocol.messages import Outcome
+from shared.run.files import LineLog
+
+KEYS = {
+    "reward_mean": "reward/mean",
+    "reward_std": "reward/std",
+    "reward_min": "reward/min",
+    "reward_max": "reward/max",
+    "groups_dropped": "groups/dropped",
+    "groups_quarantined": "groups/quarantined",
+    "groups_total": "groups/total",
+    "advantage_mean": "advantage/mean",
+    "advantage_std": "advantage/std",
+    "advantage_min": "advantage/min",
+    "advantage_max": "advantage/max",
+    "entropy_mean": "entropy/mean",
+    "mask_fraction": "mask/fraction",
+    "ratio_mean": "ratio/mean",
+    "clip_fraction": "clip/fraction",
+    "importance_mean": "importance/mean",
+    "importance_capped": "importance/capped",
+    "importance_ess": "importance/ess",
+    "mismatch_mean": "mismatch/mean",
+    "mismatch_p95": "mismatch/p95",
+    "mismatch_p99": "mismatch/p99",
+    "mismatch_max": "mismatch/max",
+    "length_mean": "length/mean",
+    "rollout_s": "time/rollout_s",
+    "verify_s": "time/verify_s",
+    "update_s": "time/update_s",
+    "idle_s": "time/idle_s",
+    "step_s": "time/step_s",
+    "actor_mb": "mem/actor_mb",
+    "learner_mb": "mem/learner_mb",
+    "weight_sum": "weight/sum",
+    "held_fraction": "constraint/fraction",
+    "held_kl": "constraint/kl",
+    "constraint_loss": "constraint/loss",
+    "noise_signal": "noise/signal",
+    "noise_spread": "noise/spread",
+    "ewc_penalty": "ewc/penalty",
+    "policy_version": "policy/version",
+    "curriculum_stage": "curriculum/stage",
+    "curriculum_pass_rate": "curriculum/pass_rate",
+    "curriculum_effective_tasks": "curriculum/effective_tasks",
+}
+
+
+class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
+    """One optimizer step. NaN where a figure was not measured."""
+
+    step: int
+    """Number of the step; `resume_at` compares with it."""
+    time_s: float
+    """Since the run began, restarts included."""
+    reward_mean: float
+    """Mean reward of all N samples, before any group is dropped."""
+    rewards: dict[str, float]
+    """Mean of each part of the reward, unweighted. Rows have `reward/<name>` for those that the run has."""
+    reward_std: float
+    """Standard deviation of those N rewards."""
+    reward_min: float
+    """Smallest of them."""
+    reward_max: float
+    """Largest of them."""
+    outcomes: dict[Outcome, float]
+    """Share of the N samples with each outcome; one that is not named is 0. Rows have `outcome/<name>` for all."""
+    groups_dropped: int
+    """Groups that taught nothing: all outcomes equal."""
+    groups_quarantined: int
+    """Groups set aside because their update must not be applied: all of the step, or none."""
+    groups_total: int
+    """Groups sampled, P and any replacements."""
+    advantage_mean: float
+    """Of the samples that are trained on; NaN where none is, as the next three."""
+    advantage_std: float
+    """Their standard deviation."""
+    advantage_min: float
+    """Smallest of them."""
+    advantage_max: float
+    """Largest of them."""
+    entropy_mean: float
+    """Nats a response token of the step. Where the engine cannot tell it is the learner's own figure, of the groups
+    that teach (with a KL, of all that count), and NaN in a step without an update."""
+    mask_fraction: float
+    """Share of response tokens that carried gradient."""
+    ratio_mean: float
+    """Mean importance ratio of the policy against the one at the step's start."""
+    clip_fraction: float
+    """Share of tokens whose ratio was clipped."""
+    importance_mean: float
+    """Mean weight pi_old / mu of the objective's tokens before loss.importance_cap; about 1 where actor and learner
+    have the same policy. `gspo`: of their samples."""
+    importance_capped: float
+    """Share of those weights above the cap. NaN where it is 0."""
+    importance_ess: float
+    """Their effective sample size as a share of their number, (sum c)^2 / (n sum c^2): 1 where all are equal."""
+    mismatch_mean: float
+    """Mean |actor - learner| log-prob."""
+    mismatch_p95: float
+    """Its 95th percentile."""
+    mismatch_p99: float
+    """Its 99th percentile: what the gate judges."""
+    mismatch_max: float
+    """Its maximum."""
+    loss: float
+    """Loss of the last pass, all terms together. With one pass the objective's share of it is about 0, whatever the
+    policy learns."""
+    kl: float
+    """Mean k3 estimate against the policy that loss.kl_beta holds to, over all tokens of the groups that count, in the
+    first pass. NaN where loss.kl_beta = 0."""
+    grad_norm: float
+    """Global norm before it was scaled down."""
+    lr: float
+    """Learning rate of the step."""
+    length_mean: float
+    """Tokens a completion."""
+    truncated: float
+    """Share of completions that ran into the cap."""
+    tokens_per_s: float
+    """Sampled tokens over the step's wall time."""
+    rollout_s: float
+    """Actors' time decoding."""
+    verify_s: float
+    """Actors' time scoring."""
+    update_s: float
+    """Learner's time in passes and optimizer."""
+    idle_s: float
+    """The step's time in which neither decoded, scored nor updated."""
+    step_s: float
+    """Wall time of the step."""
+    actor_mb: float
+    """Peak resident memory of the largest actor."""
+    learner_mb: float
+    """Peak resident memory of the learner."""
+    weight_sum: float
+    """Sum of the loss weights of the step's tokens."""
+    held_fraction: float
+    """Share of response tokens that the constraint held back. NaN where none is configured, as in the next two."""
+    held_kl: float
+    """Mean k3 estimate of those tokens against their reference, in the last pass."""
+    constraint_loss: float
+    """What the constraint added to the loss of the last pass."""
+    noise_signal: float
+    """Estimate of the squared norm of the true gradient; may be negative. NaN where it is not measured, as the next."""
+    noise_spread: float
+    """Estimate of the variance of one group's gradient; over the above it is the gradient noise scale, in groups."""
+    ewc_penalty: float
+    """What holding the policy to an earlier stage added to the loss of the last pass. NaN where curriculum.ewc = 0."""
+    policy_version: int
+    """Version the step was sampled from."""
+    curriculum_stage: int
+    """Of the next step's tasks, from 0."""
+    curriculum_pass_rate: float
+    """Share of right answers among the step's that count."""
+    curriculum_effective_tasks: float
+    """Among how many tasks the curriculum chooses: 1 / sum q_i^2."""
+
+    def to_row(self) -> dict[str, Any]:
+        """The contract's keys in the order of the fields."""
+        row: dict[str, Any] = {}
+        for key, value in msgspec.to_builtins(self).items():
+            if key == "rewards":
+                row |= {f"reward/{name}": finite(mean) for name, mean in value.items()}
+            elif key == "outcomes":
+                row |= {f"outcome/{outcome}": finite(value.get(outcome, 0.0)) for outcome in Outcome}
+            else:
+                row[key] = finite(value)
+        return row
+
+
+def finite(value: float) -> float | None:
+    """The number, or None where JSON has none."""
+    return value if math.isfinite(value) else None
+
+
+class MetricsLog:
+    """Rows of StepMetrics, in a LineLog."""
+
+    def __init__(self, lines: LineLog) -> None:
+        self._lines = lines
+
+    def log(self, metrics: StepMetrics) -> dict[str, Any]:
+        """Write the row and give it back, for the display."""
+        row = metrics.to_row()
+        self._lines.append(row)
+        return row
+
+    def sync(self) -> None:
+        """All rows so far are on disk once this returns."""
+        self._lines.sync()
+
+    def resume_at(self, step: int) -> None:
+        """Drop the rows from `step` on: that step is the next to be logged."""
+        self._lines.truncate_from(step)
+
+
+def peak_memory_mb() -> float:
+    """Largest resident size so far, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)

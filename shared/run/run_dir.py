@@ -1,0 +1,242 @@
+"""The run directory: where each file of a run lies, how one is made, opened and held.
+
+    config.json   the resolved configuration; written last, so a folder that has it is a run
+    run.json      run id, versions, processor
+    lock          flock: one learner per run
+    turns/        flock: who has the cores when there is no card; actors write here and into logs/, and nowhere else
+    keys/         CURVE keys, 0700
+    journal/      what actors answered, durable before it is acked
+    checkpoints/  step-000010/ ...
+    quarantine/   batches whose update was refused
+    eval/ logs/ metrics.jsonl rollouts.jsonl summary.json   for people and tools
+
+The directory is its owner's alone (0700): it holds the policy and what was asked and answered.
+Left out on purpose: what is in those files; each has its own module.
+
+What a run ran on: the record in run.json, written once when the run directory is made.
+
+Bits on CPU depend on the versions, the processor and the thread counts; the first two stand here, the threads in
+config.json. Versions are read from the installed packages' metadata, without importing torch.
+"""
+
+import os
+import platform
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from shared.errors import DamageError, RunDirError
+from shared.run.file_lock import open_lock, sign, signature, try_lock_awhile
+from shared.run.files import disk_errors, make_folder, remove_unfinished, sync_folder, write_whole
+
+PACKAGES = ("torch", "transformers", "bitsandbytes", "pyzmq")
+CPUINFO = Path("/proc/cpuinfo")
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """run.json."""
+
+    run_id: str
+    """32 random hex digits; actors follow it across a learner's restart."""
+    created: str
+    """UTC, ISO 8601."""
+    python: str
+    """Version of the interpreter."""
+    packages: dict[str, str]
+    """Version of each package whose arithmetic or wire matters."""
+    platform: str
+    """Operating system and architecture."""
+    cpu: str
+    """Name of the processor."""
+    cpu_count: int
+    """Logical cores of the machine."""
+
+
+def gather_run_info() -> RunInfo:
+    """A new run on this machine, now."""
+    return RunInfo(
+        run_id=secrets.token_hex(16),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        python=platform.python_version(),
+        packages={name: version(name) for name in PACKAGES},
+        platform=platform.platform(),
+        cpu=cpu_name(),
+        cpu_count=os.cpu_count() or 1,
+    )
+
+
+def cpu_name() -> str:
+    """The marketing name where Linux tells it (x86 does, ARM does not), else the architecture."""
+    lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+MIN_FREE_BYTES = 256 * 2**20
+"""Room for a journal segment (64 MiB) and a few checkpoints of a small adapter; a large run may still fill the disk."""
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The paths of one run."""
+
+    path: Path
+    """The directory itself."""
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        config_json: bytes,
+        *,
+        create_keys: Callable[[Path], None] = lambda folder: None,
+        min_free_bytes: int = MIN_FREE_BYTES,
+    ) -> Self:
+        """Make a new run; refused where files lie already, where nothing can be written, or where room is short.
+
+        create_keys: fills the folder it is given. config.json comes last: whoever finds it finds a whole run.
+        """
+        run = cls(path)
+        with disk_errors(path):
+            refuse_if_taken(run)
+            make_folder(path, 0o700)
+            refuse_if_full(path, min_free_bytes)
+        for folder in (run.journal, run.checkpoints, run.eval, run.logs, run.lease.parent):
+            make_folder(folder)
+        make_folder(run.keys, 0o700)
+        with disk_errors(run.keys):
+            create_keys(run.keys)
+            sync_folder(run.keys)
+        write_whole(run.run_info, msgspec.json.format(msgspec.json.encode(gather_run_info()), indent=2))
+        write_whole(run.config, config_json)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """An existing run."""
+        run = cls(path)
+        with disk_errors(path):
+            is_run = run.config.is_file()
+        if not is_run:
+            raise RunDirError(f"{path} is not a run directory (it has no config.json); give the one that `run` named.")
+        return run
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Be the only process that writes this run; the kernel frees the lock if we die."""
+        fd = open_lock(self.lock)
+        try:
+            with disk_errors(self.lock):
+                taken = try_lock_awhile(fd)
+            if not taken:
+                raise RunDirError(f"{self.path} is in use by {signature(fd)}; wait until it ends, or stop it first.")
+            sign(fd, self.lock)
+            for path in (self.config, self.metrics, self.rollouts, self.summary):
+                remove_unfinished(path)
+            yield
+        finally:
+            os.close(fd)
+
+    def read_info(self) -> RunInfo:
+        """run.json, typed."""
+        try:
+            return msgspec.json.decode(self.run_info.read_bytes(), type=RunInfo)
+        except (FileNotFoundError, ValueError, RecursionError) as error:
+            raise DamageError(
+                f"{self.run_info} cannot be read ({error}); restore it from a copy, or begin a new run."
+            ) from error
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.json"
+
+    @property
+    def run_info(self) -> Path:
+        """What it ran on."""
+        return self.path / "run.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that writes the run."""
+        return self.path / "lock"
+
+    @property
+    def lease(self) -> Path:
+        """Held by the process that has the cores."""
+        return self.path / "turns" / "lease"
+
+    @property
+    def keys(self) -> Path:
+        """Folder of the CURVE keys."""
+        return self.path / "keys"
+
+    @property
+    def journal(self) -> Path:
+        """Folder of the journal's segments."""
+        return self.path / "journal"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def quarantine(self) -> Path:
+        """Folder of the batches whose update must not be applied; made when there is one."""
+        return self.path / "quarantine"
+
+    @property
+    def eval(self) -> Path:
+        """Folder of the held-out evaluations."""
+        return self.path / "eval"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of what each process printed."""
+        return self.path / "logs"
+
+    def stacks(self, name: str) -> Path:
+        """Where a process stood when it was asked, or when it stood still for too long."""
+        return self.logs / f"stacks-{name}.txt"
+
+    @property
+    def metrics(self) -> Path:
+        """One row a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        """A few completions of each step."""
+        return self.path / "rollouts.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """How the run stands or ended."""
+        return self.path / "summary.json"
+
+
+def refuse_if_taken(run: RunDir) -> None:
+    """Files of any kind are left alone; empty folders, as a crash of `create` leaves them, are no hindrance."""
+    if run.config.exists():
+        raise RunDirError(f"{run.path} holds a run already; continue it with `resume`, or choose another --out.")
+    if any(entry.is_file() for entry in run.path.rglob("*")):
+        raise RunDirError(f"{run.path} is not empty and holds no run; choose another --out, or empty it.")
+
+
+def refuse_if_full(path: Path, min_free_bytes: int) -> None:
+    """Better before the first step than in the middle of a checkpoint."""
+    free = shutil.disk_usage(path).free
+    if free < min_free_bytes:
+        raise RunDirError(
+            f"{path} has {free >> 20} MiB free, at least {min_free_bytes >> 20} MiB are needed; "
+            "free some space on that disk, or choose another --out."
+        )

@@ -1,0 +1,193 @@
+"""The difference of two policies on the same tasks, with an interval and an exact test.
+
+    d_i = a_i - b_i,   D = mean d
+
+Answers that are right or wrong (every d is -1, 0 or 1): Tango's score interval for paired shares, and the sign test
+
+    p = min(1, 2 P(X <= min(up, down))),   X ~ Binomial(up + down, 1/2)
+
+Shares of several draws that differ on at least MANY tasks: the paired bootstrap. The n tasks are drawn again with
+replacement, in pairs, so that what makes a task hard for both falls out. The seed is fixed: the interval is a function
+of the data. On fewer tasks, or with 0/1 differences, the bootstrap is too sure of itself: with four flips against none
+it leaves zero out one time in eight when the policies are equal. There the sign test has the last word, and an interval
+that leaves out zero without its consent is widened to hold it.
+
+The 95 % interval of a share: Wilson's score interval.
+
+    center = (p + z^2 / 2n) / (1 + z^2 / n)
+    half   = z / (1 + z^2 / n) * sqrt(p (1 - p) / n + z^2 / 4n^2),   z = 1.96
+
+Unlike p +- z s it stays inside [0, 1] and has a width at p = 0 and p = 1. Left out on purpose: pairing (base and
+trained policy answer the same problems, so their difference is surer than two separate intervals suggest).
+
+What k answers to a task are worth, estimated without bias from n >= k that were drawn.
+
+    pass@k = P(at least one of k is right)      = 1 - C(n - c, k) / C(n, k)           c of the n right
+    maj@k  = P(the most frequent answer of k is right), a tie of m answers counting 1/m for each
+
+Both are the mean over all C(n, k) subsets of the n answers, so k = n is what was drawn and a smaller k has less noise
+than k fresh draws. maj@k counts subsets by their votes: for each number of votes v for the right answer, the ways in
+which no other answer gets more, and how many get as many. Exact, in whole numbers. An answer that cannot be read has
+no vote; where nobody votes, nobody is right.
+Left out on purpose: plug-in estimates such as 1 - (1 - c/n)^k, which are biased upwards or downwards for small n.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from math import comb, sqrt
+from statistics import NormalDist
+
+import numpy as np
+
+RESAMPLES = 10_000
+CHUNK = 1 << 20
+"""Numbers drawn at once."""
+MANY = 30
+"""Tasks that must differ before the bootstrap decides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How far apart two policies are on n tasks."""
+
+    mean: float
+    """a - b."""
+    low: float
+    """Lower end of its interval."""
+    high: float
+    """Upper end."""
+    n: int
+    """Tasks."""
+    p: float | None = None
+    """Of the sign test, where it decides; None where the bootstrap does."""
+
+    @property
+    def certain(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return self.low > 0 or self.high < 0
+
+
+def paired(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Difference:
+    """a, b: [n] what each policy scored on each task. level: of the interval and the verdict."""
+    differences = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
+    up, down, n = int((differences > 0).sum()), int((differences < 0).sum()), len(differences)
+    zero_one = bool(np.isin(differences, (-1.0, 0.0, 1.0)).all())
+    if not zero_one and up + down >= MANY:
+        return paired_bootstrap(a, b, level)
+    low, high = tango(up, down, n, level) if zero_one else ends_of(paired_bootstrap(a, b, level))
+    p = sign_test(up, down)
+    if p > 1 - level:
+        low, high = min(low, 0.0), max(high, 0.0)
+    return Difference(mean=float(differences.mean()), low=low, high=high, n=n, p=p)
+
+
+def ends_of(found: Difference) -> tuple[float, float]:
+    """(low, high)"""
+    return found.low, found.high
+
+
+def paired_bootstrap(
+    a: Sequence[float], b: Sequence[float], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Difference:
+    """The percentile interval, for many tasks that differ by many amounts."""
+    differences = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
+    n, rng = len(differences), np.random.Generator(np.random.Philox(key=seed))
+    rows = max(1, CHUNK // n)
+    means = np.concatenate(
+        [
+            differences[rng.integers(0, n, (min(rows, resamples - done), n))].mean(axis=1)
+            for done in range(0, resamples, rows)
+        ]
+    )
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return Difference(mean=float(differences.mean()), low=float(low), high=float(high), n=n)
+
+
+def sign_test(up: int, down: int) -> float:
+    """Two-sided p of `up` against `down` flips if each way were equally likely."""
+    flips = up + down
+    tail = sum(comb(flips, count) for count in range(min(up, down) + 1))
+    return min(1.0, 2 * tail / 2**flips)
+
+
+def tango(up: int, down: int, n: int, level: float) -> tuple[float, float]:
+    """All differences that the score test does not reject (Tango 1998).
+
+    (up - down - n D)^2 <= z^2 n (2 q + D (1 - D)),   q = the likeliest share of `down` if D is the difference
+    """
+    z2, seen = NormalDist().inv_cdf((1 + level) / 2) ** 2, (up - down) / n
+
+    def is_inside(difference: float) -> bool:
+        linear = (2 * n - up + down) * difference - up - down
+        root = sqrt(max(0.0, linear * linear + 8 * n * down * difference * (1 - difference)))
+        share = max(0.0, (root - linear) / (4 * n))
+        spread = n * max(0.0, 2 * share + difference * (1 - difference))
+        return (up - down - n * difference) ** 2 <= z2 * spread
+
+    return edge(is_inside, seen, -1.0), edge(is_inside, seen, 1.0)
+
+
+def edge(is_inside: Callable[[float], bool], within: float, limit: float) -> float:
+    """Where an interval around `within` ends on the way to `limit`, by bisection."""
+    if is_inside(limit):
+        return limit
+    outside = limit
+    for _ in range(60):
+        middle = (within + outside) / 2
+        within, outside = (middle, outside) if is_inside(middle) else (within, middle)
+    return within
+
+
+Z_95 = 1.959963984540054
+
+
+def wilson(correct: float, n: int) -> tuple[float, float]:
+    """(low, high) for `correct` out of `n`; nothing is known at n = 0."""
+    if n == 0:
+        return 0.0, 1.0
+    share, z2_n = correct / n, Z_95**2 / n
+    center = (share + z2_n / 2) / (1 + z2_n)
+    half = Z_95 / (1 + z2_n) * math.sqrt(share * (1 - share) / n + z2_n / (4 * n))
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """Share of the subsets of k in which one is right."""
+    return 1 - comb(n - right, k) / comb(n, k)
+
+
+def maj_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> float:
+    """right: votes for the right answer. wrong: votes of each other answer. silent: answers without a vote."""
+    return _maj_at_k(right, tuple(sorted(wrong)), silent, k)
+
+
+@cache
+def _maj_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> float:
+    """Many tasks have the same counts."""
+    won = Fraction(0)
+    for votes in range(1, min(right, k) + 1):
+        for ties, ways in rivals(wrong, silent, votes, k - votes).items():
+            won += Fraction(comb(right, votes) * ways, 1 + ties)
+    return float(won / comb(right + sum(wrong) + silent, k))
+
+
+def rivals(wrong: Sequence[int], silent: int, votes: int, others: int) -> Mapping[int, int]:
+    """Ways to choose `others` answers of which no rival gets more than `votes`, by how many get exactly that."""
+    ways = {(cast, 0): comb(silent, cast) for cast in range(min(silent, others) + 1)}
+    for size in wrong:
+        grown: dict[tuple[int, int], int] = defaultdict(int)
+        for (cast, ties), count in ways.items():
+            for got in range(min(size, votes, others - cast) + 1):
+                grown[cast + got, ties + (got == votes)] += count * comb(size, got)
+        ways = grown
+    return {ties: count for (cast, ties), count in ways.items() if cast == others}
+
+
+def sizes(n: int) -> list[int]:
+    """1, 2, 4 ... and n itself."""
+    powers = [2**power for power in range(n.bit_length()) if 2**power < n]
+    return [*powers, n]
