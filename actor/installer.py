@@ -10,7 +10,7 @@ import logging
 
 import numpy as np
 
-from actor.engine import Engine
+from actor.engines.engine import Engine
 from protocol.messages import Policy
 from shared.errors import DamageError, TrainingStopped
 from shared.model.adapter_file import digest

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from actor.engine import Identity
+from actor.engines.engine import Identity
 from protocol.errors import HandshakeRefused, MalformedMessage, PeerTimeout, VersionMismatch
 from protocol.messages import Ack, AnyMessage, Bye, Drain, Groups, Heartbeat, Hello, Order, Policy, Refused, Welcome
 from protocol.transport import ActorPort

@@ -9,10 +9,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from actor.engine import Completion, Ended, Engine
+from actor.engines.engine import Completion, Ended, Engine
 from actor.installer import TOLERANCE, Installer
-from actor.scores import Scorer, Scores
-from actor.verdict import ScoreJob, Verdict
+from actor.scoring.stream import Scorer, Scores
+from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.messages import Finish, Group, GroupOrder, Groups, Order, Policy, Timings
 from shared.process.lease import Turns
 from shared.run.metrics import peak_memory_mb

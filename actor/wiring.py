@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from actor.engine import Engine
-from actor.engine_hf import HFEngine
+from actor.engines.engine import Engine
+from actor.engines.hf_engine import HFEngine
+from actor.engines.vllm_options import check_engine
 from actor.installer import TOLERANCE, CanaryMismatch
 from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
-from actor.score_pool import ScorePool
-from actor.vllm_window import check_engine
+from actor.scoring.pool import ScorePool
 from protocol.messages import Bye
 from protocol.transport import ActorPort
 from shared.config.load import rules_digest
@@ -27,8 +27,7 @@ from shared.process.determinism import pin_torch, record
 from shared.process.lease import turns
 
 if TYPE_CHECKING:
-    from actor.vllm_options import VLLMOptions
-    from actor.vllm_residency import GiveBack
+    from actor.engines.vllm_options import GiveBack, VLLMOptions
     from shared.model.adapter_file import LoraLayout
 
 BF16_TOLERANCE = 0.25
@@ -53,9 +52,9 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
 def build_vllm(config: Config, base: CachedBase, prompter: Prompter, device: torch.device) -> Engine:
     """vLLM over the learner's own base; its digest is that of the codes, whichever way they are served."""
     # Here alone: without the extra there is no vLLM to import.
-    from actor.engine_vllm import VLLMEngine
-    from actor.vllm_internals import VLLM
-    from actor.vllm_options import vllm_options
+    from actor.engines.vllm_engine import VLLMEngine
+    from actor.engines.vllm_internals import VLLM
+    from actor.engines.vllm_options import vllm_options
     from shared.model.adapter_file import read_layout
     from shared.model.base_cache import plain_base
 
@@ -73,7 +72,7 @@ def build_vllm(config: Config, base: CachedBase, prompter: Prompter, device: tor
 
 def given_back(config: Config, base: CachedBase, layout: "LoraLayout", options: "VLLMOptions") -> "GiveBack":
     """Between two orders: as configured, or as planned for this card."""
-    from actor.vllm_residency import Held, learner_bytes, plan_give_back
+    from actor.engines.vllm_options import Held, learner_bytes, plan_give_back
 
     if options.device == "cpu":
         return "nothing"

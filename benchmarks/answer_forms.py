@@ -22,8 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from actor.verdict import ScoreJob
-from actor.verifier import score_job
+from actor.verifiers.verdict import ScoreJob
+from actor.verifiers.verifier import score_job
 from benchmarks.machine import write_result
 from protocol.outcome import Outcome
 

@@ -1,4 +1,5 @@
-"""One decode step's attention on a CPU: the cache that shares prompts (actor/kv_cache.py) against PyTorch's fused
+"""One decode step's attention on a CPU: the cache that shares prompts (actor/engines/kv_cache.py) against PyTorch's
+fused
 kernel over keys that were copied for each row.
 
 python -m benchmarks.decode_attention [--threads 2]
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from actor.kv_cache import KVCache
+from actor.engines.kv_cache import KVCache
 from benchmarks.timed_shapes import in_turn, time_shapes
 
 # prompts, answers of each, heads, key heads, head size, prompt tokens, answer tokens so far

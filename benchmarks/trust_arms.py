@@ -15,13 +15,13 @@ from typing import Protocol
 
 import numpy as np
 
-from actor.engine import Engine
+from actor.engines.engine import Engine
 from actor.link import Link
 from actor.rollout import Rollout
-from actor.score_pool import ScorePool
-from actor.scores import Scores, Together
-from actor.verdict import ScoreJob, Verdict
-from actor.verifier import score_job
+from actor.scoring.pool import ScorePool
+from actor.scoring.stream import Scores, Together
+from actor.verifiers.verdict import ScoreJob, Verdict
+from actor.verifiers.verifier import score_job
 from learner.batch import kept_samples
 from learner.dispatch import Dispatcher
 from learner.journal import Journal

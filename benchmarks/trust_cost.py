@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from actor.verdict import ScoreJob
+from actor.verifiers.verdict import ScoreJob
 from actor.wiring import build_engine
 from benchmarks.machine import write_result
 from benchmarks.overhead import exchange

@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from actor.score_pool import ScorePool
-from actor.verdict import ScoreJob
+from actor.scoring.pool import ScorePool
+from actor.verifiers.verdict import ScoreJob
 from benchmarks.machine import write_result
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig, VerifierKind

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from actor.vllm_window import DISTRIBUTIONS, version_of
+from actor.engines.vllm_options import DISTRIBUTIONS, version_of
 from benchmarks.machine import write_result
 from shared.process.determinism import cpu_environment
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from actor.vllm_window import DISTRIBUTIONS, version_of
+from actor.engines.vllm_options import DISTRIBUTIONS, version_of
 from benchmarks.machine import write_result
 from shared.process.determinism import cpu_environment
 

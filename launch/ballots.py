@@ -7,8 +7,8 @@ spellings is one candidate with four votes. A user's own function says no such t
 
 from collections.abc import Callable, Mapping, Sequence
 
-from actor.scores import Scorer, Scores
-from actor.verdict import ScoreJob, Verdict
+from actor.scoring.stream import Scorer, Scores
+from actor.verifiers.verdict import ScoreJob, Verdict
 from launch.clusters import clusters, comparison
 from learner.decoded import Votes
 from learner.tasks import Task

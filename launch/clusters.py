@@ -8,8 +8,8 @@ first member it equals. What has no final answer is one cluster.
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
-from actor.scores import Scorer, score_all
-from actor.verdict import ScoreJob
+from actor.scoring.stream import Scorer, score_all
+from actor.verifiers.verdict import ScoreJob
 from protocol.outcome import Outcome
 from shared.config.data import VerifierKind
 

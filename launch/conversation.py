@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 
-from actor.stream import stream
+from actor.engines.stream import stream
 from protocol.messages import Sampling
 from shared.errors import DataError
 from shared.model.policy import Policy

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from actor.engine import Engine
+from actor.engines.engine import Engine
 from actor.rollout import Rollout
-from actor.score_pool import ScorePool
+from actor.scoring.pool import ScorePool
 from actor.wiring import build_engine
 from launch.ballots import Ballots
 from shared.config.tree import Config

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from actor.vllm_window import check_engine
+from actor.engines.vllm_options import check_engine
 from launch.next_command import next_command
 from shared.config.load import config_from_json, config_to_json
 from shared.config.training import OnFault

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from actor.vllm_window import check_engine
+from actor.engines.vllm_options import check_engine
 from launch.describe import describe
 from launch.next_command import next_command
 from launch.topology import topology

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from actor.score_pool import ScorePool
-from actor.verdict import ScoreJob, Verdict
+from actor.scoring.pool import ScorePool
+from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig, VerifierKind
 from shared.errors import DataError

@@ -13,9 +13,9 @@ from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from actor.engine import Completion, Ended, Identity, Progress
-from actor.scores import Scores, Together
-from actor.verdict import ScoreJob, Verdict
+from actor.engines.engine import Completion, Ended, Identity, Progress
+from actor.scoring.stream import Scores, Together
+from actor.verifiers.verdict import ScoreJob, Verdict
 from learner.answer_check import AnswerCheck
 from learner.orders import build_orders
 from learner.publisher import policy_message

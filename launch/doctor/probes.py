@@ -94,7 +94,7 @@ def round_trip(device: str) -> RoundTrip:
 
 def try_reward(spec: str) -> None:
     """Leave in a sentence if there is no such function."""
-    from actor.reward_function import load_reward_function
+    from actor.verifiers.reward_function import load_reward_function
 
     try:
         load_reward_function(spec)

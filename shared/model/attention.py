@@ -7,7 +7,7 @@ half times as long as plain products, which need no copy of a key for each of th
 (`benchmarks/short_attention.py`). Long sequences, whose scores would not fit, and everything on a card go to the fused
 kernels, except with a soft cap (Gemma 2), which those do not have: there all scores are held, whatever that takes.
 A sliding window is applied here, layer by layer: transformers adds none to a mask that it is given. While one token a
-row is decoded, the keys are more than one tensor (actor/kv_cache.py) and attend by themselves.
+row is decoded, the keys are more than one tensor (actor/engines/kv_cache.py) and attend by themselves.
 Installed under a name of its own through the interface that transformers has for this.
 """
 

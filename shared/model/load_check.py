@@ -4,7 +4,8 @@
 
 `pi_class` is transformers' `forward` with its own plain attention, masks and head, over the modules and weights that
 the policy holds, so nothing is in memory twice. Compared are both paths of this package, whole sequences and shared
-prompts (shared/model/sequences.py); the actor compares its decode loop (actor/engine_hf.py). Both processes would share
+prompts (shared/model/sequences.py); the actor compares its decode loop (actor/engines/hf_engine.py). Both processes
+would share
 a
 mistake, so neither the canary nor the mismatch gate could see one.
 Two rows of a few random tokens are enough (five CPU-seconds at half a billion parameters): sliding windows are made

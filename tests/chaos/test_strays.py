@@ -40,7 +40,7 @@ def strike(how: str, launcher: "subprocess.Popen[str]", out: Path, family: list[
         case "learner killed":
             os.kill(processes_of(out, "learner")[0], signal.SIGKILL)
         case "actor and keeper killed, then the ordinary end":
-            keepers = [process for process in family if "actor.score_keeper" in process.cmdline()]
+            keepers = [process for process in family if "actor.scoring.keeper" in process.cmdline()]
             assert keepers
             for process in keepers:
                 process.kill()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actor.vllm_window import DISTRIBUTIONS, version_of
+from actor.engines.vllm_options import DISTRIBUTIONS, version_of
 from shared.run.run_dir import RunDir
 from tests.runs import SMALL, launch, num_rows, processes_of, replayed, sets, start, summary, train, wait_until
 

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from actor.engine import Completion, Progress
+from actor.engines.engine import Completion, Progress
 from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout

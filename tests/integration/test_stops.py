@@ -86,7 +86,7 @@ def test_sigterm_to_every_process_of_a_run(out: Path, expected: str) -> None:
     root = psutil.Process(launcher.pid)
     processes = [root, *root.children(recursive=True)]
     # The keeper and its workers, which have its name.
-    (scratch,) = {Path(p.cmdline()[-1]) for p in processes if "actor.score_keeper" in p.cmdline()}
+    (scratch,) = {Path(p.cmdline()[-1]) for p in processes if "actor.scoring.keeper" in p.cmdline()}
     assert scratch.is_dir()
     for process in processes:
         process.send_signal(signal.SIGTERM)

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from actor.engine import Completion, Identity, Progress
-from actor.scores import Scores, Together
-from actor.verdict import ScoreJob, Verdict
+from actor.engines.engine import Completion, Identity, Progress
+from actor.scoring.stream import Scores, Together
+from actor.verifiers.verdict import ScoreJob, Verdict
 from learner.answer_check import AnswerCheck
 from learner.mismatch import Mismatch
 from learner.sampling import flat

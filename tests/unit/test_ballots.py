@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from actor.score_pool import ScorePool
-from actor.scores import score_all
-from actor.verdict import ScoreJob
+from actor.scoring.pool import ScorePool
+from actor.scoring.stream import score_all
+from actor.verifiers.verdict import ScoreJob
 from launch.ballots import Ballots
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig, VerifierKind

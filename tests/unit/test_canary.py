@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from actor.engine_hf import HFEngine
+from actor.engines.hf_engine import HFEngine
 from actor.installer import TOLERANCE, CanaryMismatch, Installer
 from learner.publisher import Publisher
 from shared.model.adapter_file import adapter_bytes

@@ -10,8 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from actor.engine_hf import HFEngine
-from actor.stream import stream
+from actor.engines.hf_engine import HFEngine
+from actor.engines.stream import stream
 from launch.__main__ import main
 from launch.chat import converse
 from launch.chat_screen import columns_of, one_by_one

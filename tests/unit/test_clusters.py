@@ -2,7 +2,7 @@
 
 import contextlib
 
-from actor.score_pool import ScorePool
+from actor.scoring.pool import ScorePool
 from launch.clusters import clusters, comparison
 from shared.config.data import VerifierConfig
 from tests.fakes import ScriptedScorer

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from actor.engine import Completion, Ended
-from actor.engine_hf import HFEngine
-from actor.sampler import draw, inverse_cdf
+from actor.engines.engine import Completion, Ended
+from actor.engines.hf_engine import HFEngine
+from actor.engines.sampler import draw, inverse_cdf
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.model.adapter_file import adapter_bytes, layout_digest
 from shared.model.policy import Policy

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from actor.engine import Ended
-from actor.engine_vllm import VLLMEngine
-from actor.vllm_internals import Answer, Draw, Installed, compare, engine_arguments, held_adapter, sent_adapter
-from actor.vllm_options import VLLMOptions
+from actor.engines.engine import Ended
+from actor.engines.vllm_engine import VLLMEngine
+from actor.engines.vllm_internals import Answer, Draw, Installed, compare, engine_arguments, held_adapter, sent_adapter
+from actor.engines.vllm_options import VLLMOptions
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.config.model import LoraConfig
 from shared.errors import DamageError, ModelError

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actor.engine_hf import HFEngine
+from actor.engines.hf_engine import HFEngine
 from learner.batch import Sample, selection
 from learner.norms import Norms
 from learner.optimizer import Optimizer

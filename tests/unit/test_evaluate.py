@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from actor.engine import Completion
+from actor.engines.engine import Completion
 from actor.rollout import Rollout
 from launch.local_desk import LocalDesk
 from learner.decoded import Votes

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from actor.final_answer import counted, final_answers
-from actor.score_pool import ScorePool
-from actor.verdict import ScoreJob
-from actor.verifier import score_job
+from actor.scoring.pool import ScorePool
+from actor.verifiers.final_answer import counted, final_answers
+from actor.verifiers.verdict import ScoreJob
+from actor.verifiers.verifier import score_job
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig, VerifierKind
 

@@ -9,10 +9,10 @@ import mpmath
 import pytest
 import sympy
 
-from actor.answer_text import Unreadable
-from actor.formula import read_formula
-from actor.formula_value import Unsure, Values
-from actor.math_equality import formulas_equal, read, same_values
+from actor.verifiers.answer_text import Unreadable
+from actor.verifiers.formula import read_formula
+from actor.verifiers.formula_value import Unsure, Values
+from actor.verifiers.math_equality import formulas_equal, read, same_values
 
 VALUES = Values()
 AT = {"x": 1.7, "y": -0.6, "n": 3.0, "\\theta": 0.4}

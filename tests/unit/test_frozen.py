@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 import torch
 
-from actor.engine_hf import HFEngine
+from actor.engines.hf_engine import HFEngine
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes
 from shared.model.base_checksum import SLICE_WORDS, WORDS, FrozenBase, frozen_tensors, word_sum

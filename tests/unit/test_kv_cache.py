@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from actor.kv_cache import KVCache
+from actor.engines.kv_cache import KVCache
 from shared.model.products import product_fp32
 
 WIDTH, ROOM, KV_HEADS, SHARED, SIZE = 7, 9, 2, 3, 8

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from actor.final_answer import counted
-from actor.verdict import ScoreJob
-from actor.verifier import score_job, score_math
+from actor.verifiers.final_answer import counted
+from actor.verifiers.verdict import ScoreJob
+from actor.verifiers.verifier import score_job, score_math
 from protocol.outcome import Outcome
 
 MATH500 = Path(__file__).resolve().parents[3] / "shared" / "data" / "math500" / "test.jsonl"

@@ -15,8 +15,8 @@ import torch
 from torch.func import functional_call
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, LlamaConfig, LlamaForCausalLM
 
-from actor.engine_hf import HFEngine
-from actor.stream import stream
+from actor.engines.hf_engine import HFEngine
+from actor.engines.stream import stream
 from protocol.messages import GroupOrder, Sampling
 from shared.config.model import LoraConfig, ModelConfig
 from shared.errors import ModelError

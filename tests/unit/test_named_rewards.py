@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from actor.format_reward import answer_tags, think_tags
-from actor.score_batch import Chunk, is_one_by_one, runs_functions
-from actor.score_pool import ScorePool
-from actor.score_slot import check
-from actor.verdict import ScoreJob, Verdict
+from actor.scoring.batch import Chunk, is_one_by_one, runs_functions
+from actor.scoring.pool import ScorePool, check
+from actor.verifiers.format_reward import answer_tags, think_tags
+from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig
 from shared.errors import RewardError

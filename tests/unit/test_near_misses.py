@@ -2,8 +2,8 @@
 
 import pytest
 
-from actor.verdict import ScoreJob
-from actor.verifier import score_job
+from actor.verifiers.verdict import ScoreJob
+from actor.verifiers.verifier import score_job
 from protocol.outcome import Outcome
 from shared.config.data import VerifierKind
 from tests.near_misses import FORMULAS, LAST_NUMBERS, NUMBERS, PROSE, RIGHT_FORMULAS, RIGHT_NUMBERS, TEXTS

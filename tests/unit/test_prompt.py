@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from actor.final_answer import counted
+from actor.verifiers.final_answer import counted
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ModelError
 from shared.model.prompt import load_prompter

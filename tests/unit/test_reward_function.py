@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actor.reward_function import CallFailed, load_reward_function, score_with
-from actor.verdict import MAX_NOTE, ScoreJob
+from actor.verifiers.reward_function import CallFailed, load_reward_function, score_with
+from actor.verifiers.verdict import MAX_NOTE, ScoreJob
 from protocol.limits import MAX_SCORE
 from protocol.messages import Outcome
 from shared.errors import RewardError

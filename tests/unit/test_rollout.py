@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from actor.rollout import Rollout
-from actor.scores import Together
-from actor.verdict import ScoreJob, Verdict
+from actor.scoring.stream import Together
+from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.messages import Finish, Outcome
 from shared.process.lease import Lease
 from tests.fakes import ScriptedEngine, ScriptedScorer, spelled, toy_orders, toy_policy, unheard

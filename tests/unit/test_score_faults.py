@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actor.score_pool import ScorePool
-from actor.verdict import ScoreJob, Verdict
+from actor.scoring.pool import ScorePool
+from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig
 

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from actor.score_pool import ScorePool
-from actor.verdict import ScoreJob, Verdict
+from actor.scoring.pool import ScorePool
+from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.messages import Outcome
 from shared.config.data import VerifierConfig
 from shared.errors import RewardError
@@ -325,8 +325,8 @@ def test_closing_ends_a_worker_in_the_middle_of_a_call(open_pool: Open) -> None:
 OWNER = """
 import sys
 import psutil
-from actor.score_pool import ScorePool
-from actor.verdict import ScoreJob
+from actor.scoring.pool import ScorePool
+from actor.verifiers.verdict import ScoreJob
 from shared.config.tree import VerifierConfig
 
 pool = ScorePool(VerifierConfig(kind="callable", function=sys.argv[1], workers=3, limit_s=60.0))

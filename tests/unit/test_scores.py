@@ -9,10 +9,10 @@ from typing import cast
 import psutil
 import pytest
 
-from actor.score_batch import CHUNK_JOBS
-from actor.score_pool import ScorePool
-from actor.score_stream import Streamed
-from actor.verdict import ScoreJob
+from actor.scoring.batch import CHUNK_JOBS
+from actor.scoring.pool import ScorePool
+from actor.scoring.stream import Streamed
+from actor.verifiers.verdict import ScoreJob
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig
 

@@ -14,8 +14,8 @@ import pytest
 from msgspec import structs
 from safetensors.numpy import load
 
-from actor.engine import Engine
-from actor.engine_hf import HFEngine
+from actor.engines.engine import Engine
+from actor.engines.hf_engine import HFEngine
 from actor.rollout import Rollout
 from launch.local_desk import LocalDesk
 from learner.anchor import Anchor

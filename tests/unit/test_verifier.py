@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from actor.final_answer import final_answers, marked_number
-from actor.number_answer import whole_text
-from actor.verdict import ScoreJob, Verdict
-from actor.verifier import MAX_CHARS, score_job, score_number
+from actor.verifiers.final_answer import final_answers, marked_number
+from actor.verifiers.number_answer import whole_text
+from actor.verifiers.verdict import ScoreJob, Verdict
+from actor.verifiers.verifier import MAX_CHARS, score_job, score_number
 from protocol.messages import Outcome
 from shared.config.data import VerifierKind
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from actor.vllm_options import RANKS, VLLMOptions, vllm_options
+from actor.engines.vllm_options import RANKS, VLLMOptions, vllm_options
 from shared.config.data import TasksConfig
 from shared.config.model import LoraConfig
 from shared.config.processes import EvalConfig

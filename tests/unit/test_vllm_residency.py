@@ -2,7 +2,7 @@
 
 import pytest
 
-from actor.vllm_residency import GiveBack, Held, learner_bytes, plan_give_back
+from actor.engines.vllm_options import GiveBack, Held, learner_bytes, plan_give_back
 from shared.errors import ModelError
 
 MIB = 2**20

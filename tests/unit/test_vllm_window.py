@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from actor.vllm_window import DISTRIBUTIONS, PLUGIN, VERSIONS, refuse_other_versions, version_of
+from actor.engines.vllm_options import DISTRIBUTIONS, PLUGIN, VERSIONS, refuse_other_versions, version_of
 from shared.errors import ModelError
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from actor.engine_hf import HFEngine
-from actor.engine_vllm import VLLMEngine
-from actor.vllm_internals import VLLM
-from actor.vllm_options import vllm_options
+from actor.engines.hf_engine import HFEngine
+from actor.engines.vllm_engine import VLLMEngine
+from actor.engines.vllm_internals import VLLM
+from actor.engines.vllm_options import vllm_options
 from protocol.messages import GroupOrder
 from shared.config.load import load_config
 from shared.config.tree import Config

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from actor.engine_vllm import VLLMEngine
+from actor.engines.vllm_engine import VLLMEngine
+from actor.engines.vllm_internals import Installed
 from actor.installer import CanaryMismatch, Installer
-from actor.vllm_internals import Installed
 from learner.publisher import Publisher, policy_message
 from protocol.messages import Policy as PolicyMessage
 from protocol.messages import Sampling

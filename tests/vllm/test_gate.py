@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace as change
 from safetensors.torch import load_file, save_file
 
-from actor.engine import Completion
-from actor.engine_vllm import VLLMEngine
+from actor.engines.engine import Completion
+from actor.engines.vllm_engine import VLLMEngine
 from learner.batch import Sample, step_batch
 from learner.dispatch import Dispatcher
 from learner.mismatch import Mismatch

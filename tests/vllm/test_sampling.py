@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from actor.engine import Completion
+from actor.engines.engine import Completion
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.errors import ModelError
 from shared.model.canary import canary_ids, score

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from actor.keeper_process import environment
+from actor.scoring.keeper_process import environment
 from launch.doctor.probe import ask
 from shared.config.data import VerifierConfig
 

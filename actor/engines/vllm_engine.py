@@ -15,10 +15,9 @@ from typing import Literal
 
 import numpy as np
 
-from actor.engine import Completion, Ended, Identity, Progress, in_order
-from actor.vllm_internals import VLLM, Answer, Draw
-from actor.vllm_options import VLLMOptions
-from actor.vllm_residency import GiveBack
+from actor.engines.engine import Completion, Ended, Identity, Progress, in_order
+from actor.engines.vllm_internals import VLLM, Answer, Draw
+from actor.engines.vllm_options import GiveBack, VLLMOptions
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.config.model import LoraConfig
 from shared.errors import DamageError, ModelError

@@ -24,9 +24,9 @@ from typing import Any
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
-from actor.answer_text import Unreadable
-from actor.formula import Formula, read_formula
-from actor.formula_value import Unsure, Values
+from actor.verifiers.answer_text import Unreadable
+from actor.verifiers.formula import Formula, read_formula
+from actor.verifiers.formula_value import Unsure, Values
 
 COMMANDS = re.compile(
     "frac|sqrt|cdot|times|div|pm|mp|pi|infty|cup|cap|in|le|ge|neq?|lt|gt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan"

@@ -8,8 +8,8 @@ answer_tags    after the thinking, if there is any, one <answer> ... </answer> w
 import re
 from collections.abc import Callable
 
-from actor.final_answer import END_OF_TURN, counted
-from actor.verdict import ScoreJob
+from actor.verifiers.final_answer import END_OF_TURN, counted
+from actor.verifiers.verdict import ScoreJob
 
 TAG = re.compile(r"</?think>")
 ANSWER = re.compile(r"\s*<answer>(?P<inside>.*)</answer>\s*", re.DOTALL)

@@ -17,7 +17,7 @@ its dollars: no number is taken out of `\sqrt3`. The last number of a text is it
 
 import re
 
-from actor.answer_text import BEHIND, BESIDE, CHANGED_BEFORE, CHANGED_BEHIND, SIGN_BEFORE, undoubled
+from actor.verifiers.answer_text import BEHIND, BESIDE, CHANGED_BEFORE, CHANGED_BEHIND, SIGN_BEFORE, undoubled
 from shared.gold_answer import MARKER, Span, boxes, on_marked_line
 
 END_OF_TURN = re.compile(

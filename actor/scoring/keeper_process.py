@@ -18,11 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from actor.score_pipe import Command, Ended
+from actor.scoring.pipe import Command, Ended
 from shared.config.data import VerifierConfig
 from shared.process.children import end_trees
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 KNOWN = re.compile(
     r"PATH|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHONHASHSEED|CUDA_VISIBLE_DEVICES|\w+_NUM_THREADS"
 )
@@ -39,7 +39,7 @@ class KeeperProcess:
         config = msgspec.json.encode(verifier).decode()
         with theirs:
             self.popen = subprocess.Popen(
-                [sys.executable, "-u", "-m", "actor.score_keeper", str(theirs.fileno()), config, self.scratch],
+                [sys.executable, "-u", "-m", "actor.scoring.keeper", str(theirs.fileno()), config, self.scratch],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,

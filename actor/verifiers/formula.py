@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from actor.formula_value import Values
+from actor.verifiers.formula_value import Values
 
 MAX_DEPTH = 30
 TOKEN = re.compile(r"\\[A-Za-z]+|[0-9]+\.?[0-9]*|\.[0-9]+|[A-Za-z]|[-+*/^_(){}\[\]]")

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from actor.verdict import ScoreJob, Verdict, fault, one_line
+from actor.verifiers.verdict import ScoreJob, Verdict, fault, one_line
 from protocol.limits import MAX_SCORE
 from protocol.outcome import Outcome
 from shared.errors import RewardError

@@ -22,10 +22,10 @@ import re
 from fractions import Fraction
 from itertools import pairwise
 
-from actor.answer_text import Answer, Unreadable, read_answer
-from actor.final_answer import boxed_answers
-from actor.inequality import as_intervals
-from actor.written_number import DECIMAL, as_number, squeeze
+from actor.verifiers.answer_text import Answer, Unreadable, read_answer
+from actor.verifiers.final_answer import boxed_answers
+from actor.verifiers.inequality import as_intervals
+from actor.verifiers.written_number import DECIMAL, as_number, squeeze
 
 MAX_CHARS = 500
 DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})|(-?0),([0-9]+)")
@@ -106,7 +106,7 @@ class Comparison:
         if number is not None and other is not None:
             return number == other or self.close_enough(gold, given)
         # Not at the top: it imports sympy, which takes a second, and numbers need none.
-        from actor.math_equality import formulas_equal
+        from actor.verifiers.math_equality import formulas_equal
 
         return formulas_equal(gold, given) or self.close_enough(gold, given)
 
@@ -251,7 +251,7 @@ def is_rounded(exact: str, decimal: str, digits: int) -> bool:
         return False
     rounded, number = Fraction(decimal), as_number(exact)
     if number is None:
-        from actor.math_equality import value_of_constant
+        from actor.verifiers.math_equality import value_of_constant
 
         number = value_of_constant(exact)
     half = Fraction(1, 2 * 10 ** len(decimal.partition(".")[2]))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers import DynamicCache
 
-from actor.sampler import draw
+from actor.engines.sampler import draw
 from protocol.messages import Sampling
 from shared.model.policy import Policy
 from shared.seeding import uniforms

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from actor.answer_text import Unreadable
+from actor.verifiers.answer_text import Unreadable
 
 MAX_DIGITS = 1000
 DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")

@@ -15,17 +15,27 @@ the data, not of the model.
 Only what is said after thinking and before the end of the turn counts (final_answer.py). A truncated completion is
 truncated whatever it says: the answer it would have given is not known. A wrong accept is what a policy learns to
 exploit, so what is not plainly the answer is wrong or unparsable. Every pattern below runs in linear time.
+
+All that a worker finds out about completions: the verdict, and the named rewards of `verifier.rewards` beside it.
+
+A named reward never changes outcome or score. One that is None counts 0, as in TRL; one that is NaN, too large or no
+number makes the verdict an error that names it, and so does one that raises, by way of the call that failed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from actor.answer_text import Unreadable
-from actor.final_answer import boxed_answers, counted, final_answers, marked_number
-from actor.math_answer import equals_gold
-from actor.number_answer import is_number, whole_text
-from actor.verdict import ScoreJob, Verdict, bounded, fault
+from msgspec import structs
+
+from actor.verifiers.answer_text import Unreadable
+from actor.verifiers.final_answer import boxed_answers, counted, final_answers, marked_number
+from actor.verifiers.format_reward import FORMAT_REWARDS
+from actor.verifiers.math_answer import equals_gold
+from actor.verifiers.number_answer import is_number, whole_text
+from actor.verifiers.reward_function import RewardFunction, load_reward_function, score_with, values_of, verdict
+from actor.verifiers.verdict import ScoreJob, Verdict, bounded, fault
 from protocol.outcome import Outcome
-from shared.config.data import VerifierKind
+from shared.config.data import VerifierConfig, VerifierKind
+from shared.config.named_rewards import is_function, name_of
 from shared.gold_answer import gold_number, numbers_in
 
 MAX_CHARS = 1_000_000
@@ -87,3 +97,50 @@ def score_number(text: str, answer: str, read: Reader) -> Verdict:
     several = len(numbers) > 1
     note = f"The final answer holds {len(numbers)} different numbers." if several else ""
     return Verdict(outcome=Outcome.WRONG, score=0.0, extracted=None if several else bounded(numbers[0]), note=note)
+
+
+Judge = Callable[[Sequence[ScoreJob]], list[Verdict]]
+
+
+class Scoring:
+    """Loaded once, in each worker. RewardError if a function of the user's cannot be."""
+
+    def __init__(self, verifier: VerifierConfig) -> None:
+        self.judge: Judge = judge(verifier)
+        self.named = {name_of(spec): named(spec) for spec in verifier.rewards}
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Verdict]:
+        """One verdict a job; CallFailed if a function's call cannot be used."""
+        verdicts = self.judge(jobs)
+        for name, reward in self.named.items():
+            verdicts = [with_reward(*pair, name) for pair in zip(verdicts, reward(jobs), strict=True)]
+        return verdicts
+
+
+def judge(verifier: VerifierConfig) -> Judge:
+    """What decides the outcome."""
+    if verifier.kind == "callable":
+        function = load_reward_function(verifier.function)
+        return lambda jobs: score_with(function, jobs)
+    kind, strict, digits = verifier.kind, verifier.strict, verifier.rounded_digits
+    return lambda jobs: [score_job(kind, job, strict=strict, rounded_digits=digits) for job in jobs]
+
+
+def named(spec: str) -> Judge:
+    """A reward as verdicts, of which only the score is used."""
+    if is_function(spec):
+        return from_function(load_reward_function(spec))
+    form = FORMAT_REWARDS[spec]
+    return lambda jobs: [verdict(form(job), truncated=False) for job in jobs]
+
+
+def from_function(function: RewardFunction) -> Judge:
+    """Whatever length a completion has, its reward is what the function says."""
+    return lambda jobs: [verdict(value, truncated=False) for value in values_of(function, jobs)]
+
+
+def with_reward(found: Verdict, reward: Verdict, name: str) -> Verdict:
+    """The verdict with one more reward, or the error that the reward is."""
+    if reward.outcome is Outcome.ERROR and found.outcome is not Outcome.ERROR:
+        found = structs.replace(fault(Outcome.ERROR, f"{name}: {reward.note}"), rewards=found.rewards)
+    return structs.replace(found, rewards=found.rewards | {name: reward.score})

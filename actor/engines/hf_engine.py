@@ -9,9 +9,9 @@ Left out on purpose: top-k, top-p, beams (see sampler.py), speculative decoding.
 import numpy as np
 import torch
 
-from actor.engine import Completion, Ended, Identity, Progress, in_order
-from actor.kv_cache import KVCache
-from actor.sampler import draw
+from actor.engines.engine import Completion, Ended, Identity, Progress, in_order
+from actor.engines.kv_cache import KVCache
+from actor.engines.sampler import draw
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.model.adapter_file import install_adapter, layout_digest
 from shared.model.base_checksum import FrozenBase

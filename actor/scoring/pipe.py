@@ -12,7 +12,7 @@ checks what is in it.
 
 import msgspec
 
-from actor.verdict import ScoreJob, Verdict
+from actor.verifiers.verdict import ScoreJob, Verdict
 
 LENGTH_BYTES = 4
 MAX_REPLY_BYTES = 64 << 20

@@ -1,6 +1,6 @@
 """Everything of ours that touches vLLM: what it is started with, requests in, answers out, an adapter into its worker.
 
-    window    actor/vllm_window.py, looked at before anything is imported
+    window    actor/engines/vllm_options.py, looked at before anything is imported
     memory    bytes -> LoRAModel -> the worker's adapter manager -> read back and compared, bit for bit
     files     a folder -> LoRARequest -> vLLM reads it itself; public interface alone, nothing can be read back
 
@@ -20,9 +20,7 @@ from typing import Any
 
 import torch
 
-from actor.vllm_options import VLLMOptions
-from actor.vllm_residency import GiveBack
-from actor.vllm_window import check_window
+from actor.engines.vllm_options import GiveBack, VLLMOptions, check_window
 from shared.errors import DamageError, ModelError
 
 ENVIRONMENT = {

@@ -1,4 +1,4 @@
-"""The keeper: `python -m actor.score_keeper FD CONFIG SCRATCH`, started by keeper_process.py only.
+"""The keeper: `python -m actor.scoring.keeper FD CONFIG SCRATCH`, started by keeper_process.py only.
 
 It loads what the built-in verifiers need and forks workers on command, so a fresh worker costs milliseconds, not the
 import of a computer algebra system. It never runs a user's code, has no threads, and starts nothing else.
@@ -30,8 +30,8 @@ from typing import NoReturn
 
 import msgspec
 
-from actor.score_pipe import Command, Ended, KillWorker, StartWorker
-from actor.score_worker import REPLIES, REQUESTS, preload, work
+from actor.scoring.pipe import Command, Ended, KillWorker, StartWorker
+from actor.scoring.worker import REPLIES, REQUESTS, preload, work
 from shared.config.data import VerifierConfig
 from shared.process.children import ASKS_TO_END, adopt_orphans, end_trees, strays
 from shared.process.parent_death import PARENT_PID, die_with_parent

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from actor.verdict import ScoreJob, Verdict, fault
+from actor.verifiers.verdict import ScoreJob, Verdict, fault
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig
 from shared.config.named_rewards import is_function

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from actor.answer_text import BEHIND, BESIDE, CHANGED_BEFORE, CHANGED_BEHIND, Unreadable, read_answer
-from actor.formula import read_formula
-from actor.formula_value import Unsure, Values
-from actor.math_answer import EQUALS, MAX_CHARS, NAME
-from actor.written_number import as_number
+from actor.verifiers.answer_text import BEHIND, BESIDE, CHANGED_BEFORE, CHANGED_BEHIND, Unreadable, read_answer
+from actor.verifiers.formula import read_formula
+from actor.verifiers.formula_value import Unsure, Values
+from actor.verifiers.math_answer import EQUALS, MAX_CHARS, NAME
+from actor.verifiers.written_number import as_number
 from shared.gold_answer import LEAD_IN, NUMBER, canonical
 
 ONLY_A_NUMBER = re.compile(LEAD_IN.pattern + NUMBER.pattern + r"[\s.*$%]*")

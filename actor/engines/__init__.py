@@ -1,0 +1,1 @@
+"""How completions are sampled: our own decode loop, or vLLM."""

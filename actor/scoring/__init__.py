@@ -1,0 +1,1 @@
+"""Verifiers in worker processes that can be killed."""

@@ -1,0 +1,1 @@
+"""What a completion's final answer is, and whether it is right."""
