@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from learner.answer_check import AnswerCheck
-from learner.dispatch import MAX_UNREAD_MESSAGES, Dispatcher
-from learner.peers import MAX_UNREAD_POLICIES
-from learner.recorder import TRAINED
+from learner.durable.recorder import TRAINED
+from learner.orders.answer_check import AnswerCheck
+from learner.orders.dispatch import MAX_UNREAD_MESSAGES, Dispatcher
+from learner.orders.peers import MAX_UNREAD_POLICIES
 from protocol.access.sparse_log import Tally
 from protocol.errors import MalformedMessage, ProtocolError
 from protocol.limits import MAX_CREDITS, MAX_SEED

@@ -18,12 +18,12 @@ from msgspec import structs
 
 from launch.local_actor import LocalActor, local_actor
 from launch.local_desk import LocalDesk
-from learner.checkpoint import CheckpointStore
-from learner.orders import build_orders
-from learner.publisher import policy_message
-from learner.sampling import flat
+from learner.durable.checkpoint import CheckpointStore
+from learner.objective.batch import flat
+from learner.orders.orders import build_orders
 from learner.state import ADAPTER
-from learner.tasks import Task, load_tasks
+from learner.tasks.tasks import Task, load_tasks
+from learner.update.publisher import policy_message
 from protocol.messages import Outcome, Sampling
 from shared.config.load import config_from_json
 from shared.config.tree import Config

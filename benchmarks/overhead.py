@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import write_result
-from learner.checkpoint import CheckpointStore
-from learner.journal import Journal
-from learner.publisher import policy_message
-from learner.recorder import read
+from learner.durable.checkpoint import CheckpointStore
+from learner.durable.journal import Journal
+from learner.durable.recorder import read
 from learner.state import ADAPTER
+from learner.update.publisher import policy_message
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.codec import encode, pack
 from protocol.endpoint import local_endpoint

@@ -22,11 +22,11 @@ from actor.scoring.pool import ScorePool
 from actor.scoring.stream import Scores, Together
 from actor.verifiers.verdict import ScoreJob, Verdict
 from actor.verifiers.verifier import score_job
-from learner.batch import kept_samples
-from learner.dispatch import Dispatcher
-from learner.journal import Journal
-from learner.publisher import Publisher
-from learner.recorder import JournalRecorder
+from learner.durable.journal import Journal
+from learner.durable.recorder import JournalRecorder
+from learner.objective.batch import kept_samples
+from learner.orders.dispatch import Dispatcher
+from learner.update.publisher import Publisher
 from learner.wiring import Model
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.endpoint import local_endpoint

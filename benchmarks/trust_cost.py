@@ -27,13 +27,11 @@ from actor.wiring import build_engine
 from benchmarks.machine import write_result
 from benchmarks.overhead import exchange
 from benchmarks.trust_arms import Arm, DirectScorer, Off, On
-from learner.batches import Batches
-from learner.checkpoint import CheckpointStore
-from learner.orders import build_orders
-from learner.past import Past
-from learner.recorder import TRAIN_LANE
-from learner.state import LearnerState
-from learner.update import Update
+from learner.durable.checkpoint import CheckpointStore
+from learner.orders.orders import TRAIN_LANE, build_orders
+from learner.state import LearnerState, Past
+from learner.update.batches import Batches
+from learner.update.update import Update
 from learner.wiring import Model, build_state, load_model
 from protocol.codec import encode, pack
 from protocol.messages import Ack, Groups, Order, Policy, Sampling

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from actor.scoring.stream import Scorer, Scores
 from actor.verifiers.verdict import ScoreJob, Verdict
 from launch.clusters import clusters, comparison
-from learner.decoded import Votes
-from learner.tasks import Task
+from learner.evaluation.evaluate import Votes
+from learner.tasks.tasks import Task
 from shared.config.data import VerifierKind
 
 Heard = dict[tuple[str, tuple[int, ...]], str | None]

@@ -22,7 +22,7 @@ from shared.process.determinism import cpu_environment
 
 if TYPE_CHECKING:
     from launch.conversation import Voice
-    from learner.checkpoint import Checkpoint
+    from learner.durable.checkpoint import Checkpoint
 
 WIDE = 80
 HELP = "/new begins anew, /quit or Ctrl-D leaves, Ctrl-C cuts an answer short"

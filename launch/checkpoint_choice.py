@@ -1,6 +1,6 @@
 """Which checkpoint of a run a command is about: `--checkpoint STEP|best|latest`."""
 
-from learner.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from shared.config.tree import Config
 from shared.errors import ConfigError, RunDirError
 from shared.run.run_dir import RunDir

@@ -1,7 +1,8 @@
 """`curriculum`: measures how undecided the base is about each training task, for curriculum.kind = "sent".
 
 Samples `curriculum.samples` answers of each task from the base as in training, scores them in killable workers, and
-keeps the sizes of the clusters (learner/semantic_entropy.py). A cache that fits is not measured again. The answers are
+keeps the sizes of the clusters (learner/curriculum/semantic_entropy.py). A cache that fits is not measured again. The
+answers are
 the same whatever the run's seed, so all runs of one configuration share a cache.
 """
 
@@ -22,8 +23,8 @@ from shared.run.files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from launch.local_actor import LocalActor
-    from learner.semantic_entropy import Answers, SemanticEntropies
-    from learner.tasks import Task
+    from learner.curriculum.semantic_entropy import Answers, SemanticEntropies
+    from learner.tasks.tasks import Task
 
 LANE = "semantic entropy"
 SAID_EVERY_S = 10.0
@@ -47,8 +48,8 @@ def run_command(*, source: str, overrides: list[str]) -> int:
 def entropies(config: Config) -> "tuple[Path, SemanticEntropies]":
     """From the cache where it fits, else measured and written there."""
     from launch.local_actor import local_actor
-    from learner.semantic_entropy import SemanticEntropies, cache_file, measured_with, read_entropies
-    from learner.tasks import load_tasks
+    from learner.curriculum.semantic_entropy import SemanticEntropies, cache_file, measured_with, read_entropies
+    from learner.tasks.tasks import load_tasks
     from shared.model.base_cache import cached_base
 
     file = cache_file(config)
@@ -81,8 +82,8 @@ def measure_some(config: Config, tasks: "Sequence[Task]", first: int, actor: "Lo
     """The tasks from `first` on."""
     from actor.rollout import Marking
     from launch.clusters import clusters, comparison
-    from learner.orders import build_orders
-    from learner.semantic_entropy import Answers
+    from learner.curriculum.semantic_entropy import Answers
+    from learner.orders.orders import build_orders
     from protocol.messages import Sampling
     from protocol.outcome import Outcome
 
@@ -112,7 +113,7 @@ def summary(found: "SemanticEntropies", stages: int) -> list[str]:
     """What came out, and the stages it would make."""
     from statistics import fmean
 
-    from learner.semantic_entropy import entropy_stages
+    from learner.curriculum.semantic_entropy import entropy_stages
 
     tasks = found.tasks
     always = sum(task.right == sum(task.clusters) for task in tasks)

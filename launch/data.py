@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from learner.overlap import find_overlap
-from learner.tasks import Task, TaskSet, load_tasks, load_test
+from learner.tasks.overlap import find_overlap
+from learner.tasks.tasks import Task, TaskSet, load_tasks, load_test
 from shared.config.load import load_config
 from shared.config.tree import Config
 from shared.model.base_cache import find_checkpoint

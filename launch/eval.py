@@ -13,7 +13,7 @@ from msgspec import structs
 from launch.checkpoint_choice import choose_checkpoint
 from launch.console import make_console
 from launch.eval_table import markdown, print_evaluation
-from learner.checkpoint import Checkpoint
+from learner.durable.checkpoint import Checkpoint
 from shared.config.data import TasksConfig
 from shared.config.load import config_from_json
 from shared.config.processes import EvalConfig
@@ -25,7 +25,7 @@ from shared.run.files import write_whole
 from shared.run.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from learner.tasks import Task
+    from learner.tasks.tasks import Task
     from shared.model.prompt import Prompter
 
 PLAIN_WIDTH = 120
@@ -65,8 +65,8 @@ def evaluate(config: Config, checkpoint: Checkpoint | None, *, test: bool) -> Ev
     """The report of this checkpoint; of the base where there is none."""
     from launch.local_actor import local_actor
     from launch.local_desk import LocalDesk
-    from learner.evaluate import Evaluator
-    from learner.publisher import policy_message
+    from learner.evaluation.evaluate import Evaluator
+    from learner.update.publisher import policy_message
 
     with local_actor(config) as actor:
         tasks = tasks_for(config, actor.prompter, test=test)
@@ -82,7 +82,7 @@ def evaluate(config: Config, checkpoint: Checkpoint | None, *, test: bool) -> Ev
 
 def tasks_for(config: Config, prompter: "Prompter", *, test: bool) -> "tuple[Task, ...]":
     """What is answered."""
-    from learner.tasks import load_tasks, load_test
+    from learner.tasks.tasks import load_tasks, load_test
 
     if test:
         tasks, _ = load_test(config.tasks, prompter, config.verifier.kind)
@@ -100,7 +100,7 @@ def tasks_for(config: Config, prompter: "Prompter", *, test: bool) -> "tuple[Tas
 
 def tested_name(config: TasksConfig) -> str:
     """`gsm8k test`"""
-    from learner.data_source import place_of_test
+    from learner.tasks.sources import place_of_test
 
     return " ".join(filter(None, place_of_test(config) or ()))
 

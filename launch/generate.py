@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from launch.checkpoint_choice import choose_checkpoint
-from learner.checkpoint import Checkpoint
+from learner.durable.checkpoint import Checkpoint
 from protocol.messages import GroupOrder, Sampling
 from protocol.plain_text import for_terminal
 from shared.config.load import config_from_json, load_config

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from msgspec import structs
 
-from learner.checkpoint import Checkpoint, CheckpointStore
-from learner.journal import Journal
-from learner.journal_start import Start
-from learner.salvage import salvage_told
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.journal import Journal
+from learner.durable.journal_format import Start
+from learner.durable.repair_advice import salvage_told
 from shared.config.load import config_from_json
 from shared.config.tree import Config
 from shared.errors import DamageError, RunDirError
@@ -73,11 +73,11 @@ def first_state(store: CheckpointStore, start: Start, newest: int) -> Checkpoint
 
 def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, steps: int) -> str:
     """The digest of the adapter after `steps` updates, those up to `first` taken from there."""
-    from learner.books import NoBooks
-    from learner.ledger import Ledger
+    from learner.durable.recorder import RecordedOrders
     from learner.loop import train
-    from learner.past import Past
-    from learner.recorder import RecordedOrders
+    from learner.reports.run_files import NoBooks
+    from learner.reports.step_report import Ledger
+    from learner.state import Past
     from learner.wiring import build_parts, build_state, load_model
 
     # A replay that goes another way is to end with "match": false, not at the gate for actors that go astray.

@@ -16,20 +16,20 @@ from shared.process.determinism import cpu_environment
 from shared.run.metrics import finite
 
 if TYPE_CHECKING:
-    from learner.quarantine import KeptBatch
-    from learner.reproduce import Reproduction
+    from learner.quarantine.quarantine import KeptBatch
+    from learner.quarantine.reproduce import Reproduction
 
 
 def run_command(*, file: Path) -> int:
     """Read, reproduce, print."""
-    from learner.quarantine import read_batch
+    from learner.quarantine.quarantine import read_batch
 
     kept = read_batch(file)
     config = config_from_json(kept.config)
     os.environ.update(cpu_environment(config.compute.learner_threads, config.compute.blas))
     print(f"step {kept.step + 1} stopped because {kept.what}; suspect {kept.sample}", file=sys.stderr)
 
-    from learner.reproduce import reproduce
+    from learner.quarantine.reproduce import reproduce
 
     found = reproduce(kept, config, lambda: None)
     print("\n".join(sample_lines(kept, found)))

@@ -1,6 +1,6 @@
 """`resume`: go on with a run that was stopped, crashed or prepared; with `--steps`, train a finished one further.
 
-With `--resample-step N` the recorded answers of step N and later ones are voided first (learner/resample.py).
+With `--resample-step N` the recorded answers of step N and later ones are voided first (learner/durable/resample.py).
 """
 
 import os
@@ -84,8 +84,8 @@ def warn_of_another_owner(run: RunDir) -> None:
 
 def resampled(run: RunDir, config: Config, step: int) -> str:
     """Void what is recorded of the step and later ones; what was done."""
-    from learner.checkpoint import CheckpointStore
-    from learner.resample import sample_again
+    from learner.durable.checkpoint import CheckpointStore
+    from learner.durable.resample import sample_again
 
     count = sample_again(run, CheckpointStore(run.checkpoints, config.checkpoint.keep), step, config.run.steps)
     if count == 0:

@@ -13,12 +13,12 @@ There is one loop. A lag is a number of steps ordered ahead; resuming and replay
 
 from dataclasses import dataclass
 
-from learner.batches import Batches
-from learner.eval_schedule import NO_EVALUATIONS, Schedule
-from learner.guard import Guard
-from learner.ledger import Ledger
-from learner.publisher import Publisher
-from learner.sampling import OrderDesk, Sampler
+from learner.evaluation.schedule import NO_EVALUATIONS, Schedule
+from learner.orders.plan import OrderDesk, Sampler
+from learner.quarantine.guard import Guard
+from learner.reports.step_report import Ledger
+from learner.update.batches import Batches
+from learner.update.publisher import Publisher
 from shared.process.lease import Turns
 
 

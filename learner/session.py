@@ -11,23 +11,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from learner.batch import kept_samples
-from learner.books import RunBooks
-from learner.checkpoint import CheckpointStore
-from learner.compaction import Compaction
-from learner.disk_need import bytes_needed, refuse_if_short
-from learner.dispatch import Dispatcher
-from learner.eval_schedule import NO_EVALUATIONS, EvalSchedule, NoEvaluations
-from learner.evaluate import Evaluator
-from learner.journal import Journal
-from learner.ledger import Ledger
+from learner.durable.checkpoint import CheckpointStore
+from learner.durable.journal import Journal
+from learner.durable.recorder import Compaction, JournalRecorder
+from learner.durable.repair_advice import salvage_told
+from learner.durable.resample import with_way_back
+from learner.evaluation.evaluate import Evaluator
+from learner.evaluation.schedule import NO_EVALUATIONS, EvalSchedule, NoEvaluations
 from learner.loop import train
-from learner.overlap import find_overlap
-from learner.past import Past
-from learner.recorder import JournalRecorder
-from learner.resample import with_way_back
-from learner.salvage import salvage_told
-from learner.sampling import Unanswered
+from learner.objective.batch import kept_samples
+from learner.orders.dispatch import Dispatcher
+from learner.orders.plan import Unanswered
+from learner.reports.disk_need import bytes_needed, refuse_if_short
+from learner.reports.run_files import RunBooks
+from learner.reports.step_report import Ledger
+from learner.state import Past
+from learner.tasks.overlap import find_overlap
 from learner.wiring import Model, build_parts, build_state, load_model
 from protocol.access.keys import load_learner_keys
 from protocol.messages import Welcome

@@ -8,22 +8,55 @@
 
 Random streams are derived from the run's seed and a name (shared/seeding.py), so seed and positions are all there is
 to save. An update is a function of this state and the journal.
+
+What a run must know of the steps behind it. It is in a checkpoint, so that a resume changes nothing of it.
+
+The best checkpoint is the one with the highest held-out accuracy (greedy answers, evaluated during the run); of two
+equals, the later one. Training reward does not choose: a curriculum decides how hard the tasks behind it are, and
+shaping counts in it. So a run without `eval.every` has no best checkpoint.
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from learner.anchor import Anchor
-from learner.checkpoint import Checkpoint
-from learner.norms import Norms
-from learner.optimizer import Optimizer
-from learner.past import Best, Past
-from learner.publisher import Publisher
-from learner.sampling import Sampler
+from learner.continual.anchor import Anchor
+from learner.durable.checkpoint import Checkpoint
+from learner.orders.plan import Sampler
+from learner.update.gradient_check import Norms
+from learner.update.optimizer import Optimizer
+from learner.update.publisher import Publisher
 from shared.config.tree import Config
 from shared.errors import ConfigError, DamageError
 from shared.model.adapter_file import adapter_config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """An evaluated checkpoint."""
+
+    step: int
+    """Updates behind it."""
+    score: float
+    """Share of right greedy answers to the held-out tasks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """The steps until now."""
+
+    wall_s: float = 0.0
+    """Time spent on them, all lives of the run together."""
+    best: Best | None = None
+    """The best of the checkpoints that were evaluated; None if none was."""
+
+
+def better(known: Best | None, found: Best) -> Best:
+    """The higher score, or the later of two equals. A step that is evaluated again replaces itself."""
+    if known is None or known.step == found.step:
+        return found
+    return max(known, found, key=lambda best: (best.score, best.step))
+
 
 ADAPTER = "adapter_model.safetensors"
 ANCHOR = "anchor.safetensors"

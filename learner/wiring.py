@@ -8,22 +8,22 @@ where results go (files or nowhere) is handed in.
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner.anchor import Anchor
-from learner.answer_check import AnswerCheck
-from learner.batches import Batches
-from learner.curricula import build_curriculum
-from learner.eval_schedule import NO_EVALUATIONS, Schedule
-from learner.guard import Guard
-from learner.ledger import Ledger
+from learner.continual.anchor import Anchor
+from learner.curriculum.build import build_curriculum
+from learner.evaluation.schedule import NO_EVALUATIONS, Schedule
 from learner.loop import Parts
-from learner.norms import Norms
-from learner.optimizer import Optimizer
-from learner.publisher import Publisher
-from learner.sampling import OrderDesk, Sampler
-from learner.stage_end import StageEnd
+from learner.orders.answer_check import AnswerCheck
+from learner.orders.plan import OrderDesk, Sampler
+from learner.quarantine.guard import Guard
+from learner.reports.step_report import Ledger
 from learner.state import LearnerState
-from learner.tasks import TaskSet, load_tasks
-from learner.update import Update
+from learner.tasks.tasks import TaskSet, load_tasks
+from learner.update.batches import Batches
+from learner.update.gradient_check import Norms
+from learner.update.optimizer import Optimizer
+from learner.update.publisher import Publisher
+from learner.update.stage_end import StageEnd
+from learner.update.update import Update
 from protocol.messages import Hello
 from shared.config.load import rules_digest
 from shared.config.tree import Config

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.func import functional_call
 
-from learner.batch import Sample
+from learner.objective.batch import Sample
 from shared.config.tree import Config
 from shared.model.policy import Policy
 from tests import reference

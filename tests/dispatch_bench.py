@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from learner.dispatch import Dispatcher
+from learner.orders.dispatch import Dispatcher
 from protocol.errors import ProtocolError
 from protocol.messages import (
     AnyMessage,

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from actor.engines.engine import Completion, Ended, Identity, Progress
 from actor.scoring.stream import Scores, Together
 from actor.verifiers.verdict import ScoreJob, Verdict
-from learner.answer_check import AnswerCheck
-from learner.orders import build_orders
-from learner.publisher import policy_message
-from learner.tasks import Task
+from learner.orders.answer_check import AnswerCheck
+from learner.orders.orders import build_orders
+from learner.tasks.tasks import Task
+from learner.update.publisher import policy_message
 from protocol.messages import Finish, Group, GroupOrder, Groups, Hello, Order, Outcome, Sampling, Timings
 from protocol.messages import Policy as PolicyMessage
 from shared.config.model import LoraConfig, ModelConfig

@@ -12,7 +12,7 @@ from typing import Any
 from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
-from learner.dispatch import Dispatcher
+from learner.orders.dispatch import Dispatcher
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.messages import Groups, Order, Welcome
 from protocol.transport import ZmqActorPort, ZmqLearnerPort

@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from launch.export.folders import ADAPTER_CONFIG, Form
 from launch.export.weights import Deltas, merged_weights
-from learner.checkpoint import Checkpoint
+from learner.durable.checkpoint import Checkpoint
 from learner.state import ADAPTER
 from shared.config.tree import Config
 from shared.errors import DamageError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launch.checkpoint_choice import choose_checkpoint
 from launch.export.hub import Hub, hub_api, push, require_token
-from learner.checkpoint import Checkpoint
+from learner.durable.checkpoint import Checkpoint
 from shared.config.load import config_from_json
 from shared.config.tree import Config
 from shared.errors import ConfigError, RunDirError

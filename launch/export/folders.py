@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from launch.export.weights import Deltas, merged_weights, write_weights
-from learner.checkpoint import Checkpoint
+from learner.durable.checkpoint import Checkpoint
 from learner.state import ADAPTER
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR

@@ -58,7 +58,7 @@ class TasksConfig(Section, frozen=True, kw_only=True):
 
 
 class CurriculumConfig(Section, frozen=True, kw_only=True):
-    """Which tasks come when; formulas stand in learner/pass_rate.py and learner/stages.py."""
+    """Which tasks come when; formulas stand in learner/curriculum/pass_rate.py and learner/curriculum/stages.py."""
 
     kind: Literal["shuffled", "pass_rate", "levels", "sent"] = "shuffled"
     """`shuffled`: every task once an epoch. `pass_rate`: in proportion to the expected p (1 - p). `levels`: in stages,
@@ -89,7 +89,8 @@ class CurriculumConfig(Section, frozen=True, kw_only=True):
     """`sent`: file with the measured entropies; empty means one below model.cache_dir. Refused if it was measured with
     another model, template, sampling, verifier or data."""
     ewc: NonNegativeFloat = 0.0
-    """Stages: lambda of elastic weight consolidation once a stage has ended (learner/ewc.py); 0 turns it off. F has
+    """Stages: lambda of elastic weight consolidation once a stage has ended (learner/continual/ewc.py); 0 turns it off.
+    F has
     mean 1, so it is the weight of lambda / 2 |dW - dW*|^2; `ewc/penalty` says what it came to."""
     ewc_decay: Fraction = 1.0
     """Stages: factor on the Fisher of the stages before, at the end of each."""

@@ -21,7 +21,7 @@ PAPER_CLIPS = {
 
 
 class LossConfig(Section, frozen=True, kw_only=True):
-    """The objective; formulas stand in learner/loss.py."""
+    """The objective; formulas stand in learner/objective/loss.py."""
 
     kind: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = "dapo"
     """Algorithm: objective and divisor, and the paper's clip range and advantage where their keys are not given. `gspo`
@@ -57,7 +57,7 @@ class LossConfig(Section, frozen=True, kw_only=True):
 
 
 class ConstraintConfig(Section, frozen=True, kw_only=True):
-    """Tokens that are held back by a KL penalty; formulas and sources stand in learner/constraint.py."""
+    """Tokens that are held back by a KL penalty; formulas and sources stand in learner/objective/constraint.py."""
 
     beta: NonNegativeFloat = 0.0
     """Weight of the term; 0 turns it off."""
@@ -108,7 +108,7 @@ class BatchConfig(Section, frozen=True, kw_only=True):
 
 
 class GrowthConfig(Section, frozen=True, kw_only=True):
-    """Groups a step that grow with the noise of the gradient; formulas stand in learner/batch_size.py."""
+    """Groups a step that grow with the noise of the gradient; formulas stand in learner/orders/plan.py."""
 
     max_prompts: NonNegative = 0
     """Most groups a step; `rollout.prompts` is where it begins. 0: every step has as many as the first."""

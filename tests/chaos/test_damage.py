@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint import CheckpointStore
-from learner.journal import Journal
+from learner.durable.checkpoint import CheckpointStore
+from learner.durable.journal import Journal
 from tests.chaos.pool import Pool
 from tests.chaos.trial import Result, Task, check
 from tests.runs import launch, summary

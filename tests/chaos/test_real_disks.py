@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.disk_need import bytes_needed
+from learner.reports.disk_need import bytes_needed
 from shared.config.load import config_from_json
 from tests.chaos.life import Shot
 from tests.chaos.pool import ROOT, Pool

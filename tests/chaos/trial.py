@@ -103,8 +103,8 @@ def check(result: Result, undisturbed: Result) -> None:
 
 def outcome(run: Path) -> dict[str, Any]:
     """All of a finished run that must not depend on what it went through."""
-    from learner.journal import Journal
-    from learner.recorder import read
+    from learner.durable.journal import Journal
+    from learner.durable.recorder import read
     from shared.run.file_lock import open_lock, try_lock
 
     summary = json.loads((run / "summary.json").read_text())

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.curriculum import Shuffled
-from learner.tasks import load_tasks
+from learner.curriculum.curriculum import Shuffled
+from learner.tasks.tasks import load_tasks
 from shared.config.load import load_config
 from shared.model.base_cache import cached_base
 from shared.model.prompt import load_prompter

@@ -14,17 +14,16 @@ from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.local_desk import LocalDesk
 from launch.replay_batch import run_command
-from learner.books import RunBooks
-from learner.checkpoint import CheckpointStore
-from learner.compaction import Compaction
-from learner.fault import NumericalFault
-from learner.journal import Journal
-from learner.ledger import Ledger
+from learner.durable.checkpoint import CheckpointStore
+from learner.durable.journal import Journal
+from learner.durable.recorder import Compaction, JournalRecorder
 from learner.loop import train
-from learner.past import Past
-from learner.quarantine import read_batch
-from learner.recorder import JournalRecorder
-from learner.reproduce import reproduce
+from learner.quarantine.quarantine import read_batch
+from learner.quarantine.reproduce import reproduce
+from learner.reports.run_files import RunBooks
+from learner.reports.step_report import Ledger
+from learner.state import Past
+from learner.update.gradient_check import NumericalFault
 from learner.wiring import build_parts, build_state, load_model
 from protocol.messages import Group, Groups, Order
 from shared.config.load import config_from_json, config_to_json, load_config

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from learner.journal import Journal
-from learner.recorder import read, step_of
+from learner.durable.journal import Journal
+from learner.durable.recorder import read, step_of
 from protocol.codec import encode, pack
 from protocol.messages import Groups
 from tests.runs import launch, replayed, summary, train

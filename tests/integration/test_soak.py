@@ -14,11 +14,10 @@ from actor.engines.engine import Completion, Progress
 from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
-from learner.checkpoint import Checkpoint, CheckpointStore
-from learner.compaction import Compaction
-from learner.dispatch import Dispatcher
-from learner.journal import Journal
-from learner.recorder import JournalRecorder
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.journal import Journal
+from learner.durable.recorder import Compaction, JournalRecorder
+from learner.orders.dispatch import Dispatcher
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.endpoint import local_endpoint
 from protocol.messages import GroupOrder, Sampling, Welcome

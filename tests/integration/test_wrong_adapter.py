@@ -9,12 +9,12 @@ from actor.installer import CanaryMismatch
 from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.local_desk import LocalDesk
-from learner.batch import StepBatch
-from learner.ledger import Ledger
 from learner.loop import train
-from learner.mismatch import Mismatch
-from learner.past import Past
-from learner.quarantine import KeptBatch
+from learner.objective.batch import StepBatch
+from learner.quarantine.quarantine import KeptBatch
+from learner.reports.step_report import Ledger
+from learner.state import Past
+from learner.update.mismatch import Mismatch
 from learner.wiring import build_parts, build_state, load_model
 from protocol.messages import Groups
 from shared.config.load import load_config

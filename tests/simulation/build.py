@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from actor.link import Link
 from actor.rollout import Rollout
-from learner.books import RunBooks
-from learner.dispatch import Dispatcher
-from learner.recorder import JournalRecorder
-from learner.sampling import Sampler
+from learner.durable.recorder import JournalRecorder
+from learner.orders.dispatch import Dispatcher
+from learner.orders.plan import Sampler
+from learner.reports.run_files import RunBooks
 from learner.state import LearnerState
 
 

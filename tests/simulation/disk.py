@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from learner.checkpoint import Checkpoint
-from learner.journal import Journal, segment_path
-from learner.journal_format import SECTOR_BYTES
-from learner.recorder import step_of, voided_from
+from learner.durable.checkpoint import Checkpoint
+from learner.durable.journal import Journal, segment_path
+from learner.durable.journal_format import SECTOR_BYTES
+from learner.durable.recorder import step_of, voided_from
 from shared.run.run_dir import RunDir
 from tests.simulation.schedule import Death
 

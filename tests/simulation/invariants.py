@@ -17,9 +17,9 @@ A Watch sees what crosses the seams of the simulation; it never changes anything
 from dataclasses import dataclass
 
 from actor.link import Link
-from learner.dispatch import Dispatcher
-from learner.mismatch import Mismatch
-from learner.recorder import TRAINED, step_of
+from learner.durable.recorder import TRAINED, step_of
+from learner.orders.dispatch import Dispatcher
+from learner.update.mismatch import Mismatch
 from protocol.errors import HandshakeRefused, PeerTimeout
 from protocol.messages import Ack, AnyMessage, Groups, Hello, Order, Policy, Welcome
 from shared.config.tree import Config

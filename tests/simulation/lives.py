@@ -10,18 +10,18 @@ from typing import Any, cast
 
 from actor.loop import serve
 from actor.rollout import Rollout
-from learner.batch import kept_samples
-from learner.compaction import Compaction
-from learner.curriculum import Shuffled
-from learner.guard import Guard
-from learner.journal import Journal
-from learner.ledger import Ledger
+from learner.curriculum.curriculum import Shuffled
+from learner.durable.journal import Journal
+from learner.durable.recorder import Compaction
+from learner.durable.resample import sample_again
 from learner.loop import Parts, train
-from learner.norms import Norms
-from learner.past import Past
-from learner.publisher import Publisher
-from learner.resample import sample_again
-from learner.sampling import Unanswered
+from learner.objective.batch import kept_samples
+from learner.orders.plan import Unanswered
+from learner.quarantine.guard import Guard
+from learner.reports.step_report import Ledger
+from learner.state import Past
+from learner.update.gradient_check import Norms
+from learner.update.publisher import Publisher
 from protocol.messages import Groups, Hello, Order, Policy, Welcome
 from shared.config.tree import Config
 from shared.process.lease import NoTurns

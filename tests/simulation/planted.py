@@ -13,14 +13,13 @@ import msgspec
 from actor.installer import Installer
 from actor.link import Link
 from actor.rollout import Rollout
-from learner.books import RunBooks
-from learner.checkpoint import Checkpoint
-from learner.dispatch import Dispatcher
-from learner.past import Past
-from learner.peers import Peer
-from learner.recorder import JournalRecorder, voided_from
-from learner.sampling import Pending, Sampler
-from learner.state import LearnerState
+from learner.durable.checkpoint import Checkpoint
+from learner.durable.recorder import JournalRecorder, voided_from
+from learner.orders.dispatch import Dispatcher
+from learner.orders.peers import Peer
+from learner.orders.plan import Pending, Sampler
+from learner.reports.run_files import RunBooks
+from learner.state import LearnerState, Past
 from protocol.codec import encode, pack
 from protocol.messages import Ack, Groups, Hello, Order, Policy
 from tests.simulation.build import Build

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from actor.link import Link
-from learner.dispatch import Dispatcher
-from learner.journal import Journal
-from learner.journal_format import HEADER_BYTES
+from learner.durable.journal import Journal
+from learner.durable.journal_format import HEADER_BYTES
+from learner.orders.dispatch import Dispatcher
 from protocol.errors import PeerGone
 from protocol.messages import AnyMessage
 from shared.run.files import LineLog

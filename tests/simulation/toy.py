@@ -20,10 +20,10 @@ from torch import nn
 from actor.engines.engine import Completion, Identity, Progress
 from actor.scoring.stream import Scores, Together
 from actor.verifiers.verdict import ScoreJob, Verdict
-from learner.answer_check import AnswerCheck
-from learner.mismatch import Mismatch
-from learner.sampling import flat
-from learner.tasks import Task
+from learner.objective.batch import flat
+from learner.orders.answer_check import AnswerCheck
+from learner.tasks.tasks import Task
+from learner.update.mismatch import Mismatch
 from protocol.messages import Finish, GroupOrder, Groups, Outcome, Sampling
 from shared.model.adapter_file import digest
 from tests.fakes import ended

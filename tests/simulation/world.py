@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
-from learner.mismatch import Mismatch
+from learner.update.mismatch import Mismatch
 from tests.simulation.baton import Baton, Killed, Process, Stuck
 from tests.simulation.build import REAL, Build
 from tests.simulation.disk import Disk

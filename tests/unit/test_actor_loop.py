@@ -10,7 +10,7 @@ import pytest
 from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
-from learner.dispatch import Dispatcher
+from learner.orders.dispatch import Dispatcher
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.endpoint import local_endpoint
 from protocol.errors import HandshakeRefused

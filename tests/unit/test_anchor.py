@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.anchor import Anchor
-from learner.ewc import delta
+from learner.continual.anchor import Anchor
+from learner.continual.ewc import delta
 from shared.config.data import CurriculumConfig
 from shared.model.policy import Policy
 from tests.fakes import hidden_of, shake, tiny_policy

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.batch import (
+from learner.objective.batch import (
     StopOnOutcome,
     TrainSample,
-    cut,
     first_ordered,
     group_teaches,
     idle_samples,
@@ -21,9 +20,8 @@ from learner.batch import (
     samples_of,
     step_batch,
     teaching_samples,
-    total_tokens,
 )
-from learner.microbatch import micro_batch
+from learner.update.microbatch import cut, micro_batch, total_tokens
 from protocol.messages import Finish, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.tree import Config, LossConfig, RolloutConfig

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from learner.batch_size import BatchSize
-from learner.gradient_noise import GradientNoise
+from learner.orders.plan import BatchSize
+from learner.update.gradient_noise import GradientNoise
 from shared.config.tree import GrowthConfig
 
 

@@ -8,7 +8,7 @@ import torch
 
 from actor.engines.hf_engine import HFEngine
 from actor.installer import TOLERANCE, CanaryMismatch, Installer
-from learner.publisher import Publisher
+from learner.update.publisher import Publisher
 from shared.model.adapter_file import adapter_bytes
 from shared.model.canary import NO_CANARY, canary_ids, canary_of, score
 from shared.model.policy import Policy

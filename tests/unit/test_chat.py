@@ -16,7 +16,7 @@ from launch.__main__ import main
 from launch.chat import converse
 from launch.chat_screen import columns_of, one_by_one
 from launch.conversation import UNFINISHED, Voice
-from learner.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from protocol.messages import GroupOrder, Sampling
 from shared.config.load import config_to_json, resolve
 from shared.config.model import LoraConfig, ModelConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint import Checkpoint, CheckpointStore, pack_manifest
+from learner.durable.checkpoint import Checkpoint, CheckpointStore, pack_manifest
 from shared.errors import DamageError, RunDirError
 from tests.disk_faults import failing, kill_before_every_call
 

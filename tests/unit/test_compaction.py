@@ -5,10 +5,9 @@ from typing import Literal
 
 import pytest
 
-from learner.checkpoint import Checkpoint, CheckpointStore
-from learner.compaction import Compaction
-from learner.journal import Journal
-from learner.recorder import JournalRecorder, read, step_of
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.journal import Journal
+from learner.durable.recorder import Compaction, JournalRecorder, read, step_of
 from protocol.messages import Group, Order
 from shared.config.processes import JournalConfig
 from tests.fakes import filled, toy_orders, toy_policy

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from learner.batch import Sample, TrainSample, needs_entropies, step_batch, teaching_samples
-from learner.constraint import HeldTokens, constraint_loss, held_tokens
-from learner.norms import Norms
-from learner.optimizer import Optimizer
-from learner.update import Update
-from learner.update_figures import UpdateStats
+from learner.objective.batch import Sample, TrainSample, needs_entropies, step_batch, teaching_samples
+from learner.objective.constraint import HeldTokens, constraint_loss, held_tokens
+from learner.update.figures import UpdateStats
+from learner.update.gradient_check import Norms
+from learner.update.optimizer import Optimizer
+from learner.update.update import Update
 from shared.config.tree import BatchConfig, Config, ConstraintConfig, LossConfig, OptimizerConfig, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy

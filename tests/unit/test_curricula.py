@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from learner.curricula import build_curriculum, levels, strata
-from learner.curriculum import Curriculum, Shuffled
-from learner.pass_rate import PassRate
-from learner.semantic_entropy import Answers, SemanticEntropies, measured_with
-from learner.stages import Staged
-from learner.tasks import Task
+from learner.curriculum.build import build_curriculum, levels, strata
+from learner.curriculum.curriculum import Curriculum, Shuffled
+from learner.curriculum.pass_rate import PassRate
+from learner.curriculum.semantic_entropy import Answers, SemanticEntropies, measured_with
+from learner.curriculum.stages import Staged
+from learner.tasks.tasks import Task
 from shared.config.data import CurriculumConfig
 from shared.config.tree import Config, RunConfig
 from shared.errors import DataError

@@ -3,7 +3,7 @@
 import json
 import math
 
-from learner.curriculum import Shuffled
+from learner.curriculum.curriculum import Shuffled
 
 
 def test_every_task_comes_once_an_epoch() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import main
-from learner.semantic_entropy import SemanticEntropies
+from learner.curriculum.semantic_entropy import SemanticEntropies
 
 SMALL = ("tasks.limit=6", "tasks.levels=[3]", "rollout.prompts=4", "rollout.max_new_tokens=40", "curriculum.samples=4")
 

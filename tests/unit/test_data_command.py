@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.data import lengths, report, table
-from learner.tasks import load_tasks, load_test
+from learner.tasks.tasks import load_tasks, load_test
 from shared.config.data import TasksConfig, VerifierConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from learner.data_source import KNOWN, canonical, held_out_rows, place_of, place_of_test, rows_of_test, training_rows
+from learner.tasks.sources import KNOWN, canonical, held_out_rows, place_of, place_of_test, rows_of_test, training_rows
 from shared.config.data import TasksConfig
 from shared.errors import DataError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.disk_need import bytes_needed, checkpoint_bytes, refuse_if_short
+from learner.reports.disk_need import bytes_needed, checkpoint_bytes, refuse_if_short
 from shared.config.processes import CheckpointConfig, JournalConfig, LogConfig, PipelineConfig
 from shared.config.tree import Config, RolloutConfig, RunConfig
 from shared.errors import RunDirError

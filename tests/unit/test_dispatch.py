@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from learner.sampling import Unanswered
+from learner.orders.plan import Unanswered
 from protocol.messages import (
     Ack,
     Bye,

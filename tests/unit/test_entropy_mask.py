@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.entropy_mask import select_tokens, share_of
+from learner.objective.entropy_mask import select_tokens, share_of
 from tests import reference
 
 FRACTIONS = st.sampled_from([0.01, 0.1, 0.2, 1 / 3, 0.5, 0.8, 0.99, 1.0])

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from actor.engines.hf_engine import HFEngine
-from learner.batch import Sample, selection
-from learner.norms import Norms
-from learner.optimizer import Optimizer
-from learner.update import Update
+from learner.objective.batch import Sample, selection
+from learner.update.gradient_check import Norms
+from learner.update.optimizer import Optimizer
+from learner.update.update import Update
 from protocol.messages import GroupOrder, Sampling
 from shared.config.tree import Config, LossConfig, RolloutConfig
 from shared.model.policy import Policy

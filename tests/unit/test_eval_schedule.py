@@ -1,6 +1,6 @@
 """When evaluations are made, and that one which is there is not made again."""
 
-from learner.eval_schedule import EvalSchedule, in_words
+from learner.evaluation.schedule import EvalSchedule, in_words
 from shared.config.processes import EvalConfig
 from shared.run.evaluation import Evaluation
 from tests.fakes import toy_evaluation

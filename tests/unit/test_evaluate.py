@@ -12,9 +12,8 @@ from msgspec import structs
 from actor.engines.engine import Completion
 from actor.rollout import Rollout
 from launch.local_desk import LocalDesk
-from learner.decoded import Votes
-from learner.evaluate import Evaluator
-from learner.tasks import Task
+from learner.evaluation.evaluate import Evaluator, Votes
+from learner.tasks.tasks import Task
 from protocol.messages import Finish, Order
 from shared.config.processes import EvalConfig
 from shared.config.tree import Config, RolloutConfig, RunConfig

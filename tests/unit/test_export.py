@@ -15,7 +15,7 @@ from launch.export.agreement import Agreement, refuse_disagreement
 from launch.export.command import run_command
 from launch.export.hub import push
 from launch.export.weights import Deltas, merged_weights, write_weights
-from learner.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from shared.config.load import config_to_json, resolve
 from shared.config.tree import Config
 from shared.errors import DamageError, RunDirError

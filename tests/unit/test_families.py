@@ -18,10 +18,10 @@ from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.__main__ import main
 from launch.local_desk import LocalDesk
-from learner.checkpoint import Checkpoint, CheckpointStore
-from learner.ledger import Ledger
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.loop import train
-from learner.past import Past
+from learner.reports.step_report import Ledger
+from learner.state import Past
 from learner.wiring import build_parts, build_state, load_model
 from shared.config.load import config_to_json, resolve
 from shared.config.tree import Config

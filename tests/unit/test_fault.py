@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from learner.batch import StepBatch, step_batch, teaching_samples
-from learner.fault import Finding, NumericalFault, suspect
-from learner.first_bad import first_bad
-from learner.norms import Norms
-from learner.optimizer import Optimizer
-from learner.update import Update, WeightsNotFinite
+from learner.objective.batch import StepBatch, step_batch, teaching_samples
+from learner.quarantine.reproduce import first_bad
+from learner.update.gradient_check import Finding, Norms, NumericalFault, suspect
+from learner.update.optimizer import Optimizer
+from learner.update.update import Update, WeightsNotFinite
 from shared.config.tree import BatchConfig, Config, GuardConfig, LossConfig, OptimizerConfig, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy

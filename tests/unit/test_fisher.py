@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from learner.fisher import diagonal_fisher, merged, normalised, weight_gradients
+from learner.continual.fisher import diagonal_fisher, merged, normalised, weight_gradients
 from shared.model.lora import Adapter, FrozenLinear, HeldMatmul, LoraLinear
 from tests.fakes import hidden_of, tiny_policy
 from tests.reference import bernoulli_fisher

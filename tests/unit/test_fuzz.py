@@ -9,7 +9,7 @@ from benchmarks.fuzz import Fuzzer
 from benchmarks.fuzz_desk import converse
 from benchmarks.fuzz_targets import Target, targets
 from benchmarks.mutate import mutate_bytes, mutate_tree
-from learner.answer_check import AnswerCheck
+from learner.orders.answer_check import AnswerCheck
 from protocol.messages import Groups, Order, Policy
 
 NUM_INPUTS = 12_000

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from learner.batch import Sample, step_batch, teaching_samples
-from learner.gradient_noise import GradientNoise, noise_of
-from learner.norms import Norms
-from learner.optimizer import Optimizer
-from learner.update import Update
-from learner.update_figures import UpdateStats
+from learner.objective.batch import Sample, step_batch, teaching_samples
+from learner.update.figures import UpdateStats
+from learner.update.gradient_check import Norms
+from learner.update.gradient_noise import GradientNoise, noise_of
+from learner.update.optimizer import Optimizer
+from learner.update.update import Update
 from shared.config.tree import BatchConfig, Config, GrowthConfig, LossConfig, OptimizerConfig, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy

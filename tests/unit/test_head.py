@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from learner.batch import step_batch, teaching_samples
-from learner.norms import Norms
-from learner.optimizer import Optimizer
-from learner.update import Update
+from learner.objective.batch import step_batch, teaching_samples
+from learner.update.gradient_check import Norms
+from learner.update.optimizer import Optimizer
+from learner.update.update import Update
 from shared.config.tree import BatchConfig, Config, LossConfig
 from shared.model.head import LogitForm, head_logits, token_stats
 from tests import reference

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from learner.journal import Journal
-from learner.recorder import JournalRecorder
+from learner.durable.journal import Journal
+from learner.durable.recorder import JournalRecorder
 from protocol.messages import Ack, Group, Groups, Outcome, Refused
 from tests.dispatch_bench import POLICY, Bench, ids, inbox, orders_in
 from tests.fakes import VOCAB, filled, toy_orders

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.journal import Journal
-from learner.journal_format import HEADER_BYTES, SECTOR_BYTES, pack_record, scan
+from learner.durable.journal import Journal
+from learner.durable.journal_format import HEADER_BYTES, SECTOR_BYTES, pack_record, scan
 from shared.errors import DamageError, RunDirError
 from tests.disk_faults import failing, kill_before_every_call, list_calls
 
@@ -268,7 +268,7 @@ def test_what_a_dead_writer_left_unsynced_is_written_again_and_synced_by_open(tm
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from learner.journal import Journal
+from learner.durable.journal import Journal
 from shared.errors import RunDirError
 journal = Journal.open(Path(sys.argv[1]))
 journal.append(b"a" * 600)
@@ -306,7 +306,7 @@ WRITER = """
 import sys
 from itertools import count
 from pathlib import Path
-from learner.journal import Journal
+from learner.durable.journal import Journal
 journal = Journal.open(Path(sys.argv[1]), segment_bytes=20_000)
 for number in count():
     journal.append(b"%d," % number * 500)

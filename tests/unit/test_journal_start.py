@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.journal import Journal
-from learner.journal_start import Start, read_start
+from learner.durable.journal import Journal
+from learner.durable.journal_format import Start, read_start
 from shared.errors import DamageError, RunDirError
 from tests.disk_faults import failing, kill_before_every_call, list_calls
 

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from learner.batch import StepBatch, step_batch, teaching_samples
-from learner.curriculum import Shuffled
-from learner.ledger import Ledger
-from learner.past import Past
-from learner.quarantine import KeptBatch
-from learner.update_figures import UpdateStats
+from learner.curriculum.curriculum import Shuffled
+from learner.objective.batch import StepBatch, step_batch, teaching_samples
+from learner.quarantine.quarantine import KeptBatch
+from learner.reports.step_report import Ledger
+from learner.state import Past
+from learner.update.figures import UpdateStats
 from protocol.messages import Groups, Timings
 from shared.config.processes import CheckpointConfig, EvalConfig
 from shared.config.tree import Config, LossConfig, RunConfig

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.loss import KlTerms, KlTokens, LossTerms, TokenBatch, kl_loss, policy_loss, token_weights
+from learner.objective.loss import KlTerms, KlTokens, LossTerms, TokenBatch, kl_loss, policy_loss, token_weights
 from shared.config.tree import LossConfig
 from tests import reference
 

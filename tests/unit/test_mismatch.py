@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.batch import Sample, StepBatch, step_batch
-from learner.mismatch import Gap, Mismatch, Tokens, gap_of, likely_cause
-from learner.norms import Norms
-from learner.optimizer import Optimizer
-from learner.update import Update
+from learner.objective.batch import Sample, StepBatch, step_batch
+from learner.update.gradient_check import Norms
+from learner.update.mismatch import Gap, Mismatch, Tokens, gap_of, likely_cause
+from learner.update.optimizer import Optimizer
+from learner.update.update import Update
 from shared.config.tree import Config, LossConfig, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy

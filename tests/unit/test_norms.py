@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from learner.norms import FEWEST, Norms
+from learner.update.gradient_check import FEWEST, Norms
 from shared.config.tree import GuardConfig
 
 

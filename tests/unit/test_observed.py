@@ -2,7 +2,7 @@
 
 import math
 
-from learner.observed import Observed, observed, pass_rate
+from learner.objective.pass_counts import Observed, observed, pass_rate
 from protocol.messages import Finish, Outcome
 from shared.config.data import VerifierConfig
 from shared.config.tree import Config

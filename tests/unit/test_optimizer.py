@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from learner.optimizer import Optimizer, learning_rate
+from learner.update.optimizer import Optimizer, learning_rate
 from shared.config.tree import OptimizerConfig
 from shared.errors import DamageError
 from tests import reference

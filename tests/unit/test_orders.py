@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from learner.orders import build_orders
+from learner.orders.orders import build_orders
 from protocol.messages import Order, Sampling
 from tests.fakes import toy_tasks
 from tests.wire_examples import plain

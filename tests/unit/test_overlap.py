@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from learner.overlap import find_overlap, gram_index, largest_share, words
+from learner.tasks.overlap import find_overlap, gram_index, largest_share, words
 
 LONG = "A farmer has 12 brown hens and 7 white hens and sells 5 of them at the market on Friday. How many are left?"
 

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from learner.observed import Observed
-from learner.pass_rate import PassRate
+from learner.curriculum.pass_rate import PassRate
+from learner.objective.pass_counts import Observed
 from shared.config.data import CurriculumConfig
 from tests.reference import beta_variance
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from learner.books import RunBooks
-from learner.checkpoint import Checkpoint, CheckpointStore
-from learner.past import Best, Past, better
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.reports.run_files import RunBooks
+from learner.state import Best, Past, better
 from shared.config.load import config_to_json
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir

@@ -4,7 +4,7 @@ import time
 
 from msgspec import structs
 
-from learner.peers import Peers
+from learner.orders.peers import Peers
 from protocol.messages import Hello
 from tests.fakes import hello_of, scripted_identity
 

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from learner.journal import Journal
-from learner.orders import build_orders
-from learner.recorder import JournalRecorder, RecordedOrders
+from learner.durable.journal import Journal
+from learner.durable.recorder import JournalRecorder, RecordedOrders
+from learner.orders.orders import build_orders
 from protocol.codec import encode, pack
 from protocol.messages import Group, Groups, Order, Sampling
 from shared.errors import DamageError, TrainingStopped

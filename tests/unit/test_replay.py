@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from launch.replay import first_state
-from learner.checkpoint import Checkpoint, CheckpointStore
-from learner.journal_start import Start
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.journal_format import Start
 from shared.errors import DamageError
 
 

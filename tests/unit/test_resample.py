@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint import Checkpoint, CheckpointStore
-from learner.journal import Journal
-from learner.mismatch import Mismatch
-from learner.recorder import JournalRecorder, RecordedOrders, index_records, pack_void, step_of
-from learner.resample import sample_again, with_way_back
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.journal import Journal
+from learner.durable.recorder import JournalRecorder, RecordedOrders, index_records, pack_void, step_of
+from learner.durable.resample import sample_again, with_way_back
+from learner.update.mismatch import Mismatch
 from protocol.codec import encode, pack
 from protocol.messages import Group, Groups
 from shared.errors import ConfigError, RunDirError

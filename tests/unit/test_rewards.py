@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from learner.batch import group_teaches, kept_samples
-from learner.rewards import reward_parts, rewards
-from learner.step_metrics import reward_means
+from learner.objective.batch import group_teaches, kept_samples
+from learner.objective.rewards import reward_parts, rewards
+from learner.reports.step_metrics import reward_means
 from protocol.messages import Finish, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.load import load_config

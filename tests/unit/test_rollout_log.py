@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.batch import StepBatch, step_batch, teaching_samples
-from learner.rollout_log import RolloutLog
+from learner.objective.batch import StepBatch, step_batch, teaching_samples
+from learner.reports.run_files import RolloutLog
 from protocol.messages import Finish, Groups, Outcome, Timings
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.processes import LogConfig

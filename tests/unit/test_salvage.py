@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint import Checkpoint, CheckpointStore
-from learner.journal import Journal
-from learner.salvage import salvage_told
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.journal import Journal
+from learner.durable.repair_advice import salvage_told
 from protocol.codec import encode, pack
 from protocol.messages import Groups, Timings
 from shared.errors import DamageError

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from learner.batch import group_teaches
-from learner.curriculum import Shuffled
-from learner.observed import Observed
-from learner.sampling import Sampler, Unanswered, flat
+from learner.curriculum.curriculum import Shuffled
+from learner.objective.batch import flat, group_teaches
+from learner.objective.pass_counts import Observed
+from learner.orders.plan import Sampler, Unanswered
 from protocol.messages import Groups, Order, Policy
 from shared.config.processes import PipelineConfig
 from shared.config.tree import Config, RolloutConfig, RunConfig

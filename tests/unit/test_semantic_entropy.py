@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from learner.semantic_entropy import (
+from learner.curriculum.semantic_entropy import (
     Answers,
     SemanticEntropies,
     cache_file,
@@ -15,7 +15,7 @@ from learner.semantic_entropy import (
     measured_with,
     read_entropies,
 )
-from learner.tasks import Task
+from learner.tasks.tasks import Task
 from shared.config.data import CurriculumConfig, TasksConfig, VerifierConfig
 from shared.config.model import ModelConfig
 from shared.config.tree import Config, RolloutConfig

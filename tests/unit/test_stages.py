@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from learner.observed import Observed
-from learner.stages import WINDOW, Staged
+from learner.curriculum.stages import WINDOW, Staged
+from learner.objective.pass_counts import Observed
 from shared.errors import DamageError
 
 STAGES = [[0, 1, 2, 3], [10, 11, 12], [20, 21, 22, 23, 24]]

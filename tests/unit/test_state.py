@@ -8,17 +8,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from learner.batch import StepBatch, step_batch, teaching_samples
-from learner.checkpoint import Checkpoint, CheckpointStore
-from learner.curriculum import Shuffled
-from learner.norms import Norms
-from learner.optimizer import Optimizer
-from learner.past import Best, Past
-from learner.publisher import Publisher
-from learner.recorder import RecordedOrders
-from learner.sampling import Sampler
-from learner.state import LearnerState
-from learner.update import Update
+from learner.curriculum.curriculum import Shuffled
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.recorder import RecordedOrders
+from learner.objective.batch import StepBatch, step_batch, teaching_samples
+from learner.orders.plan import Sampler
+from learner.state import Best, LearnerState, Past
+from learner.update.gradient_check import Norms
+from learner.update.optimizer import Optimizer
+from learner.update.publisher import Publisher
+from learner.update.update import Update
 from protocol.messages import Group
 from shared.config.model import LoraConfig
 from shared.config.processes import PipelineConfig

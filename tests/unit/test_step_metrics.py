@@ -8,12 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from learner.batch import StepBatch, step_batch, teaching_samples
-from learner.curriculum import CurriculumFigures
-from learner.gradient_noise import GradientNoise
-from learner.guard import Skipped
-from learner.step_metrics import Clock, step_metrics
-from learner.update_figures import UpdateStats
+from learner.curriculum.curriculum import CurriculumFigures
+from learner.objective.batch import StepBatch, step_batch, teaching_samples
+from learner.reports.step_metrics import Clock, step_metrics
+from learner.update.figures import Skipped, UpdateStats
+from learner.update.gradient_noise import GradientNoise
 from protocol.messages import Finish, Group, Groups, Outcome, Timings
 from shared.config.data import CurriculumConfig, RewardConfig
 from shared.config.tree import Config, ConstraintConfig, LossConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from learner.tasks import TaskSet, is_readable, load_tasks, load_test
+from learner.tasks.tasks import TaskSet, is_readable, load_tasks, load_test
 from shared.config.data import TasksConfig, VerifierKind
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import DataError

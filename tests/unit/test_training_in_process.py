@@ -18,25 +18,24 @@ from actor.engines.engine import Engine
 from actor.engines.hf_engine import HFEngine
 from actor.rollout import Rollout
 from launch.local_desk import LocalDesk
-from learner.anchor import Anchor
-from learner.batches import Batches
-from learner.checkpoint import Checkpoint
-from learner.curricula import build_curriculum
-from learner.eval_schedule import EvalSchedule
-from learner.evaluate import Evaluator
-from learner.guard import Guard
-from learner.ledger import Ledger
+from learner.continual.anchor import Anchor
+from learner.curriculum.build import build_curriculum
+from learner.durable.checkpoint import Checkpoint
+from learner.evaluation.evaluate import Evaluator
+from learner.evaluation.schedule import EvalSchedule
 from learner.loop import Parts, train
-from learner.mismatch import Mismatch
-from learner.norms import Norms
-from learner.optimizer import Optimizer
-from learner.past import Past
-from learner.publisher import Publisher
-from learner.quarantine import KeptBatch
-from learner.sampling import Sampler
-from learner.stage_end import StageEnd
-from learner.state import LearnerState
-from learner.update import Update
+from learner.orders.plan import Sampler
+from learner.quarantine.guard import Guard
+from learner.quarantine.quarantine import KeptBatch
+from learner.reports.step_report import Ledger
+from learner.state import LearnerState, Past
+from learner.update.batches import Batches
+from learner.update.gradient_check import Norms
+from learner.update.mismatch import Mismatch
+from learner.update.optimizer import Optimizer
+from learner.update.publisher import Publisher
+from learner.update.stage_end import StageEnd
+from learner.update.update import Update
 from shared.config.data import CurriculumConfig
 from shared.config.processes import CheckpointConfig, EvalConfig, PipelineConfig
 from shared.config.tree import Config, GrowthConfig, LossConfig, OptimizerConfig, RolloutConfig, RunConfig

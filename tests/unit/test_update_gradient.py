@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from learner.batch import Sample, idle_samples, step_batch, teaching_samples
-from learner.norms import Norms
-from learner.optimizer import Optimizer
-from learner.update import Update
-from learner.update_figures import UpdateStats
+from learner.objective.batch import Sample, idle_samples, step_batch, teaching_samples
+from learner.update.figures import UpdateStats
+from learner.update.gradient_check import Norms
+from learner.update.optimizer import Optimizer
+from learner.update.update import Update
 from protocol.messages import Finish, Group, Outcome
 from shared.config.data import VerifierConfig
 from shared.config.tree import BatchConfig, Config, LossConfig, OptimizerConfig, RolloutConfig

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from actor.engines.vllm_engine import VLLMEngine
 from actor.engines.vllm_internals import Installed
 from actor.installer import CanaryMismatch, Installer
-from learner.publisher import Publisher, policy_message
+from learner.update.publisher import Publisher, policy_message
 from protocol.messages import Policy as PolicyMessage
 from protocol.messages import Sampling
 from shared.errors import DamageError

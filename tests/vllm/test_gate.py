@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from actor.engines.engine import Completion
 from actor.engines.vllm_engine import VLLMEngine
-from learner.batch import Sample, step_batch
-from learner.dispatch import Dispatcher
-from learner.mismatch import Mismatch
-from learner.norms import Norms
-from learner.optimizer import Optimizer
-from learner.update import Update
+from learner.objective.batch import Sample, step_batch
+from learner.orders.dispatch import Dispatcher
+from learner.update.gradient_check import Norms
+from learner.update.mismatch import Mismatch
+from learner.update.optimizer import Optimizer
+from learner.update.update import Update
 from protocol.messages import GroupOrder, Order, Policy, Refused, Sampling, Welcome
 from shared.config.model import ModelConfig
 from shared.config.tree import Config

@@ -3,7 +3,7 @@
 from launch.doctor.estimate import adapter_bytes, anchor_bytes
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
 from launch.doctor.machine import Machine
-from learner.disk_need import bytes_needed
+from learner.reports.disk_need import bytes_needed
 from shared.run.run_dir import MIN_FREE_BYTES, RunDir
 
 MIN_FREE_FILES = 1000

@@ -3,7 +3,7 @@
 from launch.doctor.estimate import Need, host_need
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
 from launch.doctor.machine import Machine, on_card
-from learner.journal import SEGMENT_BYTES
+from learner.durable.journal import SEGMENT_BYTES
 from shared.process.determinism import cpu_environment
 
 SETTLED = {"MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"}

@@ -1,0 +1,1 @@
+"""What keeps a policy close to what it learned in the stage before."""

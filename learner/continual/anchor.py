@@ -1,0 +1,101 @@
+"""What a policy is held to once a stage has ended: the adapter of then, and how much each weight mattered.
+
+    lay      at the end of a stage: theta* = the adapter as it is, F <- decay F + F_k, F_k normalised to mean 1
+    pull     in every pass after that: the gradient of lambda / 2 sum F (dW - dW*)^2 is added (ewc.py)
+    held     for `curriculum.kl_to = "stage"`: inside, the model is the policy at the stage's start
+
+At the start of the first stage the adapter is zero, so until a stage has ended there is no pull, and the policy at the
+stage's start is the base. F is kept in bf16 on the CPU, two bytes a weight that has an adapter, and visits the device
+layer by layer; A* and B* are fp32, and dW* is their product. All of it is one file of a checkpoint.
+Left out on purpose: one F a stage (the sum is what the online form keeps), a Fisher that couples weights.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from safetensors.torch import load, save
+
+from learner.continual.ewc import add_penalty, delta
+from learner.continual.fisher import merged, normalised
+from shared.config.data import CurriculumConfig
+from shared.model.lora import PAIR, Adapter
+
+FISHER = ".fisher"
+STAGE = "stage"
+
+
+class Anchor:
+    """An adapter to come back to."""
+
+    def __init__(self, adapter: Adapter, config: CurriculumConfig) -> None:
+        self.adapter = adapter
+        self.config = config
+        self.stage = 0
+        """Stages that have ended."""
+        self.theta: dict[str, torch.Tensor] = {}
+        """`layer.lora_A` and `layer.lora_B` at the end of the last of them; empty before."""
+        self.fisher: dict[str, torch.Tensor] = {}
+        """Layer -> [out, in] bf16 F; empty before, and where curriculum.ewc = 0."""
+
+    def lay(self, stage: int, fisher: Mapping[str, torch.Tensor]) -> None:
+        """The stage before `stage` is over. fisher: [out, in] of each layer, or nothing where it is not asked for."""
+        self.stage = stage
+        self.theta = {name: value.detach().cpu().clone() for name, value in self.adapter.parameters().items()}
+        if fisher:
+            older = {name: values.float() for name, values in self.fisher.items()}
+            both = merged(older, normalised(fisher), self.config.ewc_decay)
+            self.fisher = {name: values.to(torch.bfloat16) for name, values in both.items()}
+
+    def pull(self) -> float:
+        """Add the penalty's gradient to the adapter's; the penalty, 0 before the first stage has ended."""
+        return sum(self.pull_layer(name) for name in sorted(self.fisher))
+
+    def pull_layer(self, name: str) -> float:
+        """One layer's share."""
+        layer = self.adapter.layers[name]
+        device = layer.lora_A.device
+        a, b = (self.theta[f"{name}.{half}"].to(device) for half in PAIR)
+        fisher = self.fisher[name].to(device, torch.float32)
+        return add_penalty(layer, delta(a, b, layer.scale), fisher, self.config.ewc)
+
+    def reference(self) -> AbstractContextManager[None]:
+        """Inside, the model is what the objective's KL is taken to."""
+        stage = self.config.kl_to == "stage" and self.theta
+        return self.held() if stage else self.adapter.switched_off()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, the adapter has the anchor's values."""
+        parameters = self.adapter.parameters()
+        now = {name: value.detach().clone() for name, value in parameters.items()}
+        put(parameters, self.theta)
+        try:
+            yield
+        finally:
+            put(parameters, now)
+
+    def most_bytes(self) -> int:
+        """How large its file may become."""
+        pairs = sum(value.nbytes for value in self.adapter.parameters().values())
+        weights = sum(layer.lora_B.shape[0] * layer.lora_A.shape[1] for layer in self.adapter.layers.values())
+        return pairs + 2 * weights * (self.config.ewc > 0.0)
+
+    def state_bytes(self) -> bytes:
+        """A safetensors file."""
+        fishers = {f"{name}{FISHER}": values for name, values in self.fisher.items()}
+        return save(self.theta | fishers | {STAGE: torch.tensor(self.stage)})
+
+    def load_state_bytes(self, data: bytes) -> None:
+        """The inverse."""
+        tensors = load(data)
+        self.stage = int(tensors.pop(STAGE))
+        self.fisher = {name.removesuffix(FISHER): t for name, t in tensors.items() if name.endswith(FISHER)}
+        self.theta = {name: t for name, t in tensors.items() if not name.endswith(FISHER)}
+
+
+@torch.no_grad()
+def put(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    """Overwrite the one by the other."""
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])

@@ -1,0 +1,104 @@
+"""Tasks in stages, one after the other: by difficulty (`levels`), or by semantic entropy (`sent`).
+
+    stage i goes on until its mean pass rate over the last WINDOW steps is at least `advance_at`,
+    or it has had `stage_steps` steps; the last one does not end
+
+Within a stage its tasks come as in a shuffle. A share `replay` of the draws goes to the tasks of all earlier stages, so
+that these are not forgotten. Only groups of the stage's own tasks count for its pass rate and its steps: with a lag the
+groups of an earlier stage still come in for a while. What happens to the policy between two stages stands in anchor.py.
+"""
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from learner.curriculum.curriculum import CurriculumFigures, Shuffled
+from learner.objective.pass_counts import Observed, pass_rate
+from shared.errors import DamageError
+from shared.seeding import derive
+
+WINDOW = 5
+
+
+class Staged:
+    """One stage after the other."""
+
+    def __init__(
+        self, stages: Sequence[Sequence[int]], seed: int, *, advance_at: float, stage_steps: int, replay: float
+    ) -> None:
+        """stages: the tasks of each, none empty."""
+        self.stages = [list(stage) for stage in stages]
+        self.stage_of = {task: index for index, stage in enumerate(stages) for task in stage}
+        self.advance_at = advance_at
+        self.stage_steps = stage_steps
+        self.replay = replay
+        self.seed = seed
+        self.plan = hashlib.sha256(json.dumps(self.stages).encode()).hexdigest()
+        self.last = float("nan")
+        self.enter(0)
+
+    def enter(self, stage: int) -> None:
+        """The beginning of a stage."""
+        self.stage = stage
+        self.steps = 0
+        self.recent: deque[float] = deque(maxlen=WINDOW)
+        self.earlier = [task for tasks in self.stages[:stage] for task in tasks]
+        self.fresh = Shuffled(len(self.stages[stage]), derive(self.seed, "stage", stage))
+        self.again = Shuffled(max(1, len(self.earlier)), derive(self.seed, "replay", stage))
+
+    def next(self, count: int) -> list[int]:
+        """Mostly of this stage; the share of earlier ones is exact over the stage."""
+        drawn = self.fresh.position + self.again.position
+        replayed = int((drawn + count) * self.replay) - self.again.position if self.earlier else 0
+        tasks = self.stages[self.stage]
+        fresh = [tasks[place] for place in self.fresh.next(count - replayed)]
+        return fresh + [self.earlier[place] for place in self.again.next(replayed)]
+
+    def observe(self, groups: Sequence[Observed]) -> None:
+        """Count the stage's own, and move on when it is time."""
+        self.last = pass_rate(groups)
+        own = [group for group in groups if self.stage_of[group.task] == self.stage and group.samples]
+        if not own:
+            return
+        self.steps += 1
+        self.recent.append(pass_rate(own))
+        if self.stage < len(self.stages) - 1 and self.is_over():
+            self.enter(self.stage + 1)
+
+    def is_over(self) -> bool:
+        """Learnt, or long enough."""
+        learnt = len(self.recent) == WINDOW and fmean(self.recent) >= self.advance_at
+        return learnt or self.steps >= self.stage_steps
+
+    def metrics(self) -> CurriculumFigures:
+        """Which stage, and among how many tasks it chooses."""
+        share = self.replay if self.earlier else 0.0
+        squares = (1 - share) ** 2 / len(self.stages[self.stage]) + share**2 / max(1, len(self.earlier))
+        return CurriculumFigures(stage=self.stage, pass_rate=self.last, effective_tasks=1 / squares)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The stage and how far it has come."""
+        return {
+            "plan": self.plan,
+            "stage": self.stage,
+            "steps": self.steps,
+            "recent": list(self.recent),
+            "fresh": self.fresh.state_dict(),
+            "again": self.again.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there, with the same stages."""
+        if state["plan"] != self.plan:
+            raise DamageError(
+                "The stages of this run's curriculum are not those it began with: its data or its semantic entropies"
+                " have changed; restore them, or start a new run."
+            )
+        self.enter(int(state["stage"]))
+        self.steps = int(state["steps"])
+        self.recent.extend(state["recent"])
+        self.fresh.load_state_dict(state["fresh"])
+        self.again.load_state_dict(state["again"])

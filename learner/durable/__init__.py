@@ -1,0 +1,1 @@
+"""What survives a crash: the journal and the checkpoints."""

@@ -1,0 +1,198 @@
+"""Held-out accuracy, sampled by the same actor and scored by the same verifier as the training groups.
+
+Each task is answered greedily, and drawn `eval.samples` times at the training temperature; both again at a long cap if
+`eval.long_cap` asks for it. Seeds come from the run's seed and the task alone, so all policies meet the same draws. The
+lanes are not journaled: an evaluation can be repeated and has no effect on training.
+
+From the groups of one evaluation lane to its figures (shared/run/evaluation.py says what each means).
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from learner.objective.batch import flat
+from learner.orders.orders import build_orders
+from learner.orders.plan import OrderDesk
+from learner.tasks.tasks import Task
+from protocol.messages import Finish, Group, Outcome, Sampling
+from shared.config.tree import Config
+from shared.run.evaluation import Answered, Decoded, Evaluation, Sample, Share, share_of
+from shared.statistics import maj_at_k, pass_at_k, sizes
+
+Votes = tuple[tuple[int, ...], int]
+"""Votes for each wrong answer to a task, and answers without a vote."""
+CountVotes = Callable[[Sequence[Task], Sequence[Sequence[list[int]]]], list[Votes]]
+"""The wrong answers to each task, as tokens, to their votes. Who counts decides which of them mean the same."""
+
+READ = (Outcome.CORRECT, Outcome.WRONG)
+
+
+def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling, count: CountVotes | None) -> Decoded:
+    """Every group answers its task, with the same number of draws."""
+    draws = len(groups[0].lengths)
+    outcomes = [outcome for group in groups for outcome in group.outcomes]
+    finishes = [finish for group in groups for finish in group.finishes]
+    lengths = [length for group in groups for length in group.lengths]
+    shares = [right_share(group) for group in groups]
+    whole = share_of(shares)
+    return Decoded(
+        correct=whole.correct,
+        accuracy=whole.accuracy,
+        low=whole.low,
+        high=whole.high,
+        n=whole.n,
+        temperature=sampling.temperature,
+        cap=sampling.max_new_tokens,
+        draws=draws,
+        format_rate=sum(outcome in READ for outcome in outcomes) / len(outcomes),
+        truncation_rate=sum(finish is Finish.LENGTH for finish in finishes) / len(finishes),
+        length_mean=float(np.mean(lengths)),
+        length_median=float(np.median(lengths)),
+        length_max=max(lengths),
+        pass_at=pass_at(groups) if draws > 1 else {},
+        maj_at=maj_at(tasks, groups, count) if draws > 1 and count else {},
+        by_level=shares_by(tasks, shares, ("level",)),
+        by_subject=shares_by(tasks, shares, ("subject", "type")),
+    )
+
+
+def num_right(group: Group) -> int:
+    """Right answers of a group."""
+    return sum(outcome is Outcome.CORRECT for outcome in group.outcomes)
+
+
+def right_share(group: Group) -> float:
+    """Their share."""
+    return num_right(group) / len(group.outcomes)
+
+
+def pass_at(groups: Sequence[Group]) -> dict[int, Share]:
+    """k -> the mean over tasks."""
+    draws = len(groups[0].lengths)
+    return {k: share_of([pass_at_k(draws, num_right(group), k) for group in groups]) for k in sizes(draws)}
+
+
+def maj_at(tasks: Sequence[Task], groups: Sequence[Group], count: CountVotes) -> dict[int, Share]:
+    """k -> the mean over tasks. All right answers are one candidate, however they are written."""
+    votes = count(tasks, [wrong_answers(group) for group in groups])
+    counted = [(num_right(group), *found) for group, found in zip(groups, votes, strict=True)]
+    return {k: share_of([maj_at_k(*counts, k) for counts in counted]) for k in sizes(len(groups[0].lengths))}
+
+
+def wrong_answers(group: Group) -> list[list[int]]:
+    """Tokens of all answers that are not right."""
+    ids = np.split(group.completion_ids, np.cumsum(group.lengths)[:-1])
+    pairs = zip(ids, group.outcomes, strict=True)
+    return [answer.tolist() for answer, outcome in pairs if outcome is not Outcome.CORRECT]
+
+
+def shares_by(tasks: Sequence[Task], shares: Sequence[float], columns: Sequence[str]) -> dict[str, Share]:
+    """Value of the first of these columns that a task has -> share, in order of the values."""
+    grouped: dict[str, list[float]] = defaultdict(list)
+    for task, share in zip(tasks, shares, strict=True):
+        values = [task.columns[column] for column in columns if column in task.columns]
+        if values:
+            grouped[values[0]].append(share)
+    return {value: share_of(grouped[value]) for value in sorted(grouped)}
+
+
+NUM_SHOWN = 3
+LAST_CHARS = 160
+
+
+class Evaluator:
+    """Evaluates policy versions on the held-out tasks."""
+
+    def __init__(
+        self,
+        config: Config,
+        tasks: Sequence[Task],
+        desk: OrderDesk,
+        text: Callable[[list[int]], str],
+        count: CountVotes | None = None,
+    ) -> None:
+        """count: of the votes, where somebody can tell them apart; without it there is no maj@k."""
+        self.config = config
+        self.tasks = tasks[: config.eval.problems]
+        self.tasks_sha256 = digest_of(self.tasks)
+        self.desk = desk
+        self.text = text
+        self.count = count
+
+    def run(self, label: str, version: int, adapter_sha256: str) -> Evaluation:
+        """The report of one version."""
+        rollout, evaluation = self.config.rollout, self.config.eval
+        cap, long_cap = evaluation.max_new_tokens or rollout.max_new_tokens, evaluation.long_cap
+        samplings = {
+            "greedy": Sampling(temperature=0.0, max_new_tokens=cap),
+            "sampled": Sampling(temperature=rollout.temperature, max_new_tokens=cap),
+            "long_greedy": Sampling(temperature=0.0, max_new_tokens=long_cap),
+            "long_sampled": Sampling(temperature=rollout.temperature, max_new_tokens=long_cap),
+        }
+        groups = {
+            how: self.answers(label, how, version, sampling)
+            for how, sampling in samplings.items()
+            if sampling.max_new_tokens
+        }
+        return Evaluation(
+            label=label,
+            version=version,
+            n=len(self.tasks),
+            seed=self.config.run.seed,
+            adapter_sha256=adapter_sha256,
+            tasks_sha256=self.tasks_sha256,
+            source=self.config.tasks.source,
+            verifier=self.config.verifier.kind,
+            **{how: decoded(self.tasks, found, samplings[how], self.count) for how, found in groups.items()},
+            samples=tuple(map(self.sample, self.tasks[:NUM_SHOWN], groups["greedy"][:NUM_SHOWN])),
+            answers=tuple(map(self.answered, self.tasks, groups["greedy"], groups["sampled"])),
+        )
+
+    def answers(self, label: str, how: str, version: int, sampling: Sampling) -> list[Group]:
+        """One group a task. An order holds about as many rows as one of training."""
+        samples = self.config.eval.samples if sampling.temperature else 1
+        rows = self.config.rollout.prompts * self.config.rollout.group
+        orders = build_orders(
+            self.tasks,
+            seed=self.config.run.seed,
+            lane=f"eval-{label}-{how}",
+            step=0,
+            first_slot=0,
+            samples=samples,
+            version=version,
+            sampling=sampling,
+            groups_per_order=max(1, rows // samples),
+            # The same at any cap, so that a long answer begins as the short one does.
+            stream=f"eval-{how.removeprefix('long_')}",
+        )
+        self.desk.submit(orders)
+        return flat(self.desk.collect([order.order_id for order in orders]))
+
+    def sample(self, task: Task, group: Group) -> Sample:
+        """A completion for people to read."""
+        return Sample(
+            question=task.columns["question"],
+            answer=task.columns["answer"],
+            completion=self.text(group.completion_ids.tolist()),
+            outcome=group.outcomes[0],
+        )
+
+    def answered(self, task: Task, greedy: Group, sampled: Group) -> Answered:
+        """A task in brief."""
+        return Answered(
+            question=task.columns["question"],
+            answer=task.columns["answer"],
+            greedy=greedy.outcomes[0],
+            sampled=right_share(sampled),
+            said=self.text(greedy.completion_ids.tolist())[-LAST_CHARS:],
+        )
+
+
+def digest_of(tasks: Sequence[Task]) -> str:
+    """sha256 over questions and gold answers, in order."""
+    pairs = [[task.columns["question"], task.columns["answer"]] for task in tasks]
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()

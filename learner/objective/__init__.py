@@ -1,0 +1,1 @@
+"""From a group to weighted tokens to the loss."""

@@ -1,0 +1,165 @@
+"""The objective of a step: one sum over tokens t of samples i, and one for the KL.
+
+    r_it = pi(o_it) / pi_old(o_it)          ratio to the policy before the first gradient pass
+    c_it = min(pi_old(o_it) / mu(o_it), C)  truncated importance weight to the sampler mu, no gradient
+    k_it = exp(q - p) - (q - p) - 1         k3 estimate of KL(pi || base), p = log pi, q = log pi_base
+
+    grpo, dr_grpo, dapo   L = - sum w_i c_it min(r_it A_i, clip(r_it, 1 - e_lo, 1 + e_hi) A_i)
+    gspo                  the same with r_i, c_i: geometric means over the sample's tokens (2507.18071)
+    cispo                 L = - sum w_i c_it sg(clip(r_it, 1 - e_lo, 1 + e_hi)) A_i log pi(o_it)  (2506.13585)
+    all of them           + beta sum w_i c_it r_it k_it, over every token and not the selected ones alone
+
+Token weights w_i, with N samples of lengths T_i, S = sum T_i and the cap T_max; masked tokens count in T_i and S:
+
+    grpo, gspo   1 / (N T_i)       dapo, cispo   1 / S       dr_grpo   1 / (N T_max)
+
+N and S count the samples of groups that teach nothing as the papers do (A = 0 there); learner/objective/batch.py says
+which.
+With one gradient pass pi_old = sg(pi): r = 1, clipping has no effect, and the gradient is that of c A log pi.
+
+The ratio in front of k_it carries gradient (DeepSeek-V3.2, 2512.02556). Without it the mean of the gradient is that of
+KL(base || pi), another quantity (2506.09477); `loss.kl_gradient = "k3"` is DeepSeekMath's term as published, w_i k_it.
+gspo's c_i is a mean where verl and TRL take a product, which one long answer makes 0 or the cap; its KL has the c_it of
+tokens. It goes with all tokens of an answer only: a ratio over selected ones is in no paper, and is refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shared.config.tree import LossConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch:
+    """The selected tokens of one micro-batch, flattened to n."""
+
+    logprobs: torch.Tensor
+    """[n] log pi, with gradient."""
+    old_logprobs: torch.Tensor
+    """[n] log pi_old, detached."""
+    actor_logprobs: torch.Tensor
+    """[n] log mu."""
+    advantages: torch.Tensor
+    """[n] A of the token's sample."""
+    weights: torch.Tensor
+    """[n] w of the token's sample."""
+    sample: torch.Tensor
+    """[n] int64 which sample of the micro-batch the token belongs to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTerms:
+    """The loss of a micro-batch and what the metrics want to know."""
+
+    loss: torch.Tensor
+    """Scalar; micro-batch losses add up to the step's."""
+    shares: torch.Tensor
+    """[n] what each token adds to it, detached; one that is not finite names the culprit."""
+    ratios: torch.Tensor
+    """[n] r, detached."""
+    clipped: torch.Tensor
+    """[n] bool: tokens that clipping takes the gradient from."""
+    importance: torch.Tensor
+    """[n] pi_old / mu before it is truncated; gspo's is the sample's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlTokens:
+    """The tokens of one micro-batch that count in the KL, flattened to k: all of them, or none."""
+
+    logprobs: torch.Tensor
+    """[k] log pi, with gradient."""
+    old_logprobs: torch.Tensor
+    """[k] log pi_old, detached."""
+    actor_logprobs: torch.Tensor
+    """[k] log mu."""
+    base_logprobs: torch.Tensor
+    """[k] log pi_base, detached."""
+    weights: torch.Tensor
+    """[k] w of the token's sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlTerms:
+    """What a KL penalty comes to in a micro-batch."""
+
+    loss: torch.Tensor
+    """Scalar; micro-batches add up to the step's."""
+    kl: torch.Tensor
+    """[k] k3, detached."""
+
+
+def token_weights(kind: str, lengths: Sequence[int], max_new_tokens: int) -> list[float]:
+    """w_i of every sample of the step."""
+    match kind:
+        case "grpo" | "gspo":
+            return [1 / (len(lengths) * length) for length in lengths]
+        case "dapo" | "cispo":
+            return [1 / sum(lengths) for _ in lengths]
+        case _:
+            return [1 / (len(lengths) * max_new_tokens) for _ in lengths]
+
+
+def policy_loss(tokens: TokenBatch, config: LossConfig) -> LossTerms:
+    """The configured objective over one micro-batch."""
+    log_ratio = tokens.logprobs - tokens.old_logprobs
+    log_importance = tokens.old_logprobs - tokens.actor_logprobs
+    if config.kind == "gspo":
+        log_ratio = sample_mean(log_ratio, tokens.sample)
+        log_importance = sample_mean(log_importance, tokens.sample)
+    ratio = log_ratio.exp()
+    clipped_ratio = ratio.clamp(*config.ratio_bounds)
+    if config.kind == "cispo":
+        gain = clipped_ratio.detach() * tokens.advantages * tokens.logprobs
+    else:
+        gain = torch.minimum(ratio * tokens.advantages, clipped_ratio * tokens.advantages)
+    shares = -tokens.weights * truncated(log_importance, config.importance_cap) * gain
+    return LossTerms(
+        loss=shares.sum(),
+        shares=shares.detach(),
+        ratios=ratio.detach(),
+        clipped=stopped_by_clip(ratio.detach(), tokens.advantages, config),
+        importance=log_importance.exp(),
+    )
+
+
+def kl_loss(tokens: KlTokens, config: LossConfig) -> KlTerms:
+    """beta sum w c r k3, or beta sum w k3."""
+    kl = k3(tokens.logprobs, tokens.base_logprobs)
+    if config.kl_gradient == "kl":
+        importance = truncated(tokens.old_logprobs - tokens.actor_logprobs, config.importance_cap)
+        weighted = importance * (tokens.logprobs - tokens.old_logprobs).exp() * kl
+    else:
+        weighted = kl
+    return KlTerms(loss=config.kl_beta * (tokens.weights * weighted).sum(), kl=kl.detach())
+
+
+def truncated(log_importance: torch.Tensor, cap: float) -> torch.Tensor:
+    """[n] min(exp(x), cap); ones where the correction is off."""
+    if cap == 0.0:
+        return torch.ones_like(log_importance)
+    return log_importance.exp().clamp(max=cap)
+
+
+def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Non-negative, zero where the two policies agree."""
+    difference = reference - logprobs
+    return difference.exp() - difference - 1
+
+
+def sample_mean(values: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+    """[n] every token gets the mean over its own sample's tokens."""
+    count = int(sample.max()) + 1 if len(sample) else 0
+    totals = torch.zeros(count, dtype=values.dtype, device=values.device).index_add(0, sample, values)
+    return (totals / torch.bincount(sample, minlength=count))[sample]
+
+
+def stopped_by_clip(ratio: torch.Tensor, advantages: torch.Tensor, config: LossConfig) -> torch.Tensor:
+    """[n] bool. CISPO never stops a gradient; there it says where the weight was clipped."""
+    lowest, highest = config.ratio_bounds
+    above, below = ratio > highest, ratio < lowest
+    if config.kind == "cispo":
+        return above | below
+    return (above & (advantages > 0)) | (below & (advantages < 0))

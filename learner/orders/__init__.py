@@ -1,0 +1,1 @@
+"""From tasks to orders, and from orders to filled ones."""

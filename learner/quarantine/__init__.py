@@ -1,0 +1,1 @@
+"""Updates that are refused, and how to look at them later."""

@@ -1,0 +1,122 @@
+"""A batch that was set aside, in one file with all that its update needs: no journal, no checkpoint, no actor.
+
+    quarantine/step-000013.safetensors    a safetensors file of byte strings
+      config.json                         the run's
+      adapter_model.safetensors           before the step, PEFT's format
+      optimizer.safetensors               before the step
+      anchor.safetensors                  what the policy was held to, where a stage of its curriculum had ended
+      fault.json                          step, kind, words, suspect; digest of the base; norms of the steps before
+      groups/000 ...                      the step's answers, each the frames of its Groups message
+      sha256                              over all others, names and lengths included
+
+The base is named by its digest, not copied. The same fault gives the same bytes, so a resumed run replaces the file by
+itself. Left out on purpose: the tasks; prompts are token ids in the groups.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from learner.update.gradient_check import Kind
+from protocol.codec import decode, encode, pack, unpack
+from protocol.errors import ProtocolError
+from protocol.messages import Groups
+from shared.errors import DamageError
+
+DIGEST = "sha256"
+ANCHOR = "anchor.safetensors"
+GROUPS = "groups/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """What an update starts from."""
+
+    adapter: bytes
+    """A safetensors file in PEFT's format."""
+    optimizer: bytes
+    """AdamW's moments, a safetensors file."""
+    norms: dict[str, Any]
+    """State of learner/update/gradient_check.py."""
+    anchor: bytes = b""
+    """What the policy was held to, a safetensors file; empty where nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptBatch:
+    """A batch and the update that was refused."""
+
+    step: int
+    """Updates behind the policy; the row of the metrics has one more."""
+    kind: Kind
+    """Of the fault."""
+    what: str
+    """The fault in words."""
+    sample: str
+    """The suspect."""
+    base_digest: str
+    """The frozen base it was trained on."""
+    config: bytes
+    """config.json"""
+    position: Position
+    """Before the step."""
+    answers: tuple[Groups, ...]
+    """The step's, as collected."""
+
+
+def file_name(step: int) -> str:
+    """By the number of the step in metrics.jsonl."""
+    return f"step-{step + 1:06d}.safetensors"
+
+
+def pack_batch(batch: KeptBatch) -> bytes:
+    """The file's content."""
+    fault = {name: getattr(batch, name) for name in ("step", "kind", "what", "sample", "base_digest")}
+    parts = {
+        "config.json": batch.config,
+        "adapter_model.safetensors": batch.position.adapter,
+        "optimizer.safetensors": batch.position.optimizer,
+        "fault.json": json.dumps(fault | {"norms": batch.position.norms}, indent=2).encode(),
+    }
+    if batch.position.anchor:
+        parts[ANCHOR] = batch.position.anchor
+    parts |= {f"{GROUPS}{index:03d}": pack(encode(groups)) for index, groups in enumerate(batch.answers)}
+    return save({name: np.frombuffer(part, np.uint8) for name, part in (parts | {DIGEST: digest(parts)}).items()})
+
+
+def read_batch(path: Path) -> KeptBatch:
+    """The inverse; DamageError for anything else."""
+    try:
+        parts = {name: array.tobytes() for name, array in load(path.read_bytes()).items()}
+        if parts.pop(DIGEST, b"") != digest(parts):
+            raise DamageError(f"{path} does not match its own sha256; restore it from a copy, or `resume` the run.")
+        answers = [decode(unpack(parts[name])) for name in sorted(parts) if name.startswith(GROUPS)]
+    except OSError as error:
+        raise DamageError(f"{path} cannot be read ({error.strerror}); give a file of a run's quarantine/.") from error
+    except (SafetensorError, ProtocolError) as error:
+        raise DamageError(f"{path} is no batch that this release set aside ({error}).") from error
+    fault = json.loads(parts["fault.json"])
+    position = Position(
+        adapter=parts["adapter_model.safetensors"],
+        optimizer=parts["optimizer.safetensors"],
+        norms=fault.pop("norms"),
+        anchor=parts.get(ANCHOR, b""),
+    )
+    groups = tuple(answer for answer in answers if isinstance(answer, Groups))
+    return KeptBatch(**fault, config=parts["config.json"], position=position, answers=groups)
+
+
+def digest(parts: Mapping[str, bytes]) -> bytes:
+    """[32] over names, lengths and contents, in order of names."""
+    found = hashlib.sha256()
+    for name in sorted(parts):
+        found.update(f"{name}\n{len(parts[name])}\n".encode())
+        found.update(parts[name])
+    return found.digest()

@@ -1,0 +1,190 @@
+"""A quarantined batch once more, alone: the same update on the CPU, and where its numbers first go wrong.
+
+Everything comes from the file but the frozen base, which must be the one named there. A fault that a card's bf16 made
+may not come back in fp32; that is said, not hidden.
+
+Where the numbers of one sample first go wrong: the first tensor, in the order of computing, that is not finite.
+
+    adapter -> batch (actor's log-probs, advantage) -> outputs of modules, forward -> log-probs -> gradients, backward
+
+Where all of them are finite (a spike), the adapter entry with the largest gradient is named instead.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from learner.continual.anchor import Anchor
+from learner.objective.batch import StepBatch, TrainSample
+from learner.quarantine.quarantine import KeptBatch
+from learner.update.batches import Batches
+from learner.update.gradient_check import Finding, Norms, NumericalFault
+from learner.update.optimizer import Optimizer
+from learner.update.update import Update
+from shared.config.tree import Config
+from shared.errors import DamageError
+from shared.model.adapter_file import install_adapter
+from shared.model.base_cache import cached_base
+from shared.model.policy import Policy, load_policy, pick_device
+from shared.process.determinism import pin_torch
+
+Where = Literal["adapter", "batch", "forward", "backward", "gradient"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadTensor:
+    """A tensor to look at."""
+
+    where: Where
+    """`gradient`: nothing is broken, this gradient is the largest."""
+    name: str
+    """Adapter entry, field of the batch, or module of the backbone."""
+    value: str
+    """What is wrong with it, in words."""
+
+
+class Watch:
+    """Notes modules whose output, or whose output's gradient, is not finite, as they come."""
+
+    def __init__(self) -> None:
+        self.forward: list[str] = []
+        self.backward: list[str] = []
+
+    @contextmanager
+    def over(self, backbone: nn.Module) -> Iterator[None]:
+        """Inner modules end before the outer ones they are part of, so the first to be noted is the place."""
+        handles = [
+            module.register_forward_hook(lambda _, __, output, name=name or "backbone": self.seen(name, output))
+            for name, module in backbone.named_modules()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def seen(self, name: str, output: Any) -> None:
+        """A module is done."""
+        tensor = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", output)
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            return
+        if not finite(tensor):
+            self.forward.append(name)
+        if tensor.requires_grad:
+            # Into a list: a hook's return value would replace the gradient.
+            tensor.register_hook(lambda grad: None if finite(grad) else self.backward.append(name))
+
+
+def first_bad(update: Update, sample: TrainSample, old: dict[str, torch.Tensor]) -> BadTensor:
+    """One pass over this sample alone; leaves no gradient behind."""
+    parameters = update.optimizer.parameters
+    broken = [name for name, value in parameters.items() if not finite(value)]
+    if broken:
+        return BadTensor(where="adapter", name=broken[0], value="has values that are not finite")
+    if field := broken_field(sample):
+        return BadTensor(where="batch", name=field, value="is not finite")
+    watch = Watch()
+    update.optimizer.zero_grad()
+    with watch.over(update.policy.backbone):
+        loss = update.backward([sample], old).loss
+    gradients = {name: value.grad for name, value in parameters.items() if value.grad is not None}
+    update.optimizer.zero_grad()
+    if watch.forward or not finite(loss):
+        name = watch.forward[0] if watch.forward else "lm_head"
+        return BadTensor(where="forward", name=name, value="puts out values that are not finite")
+    return watch_gradients(watch, gradients)
+
+
+def watch_gradients(watch: Watch, gradients: Mapping[str, torch.Tensor]) -> BadTensor:
+    """The way back."""
+    bad = watch.backward or [name for name, grad in gradients.items() if not finite(grad)]
+    if bad:
+        return BadTensor(where="backward", name=bad[0], value="gets a gradient that is not finite")
+    norms = {name: float(grad.norm()) for name, grad in gradients.items()}
+    largest = max(norms, key=lambda name: norms[name])
+    return BadTensor(where="gradient", name=largest, value=f"has the largest gradient, of norm {norms[largest]:.4g}")
+
+
+def broken_field(sample: TrainSample) -> str:
+    """What came with the sample and is no number; empty if nothing."""
+    fields = {
+        "actor_logprobs": sample.sample.actor_logprobs,
+        "advantage": sample.sample.advantage,
+        "weight": sample.weight,
+    }
+    return next((name for name, value in fields.items() if not np.isfinite(value).all()), "")
+
+
+def finite(tensor: torch.Tensor) -> bool:
+    """All of it."""
+    return bool(torch.isfinite(tensor).all())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """What the batch did this time."""
+
+    batch: StepBatch
+    """As it was built."""
+    fault: NumericalFault | None
+    """None if the update went through."""
+    findings: tuple[Finding, ...]
+    """Every sample alone."""
+    grad_norm: float
+    """Of the whole batch, where it went through; NaN where it did not."""
+    bad: BadTensor | None
+    """Where the suspect's numbers first go wrong; None if nothing of it is refused."""
+
+
+def reproduce(kept: KeptBatch, config: Config, progress: Callable[[], None]) -> Reproduction:
+    """Build what the update needs, apply it, look at what happened."""
+    update = build_update(kept, load_base(kept, config), config, progress)
+    batch = Batches(config, update).build(kept.answers)
+    findings = tuple(update.each_alone(batch.scored, {}))
+    try:
+        stats = update.apply(kept.step, batch)
+    except NumericalFault as fault:
+        blamed = next(sample for sample in batch.scored if sample.sample.name == fault.suspect.sample)
+        bad = first_bad(update, blamed, dict(fault.old))
+        return Reproduction(batch=batch, fault=fault, findings=fault.findings, grad_norm=float("nan"), bad=bad)
+    norm = stats.grad_norm if stats else 0.0
+    return Reproduction(batch=batch, fault=None, findings=findings, grad_norm=norm, bad=None)
+
+
+def load_base(kept: KeptBatch, config: Config) -> Policy:
+    """The frozen base of the run, on the CPU."""
+    pin_torch(config.compute.learner_threads)
+    base = cached_base(config.model)
+    if base.digest != kept.base_digest:
+        raise DamageError(
+            f"The batch was trained on another base model ({kept.base_digest[:12]}, here {base.digest[:12]});"
+            " restore the model files that the run began with."
+        )
+    return load_policy(base, config.model, config.lora, pick_device("cpu"))
+
+
+def build_update(kept: KeptBatch, policy: Policy, config: Config, progress: Callable[[], None]) -> Update:
+    """As it stood before the step, broken values included."""
+    install_adapter(policy.adapter, kept.position.adapter, finite=False)
+    policy.adapter.requires_grad()
+    if config.batch.checkpointing:
+        policy.checkpoint_activations()
+    optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps)
+    optimizer.load_state_bytes(kept.position.optimizer)
+    norms = Norms(config.guard)
+    norms.load_state_dict(kept.position.norms)
+    return Update(policy, optimizer, norms, config, progress, anchor_of(kept, policy, config))
+
+
+def anchor_of(kept: KeptBatch, policy: Policy, config: Config) -> Anchor | None:
+    """What the policy was held to, if anything."""
+    if not kept.position.anchor:
+        return None
+    anchor = Anchor(policy.adapter, config.curriculum)
+    anchor.load_state_bytes(kept.position.anchor)
+    return anchor

@@ -1,0 +1,1 @@
+"""What a step leaves in the run directory."""

@@ -1,0 +1,159 @@
+"""The figures of one step, as the row that metrics.jsonl holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from learner.curriculum.curriculum import CurriculumFigures
+from learner.objective.batch import StepBatch, flat, outcome_counts
+from learner.objective.rewards import reward_parts, rewards
+from learner.update.figures import Skipped, UpdateStats
+from learner.update.mismatch import gap_of
+from protocol.messages import Finish, Group, Groups, Outcome
+from shared.config.tree import Config
+from shared.run.metrics import StepMetrics
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """Where the learner's time went in a step."""
+
+    time_s: float
+    """Since the run began."""
+    step_s: float
+    """The whole step."""
+    update_s: float
+    """Batch, update and snapshot."""
+    learner_mb: float
+    """Peak resident memory."""
+
+
+def step_metrics(
+    step: int,
+    answers: Sequence[Groups],
+    batch: StepBatch,
+    done: UpdateStats | Skipped | None,
+    clock: Clock,
+    curriculum: CurriculumFigures,
+    config: Config,
+) -> StepMetrics:
+    """One row; what a step without an update cannot know is NaN."""
+    stats = done if isinstance(done, UpdateStats) else None
+    groups = flat(answers)
+    tokens = sum(sum(group.lengths) for group in groups)
+    num_samples = sum(len(group.lengths) for group in groups)
+    rollout_s = sum(answer.timings.rollout_s for answer in answers)
+    verify_s = sum(answer.timings.verify_s for answer in answers)
+    constrained = batch.samples and config.constraint.beta > 0.0
+    return StepMetrics(
+        step=step + 1,
+        time_s=clock.time_s,
+        rewards=reward_means(groups, config),
+        outcomes=outcome_shares(groups),
+        groups_dropped=batch.dropped,
+        groups_quarantined=done.groups if isinstance(done, Skipped) else 0,
+        groups_total=len(groups),
+        entropy_mean=mean_entropy(groups, batch, stats),
+        mask_fraction=masked_fraction(batch),
+        length_mean=tokens / num_samples,
+        truncated=sum(f is Finish.LENGTH for group in groups for f in group.finishes) / num_samples,
+        tokens_per_s=tokens / clock.step_s,
+        rollout_s=rollout_s,
+        verify_s=verify_s,
+        update_s=clock.update_s,
+        idle_s=max(0.0, clock.step_s - clock.update_s - rollout_s - verify_s),
+        step_s=clock.step_s,
+        actor_mb=max(answer.timings.memory_mb for answer in answers),
+        learner_mb=clock.learner_mb,
+        weight_sum=stats.weight_sum if stats else 0.0,
+        held_fraction=held_fraction(batch) if constrained else NAN,
+        policy_version=min(answer.policy_version for answer in answers),
+        curriculum_stage=curriculum.stage,
+        curriculum_pass_rate=curriculum.pass_rate,
+        curriculum_effective_tasks=curriculum.effective_tasks,
+        **spread("reward", np.concatenate([rewards(group, config) for group in groups])),
+        **spread("advantage", np.array([sample.sample.advantage for sample in batch.samples])),
+        **(of_update(stats, config) if stats else dict.fromkeys(OF_UPDATE, NAN)),
+    )
+
+
+OF_UPDATE = (
+    *("ratio_mean", "clip_fraction", "importance_mean", "importance_capped", "importance_ess"),
+    *("mismatch_mean", "mismatch_p95", "mismatch_p99", "mismatch_max", "loss", "kl", "grad_norm", "lr"),
+    *("held_kl", "constraint_loss", "noise_signal", "noise_spread", "ewc_penalty"),
+)
+"""What only a step with an update can know."""
+
+
+def of_update(stats: UpdateStats, config: Config) -> dict[str, float]:
+    """Those figures, NaN for what the configuration leaves out."""
+    gap, noise = gap_of(stats.mismatch), stats.noise
+    cap, constrained = config.loss.importance_cap, config.constraint.beta > 0.0
+    figures = (
+        *(mean(stats.ratios), mean(stats.clipped)),
+        *(mean(stats.importance), mean(stats.importance > cap) if cap else NAN, effective_share(stats.importance)),
+        *(gap.mean, gap.p95, gap.p99, gap.largest),
+        *(stats.loss, mean(stats.kl), stats.grad_norm, stats.lr),
+        *(mean(stats.held_kl) if constrained else NAN, stats.constraint_loss if constrained else NAN),
+        *(noise.signal if noise else NAN, noise.spread if noise else NAN),
+        stats.ewc_penalty if config.curriculum.ewc else NAN,
+    )
+    return dict(zip(OF_UPDATE, figures, strict=True))
+
+
+def reward_means(groups: Sequence[Group], config: Config) -> dict[str, float]:
+    """Mean of each part of the reward, unweighted, over all samples."""
+    parts = [reward_parts(group, config) for group in groups]
+    return {name: float(np.concatenate([part[name] for part in parts]).mean()) for name in parts[0]}
+
+
+def outcome_shares(groups: Sequence[Group]) -> dict[Outcome, float]:
+    """Share of samples with each outcome."""
+    counts = outcome_counts(groups)
+    total = sum(counts.values())
+    return {outcome: count / total for outcome, count in counts.items()}
+
+
+def mean_entropy(groups: Sequence[Group], batch: StepBatch, stats: UpdateStats | None) -> float:
+    """Nats a response token: the engine's, or the learner's own."""
+    told = [group.entropies for group in groups if group.entropies is not None]
+    filled = [sample.sample.entropies for sample in batch.samples if sample.sample.entropies is not None]
+    if told or filled:
+        return mean(np.concatenate(told or filled))
+    return mean(stats.entropies) if stats else NAN
+
+
+def masked_fraction(batch: StepBatch) -> float:
+    """Share of the batch's response tokens that carried gradient."""
+    selected = sum(int(sample.selected.sum()) for sample in batch.samples)
+    return selected / batch.response_tokens if batch.samples else NAN
+
+
+def held_fraction(batch: StepBatch) -> float:
+    """Share of the batch's response tokens that the constraint held back."""
+    return sum(int((sample.held != 0).sum()) for sample in batch.samples) / batch.response_tokens
+
+
+def effective_share(weights: np.ndarray) -> float:
+    """(sum w)^2 / (n sum w^2)"""
+    squares = float((weights.astype(np.float64) ** 2).sum())
+    return float(weights.astype(np.float64).sum()) ** 2 / (len(weights) * squares) if squares else NAN
+
+
+def spread(name: str, values: np.ndarray) -> dict[str, float]:
+    """Mean, standard deviation, minimum and maximum; NaN of nothing."""
+    found = values if len(values) else np.array([NAN])
+    return {
+        f"{name}_mean": float(found.mean()),
+        f"{name}_std": float(found.std()),
+        f"{name}_min": float(found.min()),
+        f"{name}_max": float(found.max()),
+    }
+
+
+def mean(values: np.ndarray) -> float:
+    """As a plain number; NaN of nothing."""
+    return float(values.mean()) if len(values) else NAN

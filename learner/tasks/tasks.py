@@ -1,0 +1,164 @@
+"""The tasks of a run: questions as prompt ids, and the columns that the verifier will see.
+
+    rows (data_source.py) -> examples set aside -> shuffled by tasks.seed -> held out -> limit -> dropped or rendered
+
+What is dropped is counted by its reason, never cut or changed: an empty question, a gold answer that the verifier
+cannot read, a prompt that is too long, a column beyond what the wire takes. Held-out tasks are never trained on, and
+the test set is not even read while a run trains. Both come in a seeded order, so that the first n are a sample of all.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from learner.tasks.sources import Columns, held_out_rows, rows_of_test, training_rows
+from learner.tasks.word_problems import problems
+from protocol.limits import MAX_KEYS, MAX_TEXT_CHARS
+from shared.config.data import TasksConfig, VerifierKind
+from shared.errors import DataError
+from shared.gold_answer import gold_number
+from shared.model.prompt import Prompter, Shots
+
+EMBEDDED_HELD_OUT = 512
+MAX_FORMULA_CHARS = 500
+Rows = Sequence[Columns]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One question."""
+
+    prompt_ids: np.ndarray
+    """[Tp] int32, chat template applied."""
+    columns: Columns
+    """What the verifier gets: `question`, `answer`, and the rest of the row, all as text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSet:
+    """All tasks of a run."""
+
+    train: tuple[Task, ...]
+    """To learn from."""
+    held_out: tuple[Task, ...]
+    """To evaluate on."""
+    dropped: Mapping[str, int]
+    """Rows left out, by reason; both parts together."""
+
+
+def load_tasks(config: TasksConfig, prompter: Prompter, kind: VerifierKind) -> TaskSet:
+    """Read, filter, render."""
+    train_rows, held_out_rows = load_rows(config, kind)
+    shots = examples(train_rows, config)
+    dropped: Counter[str] = Counter()
+    train = kept(train_rows[config.few_shot :], config, prompter, kind, shots, dropped)
+    held_out = kept(held_out_rows, config, prompter, kind, shots, dropped)
+    if not train:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "it has no rows"
+        raise DataError(f"tasks.source = '{config.source}' gave no task to train on: {reasons}.")
+    return TaskSet(train=train, held_out=held_out, dropped=dict(dropped))
+
+
+def load_test(
+    config: TasksConfig, prompter: Prompter, kind: VerifierKind
+) -> tuple[tuple[Task, ...], Mapping[str, int]]:
+    """The test set with the examples of training, and the rows left out of it; no tasks where there is no such set."""
+    rows = rows_of_test(config, needs_answer=needs_answers(config, kind))
+    if not rows:
+        return (), {}
+    shots = examples(load_rows(config, kind)[0], config) if config.few_shot else ()
+    dropped: Counter[str] = Counter()
+    return kept(shuffled(rows, config.seed), config, prompter, kind, shots, dropped), dropped
+
+
+def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows]:
+    """Train and held-out rows. The first `tasks.few_shot` of the former are the examples."""
+    if config.source == "embedded":
+        count = (config.limit or 8192) + config.few_shot
+        return embedded_rows("train", count, config.levels), embedded_rows("held_out", EMBEDDED_HELD_OUT, config.levels)
+    rows = training_rows(config, needs_answer=needs_answers(config, kind))
+    shown, train = rows[: config.few_shot], shuffled(rows[config.few_shot :], config.seed)
+    held_out = held_out_rows(config, needs_answer=needs_answers(config, kind))
+    if held_out is None:
+        train, held_out = divided(train)
+    else:
+        held_out = shuffled(held_out, config.seed)
+    return [*shown, *train[: config.limit or None]], held_out
+
+
+def needs_answers(config: TasksConfig, kind: VerifierKind) -> bool:
+    """Whether rows must have a gold answer."""
+    return kind != "callable" or config.few_shot > 0
+
+
+def examples(train_rows: Rows, config: TasksConfig) -> Shots:
+    """What is shown before every question."""
+    return tuple((row["question"], row.get("solution") or row["answer"]) for row in train_rows[: config.few_shot])
+
+
+def divided(rows: list[Columns]) -> tuple[list[Columns], list[Columns]]:
+    """The rest, and the last tenth, to which all copies of its questions go: none of them is trained on."""
+    count = len(rows) // 10
+    kept_back = {unspaced(row) for row in rows[len(rows) - count :]}
+    parts: tuple[list[Columns], list[Columns]] = ([], [])
+    for row in rows:
+        parts[unspaced(row) in kept_back].append(row)
+    return parts
+
+
+def unspaced(row: Columns) -> str:
+    """Its question, however its white space is written."""
+    return " ".join(row["question"].split())
+
+
+def embedded_rows(split: Literal["train", "held_out"], count: int, levels: tuple[int, ...]) -> Rows:
+    """Problems of the embedded generator; the two splits share none."""
+    found = problems(split, count=count, seed=0, levels=levels)
+    return [{"question": p.question, "answer": str(p.answer), "level": str(p.level)} for p in found]
+
+
+def shuffled(rows: list[Columns], seed: int) -> list[Columns]:
+    """In an order of this seed. A file may be sorted by difficulty; its first rows are then no sample of it."""
+    return [rows[place] for place in np.random.default_rng(seed).permutation(len(rows))]
+
+
+def kept(
+    rows: Rows, config: TasksConfig, prompter: Prompter, kind: VerifierKind, shots: Shots, dropped: Counter[str]
+) -> tuple[Task, ...]:
+    """The rows that become tasks; the others are counted."""
+    tasks: list[Task] = []
+    for row in rows:
+        reason = fault_of(row, kind)
+        ids = [] if reason else prompter.prompt_ids(row["question"], config.system_prompt, shots)
+        if len(ids) > config.max_prompt_tokens:
+            reason = f"with a prompt of more than tasks.max_prompt_tokens = {config.max_prompt_tokens}"
+        if reason:
+            dropped[reason] += 1
+        else:
+            tasks.append(Task(prompt_ids=np.array(ids, dtype=np.int32), columns=row))
+    return tuple(tasks)
+
+
+def fault_of(row: Columns, kind: VerifierKind) -> str | None:
+    """Why a row can be no task; None if it can."""
+    if not row["question"].strip():
+        return "without a question"
+    if not is_readable(row.get("answer", ""), kind):
+        return f"with a gold answer that verifier.kind = '{kind}' cannot read"
+    if len(row) > MAX_KEYS or any(len(value) > MAX_TEXT_CHARS for value in row.values()):
+        return f"with more than {MAX_KEYS} columns or a column of more than {MAX_TEXT_CHARS} characters"
+    return None
+
+
+def is_readable(answer: str, kind: VerifierKind) -> bool:
+    """Whether the verifier can compare with it. A formula is not read here: that belongs into killable workers."""
+    match kind:
+        case "callable":
+            return True
+        case "math":
+            return bool(answer.strip()) and len(answer) <= MAX_FORMULA_CHARS and answer.count("{") == answer.count("}")
+        case _:
+            return gold_number(answer) is not None

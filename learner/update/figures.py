@@ -1,0 +1,118 @@
+"""What an update came to, from the small to the large: a micro-batch, a pass, a step."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from learner.objective.loss import KlTerms, LossTerms
+from learner.update.gradient_check import Refusal
+from learner.update.gradient_noise import GradientNoise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A step without an update, because of its batch."""
+
+    groups: int
+    """Set aside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassPart:
+    """One micro-batch of a pass, done."""
+
+    terms: LossTerms
+    """The objective and its per-token figures."""
+    kl: KlTerms
+    """To the base."""
+    held: KlTerms
+    """What was held back."""
+    mismatch: torch.Tensor
+    """[u], of all scored tokens."""
+    entropies: torch.Tensor
+    """[u]."""
+    weight_sum: float
+    """Of the objective's tokens."""
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """All terms together, detached."""
+        return (self.terms.loss + self.kl.loss + self.held.loss).detach()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """The sum over the micro-batches of a pass."""
+
+    parts: list[PassPart]
+    """What each of them said."""
+    loss: float
+    """Sum of their losses."""
+    norm: float
+    """Of the sum of their gradients, before clipping."""
+    refusal: Refusal | None
+    """Why it may not be used, if so."""
+    noise: GradientNoise | None
+    """If it was measured."""
+    ewc_penalty: float
+    """Part of the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateStats:
+    """What one step did."""
+
+    loss: float
+    """Of the last pass, all terms."""
+    grad_norm: float
+    """Of the last pass, before clipping."""
+    lr: float
+    """Rate used."""
+    ratios: np.ndarray
+    """[n] over all passes."""
+    clipped: np.ndarray
+    """[n] bool over all passes."""
+    importance: np.ndarray
+    """[n] pi_old / mu of the objective's tokens, before it is truncated."""
+    kl: np.ndarray
+    """[k] of the first pass; nothing where there is no KL term."""
+    mismatch: np.ndarray
+    """[u] |learner - actor log-prob| before the first update."""
+    entropies: np.ndarray
+    """[u] nats, of all scored tokens in the first pass."""
+    weight_sum: float
+    """Sum of the weights of all selected tokens: the mask's share of the loss's divisor."""
+    constraint_loss: float
+    """What holding tokens back added to the loss of the last pass."""
+    held_kl: np.ndarray
+    """[m] k3 of the held tokens to their reference, in the last pass."""
+    noise: GradientNoise | None
+    """Of the first pass; None where it is not measured."""
+    ewc_penalty: float
+    """In the last pass; 0 where nothing holds the policy to an earlier stage."""
+
+
+def gathered(gradient: Gradient, lr: float) -> UpdateStats:
+    """The figures of one pass."""
+    parts = gradient.parts
+
+    def column(tensors: list[torch.Tensor]) -> np.ndarray:
+        return torch.cat(tensors).cpu().numpy()
+
+    return UpdateStats(
+        loss=gradient.loss,
+        grad_norm=gradient.norm,
+        lr=lr,
+        ratios=column([part.terms.ratios for part in parts]),
+        clipped=column([part.terms.clipped for part in parts]),
+        importance=column([part.terms.importance for part in parts]),
+        kl=column([part.kl.kl for part in parts]),
+        mismatch=column([part.mismatch for part in parts]),
+        entropies=column([part.entropies for part in parts]),
+        weight_sum=sum(part.weight_sum for part in parts),
+        constraint_loss=sum(float(part.held.loss.detach()) for part in parts),
+        held_kl=column([part.held.kl for part in parts]),
+        noise=gradient.noise,
+        ewc_penalty=gradient.ewc_penalty,
+    )

@@ -1,0 +1,175 @@
+"""Micro-batches as tensors: sequences for the backbone, flat scored tokens for head and loss.
+
+The position before a token predicts it: the prompt's last position the first token of a completion, the completion's
+position t - 1 its token t. So the last token of a completion is never fed. Only the hidden rows that predict scored
+tokens (selected by the entropy mask, held by the constraint, or all of them for the KL) meet the head: that is where
+the mask saves work.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from learner.objective.batch import TrainSample
+from shared.model.sequences import Sequences
+
+
+def cut(samples: Sequence[TrainSample], token_budget: int, share_prompts: bool) -> list[list[TrainSample]]:
+    """Fill micro-batches up to the budget of padded tokens, longest first, groups together where prompts are shared."""
+    cuts: list[list[TrainSample]] = []
+    for sample in longest_first(samples, share_prompts):
+        if cuts and padded_tokens([*cuts[-1], sample], share_prompts) <= token_budget:
+            cuts[-1].append(sample)
+        else:
+            cuts.append([sample])
+    return cuts
+
+
+def by_group(samples: Sequence[TrainSample]) -> list[list[TrainSample]]:
+    """The samples of each group, groups in the order of the batch."""
+    groups: dict[str, list[TrainSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.sample.group, []).append(sample)
+    return list(groups.values())
+
+
+def longest_first(samples: Sequence[TrainSample], share_prompts: bool) -> list[TrainSample]:
+    """By length, or by the length of the group's longest answer, so that little is padding."""
+    if not share_prompts:
+        return sorted(samples, key=total_tokens, reverse=True)
+    longest: dict[str, int] = {}
+    for sample in samples:
+        longest[sample.sample.group] = max(total_tokens(sample), longest.get(sample.sample.group, 0))
+    return sorted(samples, key=lambda sample: (-longest[sample.sample.group], sample.sample.group))
+
+
+def padded_tokens(samples: Sequence[TrainSample], share_prompts: bool) -> int:
+    """What a micro-batch of these costs."""
+    if not share_prompts:
+        return len(samples) * max(total_tokens(sample) for sample in samples)
+    prompts = {sample.sample.group: len(sample.sample.prompt_ids) for sample in samples}
+    completion = max(len(sample.sample.completion_ids) for sample in samples)
+    return len(prompts) * max(prompts.values()) + len(samples) * completion
+
+
+def total_tokens(sample: TrainSample) -> int:
+    """Prompt and completion."""
+    return len(sample.sample.prompt_ids) + len(sample.sample.completion_ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """B answers and the u tokens among them that are scored: n carry the objective, m are held back, k count in the KL;
+    a token may be several of these."""
+
+    sequences: Sequences
+    """What the backbone runs over."""
+    rows: torch.Tensor
+    """[u] int64 into the backbone's hidden rows: the positions that predict the scored tokens."""
+    targets: torch.Tensor
+    """[u] int64 the scored tokens."""
+    selected: torch.Tensor
+    """[n] int64 in [0, u): tokens of the objective."""
+    held: torch.Tensor
+    """[m] int64 in [0, u): tokens of the constraint."""
+    held_weights: torch.Tensor
+    """[m] fp32, what each counts there."""
+    in_kl: torch.Tensor
+    """[k] int64 in [0, u): tokens of the KL."""
+    actor_logprobs: torch.Tensor
+    """[u] fp32."""
+    weights: torch.Tensor
+    """[u] fp32."""
+    advantages: torch.Tensor
+    """[n] fp32."""
+    sample: torch.Tensor
+    """[n] int64 in [0, B)."""
+    names: tuple[str, ...]
+    """[B] for error messages."""
+
+
+def micro_batch(samples: Sequence[TrainSample], device: torch.device, share_prompts: bool) -> MicroBatch:
+    """Pad, flatten, move."""
+    sequences, rows = shared_layout(samples) if share_prompts else whole_layout(samples)
+    counts = [int(s.selected.sum()) for s in samples]
+    tokens = [s.sample.completion_ids[s.scored] for s in samples]
+    held = np.concatenate([s.held[s.scored] * np.float32(s.weight) for s in samples])
+    actor = [s.sample.actor_logprobs[s.scored] for s in samples]
+    selected = np.concatenate([s.selected[s.scored] for s in samples])
+    advantages = np.repeat([s.sample.advantage for s in samples], counts)
+    scored = [len(row) for row in rows]
+    weights = np.repeat([s.weight for s in samples], scored)
+    in_kl = np.repeat([s.in_kl for s in samples], scored)
+    return MicroBatch(
+        sequences=moved(sequences, device),
+        rows=torch.from_numpy(np.concatenate(rows)).to(device),
+        targets=torch.from_numpy(np.concatenate(tokens).astype(np.int64)).to(device),
+        selected=torch.from_numpy(np.flatnonzero(selected)).to(device),
+        held=torch.from_numpy(np.flatnonzero(held)).to(device),
+        held_weights=torch.from_numpy(held[held != 0]).to(device),
+        in_kl=torch.from_numpy(np.flatnonzero(in_kl)).to(device),
+        actor_logprobs=torch.from_numpy(np.concatenate(actor)).to(device),
+        weights=torch.from_numpy(weights.astype(np.float32)).to(device),
+        advantages=torch.from_numpy(advantages.astype(np.float32)).to(device),
+        sample=torch.from_numpy(np.repeat(np.arange(len(samples)), counts)).to(device),
+        names=tuple(s.sample.name for s in samples),
+    )
+
+
+def whole_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.ndarray]]:
+    """Every answer with its own copy of the prompt."""
+    whole = [np.concatenate([s.sample.prompt_ids, s.sample.completion_ids])[:-1] for s in samples]
+    ids = padded(whole)
+    rows = [
+        row * ids.shape[1] + len(s.sample.prompt_ids) - 1 + np.flatnonzero(s.scored) for row, s in enumerate(samples)
+    ]
+    return sequences_of(ids, lengths=[len(row) for row in whole], completions=None, owner=[]), rows
+
+
+def shared_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.ndarray]]:
+    """Each group's prompt once."""
+    prompts = {s.sample.group: s.sample.prompt_ids for s in samples}
+    number = {group: index for index, group in enumerate(prompts)}
+    owner = [number[s.sample.group] for s in samples]
+    first, second = padded(list(prompts.values())), padded([s.sample.completion_ids[:-1] for s in samples])
+    rows: list[np.ndarray] = []
+    for row, sample in enumerate(samples):
+        last_of_prompt = owner[row] * first.shape[1] + len(sample.sample.prompt_ids) - 1
+        before_token = first.size + row * second.shape[1] + np.arange(-1, len(sample.scored) - 1)
+        before_token[0] = last_of_prompt
+        rows.append(before_token[sample.scored])
+    lengths = [len(prompt) for prompt in prompts.values()]
+    return sequences_of(first, lengths, completions=second, owner=owner), rows
+
+
+def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Ragged rows as [len(rows), longest] int64, at least one column wide, zeros at the right."""
+    ids = np.zeros((len(rows), max(1, *(len(row) for row in rows))), dtype=np.int64)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
+    return ids
+
+
+def sequences_of(
+    prompts: np.ndarray, lengths: Sequence[int], completions: np.ndarray | None, owner: Sequence[int]
+) -> Sequences:
+    """Arrays as tensors."""
+    return Sequences(
+        prompts=torch.from_numpy(prompts),
+        lengths=torch.tensor(lengths, dtype=torch.int64),
+        completions=None if completions is None else torch.from_numpy(completions),
+        owner=torch.tensor(owner, dtype=torch.int64),
+    )
+
+
+def moved(sequences: Sequences, device: torch.device) -> Sequences:
+    """On the policy's device."""
+    completions = sequences.completions
+    return Sequences(
+        prompts=sequences.prompts.to(device),
+        lengths=sequences.lengths.to(device),
+        completions=None if completions is None else completions.to(device),
+        owner=sequences.owner.to(device),
+    )
