@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from benchmarks.fuzz_desk import SPOILS
 from benchmarks.gauges import descendants, folder_mb, gauges
 from benchmarks.machine import write_result
-from launch.run import make_run
+from launch.commands.run import make_run
 from learner.wiring import load_model
 from protocol.access.keys import create_actor_key, load_actor_key
 from protocol.codec import decode, encode

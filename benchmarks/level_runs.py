@@ -16,8 +16,7 @@ from typing import Any
 
 from msgspec import structs
 
-from launch.local_actor import LocalActor, local_actor
-from launch.local_desk import LocalDesk
+from launch.commands.in_process import LocalActor, LocalDesk, local_actor
 from learner.durable.checkpoint import CheckpointStore
 from learner.objective.batch import flat
 from learner.orders.orders import build_orders

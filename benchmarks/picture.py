@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch.display import View, draw
-from launch.report import print_report
-from launch.watch import Watch
+from launch.display.live import View, draw
+from launch.display.report import print_report
+from launch.display.watch import Watch
 from shared.config.load import config_from_json
 from shared.run.run_dir import RunDir
 from shared.run.summary import read_summary

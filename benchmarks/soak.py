@@ -24,11 +24,11 @@ from typing import Any
 from benchmarks.gauges import BOUNDS, descendants, folder_mb, gauges, is_zombie
 from benchmarks.machine import write_result
 from benchmarks.slope import Slope, slope
-from launch.child import Child
-from launch.growing_file import GrowingFile
-from launch.run import make_run
-from launch.starter import ForkedProcess, ZygoteStarter
-from launch.topology import process, topology
+from launch.commands.run import make_run
+from launch.supervisor.child import Child
+from launch.supervisor.growing_file import GrowingFile
+from launch.supervisor.starter import ForkedProcess, ZygoteStarter
+from launch.supervisor.topology import process, topology
 from protocol.access.keys import create_actor_key
 from shared.config.load import load_config
 from shared.config.tree import Config

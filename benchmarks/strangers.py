@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.gauges import gauges
 from benchmarks.machine import write_result
-from launch.run import make_run
+from launch.commands.run import make_run
 from shared.config.load import load_config
 from tests.chaos.prepared import CHAOS
 from tests.runs import ROOT, num_rows, summary

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
 def answer(argv: list[str]) -> int:
     """Parse and do it; errors in words."""
     from launch.cli import parse
-    from launch.errors import ProcessFailed
+    from launch.supervisor.topology import ProcessFailed
     from protocol.errors import SecurityError
     from shared.errors import UserError
 
@@ -63,7 +63,7 @@ def dispatch(args: "argparse.Namespace") -> int:
         case "run":
             return run(args)
         case "resume":
-            from launch.resume import run_command
+            from launch.commands.resume import run_command
 
             return run_command(
                 directory=args.directory,
@@ -81,25 +81,25 @@ def dispatch(args: "argparse.Namespace") -> int:
 
             return run_command(source=args.source, overrides=args.set, out=args.out, as_json=args.json)
         case "compare":
-            from launch.compare import run_command
+            from launch.commands.compare import run_command
 
             return run_command(first=args.A, second=args.B, label=args.label, flips=args.flips)
         case "export":
             return export(args)
         case "key":
-            from launch.key import run_command
+            from launch.commands.key import run_command
 
             return run_command(directory=args.directory, name=args.name)
         case "curriculum":
-            from launch.curriculum import run_command
+            from launch.commands.curriculum import run_command
 
             return run_command(source=args.source, overrides=args.set)
         case "data":
-            from launch.data import run_command
+            from launch.commands.data import run_command
 
             return run_command(source=args.source, overrides=args.set, examples=args.examples)
         case "verify":
-            from launch.verify import run_command
+            from launch.commands.verify import run_command
 
             return run_command(
                 kind=args.kind, strict=args.strict, source=args.source, out=args.out, workers=args.workers
@@ -110,7 +110,7 @@ def dispatch(args: "argparse.Namespace") -> int:
 
 def evaluate(args: "argparse.Namespace") -> int:
     """`eval`."""
-    from launch.eval import run_command
+    from launch.commands.evaluate import run_command
 
     return run_command(
         directory=args.directory,
@@ -126,17 +126,17 @@ def evaluate(args: "argparse.Namespace") -> int:
 def replay(args: "argparse.Namespace") -> int:
     """`replay` of a whole run, or of one batch."""
     if args.batch:
-        from launch.replay_batch import run_command as run_batch
+        from launch.commands.replay import run_batch
 
         return run_batch(file=args.batch)
-    from launch.replay import run_command
+    from launch.commands.replay import run_command
 
     return run_command(directory=args.directory)
 
 
 def run(args: "argparse.Namespace") -> int:
     """`run`, with --steps and --seed as the overrides they stand for."""
-    from launch.run import run_command
+    from launch.commands.run import run_command
 
     sugar = {"run.steps": args.steps, "run.seed": args.seed}
     return run_command(
@@ -168,10 +168,10 @@ def generate(args: "argparse.Namespace") -> int:
     policy = {"directory": args.directory, "base": args.base, "checkpoint": args.checkpoint}
     sampling = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed}
     if args.chat:
-        from launch.chat import run_command as run_chat
+        from launch.commands.chat import run_command as run_chat
 
         return run_chat(**policy, **sampling, out=args.out)
-    from launch.generate import run_command
+    from launch.commands.generate import run_command
 
     return run_command(**policy, **sampling, prompt=args.prompt, source=args.source, out=args.out)
 

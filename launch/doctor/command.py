@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from launch.commands.run import default_folder
 from launch.doctor.examine import Report, examine
 from launch.doctor.machine import gather
-from launch.run import default_folder
 from shared.config.load import apply_override, config_from_json, config_to_json, load_config, resolve
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir
@@ -32,7 +32,7 @@ def run_command(*, source: str | None, overrides: Sequence[str], out: Path | Non
     if as_json:
         print(json.dumps(as_tree(str(chosen), run_dir, reports), indent=2))
     else:
-        from launch.console import make_console
+        from launch.display.console import make_console
         from launch.doctor.show import show
 
         show(make_console(None), str(chosen), run_dir, reports)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.checkpoint_choice import choose_checkpoint
+from launch.commands.in_process import choose_checkpoint
 from launch.export.hub import Hub, hub_api, push, require_token
 from learner.durable.checkpoint import Checkpoint
 from shared.config.load import config_from_json

@@ -7,7 +7,8 @@
 Answers without a final answer that can be read (truncated ones among them) are one cluster: they do not differ in
 meaning. A task that is always or never right has nothing to teach a group, and its low entropy would put it first.
 What the entropies were measured with is kept beside them, in words; they are refused for anything else.
-Left out on purpose: how answers are sampled and compared, which needs an engine and a verifier (launch/curriculum.py).
+Left out on purpose: how answers are sampled and compared, which needs an engine and a verifier
+(launch/commands/curriculum.py).
 """
 
 import hashlib

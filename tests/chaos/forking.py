@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from launch.topology import Process
+from launch.supervisor.topology import Process
 from shared.process.parent_death import PARENT_PID
 
 OURS = {"protocol", "shared", "actor", "learner", "launch"}

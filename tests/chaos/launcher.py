@@ -7,10 +7,9 @@ short, so that a life of a run costs a second.
 import sys
 from pathlib import Path
 
-from launch.errors import ProcessFailed
-from launch.restarts import Patience
-from launch.supervise import Supervisor
-from launch.topology import topology
+from launch.supervisor.restarts import Patience
+from launch.supervisor.supervise import Supervisor
+from launch.supervisor.topology import ProcessFailed, topology
 from shared.config.load import config_from_json
 from shared.errors import UserError
 from shared.run.run_dir import RunDir

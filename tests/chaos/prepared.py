@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from launch.run import make_run
+from launch.commands.run import make_run
 from shared.config.load import load_config
 
 CHAOS = {

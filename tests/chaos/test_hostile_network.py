@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launch.run import make_run
+from launch.commands.run import make_run
 from protocol.limits import MAX_HANDSHAKE_FAILURES
 from shared.config.load import load_config
 from tests.chaos.byte_proxy import ByteProxy, byte_proxy

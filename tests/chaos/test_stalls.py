@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.errors import ProcessFailed
-from launch.restarts import Patience
-from launch.starter import FreshStarter
-from launch.supervise import Supervisor
-from launch.topology import Topology
+from launch.supervisor.restarts import Patience
+from launch.supervisor.starter import FreshStarter
+from launch.supervisor.supervise import Supervisor
+from launch.supervisor.topology import ProcessFailed, Topology
 from tests.integration.test_supervise import SERVE, Listener, lives, pids, plan
 from tests.runs import SMALL, num_rows, processes_of, rows, sets, start, summary, train, wait_until
 

@@ -12,8 +12,8 @@ import torch
 
 from actor.rollout import Rollout
 from actor.wiring import build_engine
-from launch.local_desk import LocalDesk
-from launch.replay_batch import run_command
+from launch.commands.in_process import LocalDesk
+from launch.commands.replay import run_batch as run_command
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder

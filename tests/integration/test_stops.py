@@ -76,7 +76,9 @@ def check_resumed(out: Path, steps: int, expected: str) -> None:
 
 
 def zygote_of(launcher: "subprocess.Popen[str]") -> psutil.Process:
-    (zygote,) = [p for p in psutil.Process(launcher.pid).children() if "launch.zygote" in " ".join(p.cmdline())]
+    (zygote,) = [
+        p for p in psutil.Process(launcher.pid).children() if "launch.supervisor.fork_server" in " ".join(p.cmdline())
+    ]
     return zygote
 
 

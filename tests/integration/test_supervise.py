@@ -14,11 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.errors import ProcessFailed
-from launch.restarts import Patience, Restarts
-from launch.starter import FreshStarter
-from launch.supervise import Supervisor
-from launch.topology import Process, Topology
+from launch.supervisor.restarts import Patience, Restarts
+from launch.supervisor.starter import FreshStarter
+from launch.supervisor.supervise import Supervisor
+from launch.supervisor.topology import Process, ProcessFailed, Topology
 from shared.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -327,8 +326,8 @@ def test_handlers_are_put_back(folder: Path) -> None:
 LAUNCHER = """
 import sys
 from pathlib import Path
-from launch.starter import FreshStarter
-from launch.supervise import Supervisor
+from launch.supervisor.starter import FreshStarter
+from launch.supervisor.supervise import Supervisor
 from tests.integration.test_supervise import DEAF, QUICK, WITH_WORKER, Listener, plan
 folder = Path(sys.argv[1])
 Supervisor(plan(folder, DEAF, DEAF), Listener(), FreshStarter(), QUICK).run()

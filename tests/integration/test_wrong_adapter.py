@@ -8,7 +8,7 @@ import pytest
 from actor.installer import CanaryMismatch
 from actor.rollout import Rollout
 from actor.wiring import build_engine
-from launch.local_desk import LocalDesk
+from launch.commands.in_process import LocalDesk
 from learner.loop import train
 from learner.objective.batch import StepBatch
 from learner.quarantine.quarantine import KeptBatch

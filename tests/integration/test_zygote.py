@@ -11,11 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.attend import starter_for
-from launch.errors import ProcessFailed
-from launch.run import make_run
-from launch.starter import ForkedProcess, FreshStarter, Starter, ZygoteStarter
-from launch.topology import Process, Topology, topology
+from launch.commands.run import make_run
+from launch.commands.watch_run import starter_for
+from launch.supervisor.starter import ForkedProcess, FreshStarter, Starter, ZygoteStarter
+from launch.supervisor.topology import Process, ProcessFailed, Topology, topology
 from shared.config.load import load_config
 from tests.runs import ROOT
 
@@ -144,8 +143,8 @@ def test_closing_ends_what_is_left(plan: Topology) -> None:
 def test_killing_the_launcher_ends_its_zygote(plan: Topology) -> None:
     code = """
 import sys
-from launch.attend import starter_for
-from launch.topology import topology
+from launch.commands.watch_run import starter_for
+from launch.supervisor.topology import topology
 from pathlib import Path
 from shared.config.load import load_config
 starter = starter_for(topology(Path(sys.argv[1]), load_config("embedded", [])))

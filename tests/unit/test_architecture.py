@@ -144,7 +144,11 @@ def wire_modules() -> list[str]:
 
 @pytest.mark.parametrize(
     "modules",
-    [wire_modules(), ["shared.config.tree", "shared.config.load", "shared.errors"], ["launch.__main__", "launch.run"]],
+    [
+        wire_modules(),
+        ["shared.config.tree", "shared.config.load", "shared.errors"],
+        ["launch.__main__", "launch.commands.run"],
+    ],
     ids=["wire", "configuration", "command line"],
 )
 def test_the_front_loads_nothing_heavy(modules: list[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from actor.scoring.pool import ScorePool
 from actor.scoring.stream import score_all
 from actor.verifiers.verdict import ScoreJob
-from launch.ballots import Ballots
+from launch.commands.in_process import Ballots
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig, VerifierKind
 from tests.fakes import toy_tasks

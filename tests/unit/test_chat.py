@@ -13,9 +13,7 @@ from rich.console import Console
 from actor.engines.hf_engine import HFEngine
 from actor.engines.stream import stream
 from launch.__main__ import main
-from launch.chat import converse
-from launch.chat_screen import columns_of, one_by_one
-from launch.conversation import UNFINISHED, Voice
+from launch.commands.chat import UNFINISHED, Voice, columns_of, converse, one_by_one
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from protocol.messages import GroupOrder, Sampling
 from shared.config.load import config_to_json, resolve

@@ -10,7 +10,7 @@ import pytest
 
 from launch.__main__ import main, nobody_reads
 from launch.cli import parse
-from launch.run import default_folder
+from launch.commands.run import default_folder
 from protocol.access.keys import load_actor_key
 from shared.config.load import config_from_json
 from shared.errors import UserError

@@ -3,7 +3,7 @@
 import contextlib
 
 from actor.scoring.pool import ScorePool
-from launch.clusters import clusters, comparison
+from launch.commands.curriculum import clusters, comparison
 from shared.config.data import VerifierConfig
 from tests.fakes import ScriptedScorer
 

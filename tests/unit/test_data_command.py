@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.data import lengths, report, table
+from launch.commands.data import lengths, report, table
 from learner.tasks.tasks import load_tasks, load_test
 from shared.config.data import TasksConfig, VerifierConfig
 from shared.config.tree import Config

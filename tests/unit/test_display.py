@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launch.audience import LiveScreen, PlainScreen, screen
-from launch.display import View, draw
-from launch.growing_file import GrowingFile, last_lines
-from launch.plain_lines import Pace, bare, loud, step_line
-from launch.sparkline import BLOCKS, sparkline
-from launch.watch import Watch, clock, outcome_shares, seconds_left, steps_done, time_shares
+from launch.display.live import View, draw
+from launch.display.screens import LiveScreen, Pace, PlainScreen, bare, loud, screen, step_line
+from launch.display.sparkline import BLOCKS, sparkline
+from launch.display.watch import Watch, clock, outcome_shares, seconds_left, steps_done, time_shares
+from launch.supervisor.growing_file import GrowingFile, last_lines
 from shared.run.run_dir import RunDir
 from tests.run_files import append_rows, metrics_row, metrics_rows
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from launch.commands.run import make_run
 from launch.doctor.command import as_tree, choose_source, num_errors, read_config
 from launch.doctor.examine import CHECKS, examine, judged
 from launch.doctor.finding import Missing, warning
 from launch.doctor.machine import Machine
 from launch.doctor.show import show
-from launch.run import make_run
 from shared.config.load import load_config
 from shared.errors import ConfigError
 from tests.machines import but, sound

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from launch.commands.run import make_run
 from launch.doctor.checks import disk as disk_checks
 from launch.doctor.facts.disk import file_system, look_at_disk, look_at_folder, look_at_link, look_at_run
-from launch.run import make_run
 from shared.config.processes import LinkConfig
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir

@@ -5,7 +5,7 @@ import io
 from msgspec import structs
 from rich.console import Console
 
-from launch.eval_table import markdown, print_evaluation
+from launch.display.report import markdown, print_evaluation
 from shared.run.evaluation import Evaluation, share_of
 from tests.fakes import toy_evaluation
 

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from actor.engines.engine import Completion
 from actor.rollout import Rollout
-from launch.local_desk import LocalDesk
+from launch.commands.in_process import LocalDesk
 from learner.evaluation.evaluate import Evaluator, Votes
 from learner.tasks.tasks import Task
 from protocol.messages import Finish, Order

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.child import Child
-from launch.errors import ProcessFailed
-from launch.failure import failure
-from launch.starter import FreshStarter
-from launch.topology import Process
+from launch.supervisor.child import Child
+from launch.supervisor.endings import failure
+from launch.supervisor.starter import FreshStarter
+from launch.supervisor.topology import Process, ProcessFailed
 from shared.errors import RunDirError, UserError
 
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.__main__ import main
-from launch.local_desk import LocalDesk
+from launch.commands.in_process import LocalDesk
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.loop import train
 from learner.reports.step_report import Ledger

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.run import make_run
+from launch.commands.run import make_run
 from protocol.access.keys import load_learner_keys
 from shared.config.tree import Config
 from shared.errors import RunDirError

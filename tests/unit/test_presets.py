@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.describe import describe
-from launch.topology import topology
+from launch.commands.run import describe
+from launch.supervisor.topology import topology
 from shared.config.load import PRESETS_DIR, load_config
 from shared.config.tree import Config
 

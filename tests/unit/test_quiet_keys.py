@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = """
 import os, sys, termios
-from launch.quiet_keys import LOCAL_FLAGS, quiet_keys
+from launch.display.screens import LOCAL_FLAGS, quiet_keys
 def echoes(): return bool(termios.tcgetattr(0)[LOCAL_FLAGS] & termios.ECHOCTL)
 before = echoes()
 with quiet_keys(0):

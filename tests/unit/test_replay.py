@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.replay import first_state
+from launch.commands.replay import first_state
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.journal_format import Start
 from shared.errors import DamageError

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launch.next_command import interpreter
-from launch.report import print_report
+from launch.display.next_command import interpreter
+from launch.display.report import print_report
 from shared.errors import DamageError
 from shared.run.evaluation import write_evaluation
 from shared.run.run_dir import RunDir

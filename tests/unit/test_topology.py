@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.describe import describe, differences
-from launch.topology import topology
+from launch.commands.run import describe, differences
+from launch.supervisor.topology import topology
 from shared.config.load import resolve
 from shared.config.tree import Config
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load
 from actor.engines.engine import Engine
 from actor.engines.hf_engine import HFEngine
 from actor.rollout import Rollout
-from launch.local_desk import LocalDesk
+from launch.commands.in_process import LocalDesk
 from learner.continual.anchor import Anchor
 from learner.curriculum.build import build_curriculum
 from learner.durable.checkpoint import Checkpoint

@@ -2,14 +2,14 @@
 
 import sys
 
-from launch.audience import screen
-from launch.console import make_console
-from launch.next_command import next_command
-from launch.report import print_report
-from launch.restarts import Patience
-from launch.starter import FreshStarter, Starter, ZygoteStarter
-from launch.supervise import Supervisor
-from launch.topology import Topology, topology
+from launch.display.console import make_console
+from launch.display.next_command import next_command
+from launch.display.report import print_report
+from launch.display.screens import screen
+from launch.supervisor.restarts import Patience
+from launch.supervisor.starter import FreshStarter, Starter, ZygoteStarter
+from launch.supervisor.supervise import Supervisor
+from launch.supervisor.topology import Topology, topology
 from shared.config.tree import Config
 from shared.process.entry_point import keep_to_itself
 from shared.run.run_dir import RunDir

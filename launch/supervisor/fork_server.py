@@ -1,6 +1,6 @@
 """The process that learner and actor are forked from: it has imported what both need, and then only waits.
 
-    python -m launch.zygote FD        FD: a socket of packets, one JSON object each
+    python -m launch.supervisor.fork_server FD        FD: a socket of packets, one JSON object each
 
     to it      {child, argv, environment, log}      start `python -m MODULE ...`, output to the log
     from it    {child, pid}                         born

@@ -12,22 +12,46 @@
     nobody reads our output as at the first Ctrl-C                          -> BrokenPipeError, at the end
 
 One thread, one loop: a tick every 0.1 s looks at the processes, forwards log lines and drives the display.
+
+Ctrl-C and SIGTERM, counted instead of obeyed at once: the first asks for an orderly end, the second for any end.
 """
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
-from launch.child import Child
-from launch.errors import ProcessFailed
-from launch.failure import USER_ERROR, failure
-from launch.interrupts import Interrupts
-from launch.restarts import Patience, Restarts
-from launch.stalls import stall, stalled, stopped
-from launch.starter import Starter
-from launch.topology import Process, Topology
+from launch.supervisor.child import Child
+from launch.supervisor.endings import USER_ERROR, failure, stall, stalled, stopped
+from launch.supervisor.restarts import Patience, Restarts
+from launch.supervisor.starter import Starter
+from launch.supervisor.topology import Process, ProcessFailed, Topology
 from shared.process.children import how_it_ended
+
+CAUGHT = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """How often the user asked to stop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def received(self, *_: object) -> None:
+        """The handler only counts; a loop that looks at `count` answers."""
+        self.count += 1
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """While this is open, signals are counted; afterwards they do again what they did before."""
+        before = {number: signal.signal(number, self.received) for number in CAUGHT}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
 
 LAST_PATIENCE = 2.0
 """A stopped learner is left this many times link.silence_s, so that the actors' own words come first."""

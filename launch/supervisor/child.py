@@ -4,18 +4,75 @@ Its own session keeps the terminal's Ctrl-C away from it: only the launcher is i
 group is also how whatever it started itself (verifier workers) is stopped with it. The child ties its life to the one
 that started it (`shared/process/parent_death.py`), which holds even if the launcher is killed without a chance to clean
 up.
+
+Whether a process has been stopped (SIGSTOP): it lives, and does nothing.
+
+Where the processes of a run stand, written down before any of them is killed.
+
+A process answers SIGUSR1 with its stacks (shared/process/watchdog.py). Read the files of both side by side: a stall has
+two
+ends.
 """
 
+import contextlib
+import os
 import signal
+import sys
 import time
+from pathlib import Path
 
-from launch.growing_file import GrowingFile
-from launch.stacks import Stacks
-from launch.starter import Starter
-from launch.stopped import is_stopped
-from launch.topology import Process
-from shared.process.watchdog import ASK
+from launch.supervisor.growing_file import GrowingFile
+from launch.supervisor.starter import Starter
+from launch.supervisor.topology import Process
+from shared.process.watchdog import ASK, FIRED
 from shared.run.files import open_log
+
+WRITING_S = 2.0
+"""At most this long is waited for stacks."""
+LOOK_EVERY_S = 0.05
+
+
+class Stacks:
+    """The stacks of one process, in its present life."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.start = self.size()
+
+    def size(self) -> int:
+        """Bytes in the file, those of earlier lives included."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def is_open(self) -> bool:
+        """Whether the process is ready to be asked."""
+        return self.size() > self.start
+
+    def hold_a_stall(self) -> bool:
+        """Whether the process ended itself because it made no progress."""
+        if not self.is_open():
+            return False
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            return any(line.startswith(FIRED.encode()) for line in file)
+
+    def wait_for_more(self, before: int) -> None:
+        """Until stacks have been written: the file has grown and grows no more. Not for ever."""
+        deadline = time.monotonic() + WRITING_S
+        sizes = [before]
+        while time.monotonic() < deadline and not (sizes[-1] > before and sizes[-1] == sizes[-2]):
+            time.sleep(LOOK_EVERY_S)
+            sizes.append(self.size())
+
+
+def is_stopped(pid: int) -> bool:
+    """As the kernel shows it on Linux; elsewhere as a parent is told about its child."""
+    if sys.platform == "linux":
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return False
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
 
 
 class Child:

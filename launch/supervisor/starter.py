@@ -20,10 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from launch.errors import ProcessFailed
-from launch.growing_file import last_lines
-from launch.stopped import is_stopped
-from launch.topology import Process
+from launch.supervisor.child import is_stopped
+from launch.supervisor.growing_file import last_lines
+from launch.supervisor.topology import Process, ProcessFailed
 from shared.process.children import ASKS_TO_END
 from shared.process.parent_death import PARENT_PID
 from shared.run.files import open_log
@@ -129,7 +128,7 @@ class ZygoteStarter:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with opened as output, theirs, blocked_signals():
             self.popen = subprocess.Popen(
-                (sys.executable, "-m", "launch.zygote", str(theirs.fileno())),
+                (sys.executable, "-m", "launch.supervisor.fork_server", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.checkpoint_choice import choose_checkpoint
+from launch.commands.in_process import choose_checkpoint
 from learner.durable.checkpoint import Checkpoint
 from protocol.messages import GroupOrder, Sampling
 from protocol.plain_text import for_terminal

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from launch.checkpoint_choice import choose_checkpoint
-from launch.console import make_console
-from launch.eval_table import markdown, print_evaluation
+from launch.commands.in_process import choose_checkpoint
+from launch.display.console import make_console
+from launch.display.report import markdown, print_evaluation
 from learner.durable.checkpoint import Checkpoint
 from shared.config.data import TasksConfig
 from shared.config.load import config_from_json
@@ -63,8 +63,7 @@ def overridden(config: EvalConfig, asked: dict[str, int | None]) -> EvalConfig:
 
 def evaluate(config: Config, checkpoint: Checkpoint | None, *, test: bool) -> Evaluation:
     """The report of this checkpoint; of the base where there is none."""
-    from launch.local_actor import local_actor
-    from launch.local_desk import LocalDesk
+    from launch.commands.in_process import LocalDesk, local_actor
     from learner.evaluation.evaluate import Evaluator
     from learner.update.publisher import policy_message
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from actor.engines.vllm_options import check_engine
-from launch.next_command import next_command
+from launch.display.next_command import next_command
 from shared.config.load import config_from_json, config_to_json
 from shared.config.training import OnFault
 from shared.config.tree import Config
@@ -38,7 +38,7 @@ def run_command(
         return 0
     check_engine(config.actor)
     # Late, so that whatever is wrong with the input is said before the display is loaded.
-    from launch.attend import attend
+    from launch.commands.watch_run import attend
 
     attend(run, config, verbose=verbose)
     return 0

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.console import make_console
-from launch.next_command import next_command
+from launch.display.console import make_console
+from launch.display.next_command import next_command
 from shared.errors import DataError
 from shared.run.evaluation import Answered, Decoded, Evaluation, read_evaluation, right
 from shared.run.run_dir import RunDir

@@ -2,6 +2,8 @@
 
 Today one learner and one actor on one machine. More actors start by hand with `python -m actor`, here or elsewhere;
 they need no line here, since the learner lets in every key that `python -m launch key` made.
+
+What can go wrong with the processes of a run that is not the user's to mend.
 """
 
 import sys
@@ -75,3 +77,7 @@ def process(name: str, module: tuple[str, ...], threads: int, config: Config, ru
         threads=threads,
         log=RunDir(run_dir).logs / f"{name}.log",
     )
+
+
+class ProcessFailed(Exception):
+    """A process of the run crashed; the message holds its last log lines."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from launch.growing_file import GrowingFile
+from launch.supervisor.growing_file import GrowingFile
 
 Row = Mapping[str, float | None]
 

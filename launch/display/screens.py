@@ -1,20 +1,122 @@
-"""Who is told about a run: a live picture on a terminal, plain lines anywhere else."""
+"""Who is told about a run: a live picture on a terminal, plain lines anywhere else.
 
+The run as lines of text, for logs and pipes.
+
+A terminal that does not print `^C` where it is pressed: the characters would shift the live picture by a line.
+
+Only the job in the foreground may change its terminal: the kernel stops any other one that tries (SIGTTOU), so a run in
+the background leaves it alone. Nobody presses keys for that one either.
+"""
+
+import os
+import re
+import termios
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from launch.display import View, draw
-from launch.plain_lines import Pace, bare, loud, step_line
-from launch.quiet_keys import quiet_keys
-from launch.watch import Row, Watch, step_of, steps_done
+from launch.display.live import View, draw
+from launch.display.watch import (
+    WINDOW,
+    Row,
+    Watch,
+    clock,
+    mean,
+    number,
+    outcome_shares,
+    seconds_left,
+    step_of,
+    steps_done,
+    value,
+)
 from shared.run.run_dir import RunDir
+
+LOCAL_FLAGS = 3
+"""Index of the flags in what tcgetattr returns."""
+
+
+@contextmanager
+def quiet_keys(descriptor: int) -> Iterator[None]:
+    """While this is open. Nothing to do where the descriptor is no terminal, or not ours to change."""
+    if not in_foreground(descriptor):
+        yield
+        return
+    before = termios.tcgetattr(descriptor)
+    quiet = list(before)
+    quiet[LOCAL_FLAGS] &= ~termios.ECHOCTL
+    termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        if in_foreground(descriptor):
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+def in_foreground(descriptor: int) -> bool:
+    """Whether this is our terminal, and our process group has it."""
+    try:
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:
+        return False
+
+
+LINES = 50
+"""A longer run prints only every k-th step, so that about this many lines come."""
+PATIENCE_S = 30.0
+"""A step is printed all the same if nothing was printed for so long."""
+
+STAMP = re.compile(r"^[-\d]{10} [:,\d]{8,12} (?:INFO )?")
+"""What logging puts before a message; the log file keeps it."""
+LOUD = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b|^(warning|error): ")
+
+
+class Pace:
+    """Which steps get a line."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.every = -(-steps // LINES)
+        self.printed_at = float("-inf")
+
+    def due(self, step: int, now: float) -> bool:
+        """Every k-th step, the first, the last, and any after a long silence."""
+        due = step % self.every == 0 or step in (1, self.steps) or now - self.printed_at >= PATIENCE_S
+        if due:
+            self.printed_at = now
+        return due
+
+
+def step_line(rows: Sequence[Row], steps: int) -> str:
+    """`step 12/40  reward 0.71  mean5 0.69  correct 71%  ...` for the last of these rows."""
+    row = rows[-1]
+    parts = [
+        f"step {steps_done(rows):>{len(str(steps))}}/{steps}",
+        f"reward {number(value(row, 'reward/mean'), '.3f')}",
+        f"mean5 {number(mean(rows[-WINDOW:], 'reward/mean'), '.3f')}",
+        *(f"{name} {share:.0%}" for name, share in outcome_shares(row).items()),
+        f"dropped {number(value(row, 'groups/dropped'), '.0f')}/{number(value(row, 'groups/total'), '.0f')}",
+        f"entropy {number(value(row, 'entropy/mean'), '.3f')}",
+        f"tokens/s {number(value(row, 'tokens_per_s'), '.0f')}",
+        f"left {clock(seconds_left(rows, steps))}",
+    ]
+    return "  ".join(parts)
+
+
+def loud(line: str) -> bool:
+    """Whether a log line is a warning or worse."""
+    return LOUD.search(line) is not None
+
+
+def bare(name: str, line: str) -> str:
+    """A log line of this process without time stamp and name, which stands before it anyway."""
+    return STAMP.sub("", line).removeprefix(f"{name} ")
+
 
 REFRESH_S = 0.5
 """The picture costs a few milliseconds of a core that the run could use."""

@@ -9,8 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from launch.sparkline import scale, sparkline
-from launch.watch import (
+from launch.display.sparkline import scale, sparkline
+from launch.display.watch import (
     WINDOW,
     Row,
     clock,

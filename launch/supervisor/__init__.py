@@ -1,0 +1,1 @@
+"""Starts the processes of a run, restarts actors, ends everything together."""
