@@ -37,7 +37,7 @@ from protocol.messages import (
     Refused,
     Welcome,
 )
-from tests.fakes import CHECK, filled, hello_of, scripted_identity, toy_orders, toy_policy
+from tests.support.fakes import CHECK, filled, hello_of, scripted_identity, toy_orders, toy_policy
 
 NUM_MESSAGES = 24
 HONEST, HOSTILE = b"honest-1", (b"evil-1", b"evil-2", b"odd-1")

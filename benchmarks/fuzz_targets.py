@@ -46,7 +46,7 @@ from shared.errors import ConfigError, DamageError
 from shared.model.adapter_file import adapter_bytes, install_adapter
 from shared.model.lora import Adapter, FrozenLinear, HeldMatmul, LoraLinear
 from shared.run.summary import read_file
-from tests.wire_examples import examples
+from tests.support.wire_examples import examples
 
 Split = Callable[[bytes], Any]
 Join = Callable[[Any, Random], bytes]

@@ -40,7 +40,7 @@ from shared.config.load import load_config
 from shared.config.processes import dial_address
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir
-from tests.fakes import filled
+from tests.support.fakes import filled
 
 SETTINGS = (
     "tasks.levels=[1]",

@@ -3,7 +3,8 @@
     python -m benchmarks.strangers
 
 Learner and actor of each are processes of their own with 1,024 descriptors and no right to more. A program without a
-key (tests/stranger.py) goes at the one learner for 15 s each with connections that say nothing, half open handshakes,
+key (tests/support/stranger.py) goes at the one learner for 15 s each with connections that say nothing, half open
+handshakes,
 garbage and slow handshakes, as fast as it can, at the lowest priority: strangers have machines of their own, and the
 run beside pays for this one's processor time just as much.
 
@@ -34,8 +35,8 @@ from benchmarks.machine import write_result
 from launch.commands.run import make_run
 from shared.config.load import load_config
 from tests.chaos.prepared import CHAOS
-from tests.runs import ROOT, num_rows, summary
-from tests.stranger import KINDS
+from tests.support.runs import ROOT, num_rows, summary
+from tests.support.stranger import KINDS
 
 DESCRIPTORS = 1024
 STEPS = 600
@@ -179,8 +180,8 @@ def passes(figures: dict[str, Any]) -> bool:
 
 
 def stranger(kind: str) -> Attack:
-    """Of tests/stranger.py."""
-    words = [sys.executable, "-m", "tests.stranger", kind, "127.0.0.1"]
+    """Of tests/support/stranger.py."""
+    words = [sys.executable, "-m", "tests.support.stranger", kind, "127.0.0.1"]
     return lambda attacked: [*words, str(attacked.port), str(SECONDS_A_KIND)]
 
 

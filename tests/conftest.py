@@ -29,7 +29,7 @@ def run_path(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Qwen2; its quantised base is cached beside it on first use."""
-    from tests.fakes import tiny_checkpoint
+    from tests.support.fakes import tiny_checkpoint
 
     return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 

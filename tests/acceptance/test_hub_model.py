@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from tests.hub_checkpoints import hub_checkpoint
-from tests.runs import launch, replayed, rows, summary
+from tests.support.hub_checkpoints import hub_checkpoint
+from tests.support.runs import launch, replayed, rows, summary
 
 CONFIG = """
 [run]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import launch, rows, sets, summary
+from tests.support.runs import launch, rows, sets, summary
 
 WINDOW = 5
 

@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.pool import ROOT
 from tests.chaos.prepared import CHAOS
 from tests.chaos.trial import Result, outcome
-from tests.runs import processes_of, sets, wait_until
+from tests.support.runs import processes_of, sets, wait_until
 
 PLAN = (
     {"point": "after actor sends Groups", "hit": 3, "act": "kill"},

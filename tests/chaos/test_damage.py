@@ -13,7 +13,7 @@ from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
 from tests.chaos.pool import Pool
 from tests.chaos.trial import Result, Task, check
-from tests.runs import launch, summary
+from tests.support.runs import launch, summary
 
 POSITIONS = 24
 """Of each file; the unit tests of the store go through every byte of small ones."""

@@ -21,7 +21,7 @@ from tests.chaos.byte_proxy import ByteProxy, byte_proxy
 from tests.chaos.message_proxy import FAULTS, message_proxy
 from tests.chaos.prepared import CHAOS
 from tests.chaos.trial import outcome
-from tests.runs import ROOT, num_rows, wait_until
+from tests.support.runs import ROOT, num_rows, wait_until
 
 STEPS = 14
 NETWORK = CHAOS | {"run.steps": STEPS, "checkpoint.every": 4, "link.silence_s": 40.0}
@@ -126,7 +126,7 @@ def test_strangers_at_the_door_change_nothing(tmp_path: Path, expected: dict[str
     run = prepared(tmp_path / "run", port)
     with processes(run, port) as started:
         wait_until(lambda: num_rows(run) >= 1, "step 1", 60.0)
-        argv = [sys.executable, "-m", "tests.stranger", "all", "127.0.0.1", str(port), "5"]
+        argv = [sys.executable, "-m", "tests.support.stranger", "all", "127.0.0.1", str(port), "5"]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
         assert int(done.stdout) > 500
         assert check_end(run, started) == expected

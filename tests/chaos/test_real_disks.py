@@ -16,7 +16,7 @@ from shared.config.load import config_from_json
 from tests.chaos.life import Shot
 from tests.chaos.pool import ROOT, Pool
 from tests.chaos.trial import Result, Task, check
-from tests.runs import launch, summary
+from tests.support.runs import launch, summary
 
 ADAPTER_BYTES = 630_000
 Disk = Callable[[int], Path]

@@ -17,7 +17,7 @@ from launch.supervisor.starter import FreshStarter
 from launch.supervisor.supervise import Supervisor
 from launch.supervisor.topology import ProcessFailed, Topology
 from tests.integration.test_supervise import SERVE, Listener, lives, pids, plan
-from tests.runs import SMALL, num_rows, processes_of, rows, sets, start, summary, train, wait_until
+from tests.support.runs import SMALL, num_rows, processes_of, rows, sets, start, summary, train, wait_until
 
 SILENCE_S = 0.5
 PATIENCE = Patience(tick_s=0.02, grace_s=1.0, pause_s=0.02, farewell_s=0.2, silence_s=SILENCE_S)

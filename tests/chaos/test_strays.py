@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from shared.run.file_lock import open_lock, try_lock
-from tests.runs import SMALL, num_rows, processes_of, sets, start, wait_until
+from tests.support.runs import SMALL, num_rows, processes_of, sets, start, wait_until
 
 REWARD = """
 import subprocess

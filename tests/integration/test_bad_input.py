@@ -10,7 +10,7 @@ import pytest
 
 from actor.engines.vllm_options import DISTRIBUTIONS, version_of
 from shared.run.run_dir import RunDir
-from tests.runs import SMALL, launch, num_rows, processes_of, replayed, sets, start, summary, train, wait_until
+from tests.support.runs import SMALL, launch, num_rows, processes_of, replayed, sets, start, summary, train, wait_until
 
 REWARDS = "def right(prompts, completions, **columns):\n    return [1.0 for _ in completions]\n"
 

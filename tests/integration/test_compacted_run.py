@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import (
+from tests.support.runs import (
     SMALL,
     dotted,
     kill,

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.runs import SMALL, kill, launch, num_rows, processes_of, sets, start, summary, train, wait_until
+from tests.support.runs import SMALL, kill, launch, num_rows, processes_of, sets, start, summary, train, wait_until
 
 EVALUATED = {"eval.problems": 8, "eval.every": 2, "eval.samples": 2, "pipeline.max_lag": 1}
 

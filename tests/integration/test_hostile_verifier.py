@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.runs import launch, rows, sets
+from tests.support.runs import launch, rows, sets
 
 HOSTILE = """
 import math, os, sys, time

@@ -10,7 +10,7 @@ from learner.tasks.tasks import load_tasks
 from shared.config.load import load_config
 from shared.model.base_cache import cached_base
 from shared.model.prompt import load_prompter
-from tests.runs import SMALL, launch, rows, sets, summary
+from tests.support.runs import SMALL, launch, rows, sets, summary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

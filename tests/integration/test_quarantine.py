@@ -32,7 +32,7 @@ from shared.errors import DamageError, TrainingStopped
 from shared.model.base_checksum import FrozenBase, frozen_tensors
 from shared.process.lease import NoTurns
 from shared.run.run_dir import RunDir
-from tests.fakes import ScriptedScorer
+from tests.support.fakes import ScriptedScorer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.access.keys import create_keys
 from shared.config.load import config_to_json, load_config
-from tests.live_run import live_run
+from tests.support.live_run import live_run
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from learner.durable.journal import Journal
 from learner.durable.recorder import read, step_of
 from protocol.codec import encode, pack
 from protocol.messages import Groups
-from tests.runs import launch, replayed, summary, train
+from tests.support.runs import launch, replayed, summary, train
 
 BAD = 5
 """The step, from 1; a checkpoint holds the one before."""

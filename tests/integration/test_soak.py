@@ -24,7 +24,7 @@ from protocol.messages import GroupOrder, Sampling, Welcome
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from shared.config.processes import JournalConfig
 from shared.process.lease import NoTurns
-from tests.fakes import (
+from tests.support.fakes import (
     CHECK,
     RULES,
     ScriptedEngine,

@@ -17,7 +17,19 @@ import psutil
 import pytest
 
 from shared.process.lease import Lease
-from tests.runs import ROOT, SMALL, launch, num_rows, processes_of, replayed, sets, start, summary, train, wait_until
+from tests.support.runs import (
+    ROOT,
+    SMALL,
+    launch,
+    num_rows,
+    processes_of,
+    replayed,
+    sets,
+    start,
+    summary,
+    train,
+    wait_until,
+)
 
 STEPS = 24
 FEW: dict[str, Any] = SMALL | {"run.steps": STEPS, "checkpoint.every": 1000}

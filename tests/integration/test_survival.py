@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import (
+from tests.support.runs import (
     SMALL,
     kill,
     launch,

@@ -21,7 +21,7 @@ from shared.config.load import load_config
 from shared.config.tree import Config
 from shared.process.lease import Lease
 from shared.run.metrics import StepMetrics
-from tests.fakes import ScriptedScorer
+from tests.support.fakes import ScriptedScorer
 
 
 class SpoiledEngine:

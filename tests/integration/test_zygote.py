@@ -16,7 +16,7 @@ from launch.commands.watch_run import starter_for
 from launch.supervisor.starter import ForkedProcess, FreshStarter, Starter, ZygoteStarter
 from launch.supervisor.topology import Process, ProcessFailed, Topology, topology
 from shared.config.load import load_config
-from tests.runs import ROOT
+from tests.support.runs import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forking is for Linux alone")
 DEADLINE_S = 60.0

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from benchmarks.fuzz_desk import SPOILS, TEXTS
 from protocol.messages import AnyMessage, Bye, Drain, Heartbeat, Hello, Order, Policy, Welcome
-from tests.fakes import filled, hello_of
 from tests.simulation.ports import ActorEnd
 from tests.simulation.toy import IDENTITY
 from tests.simulation.trace import Trace
+from tests.support.fakes import filled, hello_of
 
 
 class Known:

@@ -26,7 +26,7 @@ from learner.tasks.tasks import Task
 from learner.update.mismatch import Mismatch
 from protocol.messages import Finish, GroupOrder, Groups, Outcome, Sampling
 from shared.model.adapter_file import digest
-from tests.fakes import ended
+from tests.support.fakes import ended
 
 IDENTITY = Identity(engine="toy", base_digest="a" * 64, tokenizer_digest="b" * 64, lora_digest="c" * 64)
 RULES = "d" * 64

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live_run import live_run
+from tests.support.live_run import live_run
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 1.5
@@ -36,7 +36,7 @@ NARROW = """
 import json, os, resource, select, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-from tests.live_run import live_run
+from tests.support.live_run import live_run
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -61,7 +61,7 @@ def test_strangers_leave_a_run_its_descriptors(tmp_path: Path, kind: str) -> Non
     with subprocess.Popen(argv, cwd=ROOT, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as run:
         assert run.stdout is not None
         host, port = run.stdout.readline().strip().removeprefix("tcp://").split(":")
-        stranger = [sys.executable, "-m", "tests.stranger", kind, host, port, str(2 * SECONDS)]
+        stranger = [sys.executable, "-m", "tests.support.stranger", kind, host, port, str(2 * SECONDS)]
         tried = int(subprocess.run(stranger, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
         out, log = run.communicate("stop\n", timeout=100)
     assert run.returncode == 0, log
@@ -94,7 +94,15 @@ def watched() -> Iterator[list[int]]:
 def test_a_flood_starves_nobody_and_fills_nothing(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with live_run(tmp_path, max_backlog_bytes=BACKLOG, allowance=500.0) as run, watched() as memory:
-        argv = [sys.executable, "-m", "tests.flooder", kind, run.endpoint, str(run.keys / "other.json"), str(SECONDS)]
+        argv = [
+            sys.executable,
+            "-m",
+            "tests.support.flooder",
+            kind,
+            run.endpoint,
+            str(run.keys / "other.json"),
+            str(SECONDS),
+        ]
         with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as flooder:
             while flooder.poll() is None:
                 run.goes_on()

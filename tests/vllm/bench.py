@@ -18,7 +18,7 @@ from shared.model.policy import Policy, load_policy
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.determinism import pin_torch
 from shared.seeding import sample_seeds
-from tests.fakes import CPU, shake
+from tests.support.fakes import CPU, shake
 
 
 @dataclass(frozen=True, kw_only=True)

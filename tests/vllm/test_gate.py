@@ -22,10 +22,10 @@ from shared.config.tree import Config
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes
 from shared.model.base_cache import plain_base
-from tests.dispatch_bench import inbox
-from tests.fakes import CHECK, hello_of, toy_orders, toy_policy
-from tests.live_run import OnceRecorder
-from tests.memory_transport import MemoryHub
+from tests.support.dispatch_bench import inbox
+from tests.support.fakes import CHECK, hello_of, toy_orders, toy_policy
+from tests.support.live_run import OnceRecorder
+from tests.support.memory_transport import MemoryHub
 from tests.vllm.bench import Bench
 from tests.vllm.test_sampling import silent
 

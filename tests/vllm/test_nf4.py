@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from actor.engines.vllm_options import PLUGIN, version_of
-from tests.runs import SMALL, launch, replayed, rows, sets
+from tests.support.runs import SMALL, launch, replayed, rows, sets
 
 CODES = SMALL | {"actor.engine": "vllm", "actor.weights": "nf4", "run.steps": 3, "rollout.max_new_tokens": 48}
 

@@ -6,7 +6,19 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.runs import SMALL, kill, launch, num_rows, processes_of, replayed, rows, sets, start, summary, wait_until
+from tests.support.runs import (
+    SMALL,
+    kill,
+    launch,
+    num_rows,
+    processes_of,
+    replayed,
+    rows,
+    sets,
+    start,
+    summary,
+    wait_until,
+)
 
 # With a mask, so that the learner has to find the entropies that vLLM cannot tell.
 ENGINE = {"actor.engine": "vllm", "run.steps": 4, "loss.entropy_fraction": 0.5}

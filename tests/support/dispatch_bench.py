@@ -1,0 +1,115 @@
+"""A dispatcher at one end of a wire in memory, and what it does, noted in order."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from learner.orders.dispatch import Dispatcher
+from protocol.errors import ProtocolError
+from protocol.messages import (
+    AnyMessage,
+    Groups,
+    Order,
+    Welcome,
+)
+from protocol.transport import LearnerPort
+from tests.support.fakes import CHECK, hello_of, scripted_identity, toy_policy
+from tests.support.memory_transport import MemoryActorPort, MemoryHub
+
+FOREVER_S = 3600.0
+POLICY = toy_policy(0)
+
+
+class NotedPort:
+    """A learner's port that notes what is sent."""
+
+    def __init__(self, port: LearnerPort, events: list[str]) -> None:
+        self.port = port
+        self.events = events
+
+    def send(self, peer: bytes, message: AnyMessage) -> None:
+        self.port.send(peer, message)
+        self.events.append(f"{type(message).__name__} {getattr(message, 'order_id', '')}".strip())
+
+    def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage | ProtocolError] | None:
+        return self.port.receive(timeout_s)
+
+    def close(self) -> None:
+        self.port.close()
+
+
+class NotedRecorder:
+    """A recorder that notes what it is told, knows some answers, and may have a full disk."""
+
+    def __init__(self, events: list[str], known: Sequence[Groups] = ()) -> None:
+        self.events = events
+        self.known = {groups.order_id: groups for groups in known}
+        self.recorded: list[str] = []
+        self.broken = False
+
+    def find(self, order: Order) -> Groups | None:
+        return self.known.get(order.order_id)
+
+    def record(self, answers: Sequence[Groups]) -> None:
+        if self.broken:
+            raise OSError("disk full")
+        self.recorded += [groups.order_id for groups in answers]
+        self.events += [f"record {groups.order_id}" for groups in answers]
+
+    def holds(self, order_id: str) -> bool:
+        return order_id in self.recorded or order_id in self.known
+
+
+class Bench:
+    """A dispatcher at one end of a wire in memory; `events` is what it sent and recorded, in order."""
+
+    def __init__(
+        self, known: Sequence[Groups] = (), *, heartbeat_s: float = FOREVER_S, silence_s: float = FOREVER_S, **rest: Any
+    ) -> None:
+        self.hub = MemoryHub(send_timeout_s=0.05)
+        self.events: list[str] = []
+        self.recorder = NotedRecorder(self.events, known)
+        self.dispatcher = Dispatcher(
+            NotedPort(self.hub.learner_port(), self.events),
+            self.recorder,
+            expected=hello_of(scripted_identity()),
+            welcome=Welcome(run_id="run-1", heartbeat_s=heartbeat_s, silence_s=silence_s, mark=0),
+            check=CHECK,
+            **rest,
+        )
+        self.dispatcher.publish(POLICY, oldest_needed=0)
+
+    def actor(self, actor_id: str = "actor0", num_credits: int = 2) -> MemoryActorPort:
+        """An actor that has been let in."""
+        port = self.hub.actor_port(actor_id)
+        port.send(hello_of(scripted_identity(), actor_id, num_credits))
+        self.dispatcher.pump()
+        assert isinstance(port.receive(0), Welcome)
+        return port
+
+    def deliver(self, port: MemoryActorPort, *answers: Groups) -> None:
+        """Answers that arrive together."""
+        for groups in answers:
+            port.send(groups)
+        self.dispatcher.pump()
+
+
+def inbox(port: MemoryActorPort) -> list[AnyMessage]:
+    """Everything that has come."""
+    found: list[AnyMessage] = []
+    while (message := port.receive(0)) is not None:
+        found.append(message)
+    return found
+
+
+def kinds(messages: Sequence[AnyMessage]) -> list[type]:
+    """What they are."""
+    return [type(message) for message in messages]
+
+
+def orders_in(port: MemoryActorPort) -> list[str]:
+    """Ids of the orders that have come."""
+    return [message.order_id for message in inbox(port) if isinstance(message, Order)]
+
+
+def ids(orders: Sequence[Order]) -> list[str]:
+    return [order.order_id for order in orders]

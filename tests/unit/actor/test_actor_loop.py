@@ -1,0 +1,153 @@
+"""The real dispatcher and real actors' loops, each in its own thread: everything is answered once, by whomever."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from actor.link import Link
+from actor.loop import serve
+from actor.rollout import Rollout
+from learner.orders.dispatch import Dispatcher
+from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
+from protocol.endpoint import local_endpoint
+from protocol.errors import HandshakeRefused
+from protocol.messages import Groups, Order, Welcome
+from protocol.transport import ActorPort, LearnerPort, ZmqActorPort, ZmqLearnerPort
+from shared.process.lease import Lease
+from tests.support.fakes import (
+    CHECK,
+    RULES,
+    ScriptedEngine,
+    ScriptedScorer,
+    hello_of,
+    scripted_identity,
+    spelled,
+    toy_orders,
+    toy_policy,
+)
+from tests.support.memory_transport import MemoryHub
+
+WELCOME = Welcome(run_id="run-1", heartbeat_s=0.2, silence_s=30.0, mark=0)
+NUM_STEPS = 6
+ORDERS_A_STEP = 8
+
+DialPort = Callable[[str], ActorPort]
+
+
+class MemoryRecorder:
+    """Keeps what it is given; finds nothing."""
+
+    def __init__(self) -> None:
+        self.recorded: list[str] = []
+
+    def find(self, order: Order) -> Groups | None:
+        return None
+
+    def record(self, answers: Sequence[Groups]) -> None:
+        self.recorded += [groups.order_id for groups in answers]
+
+    def holds(self, order_id: str) -> bool:
+        return order_id in self.recorded
+
+
+def act(dial: DialPort, actor_id: str, engine: ScriptedEngine, lease: Path) -> None:
+    """The life of an actor."""
+    port = dial(actor_id)
+    try:
+        link = Link(port, "the test", actor_id, engine.identity, credits=2, rules_digest=RULES)
+        link.join(30.0)
+        serve(link, Rollout(engine, ScriptedScorer(), Lease(lease), spelled))
+    finally:
+        port.close()
+
+
+def train_by_hand(port: LearnerPort) -> tuple[list[Groups], list[str]]:
+    """Several steps of several orders, each from its own version; returns the answers and what was recorded."""
+    recorder = MemoryRecorder()
+    desk = Dispatcher(port, recorder, hello_of(scripted_identity()), WELCOME, CHECK)
+    answers: list[Groups] = []
+    for step in range(NUM_STEPS):
+        desk.publish(toy_policy(step), oldest_needed=step)
+        orders = toy_orders(step, count=ORDERS_A_STEP, version=step)
+        desk.submit(orders)
+        answers += desk.collect([order.order_id for order in orders])
+    desk.farewell(30.0)
+    assert desk.peers.by_address == {}
+    return answers, recorder.recorded
+
+
+@contextmanager
+def actors(dial: DialPort, engines: Sequence[ScriptedEngine], folder: Path) -> Iterator[list[Future[None]]]:
+    """As many actors as engines, each in a thread."""
+    with ThreadPoolExecutor(len(engines)) as pool:
+        yield [pool.submit(act, dial, f"actor{n}", engine, folder / f"lease{n}") for n, engine in enumerate(engines)]
+
+
+def over_memory(num_actors: int, folder: Path) -> tuple[list[Groups], list[str], list[ScriptedEngine]]:
+    """A whole run in memory."""
+    hub, engines = MemoryHub(), [ScriptedEngine() for _ in range(num_actors)]
+    with actors(hub.actor_port, engines, folder) as lives:
+        answers, recorded = train_by_hand(hub.learner_port())
+        for life in lives:
+            life.result(30.0)
+    return answers, recorded, engines
+
+
+def content(answers: Sequence[Groups]) -> list[tuple[str, int, str, list[int], list[float], tuple[float, ...]]]:
+    """What a learner would train on."""
+    return [
+        (a.order_id, a.policy_version, g.group_id, g.completion_ids.tolist(), g.logprobs.tolist(), g.scores)
+        for a in answers
+        for g in a.groups
+    ]
+
+
+def test_many_orders_through_two_actors_are_answered_once_each(tmp_path: Path) -> None:
+    answers, recorded, engines = over_memory(2, tmp_path)
+    wanted = [o.order_id for step in range(NUM_STEPS) for o in toy_orders(step, count=ORDERS_A_STEP, version=step)]
+    assert [groups.order_id for groups in answers] == wanted
+    assert sorted(recorded) == wanted
+    assert sum(len(engine.filled) for engine in engines) == len(wanted)
+    assert {a.adapter_sha256 for a in answers} == {toy_policy(step).sha256 for step in range(NUM_STEPS)}
+
+
+def test_who_answers_makes_no_difference(tmp_path: Path) -> None:
+    one, _, _ = over_memory(1, tmp_path)
+    three, _, _ = over_memory(3, tmp_path)
+    assert content(one) == content(three)
+
+
+def test_the_same_over_real_sockets_with_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir(mode=0o700)
+    create_keys(keys, ["actor0", "actor1"])
+    endpoint = local_endpoint(tmp_path)
+    engines = [ScriptedEngine(), ScriptedEngine()]
+
+    def dial(actor_id: str) -> ActorPort:
+        return ZmqActorPort(endpoint, load_actor_key(keys / f"{actor_id}.json"))
+
+    port = ZmqLearnerPort(endpoint, load_learner_keys(keys))
+    try:
+        with actors(dial, engines, tmp_path) as lives:
+            answers, recorded = train_by_hand(port)
+            for life in lives:
+                life.result(30.0)
+    finally:
+        port.close()
+    assert content(answers) == content(over_memory(1, tmp_path)[0])
+    assert sorted(recorded) == [groups.order_id for groups in answers]
+
+
+def test_an_actor_with_another_base_ends_with_the_learners_sentence(tmp_path: Path) -> None:
+    hub = MemoryHub()
+    stranger = ScriptedEngine(scripted_identity(base_digest="d" * 64))
+    with actors(hub.actor_port, [stranger], tmp_path) as (life,):
+        desk = Dispatcher(hub.learner_port(), MemoryRecorder(), hello_of(scripted_identity()), WELCOME, CHECK)
+        while not life.done():
+            desk.pump(0.05)
+    with pytest.raises(HandshakeRefused, match="another base model than the learner"):
+        life.result()

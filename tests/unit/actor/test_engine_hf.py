@@ -1,0 +1,262 @@
+"""Our decode loop: its numbers are those of a teacher-forced pass, its samples those of the distribution it names."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actor.engines.engine import Completion, Ended
+from actor.engines.hf_engine import HFEngine
+from actor.engines.sampler import draw, inverse_cdf
+from protocol.messages import Finish, GroupOrder, Sampling
+from shared.model.adapter_file import adapter_bytes, layout_digest
+from shared.model.policy import Policy
+from shared.seeding import derive, uniforms
+from tests import reference
+from tests.support.fakes import FAMILIES, Family, hidden_of, shake, tiny_checkpoint, tiny_policy, tiny_prompter
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ENDS = tuple(range(6))
+CAP = 24
+PROMPT_LENGTHS = (4, 11, 7)
+
+
+def order(index: int, group: int = 4, length: int | None = None) -> GroupOrder:
+    rng = np.random.default_rng(index)
+    ids = rng.integers(6, 97, length or PROMPT_LENGTHS[index % 3]).astype(np.int32)
+    seeds = tuple(derive(0, "sample", index, sample) for sample in range(group))
+    return GroupOrder(group_id=f"g{index}", prompt_ids=ids, columns={}, seeds=seeds)
+
+
+def orders(count: int = 3) -> tuple[GroupOrder, ...]:
+    return tuple(order(index) for index in range(count))
+
+
+def sampling(temperature: float = 1.0, cap: int = CAP) -> Sampling:
+    return Sampling(temperature=temperature, max_new_tokens=cap)
+
+
+def silent(ended: Sequence[Ended]) -> None:
+    """Progress that nobody watches."""
+
+
+def teacher_forced(policy: Policy, prompt: np.ndarray, ids: np.ndarray, temperature: float) -> Any:
+    """Log-probs and entropies of a completion by one pass over the whole sequence, full logits in float64."""
+    sequence = torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64))
+    with torch.no_grad():
+        logits = (hidden_of(policy, sequence[None])[0] @ policy.head.t())[len(prompt) - 1 : -1]
+    logprobs, entropies = reference.softmax_stats(logits, torch.from_numpy(ids), temperature)
+    return logprobs.numpy(), entropies.numpy()
+
+
+def assert_same_bits(got: Sequence[Sequence[Completion]], expected: Sequence[Sequence[Completion]]) -> None:
+    for ours, theirs in zip(flat(got), flat(expected), strict=True):
+        assert ours.ids.tolist() == theirs.ids.tolist() and ours.finish == theirs.finish
+        assert ours.entropies is not None and theirs.entropies is not None
+        assert ours.logprobs.tobytes() == theirs.logprobs.tobytes()
+        assert ours.entropies.tobytes() == theirs.entropies.tobytes()
+
+
+def flat(groups: Sequence[Sequence[Completion]]) -> list[Completion]:
+    return [sample for group in groups for sample in group]
+
+
+@pytest.fixture(scope="module")
+def policy(checkpoint: Path) -> Policy:
+    return tiny_policy(checkpoint)
+
+
+@pytest.fixture
+def engine(policy: Policy) -> HFEngine:
+    shake(policy, 1)
+    return HFEngine(policy, tiny_prompter(*ENDS))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_and_entropies_are_those_of_a_teacher_forced_pass(
+    tmp_path: Path, family: Family, temperature: float
+) -> None:
+    """Prompts of different lengths, so left padding and positions are part of it."""
+    policy = tiny_policy(tiny_checkpoint(tmp_path, family))
+    found = HFEngine(policy, tiny_prompter(*ENDS)).generate(orders(), sampling(temperature), silent)
+    lengths = {len(sample.ids) for sample in flat(found)}
+    assert len(lengths) > 2, "rows must leave the batch at different times"
+    for asked, samples in zip(orders(), found, strict=True):
+        for sample in samples:
+            logprobs, entropies = teacher_forced(policy, asked.prompt_ids, sample.ids, temperature)
+            np.testing.assert_allclose(sample.logprobs, logprobs, rtol=1e-5, atol=1e-5)
+            assert sample.entropies is not None
+            np.testing.assert_allclose(sample.entropies, entropies, rtol=1e-5, atol=1e-5)
+
+
+def test_the_same_order_gives_the_same_bits(engine: HFEngine) -> None:
+    first = engine.generate(orders(), sampling(), silent)
+    engine.generate(orders(1), sampling(0.5), silent)
+    assert_same_bits(engine.generate(orders(), sampling(), silent), first)
+
+
+def test_a_group_alone_gives_the_ids_it_gives_among_others(engine: HFEngine) -> None:
+    together = engine.generate(orders(), sampling(), silent)
+    for index, asked in enumerate(orders()):
+        (alone,) = engine.generate((asked,), sampling(), silent)
+        for ours, theirs in zip(alone, together[index], strict=True):
+            assert ours.ids.tolist() == theirs.ids.tolist()
+            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, rtol=1e-5, atol=1e-5)
+
+
+def test_samples_of_a_group_differ_and_each_follows_its_own_seed(engine: HFEngine) -> None:
+    (group,) = engine.generate((order(1),), sampling(), silent)
+    assert len({tuple(sample.ids.tolist()) for sample in group}) == 4
+    asked = order(1)
+    swapped = GroupOrder(
+        group_id="swapped", prompt_ids=asked.prompt_ids, columns={}, seeds=tuple(reversed(asked.seeds))
+    )
+    (mirrored,) = engine.generate((swapped,), sampling(), silent)
+    assert [s.ids.tolist() for s in mirrored] == [s.ids.tolist() for s in reversed(group)]
+
+
+def test_groups_may_have_different_sizes(engine: HFEngine) -> None:
+    asked = (order(0, group=1), order(1, group=5), order(2, group=2))
+    found = engine.generate(asked, sampling(), silent)
+    assert [len(samples) for samples in found] == [1, 5, 2]
+    (alone,) = engine.generate(asked[2:], sampling(), silent)
+    assert [s.ids.tolist() for s in alone] == [s.ids.tolist() for s in found[2]]
+
+
+def test_temperature_zero_takes_the_most_likely_token(engine: HFEngine) -> None:
+    for asked, samples in zip(orders(), engine.generate(orders(), sampling(0.0), silent), strict=True):
+        assert len({tuple(sample.ids.tolist()) for sample in samples}) == 1
+        ids = samples[0].ids
+        sequence = torch.from_numpy(np.concatenate([asked.prompt_ids, ids]).astype(np.int64))
+        with torch.no_grad():
+            logits = (hidden_of(engine.policy, sequence[None])[0] @ engine.policy.head.t())[
+                len(asked.prompt_ids) - 1 : -1
+            ]
+        assert logits.argmax(dim=-1).tolist() == ids.tolist()
+        logprobs, _ = teacher_forced(engine.policy, asked.prompt_ids, ids, 1.0)
+        np.testing.assert_allclose(samples[0].logprobs, logprobs, rtol=1e-5, atol=1e-5)
+
+
+def test_an_end_id_ends_a_row_and_the_cap_ends_the_rest(engine: HFEngine) -> None:
+    found = flat(engine.generate(tuple(order(i, group=8) for i in range(6)), sampling(), silent))
+    finishes = {sample.finish for sample in found}
+    assert finishes == {Finish.STOP, Finish.LENGTH}
+    for sample in found:
+        assert not set(sample.ids[:-1].tolist()) & set(ENDS)
+        assert (sample.finish is Finish.STOP) == (sample.ids[-1] in ENDS)
+        assert sample.finish is Finish.STOP or len(sample.ids) == CAP
+        assert len(sample.ids) == len(sample.logprobs) == len(sample.entropies if sample.entropies is not None else ())
+
+
+def test_an_end_id_at_the_cap_is_a_stop(engine: HFEngine) -> None:
+    (group,) = engine.generate((order(0),), sampling(cap=1), silent)
+    last = {int(sample.ids[0]) for sample in group}
+    ending = HFEngine(engine.policy, tiny_prompter(*ENDS, *last))
+    (again,) = ending.generate((order(0),), sampling(cap=1), silent)
+    assert all(sample.finish is Finish.STOP and len(sample.ids) == 1 for sample in again)
+
+
+def test_every_end_id_counts(engine: HFEngine) -> None:
+    (group,) = engine.generate((order(0),), sampling(), silent)
+    longest = max(range(4), key=lambda row: len(group[row].ids))
+    ids = group[longest].ids.tolist()
+    (again,) = HFEngine(engine.policy, tiny_prompter(*ENDS, ids[2])).generate((order(0),), sampling(), silent)
+    assert again[longest].finish is Finish.STOP
+    assert again[longest].ids.tolist() == ids[: ids.index(ids[2]) + 1]
+
+
+def test_progress_is_shown_once_a_token(engine: HFEngine) -> None:
+    told: list[Sequence[Ended]] = []
+    found = engine.generate(orders(), sampling(), told.append)
+    assert len(told) == max(len(sample.ids) for sample in flat(found))
+
+
+def test_a_sample_is_told_with_its_last_token(engine: HFEngine) -> None:
+    told: list[Sequence[Ended]] = []
+    found = engine.generate(orders(), sampling(), told.append)
+    for time, ended in enumerate(told, start=1):
+        for sample in ended:
+            assert sample.completion is found[sample.row][sample.column] and len(sample.completion.ids) == time
+    assert sum(map(len, told)) == len(flat(found)) and len([ended for ended in told if ended]) > 1
+
+
+def test_an_installed_adapter_is_what_is_sampled_from(engine: HFEngine, checkpoint: Path) -> None:
+    other = tiny_policy(checkpoint)
+    shake(other, 2)
+    before = engine.generate(orders(), sampling(), silent)
+    # Unfolded: to rounding the same; folded anew in an engine of its own: to the bit.
+    expected = HFEngine(other, tiny_prompter(*ENDS)).generate(orders(), sampling(), silent)
+    engine.install(1, adapter_bytes(other.adapter))
+    found = engine.generate(orders(), sampling(), silent)
+    for ours, theirs in zip(flat(found), flat(expected), strict=True):
+        assert ours.ids.tolist() == theirs.ids.tolist()
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, rtol=1e-5, atol=1e-5)
+    other.adapter.fold()
+    assert_same_bits(found, HFEngine(other, tiny_prompter(*ENDS)).generate(orders(), sampling(), silent))
+    assert [s.ids.tolist() for s in flat(before)] != [s.ids.tolist() for s in flat(expected)]
+
+
+def test_identity(engine: HFEngine) -> None:
+    assert engine.identity.engine == "hf"
+    assert engine.identity.base_digest == engine.policy.base_digest
+    assert engine.identity.lora_digest == layout_digest(engine.policy.adapter)
+
+
+def chi_square(counts: np.ndarray, p: np.ndarray) -> tuple[float, float]:
+    """The statistic over cells of at least five expected draws, the rest pooled, and its 99.9 % quantile."""
+    expected = counts.sum() * p
+    small = expected < 5
+    counts = np.append(counts[~small], counts[small].sum())
+    expected = np.append(expected[~small], expected[small].sum())
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    freedom = len(counts) - 1
+    # Wilson and Hilferty's approximation; 3.0902 is the normal quantile.
+    quantile = freedom * (1 - 2 / (9 * freedom) + 3.0902 * math.sqrt(2 / (9 * freedom))) ** 3
+    return float(((counts - expected) ** 2 / expected).sum()), quantile
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampled_frequencies_are_the_distribution(engine: HFEngine, temperature: float) -> None:
+    asked = order(3, group=4000)
+    (group,) = engine.generate((asked,), sampling(temperature, cap=1), silent)
+    counts = np.bincount([int(sample.ids[0]) for sample in group], minlength=97)
+    sequence = torch.from_numpy(asked.prompt_ids.astype(np.int64))[None]
+    with torch.no_grad():
+        logits = hidden_of(engine.policy, sequence)[0, -1:] @ engine.policy.head.t()
+    logprobs, _ = reference.softmax_stats(logits.expand(97, -1), torch.arange(97), temperature)
+    statistic, quantile = chi_square(counts, logprobs.exp().numpy())
+    assert statistic < quantile
+    uniform, quantile = chi_square(counts, np.full(97, 1 / 97))
+    assert uniform > quantile, "the test can tell distributions apart"
+
+
+def test_a_draw_is_the_inverse_of_the_distribution_function() -> None:
+    p = torch.tensor([[0.25, 0.0, 0.5, 0.25]] * 6)
+    u = torch.tensor([0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53], dtype=torch.float64)
+    assert inverse_cdf(p, u).tolist() == [0, 0, 2, 2, 3, 3]
+
+
+def test_a_draw_depends_on_its_own_row_alone() -> None:
+    logits = torch.randn(6, 97, generator=torch.Generator().manual_seed(0))
+    u = torch.from_numpy(uniforms(3, 6))
+    together = draw(logits, u)
+    for row in range(6):
+        alone = draw(logits[row : row + 1], u[row : row + 1])
+        assert alone.ids.tolist() == together.ids[row : row + 1].tolist()
+        torch.testing.assert_close(alone.logprobs, together.logprobs[row : row + 1])
+
+
+def test_the_tail_of_a_large_vocabulary_is_drawn() -> None:
+    """In fp32 a running sum near one would not move for hundreds of tokens of 1e-10."""
+    p = torch.full((1, 150_001), 1e-10)
+    p[0, 0] = 1 - 1.5e-5
+    cumulative = np.cumsum(p[0].double().numpy())
+    wanted = [3, 20_011, 75_000, 149_998]
+    middles = [(cumulative[token] - 0.5e-10) / cumulative[-1] for token in wanted]
+    assert inverse_cdf(p.expand(4, -1), torch.tensor(middles, dtype=torch.float64)).tolist() == wanted

@@ -1,0 +1,92 @@
+"""Installing an adapter: bytes by their digest, the engine by its canary, nothing twice, nothing unproved."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from actor.installer import CanaryMismatch, Installer
+from protocol.messages import Policy
+from shared.errors import DamageError
+from tests.support.fakes import ScriptedEngine, toy_policy
+
+IDS = np.array([3, 1, 4, 1, 5], np.int32)
+
+
+def published(version: int, **changes: Any) -> Policy:
+    """A version with the canary that a faultless engine finds."""
+    policy, engine = toy_policy(version), ScriptedEngine()
+    engine.install(version, policy.adapter.tobytes())
+    fields = {"canary_ids": IDS, "canary_logprobs": engine.score(IDS)}
+    return msgspec.structs.replace(policy, **(fields | changes))
+
+
+class CountingEngine(ScriptedEngine):
+    """Counts canaries."""
+
+    scored = 0
+
+    def score(self, ids: np.ndarray) -> np.ndarray:
+        self.scored += 1
+        return super().score(ids)
+
+
+def test_each_version_is_installed_and_proved_once() -> None:
+    engine = CountingEngine()
+    installer = Installer(engine)
+    for version in (0, 0, 1, 1, 0):
+        installer.install(published(version), woken=False)
+    assert engine.installed == [0, 1, 0] and engine.scored == 3
+
+
+def test_weights_that_have_been_away_are_proved_again() -> None:
+    engine = CountingEngine()
+    installer = Installer(engine)
+    installer.install(published(0), woken=True)
+    installer.install(published(0), woken=True)
+    assert engine.installed == [0] and engine.scored == 2
+    engine.adapter = b"what came back is something else"
+    with pytest.raises(CanaryMismatch, match="Policy 0 is not what this actor holds"):
+        installer.install(published(0), woken=True)
+
+
+def test_bytes_that_are_not_those_of_the_digest_are_not_installed() -> None:
+    policy = published(4)
+    changed = policy.adapter.copy()
+    changed[7] ^= 1
+    engine = ScriptedEngine()
+    with pytest.raises(DamageError, match=r"policy 4 has sha256 [0-9a-f]{12} here and [0-9a-f]{12} at the learner"):
+        Installer(engine).install(msgspec.structs.replace(policy, adapter=changed), woken=False)
+    assert engine.installed == []
+
+
+@pytest.mark.parametrize("off", [2e-3, -2e-3, np.nan, np.inf])
+def test_one_wrong_log_prob_of_many_is_enough_and_both_lists_are_told(off: float) -> None:
+    right = published(0).canary_logprobs
+    wrong = right.copy()
+    wrong[2] += np.float32(off)
+    installer = Installer(ScriptedEngine(), 1e-3)
+    with pytest.raises(CanaryMismatch) as caught:
+        installer.install(published(0, canary_logprobs=wrong), woken=False)
+    for values in (right, wrong):
+        assert f"[{', '.join(f'{value:.5g}' for value in values)}]" in str(caught.value)
+    # What failed is not taken for installed the next time.
+    with pytest.raises(CanaryMismatch):
+        installer.install(published(0, canary_logprobs=wrong), woken=False)
+
+
+def test_rounding_is_within_the_tolerance() -> None:
+    right = published(0).canary_logprobs
+    Installer(ScriptedEngine(), 1e-3).install(published(0, canary_logprobs=right + np.float32(5e-4)), woken=False)
+
+
+def test_a_list_of_another_length_is_a_mismatch() -> None:
+    with pytest.raises(CanaryMismatch):
+        Installer(ScriptedEngine()).install(published(0, canary_logprobs=published(0).canary_logprobs[:1]), woken=False)
+
+
+def test_a_policy_without_a_canary_is_taken_as_it_is() -> None:
+    engine = CountingEngine()
+    Installer(engine).install(toy_policy(0), woken=False)
+    assert engine.installed == [0] and engine.scored == 0

@@ -1,0 +1,295 @@
+"""The picture and the plain lines of a run, from made-up rows to what a person sees."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launch.display.live import View, draw
+from launch.display.screens import LiveScreen, Pace, PlainScreen, bare, loud, screen, step_line
+from launch.display.sparkline import BLOCKS, sparkline
+from launch.display.watch import Watch, clock, outcome_shares, seconds_left, steps_done, time_shares
+from launch.supervisor.growing_file import GrowingFile, last_lines
+from shared.run.run_dir import RunDir
+from tests.support.run_files import append_rows, metrics_row, metrics_rows
+
+
+def recorded(*, terminal: bool = False, width: int = 110, encoding: str = "utf-8") -> Console:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    return Console(file=file, width=width, record=True, force_terminal=terminal, highlight=False)
+
+
+def drawn(view: View, *, width: int = 110, encoding: str = "utf-8") -> str:
+    console = recorded(width=width, encoding=encoding)
+    console.print(draw(view))
+    return console.export_text()
+
+
+def view(rows: list[dict[str, Any]], **changes: Any) -> View:
+    told: dict[str, Any] = {"title": "runs/first", "steps": 40, "elapsed_s": 24.0, "said": {}, "notes": ()}
+    return View(rows=rows, **(told | changes))
+
+
+# --- the curve
+
+
+def test_a_sparkline_has_one_column_a_step_and_keeps_the_scale_of_a_share() -> None:
+    (line,) = sparkline([0.0, 0.25, 0.5, 1.0], steps=4, width=4)
+    assert line == BLOCKS[1] + BLOCKS[2] + BLOCKS[4] + BLOCKS[8]
+
+
+def test_a_sparkline_grows_to_the_right_as_the_run_goes_on() -> None:
+    assert len(sparkline([0.5] * 10, steps=40, width=80)[0]) == 20
+    assert len(sparkline([0.5] * 40, steps=40, width=80)[0]) == 80
+    assert sparkline([], steps=40, width=80) == [""]
+
+
+def test_a_sparkline_narrower_than_the_run_averages() -> None:
+    assert sparkline([0.0, 1.0] * 50, steps=100, width=10)[0] == BLOCKS[4] * 10
+
+
+def test_a_width_that_divides_badly_shows_every_step_up_to_the_last() -> None:
+    for done in range(1, 38):
+        line = sparkline([0.0] * (done - 1) + [1.0], steps=37, width=50)[0]
+        assert line.endswith(BLOCKS[8]), done
+
+
+def test_a_sparkline_of_several_lines_fills_from_below() -> None:
+    top, bottom = sparkline([0.25, 0.75], steps=2, width=2, height=2)
+    assert bottom == BLOCKS[4] + BLOCKS[8]
+    assert top == " " + BLOCKS[4]
+
+
+def test_rewards_outside_a_share_take_their_own_scale() -> None:
+    assert sparkline([-3.0, 5.0], steps=2, width=2)[0] == BLOCKS[1] + BLOCKS[8]
+    assert len(sparkline([2.0, 2.0], steps=2, width=2)[0]) == 2
+
+
+def test_a_sparkline_can_do_without_unicode() -> None:
+    assert sparkline([0.0, 1.0], steps=2, width=2, ascii_only=True)[0].isascii()
+
+
+# --- what is known
+
+
+def test_watch_reads_a_growing_file_and_leaves_a_torn_line_for_later(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    watch = Watch(metrics)
+    assert watch.poll() == []
+    line = json.dumps(metrics_row(1, 0.5)) + "\n"
+    metrics.write_text(line[:20])
+    assert watch.poll() == []
+    with metrics.open("a") as file:
+        file.write(line[20:])
+    assert [row["step"] for row in watch.poll()] == [1]
+    append_rows(metrics, [metrics_row(2, 0.6)])
+    assert [row["step"] for row in watch.poll()] == [2]
+    assert steps_done(watch.rows) == 2
+    assert watch.poll() == []
+
+
+def test_watch_starts_anew_when_a_resumed_run_drops_rows(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    append_rows(metrics, metrics_rows([0.1, 0.2, 0.3]))
+    watch = Watch(metrics)
+    watch.poll()
+    # As shared/run/files.py does it: another file under the same name, and by now longer than the old one.
+    other = tmp_path / "other"
+    append_rows(other, metrics_rows([0.1, 0.9, 0.9, 0.9]))
+    other.rename(metrics)
+    assert [row["step"] for row in watch.poll()] == [2, 3, 4]
+    assert [row["reward/mean"] for row in watch.rows] == [0.1, 0.9, 0.9, 0.9]
+
+
+def test_watch_passes_over_what_a_power_cut_left(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_bytes(b"\0\0\0\0\n" + json.dumps(metrics_row(1, 0.5)).encode() + b"\n")
+    watch = Watch(metrics)
+    assert [row["step"] for row in watch.poll()] == [1]
+
+
+def test_a_file_that_became_shorter_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("one\ntwo\n")
+    grows = GrowingFile(path)
+    assert grows.new_lines() == ["one", "two"]
+    path.write_text("new\n")
+    assert grows.new_lines() == ["new"]
+    assert grows.generation == 1
+
+
+def test_last_lines_show_the_end_torn_line_included_and_stop_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("".join(f"line {n}\n" for n in range(5000)) + "torn")
+    assert last_lines(path, 3) == ["line 4998", "line 4999", "torn"]
+    assert last_lines(path, 3, start=path.stat().st_size - 4) == ["torn"]
+    assert last_lines(tmp_path / "none", 3) == []
+
+
+def test_shares_and_time_left() -> None:
+    rows = metrics_rows([0.25] * 8)
+    assert time_shares(rows) == pytest.approx({"rollout": 0.5, "verify": 0.05, "update": 0.4, "idle": 0.05})
+    assert outcome_shares(rows[-1]) == {"correct": 0.25, "wrong": 0.75}
+    assert seconds_left(rows, steps=40) == pytest.approx(64.0)
+    assert time_shares([{"step": 1}]) == {}
+
+
+def test_clock() -> None:
+    assert [clock(s) for s in (0, 59.6, 75.2, 3700)] == ["0:00", "1:00", "1:15", "1:01:40"]
+    assert clock(float("nan")) == "-"
+
+
+# --- the live picture
+
+
+def test_the_picture_shows_every_figure_of_the_contract() -> None:
+    text = drawn(view(metrics_rows([0.5, 0.5, 0.5, 0.5, 0.5, 0.7, 0.7, 0.7, 0.7, 0.75])))
+    for expected in (
+        "runs/first",
+        "step 10/40",
+        "0:24 so far, 1:00 left",
+        "reward 0.75",
+        "mean of five 0.71",
+        "first five 0.50",
+        "correct 75%",
+        "wrong 25%",
+        "rollout 50%",
+        "verify 5%",
+        "update 40%",
+        "idle 5%",
+        "5,321 tokens/s",
+        "entropy 0.625",
+        "lr 2.0e-03",
+        "dropped groups 3/16",
+        "mismatch p99 3e-06",
+        "learner 1,431 MB",
+        "actor 402 MB",
+    ):
+        assert expected in text, expected
+    assert "timeout" not in text
+
+
+def test_before_the_first_step_the_picture_says_what_is_awaited() -> None:
+    said = {"learner": "base evaluation 128/256", "actor0": "ready"}
+    text = drawn(view([], said=said, notes=["actor0 ended with exit code 1; starting it again (1 of 5)"]))
+    assert "step 0/40" in text
+    assert "learner | base evaluation 128/256" in text
+    assert "actor0 | ready" in text
+    assert "1 of 5" in text
+    assert "left" not in text
+    assert "starting: both" not in text
+    assert "starting: both processes load torch" in drawn(view([]))
+
+
+def test_the_picture_fits_a_narrow_terminal_and_a_long_log_line() -> None:
+    said = {"learner": "x" * 500}
+    for width in (40, 80, 200):
+        lines = drawn(view(metrics_rows([0.5] * 40), said=said), width=width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert sum("learner | x" in line for line in lines) == 1
+
+
+def test_the_picture_has_an_ascii_form() -> None:
+    assert drawn(view(metrics_rows([0.5] * 40)), encoding="ascii").isascii()
+
+
+def test_markup_in_a_log_line_is_text() -> None:
+    assert "[/red] 100 [bold]" in drawn(view([], said={"learner": "[/red] 100 [bold]"}))
+
+
+def test_missing_figures_become_dashes() -> None:
+    text = drawn(view([{"step": 1, "reward/mean": 0.5, "kl": None}]))
+    assert "entropy -" in text
+    assert "mismatch p99 -" in text
+
+
+def test_the_live_screen_follows_the_file_and_keeps_warnings_above(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    console = recorded(terminal=True)
+    with LiveScreen(console, run, 40) as live:
+        live.log_line("learner", "2026-01-02 03:04:05,678 INFO loading the model")
+        live.log_line("learner", "WARNING a group came twice")
+        assert live.tick() == 0
+        append_rows(run.metrics, metrics_rows([0.5, 0.6]))
+        assert live.tick() == 2
+        live.note("finishing the step; Ctrl-C again stops at once")
+    text = console.export_text()
+    assert "learner | WARNING a group came twice" in text
+    assert "step 2/40" in text
+    assert "finishing the step" in text
+
+
+# --- plain lines
+
+
+def test_a_step_line_says_what_matters() -> None:
+    line = step_line(metrics_rows([0.5, 0.5, 0.5, 0.5, 0.5, 0.75]), steps=40)
+    assert line.startswith("step  6/40  reward 0.750  mean5 0.550  correct 75%  wrong 25%  dropped 3/16  ")
+    assert line.endswith("left 1:08")
+
+
+def test_a_short_run_prints_every_step_and_a_long_one_about_fifty() -> None:
+    def printed(steps: int, pace_s: float) -> int:
+        pace = Pace(steps)
+        return sum(pace.due(step, pace_s * step) for step in range(1, steps + 1))
+
+    assert printed(40, 1.0) == 40
+    assert 50 <= printed(5000, 0.1) <= 55
+    assert printed(5000, 60.0) == 5000
+
+
+def test_plain_lines_come_once_a_step_and_not_for_an_earlier_session(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    append_rows(run.metrics, metrics_rows([0.5]))
+    console = recorded()
+    with PlainScreen(console, run, 40, verbose=False) as plain:
+        plain.tick()
+        append_rows(run.metrics, [metrics_row(2, 0.6), metrics_row(3, 0.7)])
+        assert plain.tick() == 3
+        plain.tick()
+    lines = console.export_text().splitlines()
+    assert [line[:10] for line in lines] == ["step  2/40", "step  3/40"]
+
+
+def test_plain_lines_show_warnings_always_and_all_lines_if_asked(tmp_path: Path) -> None:
+    for verbose, expected in (
+        (False, ["actor0 | WARNING slow", "note"]),
+        (True, ["actor0 | hello", "actor0 | WARNING slow", "note"]),
+    ):
+        console = recorded()
+        with PlainScreen(console, RunDir(tmp_path), 40, verbose=verbose) as plain:
+            plain.log_line("actor0", "hello")
+            plain.log_line("actor0", "WARNING slow")
+            plain.note("note")
+            plain.tick()
+        assert console.export_text().splitlines() == expected
+
+
+def test_while_nothing_ends_the_last_words_come_now_and_then(tmp_path: Path) -> None:
+    now = [0.0]
+    console = recorded()
+    with PlainScreen(console, RunDir(tmp_path), 40, verbose=False, now=lambda: now[0]) as plain:
+        for second in range(25):
+            now[0] = float(second)
+            plain.log_line("learner", f"base evaluation {second}")
+            plain.tick()
+    assert console.export_text().splitlines() == ["learner | base evaluation 10", "learner | base evaluation 20"]
+
+
+def test_a_terminal_gets_the_picture_anything_else_gets_lines(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert isinstance(screen(recorded(terminal=True), run, 40, verbose=False), LiveScreen)
+    assert isinstance(screen(recorded(terminal=True), run, 40, verbose=True), PlainScreen)
+    assert isinstance(screen(recorded(), run, 40, verbose=False), PlainScreen)
+
+
+def test_loud_and_bare() -> None:
+    assert loud("2026-01-02 03:04:05,678 WARNING slow")
+    assert loud("error: there is no model")
+    assert not loud("an ERRORLESS step")
+    assert bare("learner", "2026-01-02 03:04:05,678 INFO step 3") == "step 3"
+    assert bare("learner", "2026-01-02 03:04:05,678 learner step 3") == "step 3"
+    assert bare("learner", "step 3") == "step 3"

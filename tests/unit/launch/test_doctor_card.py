@@ -1,0 +1,231 @@
+"""What doctor sees of cards: nvidia-smi's answers, PyTorch in a process of its own, and how that process may end."""
+
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from launch.doctor.checks import card as card_checks
+from launch.doctor.checks import software as software_checks
+from launch.doctor.checks.card import serves
+from launch.doctor.facts.card import (
+    Card,
+    Cards,
+    Driver,
+    Holder,
+    RoundTrip,
+    TorchBuild,
+    look_at_cards,
+    look_at_torch,
+    read_cards,
+    stages,
+)
+from launch.doctor.finding import Missing
+from launch.doctor.probe import Told, ask
+from tests.support.machines import ROUND_TRIP, TORCH_CUDA, sound
+
+MIB = 2**20
+CARDS = """GPU-a, NVIDIA GeForce RTX 3070, 580.65.06, 8192, 4096, Default
+GPU-b, NVIDIA H200, 580.65.06, 143771, 143000, Exclusive_Process
+"""
+HOLDERS = """GPU-a, 4242, /usr/bin/python3, 3900
+GPU-a, 77, [Not Found], [N/A]
+"""
+SMI = """#!/bin/sh
+case "$1" in
+--query-gpu=*) cat <<EOF
+{cards}EOF
+;;
+--query-compute-apps=*) cat <<EOF
+{holders}EOF
+;;
+esac
+"""
+
+
+def program(path: Path, text: str) -> str:
+    """A stand-in for nvidia-smi."""
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def running(pid: int) -> bool:
+    """Neither gone nor waiting to be collected."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+# --- nvidia-smi
+
+
+def test_who_holds_which_card() -> None:
+    first, second = read_cards(CARDS, HOLDERS)
+    assert first == Card(
+        uuid="GPU-a",
+        name="NVIDIA GeForce RTX 3070",
+        driver="580.65.06",
+        total=8192 * MIB,
+        free=4096 * MIB,
+        mode="Default",
+        holders=(
+            Holder(pid=4242, name="/usr/bin/python3", held=3900 * MIB),
+            Holder(pid=77, name="[Not Found]", held=None),
+        ),
+    )
+    assert (second.mode, second.holders) == ("Exclusive_Process", ())
+
+
+def test_the_program_is_asked_and_its_answer_is_judged(tmp_path: Path) -> None:
+    smi = program(tmp_path / "smi", SMI.format(cards=CARDS, holders=HOLDERS))
+    cards = look_at_cards(smi)
+    assert cards.trouble == ""
+    assert len(cards.cards) == 2
+    machine = replace(sound(), cards=cards)
+    assert "/usr/bin/python3 (process 4242, 3.8 GiB)" in card_checks.memory(machine).found
+    assert "one process at most" in card_checks.sharing(machine).found
+    assert "the CPU is used" in card_checks.present(machine).found
+
+
+@pytest.mark.parametrize(
+    ("visible", "name"),
+    [({}, "RTX 3070"), ({"CUDA_VISIBLE_DEVICES": "1,0"}, "H200"), ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, "H200")],
+)
+def test_the_card_that_a_run_would_take(visible: dict[str, str], name: str) -> None:
+    cards = Cards(trouble="", cards=read_cards(CARDS, HOLDERS), variables=visible)
+    assert name in card_checks.memory(replace(sound(), cards=cards)).found
+
+
+def test_no_program_is_no_card() -> None:
+    cards = look_at_cards("no-such-program-anywhere")
+    assert (cards.trouble, cards.cards) == ("", ())
+
+
+def test_a_driver_that_does_not_answer(tmp_path: Path) -> None:
+    words = "Failed to initialize NVML: Driver/library version mismatch"
+    smi = program(tmp_path / "smi", f"#!/bin/sh\necho '{words}'\nexit 18\n")
+    cards = look_at_cards(smi)
+    assert cards.trouble == words
+    assert look_at_cards(program(tmp_path / "smi2", "#!/bin/sh\nexit 3\n")).trouble.endswith("exit code 3")
+    build = msgspec.structs.replace(TORCH_CUDA, devices=())
+    finding = card_checks.present(replace(sound(), cards=cards, torch=build))
+    assert finding.level == "warning"
+    assert "version mismatch" in finding.found
+
+
+def test_a_variable_of_the_allocator_is_seen_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    cards = look_at_cards("no-such-program-anywhere")
+    finding = card_checks.allocator(replace(sound(), cards=cards))
+    assert finding.level == "warning"
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in finding.found
+
+
+# --- which kernels run where
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "runs"),
+    [
+        ("sm_86", (8, 6), True),
+        ("sm_86", (8, 9), True),
+        ("sm_86", (8, 0), False),
+        ("sm_80", (9, 0), False),
+        ("compute_80", (9, 0), True),
+        ("compute_90", (8, 6), False),
+        ("sm_120", (12, 0), True),
+        ("sm_90a", (9, 0), True),
+        ("sm_100f", (10, 3), False),
+        ("gfx90a", (9, 0), False),
+    ],
+)
+def test_kernels_for_a_card(built: str, capability: tuple[int, int], runs: bool) -> None:
+    assert serves(built, capability) is runs
+
+
+# --- the probe
+
+
+@pytest.mark.slow
+def test_torch_and_bitsandbytes_as_they_are_here() -> None:
+    facts = look_at_torch("cpu", 100.0)
+    assert isinstance(facts.driver, Driver)
+    assert isinstance(facts.torch, TorchBuild)
+    assert isinstance(facts.bitsandbytes, RoundTrip)
+    assert facts.bitsandbytes.device == "cpu"
+    machine = replace(sound(), torch=facts.torch, bitsandbytes=facts.bitsandbytes)
+    assert software_checks.torch(machine).level == "ok"
+    assert software_checks.bitsandbytes(machine).level == "ok", facts.bitsandbytes
+    # Not exact, or nothing was quantised.
+    assert facts.bitsandbytes.round_trip > 0.05
+
+
+@pytest.mark.parametrize(
+    ("torch", "reason"),
+    [
+        ("import os; os.abort()", "killed by signal 6 (Aborted)"),
+        (
+            "raise ImportError('libcudart: cannot open')",
+            "ImportError: libcudart: cannot open (exit code 1)",
+        ),
+        ("import time; time.sleep(60)", "no answer within 2 s"),
+    ],
+    ids=["crash", "error", "hang"],
+)
+def test_a_torch_that_does_not_load_is_a_finding(
+    torch: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text(torch)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    facts = look_at_torch("auto", 2.0 if "sleep" in torch else 60.0)
+    assert facts.torch == Missing(reason)
+    assert facts.bitsandbytes == Missing(reason)
+    finding = software_checks.torch(replace(sound(), torch=facts.torch))
+    assert (finding.level, finding.found) == ("error", f"PyTorch does not load: {reason}")
+
+
+def test_a_crash_of_the_last_stage_leaves_the_first_ones() -> None:
+    lines = (msgspec.json.encode(Driver(cuda=(13, 0))), msgspec.json.encode(TORCH_CUDA))
+    facts = stages(Told(lines=lines, trouble="killed by signal 11 (Segmentation fault)"))
+    assert facts.driver == Driver(cuda=(13, 0))
+    assert facts.torch == TORCH_CUDA
+    assert facts.bitsandbytes == Missing("killed by signal 11 (Segmentation fault)")
+
+
+def test_all_stages_come_back_as_they_were_told() -> None:
+    told = tuple(msgspec.json.encode(stage) for stage in (Driver(cuda=None), TORCH_CUDA, ROUND_TRIP))
+    facts = stages(Told(lines=told, trouble=""))
+    assert (facts.driver, facts.torch, facts.bitsandbytes) == (Driver(cuda=None), TORCH_CUDA, ROUND_TRIP)
+
+
+def test_a_probe_and_what_it_started_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        # The child inherits stdout: with a pipe, its parent's end would not be the end of the reading.
+        (Path(name) / "stray.py").write_text(
+            "import subprocess, sys, time\n"
+            "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+            "print('{\"pid\": %d}' % child.pid, flush=True)\n"
+            "time.sleep(60)\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", name)
+        # A slow machine may not even start it within the first limit.
+        told = next(told for limit_s in (2.0, 10.0, 60.0) if (told := ask("stray", [], limit_s)).lines)
+    assert told.trouble.startswith("no answer within ")
+    pid = msgspec.json.decode(told.lines[0])["pid"]
+    # The signal is sent; the kernel takes its time to end the process.
+    end = time.monotonic() + 30
+    while running(pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not running(pid)
+
+
+def test_a_probe_that_ends_well_has_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fine.py").write_text("import sys; print('noise'); print('{}'); print('a warning', file=sys.stderr)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert ask("fine", [], 60.0) == Told(lines=(b"{}",), trouble="")

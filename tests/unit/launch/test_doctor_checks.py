@@ -1,0 +1,369 @@
+"""doctor's judgement: every check passes on a sound machine and fails on the facts that it is there for."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from launch.doctor.examine import CHECKS, Report, examine
+from launch.doctor.facts.card import Device, Driver, Holder
+from launch.doctor.facts.model import Hub
+from launch.doctor.facts.software import Library, Reward
+from launch.doctor.finding import Level, Missing
+from launch.doctor.machine import Machine
+from tests.support.machines import (
+    GIB,
+    QWEN_15B,
+    Change,
+    both,
+    but,
+    cache_of,
+    cards,
+    configured,
+    folder,
+    remote,
+    round_trip,
+    setting,
+    sound,
+    torch,
+)
+
+NAMES = [f"{group}.{check.__name__}" for group, checks in CHECKS.items() for check in checks]
+UNSEEN = Missing("no answer within 3 s")
+HUB = Hub(found=True, gated=False, admitted=True, token=False, num_bytes=GIB)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Facts, and what is said about them."""
+
+    check: str
+    """Its name."""
+    change: Change
+    """From the sound machine to one that has this trouble."""
+    level: Level
+    """How bad it is."""
+    found: str
+    """Words of the finding."""
+    remedy: str
+    """Words of the remedy."""
+
+
+def case(check: str, level: Level, change: Change, found: str, remedy: str) -> Case:
+    """One row of the table."""
+    return Case(check=check, level=level, change=change, found=found, remedy=remedy)
+
+
+NUMPY = Library(name="numpy", window="<3,>=2.3", installed="2.2.0")
+GATED = replace(HUB, gated=True, admitted=False)
+ON_CARD = both(torch(), configured(compute={"device": "cuda"}))
+
+CASES = [
+    case("software.python", "error", but("software", python="3.10.2"), "Python 3.10.2, expected >=3.11", "PYTHON="),
+    case("software.libraries", "warning", but("software", libraries=(NUMPY,)), "numpy 2.2.0 (expected <3", "run.sh"),
+    case(
+        "software.libraries",
+        "error",
+        but("software", libraries=(replace(NUMPY, installed=None),)),
+        "not installed: numpy",
+        "run.sh",
+    ),
+    case("software.torch", "error", lambda m: replace(m, torch=Missing("killed by signal 11")), "signal 11", "run.sh"),
+    case(
+        "software.bitsandbytes",
+        "error",
+        lambda m: replace(m, bitsandbytes=Missing("ImportError: x")),
+        "ImportError: x",
+        "model.quantization=none",
+    ),
+    case("software.bitsandbytes", "error", round_trip(round_trip=0.7), "quantises wrongly: error 0.7", "run.sh"),
+    case("software.bitsandbytes", "error", round_trip(round_trip=float("nan")), "quantises wrongly", "run.sh"),
+    case("software.bitsandbytes", "error", round_trip(kernel_gap=0.01), "differ from the format by 0.01", "run.sh"),
+    case(
+        "software.bitsandbytes",
+        "note",
+        both(configured(model={"quantization": "none"}), lambda m: replace(m, bitsandbytes=Missing("x"))),
+        "it is not needed",
+        "",
+    ),
+    case("processor.vector_units", "warning", but("processor", flags=frozenset({"avx"})), "no AVX2", "processor"),
+    case(
+        "processor.vector_units",
+        "error",
+        both(but("processor", flags=frozenset({"avx"})), configured(compute={"blas": "portable"})),
+        "no AVX2",
+        "compute.blas=fast",
+    ),
+    case("processor.vector_units", "note", but("processor", architecture="aarch64"), "aarch64", ""),
+    case("processor.cores", "warning", but("processor", cores=1), "1 cores", "compute.learner_threads=1"),
+    case(
+        "processor.cores",
+        "note",
+        both(but("processor", cores=3), configured(pipeline={"max_lag": 1})),
+        "take turns",
+        "pipeline.max_lag=0",
+    ),
+    case("processor.container_share", "warning", but("cgroup", cpus=1.5), "1.5 cores' worth", "--cpus=2"),
+    case(
+        "processor.variables",
+        "warning",
+        but("processor", variables={"OMP_PROC_BIND": "true"}),
+        "OMP_PROC_BIND=true",
+        "unset OMP_PROC_BIND",
+    ),
+    case(
+        "processor.variables",
+        "warning",
+        but("processor", variables={"ATEN_CPU_CAPABILITY": "default"}),
+        "ATEN_CPU_CAPABILITY=default",
+        "unset",
+    ),
+    case(
+        "processor.variables",
+        "note",
+        but("processor", variables={"OMP_NUM_THREADS": "64"}),
+        "OMP_NUM_THREADS=64: replaced",
+        "compute.learner_threads",
+    ),
+    case("memory.available", "error", but("memory", available=GIB // 2), "512 MiB of 16.0 GiB", "end other"),
+    case("memory.available", "warning", but("memory", available=GIB), "a run needs about 1.8 GiB", "end other"),
+    case("memory.available", "error", but("model", shape=QWEN_15B), "12.0 GiB of 16.0 GiB are free", "smaller model"),
+    case("memory.available", "note", remote(HUB), "once the model is here", ""),
+    case(
+        "memory.container_limit",
+        "error",
+        but("cgroup", memory_limit=GIB, memory_left=GIB // 2),
+        "the container may hold 1.0 GiB, 512 MiB are left",
+        "--memory",
+    ),
+    case("memory.swap", "warning", but("memory", swap_free=GIB), "3.0 GiB of 4.0 GiB swap in use", "end other"),
+    case("memory.windows", "note", but("memory", wsl=True), "WSL2", ".wslconfig"),
+    case("memory.windows", "warning", both(ON_CARD, but("memory", wsl=True)), "cannot be listed", "leave room"),
+    case("card.present", "error", configured(compute={"device": "cuda"}), "has no CUDA", "compute.device=cpu"),
+    case("card.present", "warning", cards(), "this build of PyTorch has no CUDA; the CPU is used", "pytorch.org"),
+    case(
+        "card.present",
+        "warning",
+        both(cards(), torch(devices=(), cuda_error="driver too old")),
+        "it cannot be used: driver too old",
+        "update the driver",
+    ),
+    case("card.present", "warning", both(cards(), torch(devices=())), "does not see the card", "--gpus all"),
+    case("card.present", "warning", but("cards", trouble="Driver/library mismatch"), "has no CUDA", "pytorch.org"),
+    case(
+        "card.present",
+        "error",
+        both(ON_CARD, torch(devices=()), setting(CUDA_VISIBLE_DEVICES="")),
+        "CUDA_VISIBLE_DEVICES='' hides it",
+        "unset CUDA_VISIBLE_DEVICES",
+    ),
+    case("card.present", "error", both(ON_CARD, torch(devices=())), "no card was found", "nvidia-smi"),
+    case(
+        "card.driver",
+        "error",
+        both(torch(), lambda m: replace(m, driver=Driver(cuda=(12, 4)))),
+        "serves CUDA up to 12.4, PyTorch was built for 13.0",
+        "update the NVIDIA driver",
+    ),
+    case(
+        "card.driver",
+        "note",
+        both(torch(cuda_build="12.8"), lambda m: replace(m, driver=Driver(cuda=(12, 4)))),
+        "within one major version",
+        "update the NVIDIA driver",
+    ),
+    case(
+        "card.architecture",
+        "error",
+        torch(devices=(Device(name="GTX 1080", capability=(6, 1)),)),
+        "GTX 1080 is sm_61",
+        "pytorch.org",
+    ),
+    case("card.sharing", "error", both(ON_CARD, cards(mode="Exclusive_Process")), "one process", "-c DEFAULT"),
+    case("card.sharing", "note", cards(mode="Prohibited"), "Prohibited on RTX 3070", "-c DEFAULT"),
+    case(
+        "card.memory",
+        "error",
+        both(ON_CARD, cards(free=GIB // 2, holders=(Holder(pid=12, name="/usr/bin/python", held=7 * GIB),))),
+        "512 MiB of 8.0 GiB are free on RTX 3070, held by /usr/bin/python (process 12, 7.0 GiB)",
+        "end the processes named",
+    ),
+    case("card.memory", "warning", both(ON_CARD, cards(), but("model", shape=QWEN_15B)), "needs about", "token_budget"),
+    case(
+        "card.memory",
+        "error",
+        both(ON_CARD, cards(free=2 * GIB, holders=(Holder(pid=3, name="x", held=None),)), but("model", shape=QWEN_15B)),
+        "x (process 3, an unknown amount)",
+        "token_budget",
+    ),
+    case("card.memory", "note", both(ON_CARD, cards(), remote(HUB), ON_CARD), "once the model is here", ""),
+    case(
+        "card.allocator",
+        "warning",
+        setting(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64, expandable_segments:True"),
+        "can neither be shared between processes (CUDA IPC) nor slept (vLLM)",
+        "unset PYTORCH_CUDA_ALLOC_CONF",
+    ),
+    case("card.allocator", "warning", setting(PYTORCH_ALLOC_CONF="expandable_segments:True"), "CUDA IPC", "unset"),
+    case("card.allocator", "warning", setting(PYTORCH_ALLOC_CONF="backend:cudaMallocAsync"), "no pools", "unset"),
+    case(
+        "card.allocator",
+        "warning",
+        setting(PYTORCH_ALLOC_CONF="a:1", PYTORCH_CUDA_ALLOC_CONF="a:2"),
+        "two settings that differ",
+        "unset PYTORCH_CUDA_ALLOC_CONF",
+    ),
+    case("card.allocator", "warning", setting(PYTORCH_NO_CUDA_MEMORY_CACHING="1"), "every tensor", "unset"),
+    case("card.allocator", "warning", setting(CUDA_LAUNCH_BLOCKING="1"), "every kernel", "unset CUDA_LAUNCH_BLOCKING"),
+    case(
+        "disk.writable",
+        "error",
+        but("disk", trouble="Read-only disk"),
+        "written to: Read-only disk",
+        "--out",
+    ),
+    case("disk.space", "error", folder(free=100 << 20), "100 MiB free", "free some space"),
+    case(
+        "disk.space",
+        "error",
+        both(folder(free=GIB), but("model", shape=QWEN_15B)),
+        "1.0 GiB free under runs, a run may need 1.2 GiB",
+        "smaller checkpoint.keep",
+    ),
+    case(
+        "disk.space",
+        "error",
+        both(folder(free=4 * GIB), but("model", shape=QWEN_15B), configured(curriculum={"kind": "levels", "ewc": 0.1})),
+        "4.0 GiB free under runs, a run may need",
+        "smaller checkpoint.keep",
+    ),
+    case("disk.space", "error", both(folder(free=GIB), configured(run={"steps": 99_999})), "1.0 GiB free", "run.steps"),
+    case(
+        "disk.space",
+        "warning",
+        both(folder(free=100 << 20), but("run", state="run")),
+        "less what this one has written already",
+        "free some space",
+    ),
+    case("disk.space", "error", but("disk", free_files=3), "3 more files fit", "free some space"),
+    case("disk.speed", "warning", but("disk", sync_s=0.8), "takes 800 ms", "local SSD"),
+    case("disk.speed", "note", but("disk", sync_s=0.06), "takes 60 ms: the learner waits", "local SSD"),
+    case("disk.file_system", "warning", but("disk", kind="tmpfs"), "gone after a power cut", "--out"),
+    case("disk.file_system", "warning", but("disk", kind="nfs4"), "kept by another system", "second learner"),
+    case("disk.file_system", "warning", but("disk", kind="fuse.sshfs"), "kept by another system", "second learner"),
+    case("disk.file_system", "note", but("disk", kind="overlay"), "inside the container", "mount a volume"),
+    case("disk.modes", "error", but("disk", keeps_modes=False), "can be read by others", "Windows"),
+    case("disk.locks", "error", but("disk", keeps_locks=False), "flock does not exclude", "--out"),
+    case("limits.open_files", "error", but("limits", open_files=64), "64 open files", "ulimit -n 1024"),
+    case("limits.open_files", "warning", but("limits", open_files=256), "256 open files", "ulimit -n 1024"),
+    case("limits.file_size", "error", but("limits", file_bytes=1 << 20), "files up to 1 MiB", "ulimit -f unlimited"),
+    case(
+        "limits.file_size",
+        "error",
+        both(but("limits", file_bytes=GIB), but("model", shape=QWEN_15B)),
+        "the largest of a run has about 3.3 GiB",
+        "ulimit -f unlimited",
+    ),
+    case("limits.address_space", "warning", but("limits", address_bytes=4 * GIB), "4.0 GiB", "ulimit -v unlimited"),
+    case(
+        "limits.address_space",
+        "error",
+        both(ON_CARD, but("limits", address_bytes=64 * GIB)),
+        "CUDA reserves more",
+        "ulimit -v unlimited",
+    ),
+    case("limits.processes", "warning", but("limits", processes=100), "100 processes and threads", "ulimit -u"),
+    case(
+        "link.address",
+        "error",
+        but("link", address="tcp://0.0.0.0:5757", trouble="Address already in use", busy=True),
+        "tcp://0.0.0.0:5757 cannot be bound: Address already in use",
+        "ss -ltnp",
+    ),
+    case(
+        "link.address",
+        "note",
+        both(
+            but("link", address="tcp://0.0.0.0:5757", trouble="Address already in use", busy=True),
+            but("run", state="run", lock_holder="process 7"),
+        ),
+        "this run's learner is up",
+        "",
+    ),
+    case(
+        "link.address",
+        "error",
+        but("link", address="tcp://203.0.113.1:5757", trouble="Cannot assign requested address"),
+        "Cannot assign requested address",
+        "link.bind",
+    ),
+    case("run.directory", "note", but("run", state="run"), "runs/first holds a run", "resume"),
+    case("run.directory", "error", but("run", state="other"), "is not empty and holds no run", "another --out"),
+    case(
+        "run.keys",
+        "error",
+        but("run", state="run", keys_trouble="The key file k can be read by others; run `chmod 600 k`."),
+        "The key file k can be read by others",
+        "run `chmod 600 k`",
+    ),
+    case("run.keys", "error", but("run", state="run", keys_mode=0o755), "(mode 0755)", "chmod 700 runs/first/keys"),
+    case("run.lock", "error", but("run", state="run", lock_holder="process 7"), "in use by process 7", "stop it"),
+    case("run.lease", "warning", but("run", state="run", lease_holder="process 8"), "process 8 holds", "end it"),
+    case("model.present", "error", but("model", kind="folder", folder=None), "is no model", "config.json"),
+    case("model.present", "error", remote(UNSEEN, offline=True), "HF_HUB_OFFLINE is set", "hf download owner/name"),
+    case("model.present", "warning", remote(UNSEEN), "could not be asked for it: no answer within 3 s", "hf download"),
+    case("model.present", "error", remote(replace(HUB, found=False)), "neither a folder here nor", "model.path"),
+    case("model.present", "note", remote(HUB), "'owner/name' (1.0 GiB) is fetched", "hf download owner/name"),
+    case("model.present", "note", remote(replace(HUB, num_bytes=None)), "(size unknown)", "hf download"),
+    case("model.access", "warning", remote(UNSEEN), "could not ask the hub whether 'owner/name' is gated", "network"),
+    case("model.access", "note", remote(UNSEEN, offline=True), "the hub is not asked", "unset HF_HUB_OFFLINE"),
+    case("model.access", "error", remote(GATED), "is gated and there is no token here", "hf auth login"),
+    case("model.access", "error", remote(replace(GATED, token=True)), "this token has no access", "ask for access"),
+    case("model.hub_cache", "error", both(remote(HUB), cache_of("hub_cache", free=1)), "about 1.0 GiB", "HF_HOME"),
+    case("model.hub_cache", "error", both(remote(HUB), cache_of("hub_cache", writable=False)), "runs", "HF_HOME"),
+    case("model.base_cache", "error", cache_of("base_cache", free=1 << 20), "1 MiB free", "model.cache_dir"),
+    case("model.base_cache", "error", cache_of("base_cache", writable=False), "may write to", "model.cache_dir"),
+    case("model.tasks", "error", but("model", lost_files=("data/x.jsonl",)), "no file data/x.jsonl", "tasks.source"),
+    case(
+        "verifier.function",
+        "error",
+        lambda m: replace(m, reward=Reward(function="r.py:f", trouble="no answer within 15 s")),
+        "verifier.function = 'r.py:f' cannot be used: no answer within 15 s",
+        "mend the file",
+    ),
+]
+
+
+def finding(machine: Machine, check: str) -> Report:
+    """What this check says."""
+    (report,) = [report for report in examine(machine) if report.check == check]
+    return report
+
+
+def test_a_sound_machine_gives_no_finding() -> None:
+    reports = examine(sound())
+    assert [report.check for report in reports] == NAMES
+    assert {report.finding.level for report in reports} == {"ok"}
+    assert all(report.finding.found and not report.finding.remedy for report in reports)
+
+
+def test_every_check_is_shown_failing() -> None:
+    assert {case.check for case in CASES} == set(NAMES)
+    assert len(NAMES) == len(set(NAMES))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.check} {case.found}")
+def test_a_check_fails_on_the_facts_it_is_there_for(case: Case) -> None:
+    found = finding(case.change(sound()), case.check).finding
+    assert found.level == case.level, found
+    assert case.found in found.found
+    assert case.remedy in found.remedy
+    assert bool(found.remedy) == bool(case.remedy)
+    assert found.level == "note" or found.remedy, "a warning or an error without a remedy"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.check} {case.found}")
+def test_what_is_said_is_plain_text_on_one_line(case: Case) -> None:
+    found = finding(case.change(sound()), case.check).finding
+    assert "\n" not in found.found + found.remedy
+    assert not found.found.endswith(".")
+    assert not found.remedy.endswith(".")

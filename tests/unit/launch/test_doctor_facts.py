@@ -1,0 +1,251 @@
+"""What doctor sees of a machine: versions, cores, memory, limits, time; from real files made up for each case."""
+
+import resource
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from launch.doctor.checks import processor as processor_checks
+from launch.doctor.facts.processor import (
+    Cgroup,
+    Limits,
+    look_at_cgroup,
+    look_at_limits,
+    look_at_memory,
+    look_at_processor,
+    read_flags,
+)
+from launch.doctor.facts.software import look_at_software
+from launch.doctor.finding import Missing
+from launch.doctor.probe import Look
+from tests.support.machines import GIB, but, sound
+
+ROOT = Path(__file__).resolve().parents[3]
+MEMINFO = """MemTotal:       16000000 kB
+MemFree:         1000000 kB
+MemAvailable:    8000000 kB
+SwapTotal:       4000000 kB
+SwapFree:        3000000 kB
+HugePages_Total:       0
+"""
+PYPROJECT = """[project]
+name = "x"
+requires-python = ">=3.11"
+dependencies = [
+    "numpy>=2.3,<3",
+    "no-such-library-anywhere==1.0",
+]
+"""
+
+
+# --- software
+
+
+def test_windows_are_those_of_pyproject(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    software = look_at_software(tmp_path / "pyproject.toml")
+    assert software.python == ".".join(map(str, sys.version_info[:3]))
+    assert software.python_window == ">=3.11"
+    numpy, absent = software.libraries
+    assert (numpy.name, numpy.installed) == ("numpy", version("numpy"))
+    assert set(numpy.window.split(",")) == {">=2.3", "<3"}
+    assert (absent.name, absent.window, absent.installed) == ("no-such-library-anywhere", "==1.0", None)
+
+
+def test_our_own_windows_are_read() -> None:
+    libraries = {library.name: library for library in look_at_software().libraries}
+    assert libraries["torch"].installed == version("torch")
+    assert libraries["torch"].window.startswith("==")
+    assert "pytest" not in libraries, "an extra is no dependency of a run"
+
+
+def test_without_pyproject_the_installed_distribution_tells(tmp_path: Path) -> None:
+    info = tmp_path / "tandem_rl-9.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.4\nName: tandem-rl\nVersion: 9.9\nRequires-Python: >=3.50\n"
+        "Requires-Dist: numpy<3,>=2.3\nRequires-Dist: pytest; extra == 'dev'\n"
+    )
+    code = (
+        "import sys; from pathlib import Path; from launch.doctor.facts.software import look_at_software;"
+        "s = look_at_software(Path('no-such-file')); print(s.python_window, *(x.name for x in s.libraries))"
+    )
+    # First on the path, so that it is this distribution that is found.
+    path = f"{tmp_path}:{ROOT}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": path}, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [">=3.50", "numpy"]
+
+
+# --- processor
+
+
+def test_flags_are_those_of_the_first_core(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor : 0\nflags\t\t: fpu avx avx2\n\nprocessor : 1\nflags\t\t: fpu\n")
+    assert read_flags(cpuinfo) == {"fpu", "avx", "avx2"}
+    cpuinfo.write_text("processor : 0\nFeatures\t: fp asimd\n")
+    assert read_flags(cpuinfo) == {"fp", "asimd"}
+    assert read_flags(tmp_path / "none") == frozenset()
+
+
+def test_a_variable_of_the_environment_is_seen_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_THREAD_LIMIT", "1")
+    monkeypatch.setenv("UNRELATED", "1")
+    processor = look_at_processor()
+    assert processor.variables["OMP_THREAD_LIMIT"] == "1"
+    assert "UNRELATED" not in processor.variables
+    machine = but("processor", variables=processor.variables)(sound())
+    finding = processor_checks.variables(machine)
+    assert finding.level == "warning"
+    assert "OMP_THREAD_LIMIT=1" in finding.found
+    assert "OMP_NUM_THREADS" not in finding.found
+
+
+def test_this_processor_has_cores() -> None:
+    processor = look_at_processor()
+    assert processor.cores >= 1
+    assert processor.name
+
+
+# --- containers
+
+
+def cgroup_files(root: Path, files: dict[str, str]) -> None:
+    """A made-up cgroup file system."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+
+
+def test_limits_of_cgroup_2_and_the_smallest_of_all_levels(tmp_path: Path) -> None:
+    own, root = tmp_path / "own", tmp_path / "cgroup"
+    own.write_text("0::/outer/inner\n")
+    files = {
+        "outer/inner/cpu.max": "150000 100000",
+        "outer/inner/memory.max": "5000",
+        "outer/inner/memory.current": "100",
+        "outer/cpu.max": "max 100000",
+        "outer/memory.max": "4000",
+        "outer/memory.current": "1000",
+        "memory.max": "max",
+        "memory.current": "90000",
+        "other/cpu.max": "10000 100000",
+    }
+    cgroup_files(root, files)
+    assert look_at_cgroup(root, own) == Cgroup(cpus=1.5, memory_limit=4000, memory_left=3000)
+
+
+def test_inside_a_container_the_root_is_its_own(tmp_path: Path) -> None:
+    own, root = tmp_path / "own", tmp_path / "cgroup"
+    own.write_text("0::/\n")
+    cgroup_files(root, {"cpu.max": "50000 100000", "memory.max": "1000", "memory.current": "400"})
+    assert look_at_cgroup(root, own) == Cgroup(cpus=0.5, memory_limit=1000, memory_left=600)
+
+
+def test_a_path_that_only_the_host_has_leads_to_the_root(tmp_path: Path) -> None:
+    own, root = tmp_path / "own", tmp_path / "cgroup"
+    own.write_text("0::/system.slice/docker-abc.scope\n")
+    cgroup_files(root, {"cpu.max": "200000 100000"})
+    assert look_at_cgroup(root, own).cpus == 2.0
+
+
+def test_limits_of_cgroup_1(tmp_path: Path) -> None:
+    own, root = tmp_path / "own", tmp_path / "cgroup"
+    own.write_text("4:memory:/box\n2:cpu,cpuacct:/box\n")
+    files = {
+        "cpu/box/cpu.cfs_quota_us": "300000",
+        "cpu/box/cpu.cfs_period_us": "100000",
+        "cpu/cpu.cfs_quota_us": "-1",
+        "memory/box/memory.limit_in_bytes": "5000",
+        "memory/box/memory.usage_in_bytes": "4000",
+        "memory/memory.limit_in_bytes": "9223372036854771712",
+        "memory/memory.usage_in_bytes": "4000",
+    }
+    cgroup_files(root, files)
+    assert look_at_cgroup(root, own) == Cgroup(cpus=3.0, memory_limit=5000, memory_left=1000)
+
+
+def test_no_cgroup_is_no_limit(tmp_path: Path) -> None:
+    assert look_at_cgroup(tmp_path / "none", tmp_path / "none") == Cgroup(
+        cpus=None, memory_limit=None, memory_left=None
+    )
+
+
+# --- memory
+
+
+def test_memory_is_read_in_bytes(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    memory = look_at_memory(tmp_path / "meminfo")
+    assert (memory.total, memory.available) == (16_000_000 * 1024, 8_000_000 * 1024)
+    assert (memory.swap_total, memory.swap_free) == (4_000_000 * 1024, 3_000_000 * 1024)
+
+
+# --- limits
+
+SHOW_LIMITS = """
+import resource
+resource.setrlimit(resource.{which}, ({value}, resource.getrlimit(resource.{which})[1]))
+from launch.doctor.facts.processor import look_at_limits
+print(look_at_limits())
+"""
+
+
+@pytest.mark.parametrize(
+    ("which", "value", "seen"),
+    [
+        ("RLIMIT_NOFILE", 100, "open_files=100,"),
+        ("RLIMIT_FSIZE", 1 << 20, "file_bytes=1048576,"),
+        ("RLIMIT_AS", 4 * GIB, f"address_bytes={4 * GIB},"),
+        ("RLIMIT_NPROC", 90, "processes=90)"),
+    ],
+)
+def test_a_real_limit_is_seen(which: str, value: int, seen: str) -> None:
+    code = SHOW_LIMITS.format(which=which, value=value)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert seen in done.stdout
+
+
+def test_unlimited_is_none() -> None:
+    seen = look_at_limits()
+    here = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    assert (seen.file_bytes is None) == (here == resource.RLIM_INFINITY)
+    machine = but("limits", open_files=None, file_bytes=None, address_bytes=None, processes=None)(sound())
+    for check in (
+        processor_checks.open_files,
+        processor_checks.file_size,
+        processor_checks.address_space,
+        processor_checks.processes,
+    ):
+        assert check(machine).level == "ok"
+
+
+def test_the_limits_are_the_soft_ones() -> None:
+    assert isinstance(look_at_limits(), Limits)
+    assert look_at_limits().open_files == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+# --- a look that takes too long, or fails
+
+
+def test_a_look_that_never_ends_is_given_up() -> None:
+    look = Look(lambda: time.sleep(60), 0.05)
+    assert look.result() == Missing("no answer within 0.05 s")
+
+
+def test_a_look_that_fails_says_why() -> None:
+    assert Look(lambda: 1 // 0, 10.0).result() == Missing("ZeroDivisionError: integer division or modulo by zero")
+
+
+def test_a_look_gives_what_it_saw_even_after_its_time() -> None:
+    look = Look(lambda: 7, 0.0)
+    end = time.monotonic() + 30
+    while look.answers.empty() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert look.result() == 7

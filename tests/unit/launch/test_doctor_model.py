@@ -1,0 +1,319 @@
+"""What doctor sees of the model, the hub, the tasks and the reward function, and how much memory it expects to need."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from huggingface_hub.errors import OfflineModeIsEnabled
+
+from launch.doctor.checks import model as model_checks
+from launch.doctor.checks import software as software_checks
+from launch.doctor.estimate import ModelShape, card_need, host_need
+from launch.doctor.facts.model import look_at_hub, look_at_model, shape_of
+from launch.doctor.facts.software import look_at_reward
+from launch.doctor.finding import Missing
+from launch.doctor.machine import ask_hub
+from shared.config.data import VerifierConfig
+from shared.config.model import ModelConfig
+from shared.config.tree import Config
+from shared.embedded import EMBEDDED_DIR
+from tests.support.machines import GIB, QWEN_15B, SMALL, config, sound
+
+INFO = {"id": "owner/name", "_id": "0", "sha": "f" * 40, "siblings": [], "gated": False, "private": False}
+WEIGHTS = [{"rfilename": "model.safetensors", "size": 5 * GIB}, {"rfilename": "README.md", "size": 7}]
+
+
+@dataclass
+class FakeHub:
+    """A hub with one model, on a port of this machine."""
+
+    url: str = ""
+    """Where."""
+    answers: dict[str, tuple[int, Mapping[str, object], str]] = field(default_factory=dict)
+    """End of the path -> status, body, error code."""
+
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        """Of its requests."""
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            """Answers GET."""
+
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                found = [answer for end, answer in hub.answers.items() if path.endswith(end)]
+                status, body, code = found[0] if found else (404, {"error": "no"}, "RepoNotFound")
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                if code:
+                    self.send_header("X-Error-Code", code)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        return Handler
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Up, and asked although tests are offline."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    fake = FakeHub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), fake.handler())
+    fake.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield fake
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+MODEL = ModelConfig(path="owner/name")
+
+
+# --- the hub
+
+
+def test_an_open_model_and_its_size(hub: FakeHub) -> None:
+    hub.answers["/revision/main"] = (200, INFO | {"siblings": WEIGHTS}, "")
+    seen = look_at_hub(MODEL, hub.url)
+    assert (seen.found, seen.gated, seen.admitted, seen.num_bytes) == (True, False, True, 5 * GIB)
+
+
+def test_a_model_that_is_not_there(hub: FakeHub) -> None:
+    assert not look_at_hub(MODEL, hub.url).found
+    assert not look_at_hub(ModelConfig(path="no/hub/id"), hub.url).found
+
+
+def test_a_revision_that_is_not_there(hub: FakeHub) -> None:
+    hub.answers["/revision/main"] = (404, {"error": "no"}, "RevisionNotFound")
+    assert not look_at_hub(MODEL, hub.url).found
+
+
+def test_a_gated_model_without_access(hub: FakeHub) -> None:
+    hub.answers["/revision/main"] = (200, INFO | {"gated": "manual"}, "")
+    hub.answers["/auth-check"] = (403, {"error": "ask first"}, "GatedRepo")
+    seen = look_at_hub(MODEL, hub.url)
+    assert (seen.found, seen.gated, seen.admitted) == (True, True, False)
+    hub.answers["/auth-check"] = (200, {}, "")
+    assert look_at_hub(MODEL, hub.url).admitted
+
+
+def test_a_gated_model_that_hides_itself(hub: FakeHub) -> None:
+    hub.answers["/revision/main"] = (403, {"error": "ask first"}, "GatedRepo")
+    seen = look_at_hub(MODEL, hub.url)
+    assert (seen.found, seen.gated, seen.admitted) == (True, True, False)
+
+
+def write_model(folder: Path, config: dict[str, object], tensors: dict[str, list[int]]) -> int:
+    """A checkpoint of headers alone; gives the size of its file."""
+    header = json.dumps(
+        {"__metadata__": {"format": "pt"}} | {name: {"shape": s} for name, s in tensors.items()}
+    ).encode()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return 8 + len(header)
+
+
+def test_nobody_asks_about_a_model_that_is_here(tmp_path: Path) -> None:
+    assert ask_hub(Config()) == Missing("not asked: model.path is no hub id")
+    assert ask_hub(config(model={"path": str(tmp_path)})) == Missing("not asked: model.path is no hub id")
+
+
+def test_a_fetched_model_is_found_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    fetched = config(model={"path": "owner/name"})
+    repository = tmp_path / "models--owner--name"
+    snapshot = repository / "snapshots" / ("f" * 40)
+    (repository / "refs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (repository / "refs" / "main").write_text("f" * 40)
+    with pytest.raises(OfflineModeIsEnabled):
+        ask_hub(fetched)
+    write_model(snapshot, {}, {})
+    assert look_at_model(fetched).folder == snapshot
+    assert ask_hub(fetched) == Missing("not asked: the model is here")
+    (snapshot / "model.safetensors").unlink()
+    assert look_at_model(fetched).folder is None, "a fetch that was broken off"
+
+
+# --- what is on this machine
+
+
+def test_the_embedded_model_is_here_and_measured() -> None:
+    model = look_at_model(Config())
+    assert (model.kind, model.folder, model.lost_files) == ("embedded", EMBEDDED_DIR, ())
+    assert isinstance(model.shape, ModelShape)
+    assert (model.shape.layers, model.shape.hidden, model.shape.key_value, model.shape.vocabulary) == (4, 128, 64, 512)
+    assert model.shape.file_bytes == sum(file.stat().st_size for file in EMBEDDED_DIR.glob("*.safetensors"))
+    layer = 128 * (128 + 64 + 64 + 128) + 3 * 128 * 384
+    assert model.shape.linear == 4 * layer
+    assert model.shape.rest >= 512 * 128
+    assert model.shape.adapter == 4 * (2 * 128 + 2 * (128 + 64) + 2 * 128 + 3 * (128 + 384))
+
+
+def test_a_folder_that_is_a_model_and_one_that_is_none(tmp_path: Path) -> None:
+    none = look_at_model(config(model={"path": str(tmp_path)}))
+    assert (none.kind, none.folder) == ("folder", None)
+    write_model(tmp_path, {}, {})
+    here = look_at_model(config(model={"path": str(tmp_path)}))
+    assert (here.kind, here.folder) == ("folder", tmp_path)
+    assert model_checks.present(replace(sound(), model=none)).level == "error"
+
+
+def test_a_hub_id_that_was_never_fetched_and_one_that_cannot_be() -> None:
+    for path in ("owner/never-fetched", "no/hub/id", "a b"):
+        model = look_at_model(config(model={"path": path}))
+        assert (model.kind, model.folder) == ("hub", None)
+        assert isinstance(model.shape, Missing)
+
+
+def test_a_model_of_an_unknown_kind_has_no_size(tmp_path: Path) -> None:
+    write_model(tmp_path, {"auto_map": {"AutoModel": "x.Y"}}, {"w": [2, 3]})
+    model = look_at_model(config(model={"path": str(tmp_path)}))
+    assert isinstance(model.shape, Missing)
+    assert "num_attention_heads" in model.shape.reason
+
+
+def test_the_size_of_a_model_with_a_text_part_and_a_head_size_of_its_own(tmp_path: Path) -> None:
+    text = {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "vocab_size": 10,
+    }
+    tensors = {
+        "a.layers.0.q_proj.weight": [4, 5],
+        "a.layers.0.x.weight": [2, 5],
+        "a.layers.0.norm.weight": [4],
+        "embed": [10, 64],
+    }
+    size = write_model(tmp_path, {"text_config": text}, tensors)
+    assert shape_of(tmp_path, ["q_proj"]) == ModelShape(
+        linear=30, rest=644, adapter=9, file_bytes=size, layers=3, hidden=64, key_value=64, vocabulary=10
+    )
+
+
+def test_task_files_that_are_lost_are_named(tmp_path: Path) -> None:
+    here = tmp_path / "here.jsonl"
+    here.write_text("")
+    tasks = {"source": str(here), "held_out": str(tmp_path / "gone.csv")}
+    assert look_at_model(config(tasks=tasks)).lost_files == (str(tmp_path / "gone.csv"),)
+    lost = {"source": str(here), "test": str(tmp_path / "gone.jsonl")}
+    assert look_at_model(config(tasks=lost)).lost_files == (str(tmp_path / "gone.jsonl"),)
+    assert look_at_model(config(tasks={"source": "openai/gsm8k", "held_out": "test"})).lost_files == ()
+
+
+def test_caches_are_where_the_configuration_says(tmp_path: Path) -> None:
+    model = look_at_model(config(model={"cache_dir": str(tmp_path / "deep" / "cache")}))
+    assert (model.base_cache.path, model.base_cache.existing) == (tmp_path / "deep" / "cache", tmp_path)
+
+
+# --- the reward function
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def right(**columns):\n    return []\n", ""),
+        ("def wrong(**columns):\n    return []\n", "defines no such name"),
+        ("import no_such_module_anywhere\n", "no_such_module_anywhere"),
+        ("import os\nos.kill(os.getpid(), 11)\n", "killed by signal 11"),
+        ("right = 7\n", "a function is needed"),
+    ],
+    ids=["right", "name", "import", "crash", "number"],
+)
+def test_a_reward_function_is_imported_elsewhere(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(text)
+    verifier = VerifierConfig(kind="callable", function=f"{tmp_path / 'rewards.py'}:right")
+    reward = look_at_reward(verifier, 60.0)
+    assert (reward.trouble == "") == (said == "")
+    assert said in reward.trouble
+    finding = software_checks.function(replace(sound(), reward=reward))
+    assert finding.level == ("error" if said else "ok")
+
+
+def test_a_reward_function_is_tried_with_what_a_worker_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    (tmp_path / "rewards").mkdir()
+    file = tmp_path / "rewards" / "rewards.py"
+    (tmp_path / "beside_the_command.py").write_text("")
+    for text, environment, said in (
+        ("import beside_the_command\n", (), "No module named 'beside_the_command'"),
+        ("import os; os.environ['MY_TOKEN']\n", (), "KeyError"),
+        ("import os; os.environ['MY_TOKEN']\n", ("MY_TOKEN",), ""),
+    ):
+        file.write_text(text + "def right(**_): return []\n")
+        verifier = VerifierConfig(kind="callable", function=f"{file}:right", environment=environment)
+        with contextlib.chdir(tmp_path):
+            trouble = look_at_reward(verifier, 60.0).trouble
+        assert said in trouble and bool(trouble) == bool(said)
+
+
+def test_a_reward_function_that_hangs_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("import time\ntime.sleep(60)\n")
+    reward = look_at_reward(VerifierConfig(kind="callable", function=f"{tmp_path / 'rewards.py'}:right"), 2.0)
+    assert reward.trouble == "no answer within 2 s"
+
+
+def test_a_built_in_verifier_needs_no_look() -> None:
+    assert look_at_reward(VerifierConfig(), 60.0).function == ""
+
+
+# --- how much memory
+
+
+def test_a_card_of_8_gib_holds_two_copies_of_a_1_5b_base() -> None:
+    small_steps = {"token_budget": 640, "checkpointing": True}
+    need = card_need(config(batch=small_steps, rollout={"prompts": 1, "max_new_tokens": 512}), QWEN_15B)
+    # Two contexts, two NF4 copies, two embeddings and heads in bf16: about 3.9 GiB.
+    assert 3.5 * GIB < need.weights < 4.3 * GIB
+    assert need.weights < need.total < 8 * GIB
+
+
+def test_nf4_takes_less_of_a_card_than_its_values() -> None:
+    packed = card_need(Config(), QWEN_15B).weights
+    assert packed < card_need(config(model={"dequantize": "held"}), QWEN_15B).weights
+    assert packed < card_need(config(model={"quantization": "none"}), QWEN_15B).weights
+
+
+def test_a_cpu_holds_fp32_values_unless_told_otherwise() -> None:
+    held = host_need(Config(), QWEN_15B, card=False).weights
+    assert held > 2 * 4 * 1.77e9
+    assert host_need(config(model={"dequantize": "each_call"}), QWEN_15B, card=False).weights < held / 2
+    assert host_need(Config(), QWEN_15B, card=True).weights < held / 2
+
+
+def test_each_key_that_is_named_as_a_remedy_helps() -> None:
+    base = host_need(Config(), SMALL, card=False).total
+    for batch in ({"token_budget": 1024}, {"checkpointing": True}):
+        assert host_need(config(batch=batch), SMALL, card=False).total < base
+
+
+def test_long_answers_need_room_for_keys_and_values() -> None:
+    tasks = {"max_prompt_tokens": 256}
+    short = card_need(config(tasks=tasks, rollout={"max_new_tokens": 64}, batch={"token_budget": 1}), QWEN_15B)
+    long = card_need(config(tasks=tasks, rollout={"max_new_tokens": 4096}, batch={"token_budget": 1}), QWEN_15B)
+    tokens = 16 * 8 * (4096 - 64)
+    # 28 KiB a token: two times 28 layers of 256 values in bf16.
+    assert long.total - short.total == pytest.approx(tokens * 28 * 1024, rel=0.05)
+    one = config(tasks=tasks, rollout={"max_new_tokens": 4096, "groups_per_order": 1}, batch={"token_budget": 1})
+    need = card_need(one, QWEN_15B)
+    assert need.total - need.weights < (long.total - long.weights) / 10

@@ -1,0 +1,63 @@
+"""Every preset: it parses, it is planned without a network, and its embedded twin differs in nothing that matters."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.commands.run import describe
+from launch.supervisor.topology import topology
+from shared.config.load import PRESETS_DIR, load_config
+from shared.config.tree import Config
+
+PRESETS = sorted(path.stem for path in PRESETS_DIR.glob("*.toml"))
+TWIN = "_embedded"
+REAL = [name for name in PRESETS if name != "embedded" and not name.endswith(TWIN)]
+MAY_DIFFER = {"run", "model", "tasks", "rollout", "optimizer", "batch", "checkpoint", "eval"}
+"""What a smaller model and other problems ask for: sizes, rates, and where things come from."""
+
+OFFLINE = """
+import socket, sys
+def refused(*args, **options):
+    raise OSError("a dry run spoke to somebody")
+socket.socket.connect = socket.getaddrinfo = refused
+from launch.__main__ import main
+codes = [main(["run", name, "--dry-run"]) for name in sys.argv[1:]]
+heavy = {"torch", "transformers", "datasets", "huggingface_hub"} & set(sys.modules)
+assert not any(codes) and not heavy, (codes, heavy)
+"""
+
+
+def test_the_presets_are_those_of_the_readme() -> None:
+    assert {"gsm8k_8gb", "math_8gb", "cpu_05b", "sent_two_stage", "continual_3stage"} <= set(REAL)
+    assert {name + TWIN for name in REAL} | {"embedded"} == set(PRESETS) - set(REAL)
+    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text()
+    assert [name for name in PRESETS if f"launch/presets/{name}.toml" not in readme] == []
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_planned_with_what_it_names(name: str) -> None:
+    config = load_config(name)
+    plan = describe(topology(Path("runs/x"), config), config)
+    assert config.model.path in plan and config.tasks.source in plan
+    assert name == "embedded" or (config.model.path == "embedded") == name.endswith(TWIN)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_twin_has_the_same_curriculum_verifier_objective_and_code(name: str) -> None:
+    real, twin = load_config(name), load_config(name + TWIN)
+    different = {section for section in Config.__struct_fields__ if getattr(real, section) != getattr(twin, section)}
+    assert different <= MAY_DIFFER, different - MAY_DIFFER
+    assert twin.model == Config().model
+    assert twin.batch.checkpointing == real.batch.checkpointing
+    assert twin.rollout.replacement_rounds == real.rollout.replacement_rounds
+    assert bool(twin.rollout.groups_per_order) == bool(real.rollout.groups_per_order)
+
+
+def test_dry_runs_need_no_network_and_load_no_library(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", OFFLINE, *PRESETS]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run directory") == len(PRESETS)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,128 @@
+"""The end report: what a person sees when a run is done, stopped, or never began."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from launch.display.next_command import interpreter
+from launch.display.report import print_report
+from shared.errors import DamageError
+from shared.run.evaluation import write_evaluation
+from shared.run.run_dir import RunDir
+from shared.run.summary import read_summary
+from shared.statistics import paired
+from tests.support.fakes import toy_evaluation
+from tests.support.run_files import SHA, write_run
+
+REWARDS = [0.5] * 5 + [0.7] * 30 + [0.9] * 5
+
+
+def reported(run: RunDir, *, width: int = 100, encoding: str = "utf-8") -> str:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=file, width=width, record=True, highlight=False)
+    print_report(console, run, steps=40)
+    return console.export_text()
+
+
+def test_a_finished_run_shows_base_and_trained_side_by_side(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_run(run, status="done", rewards=REWARDS, evaluated=("base", "final"))
+    text = reported(run)
+    assert "done: 40 steps in 1:02" in text
+    base, trained = (line for line in text.splitlines() if line.strip().startswith(("base  ", "trained  ")))
+    assert "50.0 %  (43.9 to 56.1)" in base
+    assert "46.9 %" in base
+    assert base.split()[-1] == "256"
+    assert "93.8 %" in trained
+    assert "first five steps 0.50" in text
+    assert "last five 0.90" in text
+    assert SHA in text
+
+
+def test_the_gain_is_told_in_pairs_where_both_answered_the_same_tasks(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_run(run, status="done", rewards=REWARDS, evaluated=())
+    before, after = [i % 2 == 0 for i in range(40)], [i % 8 != 7 for i in range(40)]
+    write_evaluation(run.eval, toy_evaluation(before, label="base", seed=3))
+    write_evaluation(run.eval, toy_evaluation(after, seed=3))
+    found = paired([float(r) for r in after], [float(r) for r in before])
+    text = reported(run)
+    assert f"in pairs: +37.5 points  ({100 * found.low:+.1f} to {100 * found.high:+.1f})" in text and "seed 3" in text
+    write_evaluation(run.eval, toy_evaluation(after, tasks_sha256="others"))
+    assert "in pairs" not in reported(run)
+
+
+def test_three_questions_are_answered_by_both(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_run(run, status="done", rewards=REWARDS, evaluated=("base", "final"))
+    text = reported(run)
+    assert "Ann has 12 [apples] and buys 7. How many?" in text
+    assert text.count("base says") == text.count("final says") == 3
+    assert any("base says 6 * 9 = 52" in line and "final says 6 * 9 = 52" in line for line in text.splitlines())
+    assert "base: truncated" in text
+    assert "fourth" not in text
+
+
+def test_the_next_commands_of_a_finished_run(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "with space")
+    run.path.mkdir()
+    write_run(run, status="done", rewards=REWARDS, evaluated=("base", "final"))
+    lines = reported(run, width=40).splitlines()
+    for expected in (
+        f"-m launch generate '{run.path}' --prompt ",
+        f"-m launch resume '{run.path}' --steps 80",
+        f"-m launch export '{run.path}' --out 'with space-adapter'",
+        f"-m launch replay '{run.path}'",
+    ):
+        assert any(expected in line for line in lines), expected
+
+
+@pytest.mark.parametrize("status", ["stopped", "running"])
+def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, status: str) -> None:
+    run = RunDir(tmp_path)
+    # A final evaluation may lie there from an end before `resume --steps`.
+    write_run(run, status=status, rewards=REWARDS[:12], evaluated=("base", "final"))
+    text = reported(run)
+    assert "stopped after step 12 of 40" in text
+    assert f"-m launch resume {run.path}\n" in text
+    assert "trained" not in text
+    assert "generate" not in text
+
+
+def test_a_run_that_never_began_still_has_a_report(tmp_path: Path) -> None:
+    text = reported(RunDir(tmp_path))
+    assert "stopped before the run began" in text
+    assert "resume" in text
+
+
+def test_a_run_without_evaluation_has_no_table(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_run(run, status="done", rewards=REWARDS, evaluated=())
+    text = reported(run)
+    assert "accuracy" not in text
+    assert "last five 0.90" in text
+
+
+def test_the_report_has_an_ascii_form(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_run(run, status="done", rewards=REWARDS, evaluated=("base", "final"))
+    assert reported(run, encoding="ascii").isascii()
+
+
+def test_a_damaged_summary_is_named(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.summary.write_text('{"status": "done"')
+    with pytest.raises(DamageError, match=r"summary\.json cannot be read"):
+        read_summary(run)
+
+
+def test_commands_name_the_interpreter_that_runs(tmp_path: Path) -> None:
+    venv = tmp_path / ".venv" / "bin"
+    venv.mkdir(parents=True)
+    running = str(venv / "python3")
+    assert interpreter(running, on_path=str(venv / "python")) == "python"
+    assert interpreter(running, on_path="/usr/bin/python") == running
+    assert interpreter(running, on_path=None) == running
+    assert interpreter(str(Path.cwd() / ".venv/bin/python"), on_path=None) == ".venv/bin/python"

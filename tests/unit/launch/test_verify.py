@@ -1,0 +1,73 @@
+"""`python -m launch verify`: a file of completions in, a file of scores out, in order."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+ROWS = [
+    {"id": 7, "completion": "#### 18", "answer": "18"},
+    {"id": "b", "completion": "#### 19", "answer": 18, "more": [1]},
+    {"id": "c", "completion": "nothing", "answer": "#### 18"},
+    {"id": "c", "completion": "#### 18", "answer": "none"},
+]
+
+
+def verify(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "in.jsonl").write_text(text)
+    files = ["--in", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")]
+    argv = [sys.executable, "-m", "launch", "verify", *files, *arguments]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100)
+
+
+def scores(tmp_path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+
+
+def test_rows_come_out_in_order(tmp_path: Path) -> None:
+    done = verify(tmp_path, "\n".join(map(json.dumps, ROWS)) + "\n\n")
+    assert done.returncode == 0, done.stderr
+    assert scores(tmp_path) == [
+        {"id": 7, "outcome": "correct", "reward": 1.0, "extracted": "18"},
+        {"id": "b", "outcome": "wrong", "reward": 0.0, "extracted": "19"},
+        {"id": "c", "outcome": "unparsable", "reward": 0.0, "extracted": None},
+        {"id": "c", "outcome": "error", "reward": 0.0, "extracted": None},
+    ]
+
+
+@pytest.mark.parametrize(("kind", "answer"), [("exact", "18"), ("math", r"\\frac{36}{2}")])
+def test_the_kind_is_chosen(tmp_path: Path, kind: str, answer: str) -> None:
+    done = verify(tmp_path, f'{{"id": 1, "completion": "It is 18.", "answer": "{answer}"}}', "--kind", kind)
+    assert done.returncode == 0, done.stderr
+    assert [row["outcome"] for row in scores(tmp_path)] == ["correct"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "line 2"),
+        ("[]", "line 2"),
+        ('{"id": 1, "completion": "x"}', "'answer'"),
+        ('{"id": 1, "completion": 3, "answer": "18"}', "line 2: Expected"),
+        ('{"id": [], "completion": "x", "answer": "18"}', "line 2"),
+    ],
+)
+def test_a_bad_row_is_one_unparsable_row_in_its_place(tmp_path: Path, line: str, words: str) -> None:
+    done = verify(tmp_path, json.dumps(ROWS[0]) + "\n" + line + "\n" + json.dumps(ROWS[1]) + "\n")
+    assert done.returncode == 0
+    assert "3 completions" in done.stderr and "unparsable 1" in done.stderr
+    assert "1 of them could not be read" in done.stderr and words in done.stderr
+    bad = scores(tmp_path)[1]
+    assert words in str(bad.pop("note"))
+    assert bad == {"id": 2, "outcome": "unparsable", "reward": 0.0, "extracted": None}
+    assert [row["outcome"] for row in scores(tmp_path)] == ["correct", "unparsable", "wrong"]
+
+
+def test_a_missing_file_and_a_wrong_kind_are_said(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "launch", "verify", "--in", str(tmp_path / "no"), "--out", str(tmp_path / "out")]
+    for more, words in (([], "no file"), (["--kind", "callable"], "callable")):
+        done = subprocess.run([*argv, *more], cwd=ROOT, capture_output=True, text=True, timeout=100)
+        assert (done.returncode, words in done.stderr, done.stderr.count("\n")) == (2, True, 1)

@@ -1,0 +1,141 @@
+"""Named data sets, folders of splits, and how rows become canonical."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.tasks.sources import KNOWN, canonical, held_out_rows, place_of, place_of_test, rows_of_test, training_rows
+from shared.config.data import TasksConfig
+from shared.errors import DataError
+
+DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
+NAMES = {"question": "question", "answer": "answer", "level": "level", "subject": "subject"}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path) -> None:
+    """What `datasets` converts goes into the test's folder, not the user's."""
+    import datasets.config
+
+    datasets.config.HF_DATASETS_CACHE = tmp_path / "cache"
+
+
+def folder(path: Path, **splits: Sequence[dict[str, Any]]) -> Path:
+    path.mkdir()
+    for split, rows in splits.items():
+        (path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def row(n: int) -> dict[str, Any]:
+    return {"question": f"{n}?", "answer": str(n)}
+
+
+def test_a_folder_has_a_file_a_split_and_its_test_file_is_not_read_in_training(tmp_path: Path) -> None:
+    source = str(folder(tmp_path / "mine", train=[row(1)], test=[row(2)], other=[row(3)]))
+    config = TasksConfig(source=source)
+    assert training_rows(config, needs_answer=True) == [row(1)]
+    assert held_out_rows(config, needs_answer=True) is None
+    assert rows_of_test(config, needs_answer=True) == [row(2)]
+    assert rows_of_test(TasksConfig(source=source, test="other"), needs_answer=True) == [row(3)]
+    assert rows_of_test(TasksConfig(source=source, split="test"), needs_answer=True) is None
+    assert held_out_rows(TasksConfig(source=source, held_out="test"), needs_answer=True) == [row(2)]
+    assert training_rows(TasksConfig(source=source, split="other"), needs_answer=True) == [row(3)]
+    assert held_out_rows(TasksConfig(source=source, held_out="other"), needs_answer=True) == [row(3)]
+    with pytest.raises(DataError, match=r"holds no validation.jsonl"):
+        training_rows(TasksConfig(source=source, split="validation"), needs_answer=True)
+
+
+def test_a_folder_without_a_test_file_has_no_test_set(tmp_path: Path) -> None:
+    source = str(folder(tmp_path / "mine", train=[row(1)]))
+    assert rows_of_test(TasksConfig(source=source), needs_answer=True) is None
+
+
+def test_a_folder_called_like_a_known_set_has_its_columns(tmp_path: Path) -> None:
+    rows = [{"problem": "1?", "solution": "So \\boxed{1}.", "answer": "1", "subject": "Algebra", "level": 2}]
+    source = str(folder(tmp_path / "math500", test=rows))
+    config = TasksConfig(source=source)
+    assert training_rows(config, needs_answer=True) == [
+        {"question": "1?", "solution": "So \\boxed{1}.", "answer": "1", "subject": "Algebra", "level": "2"}
+    ]
+    assert place_of_test(config) is None
+    mine = TasksConfig(source=str(folder(tmp_path / "mine", train=[row(1)])), held_out=source)
+    assert held_out_rows(mine, needs_answer=True) == training_rows(config, needs_answer=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "test", "place"),
+    [
+        ("gsm8k", "", ("gsm8k", "test")),
+        ("math", "", ("math", "test")),
+        ("math", "math500", ("math500", "test")),
+        ("math500", "", None),
+        ("embedded", "", None),
+        ("embedded", "my.csv", ("my.csv", "")),
+        ("somebody/something", "", None),
+        ("somebody/something", "validation", ("somebody/something", "validation")),
+        ("gsm8k", "my.csv", ("my.csv", "")),
+    ],
+)
+def test_what_is_the_test_set(source: str, test: str, place: tuple[str, str] | None) -> None:
+    assert place_of_test(TasksConfig(source=source, test=test)) == place
+    # The same words mean the same for tasks.held_out; but nothing is held out of a test set unless it is asked for.
+    assert held_out_rows(TasksConfig(source=source), needs_answer=True) is None
+    assert not test or place_of("held_out", test, source) == place
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_a_known_name_means_the_hub_and_says_what_to_do_without_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets.config
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        DataError, match=KNOWN[name].hub + r".* \(a machine without the hub can read a folder"
+    ) as caught:
+        training_rows(TasksConfig(source=name), needs_answer=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "columns"),
+    [
+        ({"answer": 18}, {"answer": "18"}),
+        ({"answer": "9+9=<<9+9=18>>18\n#### 1,018"}, {"answer": "1,018", "solution": "9+9=18\n#### 1,018"}),
+        ({"answer": "So \\boxed{1}, no, \\boxed{\\frac{1}{2}}."}, {"answer": "\\frac{1}{2}"}),
+        ({"answer": "a #### 3", "solution": "mine"}, {"answer": "3", "solution": "mine"}),
+        ({"answer": "1", "level": "Level 5"}, {"level": "5"}),
+        ({"answer": "1", "level": 3, "type": "x"}, {"level": "3", "type": "x"}),
+        ({"answer": None}, {}),
+    ],
+)
+def test_canonical_columns(given: dict[str, Any], columns: dict[str, str]) -> None:
+    found = canonical({"question": "?", **given}, NAMES)
+    assert found.items() >= {"question": "?", **columns}.items()
+    assert None not in found.values()
+
+
+def test_columns_of_other_names() -> None:
+    names = {"question": "q", "answer": "a", "level": "grade", "subject": "type"}
+    assert canonical({"q": 1, "a": 2, "grade": 3, "type": 4, "more": 5}, names) == {
+        "question": "1",
+        "answer": "2",
+        "level": "3",
+        "subject": "4",
+        "more": "5",
+    }
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the folder shared/data beside the repository, not part of it")
+def test_the_published_files_are_read_whole() -> None:
+    gsm8k = TasksConfig(source=str(DATA / "gsm8k"))
+    train, test = training_rows(gsm8k, needs_answer=True), rows_of_test(gsm8k, needs_answer=True)
+    assert test is not None and (len(train), len(test)) == (7473, 1319)
+    assert train[0]["answer"] == "72" and "<<" not in train[0]["solution"]
+    math500 = training_rows(TasksConfig(source=str(DATA / "math500")), needs_answer=True)
+    assert len(math500) == 500 and {row["level"] for row in math500} == {"1", "2", "3", "4", "5"}
+    assert len({row["subject"] for row in math500}) == 7

@@ -1,0 +1,192 @@
+"""An update that must not be applied: found before the optimizer, blamed on the right sample, retried if transient."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from learner.objective.batch import StepBatch, step_batch, teaching_samples
+from learner.quarantine.reproduce import first_bad
+from learner.update.gradient_check import Finding, Norms, NumericalFault, suspect
+from learner.update.optimizer import Optimizer
+from learner.update.update import Update, WeightsNotFinite
+from shared.config.tree import BatchConfig, Config, GuardConfig, LossConfig, OptimizerConfig, RolloutConfig
+from shared.model.adapter_file import adapter_bytes
+from shared.model.policy import Policy
+from tests.support.fakes import OverflowOnTheWayBack, tiny_group, tiny_policy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NAMES = [f"{group}[{index}]" for group in "abc" for index in range(3)]
+GUILTY = "b[1]"
+
+
+def config_for(budget: int = 45, passes: int = 1, fraction: float = 1.0, lr: float = 1e-3, **guard: Any) -> Config:
+    return Config(
+        loss=LossConfig(passes=passes, entropy_fraction=fraction),
+        rollout=RolloutConfig(max_new_tokens=14),
+        batch=BatchConfig(token_budget=budget, head_rows=5),
+        optimizer=OptimizerConfig(lr=lr, max_grad_norm=1e9),
+        guard=GuardConfig(**guard),
+    )
+
+
+def update_of(policy: Policy, config: Config) -> Update:
+    optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, 10)
+    return Update(policy, optimizer, Norms(config.guard), config, lambda: None)
+
+
+def batch_of(config: Config, **changes: Any) -> StepBatch:
+    """Nine samples; the guilty one is changed."""
+    groups = [tiny_group([1.0, 0.0, 0.0], [3, 12, 7], group_id=name, seed=seed) for seed, name in enumerate("abc")]
+    samples = teaching_samples(groups, config)
+    assert [sample.name for sample in samples] == NAMES
+    return step_batch([replace(s, **changes) if s.name == GUILTY else s for s in samples], 0, config)
+
+
+def spoiled_logprobs(config: Config) -> np.ndarray:
+    """One value of the guilty sample's that is no number."""
+    logprobs = batch_of(config).samples[4].sample.actor_logprobs.copy()
+    logprobs[1] = np.nan
+    return logprobs
+
+
+def faulty(update: Update, batch: StepBatch, step: int = 0) -> NumericalFault:
+    """The fault, after nothing was changed."""
+    before = adapter_bytes(update.policy.adapter)
+    with pytest.raises(NumericalFault) as caught:
+        update.apply(step, batch)
+    assert adapter_bytes(update.policy.adapter) == before
+    assert not update.optimizer.adamw.state and not update.norms.recent
+    assert all(value.grad is None for value in update.optimizer.parameters.values())
+    return caught.value
+
+
+@pytest.mark.parametrize("fraction", [0.2, 1.0])
+@pytest.mark.parametrize("budget", [1, 45, 10_000])
+def test_a_log_prob_that_is_no_number_is_blamed_on_its_sample(checkpoint: Path, budget: int, fraction: float) -> None:
+    """However the step is cut into micro-batches, and though a mask may leave other samples without a token."""
+    config = config_for(budget, fraction=fraction)
+    entropies = np.full(12, 9.0, np.float32)
+    batch = batch_of(config, actor_logprobs=spoiled_logprobs(config), entropies=entropies)
+    fault = faulty(update_of(tiny_policy(checkpoint), config), batch, step=6)
+    assert fault.refusal.kind == "not finite" and fault.suspect.sample == GUILTY
+    assert [finding.sample for finding in fault.findings] == NAMES
+    assert [finding.sample for finding in fault.findings if not finding.finite] == [GUILTY]
+    assert str(fault).startswith(
+        "Step 7: loss nan and gradient norm nan are not both finite; the suspect is sample b[1]"
+    )
+
+
+def test_a_spike_is_blamed_on_the_largest(checkpoint: Path) -> None:
+    config = config_for(grad_norm_limit=100.0)
+    fault = faulty(update_of(tiny_policy(checkpoint), config), batch_of(config, advantage=1e5))
+    assert fault.refusal.kind == "spike" and fault.suspect.sample == GUILTY
+    others = [f.grad_norm for f in fault.findings if f.sample != GUILTY]
+    assert fault.suspect.grad_norm > 100.0 > max(others) > 0.0
+
+
+def test_a_spike_against_the_steps_before(checkpoint: Path) -> None:
+    config = config_for(spike_factor=50.0)
+    update = update_of(tiny_policy(checkpoint), config)
+    for step in range(8):
+        assert update.apply(step, batch_of(config))
+    assert len(update.norms.recent) == 8
+    with pytest.raises(NumericalFault, match=r"Step 9: .*guard\.spike_factor = 50 times the median of the last 8"):
+        update.apply(8, batch_of(config, advantage=1e5))
+    assert update.apply(8, batch_of(config)) and len(update.norms.recent) == 9
+
+
+def test_the_samples_gradients_add_up_to_the_steps(checkpoint: Path) -> None:
+    """Alone each sample has exactly its share: weights were settled over the step."""
+    config = config_for(fraction=0.3)
+    update, batch = update_of(tiny_policy(checkpoint), config), batch_of(config)
+    whole = update.gradient(batch.samples, {})
+    found = {name: value.grad.clone() for name, value in update.optimizer.parameters.items() if value.grad is not None}
+    total = {name: torch.zeros_like(grad) for name, grad in found.items()}
+    for sample in batch.samples:
+        update.gradient([sample], {})
+        for name, value in update.optimizer.parameters.items():
+            assert value.grad is not None
+            total[name] += value.grad
+    for name, grad in found.items():
+        assert (total[name] - grad).norm() <= 1e-5 * grad.norm()
+    assert sum(f.loss for f in update.each_alone(batch.samples, {})) == pytest.approx(whole.loss, rel=1e-4)
+
+
+def test_a_gradient_that_overflows_on_the_way_back_stops_before_the_step(checkpoint: Path) -> None:
+    policy = tiny_policy(checkpoint)
+    policy = replace(policy, backbone=OverflowOnTheWayBack(policy.backbone))
+    config = config_for()
+    fault = faulty(update_of(policy, config), batch_of(config))
+    assert np.isfinite(fault.suspect.loss) and not np.isfinite(fault.suspect.grad_norm)
+
+
+class OnceBroken(nn.Module):
+    """A decoder on a machine that errs once."""
+
+    def __init__(self, backbone: nn.Module, call: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.call = call
+
+    def forward(self, **inputs: Any) -> Any:
+        """The decoder's output, but for one call's."""
+        output = self.backbone(**inputs)
+        self.call -= 1
+        if self.call == 0:
+            output.last_hidden_state = output.last_hidden_state * torch.nan
+        return output
+
+
+@pytest.mark.parametrize("call", [1, 3])
+def test_what_does_not_come_back_was_the_machines_and_costs_nothing(checkpoint: Path, call: int) -> None:
+    """The decision must follow from the numbers, or a replay would not make it again."""
+    config = config_for(budget=60)
+    right, erring = tiny_policy(checkpoint), tiny_policy(checkpoint)
+    update_of(right, config).apply(0, batch_of(config))
+    broken = OnceBroken(erring.backbone, call)
+    assert update_of(replace(erring, backbone=broken), config).apply(0, batch_of(config))
+    assert broken.call < 0 and adapter_bytes(erring.adapter) == adapter_bytes(right.adapter)
+
+
+def test_a_rate_that_makes_weights_no_numbers_is_named(checkpoint: Path) -> None:
+    config = config_for(lr=1e37)
+    with pytest.raises(
+        WeightsNotFinite, match=r"Step 3 made weights that overflow .* optimizer\.lr = 1e\+37 is too large"
+    ):
+        update_of(tiny_policy(checkpoint), config).apply(2, batch_of(config))
+
+
+def test_the_first_that_is_not_finite_is_suspected_before_the_largest() -> None:
+    found = [Finding(sample=name, loss=loss, grad_norm=norm) for name, loss, norm in (("a", 1.0, 9.0), ("b", 1.0, 3.0))]
+    assert suspect(found).sample == "a"
+    broken = Finding(sample="c", loss=float("nan"), grad_norm=1.0)
+    assert suspect([*found, broken, replace(broken, sample="d")]).sample == "c"
+
+
+def test_the_first_bad_tensor_is_named(checkpoint: Path) -> None:
+    config = config_for()
+    policy = tiny_policy(checkpoint)
+    update, guilty = update_of(policy, config), batch_of(config).samples[4]
+    healthy = first_bad(update, guilty, {})
+    assert healthy.where == "gradient" and healthy.name in update.optimizer.parameters
+    hurt = replace(guilty, sample=replace(guilty.sample, actor_logprobs=spoiled_logprobs(config)))
+    assert (first_bad(update, hurt, {}).where, first_bad(update, hurt, {}).name) == ("batch", "actor_logprobs")
+    back = update_of(replace(policy, backbone=OverflowOnTheWayBack(policy.backbone)), config)
+    assert first_bad(back, guilty, {}).where == "backward"
+    # Large enough that this layer's output overflows, small enough to be a number itself.
+    huge = policy.adapter.layers["model.layers.1.mlp.down_proj"]
+    with torch.no_grad():
+        huge.lora_B.fill_(1e38)
+    found = first_bad(update, guilty, {})
+    assert (found.where, found.name) == ("forward", "layers.1.mlp.down_proj")
+    with torch.no_grad():
+        huge.lora_A[0, 0] = torch.inf
+    found = first_bad(update, guilty, {})
+    assert (found.where, found.name) == ("adapter", "model.layers.1.mlp.down_proj.lora_A")
+    assert all(value.grad is None for value in update.optimizer.parameters.values())

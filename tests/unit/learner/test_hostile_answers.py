@@ -1,0 +1,136 @@
+"""Well-formed messages of an actor that has joined and means harm: refused in words, never recorded."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from learner.durable.journal import Journal
+from learner.durable.recorder import JournalRecorder
+from protocol.messages import Ack, Group, Groups, Outcome, Refused
+from tests.support.dispatch_bench import POLICY, Bench, ids, inbox, orders_in
+from tests.support.fakes import VOCAB, filled, toy_orders
+
+
+def with_group(groups: Groups, **changes: Any) -> Groups:
+    group: Group = msgspec.structs.replace(groups.groups[0], **changes)
+    return msgspec.structs.replace(groups, groups=(group,))
+
+
+def cut_to(groups: Groups, lengths: tuple[int, ...]) -> Groups:
+    """The same message with samples of other lengths."""
+    total = sum(lengths)
+    return with_group(
+        groups,
+        lengths=lengths,
+        completion_ids=np.ones(total, np.int32),
+        logprobs=np.full(total, -1.0, np.float32),
+    )
+
+
+def beyond_the_vocabulary(groups: Groups) -> Groups:
+    ids = groups.groups[0].completion_ids.copy()
+    ids[-1] = VOCAB
+    return with_group(groups, completion_ids=ids)
+
+
+def a_huge_id(groups: Groups) -> Groups:
+    ids = groups.groups[0].completion_ids.copy()
+    ids[0] = 2**31 - 1
+    return with_group(groups, completion_ids=ids)
+
+
+def an_empty_sample(groups: Groups) -> Groups:
+    return cut_to(groups, (0, 2))
+
+
+def nothing_at_all(groups: Groups) -> Groups:
+    return cut_to(groups, (0, 0))
+
+
+def an_endless_sample(groups: Groups) -> Groups:
+    return cut_to(groups, (2, 5000))
+
+
+def absurd_logprobs(groups: Groups) -> Groups:
+    return with_group(groups, logprobs=np.full_like(groups.groups[0].logprobs, -3e38))
+
+
+def absurd_entropies(groups: Groups) -> Groups:
+    return with_group(groups, entropies=np.full_like(groups.groups[0].logprobs, 3e38))
+
+
+def negative_entropies(groups: Groups) -> Groups:
+    return with_group(groups, entropies=np.full_like(groups.groups[0].logprobs, -1.0))
+
+
+def a_score_for_a_fault(groups: Groups) -> Groups:
+    return with_group(groups, outcomes=(Outcome.TIMEOUT, Outcome.WRONG), scores=(1.0, 0.0))
+
+
+def other_rewards(groups: Groups) -> Groups:
+    return with_group(groups, rewards={"bribe": (1.0, 1.0)})
+
+
+def other_rewards_to_read(groups: Groups) -> Groups:
+    return with_group(groups, rewards={"\x1b[2J\nerror: all is lost": (1.0,)})
+
+
+NONSENSE = {
+    beyond_the_vocabulary: rf"sample 1 has a token id that is not below {VOCAB}",
+    a_huge_id: "sample 0 has a token id that is not below",
+    an_empty_sample: "sample 0 has no token",
+    nothing_at_all: "sample 0 has no token",
+    an_endless_sample: "sample 1 has 5000 tokens and 4 were ordered at most",
+    absurd_logprobs: "sample 0 has a log-prob below -1000",
+    absurd_entropies: "sample 0 has an entropy above 22",
+    negative_entropies: "sample 0 has a negative entropy",
+    a_score_for_a_fault: "sample 0 has the outcome 'timeout' and a score of 1, which",
+    other_rewards: r"came with the rewards \['bribe'\] and the run asks for \[\]",
+    other_rewards_to_read: r"\\x1b\[2J\\nerror: all is lost",
+}
+
+
+@pytest.mark.parametrize(("change", "words"), [pytest.param(*case, id=case[0].__name__) for case in NONSENSE.items()])
+def test_nonsense_is_refused_in_words_and_an_honest_actor_is_given_the_order(
+    change: Callable[[Groups], Groups], words: str
+) -> None:
+    bench, orders = Bench(), toy_orders(count=1)
+    hostile = bench.actor("hostile")
+    bench.dispatcher.submit(orders)
+    inbox(hostile)
+    honest = bench.actor("honest")
+    bench.deliver(hostile, change(filled(orders[0], POLICY)))
+    (refusal,) = inbox(hostile)
+    assert isinstance(refusal, Refused)
+    assert re.search(words, refusal.reason), refusal.reason
+    assert refusal.reason.isprintable()
+    assert bench.recorder.recorded == []
+    assert orders_in(honest) == ids(orders)
+    bench.deliver(honest, filled(orders[0], POLICY))
+    assert [groups.order_id for groups in bench.dispatcher.collect(ids(orders))] == ids(orders)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = Journal.open(tmp_path / "journal")
+    yield journal
+    journal.close()
+
+
+@pytest.mark.parametrize("order_id", ["train", "train/x/y", "train/\xb2/u0000", "nobody's", "train/000009/u0000"])
+def test_an_answer_to_no_order_of_ours_is_dropped(journal: Journal, order_id: str) -> None:
+    bench, orders = Bench(), toy_orders(count=1)
+    bench.dispatcher.recorder = JournalRecorder(journal, 0, lambda group: None)
+    hostile = bench.actor("hostile")
+    bench.deliver(hostile, msgspec.structs.replace(filled(orders[0], POLICY), order_id=order_id))
+    # What may be the answer to an order that is still to come stays with the actor; the rest is acknowledged.
+    assert inbox(hostile) == ([] if order_id == "train/000009/u0000" else [Ack(order_id=order_id)])
+    assert journal.next_record == 0
+    bench.dispatcher.submit(orders)
+    bench.deliver(hostile, filled(orders[0], POLICY))
+    assert len(bench.dispatcher.collect(ids(orders))) == 1

@@ -1,0 +1,165 @@
+"""The gate in front of the first update: what it lets through, what it refuses, and what it says is to blame."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.objective.batch import Sample, StepBatch, step_batch
+from learner.update.gradient_check import Norms
+from learner.update.mismatch import Gap, Mismatch, Tokens, gap_of, likely_cause
+from learner.update.optimizer import Optimizer
+from learner.update.update import Update
+from shared.config.tree import Config, LossConfig, RolloutConfig
+from shared.model.adapter_file import adapter_bytes
+from shared.model.policy import Policy
+from tests.support.fakes import shake, tiny_policy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CONFIG = Config(rollout=RolloutConfig(temperature=0.8), loss=LossConfig(max_mismatch=0.02))
+
+
+def silent() -> None:
+    """Progress that nobody watches."""
+
+
+def update_of(policy: Policy, config: Config = CONFIG) -> Update:
+    optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, 10)
+    return Update(policy, optimizer, Norms(config.guard), config, silent)
+
+
+def samples(count: int = 6) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    return [
+        Sample(
+            name=f"g{index // 2}[{index % 2}]",
+            prompt_ids=np.random.default_rng(index // 2).integers(0, 97, 5).astype(np.int32),
+            completion_ids=rng.integers(0, 97, 8 + index).astype(np.int32),
+            actor_logprobs=np.zeros(8 + index, np.float32),
+            entropies=None,
+            advantage=1.0 - 2 * (index % 2),
+        )
+        for index in range(count)
+    ]
+
+
+def scored(policy: Policy, temperature: float, adapter: bool = True) -> list[Sample]:
+    """The samples with the log-probs of an actor that computes like this."""
+    batch = step_batch(samples(), 0, CONFIG)
+    flat = update_of(policy).rescored(batch.samples, temperature, adapter)
+    cuts = np.cumsum([len(s.completion_ids) for s in samples()])[:-1]
+    return [replace(s, actor_logprobs=found) for s, found in zip(samples(), np.split(flat, cuts), strict=True)]
+
+
+def batch_of(found: list[Sample], config: Config = CONFIG) -> StepBatch:
+    return step_batch(found, 0, config)
+
+
+def changed(found: list[Sample], change: Callable[[np.ndarray], np.ndarray]) -> list[Sample]:
+    return [replace(s, actor_logprobs=change(s.actor_logprobs).astype(np.float32)) for s in found]
+
+
+@pytest.fixture
+def policy(checkpoint: Path) -> Policy:
+    return tiny_policy(checkpoint)
+
+
+def test_four_figures() -> None:
+    assert gap_of(np.arange(101.0)) == Gap(mean=50.0, p95=95.0, p99=99.0, largest=100.0)
+
+
+def test_rounding_is_let_through_and_learned_from(policy: Policy) -> None:
+    found = changed(scored(policy, 0.8), lambda values: values + 0.01 * (-1.0) ** np.arange(len(values)))
+    before = adapter_bytes(policy.adapter)
+    stats = update_of(policy).apply(0, batch_of(found), gated=True)
+    assert stats is not None and np.quantile(stats.mismatch, 0.99) == pytest.approx(0.01, rel=0.01)
+    assert adapter_bytes(policy.adapter) != before
+
+
+def refused(policy: Policy, found: list[Sample], config: Config = CONFIG) -> str:
+    """The sentence; nothing may have been learned."""
+    before = adapter_bytes(policy.adapter)
+    with pytest.raises(Mismatch) as caught:
+        update_of(policy, config).apply(3, batch_of(found, config), gated=True)
+    assert adapter_bytes(policy.adapter) == before
+    sentence = str(caught.value)
+    assert sentence.startswith("Step 4: actor and learner differ by ") and "nothing was learned from them" in sentence
+    assert "mean " in sentence and "p95 " in sentence and "maximum " in sentence and "allowed 0.02" in sentence
+    return sentence.partition("Likely cause: ")[2]
+
+
+def test_a_temperature_that_was_not_applied_is_named(policy: Policy) -> None:
+    assert refused(policy, scored(policy, 1.0)).startswith("the actor samples at temperature 1 where 0.8 was ordered")
+
+
+def test_the_checkpoints_own_temperature_is_named(policy: Policy) -> None:
+    assert "at temperature 0.6 where 0.8" in refused(policy, scored(policy, 0.6))
+
+
+def test_an_adapter_that_never_went_in_is_named(policy: Policy) -> None:
+    cause = refused(policy, scored(policy, 0.8, adapter=False))
+    assert cause.startswith("a stale adapter: the actor's log-probs are those of the base")
+
+
+def test_another_adapter_is_named(policy: Policy, checkpoint: Path) -> None:
+    other = tiny_policy(checkpoint)
+    shake(other, 7)
+    assert refused(policy, scored(other, 0.8)).startswith("a stale adapter or half of one, or another base")
+
+
+def test_truncation_is_named(policy: Policy) -> None:
+    """A support cut to its likely part: all log-probs rise by what was cut off, here 3 to 40 percent."""
+    kept = np.random.default_rng(1)
+    found = changed(scored(policy, 0.8), lambda values: values - np.log(kept.uniform(0.6, 0.97, len(values))))
+    assert refused(policy, found).startswith("truncation: ")
+
+
+def test_a_compute_type_is_named(policy: Policy) -> None:
+    noise = np.random.default_rng(1)
+    found = changed(scored(policy, 0.8), lambda values: values + noise.normal(0, 0.05, len(values)))
+    assert refused(policy, found).startswith("another compute type, another quantisation")
+
+
+def test_samples_of_an_older_version_are_not_judged(policy: Policy) -> None:
+    assert update_of(policy).apply(3, batch_of(scored(policy, 1.0)), gated=False) is not None
+
+
+def test_only_the_tokens_that_are_learned_from_are_judged(policy: Policy) -> None:
+    config = replace_loss(CONFIG, entropy_fraction=0.25)
+    found = update_of(policy, config).with_entropies(scored(policy, 0.8))
+    spoiled = [
+        replace(s, actor_logprobs=np.where(mask, s.actor_logprobs, -9.0).astype(np.float32))
+        for s, mask in zip(found, [sample.selected for sample in batch_of(found, config).samples], strict=True)
+    ]
+    assert update_of(policy, config).apply(0, batch_of(spoiled, config), gated=True) is not None
+
+
+def replace_loss(config: Config, **changes: float) -> Config:
+    from msgspec.structs import replace as change
+
+    return change(config, loss=change(config.loss, **changes))
+
+
+def test_a_gap_that_is_no_number_is_refused_where_the_weight_hides_it(policy: Policy) -> None:
+    config = replace_loss(CONFIG, importance_cap=0.0)
+    found = changed(scored(policy, 0.8), lambda values: np.full_like(values, np.nan))
+    refused(policy, found, config)
+
+
+def test_with_several_passes_the_first_one_is_judged(policy: Policy) -> None:
+    from msgspec.structs import replace as change
+
+    config = change(CONFIG, loss=change(CONFIG.loss, passes=2))
+    refused(policy, scored(policy, 1.0), config)
+
+
+def test_what_is_particular_is_named_before_what_is_general() -> None:
+    """A temperature makes differences of either sign; it must not be taken for rounding."""
+    actor = np.array([-1.0, -2.0, -3.0])
+    tokens = Tokens(actor=actor, learner=actor + np.array([0.03, -0.03, 0.03]), temperature=1.0)
+    exact = {0.9: actor}
+    cause = likely_cause(tokens, 0.001, lambda t, adapter: exact.get(t, actor + 9.0))
+    assert "temperature 0.9" in cause

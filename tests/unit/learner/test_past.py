@@ -1,0 +1,64 @@
+"""Which checkpoint is the best: by held-out accuracy, whatever the training reward was."""
+
+from pathlib import Path
+from typing import Any
+
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.reports.run_files import RunBooks
+from learner.state import Best, Past, better
+from shared.config.load import config_to_json
+from shared.config.tree import Config
+from shared.run.run_dir import RunDir
+from tests.support.fakes import toy_evaluation
+
+
+class Whole:
+    """Nothing to check, nothing to compact; a state that is only its past."""
+
+    def check(self) -> None: ...
+
+    def after_checkpoint(self, step: int) -> None: ...
+
+    def save(self, step: int, past: Past) -> Checkpoint:
+        self.past = past
+        return Checkpoint(step=step, files={"a": b"%d" % step})
+
+
+class Life:
+    """The books of one life of a run."""
+
+    def __init__(self, path: Path, best: Best | None = None) -> None:
+        run = RunDir(path) if path.exists() else RunDir.create(path, config_to_json(Config()))
+        self.store = CheckpointStore(run.checkpoints, keep=1)
+        self.whole: Any = Whole()
+        self.books = RunBooks(run, Config(), self.whole, self.store, self.whole, self.whole, str, best)
+
+    def step(self, step: int, share: float | None) -> None:
+        """A checkpoint, and its evaluation."""
+        self.books.checkpoint(step, Past())
+        if share is not None:
+            self.books.judge(toy_evaluation([i < 10 * share for i in range(10)], version=step))
+
+
+def test_the_highest_held_out_score_is_kept_and_the_later_of_two_equals(tmp_path: Path) -> None:
+    life = Life(tmp_path / "run")
+    for step, share in ((10, 0.5), (20, 0.7), (30, 0.7), (40, 0.6), (50, None)):
+        life.step(step, share)
+    assert life.store.load_best().step == 30
+    assert sorted(path.name for path in life.store.path(1).parent.glob("step-*")) == ["step-000030", "step-000050"]
+    assert life.whole.past == Past(best=Best(step=30, score=0.7))
+
+
+def test_a_later_life_goes_on_from_what_its_checkpoint_says(tmp_path: Path) -> None:
+    first = Life(tmp_path / "run")
+    first.step(10, 0.9)
+    first.step(20, 0.5)
+    second = Life(tmp_path / "run", best=first.whole.past.best)
+    second.step(30, 0.6)
+    assert second.store.load_best().step == 10
+    # What the next checkpoint would say, and what the first life would have said there.
+    assert second.books.best == Best(step=10, score=0.9)
+
+
+def test_a_step_that_is_judged_again_replaces_itself() -> None:
+    assert better(Best(step=4, score=0.9), Best(step=4, score=0.5)) == Best(step=4, score=0.5)

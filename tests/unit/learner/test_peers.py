@@ -1,0 +1,156 @@
+"""Who is there, what each holds, who has gone."""
+
+import time
+
+from msgspec import structs
+
+from learner.orders.peers import Peers
+from protocol.messages import Hello
+from tests.support.fakes import hello_of, scripted_identity
+
+FOREVER_S = 3600.0
+
+
+def hello(actor_id: str = "actor0", num_credits: int = 2) -> Hello:
+    return hello_of(scripted_identity(), actor_id, num_credits)
+
+
+def test_a_stranger_is_nobody() -> None:
+    peers = Peers(FOREVER_S)
+    assert peers.get(b"a") is None
+    assert peers.leave(b"a") == []
+    assert peers.next_free(0) is None
+
+
+def test_credits_are_what_is_not_held() -> None:
+    peers = Peers(FOREVER_S)
+    peers.join(b"a", hello(num_credits=2))
+    peer = peers.next_free(0)
+    assert peer is not None and peer.address == b"a" and peer.free == 2
+    peer.holding.append("train/000000/u0000")
+    assert peer.free == 1
+    peer.holding.append("train/000000/u0001")
+    assert peers.next_free(0) is None
+
+
+def test_work_goes_where_most_credits_are_left() -> None:
+    peers = Peers(FOREVER_S)
+    peers.join(b"a", hello("a", 2))
+    peers.join(b"b", hello("b", 3))
+    busy = peers.next_free(0)
+    assert busy is not None and busy.address == b"b"
+    busy.holding += ["one", "two"]
+    other = peers.next_free(0)
+    assert other is not None and other.address == b"a"
+
+
+def test_a_second_hello_gives_nothing_back_unless_all_that_was_sent_has_been_read() -> None:
+    peers = Peers(FOREVER_S)
+    assert peers.join(b"a", hello()) == []
+    peer = peers.by_address[b"a"]
+    first = peer.fresh_mark()
+    peer.holding.append("one")
+    peer.sent(0)
+    peer.marked = False
+    for mark in (0, first):
+        assert peers.greet_again(peer, structs.replace(hello(), mark=mark)) == []
+        assert peer.holding == ["one"] and peer.doubted == {"one"} and peer.unread == {0}
+    second = peer.fresh_mark()
+    assert second != first and peer.fresh_mark() == second
+    assert peers.greet_again(peer, structs.replace(hello(), mark=first)) == []
+    assert peers.greet_again(peer, structs.replace(hello(), mark=second, version=7)) == ["one"]
+    assert peer.holding == [] and peer.unread == set() and peer.version == 7
+
+
+def test_who_answers_comes_before_who_owes_and_before_newcomers() -> None:
+    peers = Peers(FOREVER_S)
+    for name in ("owes", "new", "answers"):
+        peers.join(name.encode(), hello(name, 1 if name == "answers" else 9))
+    owing, answering = peers.by_address[b"owes"], peers.by_address[b"answers"]
+    peers.has_answered(answering, 0)
+    peers.has_answered(owing, 0)
+    peers.owe(owing, 1)
+    order = []
+    for _ in range(4):
+        peer = peers.next_free(0)
+        order.append(peer and peer.actor_id)
+        if peer:
+            peer.holding.append("x")
+    # While somebody answers, the others hold one order at a time.
+    assert order == ["answers", "new", "owes", None]
+    peers.has_answered(owing, 0)
+    assert peers.next_free(0) is owing
+
+
+def test_two_policies_at_most_are_under_way_and_none_twice() -> None:
+    peers = Peers(FOREVER_S)
+    peers.join(b"a", hello())
+    peer = peers.by_address[b"a"]
+    assert peer.takes(1)
+    peer.sent(1)
+    assert peer.takes(1) and peer.takes(2)
+    peer.sent(2)
+    assert [version for version in range(5) if peer.takes(version)] == [2]
+    peers.has_answered(peer, 1)
+    assert [version for version in range(5) if peer.takes(version)] == [0, 1, 2, 3, 4]
+
+
+def test_what_a_life_has_not_read_is_remembered_when_it_has_left() -> None:
+    clock = [0.0]
+    peers = Peers(10.0, lambda: clock[0])
+    peers.join(b"a-1", hello("a"))
+    peers.by_address[b"a-1"].sent(3)
+    peers.leave(b"a-1")
+    # Another connection waits behind the one that may still carry a policy, until that one is silent.
+    assert peers.contest(b"a-2", "a") is not None
+    peers.join(b"a-1", hello("a"))
+    assert peers.by_address[b"a-1"].unread == {3}
+    peers.leave(b"a-1")
+    clock[0] = 11.0
+    assert peers.contest(b"a-2", "a") is None
+    peers.join(b"a-1", hello("a"))
+    peers.leave(b"a-1", connected=False)
+    assert peers.known(b"a-1") is None
+    peers.join(b"a-1", hello("a"))
+    assert peers.by_address[b"a-1"].unread == set()
+
+
+def test_a_new_life_replaces_the_former_and_orphans_what_it_held() -> None:
+    peers = Peers(FOREVER_S)
+    peers.join(b"a-1", hello("a"))
+    peers.join(b"b-1", hello("b"))
+    peers.by_address[b"a-1"].holding += ["one", "two"]
+    peers.by_address[b"b-1"].holding += ["three"]
+    assert peers.join(b"a-2", hello("a")) == ["one", "two"]
+    assert set(peers.by_address) == {b"a-2", b"b-1"}
+    assert peers.by_address[b"a-2"].holding == []
+
+
+def test_leaving_gives_back_what_was_held() -> None:
+    peers = Peers(FOREVER_S)
+    peers.join(b"a", hello())
+    peers.by_address[b"a"].holding.append("one")
+    assert peers.leave(b"a") == ["one"]
+    assert peers.get(b"a") is None
+
+
+def test_silence_is_counted_from_the_last_word_of_each() -> None:
+    peers = Peers(0.05)
+    peers.join(b"a", hello("a"))
+    peers.join(b"b", hello("b"))
+    assert peers.silent() == []
+    time.sleep(0.06)
+    peers.get(b"b")
+    assert [peer.address for peer in peers.silent()] == [b"a"]
+    assert peers.heard_at == peers.by_address[b"b"].heard_at
+
+
+def test_idle_is_who_holds_nothing() -> None:
+    peers = Peers(silence_s=9.0)
+    assert peers.idle() is None
+    peers.join(b"a", hello("actor0"))
+    peers.by_address[b"a"].holding.append("one")
+    assert peers.idle() is None
+    peers.join(b"b", hello("actor1"))
+    found = peers.idle()
+    assert found is not None and found.address == b"b"

@@ -1,0 +1,223 @@
+"""The journal as the dispatcher sees it: on real files."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from learner.durable.journal import Journal
+from learner.durable.recorder import JournalRecorder, RecordedOrders
+from learner.orders.orders import build_orders
+from protocol.codec import encode, pack
+from protocol.messages import Group, Groups, Order, Sampling
+from shared.errors import DamageError, TrainingStopped
+from tests.support.fakes import filled, toy_orders, toy_policy, toy_tasks
+from tests.support.wire_examples import plain
+
+POLICY = toy_policy(0)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = Journal.open(tmp_path / "journal")
+    yield journal
+    journal.close()
+
+
+def anything(group: Group) -> None:
+    """Admits every group."""
+
+
+def recorder_of(journal: Journal, first_step: int = 0) -> JournalRecorder:
+    return JournalRecorder(journal, first_step, anything)
+
+
+def answer(order: Order) -> Groups:
+    return filled(order, toy_policy(order.policy_version))
+
+
+def test_what_is_recorded_is_found_by_the_next_life(journal: Journal) -> None:
+    orders = toy_orders(count=2)
+    recorder = recorder_of(journal)
+    assert [recorder.find(order) for order in orders] == [None, None]
+    recorder.record([answer(order) for order in orders])
+    found = [recorder_of(journal).find(order) for order in orders]
+    assert [plain(groups) for groups in found if groups] == [plain(answer(order)) for order in orders]
+
+
+def test_recording_is_durable_when_it_returns(journal: Journal) -> None:
+    recorder_of(journal).record([answer(order) for order in toy_orders(count=3)])
+    assert Journal.read(journal._folder).next_record == 3  # pyright: ignore[reportPrivateUsage]
+
+
+def test_it_holds_what_is_on_disk_or_in_a_checkpoint_and_nothing_to_come(journal: Journal) -> None:
+    early, late = toy_orders(0)[0], toy_orders(1)[0]
+    recorder = recorder_of(journal)
+    assert not recorder.holds(early.order_id)
+    recorder.record([answer(early)])
+    assert recorder.holds(early.order_id) and not recorder.holds(late.order_id)
+    assert recorder_of(journal).holds(early.order_id)
+    next_life = recorder_of(journal, first_step=1)
+    assert next_life.holds("train/000000/u0007") and not next_life.holds(late.order_id)
+    assert next_life.holds(toy_orders(1, lane="eval")[0].order_id)
+
+
+class NotedJournal(Journal):
+    """Notes when it is written and when it is synced."""
+
+    events: tuple[str, ...] = ()
+
+    def append(self, payload: bytes) -> None:
+        super().append(payload)
+        self.events += ("append",)
+
+    def sync(self) -> None:
+        super().sync()
+        self.events += ("sync",)
+
+
+def test_each_record_is_synced_before_the_next_is_written(tmp_path: Path) -> None:
+    """A crash may then tear one record at most, which is what recovery can tell from damage."""
+    journal = NotedJournal.open(tmp_path / "journal")
+    recorder = recorder_of(journal)
+    journal.events = ()
+    recorder.record([answer(order) for order in toy_orders(count=2)])
+    assert journal.events == ("append", "sync", "append", "sync")
+    journal.close()
+
+
+def test_a_group_that_must_stop_the_run_is_not_recorded(journal: Journal) -> None:
+    good, bad, later = (answer(order) for order in toy_orders(count=3))
+
+    def admit(group: Group) -> None:
+        if group.group_id == bad.groups[0].group_id:
+            raise TrainingStopped("The verifier broke; mend it, then resume.")
+
+    with pytest.raises(TrainingStopped):
+        JournalRecorder(journal, 0, admit).record([good, bad, later])
+    found = recorder_of(journal)
+    orders = toy_orders(count=3)
+    assert [found.find(order) is not None for order in orders] == [True, False, False]
+
+
+def test_evaluations_are_not_recorded(journal: Journal) -> None:
+    mixed = [*toy_orders(lane="eval-base-greedy"), *toy_orders(lane="train"), *toy_orders(lane="eval-final-sampled")]
+    recorder_of(journal).record([answer(order) for order in mixed])
+    assert journal.next_record == 1
+    assert recorder_of(journal).find(mixed[1])
+
+
+def test_steps_behind_a_checkpoint_are_not_kept(journal: Journal) -> None:
+    orders = [toy_orders(step)[0] for step in range(4)]
+    recorder_of(journal).record([answer(order) for order in orders])
+    later = recorder_of(journal, 2)
+    assert [later.find(order) is not None for order in orders] == [False, False, True, True]
+
+
+def test_the_first_of_two_records_counts(journal: Journal) -> None:
+    (order,) = toy_orders()
+    first = answer(order)
+    second = msgspec.structs.replace(first, adapter_sha256="f" * 64)
+    journal.append(pack(encode(first)))
+    journal.append(pack(encode(second)))
+    found = recorder_of(journal).find(order)
+    assert found is not None and found.adapter_sha256 == POLICY.sha256
+
+
+def another(**changes: Any) -> Order:
+    arguments: dict[str, Any] = {
+        "seed": 0,
+        "lane": "train",
+        "step": 0,
+        "first_slot": 0,
+        "samples": 2,
+        "version": 0,
+        "sampling": Sampling(temperature=1.0, max_new_tokens=4),
+        "groups_per_order": 1,
+    }
+    tasks = changes.pop("tasks", toy_tasks(1))
+    return build_orders(tasks, **arguments | changes)[0]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(another(tasks=toy_tasks(1, first=5)), id="another task"),
+        pytest.param(another(samples=3), id="another group size"),
+        pytest.param(another(tasks=toy_tasks(2), groups_per_order=2), id="another cut"),
+        pytest.param(another(version=1), id="another lag"),
+    ],
+)
+def test_a_record_of_another_config_is_refused(journal: Journal, order: Order) -> None:
+    recorder_of(journal).record([answer(toy_orders()[0])])
+    with pytest.raises(DamageError, match=r"order train/000000/u0000 .* restore config.json, or start a new run"):
+        recorder_of(journal).find(order)
+    with pytest.raises(DamageError, match=r"order train/000000/u0000"):
+        RecordedOrders(journal.reading().records()).submit([order])
+
+
+def test_the_same_order_fits() -> None:
+    assert plain(another()) == plain(toy_orders()[0])
+
+
+def test_a_replay_answers_from_the_journal(journal: Journal) -> None:
+    orders = toy_orders(count=3)
+    recorder_of(journal).record([answer(order) for order in reversed(orders)])
+    desk = RecordedOrders(journal.reading().records())
+    desk.publish(POLICY, oldest_needed=0)
+    desk.submit(orders)
+    desk.pump()
+    answers = desk.collect([order.order_id for order in orders])
+    assert [plain(groups) for groups in answers] == [plain(answer(order)) for order in orders]
+
+
+def test_a_replay_misses_an_order_only_when_it_is_collected(journal: Journal) -> None:
+    """Orders ahead of the last step were never answered."""
+    recorded, ahead = toy_orders(0)[0], toy_orders(1)[0]
+    recorder_of(journal).record([answer(recorded)])
+    desk = RecordedOrders(journal.reading().records())
+    desk.submit([recorded, ahead])
+    assert len(desk.collect([recorded.order_id])) == 1
+    with pytest.raises(DamageError, match="no answer to order train/000001/u0000"):
+        desk.collect([ahead.order_id])
+
+
+def test_arrays_survive_the_journal_bit_for_bit(journal: Journal) -> None:
+    (order,) = toy_orders()
+    groups = answer(order)
+    recorder_of(journal).record([groups])
+    found = recorder_of(journal).find(order)
+    assert found is not None
+    assert np.array_equal(found.groups[0].logprobs.view(np.uint32), groups.groups[0].logprobs.view(np.uint32))
+
+
+def test_orders_of_steps_that_a_checkpoint_holds_are_not_remembered_one_by_one(journal: Journal) -> None:
+    recorder = recorder_of(journal)
+    for step in range(4):
+        recorder.record([answer(order) for order in toy_orders(step, count=2)])
+    recorder.checkpointed(3)
+    assert recorder.held == {order.order_id for order in toy_orders(3, count=2)}
+    # An actor that was slow still has its answers acknowledged; one that nobody has is not.
+    assert all(recorder.holds(order.order_id) for step in range(4) for order in toy_orders(step, count=2))
+    assert not recorder.holds(toy_orders(4, count=1)[0].order_id)
+
+
+NOT_OURS = (
+    "train",
+    "train/x/y",
+    "train/",
+    "train//u0000",
+    "train/000000",
+    "train/-1/u0000",
+    "train/\xb2/u0000",
+    "",
+)
+
+
+@pytest.mark.parametrize("order_id", NOT_OURS)
+def test_an_id_that_no_order_of_ours_can_have_counts_as_held(journal: Journal, order_id: str) -> None:
+    """It is acknowledged and dropped: nobody else need keep it, and nothing else happens."""
+    assert recorder_of(journal).holds(order_id)

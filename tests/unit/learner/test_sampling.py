@@ -1,0 +1,218 @@
+"""What is ordered when, and from which version, at any lag; and that a resumed sampler orders the same."""
+
+import json
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from learner.curriculum.curriculum import Shuffled
+from learner.objective.batch import flat, group_teaches
+from learner.objective.pass_counts import Observed
+from learner.orders.plan import Sampler, Unanswered
+from protocol.messages import Groups, Order, Policy
+from shared.config.processes import PipelineConfig
+from shared.config.tree import Config, RolloutConfig, RunConfig
+from tests.support.fakes import filled, toy_policy, toy_tasks
+from tests.support.wire_examples import plain
+
+NUM_STEPS = 8
+
+
+class NotedDesk:
+    """Answers at once from the version that an order names, which must have been published; notes every order."""
+
+    def __init__(self) -> None:
+        self.ordered: list[Order] = []
+        self.versions: dict[int, Policy] = {0: toy_policy(0)}
+        self.answers: dict[str, Groups] = {}
+
+    def publish(self, policy: Policy, oldest_needed: int) -> None:
+        self.versions[policy.version] = policy
+        self.versions = {v: p for v, p in self.versions.items() if v >= oldest_needed}
+
+    def submit(self, orders: Iterable[Order]) -> None:
+        for order in orders:
+            self.ordered.append(order)
+            self.answers[order.order_id] = filled(order, self.versions[order.policy_version])
+
+    def collect(self, order_ids: Sequence[str]) -> list[Groups]:
+        return [self.answers.pop(order_id) for order_id in order_ids]
+
+    def pump(self, timeout_s: float = 0.0) -> None:
+        pass
+
+
+class CountingCurriculum(Shuffled):
+    """A shuffle that notes what it is told of each step."""
+
+    def __init__(self, num_tasks: int, seed: int) -> None:
+        super().__init__(num_tasks, seed)
+        self.observed: list[list[int]] = []
+
+    def observe(self, groups: Sequence[Observed]) -> None:
+        self.observed.append([group.task for group in groups])
+
+
+def config_for(max_lag: int, rounds: int = 0, groups_per_order: int = 2) -> Config:
+    return Config(
+        run=RunConfig(steps=NUM_STEPS, seed=5),
+        rollout=RolloutConfig(
+            prompts=4, group=2, max_new_tokens=6, groups_per_order=groups_per_order, replacement_rounds=rounds
+        ),
+        pipeline=PipelineConfig(max_lag=max_lag),
+    )
+
+
+def build(config: Config, desk: NotedDesk) -> Sampler:
+    return Sampler(config, toy_tasks(30), CountingCurriculum(30, config.run.seed), desk)
+
+
+def run(sampler: Sampler, desk: NotedDesk, first: int, last: int) -> list[list[Groups]]:
+    """The learner's loop without learning."""
+    collected: list[list[Groups]] = []
+    for step in range(first, last):
+        sampler.order_ahead(version=step)
+        collected.append(sampler.collect(step))
+        desk.publish(toy_policy(step + 1), sampler.oldest_needed())
+    return collected
+
+
+def step_of(order: Order) -> int:
+    return int(order.order_id.split("/")[1])
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_step_s_is_sampled_from_version_s_minus_lag(max_lag: int, rounds: int) -> None:
+    desk = NotedDesk()
+    collected = run(build(config_for(max_lag, rounds), desk), desk, 0, NUM_STEPS)
+    assert {step_of(order) for order in desk.ordered} == set(range(NUM_STEPS))
+    for order in desk.ordered:
+        assert order.policy_version == max(0, step_of(order) - max_lag)
+    for step, answers in enumerate(collected):
+        assert {groups.policy_version for groups in answers} == {max(0, step - max_lag)}
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+def test_orders_run_ahead_by_the_lag_and_never_beyond_the_last_step(max_lag: int) -> None:
+    desk = NotedDesk()
+    sampler = build(config_for(max_lag), desk)
+    for step in range(NUM_STEPS):
+        sampler.order_ahead(version=step)
+        assert max(map(step_of, desk.ordered)) == min(step + max_lag, NUM_STEPS - 1)
+        sampler.collect(step)
+        desk.publish(toy_policy(step + 1), sampler.oldest_needed())
+    assert len(desk.ordered) == NUM_STEPS * 2
+    assert desk.answers == {}
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+def test_versions_are_kept_exactly_while_open_orders_name_them(max_lag: int) -> None:
+    desk = NotedDesk()
+    sampler = build(config_for(max_lag), desk)
+    for step in range(NUM_STEPS - max_lag - 1):
+        run(sampler, desk, step, step + 1)
+        assert sorted(desk.versions) == list(range(max(0, step + 1 - max_lag), step + 2))
+
+
+def test_a_step_has_its_groups_in_slot_order() -> None:
+    desk = NotedDesk()
+    (answers,) = run(build(config_for(0), desk), desk, 0, 1)
+    assert [group.group_id for group in flat(answers)] == [f"train/000000/{slot:04d}" for slot in range(4)]
+
+
+def test_groups_that_teach_nothing_are_replaced_within_the_step() -> None:
+    config = config_for(0, rounds=2)
+    desk = NotedDesk()
+    sampler = build(config, desk)
+    collected = run(sampler, desk, 0, NUM_STEPS)
+    curriculum = sampler.curriculum
+    assert isinstance(curriculum, CountingCurriculum)
+    tasks = toy_tasks(30)
+    for seen, answers in zip(curriculum.observed, collected, strict=True):
+        prompts = [group.prompt_ids.tolist() for group in flat(answers)]
+        assert [tasks[task].prompt_ids.tolist() for task in seen] == prompts
+    replaced = 0
+    for answers in collected:
+        groups = flat(answers)
+        assert [int(group.group_id.split("/")[2]) for group in groups] == list(range(len(groups)))
+        first, teaching = groups[:4], [group_teaches(group, config) for group in groups]
+        expected = 4
+        for _ in range(2):
+            expected += 4 - sum(teaching[:expected])
+        assert len(groups) == expected
+        replaced += len(groups) - len(first)
+    assert replaced > 0
+    prompts = [group.prompt_ids.tolist() for answers in collected[:1] for group in flat(answers)]
+    assert len({tuple(prompt) for prompt in prompts}) == len(prompts)
+
+
+def test_without_rounds_nothing_is_replaced() -> None:
+    desk = NotedDesk()
+    assert all(len(flat(answers)) == 4 for answers in run(build(config_for(0), desk), desk, 0, NUM_STEPS))
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+@pytest.mark.parametrize("rounds", [0, 2])
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_a_resumed_sampler_orders_what_an_undisturbed_one_orders(max_lag: int, rounds: int, stop: int) -> None:
+    config = config_for(max_lag, rounds)
+    whole = NotedDesk()
+    undisturbed = run(build(config, whole), whole, 0, NUM_STEPS)
+
+    before = NotedDesk()
+    stopped = build(config, before)
+    run(stopped, before, 0, stop)
+    saved = json.loads(json.dumps(stopped.state_dict()))
+
+    after = NotedDesk()
+    after.versions = before.versions
+    resumed = build(config, after)
+    resumed.load_state_dict(saved)
+    resumed.submit_pending()
+    rest = run(resumed, after, stop, NUM_STEPS)
+    assert [plain(groups) for answers in rest for groups in answers] == [
+        plain(groups) for answers in undisturbed[stop:] for groups in answers
+    ]
+    again = {order.order_id: plain(order) for order in after.ordered}
+    assert again == {order.order_id: plain(order) for order in whole.ordered if step_of(order) >= stop}
+    assert resumed.state_dict() == json.loads(json.dumps(resumed.state_dict()))
+
+
+class LeavingDesk(NotedDesk):
+    """Nobody is there any more once so many orders have been collected."""
+
+    def __init__(self, collected: int) -> None:
+        super().__init__()
+        self.left = collected
+
+    def collect(self, order_ids: Sequence[str]) -> list[Groups]:
+        self.left -= len(order_ids)
+        if self.left < 0:
+            raise Unanswered
+        return super().collect(order_ids)
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+@pytest.mark.parametrize("collected", range(0, 24, 3))
+def test_a_step_that_is_left_unanswered_is_ordered_again(max_lag: int, collected: int) -> None:
+    """Also where it is left while groups of it are replaced."""
+    config = config_for(max_lag, rounds=2)
+    whole = NotedDesk()
+    undisturbed = run(build(config, whole), whole, 0, NUM_STEPS)
+    desk = LeavingDesk(collected)
+    stopped = build(config, desk)
+    done = 0
+    with pytest.raises(Unanswered):
+        while True:
+            run(stopped, desk, done, done + 1)
+            done += 1
+    after = NotedDesk()
+    after.versions = desk.versions
+    resumed = build(config, after)
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    resumed.submit_pending()
+    rest = run(resumed, after, done, NUM_STEPS)
+    assert [plain(groups) for answers in rest for groups in answers] == [
+        plain(groups) for answers in undisturbed[done:] for groups in answers
+    ]

@@ -1,0 +1,111 @@
+"""Entropies, the stages they make, and a cache that is refused for anything it was not measured with."""
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from learner.curriculum.semantic_entropy import (
+    Answers,
+    SemanticEntropies,
+    cache_file,
+    data_digest,
+    entropy_stages,
+    measured_with,
+    read_entropies,
+)
+from learner.tasks.tasks import Task
+from shared.config.data import CurriculumConfig, TasksConfig, VerifierConfig
+from shared.config.model import ModelConfig
+from shared.config.tree import Config, RolloutConfig
+from shared.errors import DataError
+from tests.reference import semantic_entropy
+from tests.support.fakes import toy_tasks
+
+TASKS = toy_tasks(3)
+CONFIG = Config(curriculum=CurriculumConfig(kind="sent", samples=4))
+
+
+def wanted(config: Config = CONFIG, tasks: list[Task] = TASKS, base: str = "b" * 64, template: str = "t" * 64):
+    return measured_with(config, tasks, base, template)
+
+
+def written(folder: Path) -> Path:
+    file = folder / "se.json"
+    found = SemanticEntropies(measured_with=wanted(), tasks=(Answers(clusters=(2, 1, 1), right=2),) * 3)
+    file.write_bytes(msgspec.json.encode(found))
+    return file
+
+
+@pytest.mark.parametrize("meanings", ["aaaa", "aabb", "abcd", "aaab", "aabc"])
+def test_the_entropy_is_that_of_the_paper(meanings: str) -> None:
+    clusters = tuple(Counter(meanings).values())
+    assert Answers(clusters=clusters, right=1).entropy == pytest.approx(semantic_entropy(meanings), abs=1e-12)
+
+
+def test_stages_rise_and_leave_out_what_cannot_teach() -> None:
+    found = [
+        Answers(clusters=(8,), right=8),
+        Answers(clusters=(4, 4), right=4),
+        Answers(clusters=(8,), right=0),
+        Answers(clusters=(7, 1), right=7),
+        Answers(clusters=(1,) * 8, right=1),
+        Answers(clusters=(4, 4), right=4),
+    ]
+    assert entropy_stages(found, 2) == [[3, 1], [5, 4]]
+    assert entropy_stages(found, 3) == [[3, 1], [5], [4]]
+    with pytest.raises(DataError, match=r"Only 4 of 6 tasks are neither always nor never right.*curriculum.stages = 5"):
+        entropy_stages(found, 5)
+
+
+def test_a_cache_that_fits_comes_back(tmp_path: Path) -> None:
+    assert len(read_entropies(written(tmp_path), wanted()).tasks) == 3
+
+
+def replaced(**sections: object) -> Config:
+    return msgspec.structs.replace(CONFIG, **sections)
+
+
+@pytest.mark.parametrize(
+    ("needed", "words"),
+    [
+        (wanted(base="c" * 64), "another model (bbb"),
+        (wanted(template="u" * 64), "another template (ttt"),
+        (
+            wanted(replaced(curriculum=CurriculumConfig(samples=8))),
+            "another sampling (4 answers, temperature 1, at most",
+        ),
+        (wanted(replaced(rollout=RolloutConfig(temperature=0.7))), "another sampling"),
+        (wanted(replaced(rollout=RolloutConfig(max_new_tokens=9))), "not 4 answers, temperature 1, at most 9 tokens"),
+        (wanted(replaced(verifier=VerifierConfig(kind="exact"))), "another verifier (gsm8k, not exact)"),
+        (wanted(replaced(verifier=VerifierConfig(strict=True))), "another verifier (gsm8k, not gsm8k, strict)"),
+        (wanted(tasks=TASKS[::-1]), "another data ("),
+        (wanted(base="c" * 64, tasks=toy_tasks(2)), "another model (bbb"),
+    ],
+)
+def test_a_cache_of_anything_else_is_refused_in_words(tmp_path: Path, needed: object, words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_entropies(written(tmp_path), needed)  # pyright: ignore[reportArgumentType]
+    assert words in str(caught.value)
+    assert "python -m launch curriculum" in str(caught.value)
+
+
+def test_a_cache_that_is_not_there_or_none_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="which is not there"):
+        read_entropies(tmp_path / "absent.json", wanted())
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(DataError, match="holds no semantic entropies"):
+        read_entropies(tmp_path / "other.json", wanted())
+
+
+def test_the_data_s_digest_sees_prompts_columns_and_order() -> None:
+    other = [Task(prompt_ids=task.prompt_ids, columns=task.columns | {"answer": "x"}) for task in TASKS]
+    digests = {data_digest(tasks) for tasks in (TASKS, TASKS[::-1], TASKS[:2], other)}
+    assert len(digests) == 4
+
+
+def test_where_it_is_kept() -> None:
+    model, tasks = ModelConfig(path="org/Some-Model", cache_dir="/c"), TasksConfig(source="data/train.jsonl")
+    assert cache_file(replaced(model=model, tasks=tasks)) == Path("/c/curricula/Some-Model-train.jsonl.json")
+    assert cache_file(replaced(curriculum=CurriculumConfig(cache="mine.json"))) == Path("mine.json")

@@ -1,0 +1,183 @@
+"""A checkpoint holds everything: what is loaded continues as what was saved would have."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from learner.curriculum.curriculum import Shuffled
+from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.recorder import RecordedOrders
+from learner.objective.batch import StepBatch, step_batch, teaching_samples
+from learner.orders.plan import Sampler
+from learner.state import Best, LearnerState, Past
+from learner.update.gradient_check import Norms
+from learner.update.optimizer import Optimizer
+from learner.update.publisher import Publisher
+from learner.update.update import Update
+from protocol.messages import Group
+from shared.config.model import LoraConfig
+from shared.config.processes import PipelineConfig
+from shared.config.tree import Config, OptimizerConfig, RunConfig
+from shared.errors import ConfigError, DamageError
+from shared.model.adapter_file import adapter_bytes
+from shared.model.policy import Policy
+from tests.support.fakes import RANK, tiny_group, tiny_policy, toy_tasks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CONFIG = Config(
+    run=RunConfig(steps=10),
+    lora=LoraConfig(rank=RANK, alpha=2.0 * RANK),
+    optimizer=OptimizerConfig(lr=1e-2, weight_decay=0.1),
+    pipeline=PipelineConfig(max_lag=2),
+)
+
+
+class Learner:
+    """A policy and its state, without loop or actor."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        publisher = Publisher(policy.adapter)
+        publisher.snapshot(version=0)
+        optimizer = Optimizer(policy.adapter.parameters(), CONFIG.optimizer, CONFIG.run.steps)
+        sampler = Sampler(CONFIG, toy_tasks(12), Shuffled(12, seed=0), RecordedOrders([]))
+        norms = Norms(CONFIG.guard)
+        self.state = LearnerState(CONFIG, publisher, optimizer, norms, sampler, policy.base_digest)
+        self.update = Update(policy, optimizer, norms, CONFIG, lambda: None)
+
+    def step(self, step: int) -> bytes:
+        """One update on made-up groups, published; the adapter afterwards."""
+        assert self.update.apply(step, batch(step))
+        self.state.publisher.snapshot(step + 1)
+        return adapter_bytes(self.policy.adapter)
+
+
+def batch(step: int) -> StepBatch:
+    groups: list[Group] = [
+        tiny_group([1.0, 0.0, 0.0], [3, 5, 2], group_id=f"train/{step:06d}/{slot:04d}", seed=10 * step + slot)
+        for slot in range(3)
+    ]
+    return step_batch(teaching_samples(groups, CONFIG), 0, CONFIG)
+
+
+@pytest.fixture
+def learner(checkpoint: Path) -> Callable[[], Learner]:
+    return lambda: Learner(tiny_policy(checkpoint, lora=CONFIG.lora))
+
+
+def test_what_is_loaded_makes_the_next_updates_bit_for_bit(learner: Callable[[], Learner], tmp_path: Path) -> None:
+    first, second = learner(), learner()
+    for step in range(3):
+        first.step(step)
+    first.state.sampler.order_ahead(version=3)
+    store = CheckpointStore(tmp_path, keep=3)
+    past = Past(wall_s=12.5, best=Best(step=2, score=1 / 3))
+    store.save(first.state.save(3, past))
+    loaded = store.load_latest()
+    assert loaded is not None
+    assert second.state.load(loaded) == past
+    assert adapter_bytes(second.policy.adapter) == adapter_bytes(first.policy.adapter)
+    for step in range(3, 6):
+        assert first.step(step) == second.step(step)
+    assert first.state.optimizer.state_bytes() == second.state.optimizer.state_bytes()
+    assert first.state.norms.state_dict() == second.state.norms.state_dict()
+    assert len(second.state.norms.recent) == 6
+
+
+def test_position_pending_steps_and_versions_come_back(learner: Callable[[], Learner]) -> None:
+    first, second = learner(), learner()
+    first.state.sampler.order_ahead(version=0)
+    for step in range(3):
+        first.step(step)
+    first.state.publisher.forget_before(1)
+    second.state.load(first.state.save(3, Past()))
+    assert second.state.sampler.state_dict() == first.state.sampler.state_dict()
+    assert [entry[0] for entry in second.state.sampler.state_dict()["pending"]] == [0, 1, 2]
+    versions = first.state.publisher.versions
+    assert {v: p.sha256 for v, p in second.state.publisher.versions.items()} == {
+        v: versions[v].sha256 for v in (1, 2, 3)
+    }
+    for version, policy in second.state.publisher.versions.items():
+        assert np.array_equal(policy.adapter, versions[version].adapter)
+
+
+def test_a_checkpoint_has_the_files_that_other_tools_read(learner: Callable[[], Learner]) -> None:
+    saved = learner()
+    saved.step(0)
+    files = saved.state.save(1, Past(wall_s=3.0)).files
+    assert set(files) == {
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "optimizer.safetensors",
+        "policy-000000.safetensors",
+        "state.json",
+    }
+    assert files["adapter_model.safetensors"] == adapter_bytes(saved.policy.adapter)
+    facts = json.loads(files["state.json"])
+    assert facts["adapter_sha256"] == saved.state.publisher.versions[1].sha256
+    assert (facts["step"], facts["versions"], facts["wall_s"]) == (1, [0, 1], 3.0)
+    assert json.loads(files["adapter_config.json"])["r"] == RANK
+
+
+def test_saving_is_a_function_of_the_state(learner: Callable[[], Learner]) -> None:
+    first, second = learner(), learner()
+    first.step(0)
+    second.step(0)
+    assert first.state.save(1, Past()).files == second.state.save(1, Past()).files
+
+
+def test_a_checkpoint_of_another_base_is_refused_and_changes_nothing(learner: Callable[[], Learner]) -> None:
+    saved, other = learner(), learner()
+    saved.step(0)
+    checkpoint = saved.state.save(1, Past())
+    facts = json.loads(checkpoint.files["state.json"]) | {"base_digest": "f" * 64}
+    foreign = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(facts).encode()})
+    before = adapter_bytes(other.policy.adapter)
+    with pytest.raises(DamageError, match=r"step 1 belongs to another base model \(ffffffffffff, here [0-9a-f]{12}\)"):
+        other.state.load(foreign)
+    assert adapter_bytes(other.policy.adapter) == before
+
+
+def test_another_seed_than_the_run_began_with_is_refused(learner: Callable[[], Learner]) -> None:
+    saved = learner()
+    saved.step(0)
+    checkpoint = saved.state.save(1, Past())
+    other = learner()
+    other.state.config = msgspec.structs.replace(CONFIG, run=msgspec.structs.replace(CONFIG.run, seed=7))
+    with pytest.raises(ConfigError, match=r"^run\.seed is 7 in .*, but .* began with 0; set it back to 0, or"):
+        other.state.load(checkpoint)
+
+
+@pytest.mark.parametrize("lost", ["seed", "norms", "sampler", "versions", "wall_s", "best", "base_digest"])
+def test_a_checkpoint_without_a_key_is_damage_in_words(learner: Callable[[], Learner], lost: str) -> None:
+    saved = learner()
+    saved.step(0)
+    checkpoint = saved.state.save(1, Past())
+    facts = json.loads(checkpoint.files["state.json"])
+    del facts[lost]
+    bare = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(facts).encode()})
+    with pytest.raises(DamageError, match=rf"^The checkpoint of step 1 has no '{lost}'; .*version of Tandem"):
+        learner().state.load(bare)
+
+
+def test_a_checkpoint_without_a_file_is_damage_in_words(learner: Callable[[], Learner]) -> None:
+    saved = learner()
+    saved.step(0)
+    checkpoint = saved.state.save(1, Past())
+    for lost in checkpoint.files.keys() - {"adapter_config.json"}:
+        bare = Checkpoint(step=1, files={name: data for name, data in checkpoint.files.items() if name != lost})
+        with pytest.raises(DamageError, match=rf"^The checkpoint of step 1 has no '{lost}'; "):
+            learner().state.load(bare)
+
+
+def test_an_adapter_of_another_rank_is_refused(learner: Callable[[], Learner], checkpoint: Path) -> None:
+    saved = learner()
+    saved.step(0)
+    wider = Learner(tiny_policy(checkpoint, lora=msgspec.structs.replace(CONFIG.lora, rank=2 * RANK)))
+    with pytest.raises(DamageError, match="the model needs"):
+        wider.state.load(saved.state.save(1, Past()))

@@ -1,0 +1,361 @@
+"""The whole loop in one process: real policy, real decode loop, a toy task whose best answer is known.
+
+The toy pays for completions whose first token is among the first third of the vocabulary. Bits are compared, not
+curves, wherever a run is repeated, resumed or run at a lag.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+from safetensors.numpy import load
+
+from actor.engines.engine import Engine
+from actor.engines.hf_engine import HFEngine
+from actor.rollout import Rollout
+from launch.commands.in_process import LocalDesk
+from learner.continual.anchor import Anchor
+from learner.curriculum.build import build_curriculum
+from learner.durable.checkpoint import Checkpoint
+from learner.evaluation.evaluate import Evaluator
+from learner.evaluation.schedule import EvalSchedule
+from learner.loop import Parts, train
+from learner.orders.plan import Sampler
+from learner.quarantine.guard import Guard
+from learner.quarantine.quarantine import KeptBatch
+from learner.reports.step_report import Ledger
+from learner.state import LearnerState, Past
+from learner.update.batches import Batches
+from learner.update.gradient_check import Norms
+from learner.update.mismatch import Mismatch
+from learner.update.optimizer import Optimizer
+from learner.update.publisher import Publisher
+from learner.update.stage_end import StageEnd
+from learner.update.update import Update
+from shared.config.data import CurriculumConfig
+from shared.config.processes import CheckpointConfig, EvalConfig, PipelineConfig
+from shared.config.tree import Config, GrowthConfig, LossConfig, OptimizerConfig, RolloutConfig, RunConfig
+from shared.model.policy import Policy
+from shared.model.prompt import Prompter
+from shared.process.lease import Lease
+from shared.run.evaluation import Evaluation
+from shared.run.metrics import StepMetrics
+from tests.support.fakes import ScriptedScorer, spelled, tiny_policy, tiny_prompter, toy_tasks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEPS = 6
+GOAL = 32
+END = 96
+SHUFFLED = CurriculumConfig()
+CURRICULA = (CurriculumConfig(kind="pass_rate"), CurriculumConfig(kind="levels", stage_steps=2, replay=0.25))
+
+
+class KeptBooks:
+    """Keeps rows, and checkpoints as they would lie on disk."""
+
+    def __init__(self, state: LearnerState) -> None:
+        self.state = state
+        self.rows: list[StepMetrics] = []
+        self.set_aside: list[KeptBatch] = []
+        self.checkpoints: dict[int, Checkpoint] = {}
+
+    def step(self, step: int, metrics: StepMetrics, answers: object, batch: object) -> None:
+        self.rows.append(metrics)
+
+    @property
+    def rewards(self) -> list[float]:
+        """The curve."""
+        return [row.reward_mean for row in self.rows]
+
+    def quarantine(self, batch: KeptBatch) -> None:
+        self.set_aside.append(batch)
+
+    def checkpoint(self, step: int, past: Past) -> None:
+        self.checkpoints[step] = self.state.save(step, past)
+
+
+class KeptEvaluations:
+    """Reports as they would lie on disk."""
+
+    def __init__(self, found: dict[str, Evaluation]) -> None:
+        self.found = found
+
+    def evaluation(self, label: str) -> Evaluation | None:
+        return self.found.get(label)
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        self.found[evaluation.label] = evaluation
+
+    def judge(self, evaluation: Evaluation) -> None:
+        """Nothing is chosen here."""
+
+
+class Run:
+    """One life of a learner with an actor inside; nothing is shared between two of them but the checkpoint folder."""
+
+    def __init__(
+        self, checkpoint: Path, folder: Path, config: Config, engine: Callable[[Policy, Prompter], Engine] = HFEngine
+    ) -> None:
+        self.config = config
+        self.scorer = ScriptedScorer(lambda ids: ids[0] < GOAL)
+        policy = tiny_policy(checkpoint, shaken=False)
+        lease = Lease(folder / "lease")
+        sampling_policy = tiny_policy(checkpoint, shaken=False)
+        rollout = Rollout(engine(sampling_policy, tiny_prompter(END)), self.scorer, lease, spelled)
+        self.desk = LocalDesk(rollout)
+        publisher = Publisher(policy.adapter)
+        self.desk.publish(publisher.snapshot(version=0), oldest_needed=0)
+        tasks = [replace(t, columns=t.columns | {"level": str(i % 3)}) for i, t in enumerate(toy_tasks(12))]
+        optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps)
+        sampler = Sampler(config, tasks, build_curriculum(config, tasks, policy.base_digest, ""), self.desk)
+        norms = Norms(config.guard)
+        anchor = Anchor(policy.adapter, config.curriculum) if config.curriculum.holds else None
+        self.state = LearnerState(config, publisher, optimizer, norms, sampler, policy.base_digest, anchor)
+        self.books = KeptBooks(self.state)
+        update = Update(policy, optimizer, norms, config, self.desk.pump, anchor)
+        stage_end = StageEnd(sampler.curriculum.metrics, update, anchor) if anchor else None
+        self.parts = Parts(
+            sampler=sampler,
+            desk=self.desk,
+            batches=Batches(config, update, stage_end),
+            guard=Guard(update, self.books, config),
+            publisher=publisher,
+            ledger=self.ledger(Past()),
+            turns=lease,
+        )
+
+    def ledger(self, past: Past) -> Ledger:
+        """Keeps the books of one life."""
+        return Ledger(self.config, self.books, past, lambda: False, self.state.sampler.curriculum.metrics)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint, as a session does."""
+        self.parts = replace(self.parts, ledger=self.ledger(self.state.load(checkpoint)))
+        for version in sorted(self.state.publisher.versions):
+            self.desk.publish(self.state.publisher.versions[version], oldest_needed=0)
+        self.state.sampler.submit_pending()
+
+    def evaluate_into(self, found: dict[str, Evaluation]) -> dict[str, Evaluation]:
+        """Evaluate on the way, as the config says; reports go there."""
+        evaluator = Evaluator(self.config, toy_tasks(6, first=50), self.desk, spelled)
+        publisher = self.state.publisher
+        schedule = EvalSchedule(
+            self.config.eval,
+            self.config.run.steps,
+            evaluator.run,
+            digest=lambda version: publisher.versions[version].sha256,
+            books=KeptEvaluations(found),
+            tasks_sha256=evaluator.tasks_sha256,
+        )
+        self.parts = replace(self.parts, evaluations=schedule)
+        return found
+
+    def until(self, step: int) -> Checkpoint:
+        """The state after so many steps."""
+        self.train(last=step)
+        return self.state.save(step, Past())
+
+    def train(self, first: int = 0, last: int | None = None) -> str:
+        """Run these steps; the adapter's digest."""
+        done = train(self.parts, first, self.config.run.steps if last is None else last)
+        return self.state.publisher.versions[done].sha256
+
+
+def config_for(
+    *,
+    steps: int = STEPS,
+    max_lag: int = 0,
+    rounds: int = 0,
+    rho: float = 1.0,
+    lr: float = 2e-3,
+    max_mismatch: float = 0.05,
+    curriculum: CurriculumConfig = SHUFFLED,
+    kl_beta: float = 0.0,
+    growth: GrowthConfig | None = None,
+) -> Config:
+    return Config(
+        run=RunConfig(steps=steps, seed=1),
+        rollout=RolloutConfig(prompts=4, group=4, max_new_tokens=4, groups_per_order=2, replacement_rounds=rounds),
+        loss=LossConfig(entropy_fraction=rho, max_mismatch=max_mismatch, kl_beta=kl_beta),
+        optimizer=OptimizerConfig(lr=lr, warmup_steps=2, schedule="cosine"),
+        pipeline=PipelineConfig(max_lag=max_lag),
+        curriculum=curriculum,
+        checkpoint=CheckpointConfig(every=3),
+        growth=growth or GrowthConfig(),
+    )
+
+
+@pytest.fixture
+def start(checkpoint: Path, tmp_path: Path) -> Callable[[Config], Run]:
+    return lambda config: Run(checkpoint, tmp_path, config)
+
+
+def test_the_policy_learns_the_toy(start: Callable[[Config], Run]) -> None:
+    run = start(config_for(steps=30, lr=2e-2))
+    run.train()
+    rewards = run.books.rewards
+    first, last = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
+    assert first < 0.6 and last > 0.9, rewards
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_run_repeated_or_resumed_ends_in_the_same_bits(
+    max_lag: int, rounds: int, start: Callable[[Config], Run]
+) -> None:
+    config = config_for(max_lag=max_lag, rounds=rounds, rho=0.5)
+    undisturbed = start(config)
+    digest = undisturbed.train()
+    assert start(config).train() == digest
+    stopped, resumed = start(config), start(config)
+    halfway = stopped.train(last=3)
+    assert halfway != digest
+    resumed.load(stopped.books.checkpoints[3])
+    assert resumed.train(first=3) == digest
+    assert resumed.books.rewards == undisturbed.books.rewards[3:]
+    assert saved(resumed) == saved(undisturbed)
+
+
+@pytest.mark.parametrize("curriculum", CURRICULA, ids=lambda curriculum: curriculum.kind)
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_a_run_with_a_curriculum_resumed_ends_in_the_same_bits(
+    curriculum: CurriculumConfig, max_lag: int, start: Callable[[Config], Run]
+) -> None:
+    config = config_for(max_lag=max_lag, rounds=1, curriculum=curriculum)
+    undisturbed = start(config)
+    digest = undisturbed.train()
+    assert start(config_for(max_lag=max_lag, rounds=1)).train() != digest
+    stopped, resumed = start(config), start(config)
+    stopped.train(last=3)
+    resumed.load(stopped.books.checkpoints[3])
+    assert resumed.train(first=3) == digest
+    assert saved(resumed) == saved(undisturbed)
+    figures = [[row.curriculum_stage, row.curriculum_effective_tasks] for row in undisturbed.books.rows]
+    assert len({tuple(figure) for figure in figures}) > 1
+    assert [[row.curriculum_stage, row.curriculum_effective_tasks] for row in resumed.books.rows] == figures[3:]
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_steps_that_grow_with_the_noise_resume_in_the_same_bits(max_lag: int, start: Callable[[Config], Run]) -> None:
+    config = config_for(max_lag=max_lag, growth=GrowthConfig(max_prompts=7, factor=100.0, memory=0.5))
+    undisturbed = start(config)
+    digest = undisturbed.train()
+    sizes = [row.groups_total for row in undisturbed.books.rows]
+    assert sizes == ([4, 5, 7, 7, 7, 7] if max_lag == 0 else [4, 4, 4, 5, 7, 7])
+    assert all(row.noise_spread > 0 for row in undisturbed.books.rows)
+    stopped, resumed = start(config), start(config)
+    stopped.train(last=3)
+    resumed.load(stopped.books.checkpoints[3])
+    assert resumed.train(first=3) == digest
+    assert [row.groups_total for row in resumed.books.rows] == sizes[3:]
+    assert saved(resumed) == saved(undisturbed)
+    assert start(config_for(max_lag=max_lag)).train() != digest
+
+
+HELD = CurriculumConfig(kind="levels", stage_steps=2, ewc=50.0, ewc_samples=8, kl_to="stage")
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_a_run_that_is_held_to_its_stages_resumed_ends_in_the_same_bits(
+    max_lag: int, start: Callable[[Config], Run]
+) -> None:
+    config = config_for(max_lag=max_lag, curriculum=HELD, kl_beta=0.1)
+    undisturbed = start(config)
+    digest = undisturbed.train()
+    free = structs.replace(HELD, ewc=0.0, kl_to="base")
+    assert start(config_for(max_lag=max_lag, curriculum=free, kl_beta=0.1)).train() != digest
+    for stop in (1, 3):
+        resumed = start(config)
+        checkpoint = start(config).until(stop)
+        resumed.load(checkpoint)
+        assert resumed.train(first=stop) == digest
+        assert saved(resumed) == saved(undisturbed)
+        assert [row.ewc_penalty for row in resumed.books.rows] == [r.ewc_penalty for r in undisturbed.books.rows[stop:]]
+
+
+def test_the_anchor_is_the_policy_that_the_stage_s_last_answers_came_from(start: Callable[[Config], Run]) -> None:
+    run = start(config_for(curriculum=HELD, kl_beta=0.1))
+    run.train(last=2)
+    anchor = run.state.anchor
+    assert anchor is not None and anchor.stage == 1
+    sampled_from = run.desk.policies[1].adapter.tobytes()
+    assert {name: value.numpy().tobytes() for name, value in anchor.theta.items()} == {
+        name.removeprefix("base_model.model.").removesuffix(".weight"): value.tobytes()
+        for name, value in load(sampled_from).items()
+    }
+    means = [float(values.float().mean()) for values in anchor.fisher.values()]
+    assert set(anchor.fisher) == set(anchor.adapter.layers) and min(means) > 0.0
+    run.train(first=2, last=4)
+    penalties = [row.ewc_penalty for row in run.books.rows]
+    assert penalties[:2] == [0.0, 0.0] and penalties[2] > 0.0
+    assert run.books.rows[1].kl == 0.0 < run.books.rows[2].kl, "to the base it would have been more than 0 before"
+
+
+def saved(run: Run) -> dict[str, Any]:
+    """The files of the last checkpoint, but for the wall time."""
+    files = run.books.checkpoints[STEPS].files
+    return {**files, "state.json": json.loads(files["state.json"]) | {"wall_s": 0.0}}
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_evaluations_on_the_way_change_no_bit_also_after_a_resume(
+    max_lag: int, start: Callable[[Config], Run], tmp_path: Path
+) -> None:
+    config = config_for(max_lag=max_lag, rounds=1)
+    digest = start(config).train()
+    config = structs.replace(config, eval=EvalConfig(every=2, problems=5, samples=3))
+    evaluated, first, second = start(config), start(config), start(config)
+    found = evaluated.evaluate_into({})
+    assert evaluated.train() == digest
+    assert list(found) == ["step-000002", "step-000004"]
+    kept = first.evaluate_into({})
+    first.train(last=4)
+    # As if the first life had ended after the checkpoint of step 3, and its evaluation of step 4 were lost with it.
+    del kept["step-000004"]
+    second.load(first.books.checkpoints[3])
+    second.evaluate_into(kept)
+    assert second.train(first=3) == digest
+    assert {label: report.greedy for label, report in kept.items()} == {
+        label: report.greedy for label, report in found.items()
+    }
+    assert kept == found and found["step-000002"].adapter_sha256 != found["step-000004"].adapter_sha256
+
+
+def test_seed_and_lag_make_a_difference(start: Callable[[Config], Run]) -> None:
+    digests = {start(config_for(max_lag=lag)).train() for lag in (0, 2)}
+    assert len(digests) == 2
+
+
+def test_actor_and_learner_agree_on_every_token(start: Callable[[Config], Run]) -> None:
+    run = start(config_for(max_mismatch=1e-4))
+    run.train()
+    assert max(row.mismatch_p99 for row in run.books.rows) < 1e-4
+
+
+class StaleEngine(HFEngine):
+    """Takes the first adapter and no other, and does not say so."""
+
+    def install(self, version: int, adapter: bytes) -> None:
+        if version == 0:
+            super().install(version, adapter)
+
+
+def test_a_stale_adapter_stops_the_run(checkpoint: Path, tmp_path: Path) -> None:
+    run = Run(checkpoint, tmp_path, config_for(max_mismatch=1e-4), StaleEngine)
+    with pytest.raises(Mismatch, match=r"Step 2: .*stale adapter"):
+        run.train()
+    assert run.books.checkpoints == {}
+
+
+def test_a_step_in_which_nothing_teaches_changes_nothing(start: Callable[[Config], Run]) -> None:
+    run = start(config_for(steps=2))
+    run.scorer.rule = lambda ids: True
+    before = run.state.publisher.versions[0].sha256
+    assert run.train() == before
+    assert [row.groups_dropped for row in run.books.rows] == [4, 4]
+    assert len(run.state.optimizer.adamw.state) == 0

@@ -1,0 +1,61 @@
+"""What a Groups message must satisfy beyond its types, and that the fault is named with group and sample."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.errors import MalformedMessage
+from protocol.messages import Finish, Outcome
+from protocol.validate import check_groups
+from tests.support.wire_examples import group, groups
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"entropies": None},
+        {"logprobs": floats(-80.0, 0.0, 0.001)},
+        {"prompt_ids": ids()},
+        {"lengths": (0, 0, 0), "completion_ids": ids(), "logprobs": floats(), "entropies": floats()},
+    ],
+)
+def test_groups_that_hold(changes: dict[str, Any]) -> None:
+    check_groups(groups(group(), group(**changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lengths": (2, 0, 2)}, "4 tokens in samples 0 to 2 but 3 completion_ids"),
+        ({"lengths": (2, 0)}, "2 samples but 3 finishes"),
+        ({"completion_ids": ids(1, 2)}, "3 tokens in samples 0 to 2 but 2 completion_ids"),
+        ({"logprobs": floats(-1.0)}, "but 1 logprobs"),
+        ({"entropies": floats()}, "but 0 entropies"),
+        ({"finishes": (Finish.STOP,)}, "3 samples but 1 finishes"),
+        ({"outcomes": (Outcome.WRONG,) * 4}, "3 samples but 4 outcomes"),
+        ({"scores": (1.0, 1.0)}, "3 samples but 2 scores"),
+        ({"prompt_ids": ids(3, -1)}, "negative token id in its prompt"),
+        ({"completion_ids": ids(5, -6, 9)}, r"sample 0 has a negative token id \(token 1 of the group\)"),
+        ({"completion_ids": ids(5, 6, -9)}, r"sample 2 has a negative token id \(token 2 of the group\)"),
+        ({"logprobs": floats(-1, np.nan, -1)}, "sample 0 has a value that is not finite in logprobs"),
+        ({"logprobs": floats(-1, -1, -np.inf)}, "sample 2 has a value that is not finite in logprobs"),
+        ({"entropies": floats(1, 1, np.inf)}, "sample 2 has a value that is not finite in entropies"),
+        ({"logprobs": floats(-1, -1, 0.0011)}, "sample 2 has a log-prob above 0.001"),
+        ({"logprobs": floats(-1, -1001, -1)}, "sample 0 has a log-prob below -1000"),
+        ({"entropies": floats(1, 1, 22.1)}, "sample 2 has an entropy above 22"),
+        ({"entropies": floats(1, -0.01, 1)}, "sample 0 has a negative entropy"),
+    ],
+)
+def test_groups_that_do_not_hold(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(MalformedMessage, match=rf"^Group train/000012/009.*{said}"):
+        check_groups(groups(group(), group(group_id="train/000012/009", **changes)))

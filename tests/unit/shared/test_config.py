@@ -1,0 +1,284 @@
+"""shared/config/tree.py and shared/config/load.py: every key and default, every way to be wrong, and the sentence for
+it."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocol.messages import Outcome
+from shared.config.data import VerifierConfig
+from shared.config.load import PRESETS_DIR, apply_override, config_from_json, config_to_json, load_config, resolve
+from shared.config.tree import Config, Section
+from shared.errors import ConfigError
+from tests.support.config_keys import PINNED
+
+
+def write(tmp_path: Path, text: str) -> str:
+    """A TOML file with this text."""
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def with_override(override: str) -> Config:
+    """The defaults with one `--set`."""
+    tree: dict[str, Any] = {}
+    apply_override(tree, override)
+    return resolve(tree)
+
+
+def refusal(override: str) -> str:
+    """The sentence that refuses one `--set`."""
+    with pytest.raises(ConfigError) as caught:
+        with_override(override)
+    return str(caught.value)
+
+
+def sections(config: Config) -> dict[str, Section]:
+    """Sections by name, in the order of the tree."""
+    return {name: getattr(config, name) for name in config.__struct_fields__}
+
+
+def test_all_keys_and_defaults_are_pinned() -> None:
+    found = {
+        f"{name}.{key}": getattr(section, key)
+        for name, section in sections(Config()).items()
+        for key in section.__struct_fields__
+    }
+    assert found == PINNED
+    assert list(found) == list(PINNED)
+
+
+def test_every_default_has_the_type_of_its_key() -> None:
+    assert resolve(msgspec.to_builtins(Config())) == Config()
+
+
+def test_sections_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Config().run.steps = 3  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in PRESETS_DIR.glob("*.toml")))
+def test_every_preset_loads(preset: str) -> None:
+    assert isinstance(load_config(preset), Config)
+
+
+def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, "[run]\nsteps = 7\n[lora]\ntargets = ['q_proj']\n"))
+    assert config.run.steps == 7
+    assert config.lora.targets == ("q_proj",)
+    assert config.run.seed == 0
+    assert config.optimizer == Config().optimizer
+
+
+def test_overrides_win_over_the_file_and_the_last_one_wins(tmp_path: Path) -> None:
+    source = write(tmp_path, "[run]\nsteps = 7\nseed = 5\n")
+    config = load_config(source, ["run.steps=8", "run.steps=9", "optimizer.lr=3e-4"])
+    assert (config.run.steps, config.run.seed, config.optimizer.lr) == (9, 5, 3e-4)
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("run.steps=3", "run", "steps", 3),
+        (" run.steps = 3 ", "run", "steps", 3),
+        ("optimizer.lr=1", "optimizer", "lr", 1.0),
+        ("optimizer.lr=3e-4", "optimizer", "lr", 3e-4),
+        ("batch.checkpointing=true", "batch", "checkpointing", True),
+        ("tasks.levels=[1, 2]", "tasks", "levels", (1, 2)),
+        ("tasks.source=my data.jsonl", "tasks", "source", "my data.jsonl"),
+        ('model.revision="123"', "model", "revision", "123"),
+        ("tasks.system_prompt=a=b", "tasks", "system_prompt", "a=b"),
+        ("tasks.system_prompt=", "tasks", "system_prompt", ""),
+        ("link.endpoint=tcp://127.0.0.1:5757", "link", "endpoint", "tcp://127.0.0.1:5757"),
+    ],
+)
+def test_override_values_are_read_as_toml_or_taken_as_text(override: str, section: str, key: str, value: Any) -> None:
+    assert getattr(getattr(with_override(override), section), key) == value
+
+
+@pytest.mark.parametrize("override", ["run.steps", "steps=3", "run.steps.more=3", "=3", ""])
+def test_an_override_of_another_form_is_refused(override: str) -> None:
+    sentence = refusal(override)
+    assert f"--set got '{override}'" in sentence
+    assert "section.key=value" in sentence
+
+
+@pytest.mark.parametrize(
+    ("override", "unknown", "near"),
+    [
+        ("optimizer.lrr=1", "optimizer.lrr", "optimizer.lr"),
+        ("run.step=1", "run.step", "run.steps"),
+        ("lora.rnak=8", "lora.rnak", "lora.rank"),
+        ("optimiser.lr=1", "optimiser", "optimizer"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(override: str, unknown: str, near: str) -> None:
+    assert refusal(override) == f"Unknown key '{unknown}'; did you mean '{near}'?"
+
+
+@pytest.mark.parametrize("key", ["top_p", "top_k", "min_p", "repetition_penalty"])
+def test_what_would_truncate_or_bend_the_distribution_is_refused_with_the_reason(key: str) -> None:
+    sentence = refusal(f"rollout.{key}=0.9")
+    assert sentence.startswith(f"rollout.{key} = 0.9 is refused: it c") and "learner" in sentence
+
+
+def test_codes_cannot_be_served_of_a_base_that_has_none() -> None:
+    with pytest.raises(ConfigError, match=r"actor.weights is 'nf4' but model.quantization is 'none'"):
+        resolve({"actor": {"weights": "nf4"}, "model": {"quantization": "none"}})
+
+
+def test_a_key_like_no_other_still_gets_a_proposal() -> None:
+    assert "did you mean 'run." in refusal("run.zzzz=1")
+
+
+@pytest.mark.parametrize(
+    ("override", "given", "expected"),
+    [
+        ("run.steps=many", 'run.steps = "many"', "expected `int`, got `str`"),
+        ("run.steps=true", "run.steps = true", "expected `int`, got `bool`"),
+        ("run.steps=1.5", "run.steps = 1.5", "expected `int`, got `float`"),
+        ("model.path=3", "model.path = 3", "expected `str`, got `int`"),
+        ("model.revision=2026-01-31", 'model.revision = "2026-01-31"', "expected `str`"),
+        ("batch.checkpointing=1", "batch.checkpointing = 1", "expected `bool`"),
+        ("lora.targets=q_proj", 'lora.targets = "q_proj"', "expected `array`"),
+        ("loss.kind=ppo", 'loss.kind = "ppo"', "invalid enum value 'ppo'"),
+    ],
+)
+def test_a_wrong_type_is_refused_with_path_value_and_expectation(override: str, given: str, expected: str) -> None:
+    sentence = refusal(override)
+    assert sentence.startswith(f"{given} is not allowed: ")
+    assert expected in sentence
+    assert sentence.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("override", "bound"),
+    [
+        ("run.steps=0", ">= 1"),
+        ("run.seed=-1", ">= 0"),
+        ("lora.rank=513", "<= 512"),
+        ("lora.targets=[]", ">= 1"),
+        ("tasks.levels=[1, 4]", "<= 3"),
+        ("curriculum.advance_at=1.5", "<= 1.0"),
+        ("curriculum.replay=1", "< 1.0"),
+        ("rollout.group=1", ">= 2"),
+        ("rollout.temperature=0", "> 0.0"),
+        ("verifier.workers=65", "<= 64"),
+        ("loss.entropy_fraction=0", "> 0.0"),
+        ("loss.entropy_fraction=1.1", "<= 1.0"),
+        ("loss.clip_low=-0.1", ">= 0.0"),
+        ("loss.kl_gradient=k2", "invalid enum value 'k2'"),
+        ("verifier.on_timeout=mask", "invalid enum value 'mask'"),
+        ("constraint.share=0.6", "<= 0.5"),
+        ("optimizer.lr=0", "> 0.0"),
+        ("optimizer.beta1=1", "< 1.0"),
+        ("optimizer.final_lr_fraction=2", "<= 1.0"),
+        ("growth.rate=1", "> 1.0"),
+        ("pipeline.max_lag=65", "<= 64"),
+        ("link.credits=0", ">= 1"),
+        ("compute.actor_threads=257", "<= 256"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_its_bound(override: str, bound: str) -> None:
+    sentence = refusal(override)
+    assert sentence.startswith(override.partition("=")[0])
+    assert bound in sentence
+
+
+@pytest.mark.parametrize(
+    "override", ["optimizer.lr=inf", "optimizer.lr=nan", "reward.truncated=nan", "reward.truncated=-inf"]
+)
+def test_a_number_that_is_not_finite_is_refused(override: str) -> None:
+    key, _, value = override.partition("=")
+    with pytest.raises(ConfigError, match=rf"^{key} = {value} is not allowed: expected a finite number\.$"):
+        load_config("embedded", [override])
+
+
+def test_a_value_where_a_section_belongs_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path, "run = 5\n")
+    for overrides in ([], ["run.steps=3"]):
+        with pytest.raises(ConfigError, match=r"'run' got 5, expected a section: write \[run\]"):
+            load_config(source, overrides)
+
+
+@pytest.mark.parametrize("text", ["[run\nsteps = 3", "steps = = 3", "[run]\nsteps = 1\nsteps = 2"])
+def test_bad_toml_is_refused_with_file_and_line(tmp_path: Path, text: str) -> None:
+    source = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(source)
+    assert str(caught.value).startswith(f"{source} is not valid TOML: ")
+    assert "line" in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        load_config(str(path))
+
+
+def test_a_missing_source_is_refused_with_the_presets(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(tmp_path / "absent.toml"))
+    sentence = str(caught.value)
+    assert "absent.toml" in sentence
+    for preset in PRESETS_DIR.glob("*.toml"):
+        assert preset.stem in sentence
+
+
+@pytest.mark.parametrize(
+    ("outcome", "key", "default"),
+    [
+        (Outcome.CORRECT, None, "train"),
+        (Outcome.WRONG, None, "train"),
+        (Outcome.TRUNCATED, "on_truncated", "train"),
+        (Outcome.UNPARSABLE, "on_unparsable", "train"),
+        (Outcome.TIMEOUT, "on_timeout", "drop"),
+        (Outcome.ERROR, "on_error", "stop"),
+        (Outcome.ABSTAIN, "on_abstain", "drop"),
+    ],
+)
+def test_each_outcome_is_treated_as_its_own_key_says(outcome: Outcome, key: str | None, default: str) -> None:
+    assert VerifierConfig().treatment(outcome) == default
+    keys = ["on_truncated", "on_unparsable", "on_timeout", "on_error", "on_abstain"]
+    # One key differs from all the others: only its own outcome may notice.
+    for changed in keys:
+        values = {name: "stop" if name == changed else "drop" for name in keys}
+        wanted = "train" if key is None else values[key]
+        assert msgspec.convert(values, VerifierConfig).treatment(outcome) == wanted
+
+
+def test_every_outcome_has_a_treatment() -> None:
+    assert all(VerifierConfig().treatment(outcome) in ("train", "drop", "stop") for outcome in Outcome)
+
+
+def test_json_holds_every_key_and_comes_back_equal() -> None:
+    tree: dict[str, Any] = {}
+    for override in ["optimizer.lr=0.1", "tasks.levels=[2]", "tasks.system_prompt=Gr\u00fc\u00dfe"]:
+        apply_override(tree, override)
+    config = resolve(tree)
+    data = config_to_json(config)
+    assert config_from_json(data) == config
+    written = msgspec.json.decode(data)
+    assert {f"{section}.{key}" for section, keys in written.items() for key in keys} == set(PINNED)
+    assert b"\n" in data
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (b'{"run": {"steps": 0}}', "run.steps = 0 is not allowed"),
+        (b'{"run": {"stepps": 1}}', "did you mean 'run.steps'"),
+        (b'{"run": null}', "expected a section"),
+        (b'{"run": ', "is damaged"),
+        (b"[]", "is damaged"),
+        (b"", "is damaged"),
+    ],
+)
+def test_a_json_tree_is_checked_like_any_other(data: bytes, part: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_json(data)
+    assert part in str(caught.value)

@@ -1,0 +1,80 @@
+"""The base in memory: any bit of any frozen tensor that flips is found, and the adapter may change."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from actor.engines.hf_engine import HFEngine
+from shared.errors import DamageError
+from shared.model.adapter_file import adapter_bytes
+from shared.model.base_checksum import SLICE_WORDS, WORDS, FrozenBase, frozen_tensors, word_sum
+from tests.support.fakes import shake, tiny_checkpoint, tiny_policy, tiny_prompter
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def flip(tensor: torch.Tensor, word: int, bit: int) -> None:
+    """In place; the same call flips it back."""
+    words = tensor.detach().flatten().view(WORDS[tensor.element_size()])
+    mask = 1 << bit if bit < 8 * tensor.element_size() - 1 else -(1 << bit)
+    words[word] ^= mask
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dequantize", ["held", "each_call"])
+def test_a_flipped_bit_anywhere_is_found_and_named(
+    tmp_path: Path, dequantize: Literal["held", "each_call"], tied: bool
+) -> None:
+    policy = tiny_policy(tiny_checkpoint(tmp_path, tied=tied), dequantize=dequantize)
+    base = FrozenBase(policy)
+    base.check()
+    names = [name for name, _ in frozen_tensors(policy)]
+    linears = 14
+    parts = 1 if dequantize == "held" else 6
+    norms, biases, tables = 5, 6, 2
+    assert len(names) == linears * parts + norms + biases + tables + (1 if tied else 2), names
+    for name, tensor in frozen_tensors(policy):
+        for word, bit in ((0, 0), (-1, 8 * tensor.element_size() - 1)):
+            flip(tensor, word, bit)
+            with pytest.raises(DamageError, match=rf"changed in memory: '{name}'"):
+                base.check()
+            flip(tensor, word, bit)
+    base.check()
+
+
+def test_the_adapter_is_not_frozen(checkpoint: Path) -> None:
+    policy = tiny_policy(checkpoint)
+    base = FrozenBase(policy)
+    shake(policy, 5)
+    policy.adapter.fold()
+    base.check()
+
+
+def test_an_actor_installs_nothing_beside_a_base_that_changed(checkpoint: Path) -> None:
+    policy = tiny_policy(checkpoint)
+    engine = HFEngine(policy, tiny_prompter())
+    engine.install(0, adapter_bytes(policy.adapter))
+    flip(policy.head, 3, 0)
+    with pytest.raises(DamageError, match="changed in memory"):
+        engine.install(1, adapter_bytes(policy.adapter))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.int64])
+def test_every_bit_of_a_word_counts_in_the_sum(dtype: torch.dtype) -> None:
+    tensor = torch.arange(7).to(dtype)
+    before = word_sum(tensor)
+    for bit in range(8 * tensor.element_size()):
+        flip(tensor, 3, bit)
+        assert word_sum(tensor) != before
+        flip(tensor, 3, bit)
+    assert word_sum(tensor) == before
+
+
+def test_a_sum_over_many_slices_is_the_sum_of_all_words() -> None:
+    """Three slices, the last of them short; sums wrap at 64 bits as the machine's do."""
+    words = torch.arange(2 * SLICE_WORDS + 5, dtype=torch.int64) * (2**62 - 1)
+    assert word_sum(words) == int(words.sum())
+    floats = torch.randn(2 * SLICE_WORDS + 5, generator=torch.Generator().manual_seed(1))
+    assert word_sum(floats) == int(floats.view(torch.int32).sum(dtype=torch.int64))

@@ -1,0 +1,146 @@
+"""Log-probs and entropies in chunks: equal to full float64 logits, and never more rows than asked for."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from learner.objective.batch import step_batch, teaching_samples
+from learner.update.gradient_check import Norms
+from learner.update.optimizer import Optimizer
+from learner.update.update import Update
+from shared.config.tree import BatchConfig, Config, LossConfig
+from shared.model.head import LogitForm, head_logits, token_stats
+from tests import reference
+from tests.support.fakes import VOCAB, tiny_group, tiny_policy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROWS, WIDTH = 23, 16
+
+
+class HeadRows(TorchDispatchMode):
+    """Notes the rows of every tensor with a vocabulary-wide last dimension that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+        self.multiplied: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dim() and result.shape[-1] == VOCAB:
+            # A transposed view of the [V, H] weight is no logits.
+            if func not in (torch.ops.aten.t.default, torch.ops.aten.transpose.int):
+                self.largest = max(self.largest, result.numel() // VOCAB)
+            if func is torch.ops.aten.mm.default:
+                self.multiplied.append(result.shape[0])
+        return result
+
+
+def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """hidden, weight, targets, and a gradient that arrives from the loss."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(ROWS, WIDTH, generator=generator)
+    weight = torch.randn(VOCAB, WIDTH, generator=generator)
+    return hidden, weight, torch.randint(VOCAB, (ROWS,), generator=generator), torch.randn(ROWS, generator=generator)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
+@pytest.mark.parametrize("rows", [1, 7, ROWS, 1000])
+def test_statistics_and_gradient_equal_full_logits_in_float64(temperature: float, rows: int) -> None:
+    hidden, weight, targets, arriving = inputs()
+    exact = hidden.double().requires_grad_()
+    logprobs, entropies = reference.softmax_stats(exact @ weight.double().t(), targets, temperature)
+    (logprobs * arriving.double()).sum().backward()
+
+    leaf = hidden.clone().requires_grad_()
+    stats = token_stats(leaf, weight, targets, temperature=temperature, rows=rows)
+    (stats.logprobs * arriving).sum().backward()
+    torch.testing.assert_close(stats.logprobs.double(), logprobs, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(stats.entropies.double(), entropies, rtol=1e-5, atol=1e-6)
+    assert leaf.grad is not None and exact.grad is not None
+    assert (leaf.grad.double() - exact.grad).norm() <= 1e-6 * exact.grad.norm()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_bias_scale_and_soft_cap_of_the_logits_are_part_of_both(temperature: float) -> None:
+    hidden, weight, targets, arriving = inputs()
+    form = LogitForm(bias=torch.linspace(-1, 1, VOCAB), scale=0.5, cap=2.0)
+    exact = hidden.double().requires_grad_()
+    product = 0.5 * (exact @ weight.double().t() + torch.linspace(-1, 1, VOCAB).double())
+    logprobs, entropies = reference.softmax_stats(2 * torch.tanh(product / 2), targets, temperature)
+    (logprobs * arriving.double()).sum().backward()
+    leaf = hidden.clone().requires_grad_()
+    stats = token_stats(leaf, weight, targets, temperature=temperature, rows=7, form=form)
+    (stats.logprobs * arriving).sum().backward()
+    torch.testing.assert_close(stats.logprobs.double(), logprobs, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(stats.entropies.double(), entropies, rtol=1e-5, atol=1e-6)
+    assert leaf.grad is not None and exact.grad is not None
+    assert (leaf.grad.double() - exact.grad).norm() <= 1e-6 * exact.grad.norm()
+
+
+def test_entropies_carry_no_gradient() -> None:
+    hidden, weight, targets, _ = inputs()
+    stats = token_stats(hidden.requires_grad_(), weight, targets, temperature=1.0, rows=5)
+    assert stats.logprobs.requires_grad and not stats.entropies.requires_grad
+
+
+def test_the_chunk_size_changes_rounding_alone() -> None:
+    hidden, weight, targets, arriving = inputs()
+    results = []
+    for rows in (1, 4, 8, ROWS):
+        leaf = hidden.clone().requires_grad_()
+        stats = token_stats(leaf, weight, targets, temperature=0.9, rows=rows)
+        (stats.logprobs * arriving).sum().backward()
+        results.append((stats.logprobs.detach(), stats.entropies, leaf.grad))
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 64])
+def test_no_more_than_the_given_rows_are_ever_vocabulary_wide(rows: int) -> None:
+    hidden, weight, targets, arriving = inputs()
+    with HeadRows() as seen:
+        stats = token_stats(hidden.requires_grad_(), weight, targets, temperature=0.7, rows=rows)
+        stats.logprobs.backward(arriving)
+    assert seen.largest == min(rows, ROWS)
+    # Once in the forward pass and once more in the backward pass.
+    assert sum(seen.multiplied) == 2 * ROWS
+
+
+def test_no_rows_are_fine() -> None:
+    hidden, weight, _, _ = inputs()
+    leaf = hidden[:0].requires_grad_()
+    stats = token_stats(leaf, weight, torch.zeros(0, dtype=torch.int64), temperature=1.0, rows=4)
+    stats.logprobs.sum().backward()
+    assert stats.logprobs.shape == (0,) and leaf.grad is not None
+
+
+def test_bf16_hidden_rows_give_fp32_logits() -> None:
+    hidden, weight, _, _ = inputs()
+    logits = head_logits(hidden.bfloat16(), weight.bfloat16(), 2.0)
+    expected = hidden.bfloat16().float() @ weight.bfloat16().float().t() / 2.0
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected)
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.5, 1.0])
+def test_masked_tokens_never_meet_the_head(checkpoint: Path, fraction: float) -> None:
+    config = Config(loss=LossConfig(entropy_fraction=fraction), batch=BatchConfig(token_budget=30, head_rows=6))
+    policy = tiny_policy(checkpoint)
+    groups = [tiny_group([1.0, 0.0], [5, 11], group_id=f"g{i}", seed=i) for i in range(3)]
+    batch = step_batch(teaching_samples(groups, config), 0, config)
+    optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, 10)
+    update = Update(policy, optimizer, Norms(config.guard), config, nothing)
+    with HeadRows() as seen:
+        update.apply(0, batch)
+    assert sum(seen.multiplied) == 2 * math.ceil(fraction * 48)
+    assert seen.largest <= 6
+
+
+nothing: Callable[[], None] = lambda: None  # noqa: E731

@@ -1,0 +1,81 @@
+"""The keys of metrics.jsonl are a contract."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocol.messages import Outcome
+from shared.run.files import LineLog
+from shared.run.metrics import MetricsLog, StepMetrics
+from tests.support.disk_faults import list_calls
+
+CONTRACT = """
+step time_s reward/mean reward/std reward/min reward/max outcome/correct outcome/wrong outcome/unparsable
+outcome/truncated outcome/timeout outcome/error outcome/abstain groups/dropped groups/quarantined groups/total
+advantage/mean advantage/std advantage/min advantage/max entropy/mean mask/fraction ratio/mean clip/fraction
+importance/mean importance/capped importance/ess mismatch/mean mismatch/p95 mismatch/p99 mismatch/max loss kl grad_norm
+lr length/mean truncated tokens_per_s time/rollout_s time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb
+mem/learner_mb weight/sum constraint/fraction constraint/kl constraint/loss noise/signal noise/spread ewc/penalty
+policy/version curriculum/stage curriculum/pass_rate curriculum/effective_tasks
+"""
+
+
+def metrics(step: int, *, shaped: bool = False, **changes: float) -> StepMetrics:
+    """A row in which every figure has a value of its own."""
+    fields = [field.name for field in msgspec.structs.fields(StepMetrics) if field.name not in ("outcomes", "rewards")]
+    values: dict[str, Any] = {name: place + 0.5 for place, name in enumerate(fields)} | changes
+    values |= {"step": step, "groups_dropped": 3, "groups_total": 16, "policy_version": step}
+    rewards = {"outcome": 0.875, "brevity": math.nan} if shaped else {}
+    return StepMetrics(**values, rewards=rewards, outcomes={Outcome.CORRECT: 0.75, Outcome.WRONG: 0.25})
+
+
+def test_row_has_exactly_the_contract_in_its_order() -> None:
+    assert list(metrics(1).to_row()) == CONTRACT.split()
+
+
+def test_each_key_has_its_own_field() -> None:
+    row = metrics(7, mismatch_p99=0.125, learner_mb=512.0).to_row()
+    assert row["step"] == row["policy/version"] == 7
+    assert (row["mismatch/p99"], row["mem/learner_mb"], row["groups/dropped"]) == (0.125, 512.0, 3)
+    figures = [value for key, value in row.items() if isinstance(value, float) and not key.startswith("outcome/")]
+    assert len(figures) == len(set(figures)), "no field feeds two keys"
+
+
+def test_named_rewards_stand_behind_the_mean() -> None:
+    row = metrics(1, shaped=True).to_row()
+    assert list(row)[2:5] == ["reward/mean", "reward/outcome", "reward/brevity"]
+    assert (row["reward/outcome"], row["reward/brevity"]) == (0.875, None)
+
+
+def test_outcomes_not_named_are_zero() -> None:
+    row = metrics(1).to_row()
+    shares = {key: value for key, value in row.items() if key.startswith("outcome/")}
+    assert len(shares) == len(Outcome)
+    assert {key: value for key, value in shares.items() if value} == {"outcome/correct": 0.75, "outcome/wrong": 0.25}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_null(tmp_path: Path, value: float) -> None:
+    row = MetricsLog(LineLog(tmp_path / "m")).log(metrics(1, kl=value))
+    assert row["kl"] is None
+    assert json.loads((tmp_path / "m").read_text())["kl"] is None
+
+
+def test_resume_leaves_one_row_a_step(tmp_path: Path) -> None:
+    for first in (1, 3):
+        log = MetricsLog(LineLog(tmp_path / "m"))
+        log.resume_at(first)
+        for step in range(first, 6):
+            log.log(metrics(step, kl=float(first)))
+    rows = [json.loads(line) for line in (tmp_path / "m").read_text().splitlines()]
+    assert [(row["step"], row["kl"]) for row in rows] == [(1, 1.0), (2, 1.0), (3, 3.0), (4, 3.0), (5, 3.0)]
+
+
+def test_rows_are_written_at_once_and_synced_when_asked(tmp_path: Path) -> None:
+    log = MetricsLog(LineLog(tmp_path / "m"))
+    assert list_calls(lambda: log.log(metrics(1))) == ["write"]
+    assert list_calls(log.sync) == ["fsync"]

@@ -1,0 +1,83 @@
+"""The policy is transformers' own model on dequantised weights, in every family we name, tied or not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared.config.model import ModelConfig
+from shared.errors import ModelError
+from shared.model.policy import Policy, pick_device
+from tests import reference
+from tests.support.fakes import FAMILIES, Family, dense_twin, hidden_of, tiny_checkpoint, tiny_policy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def some_ids() -> torch.Tensor:
+    return torch.randint(0, 97, (3, 13), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def logits(policy: Policy, ids: torch.Tensor) -> torch.Tensor:
+    return hidden_of(policy, ids) @ policy.head.t()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(tmp_path: Path, family: Family, tied: bool) -> None:
+    path = tiny_checkpoint(tmp_path, family, tied=tied)
+    policy = tiny_policy(path, shaken=False)
+    expected = dense_twin(path)(input_ids=some_ids()).logits
+    torch.testing.assert_close(logits(policy, some_ids()), expected, rtol=1e-5, atol=1e-5)
+    assert policy.head.shape == (97, 64) and not policy.head.requires_grad
+    assert len(policy.adapter.layers) == 14
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_statistics_are_those_of_full_float64_logits(tmp_path: Path, family: Family) -> None:
+    path = tiny_checkpoint(tmp_path, family)
+    policy, ids = tiny_policy(path, shaken=False), some_ids()
+    full = dense_twin(path).double()(input_ids=ids).logits[:, :-1].flatten(0, 1)
+    logprobs, entropies = reference.softmax_stats(full, ids[:, 1:].flatten(), 0.7)
+    with torch.no_grad():
+        hidden = hidden_of(policy, ids)[:, :-1].flatten(0, 1)
+        stats = policy.stats(hidden, ids[:, 1:].flatten(), temperature=0.7, rows=7)
+    torch.testing.assert_close(stats.logprobs.double(), logprobs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(stats.entropies.double(), entropies, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_at_the_right_is_harmless(tmp_path: Path, family: Family) -> None:
+    policy = tiny_policy(tiny_checkpoint(tmp_path, family))
+    ids = some_ids()
+    padded = torch.cat([ids, torch.zeros(3, 6, dtype=torch.int64)], dim=1)
+    torch.testing.assert_close(logits(policy, padded)[:, :13], logits(policy, ids), rtol=1e-5, atol=1e-5)
+
+
+def test_only_the_adapter_is_trainable(checkpoint: Path) -> None:
+    policy = tiny_policy(checkpoint)
+    trainable = {id(p) for p in policy.backbone.parameters() if p.requires_grad}
+    assert trainable == {id(p) for p in policy.adapter.parameters().values()}
+
+
+def test_an_unknown_card_is_refused_and_auto_finds_what_is_there() -> None:
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ModelError, match=r"compute\.device"):
+            pick_device("cuda")
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors["model.norm.weight"]
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    save_file(tensors, broken / "model.safetensors")
+    (broken / "config.json").write_text((checkpoint / "config.json").read_text())
+    assert ModelConfig(path=str(broken)).quantization == "nf4"
+    with pytest.raises(ModelError, match=r"model\.norm\.weight"):
+        tiny_policy(broken)

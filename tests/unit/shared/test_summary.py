@@ -1,0 +1,37 @@
+"""summary.json comes back as what was written, and a damaged one is told."""
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from shared.errors import DamageError
+from shared.run.run_dir import RunDir
+from shared.run.summary import Summary, read_summary, write_summary
+from tests.support.fakes import toy_evaluation
+
+SUMMARY = Summary(status="done", steps=40, wall_s=61.7, adapter_sha256="ab" * 32)
+
+
+def test_what_is_written_is_read_without_the_single_answers(tmp_path: Path) -> None:
+    run, final = RunDir(tmp_path), toy_evaluation([True, False])
+    assert read_summary(run) is None
+    write_summary(run, structs.replace(SUMMARY, eval={"final": final}))
+    assert read_summary(run) == structs.replace(SUMMARY, eval={"final": structs.replace(final, answers=())})
+    raw = json.loads(run.summary.read_bytes())
+    assert list(raw) == ["status", "steps", "wall_s", "adapter_sha256", "eval"]
+    assert raw["eval"]["final"]["greedy"]["accuracy"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"status": "asleep", "steps": 1, "wall_s": 1, "adapter_sha256": ""}']
+)
+def test_a_damaged_one_is_told_in_one_sentence(content: str, tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.summary.write_text(content)
+    with pytest.raises(DamageError, match=r"summary\.json cannot be read .*`resume` writes it again") as caught:
+        read_summary(run)
+    assert "\n" not in str(caught.value)
+    run.summary.write_text(json.dumps({"status": "done", "steps": 1, "wall_s": 1, "adapter_sha256": "", "mine": 2}))
+    assert read_summary(run) == Summary(status="done", steps=1, wall_s=1, adapter_sha256="")
