@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from launch.commands.in_process import choose_checkpoint
 from launch.display.console import make_console
 from launch.display.report import markdown, print_evaluation
-from learner.durable.checkpoint import Checkpoint
+from learner.durable.checkpoint import Checkpoint, choose_checkpoint
 from shared.config.data import TasksConfig
 from shared.config.load import config_from_json
 from shared.config.processes import EvalConfig
@@ -46,7 +45,7 @@ def run_command(
     config = config_from_json(run.config.read_bytes())
     asked = {"problems": problems, "samples": samples, "long_cap": long_cap}
     config = structs.replace(config, eval=overridden(config.eval, asked))
-    chosen = None if base else choose_checkpoint(run, config, checkpoint)
+    chosen = None if base else choose_checkpoint(run, config.checkpoint.keep, checkpoint)
     os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
     found = evaluate(config, chosen, test=test)
     file = write_evaluation(run.eval, found)

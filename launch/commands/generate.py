@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.commands.in_process import choose_checkpoint
-from learner.durable.checkpoint import Checkpoint
+from learner.durable.checkpoint import Checkpoint, choose_checkpoint
 from protocol.messages import GroupOrder, Sampling
 from protocol.plain_text import for_terminal
 from shared.config.load import config_from_json, load_config
@@ -54,7 +53,7 @@ def open_policy(directory: Path | None, base: bool, which: str) -> tuple[Config,
         return load_config("embedded"), None
     run = RunDir.open(directory)
     config = config_from_json(run.config.read_bytes())
-    return config, None if base else choose_checkpoint(run, config, which)
+    return config, None if base else choose_checkpoint(run, config.checkpoint.keep, which)
 
 
 def read_questions(source: Path | None) -> list[str]:

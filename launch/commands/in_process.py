@@ -7,8 +7,6 @@ How the wrong answers of an evaluation vote, heard where they are scored.
 The verifier says what it took for the final answer; that is the vote. So nothing is read a second time, and what counts
 for the reward counts for the majority. Votes are counted by value, as in clusters.py: one wrong formula in four
 spellings is one candidate with four votes. A user's own function says no such thing, and then there is no vote.
-
-Which checkpoint of a run a command is about: `--checkpoint STEP|best|latest`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,16 +20,13 @@ from actor.scoring.stream import Scorer, Scores
 from actor.verifiers.verdict import ScoreJob, Verdict
 from actor.wiring import build_engine
 from launch.commands.curriculum import clusters, comparison
-from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.evaluation.evaluate import Votes
 from learner.tasks.tasks import Task
 from protocol.messages import Groups, Order, Policy
 from shared.config.data import VerifierKind
 from shared.config.tree import Config
-from shared.errors import ConfigError, RunDirError
 from shared.model.prompt import Prompter
 from shared.process.lease import NoTurns
-from shared.run.run_dir import RunDir
 
 Heard = dict[tuple[str, tuple[int, ...]], str | None]
 """Question and tokens of an answer -> its vote."""
@@ -133,20 +128,3 @@ class LocalDesk:
 
     def pump(self, timeout_s: float = 0.0) -> None:
         """Nobody to keep awake."""
-
-
-def choose_checkpoint(run: RunDir, config: Config, which: str) -> Checkpoint:
-    """The one that was asked for."""
-    store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
-    if which == "latest":
-        newest = store.load_latest()
-        if newest is None:
-            raise RunDirError(
-                f"{run.path} has no checkpoint yet; `resume` it until it has one, or ask for the base with --base."
-            )
-        return newest
-    if which == "best":
-        return store.load_best()
-    if not which.isdecimal():
-        raise ConfigError(f"--checkpoint got '{which}', expected a step number, 'best' or 'latest'.")
-    return store.load(int(which))

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.commands.in_process import choose_checkpoint
 from launch.export.hub import Hub, hub_api, push, require_token
-from learner.durable.checkpoint import Checkpoint
+from learner.durable.checkpoint import Checkpoint, choose_checkpoint
 from shared.config.load import config_from_json
 from shared.config.tree import Config
 from shared.errors import ConfigError, RunDirError
@@ -40,7 +39,7 @@ def run_command(
     """Write, compare, print, push."""
     run = RunDir.open(directory)
     config = config_from_json(run.config.read_bytes())
-    chosen = choose_checkpoint(run, config, checkpoint)
+    chosen = choose_checkpoint(run, config.checkpoint.keep, checkpoint)
     refuse_dtype(form, dtype)
     refuse_taken(out)
     token = require_token() if repo else ""

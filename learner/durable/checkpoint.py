@@ -21,8 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from shared.errors import DamageError, RunDirError
+from shared.errors import ConfigError, DamageError, RunDirError
 from shared.run.files import finish_writes, make_folder, remove_tree_whole, write_tree_whole, write_whole
+from shared.run.run_dir import RunDir
 
 MANIFEST = "MANIFEST.json"
 BEST = "best.json"
@@ -208,3 +209,20 @@ def read_checked(file: Path, entry: Entry) -> bytes:
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise Broken(f"{file} does not match its sha256 ({len(data)} bytes, {entry.num_bytes} were saved)")
     return data
+
+
+def choose_checkpoint(run: RunDir, keep: int, which: str) -> Checkpoint:
+    """What `--checkpoint STEP|best|latest` asks for."""
+    store = CheckpointStore(run.checkpoints, keep)
+    if which == "latest":
+        newest = store.load_latest()
+        if newest is None:
+            raise RunDirError(
+                f"{run.path} has no checkpoint yet; `resume` it until it has one, or ask for the base with --base."
+            )
+        return newest
+    if which == "best":
+        return store.load_best()
+    if not which.isdecimal():
+        raise ConfigError(f"--checkpoint got '{which}', expected a step number, 'best' or 'latest'.")
+    return store.load(int(which))

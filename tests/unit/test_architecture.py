@@ -1,8 +1,7 @@
 """The shape of the code, as tests: layers, lengths, names, forbidden calls, and a README whose tree is the real one.
 
-The README's tree: below the heading `## The tree` stands one fenced block with a line a file, `path   what it is` (the
-path from the repository's root, at least two spaces, some words). Every non-empty .py file of the five packages is
-listed; other paths may be, if they exist. Indentation and lines of one word, such as a folder's name, are free.
+The README's tree: the fenced block below the heading `## The tree` has one line for each folder, `folder/   what it
+is`, indented below its parent. It lists every folder of code on the first two levels.
 """
 
 import ast
@@ -255,8 +254,10 @@ def test_tests_weigh_at_least_as_much_as_the_sources() -> None:
 
 
 def test_tests_shadow_no_package() -> None:
+    """Only folders that can get onto sys.path matter; tests/unit groups its tests by package, and never does."""
     assert [name(path) for path in python_files("tests") if path.name == "__init__.py"] == ["tests/__init__.py"]
-    assert not {path.name for path in (ROOT / "tests").rglob("*") if path.is_dir()} & set(PACKAGES)
+    shadows = {path for path in (ROOT / "tests").rglob("*") if path.is_dir() and path.name in PACKAGES}
+    assert {name(path.parent) for path in shadows} <= {"tests/unit"}
     assert not python_files("docker"), "a module there would shadow or fake the package `docker`"
 
 
@@ -265,19 +266,22 @@ def test_our_package_names_have_no_other_owner() -> None:
         assert set(installed().get(package, [])) <= {"tandem-rl"}
 
 
-def readme_tree() -> list[str]:
-    """Paths of the README's tree."""
+def readme_tree() -> set[str]:
+    """Folders of the README's tree, from their indentation."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     block = re.search(r"^## The tree\n.*?^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert block, "README.md has no fenced block below `## The tree`"
-    lines = (re.match(r"\s*(\S+) {2,}\S", line) for line in block[1].splitlines())
-    return [line[1] for line in lines if line]
+    found: set[str] = set()
+    above = ""
+    for line in block[1].splitlines():
+        indent, folder = re.match(r"( *)(\S+)/ +\S", line).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        above = above if indent else folder
+        found.add(f"{above}/{folder}" if indent else folder)
+    return found
 
 
 def test_the_readme_tree_is_the_real_one() -> None:
     listed = readme_tree()
-    assert len(listed) == len(set(listed)), "a path is listed twice"
-    for path in listed:
-        assert (ROOT / path).exists(), f"README.md lists {path}, which does not exist"
-    ours = {path for path in listed if path.endswith(".py") and path.partition("/")[0] in PACKAGES}
-    assert ours == {name(path) for path in SOURCES if path.stat().st_size}
+    assert {path for path in listed if not (ROOT / path).is_dir()} == set()
+    below = {name(path.parent) for path in [*SOURCES, *python_files("benchmarks")]}
+    assert {path for path in below if path.count("/") <= 1} <= listed
