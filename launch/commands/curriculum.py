@@ -4,28 +4,18 @@ Samples `curriculum.samples` answers of each task from the base as in training, 
 keeps the sizes of the clusters (learner/curriculum/semantic_entropy.py). A cache that fits is not measured again. The
 answers are
 the same whatever the run's seed, so all runs of one configuration share a cache.
-
-Which answers to one question mean the same.
-
-Answers are compared as the verifier compares one with a gold answer: as canonical numbers, or, where it compares
-formulas, by asking it whether the one would be right if the other were gold. An answer joins the first cluster whose
-first member it equals. What has no final answer is one cluster.
 """
 
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from itertools import combinations
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from actor.scoring.stream import Scorer, score_all
-from actor.verifiers.verdict import ScoreJob
 from protocol.outcome import Outcome
-from shared.config.data import VerifierKind
 from shared.config.load import load_config
 from shared.config.tree import Config
 from shared.errors import ConfigError, DataError
@@ -92,11 +82,10 @@ def measure(config: Config, tasks: "Sequence[Task]", actor: "LocalActor") -> "li
 def measure_some(config: Config, tasks: "Sequence[Task]", first: int, actor: "LocalActor") -> "list[Answers]":
     """The tasks from `first` on."""
     from actor.rollout import Marking
-    from launch.commands.curriculum import clusters, comparison
+    from launch.commands.in_process import clusters, comparison
     from learner.curriculum.semantic_entropy import Answers
     from learner.orders.orders import build_orders
     from protocol.messages import Sampling
-    from protocol.outcome import Outcome
 
     (order,) = build_orders(
         tasks[first : first + config.rollout.prompts],
@@ -138,46 +127,3 @@ def summary(found: "SemanticEntropies", stages: int) -> list[str]:
         span = f"{min(task.entropy for task in chosen):.2f} to {max(task.entropy for task in chosen):.2f} nats"
         lines.append(f"stage {number}: {len(stage)} tasks, entropy {span}, right {rate:.0%}")
     return lines
-
-
-Same = Callable[[str, str], bool]
-
-
-def clusters(answers: Sequence[str | None], same: Same) -> tuple[int, ...]:
-    """How many answers have each meaning."""
-    firsts: list[str | None] = []
-    counts: list[int] = []
-    for answer in answers:
-        known = (place for place, first in enumerate(firsts) if equal(answer, first, same))
-        place = next(known, None)
-        if place is None:
-            firsts.append(answer)
-            counts.append(1)
-        else:
-            counts[place] += 1
-    return tuple(counts)
-
-
-def equal(answer: str | None, first: str | None, same: Same) -> bool:
-    """Two answers, or none twice."""
-    if answer is None or first is None:
-        return answer is first
-    return answer == first or same(first, answer)
-
-
-def comparison(kind: VerifierKind, questions: Sequence[Sequence[str | None]], scorer: Scorer) -> Same:
-    """What decides whether two different spellings mean the same, for the answers to each of these questions."""
-    if kind != "math":
-        return lambda first, answer: False
-    pairs = {pair for answers in questions for pair in combinations(dict.fromkeys(filter(None, answers)), 2)}
-    ordered = sorted(pairs)
-    verdicts = score_all(scorer, [as_job(first, answer) for first, answer in ordered])
-    equals = {pair for pair, verdict in zip(ordered, verdicts, strict=True) if verdict.outcome is Outcome.CORRECT}
-    return lambda first, answer: (first, answer) in equals
-
-
-def as_job(first: str, answer: str) -> ScoreJob:
-    """The one as the gold answer, the other as a completion."""
-    return ScoreJob(
-        prompt="", completion=f"\\boxed{{{answer}}}", completion_ids=[], truncated=False, columns={"answer": first}
-    )

@@ -14,16 +14,14 @@ two
 ends.
 """
 
-import contextlib
-import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 from launch.supervisor.growing_file import GrowingFile
 from launch.supervisor.starter import Starter
 from launch.supervisor.topology import Process
+from shared.process.children import is_stopped
 from shared.process.watchdog import ASK, FIRED
 from shared.run.files import open_log
 
@@ -62,17 +60,6 @@ class Stacks:
         while time.monotonic() < deadline and not (sizes[-1] > before and sizes[-1] == sizes[-2]):
             time.sleep(LOOK_EVERY_S)
             sizes.append(self.size())
-
-
-def is_stopped(pid: int) -> bool:
-    """As the kernel shows it on Linux; elsewhere as a parent is told about its child."""
-    if sys.platform == "linux":
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-        return False
-    with contextlib.suppress(ChildProcessError):
-        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-    return False
 
 
 class Child:

@@ -20,10 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from launch.supervisor.child import is_stopped
 from launch.supervisor.growing_file import last_lines
 from launch.supervisor.topology import Process, ProcessFailed
-from shared.process.children import ASKS_TO_END
+from shared.process.children import ASKS_TO_END, is_stopped
 from shared.process.parent_death import PARENT_PID
 from shared.run.files import open_log
 

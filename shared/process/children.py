@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -74,3 +75,14 @@ def send(pids: set[int], which: signal.Signals) -> None:
 def how_it_ended(code: int) -> str:
     """An exit code in words."""
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def is_stopped(pid: int) -> bool:
+    """As the kernel shows it on Linux; elsewhere as a parent is told about its child."""
+    if sys.platform == "linux":
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return False
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False

@@ -3,7 +3,7 @@
 import contextlib
 
 from actor.scoring.pool import ScorePool
-from launch.commands.curriculum import clusters, comparison
+from launch.commands.in_process import clusters, comparison
 from shared.config.data import VerifierConfig
 from tests.support.fakes import ScriptedScorer
 
