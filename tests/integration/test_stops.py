@@ -158,7 +158,6 @@ def test_a_run_in_the_background_of_an_interactive_shell(out: Path) -> None:
     # A session leader that opens a terminal has it as its own from then on.
     argv = ["bash", "-c", f"exec bash --norc --noprofile -i <{terminal} >{terminal} 2>&1"]
     shell = subprocess.Popen(argv, cwd=ROOT, start_new_session=True, env=os.environ | {"TERM": "dumb"})
-    os.close(slave)
     words = [sys.executable, "-m", "launch", "run", "embedded", "--out", str(out), *sets(FEW | {"run.steps": 2})]
     try:
         os.write(master, f"{shlex.join(words)} &\n".encode())
@@ -168,6 +167,8 @@ def test_a_run_in_the_background_of_an_interactive_shell(out: Path) -> None:
         shell.kill()
         shell.wait()
         os.close(master)
+        # Open until here: a terminal that nobody has open gives an error to its reader.
+        os.close(slave)
     assert "with code=0" in said, said
     assert summary(out)["status"] == "done"
 
