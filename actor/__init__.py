@@ -1,1 +1,1 @@
-"""The actor: Order -> decode P x G completions -> score them -> Groups. It keeps nothing that a restart needs."""
+"""The actor: Order -> decode P x G completions -> score them -> FilledOrder. It keeps nothing that a restart needs."""

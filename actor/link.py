@@ -20,7 +20,19 @@ from msgspec.structs import replace
 
 from actor.engines.engine import Identity
 from protocol.errors import HandshakeRefused, MalformedMessage, PeerTimeout, VersionMismatch
-from protocol.messages import Ack, AnyMessage, Bye, Drain, Groups, Heartbeat, Hello, Order, Policy, Refused, Welcome
+from protocol.messages import (
+    Ack,
+    AnyMessage,
+    Bye,
+    Drain,
+    FilledOrder,
+    Heartbeat,
+    Hello,
+    Order,
+    Policy,
+    Refused,
+    Welcome,
+)
 from protocol.transport import ActorPort
 from shared.run.failpoints import reach
 
@@ -60,7 +72,7 @@ class Link:
         self.orders: deque[Order] = deque()
         self.policies: dict[int, Policy] = {}
         self.last_version = -1
-        self.unacknowledged: dict[str, Groups] = {}
+        self.unacknowledged: dict[str, FilledOrder] = {}
         self.draining = False
         self.heard_at = self.said_at = self.hello_at = now()
 
@@ -90,7 +102,7 @@ class Link:
         order = self.orders.popleft()
         return order, self.policies[order.policy_version]
 
-    def deliver(self, groups: Groups) -> None:
+    def deliver(self, groups: FilledOrder) -> None:
         """Hand over a filled order; kept until it is acknowledged."""
         self.unacknowledged[groups.order_id] = groups
         self.say(groups)

@@ -1,10 +1,10 @@
 """The actor's loop.
 
-    Order ----> [ lease: install policy v, decode P x G ] ----> [ verify ] ----> Groups
+    Order ----> [ lease: install policy v, decode P x G ] ----> [ verify ] ----> FilledOrder
       ^                                                                            |
       '------------------------------- Ack, next Order <---------------------------'
 
-produces      Groups, one a filled Order
+produces      FilledOrder, one a filled Order
 waits for     an Order (the learner's), its turn (whoever computes now)
 unblocked by  the learner's next dispatch; the kernel, when the holder of the lease lets go or dies
 """

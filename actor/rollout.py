@@ -13,7 +13,7 @@ from actor.engines.engine import Completion, Ended, Engine
 from actor.installer import TOLERANCE, Installer
 from actor.scoring.stream import Scorer, Scores
 from actor.verifiers.verdict import ScoreJob, Verdict
-from protocol.messages import Finish, Group, GroupOrder, Groups, Order, Policy, Timings
+from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Order, Policy, Timings
 from shared.process.lease import Turns
 from shared.run.metrics import peak_memory_mb
 
@@ -37,7 +37,7 @@ class Rollout:
         self.turns = turns
         self.text = text
 
-    def fill(self, order: Order, policy: Policy, beat: Beat) -> Groups:
+    def fill(self, order: Order, policy: Policy, beat: Beat) -> FilledOrder:
         """Sample from exactly the version the order names, then score."""
         with self.turns.hold("actor", lambda: beat("waiting for its turn")) as wait_s:
             start = time.monotonic()
@@ -53,7 +53,7 @@ class Rollout:
             verify_s=time.monotonic() - decoded,
             memory_mb=peak_memory_mb(),
         )
-        return Groups(
+        return FilledOrder(
             order_id=order.order_id,
             policy_version=policy.version,
             adapter_sha256=policy.sha256,

@@ -29,8 +29,8 @@ from protocol.messages import (
     AnyMessage,
     Bye,
     Drain,
+    FilledOrder,
     Group,
-    Groups,
     Heartbeat,
     Order,
     Outcome,
@@ -71,13 +71,13 @@ class DeskRecorder:
     """Keeps what it is given; knows ids as the real one does."""
 
     def __init__(self) -> None:
-        self.recorded: dict[str, Groups] = {}
+        self.recorded: dict[str, FilledOrder] = {}
 
-    def find(self, order: Order) -> Groups | None:
+    def find(self, order: Order) -> FilledOrder | None:
         """A new run."""
         return None
 
-    def record(self, answers: Sequence[Groups]) -> None:
+    def record(self, answers: Sequence[FilledOrder]) -> None:
         """Once each."""
         for groups in answers:
             assert groups.order_id not in self.recorded, "recorded twice"
@@ -160,16 +160,16 @@ def say_answer(random: Random, sender: bytes, port: DeskPort) -> AnyMessage:
     return random.choice(SPOILS)(random, right)
 
 
-def group_with(groups: Groups, **changes: Any) -> Groups:
+def group_with(groups: FilledOrder, **changes: Any) -> FilledOrder:
     """Its only group changed."""
     group: Group = msgspec.structs.replace(groups.groups[0], **changes)
     return msgspec.structs.replace(groups, groups=(group,))
 
 
-def with_numbers(name: str, values: Sequence[float]) -> Callable[[Random, Groups], Groups]:
+def with_numbers(name: str, values: Sequence[float]) -> Callable[[Random, FilledOrder], FilledOrder]:
     """One number of an array is another."""
 
-    def spoil(random: Random, groups: Groups) -> Groups:
+    def spoil(random: Random, groups: FilledOrder) -> FilledOrder:
         array = getattr(groups.groups[0], name).copy()
         array[random.randrange(len(array))] = random.choice(values)
         return group_with(groups, **{name: array})
@@ -177,7 +177,7 @@ def with_numbers(name: str, values: Sequence[float]) -> Callable[[Random, Groups
     return spoil
 
 
-def with_lengths(random: Random, groups: Groups) -> Groups:
+def with_lengths(random: Random, groups: FilledOrder) -> FilledOrder:
     """Samples of other lengths, with tokens to match."""
     lengths = random.choice(((0, 2), (0, 0), (1, 5000), (3,), (2**31 - 1, 1)))
     total = min(sum(lengths), 6000)
@@ -185,7 +185,7 @@ def with_lengths(random: Random, groups: Groups) -> Groups:
     return group_with(groups, lengths=lengths, completion_ids=ones, logprobs=-ones.astype(np.float32))
 
 
-SPOILS: tuple[Callable[[Random, Groups], Groups], ...] = (
+SPOILS: tuple[Callable[[Random, FilledOrder], FilledOrder], ...] = (
     with_numbers("completion_ids", (2**20, -1, 2**31 - 1, -(2**31))),
     with_numbers("logprobs", (np.nan, np.inf, -np.inf, 1.0, -3e38)),
     with_lengths,

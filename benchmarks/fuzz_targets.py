@@ -38,7 +38,7 @@ from learner.durable.journal_format import pack_record, scan
 from protocol.access.keys import create_keys, load_actor_key, read_allowed
 from protocol.codec import decode, encode, pack, unpack
 from protocol.errors import MalformedMessage, SecurityError, VersionMismatch
-from protocol.messages import Groups
+from protocol.messages import FilledOrder
 from protocol.validate import check_groups
 from shared.config.load import config_from_json, config_to_json, load_config
 from shared.config.tree import Config
@@ -118,7 +118,7 @@ def join_message(tree: Any, random: Random) -> bytes:
 def read_message(packed: bytes) -> None:
     """As the learner does."""
     message = decode(unpack(packed))
-    if isinstance(message, Groups):
+    if isinstance(message, FilledOrder):
         check_groups(message)
 
 

@@ -33,7 +33,7 @@ from launch.commands.run import make_run
 from learner.wiring import load_model
 from protocol.access.keys import create_actor_key, load_actor_key
 from protocol.codec import decode, encode
-from protocol.messages import AnyMessage, Bye, Groups, Heartbeat, Hello, Order, Policy, Welcome
+from protocol.messages import AnyMessage, Bye, FilledOrder, Heartbeat, Hello, Order, Policy, Welcome
 from protocol.sockets import set_up_actor
 from protocol.transport import new_identity
 from shared.config.load import load_config
@@ -108,7 +108,7 @@ class Hostile:
             else:
                 self.refused += type(message).__name__ == "Refused"
 
-    def right_answer(self) -> Groups | None:
+    def right_answer(self) -> FilledOrder | None:
         """To spoil."""
         known = [order for order in self.orders[-8:] if order.policy_version in self.policies]
         if not known:

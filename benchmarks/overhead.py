@@ -27,7 +27,7 @@ from learner.update.publisher import policy_message
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.codec import encode, pack
 from protocol.endpoint import local_endpoint
-from protocol.messages import Ack, AnyMessage, GroupOrder, Groups, Order, Policy, Sampling
+from protocol.messages import Ack, AnyMessage, FilledOrder, GroupOrder, Order, Policy, Sampling
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from protocol.validate import check_groups
 from shared.model.adapter_file import digest
@@ -98,7 +98,7 @@ def measure(run: RunDir, folder: Path, repeats: int) -> tuple[dict[str, float], 
     return costs, sizes
 
 
-def order_of(groups: Groups) -> Order:
+def order_of(groups: FilledOrder) -> Order:
     """The order that these groups answered, as large as the real one."""
     orders = tuple(
         GroupOrder(
@@ -113,7 +113,7 @@ def order_of(groups: Groups) -> Order:
     return Order(order_id=groups.order_id, policy_version=0, sampling=sampling, groups=orders)
 
 
-def exchange(folder: Path, there: tuple[Policy, Order], back: Groups, ack: AnyMessage, repeats: int) -> float:
+def exchange(folder: Path, there: tuple[Policy, Order], back: FilledOrder, ack: AnyMessage, repeats: int) -> float:
     """Median seconds for one step's messages between two real sockets."""
     keys = folder / "keys"
     keys.mkdir(mode=0o700)

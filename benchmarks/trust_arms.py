@@ -30,7 +30,7 @@ from learner.update.publisher import Publisher
 from learner.wiring import Model
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.endpoint import local_endpoint
-from protocol.messages import Groups, Order, Policy, Welcome
+from protocol.messages import FilledOrder, Order, Policy, Welcome
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from shared.model.adapter_file import adapter_bytes
 from shared.model.canary import canary_ids, canary_of
@@ -49,7 +49,7 @@ class Arm(Protocol):
         """Make the adapter as it is available to the actor."""
         ...
 
-    def collect(self, orders: Sequence[Order]) -> list[Groups]:
+    def collect(self, orders: Sequence[Order]) -> list[FilledOrder]:
         """Have these filled."""
         ...
 
@@ -105,7 +105,7 @@ class Off:
         )
         return self.policy
 
-    def collect(self, orders: Sequence[Order]) -> list[Groups]:
+    def collect(self, orders: Sequence[Order]) -> list[FilledOrder]:
         """In the actor's thread."""
         assert self.policy is not None
         futures = [self.actor.submit(self.rollout.fill, order, self.policy, lambda phase: None) for order in orders]
@@ -145,7 +145,7 @@ class On:
         self.desk.publish(policy, oldest_needed=version)
         return policy
 
-    def collect(self, orders: Sequence[Order]) -> list[Groups]:
+    def collect(self, orders: Sequence[Order]) -> list[FilledOrder]:
         """Over the wire and through the journal."""
         self.desk.submit(orders)
         work = [self.actor.submit(self.guest.fill_one) for _ in orders]

@@ -34,7 +34,7 @@ from learner.update.batches import Batches
 from learner.update.update import Update
 from learner.wiring import Model, build_state, load_model
 from protocol.codec import encode, pack
-from protocol.messages import Ack, Groups, Order, Policy, Sampling
+from protocol.messages import Ack, FilledOrder, Order, Policy, Sampling
 from protocol.validate import check_groups
 from shared.config.load import load_config
 from shared.config.tree import Config
@@ -69,7 +69,7 @@ class Bench:
         self.on = On(self.model, engine, self.actor, folder)
         self.state: LearnerState = build_state(self.model, self.on.desk)
         self.version = 0
-        self.last: tuple[Policy, Order, Groups] | None = None
+        self.last: tuple[Policy, Order, FilledOrder] | None = None
 
     def orders(self, step: int) -> list[Order]:
         """The same for every arm but for the version."""
@@ -195,7 +195,7 @@ def part_costs(bench: Bench, folder: Path) -> dict[str, float]:
     return {name: milliseconds(cost) for name, cost in costs.items()} | {"sum": milliseconds(sum(costs.values()))}
 
 
-def scored_jobs(bench: Bench, order: Order, groups: Groups) -> list[ScoreJob]:
+def scored_jobs(bench: Bench, order: Order, groups: FilledOrder) -> list[ScoreJob]:
     """What the verifier saw in that step."""
     text = bench.model.prompter.text
     jobs: list[ScoreJob] = []

@@ -1,6 +1,6 @@
 """The learner's loop.
 
-    order_ahead --> Orders --> actors --> Groups --> journal
+    order_ahead --> Orders --> actors --> FilledOrder --> journal
                                                         |
     publish v+1 <-- update <-- batch <-- collect <------'         checkpoint every k steps, metrics every step
 

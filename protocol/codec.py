@@ -5,7 +5,8 @@
     buffers  the arrays' little-endian bytes, each at the next multiple of 16, zeros between them, nothing after them
 
 What encodes also decodes: both ends hold a message to the types of messages.py, so a fault shows where it was made.
-Decoded arrays are read-only views into the frame. Whether a Groups message makes sense is the business of validate.py.
+Decoded arrays are read-only views into the frame. Whether a FilledOrder makes sense
+is checked in validate.py.
 Left out on purpose: pickle, msgpack's extension types, more than one dimension, compression (log-probs do not shrink).
 """
 

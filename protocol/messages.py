@@ -188,7 +188,7 @@ class Timings(Record, frozen=True, kw_only=True):
     """Peak resident memory of the actor so far."""
 
 
-class Groups(Message, frozen=True, kw_only=True):
+class FilledOrder(Message, frozen=True, kw_only=True):
     """Actor -> learner: one order, filled."""
 
     order_id: Name
@@ -228,4 +228,4 @@ class Bye(Message, frozen=True, kw_only=True):
     """Why."""
 
 
-AnyMessage = Hello | Welcome | Refused | Policy | Order | Groups | Ack | Heartbeat | Drain | Bye
+AnyMessage = Hello | Welcome | Refused | Policy | Order | FilledOrder | Ack | Heartbeat | Drain | Bye

@@ -1,4 +1,4 @@
-"""Whether a Groups message makes sense, beyond its types: lengths that add up, values a loss can use.
+"""Whether a FilledOrder makes sense, beyond its types: lengths that add up, values a loss can use.
 
     S = sum(lengths) = len(completion_ids) = len(logprobs) = len(entropies)
     G = len(lengths) = len(finishes) = len(outcomes) = len(scores) = len(rewards[name]) for each name
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from protocol.errors import MalformedMessage
 from protocol.limits import MAX_ENTROPY, MAX_LOGPROB, MIN_LOGPROB
-from protocol.messages import Group, Groups
+from protocol.messages import FilledOrder, Group
 from protocol.plain_text import one_line
 
 
-def check_groups(groups: Groups) -> None:
+def check_groups(groups: FilledOrder) -> None:
     """MalformedMessage, with group and sample, for the first thing that does not hold."""
     for group in groups.groups:
         check_lengths(group)

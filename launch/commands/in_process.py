@@ -28,7 +28,7 @@ from actor.verifiers.verdict import ScoreJob, Verdict
 from actor.wiring import build_engine
 from learner.evaluation.evaluate import Votes
 from learner.tasks.tasks import Task
-from protocol.messages import Groups, Order, Policy
+from protocol.messages import FilledOrder, Order, Policy
 from protocol.outcome import Outcome
 from shared.config.data import VerifierKind
 from shared.config.tree import Config
@@ -117,7 +117,7 @@ class LocalDesk:
     def __init__(self, rollout: Rollout) -> None:
         self.rollout = rollout
         self.policies: dict[int, Policy] = {}
-        self.answers: dict[str, Groups] = {}
+        self.answers: dict[str, FilledOrder] = {}
 
     def publish(self, policy: Policy, oldest_needed: int) -> None:
         """Keep it for the orders that name it."""
@@ -129,7 +129,7 @@ class LocalDesk:
             policy = self.policies[order.policy_version]
             self.answers[order.order_id] = self.rollout.fill(order, policy, lambda phase: None)
 
-    def collect(self, order_ids: Sequence[str]) -> list[Groups]:
+    def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
         """They are there."""
         return [self.answers.pop(order_id) for order_id in order_ids]
 

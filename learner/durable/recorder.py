@@ -21,7 +21,7 @@ from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
 from learner.orders.orders import TRAIN_LANE, answers
 from protocol.codec import decode, encode, pack, unpack
-from protocol.messages import Group, Groups, Order
+from protocol.messages import FilledOrder, Group, Order
 from shared.config.processes import JournalConfig
 from shared.errors import DamageError
 
@@ -58,12 +58,12 @@ class JournalRecorder:
             self.found.setdefault(order_id, payload)
         return step_of(order_id)
 
-    def find(self, order: Order) -> Groups | None:
+    def find(self, order: Order) -> FilledOrder | None:
         """Decoded when asked for; handed out once."""
         payload = self.found.pop(order.order_id, None)
         return None if payload is None else matching(order, payload)
 
-    def record(self, answers: Sequence[Groups]) -> None:
+    def record(self, answers: Sequence[FilledOrder]) -> None:
         """One fsync a record: recovery can tell a torn last record from damage, but not two of them."""
         for groups in answers:
             if lane(groups.order_id) == TRAIN_LANE:
@@ -105,7 +105,7 @@ class RecordedOrders:
 
     def __init__(self, records: Iterable[bytes]) -> None:
         self.found = index_records(records)
-        self.answers: dict[str, Groups] = {}
+        self.answers: dict[str, FilledOrder] = {}
 
     def publish(self, policy: object, oldest_needed: int) -> None:
         """Nobody to send it to."""
@@ -117,7 +117,7 @@ class RecordedOrders:
             if payload is not None:
                 self.answers[order.order_id] = matching(order, payload)
 
-    def collect(self, order_ids: Sequence[str]) -> list[Groups]:
+    def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
         """What was recorded."""
         for order_id in order_ids:
             if order_id not in self.answers:
@@ -154,14 +154,14 @@ def voided_from(payload: bytes) -> int | None:
     return int(payload.removeprefix(VOID)) if payload.startswith(VOID) else None
 
 
-def read(payload: bytes) -> Groups:
+def read(payload: bytes) -> FilledOrder:
     """A record as the message it is."""
     message = decode(unpack(payload))
-    assert isinstance(message, Groups)
+    assert isinstance(message, FilledOrder)
     return message
 
 
-def matching(order: Order, payload: bytes) -> Groups:
+def matching(order: Order, payload: bytes) -> FilledOrder:
     """The recorded answer, or DamageError if it answers something else."""
     groups = read(payload)
     if groups.policy_version != order.policy_version or not answers(order, groups.groups):

@@ -24,12 +24,12 @@ from learner.objective.constraint import held_tokens
 from learner.objective.entropy_mask import select_tokens
 from learner.objective.loss import token_weights
 from learner.objective.rewards import refuse_other_rewards, rewards
-from protocol.messages import Group, Groups, Outcome
+from protocol.messages import FilledOrder, Group, Outcome
 from shared.config.tree import Config
 from shared.errors import TrainingStopped
 
 
-def flat(answers: Iterable[Groups]) -> list[Group]:
+def flat(answers: Iterable[FilledOrder]) -> list[Group]:
     """All groups, in order."""
     return [group for answer in answers for group in answer.groups]
 

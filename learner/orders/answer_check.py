@@ -19,7 +19,7 @@ import numpy as np
 
 from learner.orders.orders import answers
 from protocol.errors import ProtocolError
-from protocol.messages import Group, Groups, Order, Outcome, Policy
+from protocol.messages import FilledOrder, Group, Order, Outcome, Policy
 from protocol.plain_text import one_line
 from protocol.validate import check_groups, refuse
 from shared.config.data import VerifierConfig
@@ -49,7 +49,7 @@ class AnswerCheck:
             built_in=verifier.kind != "callable",
         )
 
-    def fault(self, order: Order, policy: Policy, groups: Groups) -> str:
+    def fault(self, order: Order, policy: Policy, groups: FilledOrder) -> str:
         """What is wrong with an answer, in a sentence; empty if nothing."""
         if (groups.policy_version, groups.adapter_sha256) != (policy.version, policy.sha256):
             return (

@@ -1,6 +1,6 @@
 """Orders out, groups in, each group applied exactly once.
 
-    submit(order) -> queue -> peer with credit -> Groups -> check -> journal -> fsync -> Ack -> collect()
+    submit(order) -> queue -> peer with credit -> FilledOrder -> check -> journal -> fsync -> Ack -> collect()
 
 Delivery is at least once: whatever a peer held when it died is ordered again, what a peer holds for too long, or waits
 for itself, is given to an idle one as well, and a group that comes twice is acknowledged and dropped. Nothing is
@@ -31,7 +31,7 @@ from protocol.messages import (
     AnyMessage,
     Bye,
     Drain,
-    Groups,
+    FilledOrder,
     Heartbeat,
     Hello,
     Order,
@@ -89,7 +89,7 @@ class Dispatcher:
         self.orders: dict[str, Order] = {}
         self.given_at: dict[str, float] = {}
         self.queue: deque[str] = deque()
-        self.answers: dict[str, Groups] = {}
+        self.answers: dict[str, FilledOrder] = {}
         self.draining = False
         self.said_at = self.now()
         self.tally = Tally(log)
@@ -111,7 +111,7 @@ class Dispatcher:
                 self.queue.append(order.order_id)
         self.send_queued()
 
-    def collect(self, order_ids: Sequence[str]) -> list[Groups]:
+    def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
         """Wait until all of these are answered; in the order asked for. A learner that was asked to stop waits for
         those who are there, and for nobody to come."""
         self.peers.heard_at = self.now()
@@ -127,7 +127,7 @@ class Dispatcher:
     def pump(self, timeout_s: float = 0.0) -> None:
         """Take in what has come, make it durable, acknowledge it, hand out work, show progress. Who talks without end
         cannot keep the learner from its work: the rest waits for the next time."""
-        delivered: list[tuple[Peer, Groups]] = []
+        delivered: list[tuple[Peer, FilledOrder]] = []
         reach("before learner receives")
         for _ in range(MAX_MESSAGES_A_PUMP):
             if (inbound := self.port.receive(timeout_s)) is None:
@@ -143,7 +143,7 @@ class Dispatcher:
         self.send_queued()
         self.beat()
 
-    def take(self, address: bytes, message: AnyMessage | ProtocolError) -> list[tuple[Peer, Groups]]:
+    def take(self, address: bytes, message: AnyMessage | ProtocolError) -> list[tuple[Peer, FilledOrder]]:
         """One inbound message; a delivery is returned, to be made durable together with its neighbours."""
         if isinstance(message, ProtocolError):
             self.reject(address, message)
@@ -152,7 +152,7 @@ class Dispatcher:
             self.greet(address, message)
             return []
         peer = self.peers.get(address)
-        if peer and isinstance(message, Groups):
+        if peer and isinstance(message, FilledOrder):
             return [(peer, message)]
         if peer and isinstance(message, Bye):
             self.lose(peer, "left", one_line(message.reason))
@@ -216,9 +216,9 @@ class Dispatcher:
             holder.probed_at = self.now()
             self.put(holder.address, Heartbeat(phase="learning"))
 
-    def accept(self, delivered: Sequence[tuple[Peer, Groups]]) -> None:
+    def accept(self, delivered: Sequence[tuple[Peer, FilledOrder]]) -> None:
         """Check, journal, fsync, then acknowledge: in this order."""
-        fresh: dict[str, tuple[Peer, Groups]] = {}
+        fresh: dict[str, tuple[Peer, FilledOrder]] = {}
         for peer, groups in delivered:
             if groups.order_id not in fresh and self.wanted(peer, groups):
                 fresh[groups.order_id] = (peer, groups)
@@ -240,7 +240,7 @@ class Dispatcher:
         peer.doubted.discard(order_id)
         self.send(peer.address, Ack(order_id=order_id))
 
-    def wanted(self, peer: Peer, groups: Groups) -> bool:
+    def wanted(self, peer: Peer, groups: FilledOrder) -> bool:
         """Whether this answers an open order, and rightly; a wrong answer costs the peer its place."""
         order = self.orders.get(groups.order_id)
         if order is None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from learner.tasks.tasks import Task
-from protocol.messages import Group, GroupOrder, Groups, Order, Sampling
+from protocol.messages import FilledOrder, Group, GroupOrder, Order, Sampling
 from shared.seeding import sample_seeds
 
 TRAIN_LANE = "train"
@@ -17,11 +17,11 @@ TRAIN_LANE = "train"
 class Recorder(Protocol):
     """Where answers are found and kept."""
 
-    def find(self, order: Order) -> Groups | None:
+    def find(self, order: Order) -> FilledOrder | None:
         """The recorded answer to this order, if there is one."""
         ...
 
-    def record(self, answers: Sequence[Groups]) -> None:
+    def record(self, answers: Sequence[FilledOrder]) -> None:
         """Make these durable; when it returns they may be acknowledged."""
         ...
 

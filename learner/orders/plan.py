@@ -30,7 +30,7 @@ from learner.orders.orders import TRAIN_LANE, build_orders
 from learner.tasks.tasks import Task
 from learner.update.figures import Skipped, UpdateStats
 from learner.update.gradient_noise import GradientNoise
-from protocol.messages import Groups, Order, Policy, Sampling
+from protocol.messages import FilledOrder, Order, Policy, Sampling
 from shared.config.tree import Config, GrowthConfig
 
 
@@ -83,7 +83,7 @@ class OrderDesk(Protocol):
         """Have these filled."""
         ...
 
-    def collect(self, order_ids: Sequence[str]) -> list[Groups]:
+    def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
         """Wait for these; Unanswered if that is no use."""
         ...
 
@@ -121,7 +121,7 @@ class Sampler:
             self.desk.submit(self.orders(self.pending[-1], first_slot=0))
             self.next_step += 1
 
-    def collect(self, step: int) -> list[Groups]:
+    def collect(self, step: int) -> list[FilledOrder]:
         """The answers of a step, replacements included, in slot order. Unanswered leaves the sampler as it was."""
         pending = self.pending[0]
         assert pending.step == step
@@ -131,7 +131,7 @@ class Sampler:
         self.curriculum.observe(observed(tasks, flat(answers), self.config))
         return answers
 
-    def replaced(self, pending: Pending, answers: list[Groups]) -> tuple[list[int], list[Groups]]:
+    def replaced(self, pending: Pending, answers: list[FilledOrder]) -> tuple[list[int], list[FilledOrder]]:
         """Tasks and answers of a step, with those of further groups for the ones that teach nothing."""
         before = deepcopy(self.curriculum.state_dict()) if self.config.rollout.replacement_rounds else {}
         tasks = pending.tasks
@@ -153,7 +153,7 @@ class Sampler:
         if isinstance(stats, UpdateStats) and stats.noise:
             self.size.observe(stats.noise)
 
-    def replace(self, more: Pending, first_slot: int) -> list[Groups]:
+    def replace(self, more: Pending, first_slot: int) -> list[FilledOrder]:
         """Further groups for a step, from the same version."""
         orders = self.orders(more, first_slot)
         self.desk.submit(orders)

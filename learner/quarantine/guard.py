@@ -18,7 +18,7 @@ from learner.quarantine.quarantine import KeptBatch, Position
 from learner.update.figures import Skipped, UpdateStats
 from learner.update.gradient_check import NumericalFault
 from learner.update.update import Update
-from protocol.messages import Groups
+from protocol.messages import FilledOrder
 from shared.config.load import config_to_json
 from shared.config.tree import Config
 from shared.errors import TrainingStopped
@@ -43,7 +43,7 @@ class Guard:
         self.quarantine = quarantine
         self.config = config
 
-    def apply(self, step: int, answers: Sequence[Groups], batch: StepBatch) -> UpdateStats | Skipped | None:
+    def apply(self, step: int, answers: Sequence[FilledOrder], batch: StepBatch) -> UpdateStats | Skipped | None:
         """The update of a step; None if no group taught anything and there is no KL."""
         # With one pass nothing has been applied when a fault is found, and nothing needs to be kept for it.
         before = self.position() if self.config.loss.passes > 1 else None
@@ -58,7 +58,7 @@ class Guard:
             self.update.norms.skips = 0
         return stats
 
-    def set_aside(self, fault: NumericalFault, answers: Sequence[Groups]) -> Skipped:
+    def set_aside(self, fault: NumericalFault, answers: Sequence[FilledOrder]) -> Skipped:
         """Quarantine; then stop or go on, as configured."""
         path = self.quarantine.quarantine(self.kept(fault, answers))
         norms, limit = self.update.norms, self.config.guard.skips_in_a_row
@@ -73,7 +73,7 @@ class Guard:
         log.warning("%s Training goes on without its batch, kept in %s.", fault, path)
         return Skipped(groups=sum(len(answer.groups) for answer in answers))
 
-    def kept(self, fault: NumericalFault, answers: Sequence[Groups]) -> KeptBatch:
+    def kept(self, fault: NumericalFault, answers: Sequence[FilledOrder]) -> KeptBatch:
         """All that the update needs."""
         return KeptBatch(
             step=fault.step,

@@ -6,7 +6,7 @@
       optimizer.safetensors               before the step
       anchor.safetensors                  what the policy was held to, where a stage of its curriculum had ended
       fault.json                          step, kind, words, suspect; digest of the base; norms of the steps before
-      groups/000 ...                      the step's answers, each the frames of its Groups message
+      groups/000 ...                      the step's answers, each the frames of its FilledOrder message
       sha256                              over all others, names and lengths included
 
 The base is named by its digest, not copied. The same fault gives the same bytes, so a resumed run replaces the file by
@@ -27,7 +27,7 @@ from safetensors.numpy import load, save
 from learner.update.gradient_check import Kind
 from protocol.codec import decode, encode, pack, unpack
 from protocol.errors import ProtocolError
-from protocol.messages import Groups
+from protocol.messages import FilledOrder
 from shared.errors import DamageError
 
 DIGEST = "sha256"
@@ -67,7 +67,7 @@ class KeptBatch:
     """config.json"""
     position: Position
     """Before the step."""
-    answers: tuple[Groups, ...]
+    answers: tuple[FilledOrder, ...]
     """The step's, as collected."""
 
 
@@ -109,7 +109,7 @@ def read_batch(path: Path) -> KeptBatch:
         norms=fault.pop("norms"),
         anchor=parts.get(ANCHOR, b""),
     )
-    groups = tuple(answer for answer in answers if isinstance(answer, Groups))
+    groups = tuple(answer for answer in answers if isinstance(answer, FilledOrder))
     return KeptBatch(**fault, config=parts["config.json"], position=position, answers=groups)
 
 

@@ -16,7 +16,7 @@ from learner.objective.batch import StepBatch, flat
 from learner.objective.rewards import reward_parts, rewards
 from learner.quarantine.quarantine import KeptBatch, file_name, pack_batch
 from learner.state import Best, LearnerState, Past, better
-from protocol.messages import Group, Groups
+from protocol.messages import FilledOrder, Group
 from shared.config.tree import Config
 from shared.model.base_checksum import FrozenBase
 from shared.run.evaluation import Evaluation, read_evaluation, write_evaluation
@@ -36,7 +36,7 @@ class RolloutLog:
         self.config = config
         self.text = text
 
-    def log(self, step: int, answers: Sequence[Groups], batch: StepBatch) -> None:
+    def log(self, step: int, answers: Sequence[FilledOrder], batch: StepBatch) -> None:
         """One row a group."""
         masks = {sample.sample.name: sample.selected for sample in batch.samples}
         for group in flat(answers)[: self.config.log.rollouts_per_step]:
@@ -107,7 +107,7 @@ class RunBooks:
         self.metrics.resume_at(step)
         self.rollouts.resume_at(step)
 
-    def step(self, step: int, metrics: StepMetrics, answers: Sequence[Groups], batch: StepBatch) -> None:
+    def step(self, step: int, metrics: StepMetrics, answers: Sequence[FilledOrder], batch: StepBatch) -> None:
         """A row and a few rollouts."""
         self.rollouts.log(step, answers, batch)
         self.metrics.log(metrics)
@@ -158,7 +158,7 @@ class RunBooks:
 class NoBooks:
     """A replay writes nothing."""
 
-    def step(self, step: int, metrics: StepMetrics, answers: Sequence[Groups], batch: StepBatch) -> None:
+    def step(self, step: int, metrics: StepMetrics, answers: Sequence[FilledOrder], batch: StepBatch) -> None:
         """Not written."""
 
     def checkpoint(self, step: int, past: Past) -> None:

@@ -10,7 +10,7 @@ from learner.objective.batch import StepBatch, flat, outcome_counts
 from learner.objective.rewards import reward_parts, rewards
 from learner.update.figures import Skipped, UpdateStats
 from learner.update.mismatch import gap_of
-from protocol.messages import Finish, Group, Groups, Outcome
+from protocol.messages import FilledOrder, Finish, Group, Outcome
 from shared.config.tree import Config
 from shared.run.metrics import StepMetrics
 
@@ -33,7 +33,7 @@ class Clock:
 
 def step_metrics(
     step: int,
-    answers: Sequence[Groups],
+    answers: Sequence[FilledOrder],
     batch: StepBatch,
     done: UpdateStats | Skipped | None,
     clock: Clock,

@@ -12,7 +12,7 @@ from learner.quarantine.quarantine import KeptBatch
 from learner.reports.step_metrics import Clock, step_metrics
 from learner.state import Past
 from learner.update.figures import Skipped, UpdateStats
-from protocol.messages import Groups
+from protocol.messages import FilledOrder
 from shared.config.tree import Config
 from shared.run.metrics import StepMetrics, peak_memory_mb
 
@@ -20,7 +20,7 @@ from shared.run.metrics import StepMetrics, peak_memory_mb
 class Books(Protocol):
     """Where things are written: files in a run, nowhere in a replay."""
 
-    def step(self, step: int, metrics: StepMetrics, answers: Sequence[Groups], batch: StepBatch) -> None:
+    def step(self, step: int, metrics: StepMetrics, answers: Sequence[FilledOrder], batch: StepBatch) -> None:
         """A row and a few rollouts."""
         ...
 
@@ -67,7 +67,7 @@ class Ledger:
         self.update_s = time.monotonic() - start
 
     def record(
-        self, step: int, answers: Sequence[Groups], batch: StepBatch, stats: UpdateStats | Skipped | None
+        self, step: int, answers: Sequence[FilledOrder], batch: StepBatch, stats: UpdateStats | Skipped | None
     ) -> None:
         """Log, save when due."""
         metrics = step_metrics(step, answers, batch, stats, self.clock(), self.curriculum(), self.config)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from learner.objective.batch import StepBatch, flat, group_teaches, idle_samples, step_batch, teaching_samples
 from learner.update.stage_end import StageEnd
 from learner.update.update import Update
-from protocol.messages import Groups
+from protocol.messages import FilledOrder
 from shared.config.tree import Config
 
 
@@ -18,7 +18,7 @@ class Batches:
         self.update = update
         self.stage_end = stage_end
 
-    def build(self, answers: Sequence[Groups]) -> StepBatch:
+    def build(self, answers: Sequence[FilledOrder]) -> StepBatch:
         """All groups of the step."""
         groups = flat(answers)
         if self.stage_end:

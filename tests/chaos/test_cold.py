@@ -14,7 +14,7 @@ from tests.chaos.trial import Result, outcome
 from tests.support.runs import processes_of, sets, wait_until
 
 PLAN = (
-    {"point": "after actor sends Groups", "hit": 3, "act": "kill"},
+    {"point": "after actor sends FilledOrder", "hit": 3, "act": "kill"},
     {"point": "before fsync */journal/000001.log", "hit": 4, "act": "kill"},
     {"point": "before rename */checkpoints/step-000003", "act": "kill_all"},
     {"point": "before write */checkpoints/.step-000004.*.tmp/optimizer.safetensors", "act": "ENOSPC"},

@@ -25,7 +25,7 @@ from learner.reports.step_report import Ledger
 from learner.state import Past
 from learner.update.gradient_check import NumericalFault
 from learner.wiring import build_parts, build_state, load_model
-from protocol.messages import Group, Groups, Order
+from protocol.messages import FilledOrder, Group, Order
 from shared.config.load import config_from_json, config_to_json, load_config
 from shared.config.tree import Config
 from shared.errors import DamageError, TrainingStopped
@@ -266,4 +266,4 @@ def test_a_changed_byte_of_the_file_is_found(run_path: Path, tmp_path: Path) -> 
     with pytest.raises(DamageError, match="cannot be read"):
         read_batch(tmp_path / "none")
     again = read_batch(run_path / FILE)
-    assert [type(answer) for answer in again.answers] == [Groups]
+    assert [type(answer) for answer in again.answers] == [FilledOrder]

@@ -8,14 +8,14 @@ import msgspec
 from learner.durable.journal import Journal
 from learner.durable.recorder import read, step_of
 from protocol.codec import encode, pack
-from protocol.messages import Groups
+from protocol.messages import FilledOrder
 from tests.support.runs import launch, replayed, summary, train
 
 BAD = 5
 """The step, from 1; a checkpoint holds the one before."""
 
 
-def lied(groups: Groups) -> Groups:
+def lied(groups: FilledOrder) -> FilledOrder:
     """The same tokens with log-probs that are well formed and false."""
     members = (msgspec.structs.replace(group, logprobs=group.logprobs - 3.0) for group in groups.groups)
     return msgspec.structs.replace(groups, groups=tuple(members))

@@ -16,7 +16,7 @@ from learner.reports.step_report import Ledger
 from learner.state import Past
 from learner.update.mismatch import Mismatch
 from learner.wiring import build_parts, build_state, load_model
-from protocol.messages import Groups
+from protocol.messages import FilledOrder
 from shared.config.load import load_config
 from shared.config.tree import Config
 from shared.process.lease import Lease
@@ -46,7 +46,7 @@ class Rows:
     def __init__(self) -> None:
         self.rows: list[StepMetrics] = []
 
-    def step(self, step: int, metrics: StepMetrics, answers: Sequence[Groups], batch: StepBatch) -> None:
+    def step(self, step: int, metrics: StepMetrics, answers: Sequence[FilledOrder], batch: StepBatch) -> None:
         """One row."""
         self.rows.append(metrics)
 

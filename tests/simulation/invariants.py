@@ -21,7 +21,7 @@ from learner.durable.recorder import TRAINED, step_of
 from learner.orders.dispatch import Dispatcher
 from learner.update.mismatch import Mismatch
 from protocol.errors import HandshakeRefused, PeerTimeout
-from protocol.messages import Ack, AnyMessage, Groups, Hello, Order, Policy, Welcome
+from protocol.messages import Ack, AnyMessage, FilledOrder, Hello, Order, Policy, Welcome
 from shared.config.tree import Config
 
 STILL_HERE = "is here and alive"
@@ -125,7 +125,7 @@ class Watch:
         """What a peer offers."""
         if isinstance(message, Hello):
             self.hellos[peer] = message
-        elif isinstance(message, Groups):
+        elif isinstance(message, FilledOrder):
             self.unread.get(peer, set()).discard(message.policy_version)
 
     def learner_is_new(self, recorded: list[str], first_step: int) -> None:
@@ -171,7 +171,7 @@ class Watch:
         if max(sizes) > self.room:
             raise Violation("memory", f"an actor holds orders, policies and deliveries: {sizes}")
 
-    def actor_filled(self, order: Order, groups: Groups, holds: str) -> None:
+    def actor_filled(self, order: Order, groups: FilledOrder, holds: str) -> None:
         """From the version ordered, which the engine must really hold."""
         same = groups.policy_version == order.policy_version
         self.check(same, "policy version", f"{order.order_id} is filled from {groups.policy_version}")
@@ -192,7 +192,7 @@ class Watch:
             right = version < len(self.expected.policies) and self.expected.policies[version] == sha256
             self.check(right, "policy version", f"{what} from {version} ({sha256[:12]}), which is another")
 
-    def consumed(self, step: int, answers: list[Groups], all_groups: list[str]) -> None:
+    def consumed(self, step: int, answers: list[FilledOrder], all_groups: list[str]) -> None:
         """By an update."""
         self.last_step = max(self.last_step, step)
         for groups in answers:

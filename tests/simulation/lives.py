@@ -22,7 +22,7 @@ from learner.reports.step_report import Ledger
 from learner.state import Past
 from learner.update.gradient_check import Norms
 from learner.update.publisher import Publisher
-from protocol.messages import Groups, Hello, Order, Policy, Welcome
+from protocol.messages import FilledOrder, Hello, Order, Policy, Welcome
 from shared.config.tree import Config
 from shared.process.lease import NoTurns
 from shared.run.metrics import MetricsLog
@@ -180,7 +180,7 @@ class WatchedRollout:
         self.engine = engine
         self.watch = watch
 
-    def fill(self, order: Order, policy: Policy, beat: Callable[[str], None]) -> Groups:
+    def fill(self, order: Order, policy: Policy, beat: Callable[[str], None]) -> FilledOrder:
         """One order."""
         groups = self.rollout.fill(order, policy, beat)
         self.watch.actor_filled(order, groups, self.engine.holds)

@@ -21,14 +21,14 @@ from learner.orders.plan import Pending, Sampler
 from learner.reports.run_files import RunBooks
 from learner.state import LearnerState, Past
 from protocol.codec import encode, pack
-from protocol.messages import Ack, Groups, Hello, Order, Policy
+from protocol.messages import Ack, FilledOrder, Hello, Order, Policy
 from tests.simulation.build import Build
 
 
 class AckBeforeFsync(Dispatcher):
     """Tells the actor first and writes afterwards."""
 
-    def accept(self, delivered: Sequence[tuple[Peer, Groups]]) -> None:
+    def accept(self, delivered: Sequence[tuple[Peer, FilledOrder]]) -> None:
         for peer, groups in delivered:
             self.send(peer.address, Ack(order_id=groups.order_id))
         super().accept(delivered)
@@ -37,7 +37,7 @@ class AckBeforeFsync(Dispatcher):
 class NoDedup(Dispatcher):
     """Takes an answer that it has already as a new one."""
 
-    def wanted(self, peer: Peer, groups: Groups) -> bool:
+    def wanted(self, peer: Peer, groups: FilledOrder) -> bool:
         self.orders.setdefault(groups.order_id, cast(Order, groups))
         return True
 
@@ -45,7 +45,7 @@ class NoDedup(Dispatcher):
 class NoFsync(JournalRecorder):
     """Appends, and leaves the rest to the kernel."""
 
-    def record(self, answers: Sequence[Groups]) -> None:
+    def record(self, answers: Sequence[FilledOrder]) -> None:
         for groups in answers:
             for group in groups.groups:
                 self.admit(group)
@@ -56,7 +56,7 @@ class NoFsync(JournalRecorder):
 class OneFsyncLate(JournalRecorder):
     """Syncs what came before, and the last record with the next delivery."""
 
-    def record(self, answers: Sequence[Groups]) -> None:
+    def record(self, answers: Sequence[FilledOrder]) -> None:
         for groups in answers:
             self.journal.sync()
             self.journal.append(pack(encode(groups)))
@@ -66,7 +66,7 @@ class OneFsyncLate(JournalRecorder):
 class ForgetsTheJournal(JournalRecorder):
     """Does not look for answers of an earlier life."""
 
-    def find(self, order: Order) -> Groups | None:
+    def find(self, order: Order) -> FilledOrder | None:
         return None
 
 
@@ -110,7 +110,7 @@ class RepeatedThoughHeld(Dispatcher):
 class ByArrival(Dispatcher):
     """Hands the answers of a step over in the order in which they came."""
 
-    def collect(self, order_ids: Sequence[str]) -> list[Groups]:
+    def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
         arrived = [order_id for order_id in self.answers if order_id in order_ids]
         while len(arrived) < len(order_ids):
             self.pump(self.welcome.heartbeat_s / 2)
@@ -121,9 +121,9 @@ class ByArrival(Dispatcher):
 class CheckpointBeforeJournal(JournalRecorder):
     """Counts on the next checkpoint to hold what it was told, and writes the journal only every third time."""
 
-    waiting: tuple[Groups, ...] = ()
+    waiting: tuple[FilledOrder, ...] = ()
 
-    def record(self, answers: Sequence[Groups]) -> None:
+    def record(self, answers: Sequence[FilledOrder]) -> None:
         self.waiting += tuple(answers)
         self.held.update(groups.order_id for groups in answers)
         if len(self.waiting) >= 3:

@@ -24,7 +24,7 @@ from learner.objective.batch import flat
 from learner.orders.answer_check import AnswerCheck
 from learner.tasks.tasks import Task
 from learner.update.mismatch import Mismatch
-from protocol.messages import Finish, GroupOrder, Groups, Outcome, Sampling
+from protocol.messages import FilledOrder, Finish, GroupOrder, Outcome, Sampling
 from shared.model.adapter_file import digest
 from tests.support.fakes import ended
 
@@ -59,7 +59,7 @@ class ToyBase:
 class ToyBatch:
     """The fields that the ledger reads, and the answers themselves."""
 
-    answers: Sequence[Groups]
+    answers: Sequence[FilledOrder]
     """Of the step, in slot order."""
     samples: tuple[()] = ()
     """None is trained on by the real loss."""
@@ -72,7 +72,7 @@ class ToyBatch:
 class ToyBatches:
     """Hands the answers on."""
 
-    def build(self, answers: Sequence[Groups]) -> ToyBatch:
+    def build(self, answers: Sequence[FilledOrder]) -> ToyBatch:
         """As they came."""
         return ToyBatch(answers=answers)
 

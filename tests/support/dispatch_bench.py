@@ -7,7 +7,7 @@ from learner.orders.dispatch import Dispatcher
 from protocol.errors import ProtocolError
 from protocol.messages import (
     AnyMessage,
-    Groups,
+    FilledOrder,
     Order,
     Welcome,
 )
@@ -40,16 +40,16 @@ class NotedPort:
 class NotedRecorder:
     """A recorder that notes what it is told, knows some answers, and may have a full disk."""
 
-    def __init__(self, events: list[str], known: Sequence[Groups] = ()) -> None:
+    def __init__(self, events: list[str], known: Sequence[FilledOrder] = ()) -> None:
         self.events = events
         self.known = {groups.order_id: groups for groups in known}
         self.recorded: list[str] = []
         self.broken = False
 
-    def find(self, order: Order) -> Groups | None:
+    def find(self, order: Order) -> FilledOrder | None:
         return self.known.get(order.order_id)
 
-    def record(self, answers: Sequence[Groups]) -> None:
+    def record(self, answers: Sequence[FilledOrder]) -> None:
         if self.broken:
             raise OSError("disk full")
         self.recorded += [groups.order_id for groups in answers]
@@ -63,7 +63,12 @@ class Bench:
     """A dispatcher at one end of a wire in memory; `events` is what it sent and recorded, in order."""
 
     def __init__(
-        self, known: Sequence[Groups] = (), *, heartbeat_s: float = FOREVER_S, silence_s: float = FOREVER_S, **rest: Any
+        self,
+        known: Sequence[FilledOrder] = (),
+        *,
+        heartbeat_s: float = FOREVER_S,
+        silence_s: float = FOREVER_S,
+        **rest: Any,
     ) -> None:
         self.hub = MemoryHub(send_timeout_s=0.05)
         self.events: list[str] = []
@@ -86,7 +91,7 @@ class Bench:
         assert isinstance(port.receive(0), Welcome)
         return port
 
-    def deliver(self, port: MemoryActorPort, *answers: Groups) -> None:
+    def deliver(self, port: MemoryActorPort, *answers: FilledOrder) -> None:
         """Answers that arrive together."""
         for groups in answers:
             port.send(groups)

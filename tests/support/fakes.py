@@ -20,7 +20,7 @@ from learner.orders.answer_check import AnswerCheck
 from learner.orders.orders import build_orders
 from learner.tasks.tasks import Task
 from learner.update.publisher import policy_message
-from protocol.messages import Finish, Group, GroupOrder, Groups, Hello, Order, Outcome, Sampling, Timings
+from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Hello, Order, Outcome, Sampling, Timings
 from protocol.messages import Policy as PolicyMessage
 from shared.config.model import LoraConfig, ModelConfig
 from shared.model.base_cache import cached_base
@@ -353,13 +353,13 @@ def toy_evaluation(right: Sequence[bool], **changes: Any) -> Evaluation:
     return Evaluation(**fields | changes)
 
 
-def filled(order: Order, policy: PolicyMessage, engine: ScriptedEngine | None = None) -> Groups:
+def filled(order: Order, policy: PolicyMessage, engine: ScriptedEngine | None = None) -> FilledOrder:
     """The answer that a faultless actor gives."""
     engine = engine or ScriptedEngine()
     engine.install(policy.version, policy.adapter.tobytes())
     completions = engine.generate(order.groups, order.sampling, unheard)
     found = [[len(c.ids) % 2 for c in samples] for samples in completions]
-    return Groups(
+    return FilledOrder(
         order_id=order.order_id,
         policy_version=policy.version,
         adapter_sha256=policy.sha256,

@@ -14,7 +14,7 @@ from actor.loop import serve
 from actor.rollout import Rollout
 from learner.orders.dispatch import Dispatcher
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
-from protocol.messages import Groups, Order, Welcome
+from protocol.messages import FilledOrder, Order, Welcome
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from shared.process.lease import Lease
 from tests.support.fakes import (
@@ -38,12 +38,12 @@ class OnceRecorder:
     """Keeps what it is given, and finds nothing."""
 
     def __init__(self) -> None:
-        self.recorded: list[Groups] = []
+        self.recorded: list[FilledOrder] = []
 
-    def find(self, order: Order) -> Groups | None:
+    def find(self, order: Order) -> FilledOrder | None:
         return None
 
-    def record(self, answers: Sequence[Groups]) -> None:
+    def record(self, answers: Sequence[FilledOrder]) -> None:
         self.recorded += answers
 
     def holds(self, order_id: str) -> bool:

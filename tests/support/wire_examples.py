@@ -17,10 +17,10 @@ from protocol.messages import (
     AnyMessage,
     Bye,
     Drain,
+    FilledOrder,
     Finish,
     Group,
     GroupOrder,
-    Groups,
     Heartbeat,
     Hello,
     Order,
@@ -65,10 +65,10 @@ def group(**changes: Any) -> Group:
     return Group(**fields | changes)
 
 
-def groups(*members: Group) -> Groups:
+def groups(*members: Group) -> FilledOrder:
     """An answer."""
     timings = Timings(wait_s=0.1, rollout_s=1.5, verify_s=0.0, memory_mb=812.5)
-    return Groups(
+    return FilledOrder(
         order_id="train/000012/u0",
         policy_version=12,
         adapter_sha256=DIGEST,

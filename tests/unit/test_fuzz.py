@@ -10,7 +10,7 @@ from benchmarks.fuzz_desk import converse
 from benchmarks.fuzz_targets import Target, targets
 from benchmarks.mutate import mutate_bytes, mutate_tree
 from learner.orders.answer_check import AnswerCheck
-from protocol.messages import Groups, Order, Policy
+from protocol.messages import FilledOrder, Order, Policy
 
 NUM_INPUTS = 12_000
 
@@ -77,7 +77,7 @@ def fresh(folder: Path) -> Path:
 class Lenient(AnswerCheck):
     """Takes everything."""
 
-    def fault(self, order: Order, policy: Policy, groups: Groups) -> str:
+    def fault(self, order: Order, policy: Policy, groups: FilledOrder) -> str:
         return ""
 
 

@@ -14,7 +14,7 @@ from learner.orders.dispatch import Dispatcher
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.endpoint import local_endpoint
 from protocol.errors import HandshakeRefused
-from protocol.messages import Groups, Order, Welcome
+from protocol.messages import FilledOrder, Order, Welcome
 from protocol.transport import ActorPort, LearnerPort, ZmqActorPort, ZmqLearnerPort
 from shared.process.lease import Lease
 from tests.support.fakes import (
@@ -43,10 +43,10 @@ class MemoryRecorder:
     def __init__(self) -> None:
         self.recorded: list[str] = []
 
-    def find(self, order: Order) -> Groups | None:
+    def find(self, order: Order) -> FilledOrder | None:
         return None
 
-    def record(self, answers: Sequence[Groups]) -> None:
+    def record(self, answers: Sequence[FilledOrder]) -> None:
         self.recorded += [groups.order_id for groups in answers]
 
     def holds(self, order_id: str) -> bool:
@@ -64,11 +64,11 @@ def act(dial: DialPort, actor_id: str, engine: ScriptedEngine, lease: Path) -> N
         port.close()
 
 
-def train_by_hand(port: LearnerPort) -> tuple[list[Groups], list[str]]:
+def train_by_hand(port: LearnerPort) -> tuple[list[FilledOrder], list[str]]:
     """Several steps of several orders, each from its own version; returns the answers and what was recorded."""
     recorder = MemoryRecorder()
     desk = Dispatcher(port, recorder, hello_of(scripted_identity()), WELCOME, CHECK)
-    answers: list[Groups] = []
+    answers: list[FilledOrder] = []
     for step in range(NUM_STEPS):
         desk.publish(toy_policy(step), oldest_needed=step)
         orders = toy_orders(step, count=ORDERS_A_STEP, version=step)
@@ -86,7 +86,7 @@ def actors(dial: DialPort, engines: Sequence[ScriptedEngine], folder: Path) -> I
         yield [pool.submit(act, dial, f"actor{n}", engine, folder / f"lease{n}") for n, engine in enumerate(engines)]
 
 
-def over_memory(num_actors: int, folder: Path) -> tuple[list[Groups], list[str], list[ScriptedEngine]]:
+def over_memory(num_actors: int, folder: Path) -> tuple[list[FilledOrder], list[str], list[ScriptedEngine]]:
     """A whole run in memory."""
     hub, engines = MemoryHub(), [ScriptedEngine() for _ in range(num_actors)]
     with actors(hub.actor_port, engines, folder) as lives:
@@ -96,7 +96,7 @@ def over_memory(num_actors: int, folder: Path) -> tuple[list[Groups], list[str],
     return answers, recorded, engines
 
 
-def content(answers: Sequence[Groups]) -> list[tuple[str, int, str, list[int], list[float], tuple[float, ...]]]:
+def content(answers: Sequence[FilledOrder]) -> list[tuple[str, int, str, list[int], list[float], tuple[float, ...]]]:
     """What a learner would train on."""
     return [
         (a.order_id, a.policy_version, g.group_id, g.completion_ids.tolist(), g.logprobs.tolist(), g.scores)

@@ -13,7 +13,7 @@ from protocol.messages import (
     AnyMessage,
     Bye,
     Drain,
-    Groups,
+    FilledOrder,
     Heartbeat,
     Hello,
     Refused,
@@ -60,7 +60,7 @@ def kinds(messages: list[AnyMessage]) -> list[type]:
     return [type(message) for message in messages]
 
 
-def delivered(table: Table, step: int = 0) -> Groups:
+def delivered(table: Table, step: int = 0) -> FilledOrder:
     """An order taken, filled and delivered."""
     (order,) = toy_orders(step)
     table.say(toy_policy(0), order)
@@ -130,7 +130,7 @@ def test_a_delivery_is_kept_until_it_is_acked() -> None:
     table = Table()
     table.join()
     groups = delivered(table)
-    assert kinds(table.heard()) == [Groups]
+    assert kinds(table.heard()) == [FilledOrder]
     assert list(table.link.unacknowledged) == [groups.order_id]
     table.say(Ack(order_id=groups.order_id))
     table.link.receive(0)
@@ -177,10 +177,10 @@ def test_silence_brings_a_new_hello_and_a_welcome_brings_the_deliveries_again() 
     awaited = hello_after(table)
     assert awaited
     table.say(Welcome(run_id="run-1", heartbeat_s=0.05, silence_s=FOREVER_S, mark=0))
-    again = wait_for(table, Groups)
+    again = wait_for(table, FilledOrder)
     table.say(Drain())
     waiting.join(30.0)
-    assert isinstance(again, Groups) and again.order_id == groups.order_id
+    assert isinstance(again, FilledOrder) and again.order_id == groups.order_id
     assert not waiting.is_alive()
 
 
@@ -193,7 +193,7 @@ def test_an_order_that_comes_twice_is_filled_once() -> None:
     table.say(first, second, second, Drain())
     work = table.link.next_order()
     assert work is not None and work[0].order_id == second.order_id
-    assert [message.order_id for message in table.heard() if isinstance(message, Groups)] == [groups.order_id]
+    assert [message.order_id for message in table.heard() if isinstance(message, FilledOrder)] == [groups.order_id]
     assert table.link.next_order() is None
 
 
@@ -260,7 +260,7 @@ def test_a_draining_actor_fills_what_it_holds_and_takes_leave() -> None:
     assert table.link.next_order() is None
     table.say(*[Ack(order_id=order.order_id) for order in orders])
     table.link.leave("drained")
-    assert kinds(table.heard()) == [Groups, Groups, Bye]
+    assert kinds(table.heard()) == [FilledOrder, FilledOrder, Bye]
 
 
 def test_progress_is_shown_at_most_once_an_interval() -> None:

@@ -12,8 +12,8 @@ from learner.orders.plan import Unanswered
 from protocol.messages import (
     Ack,
     Bye,
+    FilledOrder,
     Group,
-    Groups,
     Order,
     Policy,
     Refused,
@@ -171,27 +171,27 @@ def test_what_an_uninvited_actor_sends_is_ignored() -> None:
     assert bench.recorder.recorded == []
 
 
-def another_version(groups: Groups) -> Groups:
+def another_version(groups: FilledOrder) -> FilledOrder:
     return msgspec.structs.replace(groups, policy_version=3)
 
 
-def another_adapter(groups: Groups) -> Groups:
+def another_adapter(groups: FilledOrder) -> FilledOrder:
     return msgspec.structs.replace(groups, adapter_sha256="f" * 64)
 
 
-def another_prompt(groups: Groups) -> Groups:
+def another_prompt(groups: FilledOrder) -> FilledOrder:
     return with_group(groups, prompt_ids=np.array([5], np.int32))
 
 
-def another_group(groups: Groups) -> Groups:
+def another_group(groups: FilledOrder) -> FilledOrder:
     return with_group(groups, group_id="train/000000/0009")
 
 
-def a_group_too_many(groups: Groups) -> Groups:
+def a_group_too_many(groups: FilledOrder) -> FilledOrder:
     return msgspec.structs.replace(groups, groups=groups.groups * 2)
 
 
-def a_sample_too_few(groups: Groups) -> Groups:
+def a_sample_too_few(groups: FilledOrder) -> FilledOrder:
     group = groups.groups[0]
     num_tokens = group.lengths[0]
     return with_group(
@@ -205,13 +205,13 @@ def a_sample_too_few(groups: Groups) -> Groups:
     )
 
 
-def not_a_number(groups: Groups) -> Groups:
+def not_a_number(groups: FilledOrder) -> FilledOrder:
     logprobs = groups.groups[0].logprobs.copy()
     logprobs[-1] = np.nan
     return with_group(groups, logprobs=logprobs)
 
 
-def with_group(groups: Groups, **changes: Any) -> Groups:
+def with_group(groups: FilledOrder, **changes: Any) -> FilledOrder:
     group: Group = msgspec.structs.replace(groups.groups[0], **changes)
     return msgspec.structs.replace(groups, groups=(group,))
 
@@ -229,7 +229,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("change", "words"), [pytest.param(*case, id=case[0].__name__) for case in WRONG.items()])
 def test_a_wrong_answer_is_refused_in_words_and_ordered_from_another(
-    change: Callable[[Groups], Groups], words: str
+    change: Callable[[FilledOrder], FilledOrder], words: str
 ) -> None:
     bench, orders = Bench(), toy_orders(count=1)
     faulty = bench.actor("faulty")

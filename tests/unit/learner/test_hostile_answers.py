@@ -11,17 +11,17 @@ import pytest
 
 from learner.durable.journal import Journal
 from learner.durable.recorder import JournalRecorder
-from protocol.messages import Ack, Group, Groups, Outcome, Refused
+from protocol.messages import Ack, FilledOrder, Group, Outcome, Refused
 from tests.support.dispatch_bench import POLICY, Bench, ids, inbox, orders_in
 from tests.support.fakes import VOCAB, filled, toy_orders
 
 
-def with_group(groups: Groups, **changes: Any) -> Groups:
+def with_group(groups: FilledOrder, **changes: Any) -> FilledOrder:
     group: Group = msgspec.structs.replace(groups.groups[0], **changes)
     return msgspec.structs.replace(groups, groups=(group,))
 
 
-def cut_to(groups: Groups, lengths: tuple[int, ...]) -> Groups:
+def cut_to(groups: FilledOrder, lengths: tuple[int, ...]) -> FilledOrder:
     """The same message with samples of other lengths."""
     total = sum(lengths)
     return with_group(
@@ -32,51 +32,51 @@ def cut_to(groups: Groups, lengths: tuple[int, ...]) -> Groups:
     )
 
 
-def beyond_the_vocabulary(groups: Groups) -> Groups:
+def beyond_the_vocabulary(groups: FilledOrder) -> FilledOrder:
     ids = groups.groups[0].completion_ids.copy()
     ids[-1] = VOCAB
     return with_group(groups, completion_ids=ids)
 
 
-def a_huge_id(groups: Groups) -> Groups:
+def a_huge_id(groups: FilledOrder) -> FilledOrder:
     ids = groups.groups[0].completion_ids.copy()
     ids[0] = 2**31 - 1
     return with_group(groups, completion_ids=ids)
 
 
-def an_empty_sample(groups: Groups) -> Groups:
+def an_empty_sample(groups: FilledOrder) -> FilledOrder:
     return cut_to(groups, (0, 2))
 
 
-def nothing_at_all(groups: Groups) -> Groups:
+def nothing_at_all(groups: FilledOrder) -> FilledOrder:
     return cut_to(groups, (0, 0))
 
 
-def an_endless_sample(groups: Groups) -> Groups:
+def an_endless_sample(groups: FilledOrder) -> FilledOrder:
     return cut_to(groups, (2, 5000))
 
 
-def absurd_logprobs(groups: Groups) -> Groups:
+def absurd_logprobs(groups: FilledOrder) -> FilledOrder:
     return with_group(groups, logprobs=np.full_like(groups.groups[0].logprobs, -3e38))
 
 
-def absurd_entropies(groups: Groups) -> Groups:
+def absurd_entropies(groups: FilledOrder) -> FilledOrder:
     return with_group(groups, entropies=np.full_like(groups.groups[0].logprobs, 3e38))
 
 
-def negative_entropies(groups: Groups) -> Groups:
+def negative_entropies(groups: FilledOrder) -> FilledOrder:
     return with_group(groups, entropies=np.full_like(groups.groups[0].logprobs, -1.0))
 
 
-def a_score_for_a_fault(groups: Groups) -> Groups:
+def a_score_for_a_fault(groups: FilledOrder) -> FilledOrder:
     return with_group(groups, outcomes=(Outcome.TIMEOUT, Outcome.WRONG), scores=(1.0, 0.0))
 
 
-def other_rewards(groups: Groups) -> Groups:
+def other_rewards(groups: FilledOrder) -> FilledOrder:
     return with_group(groups, rewards={"bribe": (1.0, 1.0)})
 
 
-def other_rewards_to_read(groups: Groups) -> Groups:
+def other_rewards_to_read(groups: FilledOrder) -> FilledOrder:
     return with_group(groups, rewards={"\x1b[2J\nerror: all is lost": (1.0,)})
 
 
@@ -97,7 +97,7 @@ NONSENSE = {
 
 @pytest.mark.parametrize(("change", "words"), [pytest.param(*case, id=case[0].__name__) for case in NONSENSE.items()])
 def test_nonsense_is_refused_in_words_and_an_honest_actor_is_given_the_order(
-    change: Callable[[Groups], Groups], words: str
+    change: Callable[[FilledOrder], FilledOrder], words: str
 ) -> None:
     bench, orders = Bench(), toy_orders(count=1)
     hostile = bench.actor("hostile")

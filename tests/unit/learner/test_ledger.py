@@ -12,7 +12,7 @@ from learner.quarantine.quarantine import KeptBatch
 from learner.reports.step_report import Ledger
 from learner.state import Past
 from learner.update.figures import UpdateStats
-from protocol.messages import Groups, Timings
+from protocol.messages import FilledOrder, Timings
 from shared.config.processes import CheckpointConfig, EvalConfig
 from shared.config.tree import Config, LossConfig, RunConfig
 from shared.run.metrics import StepMetrics
@@ -46,7 +46,7 @@ class NotedBooks:
         self.saved: list[int] = []
         self.past = FRESH
 
-    def step(self, step: int, metrics: StepMetrics, answers: Sequence[Groups], batch: StepBatch) -> None:
+    def step(self, step: int, metrics: StepMetrics, answers: Sequence[FilledOrder], batch: StepBatch) -> None:
         self.rows.append(metrics)
 
     def quarantine(self, batch: KeptBatch) -> None:
@@ -57,9 +57,9 @@ class NotedBooks:
         self.past = past
 
 
-def answer(version: int, scores: Sequence[float] = (1.0, 0.0)) -> Groups:
+def answer(version: int, scores: Sequence[float] = (1.0, 0.0)) -> FilledOrder:
     timings = Timings(wait_s=0.0, rollout_s=0.0, verify_s=0.0, memory_mb=1.0)
-    return Groups(
+    return FilledOrder(
         order_id="train/000000/u0000",
         policy_version=version,
         adapter_sha256="a" * 64,

@@ -12,7 +12,7 @@ from learner.durable.journal import Journal
 from learner.durable.recorder import JournalRecorder, RecordedOrders
 from learner.orders.orders import build_orders
 from protocol.codec import encode, pack
-from protocol.messages import Group, Groups, Order, Sampling
+from protocol.messages import FilledOrder, Group, Order, Sampling
 from shared.errors import DamageError, TrainingStopped
 from tests.support.fakes import filled, toy_orders, toy_policy, toy_tasks
 from tests.support.wire_examples import plain
@@ -35,7 +35,7 @@ def recorder_of(journal: Journal, first_step: int = 0) -> JournalRecorder:
     return JournalRecorder(journal, first_step, anything)
 
 
-def answer(order: Order) -> Groups:
+def answer(order: Order) -> FilledOrder:
     return filled(order, toy_policy(order.policy_version))
 
 

@@ -10,7 +10,7 @@ from learner.durable.recorder import JournalRecorder, RecordedOrders, index_reco
 from learner.durable.resample import sample_again, with_way_back
 from learner.update.mismatch import Mismatch
 from protocol.codec import encode, pack
-from protocol.messages import Group, Groups
+from protocol.messages import FilledOrder, Group
 from shared.errors import ConfigError, RunDirError
 from shared.run.run_dir import RunDir
 from tests.support.fakes import filled, toy_orders, toy_policy
@@ -25,7 +25,7 @@ def anything(group: Group) -> None:
     """Admits every group."""
 
 
-def answers_of(step: int, policy: bytes | None = None) -> list[Groups]:
+def answers_of(step: int, policy: bytes | None = None) -> list[FilledOrder]:
     """Of both orders of a step; policy: other bytes give other samples."""
     return [filled(order, toy_policy(0, policy)) for order in toy_orders(step, count=2)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from learner.objective.batch import StepBatch, step_batch, teaching_samples
 from learner.reports.run_files import RolloutLog
-from protocol.messages import Finish, Groups, Outcome, Timings
+from protocol.messages import FilledOrder, Finish, Outcome, Timings
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.processes import LogConfig
 from shared.config.tree import Config, LossConfig
@@ -33,10 +33,10 @@ SAME = tiny_group([1.0, 1.0], [1, 2], group_id="train/000004/0001", entropies=Fa
 THIRD = tiny_group([1.0, 0.0], [1, 2], group_id="train/000004/0002")
 
 
-def answers() -> list[Groups]:
+def answers() -> list[FilledOrder]:
     timings = Timings(wait_s=0.0, rollout_s=0.0, verify_s=0.0, memory_mb=1.0)
     return [
-        Groups(
+        FilledOrder(
             order_id=f"train/000004/u{index}",
             policy_version=4,
             adapter_sha256="a" * 64,

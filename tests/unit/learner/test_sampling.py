@@ -9,7 +9,7 @@ from learner.curriculum.curriculum import Shuffled
 from learner.objective.batch import flat, group_teaches
 from learner.objective.pass_counts import Observed
 from learner.orders.plan import Sampler, Unanswered
-from protocol.messages import Groups, Order, Policy
+from protocol.messages import FilledOrder, Order, Policy
 from shared.config.processes import PipelineConfig
 from shared.config.tree import Config, RolloutConfig, RunConfig
 from tests.support.fakes import filled, toy_policy, toy_tasks
@@ -24,7 +24,7 @@ class NotedDesk:
     def __init__(self) -> None:
         self.ordered: list[Order] = []
         self.versions: dict[int, Policy] = {0: toy_policy(0)}
-        self.answers: dict[str, Groups] = {}
+        self.answers: dict[str, FilledOrder] = {}
 
     def publish(self, policy: Policy, oldest_needed: int) -> None:
         self.versions[policy.version] = policy
@@ -35,7 +35,7 @@ class NotedDesk:
             self.ordered.append(order)
             self.answers[order.order_id] = filled(order, self.versions[order.policy_version])
 
-    def collect(self, order_ids: Sequence[str]) -> list[Groups]:
+    def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
         return [self.answers.pop(order_id) for order_id in order_ids]
 
     def pump(self, timeout_s: float = 0.0) -> None:
@@ -67,9 +67,9 @@ def build(config: Config, desk: NotedDesk) -> Sampler:
     return Sampler(config, toy_tasks(30), CountingCurriculum(30, config.run.seed), desk)
 
 
-def run(sampler: Sampler, desk: NotedDesk, first: int, last: int) -> list[list[Groups]]:
+def run(sampler: Sampler, desk: NotedDesk, first: int, last: int) -> list[list[FilledOrder]]:
     """The learner's loop without learning."""
-    collected: list[list[Groups]] = []
+    collected: list[list[FilledOrder]] = []
     for step in range(first, last):
         sampler.order_ahead(version=step)
         collected.append(sampler.collect(step))
@@ -186,7 +186,7 @@ class LeavingDesk(NotedDesk):
         super().__init__()
         self.left = collected
 
-    def collect(self, order_ids: Sequence[str]) -> list[Groups]:
+    def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
         self.left -= len(order_ids)
         if self.left < 0:
             raise Unanswered

@@ -13,7 +13,7 @@ from learner.objective.batch import StepBatch, step_batch, teaching_samples
 from learner.reports.step_metrics import Clock, step_metrics
 from learner.update.figures import Skipped, UpdateStats
 from learner.update.gradient_noise import GradientNoise
-from protocol.messages import Finish, Group, Groups, Outcome, Timings
+from protocol.messages import FilledOrder, Finish, Group, Outcome, Timings
 from shared.config.data import CurriculumConfig, RewardConfig
 from shared.config.tree import Config, ConstraintConfig, LossConfig
 from tests.support.fakes import tiny_group
@@ -64,9 +64,9 @@ SAME = tiny_group([0.0, 0.0], [3, 1], group_id="train/000004/0001", outcomes=[Ou
 FIGURES = CurriculumFigures(stage=2, pass_rate=0.625, effective_tasks=12.5)
 
 
-def answer(group: Group, version: int, seconds: float) -> Groups:
+def answer(group: Group, version: int, seconds: float) -> FilledOrder:
     timings = Timings(wait_s=0.0, rollout_s=seconds, verify_s=seconds / 2, memory_mb=100.0 * seconds)
-    return Groups(
+    return FilledOrder(
         order_id="train/000004/u0", policy_version=version, adapter_sha256="a" * 64, groups=(group,), timings=timings
     )
 
@@ -85,7 +85,7 @@ def batch_of(groups: list[Group]) -> StepBatch:
 
 
 def row_of(
-    answers: list[Groups], batch: StepBatch, stats: UpdateStats | Skipped | None, clock: Clock = CLOCK
+    answers: list[FilledOrder], batch: StepBatch, stats: UpdateStats | Skipped | None, clock: Clock = CLOCK
 ) -> dict[str, Any]:
     return step_metrics(4, answers, batch, stats, clock, FIGURES, CONFIG).to_row()
 

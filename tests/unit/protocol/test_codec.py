@@ -16,7 +16,7 @@ from msgspec import inspect
 from protocol import limits
 from protocol.codec import decode, encode, pack, to_msgpack, unpack
 from protocol.errors import MalformedMessage, VersionMismatch
-from protocol.messages import PROTOCOL_VERSION, Ack, AnyMessage, Drain, Groups, Heartbeat, Order, Policy
+from protocol.messages import PROTOCOL_VERSION, Ack, AnyMessage, Drain, FilledOrder, Heartbeat, Order, Policy
 from tests.support.wire_examples import (
     MESSAGE_TYPES,
     at,
@@ -120,7 +120,7 @@ def test_arrays_start_at_multiples_of_sixteen_with_zeros_between() -> None:
 def test_big_endian_and_strided_arrays_are_sent_as_their_values() -> None:
     ids = np.arange(6, dtype=">i4")[::2]
     again = decode(encode(groups(group(prompt_ids=ids))))
-    assert isinstance(again, Groups)
+    assert isinstance(again, FilledOrder)
     assert again.groups[0].prompt_ids.tolist() == [0, 2, 4]
 
 

@@ -101,9 +101,9 @@ def test_a_slice_that_does_not_fit(where: dict[str, Any]) -> None:
 )
 def test_every_byte_of_the_buffers_is_accounted_for(spoil: Callable[[bytes], bytes]) -> None:
     _, body, buffers = encode(groups())
-    assert decode(forge("Groups", body, buffers))
+    assert decode(forge("FilledOrder", body, buffers))
     with pytest.raises(MalformedMessage, match="buffers"):
-        decode(forge("Groups", body, spoil(buffers)))
+        decode(forge("FilledOrder", body, spoil(buffers)))
 
 
 def test_two_arrays_may_not_share_bytes() -> None:

@@ -1,4 +1,4 @@
-"""What a Groups message must satisfy beyond its types, and that the fault is named with group and sample."""
+"""What a FilledOrder must satisfy beyond its types, and that the fault is named with group and sample."""
 
 from typing import Any
 
