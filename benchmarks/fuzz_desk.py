@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from learner.durable.recorder import TRAINED
-from learner.orders.answer_check import AnswerCheck
 from learner.orders.dispatch import MAX_UNREAD_MESSAGES, Dispatcher
+from learner.orders.order_check import OrderCheck
 from learner.orders.peers import MAX_UNREAD_POLICIES
 from protocol.access.sparse_log import Tally
 from protocol.errors import MalformedMessage, ProtocolError
@@ -83,12 +83,12 @@ class DeskRecorder:
             assert groups.order_id not in self.recorded, "recorded twice"
             self.recorded[groups.order_id] = groups
 
-    def holds(self, order_id: str) -> bool:
+    def is_durable(self, order_id: str) -> bool:
         """By its name."""
         return TRAINED.fullmatch(order_id) is None or order_id in self.recorded
 
 
-def converse(data: bytes, check: AnswerCheck = CHECK) -> None:
+def converse(data: bytes, check: OrderCheck = CHECK) -> None:
     """One conversation; an AssertionError or any other exception is a finding."""
     random, port, recorder = Random(data), DeskPort(), DeskRecorder()
     clock = [0.0]
@@ -131,7 +131,7 @@ def finish(desk: Dispatcher, port: DeskPort, clock: list[float], orders: list[Or
 def check_books(desk: Dispatcher, port: DeskPort) -> None:
     """Between two messages."""
     for peer in desk.peers.by_address.values():
-        assert len(peer.holding) == len(set(peer.holding)), "held twice"
+        assert len(peer.orders) == len(set(peer.orders)), "held twice"
         assert len(peer.unread) <= MAX_UNREAD_POLICIES, "too many policies unread"
     for sent in port.sent.values():
         told = [message for message in sent if isinstance(message, Refused)]

@@ -130,7 +130,7 @@ class On:
         self.journal = Journal.open(folder / "journal")
         self.port = ZmqLearnerPort(local_endpoint(folder), load_learner_keys(keys))
         recorder = JournalRecorder(self.journal, 0, admit=lambda group: kept_samples(group, config))
-        self.desk = Dispatcher(self.port, recorder, model.expected(), WELCOME, model.answer_check())
+        self.desk = Dispatcher(self.port, recorder, model.expected(), WELCOME, model.order_check())
         ids = canary_ids(config.run.seed, len(model.policy.head), config.guard.canary_tokens)
         self.publisher = Publisher(model.policy.adapter, lambda: canary_of(model.policy, ids))
         arrival = actor.submit(Guest, model, engine, folder)

@@ -14,7 +14,7 @@ There is one loop. A lag is a number of steps ordered ahead; resuming and replay
 from dataclasses import dataclass
 
 from learner.evaluation.schedule import NO_EVALUATIONS, Schedule
-from learner.orders.plan import OrderDesk, Sampler
+from learner.orders.plan import OrderDesk, StepPlan
 from learner.quarantine.guard import Guard
 from learner.reports.step_report import Ledger
 from learner.update.batches import Batches
@@ -26,7 +26,7 @@ from shared.process.lease import Turns
 class Parts:
     """What the loop is made of, built before it starts."""
 
-    sampler: Sampler
+    plan: StepPlan
     """Orders and collects."""
     desk: OrderDesk
     """Where versions are published."""
@@ -48,15 +48,15 @@ def train(parts: Parts, first_step: int, last_step: int) -> int:
     """Run steps first_step .. last_step - 1; returns how many updates the policy has behind it."""
     for step in range(first_step, last_step):
         parts.ledger.begin()
-        parts.sampler.order_ahead(version=step)
-        answers = parts.sampler.collect(step)
+        parts.plan.order_ahead(version=step)
+        answers = parts.plan.collect(step)
         with parts.turns.hold("learner", parts.desk.pump), parts.ledger.updating():
             batch = parts.batches.build(answers)
             stats = parts.guard.apply(step, answers, batch)
             policy = parts.publisher.snapshot(version=step + 1)
-        parts.sampler.resize(stats)
-        parts.publisher.forget_before(parts.sampler.oldest_needed())
-        parts.desk.publish(policy, parts.sampler.oldest_needed())
+        parts.plan.resize(stats)
+        parts.publisher.forget_before(parts.plan.oldest_needed())
+        parts.desk.publish(policy, parts.plan.oldest_needed())
         parts.ledger.record(step, answers, batch, stats)
         if parts.ledger.stop_requested:
             return step + 1

@@ -14,7 +14,7 @@ from types import FrameType
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder
-from learner.durable.repair_advice import salvage_told
+from learner.durable.repair_advice import repair_advice
 from learner.durable.resample import with_way_back
 from learner.evaluation.evaluate import Evaluator
 from learner.evaluation.schedule import NO_EVALUATIONS, EvalSchedule, NoEvaluations
@@ -72,7 +72,7 @@ def train_run(run: RunDir, config: Config, watchdog: Watchdog) -> None:
     for folder in (run.journal, run.checkpoints, run.eval):
         make_folder(folder)
         finish_writes(folder)
-    with salvage_told(store):
+    with repair_advice(store):
         journal = Journal.open(run.journal)
     if journal.recovered:
         log.warning("journal: %s", journal.recovered)
@@ -110,7 +110,7 @@ class Session:
             recorder,
             model.expected(),
             welcome(run, config),
-            model.answer_check(),
+            model.order_check(),
             late_s=config.link.late_s,
             stop=stop,
         )
@@ -125,7 +125,7 @@ class Session:
 
     def run_to_end(self) -> None:
         """Train what is left, and say in the summary how it ended."""
-        curriculum = self.state.sampler.curriculum
+        curriculum = self.state.plan.curriculum
         ledger = Ledger(self.model.config, self.books, self.past, self.stop, curriculum.metrics)
         self.books.resume_at(self.first_step + 1)
         self.books.write_summary("running", self.first_step, ledger.wall_s())
@@ -179,7 +179,7 @@ class Session:
         """Publish the versions that pending orders name, and have those orders filled."""
         for version in sorted(self.state.publisher.versions):
             self.desk.publish(self.state.publisher.versions[version], oldest_needed=0)
-        self.state.sampler.submit_pending()
+        self.state.plan.submit_pending()
         log.info("begins at step %d of %d", self.first_step, self.model.config.run.steps)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from learner.continual.anchor import Anchor
 from learner.durable.checkpoint import Checkpoint
-from learner.orders.plan import Sampler
+from learner.orders.plan import StepPlan
 from learner.update.gradient_check import Norms
 from learner.update.optimizer import Optimizer
 from learner.update.publisher import Publisher
@@ -63,7 +63,7 @@ ANCHOR = "anchor.safetensors"
 
 
 class LearnerState:
-    """Everything that must survive: adapter, optimizer, sampler, published versions."""
+    """Everything that must survive: adapter, optimizer, plan, published versions."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class LearnerState:
         publisher: Publisher,
         optimizer: Optimizer,
         norms: Norms,
-        sampler: Sampler,
+        plan: StepPlan,
         base_digest: str,
         anchor: Anchor | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class LearnerState:
         self.publisher = publisher
         self.optimizer = optimizer
         self.norms = norms
-        self.sampler = sampler
+        self.plan = plan
         self.base_digest = base_digest
         self.anchor = anchor
 
@@ -94,7 +94,7 @@ class LearnerState:
             "base_digest": self.base_digest,
             "adapter_sha256": versions[step].sha256,
             "versions": sorted(versions),
-            "sampler": self.sampler.state_dict(),
+            "sampler": self.plan.state_dict(),
             "norms": self.norms.state_dict(),
         }
         files = {
@@ -127,7 +127,7 @@ class LearnerState:
             )
         self._refuse_another_seed(facts["seed"])
         self.optimizer.load_state_bytes(checkpoint.files["optimizer.safetensors"])
-        self.sampler.load_state_dict(facts["sampler"])
+        self.plan.load_state_dict(facts["sampler"])
         self.norms.load_state_dict(facts["norms"])
         if self.anchor:
             self.anchor.load_state_bytes(checkpoint.files[ANCHOR])

@@ -12,8 +12,8 @@ from learner.continual.anchor import Anchor
 from learner.curriculum.build import build_curriculum
 from learner.evaluation.schedule import NO_EVALUATIONS, Schedule
 from learner.loop import Parts
-from learner.orders.answer_check import AnswerCheck
-from learner.orders.plan import OrderDesk, Sampler
+from learner.orders.order_check import OrderCheck
+from learner.orders.plan import OrderDesk, StepPlan
 from learner.quarantine.guard import Guard
 from learner.reports.step_report import Ledger
 from learner.state import LearnerState
@@ -64,9 +64,9 @@ class Model:
             credits=1,
         )
 
-    def answer_check(self) -> AnswerCheck:
+    def order_check(self) -> OrderCheck:
         """What every answer must fit."""
-        return AnswerCheck.of(self.config.verifier, len(self.policy.head))
+        return OrderCheck.of(self.config.verifier, len(self.policy.head))
 
 
 def load_model(config: Config) -> Model:
@@ -95,7 +95,7 @@ def build_state(model: Model, desk: OrderDesk) -> LearnerState:
         publisher,
         Optimizer(adapter.parameters(), config.optimizer, config.run.steps),
         Norms(config.guard),
-        Sampler(config, model.tasks.train, curriculum, desk),
+        StepPlan(config, model.tasks.train, curriculum, desk),
         model.policy.base_digest,
         Anchor(adapter, config.curriculum) if config.curriculum.holds else None,
     )
@@ -112,9 +112,9 @@ def build_parts(
     """The loop's parts."""
     anchor = state.anchor
     update = Update(model.policy, state.optimizer, state.norms, model.config, desk.pump, anchor)
-    stage_end = StageEnd(state.sampler.curriculum.metrics, update, anchor) if anchor else None
+    stage_end = StageEnd(state.plan.curriculum.metrics, update, anchor) if anchor else None
     return Parts(
-        sampler=state.sampler,
+        plan=state.plan,
         desk=desk,
         batches=Batches(model.config, update, stage_end),
         guard=Guard(update, ledger.books, model.config),

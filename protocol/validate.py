@@ -4,7 +4,7 @@
     G = len(lengths) = len(finishes) = len(outcomes) = len(scores) = len(rewards[name]) for each name
     ids >= 0; log-probs and entropies finite; -1000 <= log-prob <= 1e-3; -1e-3 <= entropy <= 22
 
-Left out on purpose: whether it fits the order, the model and the verifier (learner/orders/answer_check.py).
+Left out on purpose: whether it fits the order, the model and the verifier (learner/orders/order_check.py).
 """
 
 import numpy as np

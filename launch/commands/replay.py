@@ -25,7 +25,7 @@ from msgspec import structs
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.journal import Journal
 from learner.durable.journal_format import Start
-from learner.durable.repair_advice import salvage_told
+from learner.durable.repair_advice import repair_advice
 from shared.config.load import config_from_json
 from shared.config.tree import Config
 from shared.errors import DamageError, RunDirError
@@ -49,7 +49,7 @@ def run_command(*, directory: Path) -> int:
     summary = read_summary(run)
     if summary and summary.status == "done":
         expected = summary.adapter_sha256
-    with salvage_told(store):
+    with repair_advice(store):
         journal = Journal.read(run.journal)
     first = first_state(store, journal.start, newest=checkpoint.step)
     from_step = first.step if first else 0
@@ -98,8 +98,8 @@ def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, s
     past = Past()
     if first:
         past = state.load(first)
-        state.sampler.submit_pending()
-    ledger = Ledger(config, NoBooks(), past, lambda: False, state.sampler.curriculum.metrics)
+        state.plan.submit_pending()
+    ledger = Ledger(config, NoBooks(), past, lambda: False, state.plan.curriculum.metrics)
     with tempfile.TemporaryDirectory() as folder:
         train(build_parts(model, state, desk, ledger, Path(folder) / "lease"), first.step if first else 0, steps)
     return state.publisher.versions[steps].sha256

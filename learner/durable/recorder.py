@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
-from learner.orders.orders import TRAIN_LANE, answers
+from learner.orders.orders import TRAIN_LANE, fills
 from protocol.codec import decode, encode, pack, unpack
 from protocol.messages import FilledOrder, Group, Order
 from shared.config.processes import JournalConfig
@@ -46,7 +46,7 @@ class JournalRecorder:
         self.last_steps: dict[int, int] = {}
         for segment in journal.reading().segments:
             self.last_steps[segment.number] = max(map(self.load, segment.payloads()), default=-1)
-        self.held = set(self.found)
+        self.durable = set(self.found)
 
     def load(self, payload: bytes) -> int:
         """A record of an earlier life; returns its step, or -1 for a void."""
@@ -72,18 +72,18 @@ class JournalRecorder:
                 self.journal.append(pack(encode(groups)))
                 self.journal.sync()
                 self.last_steps[self.journal.tail] = max(step_of(groups.order_id), self.last_step(self.journal.tail))
-                self.held.add(groups.order_id)
+                self.durable.add(groups.order_id)
 
-    def holds(self, order_id: str) -> bool:
+    def is_durable(self, order_id: str) -> bool:
         """By its name, so that one which is durable is known before it is ordered, and one which is not is too. What is
         no name of ours is nothing to keep: a peer may have made it up."""
         ours = TRAINED.fullmatch(order_id)
-        return ours is None or int(ours[1]) < self.first_step or order_id in self.held
+        return ours is None or int(ours[1]) < self.first_step or order_id in self.durable
 
     def checkpointed(self, step: int) -> None:
         """What earlier steps used is in a checkpoint: their orders need not be remembered."""
         self.first_step = max(self.first_step, step)
-        self.held = {order_id for order_id in self.held if step_of(order_id) >= step}
+        self.durable = {order_id for order_id in self.held if step_of(order_id) >= step}
 
     def last_step(self, segment: int) -> int:
         """The latest step of which a segment holds a record; -1 if it is empty."""
@@ -164,7 +164,7 @@ def read(payload: bytes) -> FilledOrder:
 def matching(order: Order, payload: bytes) -> FilledOrder:
     """The recorded answer, or DamageError if it answers something else."""
     groups = read(payload)
-    if groups.policy_version != order.policy_version or not answers(order, groups.groups):
+    if groups.policy_version != order.policy_version or not fills(order, groups.groups):
         raise DamageError(
             f"The journal's record of order {order.order_id} does not fit this run's config and tasks;"
             " restore config.json, or start a new run."

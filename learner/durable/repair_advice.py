@@ -10,7 +10,7 @@ from shared.errors import DamageError
 
 
 @contextmanager
-def salvage_told(checkpoints: CheckpointStore) -> Iterator[None]:
+def repair_advice(checkpoints: CheckpointStore) -> Iterator[None]:
     """Add to the journal's sentence what is safe, and what giving up the rest would cost."""
     try:
         yield

@@ -13,7 +13,7 @@ from pathlib import Path
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
 from learner.durable.recorder import index_records, pack_void, step_of
-from learner.durable.repair_advice import salvage_told
+from learner.durable.repair_advice import repair_advice
 from learner.update.mismatch import Mismatch
 from protocol.errors import ProtocolError
 from shared.errors import ConfigError, UserError
@@ -32,7 +32,7 @@ def sample_again(run: RunDir, store: CheckpointStore, step: int, last: int) -> i
             f" with step {last}; give a step from {done + 1} to {last}, or leave it out."
         )
     finish_writes(run.journal)
-    with salvage_told(store):
+    with repair_advice(store):
         journal = Journal.open(run.journal)
     try:
         found = index_records(journal.reading().records())

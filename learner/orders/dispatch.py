@@ -4,7 +4,7 @@
 
 Delivery is at least once: whatever a peer held when it died is ordered again, what a peer holds for too long, or waits
 for itself, is given to an idle one as well, and a group that comes twice is acknowledged and dropped. Nothing is
-acknowledged before it is durable, and nothing is made durable that an update could not learn from (answer_check.py). A
+acknowledged before it is durable, and nothing is made durable that an update could not learn from (order_check.py). A
 peer that does not read is sent two policies, the orders of its credits and MAX_UNREAD_MESSAGES others at most.
  Orders already in the journal (a resumed run) are answered from there and never sent. Every wait ends:
 silence of all actors beyond the limit is an error that says what was awaited. `pump` is called wherever work is done,
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from learner.orders.answer_check import AnswerCheck
+from learner.orders.order_check import OrderCheck
 from learner.orders.orders import Recorder
 from learner.orders.peers import Peer, Peers
 from learner.orders.plan import Unanswered
@@ -69,7 +69,7 @@ class Dispatcher:
         recorder: Recorder,
         expected: Hello,
         welcome: Welcome,
-        check: AnswerCheck,
+        check: OrderCheck,
         now: Callable[[], float] = time.monotonic,
         late_s: float = math.inf,
         stop: Callable[[], bool] = lambda: False,
@@ -230,13 +230,13 @@ class Dispatcher:
             self.peers.has_answered(peer, groups.policy_version)
         for peer, groups in delivered:
             # After a restart an actor may be early: its order is not open yet, and its answer is on no disk.
-            if groups.order_id not in self.orders and self.recorder.holds(groups.order_id):
+            if groups.order_id not in self.orders and self.recorder.is_durable(groups.order_id):
                 self.settle(peer, groups.order_id)
 
     def settle(self, peer: Peer, order_id: str) -> None:
         """The order is durable: the peer may forget it and has its credit back."""
-        if order_id in peer.holding:
-            peer.holding.remove(order_id)
+        if order_id in peer.orders:
+            peer.orders.remove(order_id)
         peer.doubted.discard(order_id)
         self.send(peer.address, Ack(order_id=order_id))
 
@@ -290,7 +290,7 @@ class Dispatcher:
     def give(self, peer: Peer, order: Order) -> None:
         """Send an order, after the policy it names."""
         self.given_at.setdefault(order.order_id, self.now())
-        peer.holding.append(order.order_id)
+        peer.orders.append(order.order_id)
         if order.policy_version != peer.version:
             peer.sent(order.policy_version)
             self.send(peer.address, self.policies[order.policy_version])
@@ -352,7 +352,7 @@ class Dispatcher:
 
     def requeue(self, order_ids: Sequence[str]) -> None:
         """Back to the front of the queue, in their old order, unless another peer has them too."""
-        held = {order_id for peer in self.peers.by_address.values() for order_id in peer.holding}
+        held = {order_id for peer in self.peers.by_address.values() for order_id in peer.orders}
         lost = [order_id for order_id in order_ids if order_id not in held]
         for order_id in lost:
             self.given_at.pop(order_id, None)

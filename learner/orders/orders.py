@@ -25,7 +25,7 @@ class Recorder(Protocol):
         """Make these durable; when it returns they may be acknowledged."""
         ...
 
-    def holds(self, order_id: str) -> bool:
+    def is_durable(self, order_id: str) -> bool:
         """Whether nobody else need keep the answer to this order: it is durable, or was never to be recorded."""
         ...
 
@@ -65,7 +65,7 @@ def build_orders(
     ]
 
 
-def answers(order: Order, groups: Sequence[Group]) -> bool:
+def fills(order: Order, groups: Sequence[Group]) -> bool:
     """Whether these groups are the ordered ones: same ids, same prompts, same number of samples."""
     if len(groups) != len(order.groups):
         return False

@@ -32,7 +32,7 @@ class Peer:
     """Who it said it is."""
     heard_at: float
     """When it last said anything."""
-    holding: list[str] = field(default_factory=list)
+    orders: list[str] = field(default_factory=list)
     """Order ids it was given and has not answered."""
     doubted: set[str] = field(default_factory=set[str])
     """Those of them that it said Hello after: it waits, so it may never have got them."""
@@ -61,7 +61,7 @@ class Peer:
     @property
     def free(self) -> int:
         """Credits left."""
-        return self.hello.credits - len(self.holding)
+        return self.hello.credits - len(self.orders)
 
     def takes(self, version: int) -> bool:
         """Whether an order that names this policy may be sent to it."""
@@ -123,7 +123,7 @@ class Peers:
         peer.heard_at = self.heard_at = self.now()
         peer.hello = hello
         if not (peer.marked and hello.mark == peer.mark):
-            peer.doubted = set(peer.holding)
+            peer.doubted = set(peer.orders)
             return []
         peer.has_read()
         peer.version = hello.version
@@ -131,7 +131,7 @@ class Peers:
 
     def take_back(self, peer: Peer) -> list[str]:
         """What it held; others will answer it."""
-        lost, peer.holding, peer.doubted = peer.holding, [], set()
+        lost, peer.orders, peer.doubted = peer.orders, [], set()
         self.owe(peer, len(lost))
         return lost
 
@@ -190,13 +190,13 @@ class Peers:
         """Who is given the next order, which names this policy; None if all are busy."""
         peers = [peer for peer in self.by_address.values() if peer.free > 0 and peer.takes(version)]
         if any(self.trusted(peer) for peer in self.by_address.values()):
-            peers = [peer for peer in peers if self.trusted(peer) or not peer.holding]
+            peers = [peer for peer in peers if self.trusted(peer) or not peer.orders]
         return min(peers, key=self.rank, default=None)
 
     def idle(self) -> Peer | None:
         """The best peer that holds nothing."""
-        return min((peer for peer in self.by_address.values() if not peer.holding), key=self.rank, default=None)
+        return min((peer for peer in self.by_address.values() if not peer.orders), key=self.rank, default=None)
 
     def holders(self, order_id: str) -> list[Peer]:
         """Who has this order."""
-        return [peer for peer in self.by_address.values() if order_id in peer.holding]
+        return [peer for peer in self.by_address.values() if order_id in peer.orders]

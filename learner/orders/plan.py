@@ -101,7 +101,7 @@ class Pending:
         self.tasks = tasks
 
 
-class Sampler:
+class StepPlan:
     """Orders steps ahead and collects them in turn."""
 
     def __init__(self, config: Config, tasks: Sequence[Task], curriculum: Curriculum, desk: OrderDesk) -> None:
@@ -122,7 +122,7 @@ class Sampler:
             self.next_step += 1
 
     def collect(self, step: int) -> list[FilledOrder]:
-        """The answers of a step, replacements included, in slot order. Unanswered leaves the sampler as it was."""
+        """The answers of a step, replacements included, in slot order. Unanswered leaves the plan as it was."""
         pending = self.pending[0]
         assert pending.step == step
         answers = self.desk.collect([order.order_id for order in self.orders(pending, first_slot=0)])

@@ -102,12 +102,12 @@ class Life:
         past = self.state.load(checkpoint) if checkpoint else Past()
         for policy in self.state.publisher.versions.values():
             self.desk.publish(policy, oldest_needed=0)
-        self.state.sampler.submit_pending()
+        self.state.plan.submit_pending()
         recorder = JournalRecorder(Journal.open(run.journal), self.first, admit=lambda group: None)
         compaction = Compaction(config.journal, store, recorder)
         books = RunBooks(run, config, self.state, store, compaction, FrozenBase(model.policy), prompter.text)
         books.resume_at(self.first + 1)
-        ledger = Ledger(config, books, past, lambda: False, self.state.sampler.curriculum.metrics)
+        ledger = Ledger(config, books, past, lambda: False, self.state.plan.curriculum.metrics)
         self.parts = build_parts(model, self.state, self.desk, ledger, path / "lease")
         self.shas = {version: policy.sha256 for version, policy in self.state.publisher.versions.items()}
 

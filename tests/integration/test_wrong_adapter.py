@@ -69,7 +69,7 @@ def run(tmp_path: Path, skip: Callable[[int], bool], *more: str) -> list[StepMet
     state = build_state(model, desk)
     desk.publish(state.publisher.versions[0], oldest_needed=0)
     books = Rows()
-    ledger = Ledger(config, books, Past(), lambda: False, state.sampler.curriculum.metrics)
+    ledger = Ledger(config, books, Past(), lambda: False, state.plan.curriculum.metrics)
     train(build_parts(model, state, desk, ledger, tmp_path / "lease"), 0, config.run.steps)
     return books.rows
 

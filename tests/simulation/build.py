@@ -6,7 +6,7 @@ from actor.link import Link
 from actor.rollout import Rollout
 from learner.durable.recorder import JournalRecorder
 from learner.orders.dispatch import Dispatcher
-from learner.orders.plan import Sampler
+from learner.orders.plan import StepPlan
 from learner.reports.run_files import RunBooks
 from learner.state import LearnerState
 
@@ -19,7 +19,7 @@ class Build:
     """Orders out, groups in."""
     recorder: type[JournalRecorder] = JournalRecorder
     """Between dispatcher and journal."""
-    sampler: type[Sampler] = Sampler
+    plan: type[StepPlan] = StepPlan
     """What is ordered."""
     state: type[LearnerState] = LearnerState
     """What a checkpoint holds."""

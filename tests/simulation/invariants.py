@@ -158,8 +158,8 @@ class Watch:
         self.open = {address: held for address, held in self.open.items() if address in desk.peers.by_address}
         for peer in desk.peers.by_address.values():
             open_orders = self.open.get(peer.address, set())
-            if set(peer.holding) != open_orders:
-                told = f"{peer.address.decode()} has {sorted(open_orders)} open, the learner counts {peer.holding}"
+            if set(peer.orders) != open_orders:
+                told = f"{peer.address.decode()} has {sorted(open_orders)} open, the learner counts {peer.orders}"
                 raise Violation("credits", told)
         sizes = {"orders": len(desk.orders), "queue": len(desk.queue), "answers": len(desk.answers)}
         if max(sizes.values()) > self.room or queued > INBOX or len(desk.policies) > self.lag + 2:

@@ -1,7 +1,7 @@
 """One life of a learner and one of an actor, put together from the product's parts as `learner/session.py` and
 `actor/wiring.py` do it.
 
-Real: dispatcher, peers, recorder, journal, sampler, orders, publisher, state, ledger, books, both loops, link, rollout.
+Real: dispatcher, peers, recorder, journal, plan, orders, publisher, state, ledger, books, both loops, link, rollout.
 Toy: the update, the engine, the scorer. In memory: wire, checkpoints, time.
 """
 
@@ -102,9 +102,9 @@ class LearnerLife:
         self.publisher = Publisher(cast(Any, adapter))
         self.publisher.snapshot(version=0)
         self.optimizer = ToyOptimizer()
-        self.sampler = build.sampler(config, TASKS, Shuffled(len(TASKS), config.run.seed), self.desk)
+        self.plan = build.plan(config, TASKS, Shuffled(len(TASKS), config.run.seed), self.desk)
         optimizer, norms = cast(Any, self.optimizer), Norms(config.guard)
-        state = build.state(config, self.publisher, optimizer, norms, self.sampler, IDENTITY.base_digest)
+        state = build.state(config, self.publisher, optimizer, norms, self.plan, IDENTITY.base_digest)
         self.past = state.load(checkpoint) if checkpoint else Past()
         compaction = Compaction(config.journal, checkpoints, recorder)
         self.books = build.books(disk.run, config, state, checkpoints, compaction, cast(Any, ToyBase()), spelled)
@@ -137,7 +137,7 @@ class LearnerLife:
         self.books.resume_at(self.first_step + 1)
         for version in sorted(self.publisher.versions):
             self.desk.publish(self.publisher.versions[version], oldest_needed=0)
-        self.sampler.submit_pending()
+        self.plan.submit_pending()
         steps = self.config.run.steps
         parts = self.parts()
         try:
@@ -156,12 +156,12 @@ class LearnerLife:
     def parts(self) -> Parts:
         """Of the real loop."""
         return Parts(
-            sampler=self.sampler,
+            plan=self.plan,
             desk=self.desk,
             batches=cast(Any, ToyBatches()),
             guard=Guard(cast(Any, self.update), self.books, self.config),
             publisher=self.publisher,
-            ledger=Ledger(self.config, self.books, self.past, self.stop, self.sampler.curriculum.metrics),
+            ledger=Ledger(self.config, self.books, self.past, self.stop, self.plan.curriculum.metrics),
             turns=NoTurns(),
         )
 

@@ -17,7 +17,7 @@ from learner.durable.checkpoint import Checkpoint
 from learner.durable.recorder import JournalRecorder, voided_from
 from learner.orders.dispatch import Dispatcher
 from learner.orders.peers import Peer
-from learner.orders.plan import Pending, Sampler
+from learner.orders.plan import Pending, StepPlan
 from learner.reports.run_files import RunBooks
 from learner.state import LearnerState, Past
 from protocol.codec import encode, pack
@@ -50,7 +50,7 @@ class NoFsync(JournalRecorder):
             for group in groups.groups:
                 self.admit(group)
             self.journal.append(pack(encode(groups)))
-            self.held.add(groups.order_id)
+            self.durable.add(groups.order_id)
 
 
 class OneFsyncLate(JournalRecorder):
@@ -60,7 +60,7 @@ class OneFsyncLate(JournalRecorder):
         for groups in answers:
             self.journal.sync()
             self.journal.append(pack(encode(groups)))
-            self.held.add(groups.order_id)
+            self.durable.add(groups.order_id)
 
 
 class ForgetsTheJournal(JournalRecorder):
@@ -77,7 +77,7 @@ class VoidsIgnored(JournalRecorder):
         return -1 if voided_from(payload) is not None else super().load(payload)
 
 
-class SeedsByTime(Sampler):
+class SeedsByTime(StepPlan):
     """Draws an order's seeds when it is made, not from its name."""
 
     def __init__(self, *parts: Any) -> None:
@@ -125,7 +125,7 @@ class CheckpointBeforeJournal(JournalRecorder):
 
     def record(self, answers: Sequence[FilledOrder]) -> None:
         self.waiting += tuple(answers)
-        self.held.update(groups.order_id for groups in answers)
+        self.durable.update(groups.order_id for groups in answers)
         if len(self.waiting) >= 3:
             super().record(self.waiting)
             self.waiting = ()
@@ -135,11 +135,11 @@ class PendingNotSaved(LearnerState):
     """A checkpoint without the orders that are out."""
 
     def save(self, step: int, past: Past) -> Checkpoint:
-        pending, self.sampler.pending = self.sampler.pending, []
+        pending, self.plan.pending = self.plan.pending, []
         try:
             return super().save(step, past)
         finally:
-            self.sampler.pending = pending
+            self.plan.pending = pending
 
 
 class CreditLeak(Dispatcher):
@@ -257,7 +257,7 @@ PLANTED = {
     "fsync one record late": planted("acked durable", recorder=OneFsyncLate),
     "dedup forgotten after a restart": planted("acked kept", "exactly once", recorder=ForgetsTheJournal),
     "voids ignored": planted("liveness", recorder=VoidsIgnored),
-    "seeds not from the group's name": planted("final value", "exactly once", sampler=SeedsByTime),
+    "seeds not from the group's name": planted("final value", "exactly once", plan=SeedsByTime),
     "orders not repeated": planted("liveness", dispatcher=NeverRepeats),
     "repeated though held": planted("credits", dispatcher=RepeatedThoughHeld),
     "consumed in order of arrival": planted("exactly once", dispatcher=ByArrival),

@@ -21,7 +21,7 @@ from actor.engines.engine import Completion, Identity, Progress
 from actor.scoring.stream import Scores, Together
 from actor.verifiers.verdict import ScoreJob, Verdict
 from learner.objective.batch import flat
-from learner.orders.answer_check import AnswerCheck
+from learner.orders.order_check import OrderCheck
 from learner.tasks.tasks import Task
 from learner.update.mismatch import Mismatch
 from protocol.messages import FilledOrder, Finish, GroupOrder, Outcome, Sampling
@@ -30,7 +30,7 @@ from tests.support.fakes import ended
 
 IDENTITY = Identity(engine="toy", base_digest="a" * 64, tokenizer_digest="b" * 64, lora_digest="c" * 64)
 RULES = "d" * 64
-CHECK = AnswerCheck(vocabulary=256, rewards=frozenset(), built_in=True)
+CHECK = OrderCheck(vocabulary=256, rewards=frozenset(), built_in=True)
 STALE_LOGPROB = -50.0
 TASKS = tuple(
     Task(prompt_ids=np.array([10 + index, 1, 2], np.int32), columns={"answer": str(index)}) for index in range(12)

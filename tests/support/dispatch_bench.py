@@ -55,7 +55,7 @@ class NotedRecorder:
         self.recorded += [groups.order_id for groups in answers]
         self.events += [f"record {groups.order_id}" for groups in answers]
 
-    def holds(self, order_id: str) -> bool:
+    def is_durable(self, order_id: str) -> bool:
         return order_id in self.recorded or order_id in self.known
 
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from actor.engines.engine import Completion, Ended, Identity, Progress
 from actor.scoring.stream import Scores, Together
 from actor.verifiers.verdict import ScoreJob, Verdict
-from learner.orders.answer_check import AnswerCheck
+from learner.orders.order_check import OrderCheck
 from learner.orders.orders import build_orders
 from learner.tasks.tasks import Task
 from learner.update.publisher import policy_message
@@ -36,7 +36,7 @@ VOCAB = 97
 RANK = 4
 RULES = "d" * 64
 """Digest of how a scripted run draws and judges."""
-CHECK = AnswerCheck(vocabulary=VOCAB, rewards=frozenset(), built_in=True)
+CHECK = OrderCheck(vocabulary=VOCAB, rewards=frozenset(), built_in=True)
 """What answers of a scripted run must fit."""
 CPU = torch.device("cpu")
 

@@ -46,7 +46,7 @@ class OnceRecorder:
     def record(self, answers: Sequence[FilledOrder]) -> None:
         self.recorded += answers
 
-    def holds(self, order_id: str) -> bool:
+    def is_durable(self, order_id: str) -> bool:
         return any(groups.order_id == order_id for groups in self.recorded)
 
 

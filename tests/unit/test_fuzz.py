@@ -9,7 +9,7 @@ from benchmarks.fuzz import Fuzzer
 from benchmarks.fuzz_desk import converse
 from benchmarks.fuzz_targets import Target, targets
 from benchmarks.mutate import mutate_bytes, mutate_tree
-from learner.orders.answer_check import AnswerCheck
+from learner.orders.order_check import OrderCheck
 from protocol.messages import FilledOrder, Order, Policy
 
 NUM_INPUTS = 12_000
@@ -74,7 +74,7 @@ def fresh(folder: Path) -> Path:
     return folder / "c"
 
 
-class Lenient(AnswerCheck):
+class Lenient(OrderCheck):
     """Takes everything."""
 
     def fault(self, order: Order, policy: Policy, groups: FilledOrder) -> str:

@@ -49,7 +49,7 @@ class MemoryRecorder:
     def record(self, answers: Sequence[FilledOrder]) -> None:
         self.recorded += [groups.order_id for groups in answers]
 
-    def holds(self, order_id: str) -> bool:
+    def is_durable(self, order_id: str) -> bool:
         return order_id in self.recorded
 
 

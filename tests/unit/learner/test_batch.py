@@ -198,7 +198,7 @@ def test_of_the_groups_that_teach_nothing_the_last_are_not_replaced() -> None:
 
 @given(flags=st.lists(st.booleans(), min_size=400, max_size=400), first=st.integers(1, 40), rounds=st.integers(0, 4))
 def test_the_first_order_is_found_again_from_what_came_of_it(flags: list[bool], first: int, rounds: int) -> None:
-    """As the sampler orders: each round as many as still do not teach."""
+    """As the plan orders: each round as many as still do not teach."""
     total = first
     for _ in range(rounds):
         total += first - sum(flags[:total])

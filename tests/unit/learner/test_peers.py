@@ -27,9 +27,9 @@ def test_credits_are_what_is_not_held() -> None:
     peers.join(b"a", hello(num_credits=2))
     peer = peers.next_free(0)
     assert peer is not None and peer.address == b"a" and peer.free == 2
-    peer.holding.append("train/000000/u0000")
+    peer.orders.append("train/000000/u0000")
     assert peer.free == 1
-    peer.holding.append("train/000000/u0001")
+    peer.orders.append("train/000000/u0001")
     assert peers.next_free(0) is None
 
 
@@ -39,7 +39,7 @@ def test_work_goes_where_most_credits_are_left() -> None:
     peers.join(b"b", hello("b", 3))
     busy = peers.next_free(0)
     assert busy is not None and busy.address == b"b"
-    busy.holding += ["one", "two"]
+    busy.orders += ["one", "two"]
     other = peers.next_free(0)
     assert other is not None and other.address == b"a"
 
@@ -49,17 +49,17 @@ def test_a_second_hello_gives_nothing_back_unless_all_that_was_sent_has_been_rea
     assert peers.join(b"a", hello()) == []
     peer = peers.by_address[b"a"]
     first = peer.fresh_mark()
-    peer.holding.append("one")
+    peer.orders.append("one")
     peer.sent(0)
     peer.marked = False
     for mark in (0, first):
         assert peers.greet_again(peer, structs.replace(hello(), mark=mark)) == []
-        assert peer.holding == ["one"] and peer.doubted == {"one"} and peer.unread == {0}
+        assert peer.orders == ["one"] and peer.doubted == {"one"} and peer.unread == {0}
     second = peer.fresh_mark()
     assert second != first and peer.fresh_mark() == second
     assert peers.greet_again(peer, structs.replace(hello(), mark=first)) == []
     assert peers.greet_again(peer, structs.replace(hello(), mark=second, version=7)) == ["one"]
-    assert peer.holding == [] and peer.unread == set() and peer.version == 7
+    assert peer.orders == [] and peer.unread == set() and peer.version == 7
 
 
 def test_who_answers_comes_before_who_owes_and_before_newcomers() -> None:
@@ -75,7 +75,7 @@ def test_who_answers_comes_before_who_owes_and_before_newcomers() -> None:
         peer = peers.next_free(0)
         order.append(peer and peer.actor_id)
         if peer:
-            peer.holding.append("x")
+            peer.orders.append("x")
     # While somebody answers, the others hold one order at a time.
     assert order == ["answers", "new", "owes", None]
     peers.has_answered(owing, 0)
@@ -119,17 +119,17 @@ def test_a_new_life_replaces_the_former_and_orphans_what_it_held() -> None:
     peers = Peers(FOREVER_S)
     peers.join(b"a-1", hello("a"))
     peers.join(b"b-1", hello("b"))
-    peers.by_address[b"a-1"].holding += ["one", "two"]
-    peers.by_address[b"b-1"].holding += ["three"]
+    peers.by_address[b"a-1"].orders += ["one", "two"]
+    peers.by_address[b"b-1"].orders += ["three"]
     assert peers.join(b"a-2", hello("a")) == ["one", "two"]
     assert set(peers.by_address) == {b"a-2", b"b-1"}
-    assert peers.by_address[b"a-2"].holding == []
+    assert peers.by_address[b"a-2"].orders == []
 
 
 def test_leaving_gives_back_what_was_held() -> None:
     peers = Peers(FOREVER_S)
     peers.join(b"a", hello())
-    peers.by_address[b"a"].holding.append("one")
+    peers.by_address[b"a"].orders.append("one")
     assert peers.leave(b"a") == ["one"]
     assert peers.get(b"a") is None
 
@@ -149,7 +149,7 @@ def test_idle_is_who_holds_nothing() -> None:
     peers = Peers(silence_s=9.0)
     assert peers.idle() is None
     peers.join(b"a", hello("actor0"))
-    peers.by_address[b"a"].holding.append("one")
+    peers.by_address[b"a"].orders.append("one")
     assert peers.idle() is None
     peers.join(b"b", hello("actor1"))
     found = peers.idle()

@@ -56,13 +56,13 @@ def test_recording_is_durable_when_it_returns(journal: Journal) -> None:
 def test_it_holds_what_is_on_disk_or_in_a_checkpoint_and_nothing_to_come(journal: Journal) -> None:
     early, late = toy_orders(0)[0], toy_orders(1)[0]
     recorder = recorder_of(journal)
-    assert not recorder.holds(early.order_id)
+    assert not recorder.is_durable(early.order_id)
     recorder.record([answer(early)])
-    assert recorder.holds(early.order_id) and not recorder.holds(late.order_id)
-    assert recorder_of(journal).holds(early.order_id)
+    assert recorder.is_durable(early.order_id) and not recorder.is_durable(late.order_id)
+    assert recorder_of(journal).is_durable(early.order_id)
     next_life = recorder_of(journal, first_step=1)
-    assert next_life.holds("train/000000/u0007") and not next_life.holds(late.order_id)
-    assert next_life.holds(toy_orders(1, lane="eval")[0].order_id)
+    assert next_life.is_durable("train/000000/u0007") and not next_life.is_durable(late.order_id)
+    assert next_life.is_durable(toy_orders(1, lane="eval")[0].order_id)
 
 
 class NotedJournal(Journal):
@@ -199,10 +199,10 @@ def test_orders_of_steps_that_a_checkpoint_holds_are_not_remembered_one_by_one(j
     for step in range(4):
         recorder.record([answer(order) for order in toy_orders(step, count=2)])
     recorder.checkpointed(3)
-    assert recorder.held == {order.order_id for order in toy_orders(3, count=2)}
+    assert recorder.durable == {order.order_id for order in toy_orders(3, count=2)}
     # An actor that was slow still has its answers acknowledged; one that nobody has is not.
-    assert all(recorder.holds(order.order_id) for step in range(4) for order in toy_orders(step, count=2))
-    assert not recorder.holds(toy_orders(4, count=1)[0].order_id)
+    assert all(recorder.is_durable(order.order_id) for step in range(4) for order in toy_orders(step, count=2))
+    assert not recorder.is_durable(toy_orders(4, count=1)[0].order_id)
 
 
 NOT_OURS = (
@@ -220,4 +220,4 @@ NOT_OURS = (
 @pytest.mark.parametrize("order_id", NOT_OURS)
 def test_an_id_that_no_order_of_ours_can_have_counts_as_held(journal: Journal, order_id: str) -> None:
     """It is acknowledged and dropped: nobody else need keep it, and nothing else happens."""
-    assert recorder_of(journal).holds(order_id)
+    assert recorder_of(journal).is_durable(order_id)

@@ -55,7 +55,7 @@ def found_steps(run: RunDir) -> list[int]:
     journal = Journal.open(run.journal, segment_bytes=SEGMENT_BYTES)
     recorder = JournalRecorder(journal, 0, anything)
     journal.close()
-    assert recorder.found == index and recorder.held == set(index)
+    assert recorder.found == index and recorder.durable == set(index)
     return sorted({step_of(order_id) for order_id in index})
 
 

@@ -12,7 +12,7 @@ from learner.curriculum.curriculum import Shuffled
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.recorder import RecordedOrders
 from learner.objective.batch import StepBatch, step_batch, teaching_samples
-from learner.orders.plan import Sampler
+from learner.orders.plan import StepPlan
 from learner.state import Best, LearnerState, Past
 from learner.update.gradient_check import Norms
 from learner.update.optimizer import Optimizer
@@ -45,9 +45,9 @@ class Learner:
         publisher = Publisher(policy.adapter)
         publisher.snapshot(version=0)
         optimizer = Optimizer(policy.adapter.parameters(), CONFIG.optimizer, CONFIG.run.steps)
-        sampler = Sampler(CONFIG, toy_tasks(12), Shuffled(12, seed=0), RecordedOrders([]))
+        plan = StepPlan(CONFIG, toy_tasks(12), Shuffled(12, seed=0), RecordedOrders([]))
         norms = Norms(CONFIG.guard)
-        self.state = LearnerState(CONFIG, publisher, optimizer, norms, sampler, policy.base_digest)
+        self.state = LearnerState(CONFIG, publisher, optimizer, norms, plan, policy.base_digest)
         self.update = Update(policy, optimizer, norms, CONFIG, lambda: None)
 
     def step(self, step: int) -> bytes:
@@ -74,7 +74,7 @@ def test_what_is_loaded_makes_the_next_updates_bit_for_bit(learner: Callable[[],
     first, second = learner(), learner()
     for step in range(3):
         first.step(step)
-    first.state.sampler.order_ahead(version=3)
+    first.state.plan.order_ahead(version=3)
     store = CheckpointStore(tmp_path, keep=3)
     past = Past(wall_s=12.5, best=Best(step=2, score=1 / 3))
     store.save(first.state.save(3, past))
@@ -91,13 +91,13 @@ def test_what_is_loaded_makes_the_next_updates_bit_for_bit(learner: Callable[[],
 
 def test_position_pending_steps_and_versions_come_back(learner: Callable[[], Learner]) -> None:
     first, second = learner(), learner()
-    first.state.sampler.order_ahead(version=0)
+    first.state.plan.order_ahead(version=0)
     for step in range(3):
         first.step(step)
     first.state.publisher.forget_before(1)
     second.state.load(first.state.save(3, Past()))
-    assert second.state.sampler.state_dict() == first.state.sampler.state_dict()
-    assert [entry[0] for entry in second.state.sampler.state_dict()["pending"]] == [0, 1, 2]
+    assert second.state.plan.state_dict() == first.state.plan.state_dict()
+    assert [entry[0] for entry in second.state.plan.state_dict()["pending"]] == [0, 1, 2]
     versions = first.state.publisher.versions
     assert {v: p.sha256 for v, p in second.state.publisher.versions.items()} == {
         v: versions[v].sha256 for v in (1, 2, 3)

@@ -24,7 +24,7 @@ from learner.durable.checkpoint import Checkpoint
 from learner.evaluation.evaluate import Evaluator
 from learner.evaluation.schedule import EvalSchedule
 from learner.loop import Parts, train
-from learner.orders.plan import Sampler
+from learner.orders.plan import StepPlan
 from learner.quarantine.guard import Guard
 from learner.quarantine.quarantine import KeptBatch
 from learner.reports.step_report import Ledger
@@ -112,15 +112,15 @@ class Run:
         self.desk.publish(publisher.snapshot(version=0), oldest_needed=0)
         tasks = [replace(t, columns=t.columns | {"level": str(i % 3)}) for i, t in enumerate(toy_tasks(12))]
         optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps)
-        sampler = Sampler(config, tasks, build_curriculum(config, tasks, policy.base_digest, ""), self.desk)
+        plan = StepPlan(config, tasks, build_curriculum(config, tasks, policy.base_digest, ""), self.desk)
         norms = Norms(config.guard)
         anchor = Anchor(policy.adapter, config.curriculum) if config.curriculum.holds else None
-        self.state = LearnerState(config, publisher, optimizer, norms, sampler, policy.base_digest, anchor)
+        self.state = LearnerState(config, publisher, optimizer, norms, plan, policy.base_digest, anchor)
         self.books = KeptBooks(self.state)
         update = Update(policy, optimizer, norms, config, self.desk.pump, anchor)
-        stage_end = StageEnd(sampler.curriculum.metrics, update, anchor) if anchor else None
+        stage_end = StageEnd(plan.curriculum.metrics, update, anchor) if anchor else None
         self.parts = Parts(
-            sampler=sampler,
+            plan=plan,
             desk=self.desk,
             batches=Batches(config, update, stage_end),
             guard=Guard(update, self.books, config),
@@ -131,14 +131,14 @@ class Run:
 
     def ledger(self, past: Past) -> Ledger:
         """Keeps the books of one life."""
-        return Ledger(self.config, self.books, past, lambda: False, self.state.sampler.curriculum.metrics)
+        return Ledger(self.config, self.books, past, lambda: False, self.state.plan.curriculum.metrics)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint, as a session does."""
         self.parts = replace(self.parts, ledger=self.ledger(self.state.load(checkpoint)))
         for version in sorted(self.state.publisher.versions):
             self.desk.publish(self.state.publisher.versions[version], oldest_needed=0)
-        self.state.sampler.submit_pending()
+        self.state.plan.submit_pending()
 
     def evaluate_into(self, found: dict[str, Evaluation]) -> dict[str, Evaluation]:
         """Evaluate on the way, as the config says; reports go there."""

@@ -95,8 +95,8 @@ def one_life(config: Config, folder: Path, start: Checkpoint | None = None, last
     past = state.load(start) if start else Past()
     for version in state.publisher.versions.values():
         desk.publish(version, oldest_needed=0)
-    state.sampler.submit_pending()
-    ledger = Ledger(config, kept, past, lambda: False, state.sampler.curriculum.metrics)
+    state.plan.submit_pending()
+    ledger = Ledger(config, kept, past, lambda: False, state.plan.curriculum.metrics)
     done = train(build_parts(model, state, desk, ledger, folder / "lease"), start.step if start else 0, last)
     return state.publisher.versions[done].sha256, kept
 

@@ -1,4 +1,4 @@
-"""What is ordered when, and from which version, at any lag; and that a resumed sampler orders the same."""
+"""What is ordered when, and from which version, at any lag; and that a resumed plan orders the same."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ import pytest
 from learner.curriculum.curriculum import Shuffled
 from learner.objective.batch import flat, group_teaches
 from learner.objective.pass_counts import Observed
-from learner.orders.plan import Sampler, Unanswered
+from learner.orders.plan import StepPlan, Unanswered
 from protocol.messages import FilledOrder, Order, Policy
 from shared.config.processes import PipelineConfig
 from shared.config.tree import Config, RolloutConfig, RunConfig
@@ -63,17 +63,17 @@ def config_for(max_lag: int, rounds: int = 0, groups_per_order: int = 2) -> Conf
     )
 
 
-def build(config: Config, desk: NotedDesk) -> Sampler:
-    return Sampler(config, toy_tasks(30), CountingCurriculum(30, config.run.seed), desk)
+def build(config: Config, desk: NotedDesk) -> StepPlan:
+    return StepPlan(config, toy_tasks(30), CountingCurriculum(30, config.run.seed), desk)
 
 
-def run(sampler: Sampler, desk: NotedDesk, first: int, last: int) -> list[list[FilledOrder]]:
+def run(plan: StepPlan, desk: NotedDesk, first: int, last: int) -> list[list[FilledOrder]]:
     """The learner's loop without learning."""
     collected: list[list[FilledOrder]] = []
     for step in range(first, last):
-        sampler.order_ahead(version=step)
-        collected.append(sampler.collect(step))
-        desk.publish(toy_policy(step + 1), sampler.oldest_needed())
+        plan.order_ahead(version=step)
+        collected.append(plan.collect(step))
+        desk.publish(toy_policy(step + 1), plan.oldest_needed())
     return collected
 
 
@@ -96,12 +96,12 @@ def test_step_s_is_sampled_from_version_s_minus_lag(max_lag: int, rounds: int) -
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
 def test_orders_run_ahead_by_the_lag_and_never_beyond_the_last_step(max_lag: int) -> None:
     desk = NotedDesk()
-    sampler = build(config_for(max_lag), desk)
+    plan = build(config_for(max_lag), desk)
     for step in range(NUM_STEPS):
-        sampler.order_ahead(version=step)
+        plan.order_ahead(version=step)
         assert max(map(step_of, desk.ordered)) == min(step + max_lag, NUM_STEPS - 1)
-        sampler.collect(step)
-        desk.publish(toy_policy(step + 1), sampler.oldest_needed())
+        plan.collect(step)
+        desk.publish(toy_policy(step + 1), plan.oldest_needed())
     assert len(desk.ordered) == NUM_STEPS * 2
     assert desk.answers == {}
 
@@ -109,9 +109,9 @@ def test_orders_run_ahead_by_the_lag_and_never_beyond_the_last_step(max_lag: int
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
 def test_versions_are_kept_exactly_while_open_orders_name_them(max_lag: int) -> None:
     desk = NotedDesk()
-    sampler = build(config_for(max_lag), desk)
+    plan = build(config_for(max_lag), desk)
     for step in range(NUM_STEPS - max_lag - 1):
-        run(sampler, desk, step, step + 1)
+        run(plan, desk, step, step + 1)
         assert sorted(desk.versions) == list(range(max(0, step + 1 - max_lag), step + 2))
 
 
@@ -124,9 +124,9 @@ def test_a_step_has_its_groups_in_slot_order() -> None:
 def test_groups_that_teach_nothing_are_replaced_within_the_step() -> None:
     config = config_for(0, rounds=2)
     desk = NotedDesk()
-    sampler = build(config, desk)
-    collected = run(sampler, desk, 0, NUM_STEPS)
-    curriculum = sampler.curriculum
+    plan = build(config, desk)
+    collected = run(plan, desk, 0, NUM_STEPS)
+    curriculum = plan.curriculum
     assert isinstance(curriculum, CountingCurriculum)
     tasks = toy_tasks(30)
     for seen, answers in zip(curriculum.observed, collected, strict=True):

@@ -6,7 +6,7 @@ import pytest
 
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.journal import Journal
-from learner.durable.repair_advice import salvage_told
+from learner.durable.repair_advice import repair_advice
 from protocol.codec import encode, pack
 from protocol.messages import FilledOrder, Timings
 from shared.errors import DamageError
@@ -47,7 +47,7 @@ def damage(segment: Path, record: int) -> int:
 
 
 def sentence(folder: Path, store: CheckpointStore) -> str:
-    with pytest.raises(DamageError) as caught, salvage_told(store):
+    with pytest.raises(DamageError) as caught, repair_advice(store):
         Journal.open(folder)
     return str(caught.value)
 
@@ -75,5 +75,5 @@ def test_the_first_record_has_nothing_before_it(tmp_path: Path, segment: Path) -
 
 
 def test_a_journal_that_is_whole_is_not_spoken_of(tmp_path: Path, segment: Path) -> None:
-    with salvage_told(CheckpointStore(tmp_path / "checkpoints", keep=1)):
+    with repair_advice(CheckpointStore(tmp_path / "checkpoints", keep=1)):
         assert Journal.open(segment.parent).next_record == STEPS

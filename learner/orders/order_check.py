@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 
-from learner.orders.orders import answers
+from learner.orders.orders import fills
 from protocol.errors import ProtocolError
 from protocol.messages import FilledOrder, Group, Order, Outcome, Policy
 from protocol.plain_text import one_line
@@ -30,7 +30,7 @@ FAULTS = (Outcome.TIMEOUT, Outcome.ERROR, Outcome.ABSTAIN)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerCheck:
+class OrderCheck:
     """What every answer of a run must fit."""
 
     vocabulary: int
@@ -56,7 +56,7 @@ class AnswerCheck:
                 f"Order {order.order_id} was sampled from policy {groups.policy_version}"
                 f" ({groups.adapter_sha256[:12]}), ordered was {policy.version} ({policy.sha256[:12]})."
             )
-        if not answers(order, groups.groups):
+        if not fills(order, groups.groups):
             return f"The groups of order {order.order_id} are not the ones that were ordered."
         try:
             check_groups(groups)
