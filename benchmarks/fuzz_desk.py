@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from learner.durable.recorder import TRAINED
 from learner.orders.dispatch import MAX_UNREAD_MESSAGES, Dispatcher
 from learner.orders.order_check import OrderCheck
+from learner.orders.orders import training_step
 from learner.orders.peers import MAX_UNREAD_POLICIES
 from protocol.access.sparse_log import Tally
 from protocol.errors import MalformedMessage, ProtocolError
@@ -77,15 +77,15 @@ class DeskRecorder:
         """A new run."""
         return None
 
-    def record(self, answers: Sequence[FilledOrder]) -> None:
+    def record(self, filled: Sequence[FilledOrder]) -> None:
         """Once each."""
-        for groups in answers:
+        for groups in filled:
             assert groups.order_id not in self.recorded, "recorded twice"
             self.recorded[groups.order_id] = groups
 
     def is_durable(self, order_id: str) -> bool:
         """By its name."""
-        return TRAINED.fullmatch(order_id) is None or order_id in self.recorded
+        return training_step(order_id) is None or order_id in self.recorded
 
 
 def converse(data: bytes, check: OrderCheck = CHECK) -> None:
@@ -125,7 +125,7 @@ def finish(desk: Dispatcher, port: DeskPort, clock: list[float], orders: list[Or
         port.inbox += [(HONEST, filled(order, toy_policy(order.policy_version))) for order in given]
         clock[0] += 2.0
         port.inbox.append((HONEST, Heartbeat(phase="decoding")))
-    assert open_orders.keys() == desk.answers.keys(), "an honest actor was not given what was open"
+    assert open_orders.keys() == desk.filled.keys(), "an honest actor was not given what was open"
 
 
 def check_books(desk: Dispatcher, port: DeskPort) -> None:

@@ -21,7 +21,7 @@ from learner.evaluation.schedule import NO_EVALUATIONS, EvalSchedule, NoEvaluati
 from learner.loop import train
 from learner.objective.batch import kept_samples
 from learner.orders.dispatch import Dispatcher
-from learner.orders.plan import Unanswered
+from learner.orders.plan import Unfilled
 from learner.reports.disk_need import bytes_needed, refuse_if_short
 from learner.reports.run_files import RunBooks
 from learner.reports.step_report import Ledger
@@ -142,7 +142,7 @@ class Session:
         """Status and updates done, also where a request to stop found nobody who could answer what is awaited."""
         try:
             return self.train_and_evaluate(ledger)
-        except Unanswered:
+        except Unfilled:
             done = max(self.state.publisher.versions)
             log.info("nobody is there to answer: ends after step %d", done)
             ledger.save(done)

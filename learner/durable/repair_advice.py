@@ -1,25 +1,28 @@
-"""What can be saved of a damaged journal, in words: the journal knows bytes, here they are steps."""
+"""What a damaged journal still holds, and what cutting it would cost.
+
+The journal counts bytes and records; this module says the same in orders and steps, for the user who must decide.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import JournalDamage
-from learner.durable.recorder import index_records, read, step_of
+from learner.durable.recorder import index_records, read
+from learner.orders.orders import step_of
 from shared.errors import DamageError
 
 
 @contextmanager
 def repair_advice(checkpoints: CheckpointStore) -> Iterator[None]:
-    """Add to the journal's sentence what is safe, and what giving up the rest would cost."""
+    """Add to a JournalDamage which records are whole, and what is lost if the rest is cut off."""
     try:
         yield
     except JournalDamage as damage:
-        raise DamageError(f"{damage} {what_is_safe(damage)} {what_it_costs(checkpoints)}") from damage
+        raise DamageError(f"{damage} {whole_records(damage)} {cost_of_cutting(checkpoints)}") from damage
 
 
-def what_is_safe(damage: JournalDamage) -> str:
-    """Before and behind."""
+def whole_records(damage: JournalDamage) -> str:
     number = sum(len(segment.records) for segment in damage.whole)
     if number == 0:
         return f"It is the first record; {damage.num_behind} behind it in this file are whole."
@@ -33,8 +36,8 @@ def what_is_safe(damage: JournalDamage) -> str:
     )
 
 
-def what_it_costs(checkpoints: CheckpointStore) -> str:
-    """What training needs of a journal lies behind the newest checkpoint."""
+def cost_of_cutting(checkpoints: CheckpointStore) -> str:
+    """Training needs only the part of the journal after the newest checkpoint."""
     newest = checkpoints.load_latest()
     done = newest.step if newest else 0
     return (

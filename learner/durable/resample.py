@@ -12,8 +12,9 @@ from pathlib import Path
 
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
-from learner.durable.recorder import index_records, pack_void, step_of
+from learner.durable.recorder import index_records, pack_void
 from learner.durable.repair_advice import repair_advice
+from learner.orders.orders import step_of
 from learner.update.mismatch import Mismatch
 from protocol.errors import ProtocolError
 from shared.errors import ConfigError, UserError

@@ -1,9 +1,13 @@
-"""From tasks to orders: names, seeds and the cut into units that are decoded together.
+"""Builds orders from tasks: ids, seeds, and how many groups are decoded together.
 
-An order is a function of its arguments alone. Whoever builds it again, after a crash or for a replay, builds the same
-one.
+    order id   lane/step/uslot   train/000012/u0000   step from 0; slot of its first group in the step
+    group id   lane/step/slot    train/000012/0003
+
+An order is a function of its arguments alone, so a resumed run and a replay build the same orders again. Ids are
+written and read here only.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,21 +16,22 @@ from protocol.messages import FilledOrder, Group, GroupOrder, Order, Sampling
 from shared.seeding import sample_seeds
 
 TRAIN_LANE = "train"
+TRAINING_ORDER = re.compile(rf"{TRAIN_LANE}/([0-9]{{6,}})/u[0-9]{{4,}}")
 
 
 class Recorder(Protocol):
-    """Where answers are found and kept."""
+    """Stores filled orders and finds them again."""
 
     def find(self, order: Order) -> FilledOrder | None:
-        """The recorded answer to this order, if there is one."""
+        """The order as it was filled and recorded; None if it was not."""
         ...
 
-    def record(self, answers: Sequence[FilledOrder]) -> None:
-        """Make these durable; when it returns they may be acknowledged."""
+    def record(self, filled: Sequence[FilledOrder]) -> None:
+        """Make these durable. They may be acknowledged once this returns."""
         ...
 
     def is_durable(self, order_id: str) -> bool:
-        """Whether nobody else need keep the answer to this order: it is durable, or was never to be recorded."""
+        """Whether the actor may forget this order: it is durable, or it is not one that is recorded."""
         ...
 
 
@@ -43,10 +48,10 @@ def build_orders(
     groups_per_order: int,
     stream: str = "",
 ) -> list[Order]:
-    """One group a task, `groups_per_order` groups an order (0: all in one); seeds of this stream, or of the lane."""
+    """One group per task. groups_per_order: 0 puts all groups into one order. stream: names the seeds; default lane."""
     groups = [
         GroupOrder(
-            group_id=f"{lane}/{step:06d}/{slot:04d}",
+            group_id=group_id(lane, step, slot),
             prompt_ids=task.prompt_ids,
             columns=task.columns,
             seeds=sample_seeds(seed, stream or lane, step, slot, samples),
@@ -56,7 +61,7 @@ def build_orders(
     size = groups_per_order or len(groups)
     return [
         Order(
-            order_id=f"{lane}/{step:06d}/u{first_slot + start:04d}",
+            order_id=order_id(lane, step, first_slot + start),
             policy_version=version,
             sampling=sampling,
             groups=tuple(groups[start : start + size]),
@@ -65,8 +70,27 @@ def build_orders(
     ]
 
 
+def order_id(lane: str, step: int, slot: int) -> str:
+    return f"{lane}/{step:06d}/u{slot:04d}"
+
+
+def group_id(lane: str, step: int, slot: int) -> str:
+    return f"{lane}/{step:06d}/{slot:04d}"
+
+
+def training_step(name: str) -> int | None:
+    """Step of the training order with this id; None for any other id. A peer may send any text as an id."""
+    match = TRAINING_ORDER.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def step_of(name: str) -> int:
+    """Step of an order of ours, of any lane."""
+    return int(name.split("/")[1])
+
+
 def fills(order: Order, groups: Sequence[Group]) -> bool:
-    """Whether these groups are the ordered ones: same ids, same prompts, same number of samples."""
+    """Whether these groups are the ordered ones: same ids, same prompts, same number of completions."""
     if len(groups) != len(order.groups):
         return False
     return all(

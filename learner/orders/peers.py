@@ -197,6 +197,6 @@ class Peers:
         """The best peer that holds nothing."""
         return min((peer for peer in self.by_address.values() if not peer.orders), key=self.rank, default=None)
 
-    def holders(self, order_id: str) -> list[Peer]:
+    def with_order(self, order_id: str) -> list[Peer]:
         """Who has this order."""
         return [peer for peer in self.by_address.values() if order_id in peer.orders]

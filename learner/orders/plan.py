@@ -68,7 +68,7 @@ class BatchSize:
         self.signal = float(state["signal"])
 
 
-class Unanswered(Exception):
+class Unfilled(Exception):
     """The learner was asked to stop, and nobody is there whose answer it could wait for."""
 
 
@@ -84,7 +84,7 @@ class OrderDesk(Protocol):
         ...
 
     def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
-        """Wait for these; Unanswered if that is no use."""
+        """Wait for these; Unfilled if that is no use."""
         ...
 
     def pump(self, timeout_s: float = 0.0) -> None:
@@ -122,7 +122,7 @@ class StepPlan:
             self.next_step += 1
 
     def collect(self, step: int) -> list[FilledOrder]:
-        """The answers of a step, replacements included, in slot order. Unanswered leaves the plan as it was."""
+        """The answers of a step, replacements included, in slot order. Unfilled leaves the plan as it was."""
         pending = self.pending[0]
         assert pending.step == step
         answers = self.desk.collect([order.order_id for order in self.orders(pending, first_slot=0)])
@@ -142,7 +142,7 @@ class StepPlan:
             more = Pending(pending.step, pending.version, self.curriculum.next(missing))
             try:
                 answers = answers + self.replace(more, first_slot=len(tasks))
-            except Unanswered:
+            except Unfilled:
                 self.curriculum.load_state_dict(before)
                 raise
             tasks = tasks + more.tasks

@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 
 from learner.durable.journal import Journal
-from learner.durable.recorder import read, step_of
+from learner.durable.recorder import read
+from learner.orders.orders import step_of
 from protocol.codec import encode, pack
 from protocol.messages import FilledOrder
 from tests.support.runs import launch, replayed, summary, train

@@ -14,7 +14,8 @@ from pathlib import Path
 from learner.durable.checkpoint import Checkpoint
 from learner.durable.journal import Journal, segment_path
 from learner.durable.journal_format import SECTOR_BYTES
-from learner.durable.recorder import step_of, voided_from
+from learner.durable.recorder import voided_from
+from learner.orders.orders import step_of
 from shared.run.run_dir import RunDir
 from tests.simulation.schedule import Death
 

@@ -17,8 +17,8 @@ A Watch sees what crosses the seams of the simulation; it never changes anything
 from dataclasses import dataclass
 
 from actor.link import Link
-from learner.durable.recorder import TRAINED, step_of
 from learner.orders.dispatch import Dispatcher
+from learner.orders.orders import step_of, training_step
 from learner.update.mismatch import Mismatch
 from protocol.errors import HandshakeRefused, PeerTimeout
 from protocol.messages import Ack, AnyMessage, FilledOrder, Hello, Order, Policy, Welcome
@@ -95,7 +95,7 @@ class Watch:
             if self.hellos[peer].mark == self.marks.get(peer):
                 self.unread.pop(peer, None)
             self.marks[peer] = message.mark
-        elif isinstance(message, Ack) and TRAINED.fullmatch(message.order_id):
+        elif isinstance(message, Ack) and training_step(message.order_id) is not None:
             # A replacement that a step needed no more when it was sampled again: nobody waits for its answer.
             unneeded = self.has_voided and step_of(message.order_id) <= self.last_step
             on_disk = message.order_id in self.durable
@@ -161,7 +161,7 @@ class Watch:
             if set(peer.orders) != open_orders:
                 told = f"{peer.address.decode()} has {sorted(open_orders)} open, the learner counts {peer.orders}"
                 raise Violation("credits", told)
-        sizes = {"orders": len(desk.orders), "queue": len(desk.queue), "answers": len(desk.answers)}
+        sizes = {"orders": len(desk.orders), "queue": len(desk.queue), "filled": len(desk.filled)}
         if max(sizes.values()) > self.room or queued > INBOX or len(desk.policies) > self.lag + 2:
             raise Violation("memory", f"the learner holds {sizes} and {len(desk.policies)} policies, inbox {queued}")
 

@@ -16,7 +16,7 @@ from learner.durable.recorder import Compaction
 from learner.durable.resample import sample_again
 from learner.loop import Parts, train
 from learner.objective.batch import kept_samples
-from learner.orders.plan import Unanswered
+from learner.orders.plan import Unfilled
 from learner.quarantine.guard import Guard
 from learner.reports.step_report import Ledger
 from learner.state import Past
@@ -142,7 +142,7 @@ class LearnerLife:
         parts = self.parts()
         try:
             done = train(parts, self.first_step, steps)
-        except Unanswered:
+        except Unfilled:
             done = max(self.publisher.versions)
             parts.ledger.save(done)
         outcome = None

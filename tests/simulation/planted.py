@@ -37,16 +37,16 @@ class AckBeforeFsync(Dispatcher):
 class NoDedup(Dispatcher):
     """Takes an answer that it has already as a new one."""
 
-    def wanted(self, peer: Peer, groups: FilledOrder) -> bool:
-        self.orders.setdefault(groups.order_id, cast(Order, groups))
+    def wanted(self, peer: Peer, filled: FilledOrder) -> bool:
+        self.orders.setdefault(filled.order_id, cast(Order, filled))
         return True
 
 
 class NoFsync(JournalRecorder):
     """Appends, and leaves the rest to the kernel."""
 
-    def record(self, answers: Sequence[FilledOrder]) -> None:
-        for groups in answers:
+    def record(self, filled: Sequence[FilledOrder]) -> None:
+        for groups in filled:
             for group in groups.groups:
                 self.admit(group)
             self.journal.append(pack(encode(groups)))
@@ -56,8 +56,8 @@ class NoFsync(JournalRecorder):
 class OneFsyncLate(JournalRecorder):
     """Syncs what came before, and the last record with the next delivery."""
 
-    def record(self, answers: Sequence[FilledOrder]) -> None:
-        for groups in answers:
+    def record(self, filled: Sequence[FilledOrder]) -> None:
+        for groups in filled:
             self.journal.sync()
             self.journal.append(pack(encode(groups)))
             self.durable.add(groups.order_id)
@@ -111,11 +111,11 @@ class ByArrival(Dispatcher):
     """Hands the answers of a step over in the order in which they came."""
 
     def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
-        arrived = [order_id for order_id in self.answers if order_id in order_ids]
+        arrived = [order_id for order_id in self.filled if order_id in order_ids]
         while len(arrived) < len(order_ids):
             self.pump(self.welcome.heartbeat_s / 2)
-            arrived = [order_id for order_id in self.answers if order_id in order_ids]
-        return [self.answers.pop(order_id) for order_id in arrived]
+            arrived = [order_id for order_id in self.filled if order_id in order_ids]
+        return [self.filled.pop(order_id) for order_id in arrived]
 
 
 class CheckpointBeforeJournal(JournalRecorder):
@@ -123,9 +123,9 @@ class CheckpointBeforeJournal(JournalRecorder):
 
     waiting: tuple[FilledOrder, ...] = ()
 
-    def record(self, answers: Sequence[FilledOrder]) -> None:
-        self.waiting += tuple(answers)
-        self.durable.update(groups.order_id for groups in answers)
+    def record(self, filled: Sequence[FilledOrder]) -> None:
+        self.waiting += tuple(filled)
+        self.durable.update(groups.order_id for groups in filled)
         if len(self.waiting) >= 3:
             super().record(self.waiting)
             self.waiting = ()

@@ -49,11 +49,11 @@ class NotedRecorder:
     def find(self, order: Order) -> FilledOrder | None:
         return self.known.get(order.order_id)
 
-    def record(self, answers: Sequence[FilledOrder]) -> None:
+    def record(self, filled: Sequence[FilledOrder]) -> None:
         if self.broken:
             raise OSError("disk full")
-        self.recorded += [groups.order_id for groups in answers]
-        self.events += [f"record {groups.order_id}" for groups in answers]
+        self.recorded += [groups.order_id for groups in filled]
+        self.events += [f"record {groups.order_id}" for groups in filled]
 
     def is_durable(self, order_id: str) -> bool:
         return order_id in self.recorded or order_id in self.known

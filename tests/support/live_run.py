@@ -43,8 +43,8 @@ class OnceRecorder:
     def find(self, order: Order) -> FilledOrder | None:
         return None
 
-    def record(self, answers: Sequence[FilledOrder]) -> None:
-        self.recorded += answers
+    def record(self, filled: Sequence[FilledOrder]) -> None:
+        self.recorded += filled
 
     def is_durable(self, order_id: str) -> bool:
         return any(groups.order_id == order_id for groups in self.recorded)

@@ -130,7 +130,7 @@ def test_an_actor_on_another_base_is_refused_in_words_and_given_nothing(bench: B
         desk.pump()
         if name == "foreign":
             (refusal,) = inbox(port)
-            assert isinstance(refusal, Refused) and "Actor foreign holds another base model" in refusal.reason
+            assert isinstance(refusal, Refused) and "Actor foreign has another base model" in refusal.reason
             assert other.digest[:12] in refusal.reason and engine.identity.base_digest[:12] in refusal.reason
         else:
             assert [type(message) for message in inbox(port)] == [Welcome, Policy, Order]

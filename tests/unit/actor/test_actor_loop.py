@@ -46,8 +46,8 @@ class MemoryRecorder:
     def find(self, order: Order) -> FilledOrder | None:
         return None
 
-    def record(self, answers: Sequence[FilledOrder]) -> None:
-        self.recorded += [groups.order_id for groups in answers]
+    def record(self, filled: Sequence[FilledOrder]) -> None:
+        self.recorded += [groups.order_id for groups in filled]
 
     def is_durable(self, order_id: str) -> bool:
         return order_id in self.recorded

@@ -7,7 +7,8 @@ import pytest
 
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.journal import Journal
-from learner.durable.recorder import Compaction, JournalRecorder, read, step_of
+from learner.durable.recorder import Compaction, JournalRecorder, read
+from learner.orders.orders import step_of
 from protocol.messages import Group, Order
 from shared.config.processes import JournalConfig
 from tests.support.fakes import filled, toy_orders, toy_policy

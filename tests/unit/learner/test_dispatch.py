@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from learner.orders.plan import Unanswered
+from learner.orders.plan import Unfilled
 from protocol.messages import (
     Ack,
     Bye,
@@ -54,7 +54,7 @@ def test_no_ack_if_recording_fails() -> None:
     with pytest.raises(OSError, match="disk full"):
         bench.deliver(actor, filled(orders[0], POLICY))
     assert not any(isinstance(message, Ack) for message in inbox(actor))
-    assert bench.dispatcher.answers == {}
+    assert bench.dispatcher.filled == {}
 
 
 def test_an_answer_that_comes_before_its_order_is_not_acked_and_not_lost() -> None:
@@ -159,7 +159,7 @@ def test_a_duplicate_in_a_later_pump_is_acked_and_dropped() -> None:
     bench.deliver(actor, groups)
     assert inbox(actor)[-1] == Ack(order_id=groups.order_id)
     assert bench.recorder.recorded == [groups.order_id]
-    assert bench.dispatcher.answers == {}
+    assert bench.dispatcher.filled == {}
 
 
 def test_what_an_uninvited_actor_sends_is_ignored() -> None:
@@ -340,7 +340,7 @@ def test_what_a_helper_loses_is_not_queued_while_the_first_still_has_it() -> Non
 def test_who_was_asked_to_stop_does_not_wait_for_somebody_to_come() -> None:
     bench, orders = Bench(heartbeat_s=0.01, stop=lambda: True), toy_orders(count=1)
     bench.dispatcher.submit(orders)
-    with pytest.raises(Unanswered):
+    with pytest.raises(Unfilled):
         bench.dispatcher.collect(ids(orders))
 
 

@@ -8,7 +8,7 @@ import pytest
 from learner.curriculum.curriculum import Shuffled
 from learner.objective.batch import flat, group_teaches
 from learner.objective.pass_counts import Observed
-from learner.orders.plan import StepPlan, Unanswered
+from learner.orders.plan import StepPlan, Unfilled
 from protocol.messages import FilledOrder, Order, Policy
 from shared.config.processes import PipelineConfig
 from shared.config.tree import Config, RolloutConfig, RunConfig
@@ -24,7 +24,7 @@ class NotedDesk:
     def __init__(self) -> None:
         self.ordered: list[Order] = []
         self.versions: dict[int, Policy] = {0: toy_policy(0)}
-        self.answers: dict[str, FilledOrder] = {}
+        self.filled: dict[str, FilledOrder] = {}
 
     def publish(self, policy: Policy, oldest_needed: int) -> None:
         self.versions[policy.version] = policy
@@ -33,10 +33,10 @@ class NotedDesk:
     def submit(self, orders: Iterable[Order]) -> None:
         for order in orders:
             self.ordered.append(order)
-            self.answers[order.order_id] = filled(order, self.versions[order.policy_version])
+            self.filled[order.order_id] = filled(order, self.versions[order.policy_version])
 
     def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
-        return [self.answers.pop(order_id) for order_id in order_ids]
+        return [self.filled.pop(order_id) for order_id in order_ids]
 
     def pump(self, timeout_s: float = 0.0) -> None:
         pass
@@ -103,7 +103,7 @@ def test_orders_run_ahead_by_the_lag_and_never_beyond_the_last_step(max_lag: int
         plan.collect(step)
         desk.publish(toy_policy(step + 1), plan.oldest_needed())
     assert len(desk.ordered) == NUM_STEPS * 2
-    assert desk.answers == {}
+    assert desk.filled == {}
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
@@ -189,7 +189,7 @@ class LeavingDesk(NotedDesk):
     def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
         self.left -= len(order_ids)
         if self.left < 0:
-            raise Unanswered
+            raise Unfilled
         return super().collect(order_ids)
 
 
@@ -203,7 +203,7 @@ def test_a_step_that_is_left_unanswered_is_ordered_again(max_lag: int, collected
     desk = LeavingDesk(collected)
     stopped = build(config, desk)
     done = 0
-    with pytest.raises(Unanswered):
+    with pytest.raises(Unfilled):
         while True:
             run(stopped, desk, done, done + 1)
             done += 1

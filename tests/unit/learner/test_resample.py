@@ -6,8 +6,9 @@ import pytest
 
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.journal import Journal
-from learner.durable.recorder import JournalRecorder, RecordedOrders, index_records, pack_void, step_of
+from learner.durable.recorder import JournalRecorder, RecordedOrders, index_records, pack_void
 from learner.durable.resample import sample_again, with_way_back
+from learner.orders.orders import step_of
 from learner.update.mismatch import Mismatch
 from protocol.codec import encode, pack
 from protocol.messages import FilledOrder, Group
