@@ -24,7 +24,7 @@ from shared.run.files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from launch.commands.in_process import LocalActor
-    from learner.curriculum.semantic_entropy import Answers, SemanticEntropies
+    from learner.curriculum.semantic_entropy import SemanticEntropies, TaskMeanings
     from learner.tasks.tasks import Task
 
 LANE = "semantic entropy"
@@ -53,10 +53,12 @@ def entropies(config: Config) -> "tuple[Path, SemanticEntropies]":
     from learner.tasks.tasks import load_tasks
     from shared.model.base_cache import cached_base
 
-    file = cache_file(config)
+    file = cache_file(config.curriculum, config.model, config.tasks.source)
     with local_actor(config) as actor:
         tasks = load_tasks(config.tasks, actor.prompter, config.verifier.kind).train
-        wanted = measured_with(config, tasks, cached_base(config.model).digest, actor.prompter.digest)
+        base = cached_base(config.model).digest
+        samples = config.curriculum.samples
+        wanted = measured_with(config.rollout, config.verifier, samples, tasks, base, actor.prompter.digest)
         try:
             return file, read_entropies(file, wanted)
         except DataError as why:
@@ -67,9 +69,9 @@ def entropies(config: Config) -> "tuple[Path, SemanticEntropies]":
     return file, found
 
 
-def measure(config: Config, tasks: "Sequence[Task]", actor: "LocalActor") -> "list[Answers]":
+def measure(config: Config, tasks: "Sequence[Task]", actor: "LocalActor") -> "list[TaskMeanings]":
     """All tasks, as many at a time as a training step has."""
-    found: list[Answers] = []
+    found: list[TaskMeanings] = []
     said = time.monotonic()
     while len(found) < len(tasks):
         found += measure_some(config, tasks, len(found), actor)
@@ -79,11 +81,11 @@ def measure(config: Config, tasks: "Sequence[Task]", actor: "LocalActor") -> "li
     return found
 
 
-def measure_some(config: Config, tasks: "Sequence[Task]", first: int, actor: "LocalActor") -> "list[Answers]":
+def measure_some(config: Config, tasks: "Sequence[Task]", first: int, actor: "LocalActor") -> "list[TaskMeanings]":
     """The tasks from `first` on."""
     from actor.rollout import Marking
     from launch.commands.in_process import clusters, comparison
-    from learner.curriculum.semantic_entropy import Answers
+    from learner.curriculum.semantic_entropy import TaskMeanings
     from learner.orders.orders import build_orders
     from protocol.messages import Sampling
 
@@ -106,7 +108,7 @@ def measure_some(config: Config, tasks: "Sequence[Task]", first: int, actor: "Lo
     answers = [[verdict.extracted for verdict in task] for task in scored]
     same = comparison(config.verifier.kind, answers, scorer)
     right = [sum(verdict.outcome is Outcome.CORRECT for verdict in task) for task in scored]
-    return [Answers(clusters=clusters(a, same), right=r) for a, r in zip(answers, right, strict=True)]
+    return [TaskMeanings(clusters=clusters(a, same), right=r) for a, r in zip(answers, right, strict=True)]
 
 
 def summary(found: "SemanticEntropies", stages: int) -> list[str]:

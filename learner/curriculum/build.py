@@ -1,18 +1,24 @@
-"""From [curriculum] and the tasks to the curriculum of a run."""
+"""Builds the curriculum of a run from [curriculum] and its tasks."""
 
 from collections.abc import Sequence
 
 from learner.curriculum.curriculum import Curriculum, Shuffled
 from learner.curriculum.pass_rate import PassRate
-from learner.curriculum.semantic_entropy import cache_file, entropy_stages, measured_with, read_entropies
+from learner.curriculum.semantic_entropy import (
+    cache_file,
+    entropy_stages,
+    measured_with,
+    read_entropies,
+)
 from learner.curriculum.stages import Staged
 from learner.tasks.tasks import Task
+from shared.config.data import CurriculumConfig
 from shared.config.tree import Config
 from shared.errors import DataError
 
 
 def build_curriculum(config: Config, tasks: Sequence[Task], base_digest: str, tokenizer_digest: str) -> Curriculum:
-    """One case a kind. The digests are those of what the run trains, for `sent` to compare with its cache."""
+    """The digests identify the base and the tokenizer; `sent` compares them with its cache."""
     seed, curriculum = config.run.seed, config.curriculum
     match curriculum.kind:
         case "shuffled":
@@ -20,33 +26,36 @@ def build_curriculum(config: Config, tasks: Sequence[Task], base_digest: str, to
         case "pass_rate":
             return PassRate(strata(tasks, curriculum.column), seed, curriculum)
         case "levels":
-            return staged(levels(tasks, curriculum.column), config)
+            return staged(levels(tasks, curriculum.column), curriculum, seed, config.run.steps)
         case "sent":
-            wanted = measured_with(config, tasks, base_digest, tokenizer_digest)
-            return staged(entropy_stages(read_entropies(cache_file(config), wanted).tasks, curriculum.stages), config)
+            wanted = measured_with(
+                config.rollout, config.verifier, curriculum.samples, tasks, base_digest, tokenizer_digest
+            )
+            file = cache_file(curriculum, config.model, config.tasks.source)
+            stages = entropy_stages(read_entropies(file, wanted).tasks, curriculum.stages)
+            return staged(stages, curriculum, seed, config.run.steps)
 
 
-def staged(stages: Sequence[Sequence[int]], config: Config) -> Staged:
-    """These stages with the config's rule for moving on."""
-    curriculum = config.curriculum
+def staged(stages: Sequence[Sequence[int]], curriculum: CurriculumConfig, seed: int, steps: int) -> Staged:
+    """steps: of the run, which the stages share equally unless stage_steps is set."""
     return Staged(
         stages,
-        config.run.seed,
+        seed,
         advance_at=curriculum.advance_at,
-        stage_steps=curriculum.stage_steps or -(-config.run.steps // len(stages)),
+        stage_steps=curriculum.stage_steps or -(-steps // len(stages)),
         replay=curriculum.replay,
     )
 
 
 def strata(tasks: Sequence[Task], column: str) -> list[int]:
-    """[tasks] the number of each task's value in the column; tasks without it have one of their own."""
+    """[tasks] the stratum of each task: one for each value of the column, and one for tasks without it."""
     values = [task.columns.get(column, "") for task in tasks]
     number = {value: place for place, value in enumerate(dict.fromkeys(values))}
     return [number[value] for value in values]
 
 
 def levels(tasks: Sequence[Task], column: str) -> list[list[int]]:
-    """The tasks of each value in the column, in the order of the values."""
+    """One list of tasks for each value of the column, in the order of the values."""
     if lacking := [task for task in tasks if column not in task.columns]:
         raise DataError(
             f"curriculum.kind = 'levels' orders tasks by column '{column}', which {len(lacking)} of {len(tasks)} tasks"
@@ -57,7 +66,7 @@ def levels(tasks: Sequence[Task], column: str) -> list[list[int]]:
 
 
 def rank(value: str) -> tuple[float, str]:
-    """Numbers by size, before anything else by its letters."""
+    """Sorts numbers by size, and any other text after them."""
     try:
         return float(value), ""
     except ValueError:

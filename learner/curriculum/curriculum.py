@@ -1,12 +1,12 @@
 """Which tasks come next.
 
-A curriculum is asked for tasks, told what came of them, and can save itself; the loop knows no more. `Shuffled` goes
-through all tasks in an order drawn anew for each epoch from the run's seed.
+A curriculum chooses tasks, observes the results of their groups, and saves its state. `Shuffled` takes all tasks once
+per epoch, in an order that follows from the run's seed and the epoch.
 
     step s:   next (P tasks of step s + max_lag)  ->  next (replacements of step s)  ->  observe (all groups of step s)
 
-The calls come in this order in every life of a run and in a replay, so what `next` chooses for step s rests on the
-groups of the steps before s - max_lag (replacements: before s) and on nothing else.
+Every life of a run and every replay makes these calls in this order. So the tasks of step s depend only on the groups
+of the steps before s - max_lag (replacements: before s).
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from shared.seeding import permutation
 
 @dataclass(frozen=True, kw_only=True)
 class CurriculumFigures:
-    """What a step's row says of the curriculum."""
+    """The curriculum's part of a row of metrics."""
 
     stage: int
-    """Of the next choice, from 0; 0 where there are no stages."""
+    """Stage of the next tasks, from 0; 0 where there are no stages."""
     pass_rate: float
-    """Share of right answers in the step just observed; NaN before the first."""
+    """Share of correct completions in the last observed step; NaN before the first."""
     effective_tasks: float
-    """1 / sum q_i^2 of the probabilities q that the next task is drawn with: among how many it really chooses."""
+    """1 / sum q_i^2 over the probabilities q_i of the tasks: from how many tasks it effectively chooses."""
 
 
 class Curriculum(Protocol):
@@ -37,24 +37,24 @@ class Curriculum(Protocol):
         ...
 
     def observe(self, groups: Sequence[Observed]) -> None:
-        """What the groups of one step came to, in the order of steps."""
+        """The results of one step's groups; called in the order of steps."""
         ...
 
     def metrics(self) -> CurriculumFigures:
-        """Where it stands."""
+        """For the row of this step."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on, as JSON values."""
+        """JSON values."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
+        """Continue from what state_dict returned."""
         ...
 
 
 class Shuffled:
-    """Every task once an epoch."""
+    """Every task once per epoch."""
 
     def __init__(self, num_tasks: int, seed: int) -> None:
         self.num_tasks = num_tasks
@@ -63,28 +63,25 @@ class Shuffled:
         self.pass_rate = float("nan")
 
     def next(self, count: int) -> list[int]:
-        """Positions run on across epochs; each position has one task."""
+        """Positions count on across epochs."""
         positions = range(self.position, self.position + count)
         self.position += count
         return [self.task_at(position) for position in positions]
 
     def task_at(self, position: int) -> int:
-        """The task at this position of the endless sequence."""
+        """Random access, so that the position is the whole state."""
         epoch, offset = divmod(position, self.num_tasks)
         return int(permutation(self.seed, epoch, self.num_tasks)[offset])
 
     def observe(self, groups: Sequence[Observed]) -> None:
-        """A shuffle does not learn."""
+        """Only for the metrics; the order does not depend on it."""
         self.pass_rate = pass_rate(groups)
 
     def metrics(self) -> CurriculumFigures:
-        """All tasks are as likely."""
         return CurriculumFigures(stage=0, pass_rate=self.pass_rate, effective_tasks=self.num_tasks)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where we are."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
         self.position = int(state["position"])

@@ -1,19 +1,19 @@
-"""Tasks drawn where groups teach most: in proportion to the expected p (1 - p), from the run's own rollouts.
+"""Prefers tasks whose groups teach most: draws in proportion to the expected p (1 - p), from the run's own rollouts.
 
-A group of G answers, each right with probability p, has outcome variance p (1 - p): nothing to learn from what always
-or never succeeds. p of a task is not known but has a distribution, Beta(a, b):
+A group of G completions, each correct with probability p, has outcome variance p (1 - p): a task that is always or
+never solved teaches nothing. p of a task is unknown; it is estimated as Beta(a, b):
 
     a = k m + right        b = k (1 - m) + wrong        m = (R + 1) / (S + 2)
     E[p (1 - p)] = a b / ((a + b) (a + b + 1))
     q = (1 - e) E^c / sum E^c + e / number of tasks
 
-right and wrong are the task's own answers, R of S those of all tasks in its stratum (the tasks that share one value of
-`curriculum.column`; all, where there is no such column): so what is seen of some tasks is expected of their like, with
-the weight of k answers. The policy moves, so all counts halve every `half_life` steps. Draws are without replacement
-within a call, and never of a task that is being sampled, while there are others.
+right and wrong count the task's own completions. R of S completions are correct in its stratum, which is all tasks with
+the same value of `curriculum.column` (all tasks, without such a column). The stratum's rate m counts as k completions
+of the task itself. The policy changes, so all counts halve every `half_life` steps. A call draws without replacement,
+and draws no task that is being sampled while there are others.
 
-The draws are Efraimidis and Spirakis' weighted sampling: the `count` largest log(u_i) / q_i, u from the run's seed and
-the number of the call. Left out on purpose: anything that looks at the text of a task.
+Drawing follows Efraimidis and Spirakis: take the `count` largest log(u_i) / q_i, with u from the run's seed and the
+number of the draw. Left out on purpose: anything that looks at the text of a task.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class PassRate:
         self.last = float("nan")
 
     def next(self, count: int) -> list[int]:
-        """Weighted draws; a call for more tasks than there are goes round again."""
+        """If more tasks are asked for than there are, some come twice."""
         drawn: list[int] = []
         while len(drawn) < count:
             busy = self.in_flight + drawn
@@ -54,7 +54,7 @@ class PassRate:
         return drawn
 
     def draw(self, free: np.ndarray, count: int) -> list[int]:
-        """At most `count` of these tasks, the best keys first."""
+        """At most `count` of the free tasks, those with the largest keys first."""
         keys = np.log(1.0 - uniforms(derive(self.seed, STREAM, self.draws), len(self.strata)))
         self.draws += 1
         order = np.argsort(-(keys / self.probabilities())[free], kind="stable")
@@ -79,7 +79,7 @@ class PassRate:
         return (right + 1) / (samples + 2)
 
     def observe(self, groups: Sequence[Observed]) -> None:
-        """Older counts fade, new ones come in."""
+        """Decay the counts, then add the new ones."""
         fade = 0.5 ** (1 / self.config.half_life)
         self.right *= fade
         self.samples *= fade
@@ -90,18 +90,16 @@ class PassRate:
         self.last = pass_rate(groups)
 
     def metrics(self) -> CurriculumFigures:
-        """How sharply it chooses."""
         effective = 1 / float((self.probabilities() ** 2).sum())
         return CurriculumFigures(stage=0, pass_rate=self.last, effective_tasks=effective)
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts of the tasks that were ever seen; a float's shortest form gives the same float back."""
+        """Counts of tasks that were seen; a float's shortest form reads back as the same float."""
         seen = np.flatnonzero(self.samples).tolist()
         counts = {str(task): [float(self.right[task]), float(self.samples[task])] for task in seen}
         return {"draws": self.draws, "in_flight": self.in_flight, "counts": counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
         self.draws = int(state["draws"])
         self.in_flight = list(state["in_flight"])
         self.right[:] = 0.0

@@ -1,14 +1,13 @@
 """How undecided the base is about a task, by meaning: the order of SENT's curriculum (arXiv 2512.04359), and its cache.
 
-    M answers of the base, sampled as in training; C_k the answers that mean the same
+    M completions of the base, sampled as in training; C_k those whose final answers mean the same
     SE(q) = - sum_k p_k log p_k,    p_k = |C_k| / M
     stages: tasks by SE from low to high, cut into equal parts; tasks that were always or never right are left out
 
-Answers without a final answer that can be read (truncated ones among them) are one cluster: they do not differ in
-meaning. A task that is always or never right has nothing to teach a group, and its low entropy would put it first.
-What the entropies were measured with is kept beside them, in words; they are refused for anything else.
-Left out on purpose: how answers are sampled and compared, which needs an engine and a verifier
-(launch/commands/curriculum.py).
+Completions without a readable final answer (for instance truncated ones) form one cluster: they do not differ in
+meaning. A task that is always or never right cannot teach a group, and its low entropy would put it first.
+The cache says in words what the entropies were measured with; it is refused for anything else.
+Left out on purpose: sampling and comparing, which need an engine and a verifier (launch/commands/curriculum.py).
 """
 
 import hashlib
@@ -20,8 +19,9 @@ import msgspec
 import numpy as np
 
 from learner.tasks.tasks import Task
-from shared.config.model import cache_root
-from shared.config.tree import Config
+from shared.config.data import CurriculumConfig, VerifierConfig
+from shared.config.model import ModelConfig, cache_root
+from shared.config.tree import RolloutConfig
 from shared.errors import DataError
 
 
@@ -33,18 +33,18 @@ class MeasuredWith(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     template: str
     """sha256 over vocabulary, chat template and end ids."""
     sampling: str
-    """How answers are drawn, in words."""
+    """How completions are sampled, in words."""
     verifier: str
-    """How they are read, in words."""
+    """How final answers are read, in words."""
     data: str
     """sha256 over prompts and columns of all training tasks, in order."""
 
 
-class Answers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The M answers of one task."""
+class TaskMeanings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The M completions of one task, counted by the meaning of their final answers."""
 
     clusters: tuple[int, ...]
-    """How many answers have each meaning; their sum is M."""
+    """How many completions have each meaning; the sum is M."""
     right: int
     """How many are correct."""
 
@@ -56,7 +56,7 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def can_teach(self) -> bool:
-        """Neither always nor never right."""
+        """Whether the task is neither always nor never right."""
         return 0 < self.right < sum(self.clusters)
 
 
@@ -64,26 +64,31 @@ class SemanticEntropies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The cache file."""
 
     measured_with: MeasuredWith
-    """Must be what the run is."""
-    tasks: tuple[Answers, ...]
-    """One of each training task, in order."""
+    """Must match the run."""
+    tasks: tuple[TaskMeanings, ...]
+    """One entry per training task, in order."""
 
 
-def measured_with(config: Config, tasks: Sequence[Task], base_digest: str, tokenizer_digest: str) -> MeasuredWith:
-    """What entropies for this run have to be measured with."""
-    rollout, verifier = config.rollout, config.verifier
+def measured_with(
+    rollout: RolloutConfig,
+    verifier: VerifierConfig,
+    samples: int,
+    tasks: Sequence[Task],
+    base_digest: str,
+    tokenizer_digest: str,
+) -> MeasuredWith:
+    """What the entropies of a run must be measured with. samples: M."""
     return MeasuredWith(
         model=base_digest,
         template=tokenizer_digest,
-        sampling=f"{config.curriculum.samples} answers, temperature {rollout.temperature:g},"
-        f" at most {rollout.max_new_tokens} tokens",
+        sampling=f"{samples} answers, temperature {rollout.temperature:g}, at most {rollout.max_new_tokens} tokens",
         verifier=f"{verifier.kind}{', strict' if verifier.strict else ''}",
         data=data_digest(tasks),
     )
 
 
 def data_digest(tasks: Sequence[Task]) -> str:
-    """sha256 over what is asked and what is expected."""
+    """sha256 over prompts and columns, in order."""
     found = hashlib.sha256()
     for task in tasks:
         found.update(task.prompt_ids.tobytes())
@@ -91,16 +96,16 @@ def data_digest(tasks: Sequence[Task]) -> str:
     return found.hexdigest()
 
 
-def cache_file(config: Config) -> Path:
-    """As configured, else by the names of model and data; what is in it is checked, so a name may be taken again."""
-    if config.curriculum.cache:
-        return Path(config.curriculum.cache)
-    names = [Path(name).name or name for name in (config.model.path, config.tasks.source)]
-    return cache_root(config.model) / "curricula" / f"{'-'.join(names)}.json"
+def cache_file(curriculum: CurriculumConfig, model: ModelConfig, source: str) -> Path:
+    """As configured, else named after model and data. Data sets may share a name, since the content is checked."""
+    if curriculum.cache:
+        return Path(curriculum.cache)
+    names = [Path(name).name or name for name in (model.path, source)]
+    return cache_root(model) / "curricula" / f"{'-'.join(names)}.json"
 
 
 def read_entropies(file: Path, wanted: MeasuredWith) -> SemanticEntropies:
-    """The cache, if it was made for this; else DataError with what differs."""
+    """The cache; DataError if it is missing or was measured with something else."""
     remedy = "measure it with `python -m launch curriculum` and the same configuration"
     if not file.is_file():
         raise DataError(f"curriculum.kind = 'sent' needs semantic entropies in {file}, which is not there; {remedy}.")
@@ -114,18 +119,18 @@ def read_entropies(file: Path, wanted: MeasuredWith) -> SemanticEntropies:
 
 
 def differences(found: MeasuredWith, wanted: MeasuredWith) -> list[str]:
-    """Which parts are not the same, each with what is there and what is needed."""
+    """The fields that differ, each with both values."""
     pairs = [(name, getattr(found, name), getattr(wanted, name)) for name in MeasuredWith.__struct_fields__]
     return [f"{name} ({there[:60]}, not {here[:60]})" for name, there, here in pairs if there != here]
 
 
-def entropy_stages(answers: Sequence[Answers], count: int) -> list[list[int]]:
+def entropy_stages(found: Sequence[TaskMeanings], count: int) -> list[list[int]]:
     """`count` stages of equal size, low entropies first."""
-    tasks = [task for task, found in enumerate(answers) if found.can_teach]
+    tasks = [task for task, meanings in enumerate(found) if meanings.can_teach]
     if len(tasks) < count:
         raise DataError(
-            f"Only {len(tasks)} of {len(answers)} tasks are neither always nor never right, too few for"
+            f"Only {len(tasks)} of {len(found)} tasks are neither always nor never right, too few for"
             f" curriculum.stages = {count}; take other tasks, more curriculum.samples, or fewer stages."
         )
-    ranked = sorted(tasks, key=lambda task: (answers[task].entropy, task))
+    ranked = sorted(tasks, key=lambda task: (found[task].entropy, task))
     return [part.tolist() for part in np.array_split(ranked, count)]

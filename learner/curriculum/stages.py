@@ -1,11 +1,11 @@
 """Tasks in stages, one after the other: by difficulty (`levels`), or by semantic entropy (`sent`).
 
-    stage i goes on until its mean pass rate over the last WINDOW steps is at least `advance_at`,
-    or it has had `stage_steps` steps; the last one does not end
+    a stage ends when its mean pass rate over the last WINDOW steps is at least `advance_at`,
+    or after `stage_steps` steps; the last stage does not end
 
-Within a stage its tasks come as in a shuffle. A share `replay` of the draws goes to the tasks of all earlier stages, so
-that these are not forgotten. Only groups of the stage's own tasks count for its pass rate and its steps: with a lag the
-groups of an earlier stage still come in for a while. What happens to the policy between two stages stands in anchor.py.
+A stage shuffles its tasks. A share `replay` of the draws takes tasks of all earlier stages, so that the policy does not
+forget them. Only groups of the stage's own tasks count for its pass rate and its steps: with a lag, groups of an
+earlier stage still arrive for a while. learner/continual/anchor.py says what happens to the policy between two stages.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ WINDOW = 5
 
 
 class Staged:
-    """One stage after the other."""
+    """Stages of tasks, in order."""
 
     def __init__(
         self, stages: Sequence[Sequence[int]], seed: int, *, advance_at: float, stage_steps: int, replay: float
     ) -> None:
-        """stages: the tasks of each, none empty."""
+        """stages: the task indices of each stage; none is empty."""
         self.stages = [list(stage) for stage in stages]
         self.stage_of = {task: index for index, stage in enumerate(stages) for task in stage}
         self.advance_at = advance_at
@@ -41,7 +41,6 @@ class Staged:
         self.enter(0)
 
     def enter(self, stage: int) -> None:
-        """The beginning of a stage."""
         self.stage = stage
         self.steps = 0
         self.recent: deque[float] = deque(maxlen=WINDOW)
@@ -50,7 +49,7 @@ class Staged:
         self.again = Shuffled(max(1, len(self.earlier)), derive(self.seed, "replay", stage))
 
     def next(self, count: int) -> list[int]:
-        """Mostly of this stage; the share of earlier ones is exact over the stage."""
+        """Mostly tasks of this stage. The share of earlier ones is exact over the stage, not per call."""
         drawn = self.fresh.position + self.again.position
         replayed = int((drawn + count) * self.replay) - self.again.position if self.earlier else 0
         tasks = self.stages[self.stage]
@@ -58,7 +57,7 @@ class Staged:
         return fresh + [self.earlier[place] for place in self.again.next(replayed)]
 
     def observe(self, groups: Sequence[Observed]) -> None:
-        """Count the stage's own, and move on when it is time."""
+        """Count the groups of this stage, and enter the next one if this one is over."""
         self.last = pass_rate(groups)
         own = [group for group in groups if self.stage_of[group.task] == self.stage and group.samples]
         if not own:
@@ -69,18 +68,16 @@ class Staged:
             self.enter(self.stage + 1)
 
     def is_over(self) -> bool:
-        """Learnt, or long enough."""
         learnt = len(self.recent) == WINDOW and fmean(self.recent) >= self.advance_at
         return learnt or self.steps >= self.stage_steps
 
     def metrics(self) -> CurriculumFigures:
-        """Which stage, and among how many tasks it chooses."""
+        """Effective tasks: 1 / sum q^2, with replay spread over all earlier tasks."""
         share = self.replay if self.earlier else 0.0
         squares = (1 - share) ** 2 / len(self.stages[self.stage]) + share**2 / max(1, len(self.earlier))
         return CurriculumFigures(stage=self.stage, pass_rate=self.last, effective_tasks=1 / squares)
 
     def state_dict(self) -> dict[str, Any]:
-        """The stage and how far it has come."""
         return {
             "plan": self.plan,
             "stage": self.stage,
@@ -91,7 +88,7 @@ class Staged:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, with the same stages."""
+        """DamageError if the stages are not the same."""
         if state["plan"] != self.plan:
             raise DamageError(
                 "The stages of this run's curriculum are not those it began with: its data or its semantic entropies"

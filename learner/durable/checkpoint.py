@@ -1,14 +1,14 @@
-"""Checkpoints: folders that appear whole, are checked by content, and are pruned.
+"""Checkpoints: folders that are written whole, checked by content, and pruned.
 
     checkpoints/step-000010/   the caller's files (an adapter in PEFT's format, optimizer, position) and MANIFEST.json
-    checkpoints/best.json      which one has the highest held-out score, once one was evaluated; for people and tools
+    checkpoints/best.json      step with the highest held-out score, once one was evaluated; for people and tools
 
-MANIFEST.json holds step, size and sha256 of each file, and a sha256 of itself; any changed byte is found.
-Saving a step again replaces its folder whole: after a crash the same steps are done again and end in the same bytes.
-A damaged checkpoint is not fatal while an older one is good, since the journal brings the learner forward from there.
-Kept are the newest `keep` up to the step just saved, and the best; the caller knows which that is (past.py). Later ones
-can only be leftovers that did not load; they wait to be replaced. Left out on purpose: what the files mean (bytes in,
-bytes out), and copies elsewhere.
+MANIFEST.json has step, size and sha256 of each file, and its own sha256, so any changed byte is found. Saving a step
+again replaces its folder as a whole: after a crash the same steps are repeated and end in the same bytes. A damaged
+checkpoint is not fatal if an older one is good, since the journal brings the learner forward from there.
+The newest `keep` checkpoints up to the step just saved stay, and the best one, which the caller knows (`Past` in
+learner/state.py). Later checkpoints can only be ones that did not load; they stay until they are replaced. Left out on
+purpose: what the files mean (bytes in, bytes out), and copies in other places.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from shared.run.run_dir import RunDir
 MANIFEST = "MANIFEST.json"
 BEST = "best.json"
 FOLDER = re.compile(r"step-(\d{6,})|\.step-(\d{6,})\.[0-9a-f]+\.old")
-"""Also the name a folder has for the moment in which it is being replaced: a crash may have fallen into it."""
+"""The second form is the name of a folder while it is being replaced, in case the process died at that moment."""
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Checkpoint:
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file as the manifest knows it."""
+    """One file in the manifest."""
 
     sha256: str
     """Digest of the content."""
@@ -58,24 +58,24 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     step: int
     """Of the checkpoint."""
     files: dict[str, Entry]
-    """All files of the folder but this one."""
+    """All files of the folder except this one."""
     sha256: str = ""
     """Digest of this record with an empty digest."""
 
 
 class Broken(Exception):
-    """What is wrong with a checkpoint, in words."""
+    """A checkpoint is damaged; the message says how."""
 
 
 class CheckpointStore:
-    """The checkpoints of a run. Only `save` changes anything; any process may load."""
+    """The checkpoints of a run. Any process may load; only the learner saves."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
         self._keep = keep
 
     def save(self, checkpoint: Checkpoint, *, keep_also: int | None = None) -> None:
-        """Durable once this returns; then prune. keep_also: a step that stays besides the newest."""
+        """Durable when this returns. keep_also: a step that stays besides the newest ones."""
         make_folder(self._folder)
         finish_writes(self._folder)
         manifest = pack_manifest(checkpoint)
@@ -83,19 +83,18 @@ class CheckpointStore:
         self._prune(checkpoint.step, keep_also)
 
     def note_best(self, step: int, score: float) -> None:
-        """best.json"""
         write_whole(self._folder / BEST, json.dumps({"step": step, "score": score}).encode() + b"\n")
 
     def load_latest(self) -> Checkpoint | None:
-        """The newest that is whole; None if there is none at all."""
+        """The newest undamaged checkpoint; None if there are no checkpoints."""
         return self._first_whole(sorted(self._folders().items(), reverse=True))
 
     def load_oldest(self, since: int) -> Checkpoint | None:
-        """The oldest that is whole, of this step or later; None if there is none at all."""
+        """The oldest undamaged checkpoint of this step or later; None if there are no checkpoints."""
         return self._first_whole(sorted((step, path) for step, path in self._folders().items() if step >= since))
 
     def oldest_kept(self, saved: int) -> int:
-        """The oldest of the newest `keep` up to the step just saved; 0 while there are fewer."""
+        """Step of the oldest of the newest `keep` checkpoints up to the step just saved; 0 while there are fewer."""
         steps = sorted(step for step in self._folders() if step <= saved)
         return steps[-self._keep] if len(steps) >= self._keep else 0
 
@@ -118,7 +117,6 @@ class CheckpointStore:
         return None
 
     def load(self, step: int) -> Checkpoint:
-        """The checkpoint of one step."""
         folders = self._folders()
         if step not in folders:
             there = ", ".join(str(known) for known in sorted(folders)) or "none"
@@ -129,7 +127,7 @@ class CheckpointStore:
             raise DamageError(f"{broken}; restore it from a copy, or choose another step.") from broken
 
     def load_best(self) -> Checkpoint:
-        """The one that best.json names."""
+        """The checkpoint that best.json names."""
         if not (self._folder / BEST).is_file():
             raise RunDirError(
                 f"{self._folder} has no best checkpoint: none was evaluated during the run. Set eval.every in the next"
@@ -144,11 +142,11 @@ class CheckpointStore:
             ) from error
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step lies, or will."""
+        """The folder of a step's checkpoint, which need not exist."""
         return self._folder / f"step-{step:06d}"
 
     def _folders(self) -> dict[int, Path]:
-        """Step -> folder; a dot sorts first, so a folder in its place wins over one that was moved aside."""
+        """Step -> folder. A dot sorts first, so a folder in its place wins over one that was moved aside."""
         paths = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         matches = [(FOLDER.fullmatch(path.name), path) for path in paths]
         return {int(match[1] or match[2]): path for match, path in matches if match}
@@ -161,7 +159,6 @@ class CheckpointStore:
 
 
 def pack_manifest(checkpoint: Checkpoint) -> bytes:
-    """The manifest of these files."""
     files = {
         name: Entry(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
         for name, data in sorted(checkpoint.files.items())
@@ -170,14 +167,14 @@ def pack_manifest(checkpoint: Checkpoint) -> bytes:
 
 
 def seal(manifest: Manifest) -> bytes:
-    """As JSON, with its own digest in it. One record has one spelling, so that any other is a changed byte."""
+    """As JSON with its own digest. A manifest has exactly one spelling, so any other means a changed byte."""
     bare = msgspec.json.encode(msgspec.structs.replace(manifest, sha256=""))
     sealed = msgspec.structs.replace(manifest, sha256=hashlib.sha256(bare).hexdigest())
     return msgspec.json.format(msgspec.json.encode(sealed), indent=2)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a folder; Broken unless it is byte for byte what `seal` writes."""
+    """Broken unless the file is byte for byte what `seal` writes."""
     file = path / MANIFEST
     try:
         data = file.read_bytes()
@@ -190,7 +187,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def read_checkpoint(path: Path, step: int) -> Checkpoint:
-    """A folder's files, every one checked."""
+    """Broken unless every file is as it was saved."""
     manifest = read_manifest(path)
     if manifest.step != step:
         raise Broken(f"{path} holds the checkpoint of step {manifest.step}")
@@ -201,7 +198,6 @@ def read_checkpoint(path: Path, step: int) -> Checkpoint:
 
 
 def read_checked(file: Path, entry: Entry) -> bytes:
-    """One file's content; Broken unless it is what was saved."""
     try:
         data = file.read_bytes()
     except OSError as error:

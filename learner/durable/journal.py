@@ -1,18 +1,18 @@
-"""The journal: everything actors ever answered, in order, on disk before anyone is told that it arrived.
+"""The journal: a log of records that are durable before their senders are told so.
 
-Durable before acked: `append` hands the bytes to the kernel, `sync` returns once the disk has them, and only then may
-an Ack be sent. If `append` raises, the record is not in the file. If `sync` raises, the journal takes nothing more:
-stop, and let `Journal.open` find out what is there. One sync per append leaves one record at most for a crash to tear.
+`append` writes a record, `sync` returns once it is on disk, and only then may it be acknowledged. If `append` raises,
+the record is not in the file. If `sync` raises, the journal accepts nothing more: stop, and let `Journal.open` find out
+what is on disk. With one sync per append a crash can tear only the last record.
 
-    journal/000001.log, 000002.log, ...   a full segment is synced before the next one is begun
-    journal/start                         only if old segments were given up: where what is kept begins
+    journal/000001.log, 000002.log, ...   segments; one is synced before the next begins
+    journal/start                         only if old segments were deleted: where the journal begins now
 
-`open` reads all of it and syncs what it found. A torn last record was never acked: it is cut off, its bytes are kept in
-`<segment>.<offset>.torn`, and `recovered` tells of it. Any other damage stops the run with segment, offset and record
-(DamageError): nothing that was acked is dropped in silence. `read` is for replay and changes nothing on disk; a torn
-end is left out and told.
-`drop_before` gives up old segments: `start` is durable first, then they go, and `open` ends what a crash cut short.
-Left out on purpose: what a record means (bytes in, bytes out), which segments are needed (compaction.py).
+`open` checks all records and syncs the last one. A torn last record was never acknowledged: it is cut off, its bytes
+are kept in `<segment>.<offset>.torn`, and `recovered` says so. Any other damage raises DamageError with segment, offset
+and record, so that nothing acknowledged is lost silently. `read` is for replay: it changes nothing on disk, and reports
+a torn end without returning it.
+`drop_before` deletes old segments. It writes `start` first, and `open` finishes a deletion that a crash interrupted.
+Left out on purpose: what a record means, and which segments are needed (recorder.py).
 """
 
 from collections.abc import Iterator
@@ -41,53 +41,52 @@ SEGMENT_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """One file of a journal, as it lay on disk when it was read."""
+    """One file of a journal, as it was when it was read."""
 
     path: Path
-    """Where it lies."""
+    """The file."""
     first: int
-    """Number of its first record, or of the record that comes next if it is empty."""
+    """Number of its first record; of the next record if it is empty."""
     records: tuple[Record, ...]
-    """All whole ones."""
+    """All complete records."""
 
     @property
     def number(self) -> int:
-        """Its place in the journal, from 1."""
+        """Counts from 1."""
         return segment_number(self.path)
 
     def payloads(self) -> Iterator[bytes]:
-        """What its records hold, in order."""
         data = self.path.read_bytes()
         return (data[record.start : record.end] for record in self.records)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A journal as it lay on disk when it was read."""
+    """A whole journal, as it was when it was read."""
 
     start: Start
-    """Where it begins."""
+    """Where the journal begins."""
     segments: tuple[Segment, ...]
     """In order."""
     next_record: int
     """Number of the record that comes next."""
     torn: Fault | None
-    """What stands behind the last whole record of the last segment, if anything does."""
+    """What follows the last complete record of the last segment; None if nothing does."""
 
     def records(self) -> Iterator[bytes]:
-        """The payloads in order; one segment at a time is in memory."""
+        """The payloads, in order. One segment at a time is in memory."""
         for segment in self.segments:
             yield from segment.payloads()
 
 
 class JournalDamage(DamageError):
-    """Bytes that were right once have changed: where, and the way out.
+    """Bytes of a complete record have changed. The message says where, and what the user can do.
 
-    Cutting there loses no work for good: the groups behind are sampled again, with the same seeds.
+    Cutting the file there loses no result: the groups after it are sampled again with the same seeds.
     """
 
     def __init__(self, path: Path, fault: Fault, whole: tuple[Segment, ...]) -> None:
-        """whole: all that is right before the damage."""
+        """whole: all undamaged segments and records before the damage."""
         super().__init__(
             f"{path} is damaged at byte {fault.offset}, record {fault.number} ({fault.reason}), and this is no torn "
             f"end; restore the file from a copy, or give up this record and all later ones (`truncate -s "
@@ -95,17 +94,17 @@ class JournalDamage(DamageError):
         )
         self.whole = whole
         self.num_behind = sum(1 for _ in whole_records(path.read_bytes(), fault.offset + 1))
-        """Whole records behind the damage in the same segment; they are of no use without the one that is missing."""
+        """Complete records after the damage in the same segment. Without the damaged one they cannot be used."""
 
 
 class Journal:
-    """The journal of the one process that writes it; make it with `open`."""
+    """A journal that is open for writing, by one process; created by `open`."""
 
     def __init__(self, folder: Path, reading: Reading, segment_bytes: int) -> None:
         self.firsts = {segment.number: segment.first for segment in reading.segments} or {1: 0}
         """Number of the first record of each segment, oldest first."""
         self.recovered = cut_torn(reading.segments[-1].path, reading.torn) if reading.torn else None
-        """One sentence about a torn end that was cut off, or None."""
+        """A sentence about the torn end that was cut off; None if there was none."""
         self.next_record = reading.next_record
         """Number of the record that comes next."""
         self._folder = folder
@@ -114,10 +113,9 @@ class Journal:
 
     @classmethod
     def open(cls, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> Self:
-        """Check all there is, delete what was given up, cut a torn end off, and be ready to append.
+        """Check all records, finish a deletion, and cut off a torn end.
 
-        The last record's writer may have died before its sync, or because of it: it is written once more, and from then
-        on counts as durable.
+        The last record is written once more, because its writer may have died before the sync.
         """
         make_folder(folder)
         reading = read_journal(folder)
@@ -130,31 +128,31 @@ class Journal:
 
     @staticmethod
     def read(folder: Path) -> Reading:
-        """Check all there is and change nothing."""
+        """Check all records and change nothing."""
         return read_journal(folder)
 
     @property
     def tail(self) -> int:
-        """Number of the segment that the next record goes to, unless it is full."""
+        """Number of the last segment."""
         return max(self.firsts)
 
     def append(self, payload: bytes) -> None:
-        """Write one record whole, or raise and leave the file as it was. Not durable before `sync`."""
+        """Write one complete record, or raise and leave the file unchanged. Durable after `sync`."""
         if self._tail.end >= self._segment_bytes:
             self.begin_segment()
         self._tail.append(pack_record(self.next_record, payload))
         self.next_record += 1
 
     def sync(self) -> None:
-        """All that was appended is on disk once this returns."""
+        """Everything appended is on disk when this returns."""
         self._tail.sync()
 
     def reading(self) -> Reading:
-        """All there is, what was appended since `open` included."""
+        """All records, including those appended since `open`."""
         return read_journal(self._folder)
 
     def begin_segment(self) -> None:
-        """The next record begins a segment. Sync first: only the last segment may ever have a torn end."""
+        """Let the next record begin a new segment. Sync first: only the last segment may have a torn end."""
         if self._tail.end == 0:
             return
         self._tail.sync()
@@ -164,14 +162,13 @@ class Journal:
         self.firsts[self.tail + 1] = self.next_record
 
     def drop_before(self, segment: int, step: int) -> None:
-        """Give up all segments before this one; none of them holds a record of `step` or later."""
+        """Delete all segments before this one. None of them may have a record of `step` or later."""
         start = Start(segment=segment, step=step)
         write_start(self._folder, start, self.firsts[segment])
         drop_leftovers(self._folder, start)
         self.firsts = {number: first for number, first in self.firsts.items() if number >= segment}
 
     def close(self) -> None:
-        """Sync, and give the descriptor back."""
         try:
             self.sync()
         finally:
@@ -179,12 +176,12 @@ class Journal:
 
 
 def segment_path(folder: Path, segment: int) -> Path:
-    """000001.log is the first."""
+    """The first is 000001.log."""
     return folder / f"{segment:06d}.log"
 
 
 def read_journal(folder: Path) -> Reading:
-    """Check every record of every segment; only the end of the last one may be torn."""
+    """Check every record of every segment. Only the last segment may have a torn end."""
     segments: list[Segment] = []
     start, number = read_start(folder)
     torn = None
@@ -200,7 +197,7 @@ def read_journal(folder: Path) -> Reading:
 
 
 def segment_paths(folder: Path, start: Start) -> list[Path]:
-    """In order from the start on, none missing between them."""
+    """From the start, in order; DamageError if one is missing."""
     paths = sorted(folder.glob("[0-9]*.log"), key=segment_number)
     paths = [path for path in paths if segment_number(path) >= start.segment]
     if start.segment > 1 and segment_path(folder, start.segment) not in paths:
@@ -218,7 +215,7 @@ def segment_paths(folder: Path, start: Start) -> list[Path]:
 
 
 def cut_torn(path: Path, fault: Fault) -> str:
-    """Keep the torn bytes aside, durably, before they are cut off."""
+    """Cut off the torn bytes, after they were saved to another file durably."""
     data = path.read_bytes()[fault.offset :]
     aside = path.with_name(f"{path.name}.{fault.offset}.torn")
     write_whole(aside, data)

@@ -1,24 +1,23 @@
-"""The journal's bytes: records one after another, and what to think of a file that does not end as it should.
+"""The bytes of the journal: its records, how a torn record is told from damage, and where the journal begins.
 
     record = magic[4] number[u32] length[u32] crc[u32] check[u32] payload[length]     little-endian
     crc    = crc32(payload)       check = crc32(the 16 bytes before it)
 
-`number` counts from 0 over all segments, so a record that is missing, doubled or of another file is found. The header
-has its own checksum, so a length can be trusted before the payload is looked at.
+`number` counts from 0 over all segments, so a missing, repeated or foreign record is found. The header has its own
+checksum, so the length can be trusted before the payload is read.
 
-Torn or damaged? A process that dies leaves a prefix of its last write; a power cut may also leave sectors of zeros in
-it. So a bad record is `torn` if no whole record lies behind it and either the file ends before the record does or a
-sector of it is all zero. Everything else is damage: bytes that were once right have changed, and a person must decide.
-Left out on purpose: compression (token ids and log-probs give little), and repair of what is damaged.
+Torn or damaged? A process that dies leaves a prefix of its last write; a power failure may also leave sectors of zeros
+in it. So a bad record is `torn` if no complete record follows it, and the file ends before the record does or one of
+its sectors is all zero. Anything else is damage: bytes that were correct have changed, and a person must decide.
 
-Where a journal begins, once its oldest segments have been given up.
+    journal/start    exists once old segments were deleted. One record in the same format: its number is that of the
+                     first record left, its payload {"segment": 5, "step": 20} has the first segment, and the first
+                     step of which no record was deleted
 
-    journal/start    one record in the journal's own format: its number is that of the first record still there, its
-                     payload {"segment": 5, "step": 20} names the first segment, and the first step kept whole
-
-A journal without this file begins at segment 1, record 0, step 0. The file is durable before the first segment goes,
-so a segment that is missing from `segment` on was lost, not given up; one before it is a leftover that a crash spared.
-Left out on purpose: what may be given up (compaction.py decides).
+Without this file the journal begins at segment 1, record 0, step 0. The file is written before a segment is deleted. So
+a missing segment at or after `segment` was lost, and an existing one before it is a leftover of a crash.
+Left out on purpose: compression (token ids and log-probs hardly shrink), repair of damage, and which segments may be
+deleted (recorder.py).
 """
 
 import struct
@@ -42,10 +41,10 @@ SECTOR_BYTES = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Where a whole record lies."""
+    """Position of a complete record in its segment."""
 
     number: int
-    """Its place in the journal, from 0."""
+    """Counts from 0 over all segments."""
     start: int
     """First byte of the payload."""
     end: int
@@ -54,26 +53,25 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Why a segment's reading ended before its bytes did."""
+    """Why reading stopped before the end of a segment."""
 
     offset: int
-    """Where the bad record begins: the end of the last good one."""
+    """Where the bad record begins, which is the end of the last good one."""
     number: int
-    """The record that was expected there."""
+    """Number of the record that was expected there."""
     reason: str
     """What is wrong with it, in words."""
     torn: bool
-    """It looks like a write that was cut short, and nothing whole lies behind it."""
+    """Whether it is an interrupted write with no complete record after it."""
 
 
 def pack_record(number: int, payload: bytes) -> bytes:
-    """Header and payload."""
     body = BODY.pack(MAGIC, number, len(payload), zlib.crc32(payload))
     return body + CHECK.pack(zlib.crc32(body)) + payload
 
 
 def scan(data: bytes, number: int) -> tuple[list[Record], Fault | None]:
-    """The whole records from the front, the first of them `number`, and what stopped the reading."""
+    """The complete records from the beginning, the first with this number, and what ended the scan."""
     records: list[Record] = []
     offset = 0
     while offset < len(data):
@@ -86,7 +84,7 @@ def scan(data: bytes, number: int) -> tuple[list[Record], Fault | None]:
 
 
 def header_at(data: bytes, offset: int) -> tuple[Record, int] | None:
-    """Where the record at `offset` should lie, and its payload's checksum; None if that is no header."""
+    """The record that a header at `offset` announces, and its payload's checksum; None if there is no valid header."""
     start = offset + HEADER_BYTES
     if start > len(data) or not data.startswith(MAGIC, offset):
         return None
@@ -98,7 +96,7 @@ def header_at(data: bytes, offset: int) -> tuple[Record, int] | None:
 
 
 def record_at(data: bytes, offset: int) -> Record | None:
-    """The record at `offset` if it is whole."""
+    """The record at `offset`; None unless it is complete."""
     header = header_at(data, offset)
     if header is None:
         return None
@@ -108,12 +106,11 @@ def record_at(data: bytes, offset: int) -> Record | None:
 
 
 def find_fault(data: bytes, offset: int, number: int) -> Fault:
-    """Tell a torn end from damage."""
     header = header_at(data, offset)
     if header is None:
         reason, torn = "no record begins there", looks_torn(data, offset, len(data), behind=offset + 1)
     elif header[0].number != number:
-        reason, torn = f"record {header[0].number} stands there", False
+        reason, torn = f"record {header[0].number} is there", False
     elif header[0].end > len(data):
         reason, torn = "the file ends before the record does", True
     else:
@@ -123,19 +120,19 @@ def find_fault(data: bytes, offset: int, number: int) -> Fault:
 
 
 def looks_torn(data: bytes, offset: int, end: int, *, behind: int) -> bool:
-    """Too short for a header, or with a sector of zeros; and with nothing whole from `behind` on."""
+    """Too short for a header or with a sector of zeros, and with no complete record from `behind` on."""
     cut_short = len(data) - offset < HEADER_BYTES
     return (cut_short or has_zero_sector(data, offset, end)) and not any(whole_records(data, behind))
 
 
 def has_zero_sector(data: bytes, offset: int, end: int) -> bool:
-    """Whether a sector's share of data[offset:end] is all zero."""
+    """Whether the part of any sector inside data[offset:end] is all zero."""
     bounds = [offset, *range(offset - offset % SECTOR_BYTES + SECTOR_BYTES, end, SECTOR_BYTES), end]
     return any(not any(data[low:high]) for low, high in pairwise(bounds))
 
 
 def whole_records(data: bytes, offset: int) -> Iterator[Record]:
-    """Whole records anywhere from `offset` on."""
+    """Complete records from `offset` on, wherever they begin."""
     while (offset := data.find(MAGIC, offset)) >= 0:
         if record := record_at(data, offset):
             yield record
@@ -146,16 +143,16 @@ START = "start"
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first of what is kept."""
+    """Where the journal begins."""
 
     segment: int = 1
     """Number of the first segment."""
     step: int = 0
-    """No record of this step or a later one was given up."""
+    """No record of this step or a later one was deleted."""
 
 
 def read_start(folder: Path) -> tuple[Start, int]:
-    """Where the journal begins, and the number of its first record."""
+    """The start, and the number of the first record."""
     file = folder / START
     if not file.exists():
         return Start(), 0
@@ -170,17 +167,16 @@ def read_start(folder: Path) -> tuple[Start, int]:
 
 
 def write_start(folder: Path, start: Start, first_record: int) -> None:
-    """Durable once this returns."""
+    """Durable when this returns."""
     write_whole(folder / START, pack_record(first_record, msgspec.json.encode(start)))
 
 
 def drop_leftovers(folder: Path, start: Start) -> None:
-    """Delete what lies before the start, torn ends that were kept aside included."""
+    """Delete the files of segments before the start, including saved torn ends."""
     remove_files(folder, sorted(leftovers(folder, start)))
 
 
 def leftovers(folder: Path, start: Start) -> Iterator[Path]:
-    """Files of segments that have been given up."""
     for path in folder.glob("[0-9]*.log*"):
         if segment_number(path) < start.segment:
             yield path

@@ -1,11 +1,11 @@
-"""Have steps sampled again whose answers are in the journal already, because their update cannot use them.
+"""Has steps sampled again although they are in the journal, because their update cannot use what was sampled.
 
-    journal   ... answers of steps 4, 5, 6 ... | void from step 5 | answers of steps 5, 6, 7 ...
+    journal   ... orders of steps 4, 5, 6 ... | void from step 5 | orders of steps 5, 6, 7 ...
 
-A void takes back every answer before it of its step and of later ones, which may depend on it; what is recorded behind
-it counts. Nothing is cut out of the journal, so a resumed run and a replay read the same, and a crash leaves either no
-void or a whole one. A step that a checkpoint holds has been learned from, and is refused.
-Left out on purpose: one order alone. The tasks of later steps may follow from all answers of a step.
+A void cancels every record before it of its step and of later steps, which may depend on it; records after it count.
+Nothing is removed from the journal, so a resumed run and a replay read the same, and a crash leaves either no void or a
+complete one. A step that is in a checkpoint was already learned from, so it is refused.
+Left out on purpose: a single order. The tasks of later steps may depend on all groups of a step.
 """
 
 from pathlib import Path
@@ -23,8 +23,10 @@ from shared.run.run_dir import RunDir
 
 
 def sample_again(run: RunDir, store: CheckpointStore, step: int, last: int) -> int:
-    """Void the answers of this step, counted from 1 as in every message, and of later ones; returns how many orders
-    are to be answered again. The caller holds the run."""
+    """Void this step and later ones; returns how many orders will be sampled again.
+
+    step: counted from 1, as in every message. The caller must have locked the run.
+    """
     newest = store.load_latest()
     done = newest.step if newest else 0
     if not done < step <= last:
@@ -47,7 +49,7 @@ def sample_again(run: RunDir, store: CheckpointStore, step: int, last: int) -> i
 
 
 def way_back(path: Path, step: int) -> str:
-    """What a user can type when the answers of a step are to blame."""
+    """The command to try if an actor caused the error."""
     return (
         "If an actor was at fault, repair or remove it and have the step sampled again:"
         f" `python -m launch resume {path} --resample-step {step}`."
@@ -55,8 +57,7 @@ def way_back(path: Path, step: int) -> str:
 
 
 def with_way_back(error: BaseException, path: Path, step: int) -> BaseException:
-    """The error of an update, with the way back in it: the gate's sentence, or a crash that the answers may have
-    caused. Others have causes of their own."""
+    """Add the command to the error of an update that bad samples may have caused: a mismatch, or an unknown crash."""
     if isinstance(error, Mismatch):
         return Mismatch(f"{error} {way_back(path, step)}")
     if isinstance(error, Exception) and not isinstance(error, UserError | ProtocolError | OSError):

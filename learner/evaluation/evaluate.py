@@ -1,10 +1,9 @@
-"""Held-out accuracy, sampled by the same actor and scored by the same verifier as the training groups.
+"""Held-out accuracy, sampled by the same actors and scored by the same verifier as the training groups.
 
-Each task is answered greedily, and drawn `eval.samples` times at the training temperature; both again at a long cap if
-`eval.long_cap` asks for it. Seeds come from the run's seed and the task alone, so all policies meet the same draws. The
-lanes are not journaled: an evaluation can be repeated and has no effect on training.
-
-From the groups of one evaluation lane to its figures (shared/run/evaluation.py says what each means).
+Each task gets one greedy completion and `eval.samples` completions at the training temperature; with `eval.long_cap`
+both again with that larger cap. Seeds depend on the run's seed and the task only, so all policies get the same draws.
+Evaluation orders are not recorded: an evaluation can be repeated and does not influence training.
+shared/run/evaluation.py says what each figure means.
 """
 
 import hashlib
@@ -24,15 +23,15 @@ from shared.run.evaluation import Answered, Decoded, Evaluation, Sample, Share, 
 from shared.statistics import maj_at_k, pass_at_k, sizes
 
 Votes = tuple[tuple[int, ...], int]
-"""Votes for each wrong answer to a task, and answers without a vote."""
+"""Votes for each wrong final answer to a task, and completions without a vote."""
 CountVotes = Callable[[Sequence[Task], Sequence[Sequence[list[int]]]], list[Votes]]
-"""The wrong answers to each task, as tokens, to their votes. Who counts decides which of them mean the same."""
+"""From the wrong completions of each task (as tokens) to their votes. It decides which final answers are the same."""
 
 READ = (Outcome.CORRECT, Outcome.WRONG)
 
 
 def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling, count: CountVotes | None) -> Decoded:
-    """Every group answers its task, with the same number of draws."""
+    """The figures of one evaluation lane. All groups have the same number of completions."""
     draws = len(groups[0].lengths)
     outcomes = [outcome for group in groups for outcome in group.outcomes]
     finishes = [finish for group in groups for finish in group.finishes]
@@ -61,12 +60,10 @@ def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling, 
 
 
 def num_right(group: Group) -> int:
-    """Right answers of a group."""
     return sum(outcome is Outcome.CORRECT for outcome in group.outcomes)
 
 
 def right_share(group: Group) -> float:
-    """Their share."""
     return num_right(group) / len(group.outcomes)
 
 
@@ -77,21 +74,21 @@ def pass_at(groups: Sequence[Group]) -> dict[int, Share]:
 
 
 def maj_at(tasks: Sequence[Task], groups: Sequence[Group], count: CountVotes) -> dict[int, Share]:
-    """k -> the mean over tasks. All right answers are one candidate, however they are written."""
-    votes = count(tasks, [wrong_answers(group) for group in groups])
+    """k -> the mean over tasks. All correct completions vote for one candidate, however the answer is written."""
+    votes = count(tasks, [wrong_completions(group) for group in groups])
     counted = [(num_right(group), *found) for group, found in zip(groups, votes, strict=True)]
     return {k: share_of([maj_at_k(*counts, k) for counts in counted]) for k in sizes(len(groups[0].lengths))}
 
 
-def wrong_answers(group: Group) -> list[list[int]]:
-    """Tokens of all answers that are not right."""
+def wrong_completions(group: Group) -> list[list[int]]:
+    """Tokens of all completions that are not correct."""
     ids = np.split(group.completion_ids, np.cumsum(group.lengths)[:-1])
     pairs = zip(ids, group.outcomes, strict=True)
-    return [answer.tolist() for answer, outcome in pairs if outcome is not Outcome.CORRECT]
+    return [completion.tolist() for completion, outcome in pairs if outcome is not Outcome.CORRECT]
 
 
 def shares_by(tasks: Sequence[Task], shares: Sequence[float], columns: Sequence[str]) -> dict[str, Share]:
-    """Value of the first of these columns that a task has -> share, in order of the values."""
+    """Column value -> share, sorted by value. Of `columns` the first one that a task has counts."""
     grouped: dict[str, list[float]] = defaultdict(list)
     for task, share in zip(tasks, shares, strict=True):
         values = [task.columns[column] for column in columns if column in task.columns]
@@ -115,7 +112,7 @@ class Evaluator:
         text: Callable[[list[int]], str],
         count: CountVotes | None = None,
     ) -> None:
-        """count: of the votes, where somebody can tell them apart; without it there is no maj@k."""
+        """count: counts votes for maj@k; without it there is no maj@k."""
         self.config = config
         self.tasks = tasks[: config.eval.problems]
         self.tasks_sha256 = digest_of(self.tasks)
@@ -124,7 +121,7 @@ class Evaluator:
         self.count = count
 
     def run(self, label: str, version: int, adapter_sha256: str) -> Evaluation:
-        """The report of one version."""
+        """Evaluate one version."""
         rollout, evaluation = self.config.rollout, self.config.eval
         cap, long_cap = evaluation.max_new_tokens or rollout.max_new_tokens, evaluation.long_cap
         samplings = {
@@ -134,7 +131,7 @@ class Evaluator:
             "long_sampled": Sampling(temperature=rollout.temperature, max_new_tokens=long_cap),
         }
         groups = {
-            how: self.answers(label, how, version, sampling)
+            how: self.sampled(label, how, version, sampling)
             for how, sampling in samplings.items()
             if sampling.max_new_tokens
         }
@@ -152,8 +149,8 @@ class Evaluator:
             answers=tuple(map(self.answered, self.tasks, groups["greedy"], groups["sampled"])),
         )
 
-    def answers(self, label: str, how: str, version: int, sampling: Sampling) -> list[Group]:
-        """One group a task. An order holds about as many rows as one of training."""
+    def sampled(self, label: str, how: str, version: int, sampling: Sampling) -> list[Group]:
+        """One group per task. An order has about as many completions as a training step."""
         samples = self.config.eval.samples if sampling.temperature else 1
         rows = self.config.rollout.prompts * self.config.rollout.group
         orders = build_orders(
@@ -166,14 +163,14 @@ class Evaluator:
             version=version,
             sampling=sampling,
             groups_per_order=max(1, rows // samples),
-            # The same at any cap, so that a long answer begins as the short one does.
+            # The same at both caps, so that a long completion begins like the short one.
             stream=f"eval-{how.removeprefix('long_')}",
         )
         self.desk.submit(orders)
         return flat(self.desk.collect([order.order_id for order in orders]))
 
     def sample(self, task: Task, group: Group) -> Sample:
-        """A completion for people to read."""
+        """One completion as text, for the report."""
         return Sample(
             question=task.columns["question"],
             answer=task.columns["answer"],
@@ -182,7 +179,6 @@ class Evaluator:
         )
 
     def answered(self, task: Task, greedy: Group, sampled: Group) -> Answered:
-        """A task in brief."""
         return Answered(
             question=task.columns["question"],
             answer=task.columns["answer"],

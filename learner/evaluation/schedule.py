@@ -1,11 +1,11 @@
-"""When a run is evaluated: before the first step, every `eval.every` steps, after the last.
+"""When a run is evaluated: before the first step, every `eval.every` steps, and after the last.
 
     eval/base.json -> eval/step-000010.json -> ... -> eval/final.json
 
-An evaluation is made after the step's checkpoint. A life that ended between the two left it out, so the next one begins
-with it; one that is there for the same adapter is not made again. Training does not notice: nothing here is journaled,
-no order of training changes, and the policy that answers is one that was published anyway. With `eval.every`, each
-evaluation after step 0 also judges the checkpoint before it, and the best one is kept (past.py).
+An evaluation follows the checkpoint of its step. If the process ended between the two, the next life makes the missing
+evaluation first; one that exists for the same adapter is not repeated. Training is not affected: nothing is recorded in
+the journal, no training order changes, and the evaluated policy is published anyway. With `eval.every`, each evaluation
+after step 0 also scores the checkpoint before it, and the best checkpoint is kept (`Past` in learner/state.py).
 """
 
 import logging
@@ -22,28 +22,28 @@ class Schedule(Protocol):
     """What the loop calls."""
 
     def after(self, done: int) -> None:
-        """`done` updates are behind the policy."""
+        """Called when `done` updates are done."""
         ...
 
 
 class Books(Protocol):
-    """Where evaluations lie."""
+    """Stores evaluations."""
 
     def evaluation(self, label: str) -> Evaluation | None:
-        """One of an earlier life of this run."""
+        """The stored evaluation with this label; None if there is none."""
         ...
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
-        """Keep it."""
+        """Store it."""
         ...
 
     def judge(self, evaluation: Evaluation) -> None:
-        """It is that of a checkpoint, which may be the best."""
+        """Note the score of the checkpoint that was evaluated, which may be the best."""
         ...
 
 
 class EvalSchedule:
-    """Evaluates a run as it goes."""
+    """Evaluates a run while it trains."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class EvalSchedule:
         books: Books,
         tasks_sha256: str,
     ) -> None:
-        """steps: of the whole run. evaluate: label, version and digest to a report. digest: of a version. tasks_sha256:
-        of what this run is evaluated on; a report on other tasks (`eval --problems`) says nothing here."""
+        """steps: of the whole run. evaluate: from label, version and adapter digest. digest: of a version's adapter.
+        tasks_sha256: of the held-out tasks; an evaluation on other tasks (`eval --problems`) is not reused."""
         self.config = config
         self.steps = steps
         self.evaluate = evaluate
@@ -64,27 +64,26 @@ class EvalSchedule:
         self.tasks_sha256 = tasks_sha256
 
     def begin(self, done: int) -> None:
-        """The base at step 0; later, what an earlier life may have left out."""
+        """Evaluate the base at step 0; later, make the evaluation that an earlier life may have missed."""
         if done == 0:
             self.report("base", 0)
             return
         self.after(done)
         final = self.known("final", done)
         if final and self.config.every:
-            # A finished run that is trained further: its end was a checkpoint like any other.
+            # A finished run is trained further: its former end is a checkpoint like any other.
             self.books.judge(final)
 
     def after(self, done: int) -> None:
-        """If one is due; the last step's is `final`."""
+        """The evaluation after the last step is left to `end`."""
         if self.config.is_due(done) and done < self.steps:
             self.report(f"step-{done:06d}", done)
 
     def end(self, done: int) -> None:
-        """The result."""
         self.report("final", done)
 
     def report(self, label: str, version: int) -> None:
-        """Made unless it is there; judged in any case, since the life that made it may have ended before that."""
+        """Evaluate unless it is done. Note the score in any case: an earlier life may have ended before that."""
         found = self.known(label, version)
         if found is None:
             log.info("evaluates the %s policy", label)
@@ -95,23 +94,23 @@ class EvalSchedule:
             self.books.judge(found)
 
     def known(self, label: str, version: int) -> Evaluation | None:
-        """A report of this policy on these tasks."""
+        """A stored evaluation of this adapter on these tasks."""
         found, wanted = self.books.evaluation(label), (version, self.digest(version), self.tasks_sha256)
         same = found and (found.version, found.adapter_sha256, found.tasks_sha256) == wanted
         return found if same else None
 
 
 class NoEvaluations:
-    """A replay has no actor, a run may want none."""
+    """For a replay, which has no actor, and for runs without evaluations."""
 
     def begin(self, done: int) -> None:
-        """Nothing."""
+        pass
 
     def after(self, done: int) -> None:
-        """Nothing."""
+        pass
 
     def end(self, done: int) -> None:
-        """Nothing."""
+        pass
 
 
 NO_EVALUATIONS = NoEvaluations()

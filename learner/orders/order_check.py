@@ -1,14 +1,14 @@
-"""Whether an answer may be recorded: it is the one that was ordered, and an update can learn from it.
+"""Whether a filled order may be recorded: it is what was ordered, and an update can learn from it.
 
-    policy       the version and the bytes ordered
-    groups       ids, prompts and numbers of samples as ordered
-    samples      1 <= tokens <= max_new_tokens, 0 <= id < vocabulary
-    verdicts     the rewards that the run asks for; score 0 in a fault, and 1 or 0 from a built-in verifier
+    policy       version and digest as ordered
+    groups       ids, prompts and number of completions as ordered
+    completions  1 <= tokens <= max_new_tokens, 0 <= id < vocabulary
+    outcomes     the rewards that the run asks for; score 0 in a fault, and 1 or 0 from a built-in verifier
     numbers      protocol/validate.py
 
-All of it is checked before the journal, for what is there is met again by every later life of the run. Left out on
-purpose: whether tokens, log-probs and scores are true. The mismatch gate sees false log-probs once the update has its
-own; a step that fails there can be sampled again (learner/durable/resample.py).
+All of this is checked before the order goes into the journal, because every later life of the run reads it from there.
+Left out on purpose: whether tokens, log-probs and scores are true. The mismatch gate finds false log-probs once the
+update has computed its own, and a step that fails there can be sampled again (learner/durable/resample.py).
 """
 
 from collections.abc import Iterable
@@ -26,51 +26,50 @@ from shared.config.data import VerifierConfig
 from shared.config.named_rewards import weights
 
 FAULTS = (Outcome.TIMEOUT, Outcome.ERROR, Outcome.ABSTAIN)
-"""Nothing was found out, so there is no score."""
+"""The verifier came to no result, so the score must be 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderCheck:
-    """What every answer of a run must fit."""
+    """What every filled order of a run must satisfy."""
 
     vocabulary: int
-    """Rows of the model's head; a token id is below it."""
+    """Rows of the model's head. Token ids must be smaller."""
     rewards: frozenset[str]
-    """Names of the further rewards."""
+    """Names of the rewards besides the verifier's score."""
     built_in: bool
-    """Whether a verifier of ours judges, which knows 1 and 0 alone."""
+    """Whether the verifier is built in, so that a score is 1 or 0."""
 
     @classmethod
     def of(cls, verifier: VerifierConfig, vocabulary: int) -> Self:
-        """For a run that is verified so."""
         return cls(
             vocabulary=vocabulary,
             rewards=frozenset(weights(verifier.rewards)),
             built_in=verifier.kind != "callable",
         )
 
-    def fault(self, order: Order, policy: Policy, groups: FilledOrder) -> str:
-        """What is wrong with an answer, in a sentence; empty if nothing."""
-        if (groups.policy_version, groups.adapter_sha256) != (policy.version, policy.sha256):
+    def fault(self, order: Order, policy: Policy, filled: FilledOrder) -> str:
+        """One sentence about the first fault; empty if there is none."""
+        if (filled.policy_version, filled.adapter_sha256) != (policy.version, policy.sha256):
             return (
-                f"Order {order.order_id} was sampled from policy {groups.policy_version}"
-                f" ({groups.adapter_sha256[:12]}), ordered was {policy.version} ({policy.sha256[:12]})."
+                f"Order {order.order_id} was sampled from policy {filled.policy_version}"
+                f" ({filled.adapter_sha256[:12]}), ordered was {policy.version} ({policy.sha256[:12]})."
             )
-        if not fills(order, groups.groups):
+        if not fills(order, filled.groups):
             return f"The groups of order {order.order_id} are not the ones that were ordered."
         try:
-            check_groups(groups)
-            for group in groups.groups:
+            check_groups(filled)
+            for group in filled.groups:
                 refuse(
                     group, group.completion_ids >= self.vocabulary, f"a token id that is not below {self.vocabulary}"
                 )
         except ProtocolError as error:
             return str(error)
-        found = (self.group_fault(group, order.sampling.max_new_tokens) for group in groups.groups)
+        found = (self.group_fault(group, order.sampling.max_new_tokens) for group in filled.groups)
         return next(filter(None, found), "")
 
     def group_fault(self, group: Group, cap: int) -> str:
-        """Of one group whose numbers are in order."""
+        """The same for one group that has passed check_groups."""
         if group.rewards.keys() != self.rewards:
             return (
                 f"Group {group.group_id} came with the rewards {shown(group.rewards)} and the run asks for"
@@ -94,12 +93,11 @@ class OrderCheck:
         return ""
 
     def scored(self, outcome: Outcome, score: float) -> bool:
-        """Whether this score can belong to this outcome."""
         if self.built_in:
             return score == (outcome is Outcome.CORRECT)
         return score == 0.0 or outcome not in FAULTS
 
 
 def shown(names: Iterable[str]) -> str:
-    """Names that a peer may have chosen, sorted."""
+    """Sorted, and safe to print: a peer may have chosen the names."""
     return one_line(str(sorted(names)))

@@ -1,11 +1,13 @@
-"""Which actors are there, what each holds, what each has read, and who has gone.
+"""Which actors are connected, which orders each one has, what each one has read, and who has left.
 
-A peer is one life of an actor: a restarted actor arrives under a new address and replaces its former life. Credits
-bound what a peer holds; silence beyond the limit ends it. What a gone peer held goes back to the queue.
+A peer is one life of an actor: a restarted actor has a new address and replaces its former life. Its credits limit the
+orders it has; too long a silence ends it. The orders of a peer that is gone return to the queue.
 
-    read      whoever names the mark of a Welcome has read what was sent before it, and whoever answers an order rightly
-              has read its policy. Until then no policy is sent to it again, and two at most are under way
-    trusted   the last order it was given was answered. While somebody is trusted, others hold one order at a time
+    read      A peer that names the mark of a Welcome has read all that was sent before it. A peer that fills an
+              order correctly has read its policy. Before that the policy is not sent again, and at most two are on
+              their way.
+    trusted   The peer has filled the last order it was given. While any peer is trusted, others get one order at a
+              time.
 """
 
 import math
@@ -19,7 +21,7 @@ from protocol.limits import MAX_CONNECTIONS
 from protocol.messages import Hello
 
 MAX_UNREAD_POLICIES = 2
-"""That of the orders it works on and that of the next."""
+"""One for the orders it works on, and one for the next."""
 
 
 @dataclass(kw_only=True)
@@ -27,40 +29,39 @@ class Peer:
     """One connected actor."""
 
     address: bytes
-    """Its address on the socket, new in every life."""
+    """On the socket; new in every life."""
     hello: Hello
-    """Who it said it is."""
+    """The last one it sent."""
     heard_at: float
-    """When it last said anything."""
+    """When it last sent anything."""
     orders: list[str] = field(default_factory=list)
-    """Order ids it was given and has not answered."""
+    """Ids of the orders it was given and has not filled."""
     doubted: set[str] = field(default_factory=set[str])
-    """Those of them that it said Hello after: it waits, so it may never have got them."""
+    """Those of `orders` that were sent before its last Hello. It waits, so it may never have received them."""
     version: int | None = None
-    """Policy it was sent last; of earlier ones it keeps only those that its orders name."""
+    """Policy that was sent last. Of earlier ones it keeps only those that its orders name."""
     unread: set[int] = field(default_factory=set[int])
-    """Policies that were sent and that it may not have read."""
+    """Policies that were sent and may not have been read."""
     num_unread: int = 0
-    """Messages that were sent since it last showed that it reads."""
+    """Messages sent since it last showed that it reads."""
     mark: int = 0
     """Of the last Welcome."""
     marked: bool = False
-    """Neither policy nor order was sent since that mark was made up."""
+    """Whether no policy and no order was sent after that mark."""
     rival: bytes = b""
-    """Another address that says Hello under the same id."""
+    """Another address that says Hello with the same actor id."""
     rival_since: float = 0.0
-    """When it first did."""
+    """When it first did so."""
     probed_at: float = -math.inf
-    """When a message was last sent to see whether its connection stands."""
+    """When a message was last sent to test the connection."""
 
     @property
     def actor_id(self) -> str:
-        """Whose life it is."""
         return self.hello.actor_id
 
     @property
     def free(self) -> int:
-        """Credits left."""
+        """Credits that are left."""
         return self.hello.credits - len(self.orders)
 
     def takes(self, version: int) -> bool:
@@ -68,17 +69,16 @@ class Peer:
         return version == self.version or (version not in self.unread and len(self.unread) < MAX_UNREAD_POLICIES)
 
     def sent(self, version: int) -> None:
-        """It was sent this policy."""
         self.version = version
         self.unread.add(version)
 
     def has_read(self, version: int | None = None) -> None:
-        """It has read this policy, or everything."""
+        """It has read this policy, or everything that was sent."""
         self.num_unread = 0
         self.unread = set() if version is None else self.unread - {version}
 
     def fresh_mark(self) -> int:
-        """For its next Welcome."""
+        """The mark for its next Welcome: a new one if something was sent after the last."""
         if not self.marked:
             self.mark, self.marked = 1 + secrets.randbits(62), True
         return self.mark
@@ -92,26 +92,26 @@ class Peers:
         self.now = now
         self.by_address: dict[bytes, Peer] = {}
         self.left: dict[bytes, Peer] = {}
-        """Lives that have ended, though their connection may go on: what they have not read is still on its way."""
+        """Peers that have ended but may still be connected, so messages to them may still be on their way."""
         self.answered: set[str] = set()
-        """Actors that have answered an order."""
+        """Ids of actors that have filled an order."""
         self.owed: Counter[str] = Counter()
-        """By actor: orders that it was given and that others had to be given since its last answer."""
+        """By actor id: orders it was given that others had to fill, since it last filled one itself."""
         self.heard_at = now()
 
     def get(self, address: bytes) -> Peer | None:
-        """The peer at this address, its silence ended."""
+        """The peer at this address, which has just sent something."""
         peer = self.by_address.get(address)
         if peer:
             peer.heard_at = self.heard_at = self.now()
         return peer
 
     def known(self, address: bytes) -> Peer | None:
-        """The peer at this address, whether it is in or has left."""
+        """The peer at this address, even if it has left."""
         return self.by_address.get(address) or self.left.get(address)
 
     def join(self, address: bytes, hello: Hello) -> list[str]:
-        """Let an actor in; returns what its former lives held until now."""
+        """Add an actor; returns the orders of its former lives."""
         former = [peer for peer in self.by_address.values() if peer.actor_id == hello.actor_id]
         orphaned = [order_id for peer in former for order_id in self.leave(peer.address)]
         again = self.left.pop(address, None)
@@ -119,7 +119,7 @@ class Peers:
         return orphaned + self.greet_again(self.by_address[address], hello)
 
     def greet_again(self, peer: Peer, hello: Hello) -> list[str]:
-        """A peer says Hello; returns what it held, if it has read all that was sent to it and still waits."""
+        """A peer says Hello. Returns its orders if it has read all that was sent, and so does not have them."""
         peer.heard_at = self.heard_at = self.now()
         peer.hello = hello
         if not (peer.marked and hello.mark == peer.mark):
@@ -130,14 +130,17 @@ class Peers:
         return self.take_back(peer)
 
     def take_back(self, peer: Peer) -> list[str]:
-        """What it held; others will answer it."""
+        """Its orders, which others will fill."""
         lost, peer.orders, peer.doubted = peer.orders, [], set()
         self.owe(peer, len(lost))
         return lost
 
     def contest(self, address: bytes, actor_id: str) -> Peer | None:
-        """Who has this id at another address, if that peer is still here; from now on they are rivals. A life that has
-        left with a policy unread counts as well, until it is silent: else each new connection would cost a policy."""
+        """The peer that has this actor id at another address, if it is still there; the two are rivals from now on.
+
+        A peer that left without reading a policy counts until it is silent. Otherwise each new connection of an actor
+        would cost another policy.
+        """
         unread = (peer for peer in self.left.values() if peer.unread and not self.is_silent(peer))
         for peer in (*self.by_address.values(), *unread):
             if peer.actor_id == actor_id and peer.address != address:
@@ -147,7 +150,7 @@ class Peers:
         return None
 
     def leave(self, address: bytes, *, connected: bool = True) -> list[str]:
-        """End a life; returns the orders it held. Another in its place gets time to come. connected: perhaps still."""
+        """Remove a peer; returns its orders. connected: whether the connection may still be open."""
         self.heard_at = self.now()
         peer = self.by_address.pop(address, None)
         self.left.pop(address, None)
@@ -160,43 +163,40 @@ class Peers:
         return self.take_back(peer)
 
     def is_silent(self, peer: Peer) -> bool:
-        """Whether it has said nothing for too long."""
         return self.now() - peer.heard_at > self.silence_s
 
     def silent(self) -> list[Peer]:
-        """Peers that have said nothing for too long."""
         return [peer for peer in self.by_address.values() if self.is_silent(peer)]
 
     def owe(self, peer: Peer, count: int) -> None:
-        """So many of its orders had to be given to others."""
+        """Note that so many of its orders had to go to others."""
         if count:
             self.owed[peer.actor_id] += count
 
     def has_answered(self, peer: Peer, version: int) -> None:
-        """Rightly, an order that named this policy."""
+        """Note that it correctly filled an order that names this policy."""
         self.answered.add(peer.actor_id)
         self.owed.pop(peer.actor_id, None)
         peer.has_read(version)
 
     def trusted(self, peer: Peer) -> bool:
-        """Whether it answers what it is given, as far as is known."""
+        """Whether it has filled the last orders it was given."""
         return peer.actor_id in self.answered and not self.owed[peer.actor_id]
 
     def rank(self, peer: Peer) -> tuple[int, bool, int]:
-        """The lower the sooner it is given an order."""
+        """The peer with the lowest rank gets the next order."""
         return self.owed[peer.actor_id], peer.actor_id not in self.answered, -peer.free
 
     def next_free(self, version: int) -> Peer | None:
-        """Who is given the next order, which names this policy; None if all are busy."""
+        """The peer for the next order, which names this policy; None if all are busy."""
         peers = [peer for peer in self.by_address.values() if peer.free > 0 and peer.takes(version)]
         if any(self.trusted(peer) for peer in self.by_address.values()):
             peers = [peer for peer in peers if self.trusted(peer) or not peer.orders]
         return min(peers, key=self.rank, default=None)
 
     def idle(self) -> Peer | None:
-        """The best peer that holds nothing."""
+        """The best peer without orders."""
         return min((peer for peer in self.by_address.values() if not peer.orders), key=self.rank, default=None)
 
     def with_order(self, order_id: str) -> list[Peer]:
-        """Who has this order."""
         return [peer for peer in self.by_address.values() if order_id in peer.orders]

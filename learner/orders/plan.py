@@ -1,21 +1,20 @@
-"""What is sampled, when, and from which version.
+"""Which tasks a step samples, when they are ordered, from which version, and how many.
 
     step s is ordered from version max(0, s - max_lag), exactly
 
-so a run is a function of config and seed at any lag: the lag is how many steps are ordered ahead, not how fast an actor
-happens to be. Groups that teach nothing may be replaced within the step by orders for further tasks. What is pending is
-part of the state, so that a resumed run orders the same tasks again. How many groups a step has may grow with the noise
-of the gradient (learner/orders/plan.py); a step that is ordered keeps its number.
+So a run depends on config and seed only, at any lag: the lag is the number of steps that are ordered ahead, not the
+speed of an actor. Groups that teach nothing may be replaced within the step by groups of further tasks. Pending steps
+are part of the state, so a resumed run orders the same tasks again.
 
-How many groups a step samples: a fixed number, or as many as the noise of the gradient asks for.
+The number of groups of a step is fixed, or grows with the noise of the gradient:
 
     smoothed  x <- memory x + (1 - memory) x_step           for spread and signal (learner/update/gradient_noise.py)
     wanted    factor * spread / signal, or max_prompts where signal <= 0
-    next      the number now, or more: up to `wanted`, by at most `rate` a step, within max_prompts
+    next      max(now, min(wanted, rate * now, max_prompts))
 
-It only grows: as a policy gets good its true gradient fades while the noise stays, so the scale rises over a run, and
-a single quiet step should not undo that. Numbers follow from the updates alone, so a resumed or replayed run has the
-same.
+It never shrinks: as a policy gets better its true gradient fades while the noise remains, so the wanted number rises
+over a run, and one quiet step should not undo that. It follows from the updates alone, so a resumed or replayed run has
+the same numbers. A step that was ordered keeps its number.
 """
 
 import math
@@ -35,7 +34,7 @@ from shared.config.tree import Config, GrowthConfig
 
 
 class BatchSize:
-    """The number of groups, and what it follows from."""
+    """The number of groups of the next step."""
 
     def __init__(self, prompts: int, config: GrowthConfig) -> None:
         self.prompts = prompts
@@ -44,7 +43,7 @@ class BatchSize:
         self.signal = 0.0
 
     def observe(self, noise: GradientNoise) -> None:
-        """What an update found."""
+        """After an update."""
         memory = self.config.memory
         self.spread = memory * self.spread + (1 - memory) * noise.spread
         self.signal = memory * self.signal + (1 - memory) * noise.signal
@@ -52,28 +51,27 @@ class BatchSize:
         self.prompts = max(self.prompts, min(self.wanted(), within_rate, self.config.max_prompts))
 
     def wanted(self) -> int:
-        """By the noise alone, within the bound."""
+        """The number that the noise asks for, at most max_prompts."""
         most = self.config.max_prompts
         asked = self.config.factor * self.spread
         return math.ceil(asked / self.signal) if asked < most * self.signal else most
 
     def state_dict(self) -> dict[str, Any]:
-        """As JSON values; a float's shortest form gives the same float back."""
+        """JSON values; a float's shortest form reads back as the same float."""
         return {"prompts": self.prompts, "spread": self.spread, "signal": self.signal}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
         self.prompts = int(state["prompts"])
         self.spread = float(state["spread"])
         self.signal = float(state["signal"])
 
 
 class Unfilled(Exception):
-    """The learner was asked to stop, and nobody is there whose answer it could wait for."""
+    """The run should stop, and no actor is connected that could fill the orders."""
 
 
 class OrderDesk(Protocol):
-    """Where orders go and answers come from: the dispatcher, or a journal in a replay."""
+    """Takes orders and returns them filled: the dispatcher, or the journal in a replay."""
 
     def publish(self, policy: Policy, oldest_needed: int) -> None:
         """Make a version available to sample from."""
@@ -84,16 +82,16 @@ class OrderDesk(Protocol):
         ...
 
     def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
-        """Wait for these; Unfilled if that is no use."""
+        """Wait until these are filled; raises Unfilled if they will not be."""
         ...
 
     def pump(self, timeout_s: float = 0.0) -> None:
-        """Keep the link alive while working."""
+        """Serve the link; to be called during long work."""
         ...
 
 
 class Pending:
-    """One step that has been ordered and not yet collected."""
+    """A step that was ordered and is not collected yet."""
 
     def __init__(self, step: int, version: int, tasks: list[int]) -> None:
         self.step = step
@@ -102,7 +100,7 @@ class Pending:
 
 
 class StepPlan:
-    """Orders steps ahead and collects them in turn."""
+    """Orders steps ahead of time and collects them in order."""
 
     def __init__(self, config: Config, tasks: Sequence[Task], curriculum: Curriculum, desk: OrderDesk) -> None:
         self.config = config
@@ -122,45 +120,45 @@ class StepPlan:
             self.next_step += 1
 
     def collect(self, step: int) -> list[FilledOrder]:
-        """The answers of a step, replacements included, in slot order. Unfilled leaves the plan as it was."""
+        """The filled orders of a step with replacements, in slot order. Unfilled leaves the plan unchanged."""
         pending = self.pending[0]
         assert pending.step == step
-        answers = self.desk.collect([order.order_id for order in self.orders(pending, first_slot=0)])
-        tasks, answers = self.replaced(pending, answers)
+        filled = self.desk.collect([order.order_id for order in self.orders(pending, first_slot=0)])
+        tasks, filled = self.replaced(pending, filled)
         self.pending.pop(0)
-        self.curriculum.observe(observed(tasks, flat(answers), self.config))
-        return answers
+        self.curriculum.observe(observed(tasks, flat(filled), self.config))
+        return filled
 
-    def replaced(self, pending: Pending, answers: list[FilledOrder]) -> tuple[list[int], list[FilledOrder]]:
-        """Tasks and answers of a step, with those of further groups for the ones that teach nothing."""
+    def replaced(self, pending: Pending, filled: list[FilledOrder]) -> tuple[list[int], list[FilledOrder]]:
+        """Tasks and filled orders of a step, with replacements for the groups that teach nothing."""
         before = deepcopy(self.curriculum.state_dict()) if self.config.rollout.replacement_rounds else {}
         tasks = pending.tasks
         for _ in range(self.config.rollout.replacement_rounds):
-            missing = len(pending.tasks) - sum(group_teaches(g, self.config) for g in flat(answers))
+            missing = len(pending.tasks) - sum(group_teaches(g, self.config) for g in flat(filled))
             if missing == 0:
                 break
             more = Pending(pending.step, pending.version, self.curriculum.next(missing))
             try:
-                answers = answers + self.replace(more, first_slot=len(tasks))
+                filled = filled + self.replace(more, first_slot=len(tasks))
             except Unfilled:
                 self.curriculum.load_state_dict(before)
                 raise
             tasks = tasks + more.tasks
-        return tasks, answers
+        return tasks, filled
 
     def resize(self, stats: UpdateStats | Skipped | None) -> None:
-        """After an update that measured the noise of its gradient: steps that are ordered from now on may be larger."""
+        """Steps that are ordered from now on may be larger, if the update measured its noise."""
         if isinstance(stats, UpdateStats) and stats.noise:
             self.size.observe(stats.noise)
 
     def replace(self, more: Pending, first_slot: int) -> list[FilledOrder]:
-        """Further groups for a step, from the same version."""
+        """Sample further groups for a step, from the same version."""
         orders = self.orders(more, first_slot)
         self.desk.submit(orders)
         return self.desk.collect([order.order_id for order in orders])
 
     def orders(self, pending: Pending, first_slot: int) -> list[Order]:
-        """The same orders whenever they are asked for."""
+        """The orders of a step; every call builds the same ones."""
         return build_orders(
             [self.tasks[index] for index in pending.tasks],
             seed=self.config.run.seed,
@@ -178,7 +176,7 @@ class StepPlan:
         return min([pending.version for pending in self.pending], default=self.next_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Curriculum, pending steps and their size, as JSON values."""
+        """JSON values."""
         pending = [[p.step, p.version, p.tasks] for p in self.pending]
         return {
             "next_step": self.next_step,
@@ -188,13 +186,13 @@ class StepPlan:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; pending steps are submitted again."""
+        """Pending steps still have to be submitted, by submit_pending."""
         self.next_step = int(state["next_step"])
         self.pending = [Pending(*entry) for entry in state["pending"]]
         self.curriculum.load_state_dict(state["curriculum"])
         self.size.load_state_dict(state["size"])
 
     def submit_pending(self) -> None:
-        """After a restart: have the pending steps filled, by the journal or an actor."""
+        """After a restart: have the pending steps filled, by the journal or by an actor."""
         for pending in self.pending:
             self.desk.submit(self.orders(pending, first_slot=0))

@@ -1,83 +1,84 @@
-"""Whether the disk has room for what a run will write: asked before it trains, not in the middle of a checkpoint.
+"""Checks before training that the disk has room for all that a run will write.
 
     checkpoints   (keep + best + one being written + one being removed) * (adapter + two moments + older versions)
-    journal       steps left * samples * (cap * 12 bytes + their prompts and frames), or what journal.keep leaves of it
-    rollouts      steps left * logged samples * cap * 24 bytes
-    the rest      metrics, evaluations, logs: a few KB a step, and a floor
+    journal       steps left * completions * (cap * 12 bytes + their prompts and frames), or what journal.keep leaves
+    rollouts      steps left * logged completions * cap * 24 bytes
+    the rest      metrics, evaluations, logs: a few KB per step, and a constant
 
-All caps are taken as reached, so this is a bound and not a guess; what lies in the folder already counts as spent.
-Left out on purpose: other programs that fill the same disk; a run that meets a full disk stops and can be resumed.
+All completions are counted as long as the cap allows, so this is an upper bound. Files that are in the folder already
+are not counted again. Left out on purpose: other programs that fill the same disk. A run that meets a full disk stops
+and can be resumed.
 """
 
 import shutil
 from pathlib import Path
 
-from shared.config.tree import Config
+from shared.config.processes import CheckpointConfig, JournalConfig
+from shared.config.tree import Config, RolloutConfig
 from shared.errors import RunDirError
 from shared.run.run_dir import RunDir
 
 TOKEN_BYTES = 12
 """Id, log-prob and entropy."""
 SAMPLE_BYTES = 64
-"""Length, outcome, score and framing."""
+"""Length, outcome, score and framing of a completion."""
 ROLLOUT_TOKEN_BYTES = 24
 """Text, id, entropy and mask as JSON."""
 STEP_BYTES = 4096
 """A row of metrics and lines of logs."""
 FLOOR_BYTES = 4 * 2**20
-"""Manifests, evaluations, whatever is small."""
+"""Manifests, evaluations and other small files."""
 
 
 def bytes_needed(config: Config, adapter_bytes: int, first_step: int, anchor_bytes: int = 0) -> int:
-    """What the rest of a run may write at most, and hold at one time. anchor_bytes: of the anchor in a checkpoint."""
-    steps = config.run.steps - first_step
+    """The most that the rest of a run can have on disk at one time. anchor_bytes: of the anchor in a checkpoint."""
+    steps, rollout, max_lag = config.run.steps - first_step, config.rollout, config.pipeline.max_lag
+    group = group_bytes(rollout, config.tasks.max_prompt_tokens)
+    step = config.most_prompts * (1 + rollout.replacement_rounds) * group
     return (
-        (config.checkpoint.keep + 3) * (checkpoint_bytes(config, adapter_bytes) + anchor_bytes)
-        + journal_steps(config, steps) * journal_bytes(config)
-        + steps * (rollout_bytes(config) + STEP_BYTES)
+        (config.checkpoint.keep + 3) * (checkpoint_bytes(adapter_bytes, max_lag) + anchor_bytes)
+        + journal_steps(config.journal, config.checkpoint, max_lag, steps) * step
+        + steps * (rollout_bytes(rollout, config.log.rollouts_per_step) + STEP_BYTES)
         + FLOOR_BYTES
     )
 
 
-def checkpoint_bytes(config: Config, adapter_bytes: int) -> int:
+def checkpoint_bytes(adapter_bytes: int, max_lag: int) -> int:
     """Adapter and two moments of its size; with a lag also the versions that pending orders name."""
-    return (3 + config.pipeline.max_lag) * adapter_bytes
+    return (3 + max_lag) * adapter_bytes
 
 
-def journal_steps(config: Config, steps: int) -> int:
-    """Steps whose answers are there at one time."""
-    if config.journal.keep == "all":
+def journal_steps(journal: JournalConfig, checkpoint: CheckpointConfig, max_lag: int, steps: int) -> int:
+    """Steps that the journal holds at one time."""
+    if journal.keep == "all":
         return steps
-    return min(steps, (config.checkpoint.keep + 1) * config.checkpoint.every + config.pipeline.max_lag)
+    return min(steps, (checkpoint.keep + 1) * checkpoint.every + max_lag)
 
 
-def journal_bytes(config: Config) -> int:
-    """A step's answers, all of them as long as may be."""
-    rollout = config.rollout
-    sample = rollout.max_new_tokens * TOKEN_BYTES + SAMPLE_BYTES
-    group = rollout.group * sample + config.tasks.max_prompt_tokens * 4 + SAMPLE_BYTES
-    return config.most_prompts * (1 + rollout.replacement_rounds) * group
+def group_bytes(rollout: RolloutConfig, max_prompt_tokens: int) -> int:
+    """A group in the journal, its prompt and completions as long as possible."""
+    completion = rollout.max_new_tokens * TOKEN_BYTES + SAMPLE_BYTES
+    return rollout.group * completion + max_prompt_tokens * 4 + SAMPLE_BYTES
 
 
-def rollout_bytes(config: Config) -> int:
+def rollout_bytes(rollout: RolloutConfig, logged_groups: int) -> int:
     """A step's rows of rollouts.jsonl."""
-    return config.log.rollouts_per_step * config.rollout.group * config.rollout.max_new_tokens * ROLLOUT_TOKEN_BYTES
+    return logged_groups * rollout.group * rollout.max_new_tokens * ROLLOUT_TOKEN_BYTES
 
 
 def refuse_if_short(run: RunDir, needed: int) -> None:
-    """Count what the run holds already, since most of it will be replaced, and compare."""
+    """The run's present checkpoints count as free, since most of them will be replaced."""
     free = shutil.disk_usage(run.path).free
-    held = folder_bytes(run.checkpoints)
-    if free + held < needed:
+    present = folder_bytes(run.checkpoints)
+    if free + present < needed:
         raise RunDirError(
-            f"The rest of this run may need {megabytes(needed - held)} and {run.path} has {megabytes(free)} free; make"
-            " room on that disk, or begin a run with a smaller checkpoint.keep, fewer run.steps, or journal.keep ="
+            f"The rest of this run may need {megabytes(needed - present)} and {run.path} has {megabytes(free)} free;"
+            " make room on that disk, or begin a run with a smaller checkpoint.keep, fewer run.steps, or journal.keep ="
             ' "checkpoints".'
         )
 
 
 def folder_bytes(folder: Path) -> int:
-    """Of all files below it."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

@@ -1,14 +1,14 @@
-"""What a data set has twice, and what of its held-out part it also trains on.
+"""Finds questions that a data set has twice, and held-out questions that it also trains on.
 
-Questions are compared as words: letters and digits in lower case, all else is space.
+Questions are compared as words: letters and digits in lower case; everything else separates words.
 
-    duplicate    the same words as an earlier training question; a conflict if the answers differ
+    duplicate    the same words as an earlier training question; a conflict if the gold answers differ
     leaked       a held-out question with the same words as a training question
-    near         a held-out question of whose n-grams (8 words) at least 80 % stand in one training question
+    near         a held-out question that shares at least 80 % of its n-grams (8 words) with one training question
 
-Time grows with the number of words: an index from n-grams to the first few training questions that hold them, and one
-look-up for each n-gram of a held-out question. So a phrase that many questions share betrays no leak by itself. Left
-out on purpose: meaning; a question put into other words is not found.
+The time grows linearly with the number of words: an index maps each n-gram to the first few training questions that
+contain it, and each n-gram of a held-out question is looked up once. So a phrase that many questions share does not
+count as a leak by itself. Left out on purpose: meaning; a question in other words is not found.
 """
 
 import re
@@ -24,16 +24,16 @@ QUESTIONS_A_GRAM = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Places in the training part or in the held-out part."""
+    """Row numbers in the training part or in the held-out part."""
 
     duplicates: tuple[int, ...]
-    """Training questions that stand further up already."""
+    """Training questions that repeat an earlier one."""
     conflicts: tuple[int, ...]
-    """Those of them whose answer is another one there."""
+    """Those of them whose gold answer differs from the earlier one."""
     leaked: tuple[int, ...]
-    """Held-out questions that are trained on, word by word."""
+    """Held-out questions that are also training questions, word by word."""
     near: tuple[int, ...]
-    """Held-out questions of which most is trained on."""
+    """Held-out questions that are mostly the same as a training question."""
 
     def in_words(self) -> list[str]:
         """A sentence for each kind that was found."""
@@ -53,7 +53,6 @@ class Overlap:
 
 
 def find_overlap(train: Sequence[Mapping[str, str]], held_out: Sequence[Mapping[str, str]]) -> Overlap:
-    """Compare all questions with each other, in linear time."""
     train_words = [words(row["question"]) for row in train]
     first: dict[tuple[str, ...], int] = {}
     for place, text in enumerate(train_words):
@@ -75,17 +74,17 @@ def find_overlap(train: Sequence[Mapping[str, str]], held_out: Sequence[Mapping[
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Letters and digits of a text, in lower case."""
+    """Words in lower case."""
     return tuple(WORD.findall(text.lower()))
 
 
 def grams(text: tuple[str, ...]) -> set[tuple[str, ...]]:
-    """Its n-grams; a shorter text is one."""
+    """The n-grams of a text; a shorter text is one n-gram."""
     return {text[start : start + GRAM] for start in range(max(1, len(text) - GRAM + 1))}
 
 
 def gram_index(texts: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], list[int]]:
-    """n-gram -> the first texts that hold it."""
+    """n-gram -> numbers of the first texts that contain it."""
     index: dict[tuple[str, ...], list[int]] = {}
     for place, text in enumerate(texts):
         for gram in grams(text):
@@ -96,7 +95,7 @@ def gram_index(texts: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], list[i
 
 
 def largest_share(text: tuple[str, ...], index: Mapping[tuple[str, ...], list[int]]) -> float:
-    """The largest share of the text's n-grams that one training question holds."""
+    """The largest share of the text's n-grams that one training question contains."""
     own = grams(text)
     holders = Counter(place for gram in own for place in index.get(gram, ()))
     return max(holders.values(), default=0) / len(own)

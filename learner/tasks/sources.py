@@ -1,16 +1,16 @@
-r"""Where rows come from: the embedded problems, a named data set, a file, a folder of splits, or a hub data set.
+r"""Reads rows: from the embedded problems, a named data set, a file, a folder of splits, or a data set of the hub.
 
     embedded                          problems that are generated here
     gsm8k, math, math500              on the hub, with the columns they have there
-    FOLDER                            FOLDER/train.jsonl, FOLDER/test.csv, ...: a file a split. A folder called like a
-                                      named data set is one, so that a machine without the hub can hold it
+    FOLDER                            FOLDER/train.jsonl, FOLDER/test.csv, ...: one file per split. A folder with the
+                                      name of a named data set is read like it, on machines without the hub
     FILE.jsonl, .json, .csv, .parquet
     anything else                     a hub id, with `tasks.subset` and `tasks.split`
 
-Rows leave with the canonical columns `question`, `answer`, and where there are such `level`, `subject`, `solution`; all
-else keeps its name. The answer is what stands behind `####`, or in the last box, if the column holds a whole solution.
-Three parts: what is trained on, what is held out of it to evaluate on during the run (tasks.py), and the test set,
-which training never reads. Left out on purpose: streaming data sets; a run's tasks fit in memory.
+Every row gets the columns `question` and `answer` and, if the data has them, `level`, `subject` and `solution`; other
+columns keep their names. If the answer column has a whole solution, the gold answer is what follows `####` or is in the
+last box. There are three parts: training rows, held-out rows to evaluate on during the run (tasks.py), and the test
+set, which training never reads. Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
 
 import re
@@ -30,7 +30,7 @@ Columns = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known of a data set by its name."""
+    """A data set that is known by its name."""
 
     hub: str = ""
     """Its hub id."""
@@ -45,9 +45,9 @@ class Known:
     subject: str = "subject"
     """Column with the field."""
     split: str = "train"
-    """What one trains on."""
+    """Split to train on."""
     test: str = ""
-    """Its test set, if it has one."""
+    """Split to test on; empty if there is none."""
 
 
 UNKNOWN = Known()
@@ -65,18 +65,17 @@ KNOWN = {
 
 
 def known(source: str) -> Known:
-    """By its name, or by the name of its folder."""
+    """Looked up by name, or by the name of its folder."""
     return KNOWN.get(Path(source).name if Path(source).is_dir() else source, UNKNOWN)
 
 
 def training_rows(config: TasksConfig, *, needs_answer: bool) -> list[Columns]:
-    """Of `tasks.source`."""
     split = config.split or known(config.source).split
     return list(read_rows(config.source, split, config, needs_answer=needs_answer))
 
 
 def held_out_rows(config: TasksConfig, *, needs_answer: bool) -> list[Columns] | None:
-    """Of `tasks.held_out`; None where it is empty, and a part of the training rows is held out."""
+    """The rows of `tasks.held_out`; None if it is empty, so that a part of the training rows is held out."""
     if not config.held_out:
         return None
     place = place_of("held_out", config.held_out, config.source)
@@ -84,7 +83,7 @@ def held_out_rows(config: TasksConfig, *, needs_answer: bool) -> list[Columns] |
 
 
 def rows_of_test(config: TasksConfig, *, needs_answer: bool) -> list[Columns] | None:
-    """Of `tasks.test`, or of the data set's own test split; None if there is neither."""
+    """The rows of `tasks.test`, or of the data set's own test split; None if there is neither."""
     place = place_of_test(config)
     return list(read_rows(*place, config, needs_answer=needs_answer)) if place else None
 
@@ -120,12 +119,11 @@ def split_of_test(source: str) -> str:
 
 
 def split_file(folder: Path, split: str) -> Path | None:
-    """The file of a split in a folder."""
     return next((file for suffix in FORMATS if (file := folder / f"{split}{suffix}").is_file()), None)
 
 
 def read_rows(source: str, split: str, config: TasksConfig, *, needs_answer: bool) -> Iterator[Columns]:
-    """Rows of a source through `datasets`."""
+    """Raises DataError if a column that is needed is missing."""
     has = known(source)
     names = {
         "question": config.question or has.question,
@@ -143,7 +141,7 @@ def read_rows(source: str, split: str, config: TasksConfig, *, needs_answer: boo
 
 
 def open_dataset(source: str, split: str, config: TasksConfig) -> Iterable[Any]:
-    """Imported late: most runs of the embedded tasks never need it."""
+    """Imports `datasets` only here, since runs on the embedded tasks do not need it."""
     from datasets import disable_progress_bars, load_dataset
 
     disable_progress_bars()
@@ -161,7 +159,7 @@ def open_dataset(source: str, split: str, config: TasksConfig) -> Iterable[Any]:
 
 
 def local_file(source: str, split: str) -> Path | None:
-    """The file on this machine that is meant; None for the hub."""
+    """The local file to read; None for the hub."""
     path = Path(source)
     if path.suffix in FORMATS:
         if not path.is_file():
@@ -180,12 +178,12 @@ def local_file(source: str, split: str) -> Path | None:
 
 
 def first_line(error: Exception) -> str:
-    """Libraries put pages into their messages, or nothing."""
+    """The first line of a message, which may have pages or be empty."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
-    """All columns as text, under their canonical names; one that holds nothing is left out."""
+    """All columns as text, under their canonical names, without empty ones."""
     ours = {column: name for name, column in names.items()}
     columns = {ours.get(key, key): str(value) for key, value in row.items() if value is not None}
     columns = {"question": ""} | columns
@@ -195,7 +193,7 @@ def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
 
 
 def split_solution(written: str, columns: Columns) -> Columns:
-    """Answer and solution, where the column with the answer holds both. GSM8K's notes to a calculator go."""
+    """Separate the gold answer from a solution in the same column, and drop GSM8K's calculator notes."""
     found = boxes(written)
     if MARKER in written:
         answer = written.rpartition(MARKER)[2].strip()

@@ -1,4 +1,4 @@
-"""The little worlds that the word problems are set in.
+"""The stories of the word problems.
 
 A story has an opening with a first number, one sentence for each operation it knows, and a question. The words are few
 and short on purpose: the tokenizer has room for about 250 merges, and short prompts keep rollouts fast. Left out on
@@ -13,18 +13,18 @@ Op = Literal["+", "-", "*"]
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """One setting. `{who}` and `{pronoun}` name the hero, `{kind}` an adjective, `{n}` a number."""
+    """One setting. `{who}` and `{pronoun}` stand for a person, `{kind}` for an adjective, `{n}` for a number."""
 
     name: str
-    """Key of the story; the corpus keeps its habits under it."""
+    """Key of the story."""
     opening: str
     """First sentence, which gives the number to start from."""
     gain: str
-    """Sentence of an addition of `{n}`."""
+    """Sentence that adds `{n}`."""
     loss: str
-    """Sentence of a subtraction of `{n}`."""
+    """Sentence that subtracts `{n}`."""
     grows: bool
-    """Whether multiplications by 2 and 3 happen in it as well."""
+    """Whether multiplications by 2 and 3 may happen."""
     question: str
     """Last sentence."""
 

@@ -1,10 +1,10 @@
-"""The tasks of a run: questions as prompt ids, and the columns that the verifier will see.
+"""The tasks of a run: questions as prompt ids, and the columns for the verifier.
 
-    rows (data_source.py) -> examples set aside -> shuffled by tasks.seed -> held out -> limit -> dropped or rendered
+    rows (sources.py) -> few-shot examples removed -> shuffled by tasks.seed -> held out -> limit -> dropped or rendered
 
-What is dropped is counted by its reason, never cut or changed: an empty question, a gold answer that the verifier
-cannot read, a prompt that is too long, a column beyond what the wire takes. Held-out tasks are never trained on, and
-the test set is not even read while a run trains. Both come in a seeded order, so that the first n are a sample of all.
+A row is dropped, and counted by its reason, if its question is empty, its gold answer cannot be read by the verifier,
+its prompt is too long, or a column is too large for the wire. Rows are never shortened. Held-out tasks are never
+trained on, and a training run does not read the test set. Both have a seeded order, so the first n are a random sample.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ class Task:
     prompt_ids: np.ndarray
     """[Tp] int32, chat template applied."""
     columns: Columns
-    """What the verifier gets: `question`, `answer`, and the rest of the row, all as text."""
+    """For the verifier: `question`, `answer`, and the rest of the row, all as text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +46,11 @@ class TaskSet:
     held_out: tuple[Task, ...]
     """To evaluate on."""
     dropped: Mapping[str, int]
-    """Rows left out, by reason; both parts together."""
+    """Number of dropped rows of both parts, by reason."""
 
 
 def load_tasks(config: TasksConfig, prompter: Prompter, kind: VerifierKind) -> TaskSet:
-    """Read, filter, render."""
+    """DataError if no training task is left."""
     train_rows, held_out_rows = load_rows(config, kind)
     shots = examples(train_rows, config)
     dropped: Counter[str] = Counter()
@@ -65,7 +65,7 @@ def load_tasks(config: TasksConfig, prompter: Prompter, kind: VerifierKind) -> T
 def load_test(
     config: TasksConfig, prompter: Prompter, kind: VerifierKind
 ) -> tuple[tuple[Task, ...], Mapping[str, int]]:
-    """The test set with the examples of training, and the rows left out of it; no tasks where there is no such set."""
+    """The test set, with the same few-shot examples as training, and its dropped rows by reason."""
     rows = rows_of_test(config, needs_answer=needs_answers(config, kind))
     if not rows:
         return (), {}
@@ -75,7 +75,7 @@ def load_test(
 
 
 def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows]:
-    """Train and held-out rows. The first `tasks.few_shot` of the former are the examples."""
+    """Training and held-out rows. The first `tasks.few_shot` training rows are the examples."""
     if config.source == "embedded":
         count = (config.limit or 8192) + config.few_shot
         return embedded_rows("train", count, config.levels), embedded_rows("held_out", EMBEDDED_HELD_OUT, config.levels)
@@ -95,12 +95,11 @@ def needs_answers(config: TasksConfig, kind: VerifierKind) -> bool:
 
 
 def examples(train_rows: Rows, config: TasksConfig) -> Shots:
-    """What is shown before every question."""
     return tuple((row["question"], row.get("solution") or row["answer"]) for row in train_rows[: config.few_shot])
 
 
 def divided(rows: list[Columns]) -> tuple[list[Columns], list[Columns]]:
-    """The rest, and the last tenth, to which all copies of its questions go: none of them is trained on."""
+    """All but the last tenth, and the last tenth with every copy of its questions, so that none is trained on."""
     count = len(rows) // 10
     kept_back = {unspaced(row) for row in rows[len(rows) - count :]}
     parts: tuple[list[Columns], list[Columns]] = ([], [])
@@ -110,7 +109,7 @@ def divided(rows: list[Columns]) -> tuple[list[Columns], list[Columns]]:
 
 
 def unspaced(row: Columns) -> str:
-    """Its question, however its white space is written."""
+    """Its question with single spaces, for comparison."""
     return " ".join(row["question"].split())
 
 
@@ -121,14 +120,14 @@ def embedded_rows(split: Literal["train", "held_out"], count: int, levels: tuple
 
 
 def shuffled(rows: list[Columns], seed: int) -> list[Columns]:
-    """In an order of this seed. A file may be sorted by difficulty; its first rows are then no sample of it."""
+    """A file may be sorted by difficulty, so its first rows are no random sample."""
     return [rows[place] for place in np.random.default_rng(seed).permutation(len(rows))]
 
 
 def kept(
     rows: Rows, config: TasksConfig, prompter: Prompter, kind: VerifierKind, shots: Shots, dropped: Counter[str]
 ) -> tuple[Task, ...]:
-    """The rows that become tasks; the others are counted."""
+    """The rows that become tasks; adds the others to `dropped`."""
     tasks: list[Task] = []
     for row in rows:
         reason = fault_of(row, kind)
@@ -143,7 +142,7 @@ def kept(
 
 
 def fault_of(row: Columns, kind: VerifierKind) -> str | None:
-    """Why a row can be no task; None if it can."""
+    """Why a row cannot be a task; None if it can."""
     if not row["question"].strip():
         return "without a question"
     if not is_readable(row.get("answer", ""), kind):
@@ -154,7 +153,7 @@ def fault_of(row: Columns, kind: VerifierKind) -> str | None:
 
 
 def is_readable(answer: str, kind: VerifierKind) -> bool:
-    """Whether the verifier can compare with it. A formula is not read here: that belongs into killable workers."""
+    """Whether the verifier can read this gold answer. Formulas are only parsed in workers that can be killed."""
     match kind:
         case "callable":
             return True

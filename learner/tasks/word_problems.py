@@ -7,8 +7,8 @@ Level k is a story of k events, so k operations, on integers that stay in 0..99:
     19 - 4 = 15
     #### 15
 
-Whether a problem is for training or held out is a property of its text alone (a stable hash), so no choice of seed or
-count can ever put one question into both. Left out on purpose: files of problems; a seed says it all.
+A stable hash of the text decides whether a problem is for training or held out, so no seed or count puts one question
+into both. Left out on purpose: files of problems, since a seed describes them completely.
 """
 
 import random
@@ -29,7 +29,7 @@ _MAX_MISSES = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One task: what is asked, how a right solution reads, and what it ends in."""
+    """A question with its solution and gold answer."""
 
     question: str
     """The word problem, one paragraph of plain text."""
@@ -46,14 +46,14 @@ class Move:
     """One event of a story, as arithmetic."""
 
     op: Op
-    """What the event does to the running number."""
+    """How the event changes the running number."""
     operand: int
-    """With how many, at least 1."""
+    """By which number, at least 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """A drawn story before it is put into words: what a solver has to see in the text."""
+    """A problem as arithmetic, with the text that tells it."""
 
     story: Story
     """The setting."""
@@ -106,12 +106,12 @@ def draw_plot(rng: random.Random, level: int, split: Split) -> Plot:
 
 
 def split_of(question: str) -> Split:
-    """The split that a question belongs to, now and for good: crc32 is fixed, unlike `hash`."""
+    """The split of a question. crc32 never changes, unlike `hash`."""
     return "held_out" if zlib.crc32(question.encode()) % _HELD_OUT_ONE_IN == 0 else "train"
 
 
 def to_problem(plot: Plot) -> Problem:
-    """The plot with its right solution."""
+    """Adds the correct solution."""
     steps = work_out(plot.start, plot.moves)
     answer = steps[-1].result
     lines = [*map(str, steps), f"#### {answer}"]
@@ -119,7 +119,7 @@ def to_problem(plot: Plot) -> Problem:
 
 
 def work_out(start: int, moves: tuple[Move, ...]) -> list[Step]:
-    """The moves one after the other, each on the result of the one before."""
+    """One step per move, each with the result of the step before."""
     steps: list[Step] = []
     value = start
     for move in moves:

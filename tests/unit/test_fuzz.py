@@ -77,7 +77,7 @@ def fresh(folder: Path) -> Path:
 class Lenient(OrderCheck):
     """Takes everything."""
 
-    def fault(self, order: Order, policy: Policy, groups: FilledOrder) -> str:
+    def fault(self, order: Order, policy: Policy, filled: FilledOrder) -> str:
         return ""
 
 

@@ -9,7 +9,7 @@ import pytest
 from learner.curriculum.build import build_curriculum, levels, strata
 from learner.curriculum.curriculum import Curriculum, Shuffled
 from learner.curriculum.pass_rate import PassRate
-from learner.curriculum.semantic_entropy import Answers, SemanticEntropies, measured_with
+from learner.curriculum.semantic_entropy import SemanticEntropies, TaskMeanings, measured_with
 from learner.curriculum.stages import Staged
 from learner.tasks.tasks import Task
 from shared.config.data import CurriculumConfig
@@ -65,8 +65,9 @@ def test_stages_of_rising_entropy_from_a_cache_that_fits(tmp_path: Path) -> None
     sent = config(kind="sent", stages=2, cache=str(tmp_path / "se.json"))
     with pytest.raises(DataError, match=r"needs semantic entropies in .*se\.json, which is not there"):
         built(sent, tasks)
-    answers = [Answers(clusters=clusters, right=3) for clusters in ((4, 4), (8,), (5, 1, 1, 1), (7, 1))]
-    found = SemanticEntropies(measured_with=measured_with(sent, tasks, "b" * 64, "t" * 64), tasks=tuple(answers))
+    answers = [TaskMeanings(clusters=clusters, right=3) for clusters in ((4, 4), (8,), (5, 1, 1, 1), (7, 1))]
+    measured = measured_with(sent.rollout, sent.verifier, sent.curriculum.samples, tasks, "b" * 64, "t" * 64)
+    found = SemanticEntropies(measured_with=measured, tasks=tuple(answers))
     (tmp_path / "se.json").write_bytes(msgspec.json.encode(found))
     by_entropy = built(sent, tasks)
     assert isinstance(by_entropy, Staged) and by_entropy.stages == [[1, 3], [0, 2]]

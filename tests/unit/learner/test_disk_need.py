@@ -23,7 +23,7 @@ def test_checkpoints_are_counted_with_those_that_are_being_written_and_removed()
     few, many = (bytes_needed(config(checkpoint=CheckpointConfig(keep=keep)), ADAPTER, 0) for keep in (1, 4))
     assert many - few == 3 * 3 * ADAPTER
     lagging = config(pipeline=PipelineConfig(max_lag=2))
-    assert checkpoint_bytes(lagging, ADAPTER) == 5 * ADAPTER
+    assert checkpoint_bytes(ADAPTER, lagging.pipeline.max_lag) == 5 * ADAPTER
 
     held = bytes_needed(config(checkpoint=CheckpointConfig(keep=4)), ADAPTER, 0, anchor_bytes=1000)
     assert held == many + 7 * 1000

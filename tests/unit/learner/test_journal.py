@@ -226,7 +226,7 @@ def test_a_torn_end_before_the_last_segment_is_damage(tmp_path: Path) -> None:
 def test_a_record_that_vanished_whole_is_damage(tmp_path: Path) -> None:
     segment = written(tmp_path, PAYLOADS, segment_bytes=1)
     segment.write_bytes(b"")
-    with pytest.raises(DamageError, match=r"000002\.log is damaged at byte 0, record 0 \(record 1 stands there\)"):
+    with pytest.raises(DamageError, match=r"000002\.log is damaged at byte 0, record 0 \(record 1 is there\)"):
         Journal.open(tmp_path)
 
 

@@ -176,5 +176,5 @@ def test_a_segment_lost_from_a_whole_journal_is_damage(folder: Path, gone: str) 
 def test_a_first_segment_that_lost_its_first_record_is_damage(folder: Path) -> None:
     give_up(folder)
     (folder / "000004.log").write_bytes((folder / "000005.log").read_bytes())
-    with pytest.raises(DamageError, match=r"000004\.log is damaged at byte 0, record 3 \(record 4 stands there\)"):
+    with pytest.raises(DamageError, match=r"000004\.log is damaged at byte 0, record 3 \(record 4 is there\)"):
         Journal.open(folder)

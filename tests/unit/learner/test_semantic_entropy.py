@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from learner.curriculum.semantic_entropy import (
-    Answers,
     SemanticEntropies,
+    TaskMeanings,
     cache_file,
     data_digest,
     entropy_stages,
@@ -16,7 +16,7 @@ from learner.curriculum.semantic_entropy import (
     read_entropies,
 )
 from learner.tasks.tasks import Task
-from shared.config.data import CurriculumConfig, TasksConfig, VerifierConfig
+from shared.config.data import CurriculumConfig, VerifierConfig
 from shared.config.model import ModelConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.errors import DataError
@@ -28,12 +28,12 @@ CONFIG = Config(curriculum=CurriculumConfig(kind="sent", samples=4))
 
 
 def wanted(config: Config = CONFIG, tasks: list[Task] = TASKS, base: str = "b" * 64, template: str = "t" * 64):
-    return measured_with(config, tasks, base, template)
+    return measured_with(config.rollout, config.verifier, config.curriculum.samples, tasks, base, template)
 
 
 def written(folder: Path) -> Path:
     file = folder / "se.json"
-    found = SemanticEntropies(measured_with=wanted(), tasks=(Answers(clusters=(2, 1, 1), right=2),) * 3)
+    found = SemanticEntropies(measured_with=wanted(), tasks=(TaskMeanings(clusters=(2, 1, 1), right=2),) * 3)
     file.write_bytes(msgspec.json.encode(found))
     return file
 
@@ -41,17 +41,17 @@ def written(folder: Path) -> Path:
 @pytest.mark.parametrize("meanings", ["aaaa", "aabb", "abcd", "aaab", "aabc"])
 def test_the_entropy_is_that_of_the_paper(meanings: str) -> None:
     clusters = tuple(Counter(meanings).values())
-    assert Answers(clusters=clusters, right=1).entropy == pytest.approx(semantic_entropy(meanings), abs=1e-12)
+    assert TaskMeanings(clusters=clusters, right=1).entropy == pytest.approx(semantic_entropy(meanings), abs=1e-12)
 
 
 def test_stages_rise_and_leave_out_what_cannot_teach() -> None:
     found = [
-        Answers(clusters=(8,), right=8),
-        Answers(clusters=(4, 4), right=4),
-        Answers(clusters=(8,), right=0),
-        Answers(clusters=(7, 1), right=7),
-        Answers(clusters=(1,) * 8, right=1),
-        Answers(clusters=(4, 4), right=4),
+        TaskMeanings(clusters=(8,), right=8),
+        TaskMeanings(clusters=(4, 4), right=4),
+        TaskMeanings(clusters=(8,), right=0),
+        TaskMeanings(clusters=(7, 1), right=7),
+        TaskMeanings(clusters=(1,) * 8, right=1),
+        TaskMeanings(clusters=(4, 4), right=4),
     ]
     assert entropy_stages(found, 2) == [[3, 1], [5, 4]]
     assert entropy_stages(found, 3) == [[3, 1], [5], [4]]
@@ -106,6 +106,6 @@ def test_the_data_s_digest_sees_prompts_columns_and_order() -> None:
 
 
 def test_where_it_is_kept() -> None:
-    model, tasks = ModelConfig(path="org/Some-Model", cache_dir="/c"), TasksConfig(source="data/train.jsonl")
-    assert cache_file(replaced(model=model, tasks=tasks)) == Path("/c/curricula/Some-Model-train.jsonl.json")
-    assert cache_file(replaced(curriculum=CurriculumConfig(cache="mine.json"))) == Path("mine.json")
+    model = ModelConfig(path="org/Some-Model", cache_dir="/c")
+    assert cache_file(CurriculumConfig(), model, "data/train.jsonl") == Path("/c/curricula/Some-Model-train.jsonl.json")
+    assert cache_file(CurriculumConfig(cache="mine.json"), model, "data/train.jsonl") == Path("mine.json")
