@@ -1,15 +1,24 @@
 """How much memory a configuration will need, before anything is loaded. Good to about a factor of 1.5.
 
-    CPU   2 processes x (runtime + 4 B a parameter held + what loading holds besides) + work
-    card  2 processes x (context + 0.53 B a quantised parameter, 2 B any other) + work
-    work  keys and values of the rollout, or activations and logits of a micro-batch, whichever is more
+    CPU      2 processes x (runtime + 4 B a parameter held) + what loading needs + max(rollout, update)
+    card     2 processes x (context + 0.53 B a quantised parameter, 2 B any other) + rollout + update
+    rollout  keys and values of the completions that are decoded together
+    update   activations of a micro-batch + four fp32 tiles [head_rows, vocabulary] of the head's forward pass
 
-The two processes hold their weights at the same time; they compute in turns. Adapter and AdamW are left out: a few
-percent of the base. Activations of one layer take about 44 values a token for each unit of the hidden size.
+The four tiles are the logits, their log-probs, the probabilities, and the product whose sum is the entropy. On a card
+both peaks count: PyTorch keeps what a process has once used, and the processes share the card for the whole run. On a
+CPU freed memory goes back to the system, so only the larger peak counts. Activations of one layer take about 44 values
+a token for each unit of the hidden size.
+
+Left out: the adapter and AdamW, a few percent of the base; an evaluation, which decodes more prompts together than a
+training order does; fragments that PyTorch's allocator cannot use.
 """
 
 from dataclasses import dataclass
 
+from shared.config.data import CurriculumConfig
+from shared.config.model import ModelConfig
+from shared.config.training import BatchConfig
 from shared.config.tree import Config
 
 RUNTIME_BYTES = 450 * 2**20
@@ -21,11 +30,15 @@ CONTEXT_BYTES = 400 * 2**20
 LAYER_FACTOR = 44
 NF4_BYTES = 0.53
 """A parameter with its share of the scales."""
+HEAD_TILES = 4
+"""At their peak in shared/model/head.py."""
+FP32_BYTES = 4
+BF16_BYTES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """What a checkpoint's files tell of its size."""
+    """What the files of a checkpoint say about its size."""
 
     linear: int
     """Parameters in the matrices of the layers: what NF4 packs."""
@@ -46,59 +59,70 @@ class ModelShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a step computes with."""
+
+    cached_tokens: int
+    """Tokens whose keys and values the actor keeps at one time."""
+    batch: BatchConfig
+    """How the learner cuts its batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Need:
     """Bytes."""
 
     weights: int
-    """What two processes hold for as long as they live; less cannot do."""
+    """What two processes occupy for as long as they live. With less, a run cannot start."""
     total: int
     """With the work of a step."""
 
 
-def host_need(config: Config, shape: ModelShape, *, card: bool) -> Need:
-    """Of the machine's memory, by both processes."""
+def work_of(config: Config) -> Work:
+    rollout = config.rollout
+    groups = min(rollout.groups_per_order or config.most_prompts, config.most_prompts)
+    group_tokens = config.tasks.max_prompt_tokens + rollout.group * rollout.max_new_tokens
+    return Work(cached_tokens=groups * group_tokens, batch=config.batch)
+
+
+def host_need(model: ModelConfig, work: Work, shape: ModelShape, *, card: bool) -> Need:
+    """What both processes take of the machine's memory; `card`: whether they compute on one."""
     if card:
         weights = 2 * CUDA_RUNTIME_BYTES
         return Need(weights=weights, total=weights + shape.file_bytes)
     parameters = shape.linear + shape.rest
-    held = parameters if config.model.dequantize != "each_call" or config.model.quantization == "none" else shape.rest
-    weights = 2 * (RUNTIME_BYTES + 4 * held)
+    dense = parameters if model.dequantize != "each_call" or model.quantization == "none" else shape.rest
+    weights = 2 * (RUNTIME_BYTES + FP32_BYTES * dense)
     loading = max(shape.file_bytes, int(parameters * NF4_BYTES))
-    return Need(weights=weights, total=weights + loading + work(config, shape, value_bytes=4))
+    peak = max(rollout_bytes(work, shape, FP32_BYTES), update_bytes(work.batch, shape, FP32_BYTES))
+    return Need(weights=weights, total=weights + loading + peak)
 
 
-def card_need(config: Config, shape: ModelShape) -> Need:
-    """Of the card's memory, by both processes."""
-    packed = config.model.quantization == "nf4" and config.model.dequantize != "held"
-    weights = 2 * int(CONTEXT_BYTES + shape.linear * (NF4_BYTES if packed else 2) + 2 * shape.rest)
-    return Need(weights=weights, total=weights + work(config, shape, value_bytes=2))
+def card_need(model: ModelConfig, work: Work, shape: ModelShape) -> Need:
+    """What both processes take of the card's memory."""
+    packed = model.quantization == "nf4" and model.dequantize != "held"
+    linear_bytes = shape.linear * (NF4_BYTES if packed else BF16_BYTES)
+    weights = 2 * int(CONTEXT_BYTES + linear_bytes + BF16_BYTES * shape.rest)
+    peaks = rollout_bytes(work, shape, BF16_BYTES) + update_bytes(work.batch, shape, BF16_BYTES)
+    return Need(weights=weights, total=weights + peaks)
 
 
-def adapter_bytes(config: Config, shape: ModelShape) -> int:
+def rollout_bytes(work: Work, shape: ModelShape, value_bytes: int) -> int:
+    return 2 * work.cached_tokens * shape.layers * shape.key_value * value_bytes
+
+
+def update_bytes(batch: BatchConfig, shape: ModelShape, value_bytes: int) -> int:
+    kept = shape.layers if batch.checkpointing else shape.layers * LAYER_FACTOR
+    activations = batch.token_budget * shape.hidden * (kept + LAYER_FACTOR) * value_bytes
+    return activations + HEAD_TILES * batch.head_rows * shape.vocabulary * FP32_BYTES
+
+
+def adapter_bytes(rank: int, shape: ModelShape) -> int:
     """A and B in fp32."""
-    return 4 * config.lora.rank * shape.adapter
+    return FP32_BYTES * rank * shape.adapter
 
 
-def anchor_bytes(config: Config, shape: ModelShape) -> int:
-    """What a checkpoint holds of a stage's end: the adapter of then, and a weight of Fisher's in two bytes for each of
-    the matrices, as if all had an adapter."""
-    return adapter_bytes(config, shape) * config.curriculum.holds + 2 * shape.linear * (config.curriculum.ewc > 0.0)
-
-
-def work(config: Config, shape: ModelShape, *, value_bytes: int) -> int:
-    """The larger of sampling and learning; they take turns."""
-    return max(rollout_values(config, shape), batch_values(config, shape)) * value_bytes
-
-
-def rollout_values(config: Config, shape: ModelShape) -> int:
-    """Keys and values of the groups that are decoded together."""
-    groups = min(config.rollout.groups_per_order or config.most_prompts, config.most_prompts)
-    tokens = groups * (config.tasks.max_prompt_tokens + config.rollout.group * config.rollout.max_new_tokens)
-    return 2 * tokens * shape.layers * shape.key_value
-
-
-def batch_values(config: Config, shape: ModelShape) -> int:
-    """Activations of a micro-batch, and three tiles of logits."""
-    tokens = config.batch.token_budget * shape.hidden
-    kept = shape.layers if config.batch.checkpointing else shape.layers * LAYER_FACTOR
-    return tokens * (kept + LAYER_FACTOR) + 3 * config.batch.head_rows * shape.vocabulary
+def anchor_bytes(rank: int, curriculum: CurriculumConfig, shape: ModelShape) -> int:
+    """What a checkpoint keeps of the end of a stage: the adapter of that time, and Fisher's weights in two bytes each,
+    as if every matrix had an adapter."""
+    return adapter_bytes(rank, shape) * curriculum.holds + 2 * shape.linear * (curriculum.ewc > 0.0)

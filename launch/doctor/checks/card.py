@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from launch.doctor.estimate import card_need
+from launch.doctor.estimate import card_need, work_of
 from launch.doctor.facts.card import Card, Cards, Holder
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
 from launch.doctor.machine import Machine, on_card
@@ -106,7 +106,7 @@ def memory(machine: Machine) -> Finding:
     shape = known(machine.model).shape
     if isinstance(shape, Missing):
         return note(f"{found}; what a run needs can be told once the model is here")
-    need = card_need(machine.config, shape)
+    need = card_need(machine.config.model, work_of(machine.config), shape)
     found = f"{found}; a run needs about {size(need.total)}"
     remedy = (
         "end the processes named, or use a smaller batch.token_budget, batch.checkpointing=true, or a smaller model"

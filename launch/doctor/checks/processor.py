@@ -1,6 +1,6 @@
 """Cores against threads, memory against an estimate of what the model needs, and what a container or shell allows."""
 
-from launch.doctor.estimate import Need, host_need
+from launch.doctor.estimate import Need, host_need, work_of
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
 from launch.doctor.machine import Machine, on_card
 from learner.durable.journal import SEGMENT_BYTES
@@ -125,7 +125,9 @@ def container_limit(machine: Machine) -> Finding:
 def needed(machine: Machine) -> Need | None:
     """By both processes; nobody knows before the model is here."""
     shape = known(machine.model).shape
-    return None if isinstance(shape, Missing) else host_need(machine.config, shape, card=on_card(machine))
+    if isinstance(shape, Missing):
+        return None
+    return host_need(machine.config.model, work_of(machine.config), shape, card=on_card(machine))
 
 
 def judge(free: int, found: str, need: Need | None, remedy: str) -> Finding:

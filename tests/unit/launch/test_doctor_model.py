@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled
 
+from launch.doctor import estimate
 from launch.doctor.checks import model as model_checks
 from launch.doctor.checks import software as software_checks
-from launch.doctor.estimate import ModelShape, card_need, host_need
+from launch.doctor.estimate import ModelShape, Need, work_of
 from launch.doctor.facts.model import look_at_hub, look_at_model, shape_of
 from launch.doctor.facts.software import look_at_reward
 from launch.doctor.finding import Missing
@@ -280,6 +281,14 @@ def test_a_built_in_verifier_needs_no_look() -> None:
 # --- how much memory
 
 
+def card_need(config: Config, shape: ModelShape) -> Need:
+    return estimate.card_need(config.model, work_of(config), shape)
+
+
+def host_need(config: Config, shape: ModelShape, *, card: bool) -> Need:
+    return estimate.host_need(config.model, work_of(config), shape, card=card)
+
+
 def test_a_card_of_8_gib_holds_two_copies_of_a_1_5b_base() -> None:
     small_steps = {"token_budget": 640, "checkpointing": True}
     need = card_need(config(batch=small_steps, rollout={"prompts": 1, "max_new_tokens": 512}), QWEN_15B)
@@ -308,12 +317,32 @@ def test_each_key_that_is_named_as_a_remedy_helps() -> None:
 
 
 def test_long_answers_need_room_for_keys_and_values() -> None:
-    tasks = {"max_prompt_tokens": 256}
-    short = card_need(config(tasks=tasks, rollout={"max_new_tokens": 64}, batch={"token_budget": 1}), QWEN_15B)
-    long = card_need(config(tasks=tasks, rollout={"max_new_tokens": 4096}, batch={"token_budget": 1}), QWEN_15B)
+    tasks, tiny = {"max_prompt_tokens": 256}, {"token_budget": 1, "head_rows": 1}
+    short = card_need(config(tasks=tasks, rollout={"max_new_tokens": 64}, batch=tiny), QWEN_15B)
+    long = card_need(config(tasks=tasks, rollout={"max_new_tokens": 4096}, batch=tiny), QWEN_15B)
     tokens = 16 * 8 * (4096 - 64)
     # 28 KiB a token: two times 28 layers of 256 values in bf16.
     assert long.total - short.total == pytest.approx(tokens * 28 * 1024, rel=0.05)
-    one = config(tasks=tasks, rollout={"max_new_tokens": 4096, "groups_per_order": 1}, batch={"token_budget": 1})
+    one = config(tasks=tasks, rollout={"max_new_tokens": 4096, "groups_per_order": 1}, batch=tiny)
     need = card_need(one, QWEN_15B)
     assert need.total - need.weights < (long.total - long.weights) / 10
+
+
+def test_the_heads_forward_pass_has_four_fp32_tiles_on_a_card_and_on_a_cpu() -> None:
+    few, many = config(batch={"head_rows": 512}), config(batch={"head_rows": 1024})
+    tiles = 4 * 512 * QWEN_15B.vocabulary * 4
+    assert card_need(many, QWEN_15B).total - card_need(few, QWEN_15B).total == tiles
+    host = host_need(many, QWEN_15B, card=False).total - host_need(few, QWEN_15B, card=False).total
+    assert host == tiles
+
+
+def test_on_one_card_the_peaks_of_both_processes_add_up() -> None:
+    """Neither gives its memory back at the end of its turn."""
+    small = {"rollout": {"max_new_tokens": 64}, "batch": {"token_budget": 640, "head_rows": 64}}
+    neither = card_need(config(**small), QWEN_15B).total
+    rollout = {"rollout": {"max_new_tokens": 2048}}
+    batch = {"batch": {"token_budget": 8192, "head_rows": 512}}
+    long_rollout = card_need(config(**small | rollout), QWEN_15B).total - neither
+    large_batch = card_need(config(**small | batch), QWEN_15B).total - neither
+    assert long_rollout > 0 and large_batch > 0
+    assert card_need(config(**small | rollout | batch), QWEN_15B).total == neither + long_rollout + large_batch
