@@ -77,9 +77,9 @@ def dispatch(args: "argparse.Namespace") -> int:
         case "eval":
             return evaluate(args)
         case "doctor":
-            from launch.doctor.command import run_command
+            from launch.doctor.command import run_doctor
 
-            return run_command(source=args.source, overrides=args.set, out=args.out, as_json=args.json)
+            return run_doctor(source=args.source, overrides=args.set, out=args.out, as_json=args.json)
         case "compare":
             from launch.commands.compare import run_command
 
@@ -151,9 +151,9 @@ def run(args: "argparse.Namespace") -> int:
 
 def export(args: "argparse.Namespace") -> int:
     """`export`."""
-    from launch.export.command import run_command
+    from launch.export.command import run_export
 
-    return run_command(
+    return run_export(
         directory=args.directory,
         form=args.form,
         out=args.out,

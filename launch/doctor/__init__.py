@@ -1,9 +1,12 @@
-"""`doctor`: what about this machine and a configuration would stop or slow a run, with the remedy for each.
+"""`doctor`: what on this machine or in a configuration would stop a run or slow it, and what to do about each.
 
-    facts/    what is: frozen records, each gathered at the edge by the `look_at_...` function beside it
-    checks/   what that means: small functions from facts to one finding each
-    probes.py programs of their own for what may crash or hang: torch, bitsandbytes, a user's reward function
+    libraries, hardware, disk, model   facts: frozen records, and the `look_at_...` functions that fill them
+    machine.py                         gathers all facts, each within its time limit
+    hardware_checks, run_checks        functions from these facts to one finding each
+    command.py                         the list of checks, and what is printed
+    probe.py, probes.py                looks in a process of their own at what may crash or hang: torch, bitsandbytes,
+                                       a user's reward function
 
-Nothing is judged while gathering and nothing is gathered while judging, so a test hands in the facts that make a check
-fail. Every look has a time limit; one that exceeds it is a finding, and doctor goes on.
+Gathering judges nothing and checks gather nothing. So a test can hand in the facts that make a check fail. A look that
+exceeds its time limit becomes a finding, and doctor goes on.
 """

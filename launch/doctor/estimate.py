@@ -16,6 +16,7 @@ training order does; fragments that PyTorch's allocator cannot use.
 
 from dataclasses import dataclass
 
+from launch.doctor.model import ModelShape
 from shared.config.data import CurriculumConfig
 from shared.config.model import ModelConfig
 from shared.config.training import BatchConfig
@@ -34,28 +35,6 @@ HEAD_TILES = 4
 """At their peak in shared/model/head.py."""
 FP32_BYTES = 4
 BF16_BYTES = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """What the files of a checkpoint say about its size."""
-
-    linear: int
-    """Parameters in the matrices of the layers: what NF4 packs."""
-    rest: int
-    """All others: embedding, head, norms."""
-    adapter: int
-    """Rows and columns of the matrices that get an adapter: its parameters for each unit of rank."""
-    file_bytes: int
-    """Size of its weight files."""
-    layers: int
-    """Decoder layers."""
-    hidden: int
-    """Hidden size."""
-    key_value: int
-    """Width of a token's keys: heads times head size."""
-    vocabulary: int
-    """Tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)

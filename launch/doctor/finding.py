@@ -1,4 +1,4 @@
-"""What one check says, in words and bytes for people, and a fact or why there is none."""
+"""What one check says, and a fact that may be missing."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -16,28 +16,24 @@ class Finding:
     level: Level
     """`error`: a run would fail. `warning`: it may fail, or be slow. `note`: worth knowing."""
     found: str
-    """What is so."""
+    """What the check saw, and what it expected."""
     remedy: str = ""
-    """What to do; empty where there is nothing to do."""
+    """What to do; empty if there is nothing to do."""
 
 
 def ok(found: str) -> Finding:
-    """As it should be."""
     return Finding(level="ok", found=found)
 
 
 def note(found: str, remedy: str = "") -> Finding:
-    """Worth knowing."""
     return Finding(level="note", found=found, remedy=remedy)
 
 
 def warning(found: str, remedy: str) -> Finding:
-    """A run may fail, or be slow."""
     return Finding(level="warning", found=found, remedy=remedy)
 
 
 def error(found: str, remedy: str) -> Finding:
-    """A run would fail."""
     return Finding(level="error", found=found, remedy=remedy)
 
 
@@ -46,15 +42,15 @@ class Missing:
     """A look that gave nothing."""
 
     reason: str
-    """Why, in words: it took too long, it is not there, it crashed."""
+    """Why: it took too long, there is nothing to look at, it crashed."""
 
 
 class UnknownFact(Exception):
-    """A check needs what nobody could find out."""
+    """A check needs a fact that could not be found out."""
 
 
 def known(fact: T | Missing) -> T:
-    """The fact itself; without it the check that asks ends here, and the reason becomes its finding."""
+    """The fact itself. If it is missing, the check ends here and the reason becomes its finding."""
     if isinstance(fact, Missing):
         raise UnknownFact(fact.reason)
     return fact

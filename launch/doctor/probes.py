@@ -1,10 +1,9 @@
 """Programs that doctor starts to look at what could crash or hang it.
 
-    python -m launch.doctor.probes torch DEVICE           the driver, then torch, then bitsandbytes, a JSON line each
-    python -m launch.doctor.probes reward FILE.py:NAME    exit 0 if that is a function that can be imported
+    python -m launch.doctor.probes torch DEVICE           the driver, torch, bitsandbytes: a JSON line for each
+    python -m launch.doctor.probes reward FILE.py:NAME    exit 0 if this function can be imported
 
-Whatever crashes here crashes this process alone. An import that fails is left to raise: the last line of its traceback
-is what doctor shows.
+A crash here ends this process only. An import error is not caught: doctor shows the last line of its traceback.
 """
 
 import ctypes
@@ -13,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from launch.doctor.facts.card import Device, Driver, RoundTrip, TorchBuild
+from launch.doctor.libraries import Device, Driver, RoundTrip, TorchBuild
 from shared.errors import RewardError
 from shared.process.parent_death import die_with_parent
 
@@ -21,20 +20,19 @@ SHAPE = (128, 256)
 
 
 def look_at_libraries(device: str) -> None:
-    """One stage after the other."""
-    tell(Driver(cuda=driver_cuda()))
+    print_stage(Driver(cuda=driver_cuda()))
     build = torch_build(device)
-    tell(build)
-    tell(round_trip("cuda" if build.devices and device != "cpu" else "cpu"))
+    print_stage(build)
+    print_stage(round_trip("cuda" if build.devices and device != "cpu" else "cpu"))
 
 
-def tell(stage: msgspec.Struct) -> None:
-    """At once: the next stage may be the last."""
+def print_stage(stage: msgspec.Struct) -> None:
+    # Flushed, because the next stage may crash.
     print(msgspec.json.encode(stage).decode(), flush=True)
 
 
 def driver_cuda() -> tuple[int, int] | None:
-    """What the driver's own library says; needs no card and no context."""
+    """The newest CUDA version that the driver's library supports. Needs no card and no context."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -46,7 +44,7 @@ def driver_cuda() -> tuple[int, int] | None:
 
 
 def torch_build(device: str) -> TorchBuild:
-    """PyTorch and the cards that it sees, unless only the CPU is asked for."""
+    """PyTorch and the cards that it sees. No card is touched if `device` is 'cpu'."""
     import torch
 
     reason, devices = "", ()
@@ -66,12 +64,11 @@ def torch_build(device: str) -> TorchBuild:
 
 
 def card(torch: Any, index: int) -> Device:
-    """One card."""
     return Device(name=torch.cuda.get_device_name(index), capability=torch.cuda.get_device_capability(index))
 
 
 def round_trip(device: str) -> RoundTrip:
-    """A random matrix to NF4 and back."""
+    """Quantises a random matrix to NF4 and dequantises it, by the formula and by the kernels of bitsandbytes."""
     from importlib.metadata import version
 
     import torch
@@ -93,7 +90,7 @@ def round_trip(device: str) -> RoundTrip:
 
 
 def try_reward(spec: str) -> None:
-    """Leave in a sentence if there is no such function."""
+    """Exits with one sentence if the function cannot be imported."""
     from actor.verifiers.reward_function import load_reward_function
 
     try:

@@ -26,7 +26,7 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 FEW_BITS = ("nf4", "fp4", "int4", "4bit", "4-bit", "q4")
 
 
-def run_command(
+def run_export(
     *,
     directory: Path,
     form: "Form",

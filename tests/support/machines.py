@@ -7,14 +7,12 @@ from typing import Any
 
 import msgspec
 
-from launch.doctor.estimate import ModelShape
-from launch.doctor.facts.card import Card, Cards, Device, Driver, RoundTrip, TorchBuild
-from launch.doctor.facts.disk import Disk, Folder, Link, RunFolder
-from launch.doctor.facts.model import Hub, Model
-from launch.doctor.facts.processor import Cgroup, Limits, Memory, Processor
-from launch.doctor.facts.software import Library, Reward, Software
+from launch.doctor.disk import Disk, Folder, Link, RunFolder
 from launch.doctor.finding import Missing
+from launch.doctor.hardware import Card, Cards, Cgroup, Limits, Memory, Processor
+from launch.doctor.libraries import Device, Driver, Library, Reward, RoundTrip, Software, TorchBuild
 from launch.doctor.machine import Machine
+from launch.doctor.model import Hub, Model, ModelShape
 from shared.config.load import resolve
 from shared.config.tree import Config
 
@@ -35,7 +33,7 @@ QWEN_15B = ModelShape(
     key_value=256,
     vocabulary=151_936,
 )
-CARD = Card(uuid="GPU-a", name="RTX 3070", driver="580.1", total=8 * GIB, free=7 * GIB, mode="Default", holders=())
+CARD = Card(uuid="GPU-a", name="RTX 3070", driver="580.1", total=8 * GIB, free=7 * GIB, mode="Default", processes=())
 TORCH_CUDA = TorchBuild(
     version="2.13.0+cu130",
     cuda_build="13.0",
@@ -90,7 +88,7 @@ def sound() -> Machine:
         ),
         limits=Limits(open_files=1024, file_bytes=None, address_bytes=None, processes=None),
         link=Link(address="ipc", trouble="", busy=False),
-        run=RunFolder(state="new", keys_trouble="", keys_mode=None, lock_holder="", lease_holder=""),
+        run=RunFolder(state="new", keys_trouble="", keys_mode=None, lock_owner="", lease_holder=""),
         model=Model(
             kind="embedded",
             folder=Path("model"),
@@ -98,7 +96,7 @@ def sound() -> Machine:
             base_cache=FOLDER,
             hub_cache=FOLDER,
             offline=False,
-            lost_files=(),
+            missing_files=(),
         ),
         hub=Missing("not asked"),
         reward=Reward(function="", trouble=""),

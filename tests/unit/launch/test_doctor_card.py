@@ -9,30 +9,19 @@ import msgspec
 import psutil
 import pytest
 
-from launch.doctor.checks import card as card_checks
-from launch.doctor.checks import software as software_checks
-from launch.doctor.checks.card import serves
-from launch.doctor.facts.card import (
-    Card,
-    Cards,
-    Driver,
-    Holder,
-    RoundTrip,
-    TorchBuild,
-    look_at_cards,
-    look_at_torch,
-    read_cards,
-    stages,
-)
+from launch.doctor import hardware_checks, run_checks
 from launch.doctor.finding import Missing
-from launch.doctor.probe import Told, ask
+from launch.doctor.hardware import Card, CardProcess, Cards, look_at_cards, read_cards
+from launch.doctor.hardware_checks import runs_on
+from launch.doctor.libraries import Driver, RoundTrip, TorchBuild, look_at_torch, read_stages
+from launch.doctor.probe import ProbeOutput, run_probe
 from tests.support.machines import ROUND_TRIP, TORCH_CUDA, sound
 
 MIB = 2**20
 CARDS = """GPU-a, NVIDIA GeForce RTX 3070, 580.65.06, 8192, 4096, Default
 GPU-b, NVIDIA H200, 580.65.06, 143771, 143000, Exclusive_Process
 """
-HOLDERS = """GPU-a, 4242, /usr/bin/python3, 3900
+PROCESSES = """GPU-a, 4242, /usr/bin/python3, 3900
 GPU-a, 77, [Not Found], [N/A]
 """
 SMI = """#!/bin/sh
@@ -41,7 +30,7 @@ case "$1" in
 {cards}EOF
 ;;
 --query-compute-apps=*) cat <<EOF
-{holders}EOF
+{processes}EOF
 ;;
 esac
 """
@@ -66,7 +55,7 @@ def running(pid: int) -> bool:
 
 
 def test_who_holds_which_card() -> None:
-    first, second = read_cards(CARDS, HOLDERS)
+    first, second = read_cards(CARDS, PROCESSES)
     assert first == Card(
         uuid="GPU-a",
         name="NVIDIA GeForce RTX 3070",
@@ -74,23 +63,23 @@ def test_who_holds_which_card() -> None:
         total=8192 * MIB,
         free=4096 * MIB,
         mode="Default",
-        holders=(
-            Holder(pid=4242, name="/usr/bin/python3", held=3900 * MIB),
-            Holder(pid=77, name="[Not Found]", held=None),
+        processes=(
+            CardProcess(pid=4242, name="/usr/bin/python3", num_bytes=3900 * MIB),
+            CardProcess(pid=77, name="[Not Found]", num_bytes=None),
         ),
     )
-    assert (second.mode, second.holders) == ("Exclusive_Process", ())
+    assert (second.mode, second.processes) == ("Exclusive_Process", ())
 
 
-def test_the_program_is_asked_and_its_answer_is_judged(tmp_path: Path) -> None:
-    smi = program(tmp_path / "smi", SMI.format(cards=CARDS, holders=HOLDERS))
+def test_the_program_is_asked_and_its_answer_is_finding_of(tmp_path: Path) -> None:
+    smi = program(tmp_path / "smi", SMI.format(cards=CARDS, processes=PROCESSES))
     cards = look_at_cards(smi)
     assert cards.trouble == ""
     assert len(cards.cards) == 2
     machine = replace(sound(), cards=cards)
-    assert "/usr/bin/python3 (process 4242, 3.8 GiB)" in card_checks.memory(machine).found
-    assert "one process at most" in card_checks.sharing(machine).found
-    assert "the CPU is used" in card_checks.present(machine).found
+    assert "/usr/bin/python3 (process 4242, 3.8 GiB)" in hardware_checks.memory(machine).found
+    assert "one process at most" in hardware_checks.sharing(machine).found
+    assert "the CPU is used" in hardware_checks.present(machine).found
 
 
 @pytest.mark.parametrize(
@@ -98,8 +87,8 @@ def test_the_program_is_asked_and_its_answer_is_judged(tmp_path: Path) -> None:
     [({}, "RTX 3070"), ({"CUDA_VISIBLE_DEVICES": "1,0"}, "H200"), ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, "H200")],
 )
 def test_the_card_that_a_run_would_take(visible: dict[str, str], name: str) -> None:
-    cards = Cards(trouble="", cards=read_cards(CARDS, HOLDERS), variables=visible)
-    assert name in card_checks.memory(replace(sound(), cards=cards)).found
+    cards = Cards(trouble="", cards=read_cards(CARDS, PROCESSES), variables=visible)
+    assert name in hardware_checks.memory(replace(sound(), cards=cards)).found
 
 
 def test_no_program_is_no_card() -> None:
@@ -114,15 +103,15 @@ def test_a_driver_that_does_not_answer(tmp_path: Path) -> None:
     assert cards.trouble == words
     assert look_at_cards(program(tmp_path / "smi2", "#!/bin/sh\nexit 3\n")).trouble.endswith("exit code 3")
     build = msgspec.structs.replace(TORCH_CUDA, devices=())
-    finding = card_checks.present(replace(sound(), cards=cards, torch=build))
+    finding = hardware_checks.present(replace(sound(), cards=cards, torch=build))
     assert finding.level == "warning"
     assert "version mismatch" in finding.found
 
 
-def test_a_variable_of_the_allocator_is_seen_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_of_the_allocator_is_seen_and_finding_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     cards = look_at_cards("no-such-program-anywhere")
-    finding = card_checks.allocator(replace(sound(), cards=cards))
+    finding = hardware_checks.allocator(replace(sound(), cards=cards))
     assert finding.level == "warning"
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in finding.found
 
@@ -146,7 +135,7 @@ def test_a_variable_of_the_allocator_is_seen_and_judged(monkeypatch: pytest.Monk
     ],
 )
 def test_kernels_for_a_card(built: str, capability: tuple[int, int], runs: bool) -> None:
-    assert serves(built, capability) is runs
+    assert runs_on(built, capability) is runs
 
 
 # --- the probe
@@ -160,8 +149,8 @@ def test_torch_and_bitsandbytes_as_they_are_here() -> None:
     assert isinstance(facts.bitsandbytes, RoundTrip)
     assert facts.bitsandbytes.device == "cpu"
     machine = replace(sound(), torch=facts.torch, bitsandbytes=facts.bitsandbytes)
-    assert software_checks.torch(machine).level == "ok"
-    assert software_checks.bitsandbytes(machine).level == "ok", facts.bitsandbytes
+    assert run_checks.torch(machine).level == "ok"
+    assert run_checks.bitsandbytes(machine).level == "ok", facts.bitsandbytes
     # Not exact, or nothing was quantised.
     assert facts.bitsandbytes.round_trip > 0.05
 
@@ -174,7 +163,7 @@ def test_torch_and_bitsandbytes_as_they_are_here() -> None:
             "raise ImportError('libcudart: cannot open')",
             "ImportError: libcudart: cannot open (exit code 1)",
         ),
-        ("import time; time.sleep(60)", "no answer within 2 s"),
+        ("import time; time.sleep(60)", "not finished within 2 s"),
     ],
     ids=["crash", "error", "hang"],
 )
@@ -186,13 +175,13 @@ def test_a_torch_that_does_not_load_is_a_finding(
     facts = look_at_torch("auto", 2.0 if "sleep" in torch else 60.0)
     assert facts.torch == Missing(reason)
     assert facts.bitsandbytes == Missing(reason)
-    finding = software_checks.torch(replace(sound(), torch=facts.torch))
+    finding = run_checks.torch(replace(sound(), torch=facts.torch))
     assert (finding.level, finding.found) == ("error", f"PyTorch does not load: {reason}")
 
 
 def test_a_crash_of_the_last_stage_leaves_the_first_ones() -> None:
     lines = (msgspec.json.encode(Driver(cuda=(13, 0))), msgspec.json.encode(TORCH_CUDA))
-    facts = stages(Told(lines=lines, trouble="killed by signal 11 (Segmentation fault)"))
+    facts = read_stages(ProbeOutput(lines=lines, trouble="killed by signal 11 (Segmentation fault)"))
     assert facts.driver == Driver(cuda=(13, 0))
     assert facts.torch == TORCH_CUDA
     assert facts.bitsandbytes == Missing("killed by signal 11 (Segmentation fault)")
@@ -200,7 +189,7 @@ def test_a_crash_of_the_last_stage_leaves_the_first_ones() -> None:
 
 def test_all_stages_come_back_as_they_were_told() -> None:
     told = tuple(msgspec.json.encode(stage) for stage in (Driver(cuda=None), TORCH_CUDA, ROUND_TRIP))
-    facts = stages(Told(lines=told, trouble=""))
+    facts = read_stages(ProbeOutput(lines=told, trouble=""))
     assert (facts.driver, facts.torch, facts.bitsandbytes) == (Driver(cuda=None), TORCH_CUDA, ROUND_TRIP)
 
 
@@ -215,8 +204,8 @@ def test_a_probe_and_what_it_started_are_killed(monkeypatch: pytest.MonkeyPatch)
         )
         monkeypatch.setenv("PYTHONPATH", name)
         # A slow machine may not even start it within the first limit.
-        told = next(told for limit_s in (2.0, 10.0, 60.0) if (told := ask("stray", [], limit_s)).lines)
-    assert told.trouble.startswith("no answer within ")
+        told = next(told for limit_s in (2.0, 10.0, 60.0) if (told := run_probe("stray", [], limit_s)).lines)
+    assert told.trouble.startswith("not finished within ")
     pid = msgspec.json.decode(told.lines[0])["pid"]
     # The signal is sent; the kernel takes its time to end the process.
     end = time.monotonic() + 30
@@ -228,4 +217,4 @@ def test_a_probe_and_what_it_started_are_killed(monkeypatch: pytest.MonkeyPatch)
 def test_a_probe_that_ends_well_has_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fine.py").write_text("import sys; print('noise'); print('{}'); print('a warning', file=sys.stderr)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert ask("fine", [], 60.0) == Told(lines=(b"{}",), trouble="")
+    assert run_probe("fine", [], 60.0) == ProbeOutput(lines=(b"{}",), trouble="")

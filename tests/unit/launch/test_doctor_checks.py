@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from launch.doctor.examine import CHECKS, Report, examine
-from launch.doctor.facts.card import Device, Driver, Holder
-from launch.doctor.facts.model import Hub
-from launch.doctor.facts.software import Library, Reward
+from launch.doctor.command import CHECKS, Report, examine
 from launch.doctor.finding import Level, Missing
+from launch.doctor.hardware import CardProcess
+from launch.doctor.libraries import Device, Driver, Library, Reward
 from launch.doctor.machine import Machine
+from launch.doctor.model import Hub
 from tests.support.machines import (
     GIB,
     QWEN_15B,
@@ -28,7 +28,7 @@ from tests.support.machines import (
 )
 
 NAMES = [f"{group}.{check.__name__}" for group, checks in CHECKS.items() for check in checks]
-UNSEEN = Missing("no answer within 3 s")
+UNSEEN = Missing("not finished within 3 s")
 HUB = Hub(found=True, gated=False, admitted=True, token=False, num_bytes=GIB)
 
 
@@ -75,9 +75,9 @@ CASES = [
         "ImportError: x",
         "model.quantization=none",
     ),
-    case("software.bitsandbytes", "error", round_trip(round_trip=0.7), "quantises wrongly: error 0.7", "run.sh"),
+    case("software.bitsandbytes", "error", round_trip(round_trip=0.7), "quantises wrongly: an error of 0.7", "run.sh"),
     case("software.bitsandbytes", "error", round_trip(round_trip=float("nan")), "quantises wrongly", "run.sh"),
-    case("software.bitsandbytes", "error", round_trip(kernel_gap=0.01), "differ from the format by 0.01", "run.sh"),
+    case("software.bitsandbytes", "error", round_trip(kernel_gap=0.01), "differ from the NF4 formula", "run.sh"),
     case(
         "software.bitsandbytes",
         "note",
@@ -102,7 +102,7 @@ CASES = [
         "take turns",
         "pipeline.max_lag=0",
     ),
-    case("processor.container_share", "warning", but("cgroup", cpus=1.5), "1.5 cores' worth", "--cpus=2"),
+    case("processor.container_share", "warning", but("cgroup", cpus=1.5), "1.5 cores of processor time", "--cpus=2"),
     case(
         "processor.variables",
         "warning",
@@ -127,17 +127,17 @@ CASES = [
     case("memory.available", "error", but("memory", available=GIB // 2), "512 MiB of 16.0 GiB", "end other"),
     case("memory.available", "warning", but("memory", available=GIB), "a run needs about 1.8 GiB", "end other"),
     case("memory.available", "error", but("model", shape=QWEN_15B), "12.0 GiB of 16.0 GiB are free", "smaller model"),
-    case("memory.available", "note", remote(HUB), "once the model is here", ""),
+    case("memory.available", "note", remote(HUB), "once the model is on this machine", ""),
     case(
         "memory.container_limit",
         "error",
         but("cgroup", memory_limit=GIB, memory_left=GIB // 2),
-        "the container may hold 1.0 GiB, 512 MiB are left",
+        "the container may use 1.0 GiB, 512 MiB of it are free",
         "--memory",
     ),
     case("memory.swap", "warning", but("memory", swap_free=GIB), "3.0 GiB of 4.0 GiB swap in use", "end other"),
     case("memory.windows", "note", but("memory", wsl=True), "WSL2", ".wslconfig"),
-    case("memory.windows", "warning", both(ON_CARD, but("memory", wsl=True)), "cannot be listed", "leave room"),
+    case("memory.windows", "warning", both(ON_CARD, but("memory", wsl=True)), "cannot be listed", "leave memory free"),
     case("card.present", "error", configured(compute={"device": "cuda"}), "has no CUDA", "compute.device=cpu"),
     case("card.present", "warning", cards(), "this build of PyTorch has no CUDA; the CPU is used", "pytorch.org"),
     case(
@@ -161,7 +161,7 @@ CASES = [
         "card.driver",
         "error",
         both(torch(), lambda m: replace(m, driver=Driver(cuda=(12, 4)))),
-        "serves CUDA up to 12.4, PyTorch was built for 13.0",
+        "supports CUDA up to 12.4, PyTorch was built for 13.0",
         "update the NVIDIA driver",
     ),
     case(
@@ -183,24 +183,30 @@ CASES = [
     case(
         "card.memory",
         "error",
-        both(ON_CARD, cards(free=GIB // 2, holders=(Holder(pid=12, name="/usr/bin/python", held=7 * GIB),))),
-        "512 MiB of 8.0 GiB are free on RTX 3070, held by /usr/bin/python (process 12, 7.0 GiB)",
+        both(
+            ON_CARD, cards(free=GIB // 2, processes=(CardProcess(pid=12, name="/usr/bin/python", num_bytes=7 * GIB),))
+        ),
+        "512 MiB of 8.0 GiB are free on RTX 3070, used by /usr/bin/python (process 12, 7.0 GiB)",
         "end the processes named",
     ),
     case("card.memory", "warning", both(ON_CARD, cards(), but("model", shape=QWEN_15B)), "needs about", "token_budget"),
     case(
         "card.memory",
         "error",
-        both(ON_CARD, cards(free=2 * GIB, holders=(Holder(pid=3, name="x", held=None),)), but("model", shape=QWEN_15B)),
+        both(
+            ON_CARD,
+            cards(free=2 * GIB, processes=(CardProcess(pid=3, name="x", num_bytes=None),)),
+            but("model", shape=QWEN_15B),
+        ),
         "x (process 3, an unknown amount)",
         "token_budget",
     ),
-    case("card.memory", "note", both(ON_CARD, cards(), remote(HUB), ON_CARD), "once the model is here", ""),
+    case("card.memory", "note", both(ON_CARD, cards(), remote(HUB), ON_CARD), "once the model is on this machine", ""),
     case(
         "card.allocator",
         "warning",
         setting(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64, expandable_segments:True"),
-        "can neither be shared between processes (CUDA IPC) nor slept (vLLM)",
+        "can neither be shared by processes (CUDA IPC) nor be released by vLLM",
         "unset PYTORCH_CUDA_ALLOC_CONF",
     ),
     case("card.allocator", "warning", setting(PYTORCH_ALLOC_CONF="expandable_segments:True"), "CUDA IPC", "unset"),
@@ -209,10 +215,10 @@ CASES = [
         "card.allocator",
         "warning",
         setting(PYTORCH_ALLOC_CONF="a:1", PYTORCH_CUDA_ALLOC_CONF="a:2"),
-        "two settings that differ",
+        "two settings that contradict each other",
         "unset PYTORCH_CUDA_ALLOC_CONF",
     ),
-    case("card.allocator", "warning", setting(PYTORCH_NO_CUDA_MEMORY_CACHING="1"), "every tensor", "unset"),
+    case("card.allocator", "warning", setting(PYTORCH_NO_CUDA_MEMORY_CACHING="1"), "for every tensor", "unset"),
     case("card.allocator", "warning", setting(CUDA_LAUNCH_BLOCKING="1"), "every kernel", "unset CUDA_LAUNCH_BLOCKING"),
     case(
         "disk.writable",
@@ -241,18 +247,18 @@ CASES = [
         "disk.space",
         "warning",
         both(folder(free=100 << 20), but("run", state="run")),
-        "less what this one has written already",
+        "minus what this one has written already",
         "free some space",
     ),
     case("disk.space", "error", but("disk", free_files=3), "3 more files fit", "free some space"),
     case("disk.speed", "warning", but("disk", sync_s=0.8), "takes 800 ms", "local SSD"),
     case("disk.speed", "note", but("disk", sync_s=0.06), "takes 60 ms: the learner waits", "local SSD"),
-    case("disk.file_system", "warning", but("disk", kind="tmpfs"), "gone after a power cut", "--out"),
-    case("disk.file_system", "warning", but("disk", kind="nfs4"), "kept by another system", "second learner"),
-    case("disk.file_system", "warning", but("disk", kind="fuse.sshfs"), "kept by another system", "second learner"),
+    case("disk.file_system", "warning", but("disk", kind="tmpfs"), "lost after a power cut", "--out"),
+    case("disk.file_system", "warning", but("disk", kind="nfs4"), "stored on another system", "second learner"),
+    case("disk.file_system", "warning", but("disk", kind="fuse.sshfs"), "stored on another system", "second learner"),
     case("disk.file_system", "note", but("disk", kind="overlay"), "inside the container", "mount a volume"),
     case("disk.modes", "error", but("disk", keeps_modes=False), "can be read by others", "Windows"),
-    case("disk.locks", "error", but("disk", keeps_locks=False), "flock does not exclude", "--out"),
+    case("disk.locks", "error", but("disk", keeps_locks=False), "flock does not keep a second process out", "--out"),
     case("limits.open_files", "error", but("limits", open_files=64), "64 open files", "ulimit -n 1024"),
     case("limits.open_files", "warning", but("limits", open_files=256), "256 open files", "ulimit -n 1024"),
     case("limits.file_size", "error", but("limits", file_bytes=1 << 20), "files up to 1 MiB", "ulimit -f unlimited"),
@@ -260,7 +266,7 @@ CASES = [
         "limits.file_size",
         "error",
         both(but("limits", file_bytes=GIB), but("model", shape=QWEN_15B)),
-        "the largest of a run has about 3.3 GiB",
+        "the largest file of a run needs about 3.3 GiB",
         "ulimit -f unlimited",
     ),
     case("limits.address_space", "warning", but("limits", address_bytes=4 * GIB), "4.0 GiB", "ulimit -v unlimited"),
@@ -284,9 +290,9 @@ CASES = [
         "note",
         both(
             but("link", address="tcp://0.0.0.0:5757", trouble="Address already in use", busy=True),
-            but("run", state="run", lock_holder="process 7"),
+            but("run", state="run", lock_owner="process 7"),
         ),
-        "this run's learner is up",
+        "this run's learner uses it",
         "",
     ),
     case(
@@ -296,8 +302,8 @@ CASES = [
         "Cannot assign requested address",
         "link.bind",
     ),
-    case("run.directory", "note", but("run", state="run"), "runs/first holds a run", "resume"),
-    case("run.directory", "error", but("run", state="other"), "is not empty and holds no run", "another --out"),
+    case("run.directory", "note", but("run", state="run"), "runs/first has a run", "resume"),
+    case("run.directory", "error", but("run", state="other"), "is not empty and has no run", "another --out"),
     case(
         "run.keys",
         "error",
@@ -306,29 +312,35 @@ CASES = [
         "run `chmod 600 k`",
     ),
     case("run.keys", "error", but("run", state="run", keys_mode=0o755), "(mode 0755)", "chmod 700 runs/first/keys"),
-    case("run.lock", "error", but("run", state="run", lock_holder="process 7"), "in use by process 7", "stop it"),
+    case("run.lock", "error", but("run", state="run", lock_owner="process 7"), "in use by process 7", "stop it"),
     case("run.lease", "warning", but("run", state="run", lease_holder="process 8"), "process 8 holds", "end it"),
-    case("model.present", "error", but("model", kind="folder", folder=None), "is no model", "config.json"),
+    case("model.present", "error", but("model", kind="folder", folder=None), "is not a model", "config.json"),
     case("model.present", "error", remote(UNSEEN, offline=True), "HF_HUB_OFFLINE is set", "hf download owner/name"),
-    case("model.present", "warning", remote(UNSEEN), "could not be asked for it: no answer within 3 s", "hf download"),
-    case("model.present", "error", remote(replace(HUB, found=False)), "neither a folder here nor", "model.path"),
-    case("model.present", "note", remote(HUB), "'owner/name' (1.0 GiB) is fetched", "hf download owner/name"),
+    case("model.present", "warning", remote(UNSEEN), "could not be asked: not finished within 3 s", "hf download"),
+    case(
+        "model.present",
+        "error",
+        remote(replace(HUB, found=False)),
+        "neither a folder on this",
+        "model.path",
+    ),
+    case("model.present", "note", remote(HUB), "'owner/name' (1.0 GiB) will be fetched", "hf download owner/name"),
     case("model.present", "note", remote(replace(HUB, num_bytes=None)), "(size unknown)", "hf download"),
     case("model.access", "warning", remote(UNSEEN), "could not ask the hub whether 'owner/name' is gated", "network"),
     case("model.access", "note", remote(UNSEEN, offline=True), "the hub is not asked", "unset HF_HUB_OFFLINE"),
-    case("model.access", "error", remote(GATED), "is gated and there is no token here", "hf auth login"),
+    case("model.access", "error", remote(GATED), "is gated and there is no token on this machine", "hf auth login"),
     case("model.access", "error", remote(replace(GATED, token=True)), "this token has no access", "ask for access"),
     case("model.hub_cache", "error", both(remote(HUB), cache_of("hub_cache", free=1)), "about 1.0 GiB", "HF_HOME"),
     case("model.hub_cache", "error", both(remote(HUB), cache_of("hub_cache", writable=False)), "runs", "HF_HOME"),
     case("model.base_cache", "error", cache_of("base_cache", free=1 << 20), "1 MiB free", "model.cache_dir"),
     case("model.base_cache", "error", cache_of("base_cache", writable=False), "may write to", "model.cache_dir"),
-    case("model.tasks", "error", but("model", lost_files=("data/x.jsonl",)), "no file data/x.jsonl", "tasks.source"),
+    case("model.tasks", "error", but("model", missing_files=("data/x.jsonl",)), "no file data/x.jsonl", "tasks.source"),
     case(
         "verifier.function",
         "error",
-        lambda m: replace(m, reward=Reward(function="r.py:f", trouble="no answer within 15 s")),
-        "verifier.function = 'r.py:f' cannot be used: no answer within 15 s",
-        "mend the file",
+        lambda m: replace(m, reward=Reward(function="r.py:f", trouble="not finished within 15 s")),
+        "verifier.function = 'r.py:f' cannot be used: not finished within 15 s",
+        "fix the file",
     ),
 ]
 

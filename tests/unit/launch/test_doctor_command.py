@@ -13,11 +13,9 @@ import pytest
 from rich.console import Console
 
 from launch.commands.run import make_run
-from launch.doctor.command import as_tree, choose_source, num_errors, read_config
-from launch.doctor.examine import CHECKS, examine, judged
+from launch.doctor.command import CHECKS, as_tree, choose_source, examine, finding_of, num_errors, read_config, show
 from launch.doctor.finding import Missing, warning
 from launch.doctor.machine import Machine
-from launch.doctor.show import show
 from shared.config.load import load_config
 from shared.errors import ConfigError
 from tests.support.machines import but, sound
@@ -112,10 +110,10 @@ def test_words_with_brackets_are_shown_as_they_are() -> None:
 
 
 def test_what_nobody_could_find_out_is_a_warning() -> None:
-    machine = replace(sound(), disk=Missing("no answer within 3 s"))
+    machine = replace(sound(), disk=Missing("not finished within 3 s"))
     (check, *_) = CHECKS["disk"]
-    finding = judged(check, machine)
-    assert finding == warning("could not be looked at: no answer within 3 s", finding.remedy)
+    finding = finding_of(check, machine)
+    assert finding == warning("could not be checked: not finished within 3 s", finding.remedy)
     assert num_errors(examine(machine)) == 0
 
 

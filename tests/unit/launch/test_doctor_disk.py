@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from launch.commands.run import make_run
-from launch.doctor.checks import disk as disk_checks
-from launch.doctor.facts.disk import file_system, look_at_disk, look_at_folder, look_at_link, look_at_run
+from launch.doctor import run_checks
+from launch.doctor.disk import file_system, look_at_disk, look_at_folder, look_at_link, look_at_run
 from shared.config.processes import LinkConfig
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir
@@ -33,7 +33,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-from launch.doctor.facts.disk import look_at_disk
+from launch.doctor.disk import look_at_disk
 print(look_at_disk(Path(sys.argv[1])).trouble)
 """
 HOLD = """
@@ -77,7 +77,7 @@ def test_a_disk_is_tried_and_nothing_is_left_on_it(tmp_path: Path) -> None:
 def test_a_run_below_a_file_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     disk = look_at_disk(tmp_path / "file" / "run")
-    finding = disk_checks.writable(replace(sound(), disk=disk))
+    finding = run_checks.writable(replace(sound(), disk=disk))
     assert finding.level == "error"
     assert finding.found == f"{tmp_path / 'file'} cannot be written to: Not a directory"
 
@@ -93,7 +93,7 @@ def test_a_limit_that_stops_the_first_write_is_told(tmp_path: Path) -> None:
 def test_a_place_where_nobody_may_make_files() -> None:
     disk = look_at_disk(Path("/proc/run"))
     assert disk.trouble
-    assert disk_checks.writable(replace(sound(), disk=disk)).level == "error"
+    assert run_checks.writable(replace(sound(), disk=disk)).level == "error"
 
 
 def test_a_folder_is_the_nearest_one_that_is_there(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_real_tmpfs_is_known_for_what_it_is() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         disk = look_at_disk(Path(name) / "run")
     assert disk.kind == "tmpfs"
-    assert disk_checks.file_system(replace(sound(), disk=disk)).level == "warning"
+    assert run_checks.file_system(replace(sound(), disk=disk)).level == "warning"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_the_nearest_mount_and_the_last_one_on_it_counts(path: str, kind: str, t
 def test_a_folder_that_is_not_there_is_free(tmp_path: Path) -> None:
     seen = look_at_run(tmp_path / "none")
     assert (seen.state, seen.keys_trouble, seen.keys_mode) == ("new", "", None)
-    assert (seen.lock_holder, seen.lease_holder) == ("", "")
+    assert (seen.lock_owner, seen.lease_holder) == ("", "")
 
 
 def test_other_files_are_seen(tmp_path: Path) -> None:
@@ -148,13 +148,13 @@ def test_a_fresh_run_has_nothing_against_it(run: RunDir) -> None:
     seen = look_at_run(run.path)
     assert (seen.state, seen.keys_trouble, seen.keys_mode) == ("run", "", 0o700)
     machine = replace(sound(), run_dir=run.path, run=seen)
-    assert {check(machine).level for check in (disk_checks.keys, disk_checks.lock, disk_checks.lease)} == {"ok"}
+    assert {check(machine).level for check in (run_checks.keys, run_checks.lock, run_checks.lease)} == {"ok"}
 
 
 def test_a_key_that_others_can_read(run: RunDir) -> None:
     (key, *_) = sorted(run.keys.glob("learner*.json"))
     key.chmod(0o644)
-    finding = disk_checks.keys(replace(sound(), run_dir=run.path, run=look_at_run(run.path)))
+    finding = run_checks.keys(replace(sound(), run_dir=run.path, run=look_at_run(run.path)))
     assert finding.level == "error"
     assert f"{key} can be read by others" in finding.found
     assert f"chmod 600 {key}" in finding.remedy
@@ -162,7 +162,7 @@ def test_a_key_that_others_can_read(run: RunDir) -> None:
 
 def test_a_folder_of_keys_that_is_open(run: RunDir) -> None:
     run.keys.chmod(0o755)
-    finding = disk_checks.keys(replace(sound(), run_dir=run.path, run=look_at_run(run.path)))
+    finding = run_checks.keys(replace(sound(), run_dir=run.path, run=look_at_run(run.path)))
     assert finding.level == "error"
     assert f"chmod 700 {run.keys}" in finding.remedy
 
@@ -170,7 +170,7 @@ def test_a_folder_of_keys_that_is_open(run: RunDir) -> None:
 def test_a_key_that_is_lost(run: RunDir) -> None:
     (key, *_) = sorted(run.keys.glob("learner*.json"))
     key.unlink()
-    finding = disk_checks.keys(replace(sound(), run_dir=run.path, run=look_at_run(run.path)))
+    finding = run_checks.keys(replace(sound(), run_dir=run.path, run=look_at_run(run.path)))
     assert finding.level == "error"
     assert str(key) in finding.found
 
@@ -185,12 +185,12 @@ def test_a_run_that_a_live_process_holds(run: RunDir) -> None:
     finally:
         holder.kill()
         holder.communicate()
-    assert seen.lock_holder == f"process {holder.pid}"
-    finding = disk_checks.lock(replace(sound(), run_dir=run.path, run=seen))
+    assert seen.lock_owner == f"process {holder.pid}"
+    finding = run_checks.lock(replace(sound(), run_dir=run.path, run=seen))
     assert (finding.level, finding.found) == ("error", f"{run.path} is in use by process {holder.pid}")
     # The file stays, the lock does not.
     assert run.lock.exists()
-    assert look_at_run(run.path).lock_holder == ""
+    assert look_at_run(run.path).lock_owner == ""
 
 
 def test_looking_leaves_a_free_lock_free_and_makes_none(run: RunDir) -> None:
@@ -200,7 +200,7 @@ def test_looking_leaves_a_free_lock_free_and_makes_none(run: RunDir) -> None:
         pass
     look_at_run(run.path)
     with run.hold():
-        assert look_at_run(run.path).lock_holder == f"process {os.getpid()}"
+        assert look_at_run(run.path).lock_owner == f"process {os.getpid()}"
 
 
 # --- the wire
@@ -220,7 +220,7 @@ def test_a_port_that_is_taken() -> None:
         address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
         link = look_at_link(LinkConfig(endpoint=address), Path("run"))
     assert (link.address, link.busy) == (address, True)
-    assert disk_checks.address(replace(sound(), link=link)).level == "error"
+    assert run_checks.address(replace(sound(), link=link)).level == "error"
     assert look_at_link(LinkConfig(endpoint=address), Path("run")).trouble == "", "free again, and not kept by the look"
 
 
@@ -228,7 +228,7 @@ def test_a_port_that_is_taken() -> None:
 def test_a_port_that_is_none(bind: str) -> None:
     link = look_at_link(LinkConfig(endpoint="tcp://host:5757", bind=bind), Path("run"))
     assert link.trouble == "the port must be a number from 1 to 65535"
-    assert disk_checks.address(replace(sound(), link=link)).level == "error"
+    assert run_checks.address(replace(sound(), link=link)).level == "error"
 
 
 def test_an_address_of_another_machine() -> None:
@@ -236,7 +236,7 @@ def test_an_address_of_another_machine() -> None:
     link = look_at_link(LinkConfig(endpoint="tcp://203.0.113.1:5757"), Path("run"))
     assert link.trouble
     assert not link.busy
-    finding = disk_checks.address(replace(sound(), link=link))
+    finding = run_checks.address(replace(sound(), link=link))
     assert finding.level == "error"
     assert "set link.bind" in finding.remedy
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.doctor.checks import processor as processor_checks
-from launch.doctor.facts.processor import (
+from launch.doctor import hardware_checks
+from launch.doctor.finding import Missing
+from launch.doctor.hardware import (
     Cgroup,
     Limits,
     look_at_cgroup,
@@ -19,8 +20,7 @@ from launch.doctor.facts.processor import (
     look_at_processor,
     read_flags,
 )
-from launch.doctor.facts.software import look_at_software
-from launch.doctor.finding import Missing
+from launch.doctor.libraries import look_at_software
 from launch.doctor.probe import Look
 from tests.support.machines import GIB, but, sound
 
@@ -71,7 +71,7 @@ def test_without_pyproject_the_installed_distribution_tells(tmp_path: Path) -> N
         "Requires-Dist: numpy<3,>=2.3\nRequires-Dist: pytest; extra == 'dev'\n"
     )
     code = (
-        "import sys; from pathlib import Path; from launch.doctor.facts.software import look_at_software;"
+        "import sys; from pathlib import Path; from launch.doctor.libraries import look_at_software;"
         "s = look_at_software(Path('no-such-file')); print(s.python_window, *(x.name for x in s.libraries))"
     )
     # First on the path, so that it is this distribution that is found.
@@ -94,14 +94,14 @@ def test_flags_are_those_of_the_first_core(tmp_path: Path) -> None:
     assert read_flags(tmp_path / "none") == frozenset()
 
 
-def test_a_variable_of_the_environment_is_seen_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_of_the_environment_is_seen_and_finding_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_THREAD_LIMIT", "1")
     monkeypatch.setenv("UNRELATED", "1")
     processor = look_at_processor()
     assert processor.variables["OMP_THREAD_LIMIT"] == "1"
     assert "UNRELATED" not in processor.variables
     machine = but("processor", variables=processor.variables)(sound())
-    finding = processor_checks.variables(machine)
+    finding = hardware_checks.variables(machine)
     assert finding.level == "warning"
     assert "OMP_THREAD_LIMIT=1" in finding.found
     assert "OMP_NUM_THREADS" not in finding.found
@@ -192,7 +192,7 @@ def test_memory_is_read_in_bytes(tmp_path: Path) -> None:
 SHOW_LIMITS = """
 import resource
 resource.setrlimit(resource.{which}, ({value}, resource.getrlimit(resource.{which})[1]))
-from launch.doctor.facts.processor import look_at_limits
+from launch.doctor.hardware import look_at_limits
 print(look_at_limits())
 """
 
@@ -218,10 +218,10 @@ def test_unlimited_is_none() -> None:
     assert (seen.file_bytes is None) == (here == resource.RLIM_INFINITY)
     machine = but("limits", open_files=None, file_bytes=None, address_bytes=None, processes=None)(sound())
     for check in (
-        processor_checks.open_files,
-        processor_checks.file_size,
-        processor_checks.address_space,
-        processor_checks.processes,
+        hardware_checks.open_files,
+        hardware_checks.file_size,
+        hardware_checks.address_space,
+        hardware_checks.processes,
     ):
         assert check(machine).level == "ok"
 
@@ -236,7 +236,7 @@ def test_the_limits_are_the_soft_ones() -> None:
 
 def test_a_look_that_never_ends_is_given_up() -> None:
     look = Look(lambda: time.sleep(60), 0.05)
-    assert look.result() == Missing("no answer within 0.05 s")
+    assert look.result() == Missing("not finished within 0.05 s")
 
 
 def test_a_look_that_fails_says_why() -> None:
@@ -246,6 +246,6 @@ def test_a_look_that_fails_says_why() -> None:
 def test_a_look_gives_what_it_saw_even_after_its_time() -> None:
     look = Look(lambda: 7, 0.0)
     end = time.monotonic() + 30
-    while look.answers.empty() and time.monotonic() < end:
+    while look.results.empty() and time.monotonic() < end:
         time.sleep(0.001)
     assert look.result() == 7

@@ -11,14 +11,11 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from launch.doctor import estimate
-from launch.doctor.checks import model as model_checks
-from launch.doctor.checks import software as software_checks
-from launch.doctor.estimate import ModelShape, Need, work_of
-from launch.doctor.facts.model import look_at_hub, look_at_model, shape_of
-from launch.doctor.facts.software import look_at_reward
+from launch.doctor import estimate, run_checks
+from launch.doctor.estimate import Need, work_of
 from launch.doctor.finding import Missing
-from launch.doctor.machine import ask_hub
+from launch.doctor.libraries import look_at_reward
+from launch.doctor.model import Model, ModelShape, ask_hub, look_at_hub, look_at_model, shape_of
 from shared.config.data import VerifierConfig
 from shared.config.model import ModelConfig
 from shared.config.tree import Config
@@ -130,8 +127,8 @@ def write_model(folder: Path, config: dict[str, object], tensors: dict[str, list
 
 
 def test_nobody_asks_about_a_model_that_is_here(tmp_path: Path) -> None:
-    assert ask_hub(Config()) == Missing("not asked: model.path is no hub id")
-    assert ask_hub(config(model={"path": str(tmp_path)})) == Missing("not asked: model.path is no hub id")
+    assert ask_hub(Config().model) == Missing("not asked: model.path is not a hub id")
+    assert ask_hub(config(model={"path": str(tmp_path)}).model) == Missing("not asked: model.path is not a hub id")
 
 
 def test_a_fetched_model_is_found_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,20 +142,24 @@ def test_a_fetched_model_is_found_in_the_hubs_cache(tmp_path: Path, monkeypatch:
     snapshot.mkdir(parents=True)
     (repository / "refs" / "main").write_text("f" * 40)
     with pytest.raises(OfflineModeIsEnabled):
-        ask_hub(fetched)
+        ask_hub(fetched.model)
     write_model(snapshot, {}, {})
-    assert look_at_model(fetched).folder == snapshot
-    assert ask_hub(fetched) == Missing("not asked: the model is here")
+    assert look_at(fetched).folder == snapshot
+    assert ask_hub(fetched.model) == Missing("not asked: the model is on this machine")
     (snapshot / "model.safetensors").unlink()
-    assert look_at_model(fetched).folder is None, "a fetch that was broken off"
+    assert look_at(fetched).folder is None, "a fetch that was broken off"
 
 
 # --- what is on this machine
 
 
+def look_at(config: Config) -> Model:
+    return look_at_model(config.model, config.lora.targets, config.tasks)
+
+
 def test_the_embedded_model_is_here_and_measured() -> None:
-    model = look_at_model(Config())
-    assert (model.kind, model.folder, model.lost_files) == ("embedded", EMBEDDED_DIR, ())
+    model = look_at(Config())
+    assert (model.kind, model.folder, model.missing_files) == ("embedded", EMBEDDED_DIR, ())
     assert isinstance(model.shape, ModelShape)
     assert (model.shape.layers, model.shape.hidden, model.shape.key_value, model.shape.vocabulary) == (4, 128, 64, 512)
     assert model.shape.file_bytes == sum(file.stat().st_size for file in EMBEDDED_DIR.glob("*.safetensors"))
@@ -169,24 +170,24 @@ def test_the_embedded_model_is_here_and_measured() -> None:
 
 
 def test_a_folder_that_is_a_model_and_one_that_is_none(tmp_path: Path) -> None:
-    none = look_at_model(config(model={"path": str(tmp_path)}))
+    none = look_at(config(model={"path": str(tmp_path)}))
     assert (none.kind, none.folder) == ("folder", None)
     write_model(tmp_path, {}, {})
-    here = look_at_model(config(model={"path": str(tmp_path)}))
+    here = look_at(config(model={"path": str(tmp_path)}))
     assert (here.kind, here.folder) == ("folder", tmp_path)
-    assert model_checks.present(replace(sound(), model=none)).level == "error"
+    assert run_checks.present(replace(sound(), model=none)).level == "error"
 
 
 def test_a_hub_id_that_was_never_fetched_and_one_that_cannot_be() -> None:
     for path in ("owner/never-fetched", "no/hub/id", "a b"):
-        model = look_at_model(config(model={"path": path}))
+        model = look_at(config(model={"path": path}))
         assert (model.kind, model.folder) == ("hub", None)
         assert isinstance(model.shape, Missing)
 
 
 def test_a_model_of_an_unknown_kind_has_no_size(tmp_path: Path) -> None:
     write_model(tmp_path, {"auto_map": {"AutoModel": "x.Y"}}, {"w": [2, 3]})
-    model = look_at_model(config(model={"path": str(tmp_path)}))
+    model = look_at(config(model={"path": str(tmp_path)}))
     assert isinstance(model.shape, Missing)
     assert "num_attention_heads" in model.shape.reason
 
@@ -216,14 +217,14 @@ def test_task_files_that_are_lost_are_named(tmp_path: Path) -> None:
     here = tmp_path / "here.jsonl"
     here.write_text("")
     tasks = {"source": str(here), "held_out": str(tmp_path / "gone.csv")}
-    assert look_at_model(config(tasks=tasks)).lost_files == (str(tmp_path / "gone.csv"),)
+    assert look_at(config(tasks=tasks)).missing_files == (str(tmp_path / "gone.csv"),)
     lost = {"source": str(here), "test": str(tmp_path / "gone.jsonl")}
-    assert look_at_model(config(tasks=lost)).lost_files == (str(tmp_path / "gone.jsonl"),)
-    assert look_at_model(config(tasks={"source": "openai/gsm8k", "held_out": "test"})).lost_files == ()
+    assert look_at(config(tasks=lost)).missing_files == (str(tmp_path / "gone.jsonl"),)
+    assert look_at(config(tasks={"source": "openai/gsm8k", "held_out": "test"})).missing_files == ()
 
 
 def test_caches_are_where_the_configuration_says(tmp_path: Path) -> None:
-    model = look_at_model(config(model={"cache_dir": str(tmp_path / "deep" / "cache")}))
+    model = look_at(config(model={"cache_dir": str(tmp_path / "deep" / "cache")}))
     assert (model.base_cache.path, model.base_cache.existing) == (tmp_path / "deep" / "cache", tmp_path)
 
 
@@ -247,7 +248,7 @@ def test_a_reward_function_is_imported_elsewhere(text: str, said: str, tmp_path:
     reward = look_at_reward(verifier, 60.0)
     assert (reward.trouble == "") == (said == "")
     assert said in reward.trouble
-    finding = software_checks.function(replace(sound(), reward=reward))
+    finding = run_checks.function(replace(sound(), reward=reward))
     assert finding.level == ("error" if said else "ok")
 
 
@@ -271,7 +272,7 @@ def test_a_reward_function_is_tried_with_what_a_worker_has(tmp_path: Path, monke
 def test_a_reward_function_that_hangs_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text("import time\ntime.sleep(60)\n")
     reward = look_at_reward(VerifierConfig(kind="callable", function=f"{tmp_path / 'rewards.py'}:right"), 2.0)
-    assert reward.trouble == "no answer within 2 s"
+    assert reward.trouble == "not finished within 2 s"
 
 
 def test_a_built_in_verifier_needs_no_look() -> None:

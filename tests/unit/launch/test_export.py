@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from launch.__main__ import main
 from launch.export.agreement import Agreement, refuse_disagreement
-from launch.export.command import run_command
+from launch.export.command import run_export
 from launch.export.hub import push
 from launch.export.weights import Deltas, merged_weights, write_weights
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
@@ -248,7 +248,7 @@ def test_a_push_makes_a_private_repository_of_the_whole_folder(
         return hub
 
     out = run.path.parent / "out"
-    code = run_command(
+    code = run_export(
         directory=run.path, form="peft", out=out, checkpoint="latest", dtype="bf16", repo="me/model", connect=connect
     )
     assert code == 0 and tokens == ["hf_secret"]

@@ -1,7 +1,7 @@
-"""The file system under the run directory, the directory where it exists, and the address that its learner binds.
+"""Facts about the file system under the run directory, the directory itself, and the address that its learner binds.
 
-A few small files are written in a folder of their own beside the run and removed again; a free lock is taken for an
-instant; an address is bound and let go.
+To try the disk, a few small files are written into a temporary folder beside the run and removed again. A lock that is
+free is taken and released at once, and so is the address.
 """
 
 import errno
@@ -29,36 +29,36 @@ WILDCARD = "*"
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A folder that something is to be written into."""
+    """A folder that a run will write into."""
 
     path: Path
-    """The one that was meant."""
+    """As configured."""
     existing: Path
-    """The nearest one that exists."""
+    """The nearest folder above it that exists, or the folder itself."""
     writable: bool
-    """Whether this user may make files there."""
+    """Whether this user may create files there."""
     free: int
-    """Bytes this user may still write."""
+    """Bytes that this user may still write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """What lies under the run directory."""
+    """The file system that the run directory is on."""
 
     folder: Folder
-    """Where it will be."""
+    """The run directory."""
     trouble: str
-    """Why nothing can be written there; empty if it can."""
+    """Why nothing can be written there; empty if files can be written."""
     free_files: int | None
-    """Names it has room for; None where the file system makes them as needed."""
+    """Files it has room for (inodes); None if the file system has no such limit."""
     kind: str
-    """File system, such as `ext4`."""
+    """Such as `ext4`."""
     sync_s: float = 0.0
-    """Median of a 4 KiB write with fsync."""
+    """Median seconds of a 4 KiB write with fsync."""
     keeps_modes: bool = True
-    """A file made with 0600 has 0600."""
+    """A file created with mode 0600 has mode 0600."""
     keeps_locks: bool = True
-    """A held flock keeps a second one out."""
+    """While one process has a lock, a second one cannot take it."""
 
 
 def look_at_folder(path: Path) -> Folder:
@@ -70,21 +70,21 @@ def look_at_folder(path: Path) -> Folder:
 
 
 def look_at_disk(run_dir: Path) -> Disk:
-    """Tries it. Where nothing can be written, what could not be tried is taken to be well."""
+    """Writes a few small files. If that fails, what could not be tried counts as good: `trouble` says enough."""
     folder = look_at_folder(run_dir.absolute())
     found = os.statvfs(folder.existing)
-    names = found.f_favail if found.f_files else None
+    free_files = found.f_favail if found.f_files else None
     kind = file_system(folder.existing.resolve())
-    untried = Disk(folder=folder, trouble="", free_files=names, kind=kind)
+    untried = Disk(folder=folder, trouble="", free_files=free_files, kind=kind)
     try:
         with tempfile.TemporaryDirectory(prefix=".tandem-doctor-", dir=folder.existing) as name:
-            return tried(untried, Path(name))
+            return measured(untried, Path(name))
     except OSError as error:
         return replace(untried, trouble=error.strerror or str(error))
 
 
-def tried(disk: Disk, trial: Path) -> Disk:
-    """With what comes out in an empty folder there."""
+def measured(disk: Disk, trial: Path) -> Disk:
+    """`trial`: an empty folder on that disk."""
     return replace(
         disk,
         sync_s=time_of_sync(trial / "sync"),
@@ -94,7 +94,7 @@ def tried(disk: Disk, trial: Path) -> Disk:
 
 
 def time_of_sync(file: Path) -> float:
-    """Median of a few, in seconds; fewer on a slow disk."""
+    """Median of up to SYNCS writes, in seconds; fewer writes on a slow disk."""
     times: list[float] = []
     fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
@@ -109,13 +109,11 @@ def time_of_sync(file: Path) -> float:
 
 
 def keeps_modes(file: Path) -> bool:
-    """As a key file needs it."""
     os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     return file.stat().st_mode & 0o077 == 0
 
 
 def keeps_locks(file: Path) -> bool:
-    """As the run's lock needs it."""
     first, second = open_lock(file), open_lock(file)
     try:
         return try_lock(first) and not try_lock(second)
@@ -125,7 +123,7 @@ def keeps_locks(file: Path) -> bool:
 
 
 def file_system(path: Path, mounts: Path = MOUNTS) -> str:
-    """The kind of the mount that a path lies on: the last of the longest mount points above it."""
+    """The type of the mount that a path is on. The longest mount point above it counts, and of equal ones the last."""
     best, kind = -1, "unknown"
     for line in mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else []:
         mount, _, source = line.partition(" - ")
@@ -137,40 +135,39 @@ def file_system(path: Path, mounts: Path = MOUNTS) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """What lies there."""
+    """The run directory."""
 
     state: Literal["new", "run", "other"]
-    """Nothing, a run, or files of another kind."""
+    """`new`: empty or not there. `run`: it has a run. `other`: it has other files."""
     keys_trouble: str
-    """What is wrong with the keys; empty if nothing is, or there are none yet. `found; remedy`."""
+    """What is wrong with the keys, as `found; remedy`; empty if nothing is wrong or there are no keys yet."""
     keys_mode: int | None
-    """Permissions of the keys' folder; None if there is none."""
-    lock_holder: str
-    """Who writes this run; empty if nobody does."""
+    """Permissions of the folder of keys; None if there is no such folder."""
+    lock_owner: str
+    """The process that writes this run; empty if there is none."""
     lease_holder: str
-    """Who computes in it; empty if nobody does."""
+    """The process that computes in it; empty if there is none."""
 
 
 def look_at_run(path: Path) -> RunFolder:
-    """Takes a free lock for an instant, and nothing else."""
+    """Writes nothing. A lock that is free is taken and released at once."""
     run = RunDir(path)
     is_run = run.config.is_file()
     return RunFolder(
-        state="run" if is_run else "other" if holds_files(path) else "new",
+        state="run" if is_run else "other" if has_files(path) else "new",
         keys_trouble=keys_trouble(run.keys) if is_run else "",
         keys_mode=run.keys.stat().st_mode & 0o777 if run.keys.is_dir() else None,
-        lock_holder=holder(run.lock),
-        lease_holder=holder(run.lease),
+        lock_owner=lock_owner(run.lock),
+        lease_holder=lock_owner(run.lease),
     )
 
 
-def holds_files(path: Path) -> bool:
-    """The path is a file itself, or a folder with one somewhere below."""
+def has_files(path: Path) -> bool:
+    """Whether the path is a file, or a folder with a file on any level."""
     return path.is_file() or any(entry.is_file() for entry in path.rglob("*"))
 
 
 def keys_trouble(keys: Path) -> str:
-    """As a learner would find out."""
     try:
         load_learner_keys(keys)
     except SecurityError as error:
@@ -178,8 +175,8 @@ def keys_trouble(keys: Path) -> str:
     return ""
 
 
-def holder(lock: Path) -> str:
-    """Whoever has this lock, in words."""
+def lock_owner(lock: Path) -> str:
+    """`process 12`; empty if the lock is free."""
     if not lock.is_file():
         return ""
     fd = open_lock(lock)
@@ -191,18 +188,18 @@ def holder(lock: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What was tried."""
+    """The address that the learner binds."""
 
     address: str
-    """`ipc`, or the tcp address that the learner binds."""
+    """`ipc`, or a tcp address."""
     trouble: str
     """Why it cannot be bound; empty if it can."""
     busy: bool
-    """It is somebody else's, or this run's learner is up."""
+    """Another program uses it, or this run's learner."""
 
 
 def look_at_link(link: LinkConfig, run_dir: Path) -> Link:
-    """Binds and lets go."""
+    """Binds the address and releases it."""
     local = link.endpoint == "ipc" and not link.bind
     address = "ipc" if local else bind_address(link, run_dir)
     error = try_bind(address) if address.startswith("tcp://") else None
@@ -214,7 +211,7 @@ def look_at_link(link: LinkConfig, run_dir: Path) -> Link:
 
 
 def try_bind(address: str) -> OSError | None:
-    """What the kernel or the resolver says against it. As ZeroMQ does it, a port in TIME_WAIT counts as free."""
+    """The error of the kernel or the resolver. A port in TIME_WAIT counts as free, as it does for ZeroMQ."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 65536:
         return OSError(errno.EINVAL, "the port must be a number from 1 to 65535")

@@ -1,7 +1,7 @@
-"""The configured model as far as it is on this machine, the folders it will be in, the task file; and what the Hugging
-Face hub says about a model that is not here yet, the only look that uses a network.
+"""Facts about the configured model and its tasks: what is on this machine, the folders it will be kept in, and what the
+Hugging Face hub says about a model that has to be fetched. Only the look at the hub uses a network.
 
-A hub that cannot be reached is no answer: the error is left to raise, and becomes the reason why there is none.
+If the hub cannot be reached, the error is not caught here: it becomes the reason of a `Missing` fact.
 """
 
 import json
@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from launch.doctor.estimate import ModelShape
-from launch.doctor.facts.disk import Folder, look_at_folder
+from launch.doctor.disk import Folder, look_at_folder
 from launch.doctor.finding import Missing
+from shared.config.data import TasksConfig
 from shared.config.model import ModelConfig, cache_root
-from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
 from shared.model.linears import is_decoder_linear
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
-
 
 TASK_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 MAX_HEADER_BYTES = 100 * 2**20
@@ -29,52 +27,73 @@ TIMEOUT_S = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """What the files of a checkpoint say about its size."""
+
+    linear: int
+    """Parameters in the matrices of the layers: what NF4 packs."""
+    rest: int
+    """All others: embedding, head, norms."""
+    adapter: int
+    """Rows and columns of the matrices that get an adapter: its parameters for each unit of rank."""
+    file_bytes: int
+    """Size of its weight files."""
+    layers: int
+    """Decoder layers."""
+    hidden: int
+    """Hidden size."""
+    key_value: int
+    """Width of a token's keys: heads times head size."""
+    vocabulary: int
+    """Tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
-    """What is here already."""
+    """What is on this machine already."""
 
     kind: Literal["embedded", "folder", "hub"]
     """Where it comes from."""
     folder: Path | None
-    """Where it lies; None if it has to be fetched."""
+    """Its folder; None if it has to be fetched."""
     shape: ModelShape | Missing
     """Its size."""
     base_cache: Folder
-    """Where the quantised base will lie."""
+    """Where the quantised base will be kept."""
     hub_cache: Folder
-    """Where the hub's library puts what it fetches."""
+    """Where the library of the hub keeps what it fetches."""
     offline: bool
-    """HF_HUB_OFFLINE or its like is set."""
-    lost_files: tuple[str, ...]
-    """Task files that the configuration names and that are not there."""
+    """Whether HF_HUB_OFFLINE or a similar variable is set."""
+    missing_files: tuple[str, ...]
+    """Task files of the configuration that do not exist."""
 
 
-def look_at_model(config: Config) -> Model:
-    """Without a network."""
+def look_at_model(model: ModelConfig, targets: Sequence[str], tasks: TasksConfig) -> Model:
+    """Uses no network. `targets`: lora.targets."""
     from huggingface_hub import constants
 
-    kind = kind_of(config.model)
-    folder = local_folder(config.model)
-    files = (config.tasks.source, config.tasks.held_out, config.tasks.test)
+    folder = local_folder(model)
+    files = (tasks.source, tasks.held_out, tasks.test)
     return Model(
-        kind=kind,
+        kind=kind_of(model),
         folder=folder,
-        shape=shape_of(folder, config.lora.targets) if folder else Missing("the model is not on this machine yet"),
-        base_cache=look_at_folder(cache_root(config.model).absolute()),
+        shape=shape_of(folder, targets) if folder else Missing("the model is not on this machine yet"),
+        base_cache=look_at_folder(cache_root(model).absolute()),
         hub_cache=look_at_folder(Path(constants.HF_HUB_CACHE).absolute()),
         offline=constants.is_offline_mode(),
-        lost_files=tuple(file for file in files if Path(file).suffix in TASK_FORMATS and not Path(file).is_file()),
+        missing_files=tuple(file for file in files if Path(file).suffix in TASK_FORMATS and not Path(file).is_file()),
     )
 
 
 def kind_of(model: ModelConfig) -> Literal["embedded", "folder", "hub"]:
-    """As base_cache.py reads `model.path`."""
+    """As shared/model/base_cache.py reads model.path."""
     if model.path == "embedded":
         return "embedded"
     return "folder" if Path(model.path).is_dir() else "hub"
 
 
 def local_folder(model: ModelConfig) -> Path | None:
-    """The checkpoint where it is whole on this machine."""
+    """The folder of the checkpoint; None unless all of it is on this machine."""
     match kind_of(model):
         case "embedded":
             folder = EMBEDDED_DIR
@@ -82,24 +101,24 @@ def local_folder(model: ModelConfig) -> Path | None:
             folder = Path(model.path)
         case "hub":
             folder = in_hub_cache(model)
-    whole = folder and (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-    return folder if whole else None
+    complete = folder and (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    return folder if complete else None
 
 
 def in_hub_cache(model: ModelConfig) -> Path | None:
-    """Its folder in the hub's own cache. A path that is no hub id cannot be there."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
         found = try_to_load_from_cache(model.path, "config.json", revision=model.revision)
     except HFValidationError:
+        # Not a hub id, so the cache cannot have it.
         return None
     return Path(found).parent if isinstance(found, str) else None
 
 
 def shape_of(folder: Path, targets: Sequence[str]) -> ModelShape | Missing:
-    """From config.json and the headers of the weight files; no weight is read."""
+    """Reads config.json and the headers of the weight files, but no weights."""
     config = read_config(folder)
     text = config.get("text_config", config)
     try:
@@ -123,12 +142,11 @@ def shape_of(folder: Path, targets: Sequence[str]) -> ModelShape | Missing:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json."""
     return json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 
 def named_shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    """Of every tensor."""
+    """Name and shape of every tensor."""
     for file in folder.glob("*.safetensors"):
         with file.open("rb") as stream:
             length = min(int.from_bytes(stream.read(8), "little"), MAX_HEADER_BYTES)
@@ -138,22 +156,31 @@ def named_shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
-    """Its answer."""
+    """What the hub says about the model."""
 
     found: bool
-    """Model and revision exist, and are not hidden from this token."""
+    """The model and its revision exist, and this token may see them."""
     gated: bool
-    """Access has to be granted by its owner."""
+    """The owner of the model has to grant access."""
     admitted: bool
-    """The token here may fetch it."""
+    """This token may fetch the model."""
     token: bool
-    """There is a token."""
+    """There is a token on this machine."""
     num_bytes: int | None
-    """Of its weight files; None if the hub did not say."""
+    """Size of its weight files; None if the hub did not say."""
+
+
+def ask_hub(model: ModelConfig) -> Hub | Missing:
+    """Asks only about a model that has to be fetched."""
+    if kind_of(model) != "hub":
+        return Missing("not asked: model.path is not a hub id")
+    if local_folder(model):
+        return Missing("not asked: the model is on this machine")
+    return look_at_hub(model)
 
 
 def look_at_hub(model: ModelConfig, endpoint: str | None = None) -> Hub:
-    """One question, and a second one where the model is gated. Without an endpoint, the one that is configured."""
+    """One request, and a second one if the model is gated. `endpoint`: None for the one that huggingface_hub uses."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -176,7 +203,6 @@ def look_at_hub(model: ModelConfig, endpoint: str | None = None) -> Hub:
 
 
 def admitted(model: ModelConfig, hub: "HfApi") -> bool:
-    """Whether the hub would hand the files to this token."""
     from huggingface_hub.errors import GatedRepoError
 
     try:

@@ -1,0 +1,271 @@
+"""Facts about the hardware: processor, memory and cards, and the limits that a container or a shell sets for them.
+
+A container's limit (cgroups, version 2 or 1) may be set on any level above this process, so every level is read; the
+smallest limit counts. Cards and the processes on them are read from nvidia-smi, which comes with the driver.
+"""
+
+import csv
+import os
+import platform
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.run.run_dir import CPUINFO, cpu_name
+
+PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "ATEN_", "ONEDNN_", "DNNL_")
+MEMINFO = Path("/proc/meminfo")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+NO_LIMIT = 2**60
+"""Version 1 writes a number near 2^63 where there is no limit."""
+NVIDIA_SMI = "nvidia-smi"
+NVIDIA_SMI_S = 8.0
+"""Time limit of one call."""
+CARD_FIELDS = "uuid,name,driver_version,memory.total,memory.free,compute_mode"
+PROCESS_FIELDS = "gpu_uuid,pid,process_name,used_gpu_memory"
+CARD_VARIABLES = (
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+)
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processor:
+    """The CPU, and what this process may use of it."""
+
+    name: str
+    """Such as `AMD EPYC 7B13`."""
+    architecture: str
+    """`x86_64`, `aarch64`."""
+    flags: frozenset[str]
+    """Features that Linux lists; empty if it lists none."""
+    cores: int
+    """Logical cores that this process may use."""
+    variables: Mapping[str, str]
+    """Environment variables that the thread and vector libraries read."""
+
+
+def look_at_processor(cpuinfo: Path = CPUINFO) -> Processor:
+    return Processor(
+        name=cpu_name(),
+        architecture=platform.machine(),
+        flags=read_flags(cpuinfo),
+        cores=len(os.sched_getaffinity(0)),
+        variables={name: text for name, text in os.environ.items() if name.startswith(PREFIXES)},
+    )
+
+
+def read_flags(cpuinfo: Path) -> frozenset[str]:
+    """The flags of the first core."""
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    named = [line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))]
+    return frozenset(named[0]) if named else frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """The machine's memory, in bytes."""
+
+    total: int
+    """All of it."""
+    available: int
+    """What new processes can use without swapping, by Linux's estimate."""
+    swap_total: int
+    """Swap space, used or not."""
+    swap_free: int
+    """Swap space that is not used."""
+    wsl: bool
+    """Whether this is the Windows Subsystem for Linux."""
+
+
+def look_at_memory(meminfo: Path = MEMINFO) -> Memory:
+    rows = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())
+    kib = {row[0].rstrip(":"): int(row[1]) for row in rows}
+    return Memory(
+        total=kib["MemTotal"] * 1024,
+        available=kib["MemAvailable"] * 1024,
+        swap_total=kib["SwapTotal"] * 1024,
+        swap_free=kib["SwapFree"] * 1024,
+        wsl="microsoft" in platform.release().lower(),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cgroup:
+    """Limits of the container; None if there is no limit."""
+
+    cpus: float | None
+    """Processor time, in cores."""
+    memory_limit: int | None
+    """Bytes that all its processes may use together."""
+    memory_left: int | None
+    """Bytes of it that are not used yet."""
+
+
+def look_at_cgroup(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> Cgroup:
+    lines = own.read_text(encoding="utf-8").splitlines() if own.exists() else []
+    paths = {name: path for _, names, path in (line.split(":", 2) for line in lines) for name in names.split(",")}
+    cpu = [*levels(root, paths.get("", "/")), *levels(root / "cpu", paths.get("cpu", "/"))]
+    memory = [*levels(root, paths.get("", "/")), *levels(root / "memory", paths.get("memory", "/"))]
+    shares = [share for folder in cpu if (share := cpu_share(folder)) is not None]
+    limits = [
+        (limit - used, limit)
+        for folder in memory
+        if (limit := number(folder, "memory.max", "memory.limit_in_bytes")) is not None
+        and (used := number(folder, "memory.current", "memory.usage_in_bytes")) is not None
+    ]
+    left, limit = min(limits, default=(None, None))
+    return Cgroup(cpus=min(shares, default=None), memory_limit=limit, memory_left=left)
+
+
+def levels(root: Path, path: str) -> Iterable[Path]:
+    """The folder of the group and those above it. In a container, the path may name folders that only the host has."""
+    folder = root / path.lstrip("/")
+    return [level for level in (folder, *folder.parents) if level.is_relative_to(root) and level.is_dir()]
+
+
+def cpu_share(folder: Path) -> float | None:
+    """Processor time, in cores."""
+    both = folder / "cpu.max"
+    if both.is_file():
+        quota, period = both.read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    old = number(folder, "cpu.cfs_quota_us"), number(folder, "cpu.cfs_period_us")
+    return old[0] / old[1] if old[0] is not None and old[1] else None
+
+
+def number(folder: Path, *names: str) -> int | None:
+    """The number in the first of these files that exists; None for `max` and -1."""
+    texts = [(folder / name).read_text().strip() for name in names if (folder / name).is_file()]
+    value = int(texts[0]) if texts and texts[0].isdecimal() else NO_LIMIT
+    return value if value < NO_LIMIT else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Soft limits of this process (ulimit); None for unlimited."""
+
+    open_files: int | None
+    """File descriptors of one process."""
+    file_bytes: int | None
+    """Largest file that a process may write."""
+    address_bytes: int | None
+    """Address space of one process, including what is only reserved."""
+    processes: int | None
+    """Processes and threads of this user."""
+
+
+def look_at_limits() -> Limits:
+    return Limits(
+        open_files=soft(resource.RLIMIT_NOFILE),
+        file_bytes=soft(resource.RLIMIT_FSIZE),
+        address_bytes=soft(resource.RLIMIT_AS),
+        processes=soft(resource.RLIMIT_NPROC),
+    )
+
+
+def soft(which: int) -> int | None:
+    value = resource.getrlimit(which)[0]
+    return None if value == resource.RLIM_INFINITY else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardProcess:
+    """A process that uses a card."""
+
+    pid: int
+    """Process id."""
+    name: str
+    """Path of its program."""
+    num_bytes: int | None
+    """Memory on the card; None if the driver does not say (WSL, another container)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One card."""
+
+    uuid: str
+    """`GPU-...`"""
+    name: str
+    """Such as `NVIDIA GeForce RTX 3070`."""
+    driver: str
+    """Version of the driver."""
+    total: int
+    """Bytes of memory."""
+    free: int
+    """Bytes that no process uses."""
+    mode: str
+    """`Default`, `Exclusive_Process`, `Prohibited`."""
+    processes: tuple[CardProcess, ...]
+    """Those that use it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cards:
+    """What nvidia-smi lists."""
+
+    trouble: str
+    """Why nvidia-smi failed; empty if it worked, or is not installed."""
+    cards: tuple[Card, ...]
+    """In the order of nvidia-smi."""
+    variables: Mapping[str, str]
+    """Environment variables that CUDA and PyTorch's allocator read."""
+
+
+def look_at_cards(program: str = NVIDIA_SMI) -> Cards:
+    variables = {name: os.environ[name] for name in CARD_VARIABLES if name in os.environ}
+    if shutil.which(program) is None:
+        return Cards(trouble="", cards=(), variables=variables)
+    cards = query(program, f"--query-gpu={CARD_FIELDS}")
+    if cards.returncode:
+        return Cards(trouble=first_line(cards), cards=(), variables=variables)
+    processes = query(program, f"--query-compute-apps={PROCESS_FIELDS}")
+    return Cards(trouble="", cards=read_cards(cards.stdout, processes.stdout), variables=variables)
+
+
+def query(program: str, what: str) -> subprocess.CompletedProcess[str]:
+    argv = [program, what, "--format=csv,noheader,nounits"]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=False)
+
+
+def first_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return lines[0] if lines else f"{NVIDIA_SMI} ended with exit code {done.returncode}"
+
+
+def read_cards(cards: str, processes: str) -> tuple[Card, ...]:
+    """From the CSV that nvidia-smi prints about cards and about processes."""
+    on: dict[str, list[CardProcess]] = {}
+    for uuid, pid, name, used in (row for row in rows(processes) if len(row) == 4):
+        on.setdefault(uuid, []).append(CardProcess(pid=int(pid), name=name, num_bytes=bytes_of(used)))
+    return tuple(
+        Card(
+            uuid=uuid,
+            name=name,
+            driver=driver,
+            total=bytes_of(total) or 0,
+            free=bytes_of(free) or 0,
+            mode=mode,
+            processes=tuple(on.get(uuid, ())),
+        )
+        for uuid, name, driver, total, free, mode in rows(cards)
+    )
+
+
+def rows(text: str) -> list[list[str]]:
+    return [row for row in csv.reader(text.splitlines(), skipinitialspace=True) if row]
+
+
+def bytes_of(mebibytes: str) -> int | None:
+    """None for `[N/A]` and other words."""
+    return int(mebibytes) * MIB if mebibytes.isdecimal() else None
