@@ -1,11 +1,11 @@
-"""Whether what was written is the policy: log-probs of the same tokens from both, in fp32 on the CPU.
+"""Whether an export is the policy: compares the log-probs of the same tokens, in fp32 on the CPU.
 
     d = max_t |log p_policy(t) - log p_export(t)|   over NUM_SEQUENCES sequences of random tokens
 
-The policy is our own module with its adapter beside the base. The export is read back from its files into transformers'
-own model; of an adapter, the files are laid over the dequantised base there, as PEFT does it. Random tokens, since what
-a model expects has log-probs near 0 that hardly move. In fp32 the two differ by the order of sums; in bf16 by the
-rounding of the weights besides, which is printed and not judged as strictly.
+The policy is computed by the module that trained it, with base and adapter apart. The export is read from its files by
+transformers; the files of an adapter are added to the dequantised base, as PEFT does it. The tokens are random, because
+tokens that a model expects have log-probs near 0, which hardly change. In fp32 the two differ by the order of sums.
+In bf16 the weights are rounded too; therefore its limit is larger.
 """
 
 import gc
@@ -19,11 +19,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from launch.export.folders import ADAPTER_CONFIG, Form
+from launch.export.folders import ADAPTER_CONFIG, Form, TrainedPolicy
 from launch.export.weights import Deltas, merged_weights
-from learner.durable.checkpoint import Checkpoint
 from learner.state import ADAPTER
-from shared.config.tree import Config
 from shared.errors import DamageError
 from shared.model.adapter_file import install_adapter
 from shared.model.base_cache import CachedBase
@@ -38,62 +36,56 @@ LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How far the export is from the policy."""
+    """How far the export differs from the policy."""
 
     worst: float
-    """Largest difference of a log-prob."""
+    """Largest difference of a log-prob, in nats."""
     mean: float
-    """Mean difference."""
+    """Mean difference, in nats."""
     tokens: int
-    """Compared."""
+    """How many were compared."""
 
     def sentence(self) -> str:
-        """For the terminal and the card."""
         return (
             f"log-probs of the export differ from the policy's by at most {self.worst:.2e} (mean {self.mean:.2e},"
             f" {self.tokens} random tokens, computed in fp32)"
         )
 
 
-def measure(out: Path, form: Form, config: Config, checkpoint: Checkpoint, base: CachedBase) -> Agreement:
-    """One model in memory at a time."""
-    vocab = AutoConfig.from_pretrained(base.folder, trust_remote_code=False).vocab_size
-    seeds = [derive(config.run.seed, "export", number) for number in range(NUM_SEQUENCES)]
+def measure(out: Path, form: Form, policy: TrainedPolicy, run_seed: int) -> Agreement:
+    """Loads one model after the other, so that only one is in memory."""
+    vocab = AutoConfig.from_pretrained(policy.base.folder, trust_remote_code=False).vocab_size
+    seeds = [derive(run_seed, "export", number) for number in range(NUM_SEQUENCES)]
     sequences = [canary_ids(seed, vocab, TOKENS) for seed in seeds]
-    expected = policy_logprobs(config, checkpoint, base, sequences)
+    expected = policy_logprobs(policy, sequences)
     gc.collect()
-    model = peft_model(out, base) if form == "peft" else merged_model(out)
+    model = peft_model(out, policy.base) if form == "peft" else merged_model(out)
     found = np.concatenate([logprobs(model, ids) for ids in sequences])
     differences = np.abs(found - expected)
     return Agreement(worst=float(differences.max()), mean=float(differences.mean()), tokens=len(differences))
 
 
 def refuse_disagreement(found: Agreement, dtype: torch.dtype) -> None:
-    """Nothing is handed over that is not the policy."""
     if not found.worst <= LIMITS[dtype]:
         raise DamageError(
-            f"The export is not the policy: {found.sentence()}, allowed are {LIMITS[dtype]:g}. Nothing was kept; try"
-            " --dtype fp32, and if that differs too, report it with this run's config.json."
+            f"The export is not the policy: {found.sentence()}, allowed is {LIMITS[dtype]:g}. The export was removed;"
+            " try --dtype fp32. If that fails too, report it with this run's config.json."
         )
 
 
-def policy_logprobs(
-    config: Config, checkpoint: Checkpoint, base: CachedBase, sequences: list[np.ndarray]
-) -> np.ndarray:
-    """By the module that trained."""
-    policy = load_policy(base, config.model, config.lora, torch.device("cpu"))
-    install_adapter(policy.adapter, checkpoint.files[ADAPTER])
-    return np.concatenate([score(policy, ids) for ids in sequences])
+def policy_logprobs(policy: TrainedPolicy, sequences: list[np.ndarray]) -> np.ndarray:
+    module = load_policy(policy.base, policy.model, policy.lora, torch.device("cpu"))
+    install_adapter(module.adapter, policy.adapter)
+    return np.concatenate([score(module, ids) for ids in sequences])
 
 
 def merged_model(out: Path) -> Any:
-    """As anybody loads it."""
     disable_progress_bar()
     return AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, trust_remote_code=False).eval()
 
 
 def peft_model(out: Path, base: CachedBase) -> Any:
-    """The written adapter over the dequantised base."""
+    """The dequantised base plus the written adapter."""
     written = json.loads((out / ADAPTER_CONFIG).read_text())
     deltas = Deltas((out / ADAPTER).read_bytes(), written["lora_alpha"] / written["r"])
     config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)

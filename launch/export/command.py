@@ -1,14 +1,17 @@
-"""`export`: what a run trained, as a folder that other programs load, checked against the policy before it is kept.
+"""`export`: writes what a run trained as a folder that other programs can load, after comparing it with the policy.
 
-cached base + adapter --> folder --> read back, compared with the policy --> card --> moved into place --> hub?
+    cached base + adapter --> folder --> read back, compared with the policy --> model card --> moved into place --> hub
+
+The folder is pushed to the Hugging Face hub only if the user asks for it. The token comes from the environment, is
+checked before anything is written, and is sent to the hub only.
 """
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from launch.export.hub import Hub, hub_api, push, require_token
 from learner.durable.checkpoint import Checkpoint, choose_checkpoint
 from shared.config.load import config_from_json
 from shared.config.tree import Config
@@ -20,10 +23,41 @@ from shared.run.run_dir import RunDir
 
 if TYPE_CHECKING:
     from launch.export.agreement import Agreement
-    from launch.export.folders import Form
+    from launch.export.folders import CardFacts, Form, TrainedPolicy
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-FEW_BITS = ("nf4", "fp4", "int4", "4bit", "4-bit", "q4")
+FOUR_BIT = ("nf4", "fp4", "int4", "4bit", "4-bit", "q4")
+TOKEN = "HF_TOKEN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """What is exported, and how."""
+
+    run: RunDir
+    """The run."""
+    config: Config
+    """Its configuration."""
+    checkpoint: Checkpoint
+    """The one that was chosen."""
+    form: "Form"
+    """Form of the folder."""
+    dtype: str
+    """Number type of merged weights: `bfloat16` or `float32`."""
+
+
+class Hub(Protocol):
+    """The two methods of huggingface_hub.HfApi that a push needs."""
+
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any: ...
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> Any: ...
+
+
+def hub_api(token: str) -> Hub:
+    from huggingface_hub import HfApi
+
+    return HfApi(token=token)
 
 
 def run_export(
@@ -36,7 +70,7 @@ def run_export(
     repo: str | None,
     connect: Callable[[str], Hub] = hub_api,
 ) -> int:
-    """Write, compare, print, push."""
+    """Returns the exit code."""
     run = RunDir.open(directory)
     config = config_from_json(run.config.read_bytes())
     chosen = choose_checkpoint(run, config.checkpoint.keep, checkpoint)
@@ -44,7 +78,7 @@ def run_export(
     refuse_taken(out)
     token = require_token() if repo else ""
     os.environ.update(cpu_environment(config.compute.learner_threads, config.compute.blas))
-    found = write(run, config, chosen, form, DTYPES[dtype], out)
+    found = write(Export(run=run, config=config, checkpoint=chosen, form=form, dtype=DTYPES[dtype]), out)
     print(f"step {chosen.step} of {directory} as {form} in {out}\n{found.sentence()}")
     if form == "gguf-ready":
         print(f"next: python convert_hf_to_gguf.py {out} --outfile {out}/model.gguf --outtype bf16")
@@ -54,68 +88,103 @@ def run_export(
 
 
 def refuse_dtype(form: "Form", dtype: str) -> None:
-    """4 bits get the reason why not; an adapter stays fp32."""
-    if dtype.lower() in FEW_BITS:
+    """For 4 bits, the message says why they are refused."""
+    if dtype.lower() in FOUR_BIT:
         from launch.export.weights import REFUSED
 
-        raise ConfigError(f"--dtype {dtype} is refused: the merge goes into the dequantised base. {REFUSED}")
+        raise ConfigError(f"--dtype {dtype} is refused: the adapter is added to the dequantised base. {REFUSED}")
     if dtype not in DTYPES:
-        raise ConfigError(f"--dtype got '{dtype}', expected bf16 or fp32.")
+        raise ConfigError(f"--dtype got '{dtype}', expected bf16 or fp32; choose one of them.")
 
 
 def refuse_taken(out: Path) -> None:
-    """Nothing is written over."""
     with disk_errors(out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise RunDirError(f"{out} is there already and not empty; choose another --out.")
+            raise RunDirError(f"{out} exists and is not empty; choose another --out.")
 
 
-def write(run: RunDir, config: Config, checkpoint: Checkpoint, form: "Form", dtype: str, out: Path) -> "Agreement":
-    """In a folder beside, moved into place once it is whole and agrees."""
+def require_token() -> str:
+    token = os.environ.get(TOKEN, "")
+    if not token:
+        raise ConfigError(f"--push needs a token of the hub with write access; set {TOKEN} in the environment.")
+    return token
+
+
+def write(export: Export, out: Path) -> "Agreement":
+    """Writes into a temporary folder, which becomes `out` once it is complete and agrees with the policy."""
     import torch
 
     from launch.export.agreement import measure, refuse_disagreement
-    from launch.export.card import Facts, model_card
-    from launch.export.folders import write_merged, write_peft
+    from launch.export.folders import TrainedPolicy, model_card, write_merged, write_peft
     from learner.state import ADAPTER
-    from shared.model.adapter_file import digest
     from shared.model.base_cache import cached_base
     from shared.process.determinism import pin_torch
 
+    config, form = export.config, export.form
     pin_torch(config.compute.learner_threads)
-    base, number_type = cached_base(config.model), torch.float32 if form == "peft" else getattr(torch, dtype)
+    policy = TrainedPolicy(
+        base=cached_base(config.model),
+        model=config.model,
+        lora=config.lora,
+        adapter=export.checkpoint.files[ADAPTER],
+    )
+    # PEFT's format keeps the adapter in fp32.
+    dtype = torch.float32 if form == "peft" else getattr(torch, export.dtype)
     make_folder(out.parent)
     with made_whole(out) as work:
         if form == "peft":
-            write_peft(work, config, checkpoint, base.folder)
+            write_peft(work, policy)
         else:
-            write_merged(work, config, checkpoint, base.folder, number_type, form)
-        found = measure(work, form, config, checkpoint, base)
-        refuse_disagreement(found, number_type)
-        sha256 = digest(checkpoint.files[ADAPTER])
-        facts = Facts(
-            form=form,
-            dtype=str(number_type).removeprefix("torch."),
-            config=config,
-            info=run.read_info(),
-            step=checkpoint.step,
-            adapter_sha256=sha256,
-            base_digest=base.digest,
-            evaluations=evaluations(run, sha256),
-            agreement=found,
-        )
-        (work / "README.md").write_text(model_card(facts), encoding="utf-8")
+            write_merged(work, policy, form, dtype)
+        found = measure(work, form, policy, config.run.seed)
+        refuse_disagreement(found, dtype)
+        (work / "README.md").write_text(model_card(card_facts(export, policy, found)), encoding="utf-8")
         sync_files(work)
         refuse_taken(out)
     return found
 
 
+def card_facts(export: Export, policy: "TrainedPolicy", found: "Agreement") -> "CardFacts":
+    from launch.export.folders import CardFacts
+    from shared.model.adapter_file import digest
+
+    sha256 = digest(policy.adapter)
+    return CardFacts(
+        form=export.form,
+        dtype="float32" if export.form == "peft" else export.dtype,
+        config=export.config,
+        info=export.run.read_info(),
+        step=export.checkpoint.step,
+        adapter_sha256=sha256,
+        base_digest=policy.base.digest,
+        evaluations=evaluations(export.run, sha256),
+        agreement=found.sentence(),
+    )
+
+
 def evaluations(run: RunDir, sha256: str) -> tuple[Evaluation, ...]:
-    """Of this very adapter, the largest there is, and of the base if it answered the same tasks."""
-    kept = [found for file in sorted(run.eval.glob("*.json")) if (found := read_evaluation(file))]
-    own = [found for found in kept if found.adapter_sha256 == sha256]
+    """The largest evaluation of this adapter, and the base's on the same tasks if there is one."""
+    saved = [found for file in sorted(run.eval.glob("*.json")) if (found := read_evaluation(file))]
+    own = [found for found in saved if found.adapter_sha256 == sha256]
     if not own:
         return ()
     best = max(own, key=lambda found: (found.n, found.sampled.draws))
-    base = [found for found in kept if found.label == "base" and found.tasks_sha256 == best.tasks_sha256]
+    base = [found for found in saved if found.label == "base" and found.tasks_sha256 == best.tasks_sha256]
     return (*base, best)
+
+
+def push(folder: Path, repo: str, message: str, connect: Callable[[], Hub]) -> str:
+    """Returns the address of the repository. A new one is private; only its owner can decide to publish it."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        hub = connect()
+        hub.create_repo(repo, private=True, exist_ok=True)
+        hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        what = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RunDirError(
+            f"The hub did not accept {repo}: {what}; the export is complete in {folder}. To push it again, use"
+            f" `hf upload {repo} {folder}`."
+        ) from error
+    return f"https://huggingface.co/{repo}"

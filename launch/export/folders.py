@@ -1,24 +1,32 @@
-"""The three kinds of folder that `export` writes, all but the card.
+"""The folders that `export` writes, in three forms, and their model card.
 
-peft        adapter_model.safetensors, adapter_config.json, tokenizer and template
-merged      the whole model as the hub holds it: weights, config.json, generation_config.json, tokenizer, template
-gguf-ready  merged, with config.json also in the spelling that converters of llama.cpp before transformers 5 read
+    peft        adapter_model.safetensors, adapter_config.json, tokenizer, chat template
+    merged      a whole model as on the hub: weights, config.json, generation_config.json, tokenizer, chat template
+    gguf-ready  merged, and config.json also has the older key names that llama.cpp's converter reads
+
+The model card (README.md) contains only what the run itself knows: its configuration, its evaluations, and the
+comparison of export and policy. It says so if something was not measured. Left out: the licence, which depends on the
+base and the data; the person who publishes the model has to choose it.
 """
 
 import json
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from launch.export.weights import Deltas, merged_weights, write_weights
-from learner.durable.checkpoint import Checkpoint
 from learner.state import ADAPTER
+from shared.config.model import LoraConfig, ModelConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
 from shared.model.adapter_file import adapter_config
-from shared.model.base_cache import DIGESTS, WEIGHTS
+from shared.model.base_cache import DIGESTS, WEIGHTS, CachedBase
+from shared.run.evaluation import Evaluation
+from shared.run.run_dir import RunInfo
 
 Form = Literal["peft", "merged", "gguf-ready"]
 ADAPTER_CONFIG = "adapter_config.json"
@@ -26,33 +34,49 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 
 
-def write_peft(out: Path, config: Config, checkpoint: Checkpoint, base: Path) -> None:
-    """What PEFT, vLLM and transformers load beside the base."""
-    (out / ADAPTER).write_bytes(checkpoint.files[ADAPTER])
-    named: dict[str, Any] = json.loads(adapter_config(config.lora, base_name(config)))
-    if not is_folder(config):
-        named["revision"] = config.model.revision
-    (out / ADAPTER_CONFIG).write_text(json.dumps(named, indent=2, sort_keys=True))
-    copy_but(base, out, {CONFIG, GENERATION})
+@dataclass(frozen=True, kw_only=True)
+class TrainedPolicy:
+    """The policy that is exported."""
+
+    base: CachedBase
+    """The base as the run quantised it."""
+    model: ModelConfig
+    """How the run loaded it."""
+    lora: LoraConfig
+    """Rank, scale and targets of the adapter."""
+    adapter: bytes
+    """The adapter file of a checkpoint."""
 
 
-def write_merged(out: Path, config: Config, checkpoint: Checkpoint, base: Path, dtype: torch.dtype, form: Form) -> None:
-    """A checkpoint of its own."""
-    deltas = Deltas(checkpoint.files[ADAPTER], config.lora.alpha / config.lora.rank)
+def write_peft(out: Path, policy: TrainedPolicy) -> None:
+    """An adapter that PEFT, vLLM and transformers load together with the base."""
+    (out / ADAPTER).write_bytes(policy.adapter)
+    path = policy.model.path
+    config: dict[str, Any] = json.loads(adapter_config(policy.lora, base_name(path)))
+    if not is_local(path):
+        config["revision"] = policy.model.revision
+    (out / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
+    copy_other_files(policy.base.folder, out, {CONFIG, GENERATION})
+
+
+def write_merged(out: Path, policy: TrainedPolicy, form: Form, dtype: torch.dtype) -> None:
+    """A checkpoint that needs no base."""
+    base = policy.base.folder
+    deltas = Deltas(policy.adapter, policy.lora.alpha / policy.lora.rank)
     write_weights(out, merged_weights(base, deltas, dtype))
     model: dict[str, Any] = json.loads((base / CONFIG).read_text())
     model.pop("quantization_config", None)
     model.pop("torch_dtype", None)
     model["dtype"] = str(dtype).removeprefix("torch.")
     if form == "gguf-ready":
-        model |= older_spelling(model)
+        model |= older_keys(model)
     (out / CONFIG).write_text(json.dumps(model, indent=2))
-    copy_but(base, out, {CONFIG})
+    copy_other_files(base, out, {CONFIG})
 
 
-def older_spelling(model: dict[str, Any]) -> dict[str, Any]:
-    """Where the base of the rotary angles stood before `rope_parameters`; a converter that looks there and finds
-    nothing takes 10000 and makes a model that talks nonsense."""
+def older_keys(model: dict[str, Any]) -> dict[str, Any]:
+    """The keys that had the base of the rotary angles before `rope_parameters`. A converter that does not find them
+    takes 10000, and the converted model writes nonsense."""
     rope: dict[str, Any] = model.get("rope_parameters") or {}
     found: dict[str, Any] = {"torch_dtype": model["dtype"]}
     if "rope_theta" in rope:
@@ -62,20 +86,135 @@ def older_spelling(model: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def copy_but(base: Path, out: Path, left_out: set[str]) -> None:
-    """Tokenizer, template and the like, as the checkpoint has them."""
+def copy_other_files(base: Path, out: Path, left_out: set[str]) -> None:
+    """Copies the tokenizer, the chat template and the other small files of the checkpoint."""
     for file in sorted(base.iterdir()):
         if file.is_file() and file.name not in {WEIGHTS, DIGESTS} | left_out:
             shutil.copy(file, out / file.name)
 
 
-def is_folder(config: Config) -> bool:
-    """Whether the base lies here; otherwise it has a name on the hub."""
-    return config.model.path == "embedded" or Path(config.model.path).is_dir()
+def is_local(path: str) -> bool:
+    """Whether model.path is on this machine; if not, it is a hub id."""
+    return path == "embedded" or Path(path).is_dir()
 
 
-def base_name(config: Config) -> str:
-    """What others find the base by."""
-    if config.model.path == "embedded":
+def base_name(path: str) -> str:
+    """The path or hub id by which other programs find the base."""
+    if path == "embedded":
         return str(EMBEDDED_DIR)
-    return str(Path(config.model.path).resolve()) if is_folder(config) else config.model.path
+    return str(Path(path).resolve()) if is_local(path) else path
+
+
+def short_name(path: str) -> str:
+    """Without the folders above it, which are private."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """What the model card says."""
+
+    form: Form
+    """Form of the folder."""
+    dtype: str
+    """Number type of the weights, such as `bfloat16`."""
+    config: Config
+    """Of the run."""
+    info: RunInfo
+    """When and with which packages it was created."""
+    step: int
+    """Updates that the policy has had."""
+    adapter_sha256: str
+    """Of the exported adapter."""
+    base_digest: str
+    """Of the quantised base."""
+    evaluations: tuple[Evaluation, ...]
+    """Of the base and of this adapter; empty if there are none."""
+    agreement: str
+    """How far the export differs from the policy, as a sentence."""
+
+
+def model_card(facts: CardFacts) -> str:
+    parts = [front_matter(facts), *description(facts), *usage(facts), *training(facts), *results(facts), *origin(facts)]
+    return "\n".join(parts) + "\n"
+
+
+def front_matter(facts: CardFacts) -> str:
+    """Metadata for the search on the hub."""
+    lines = ["---", "library_name: " + ("peft" if facts.form == "peft" else "transformers")]
+    if not is_local(facts.config.model.path):
+        lines += [f"base_model: {facts.config.model.path}"]
+    lines += ["tags:", "- grpo", "- reinforcement-learning", *(["- lora"] if facts.form == "peft" else []), "---", ""]
+    return "\n".join(lines)
+
+
+def description(facts: CardFacts) -> Iterator[str]:
+    what = {
+        "peft": "A LoRA adapter in PEFT's format",
+        "merged": f"A whole model ({facts.dtype}), adapter merged in",
+        "gguf-ready": f"A whole model ({facts.dtype}), adapter merged in, ready for llama.cpp's converter",
+    }[facts.form]
+    yield f"# {short_name(facts.config.model.path)}, trained by reinforcement learning\n"
+    yield f"{what}, after {facts.step} updates with Tandem. After writing, {facts.agreement}.\n"
+
+
+def usage(facts: CardFacts) -> Iterator[str]:
+    """The base of the adapter, how to load it, and how to convert a GGUF-ready export."""
+    base = facts.config.model.path if not is_local(facts.config.model.path) else short_name(facts.config.model.path)
+    nf4 = facts.config.model.quantization == "nf4"
+    if facts.form == "peft" and nf4:
+        yield f"The adapter was trained on `{base}` in NF4 (block 64, double quantisation). To load both:\n"
+        yield "```python"
+        yield "from peft import AutoPeftModelForCausalLM"
+        yield "from transformers import BitsAndBytesConfig"
+        yield ""
+        yield ('nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)')
+        yield 'model = AutoPeftModelForCausalLM.from_pretrained("THIS FOLDER", quantization_config=nf4)'
+        yield "```\n"
+        yield "It also runs on the unquantised base, but then the numbers below do not apply.\n"
+    elif facts.form == "peft":
+        yield f"The adapter was trained on `{base}` without quantisation.\n"
+    elif nf4:
+        yield f"The weights are those of `{base}`, quantised to NF4 and dequantised, plus the adapter.\n"
+    if facts.form == "gguf-ready":
+        yield "```\npython convert_hf_to_gguf.py THIS_FOLDER --outfile model.gguf --outtype bf16\n```\n"
+
+
+def training(facts: CardFacts) -> Iterator[str]:
+    config = facts.config
+    yield "## Training\n"
+    yield "| | |\n|---|---|"
+    rows = {
+        "objective": f"{config.loss.kind}, entropy fraction {config.loss.entropy_fraction:g}",
+        "tasks": f"{config.tasks.source} ({config.tasks.split})",
+        "verifier": config.verifier.kind,
+        "a step": f"{config.rollout.prompts} prompts x {config.rollout.group} completions"
+        f" of at most {config.rollout.max_new_tokens} tokens, temperature {config.rollout.temperature:g}",
+        "updates": f"{facts.step} of {config.run.steps}, seed {config.run.seed}",
+        "LoRA": f"rank {config.lora.rank}, alpha {config.lora.alpha:g}, on {', '.join(config.lora.targets)}",
+        "optimizer": f"AdamW, lr {config.optimizer.lr:g} ({config.optimizer.schedule})",
+        "system prompt": config.tasks.system_prompt or "none",
+    }
+    yield from (f"| {name} | {value} |" for name, value in rows.items())
+
+
+def results(facts: CardFacts) -> Iterator[str]:
+    yield "\n## Held-out accuracy\n"
+    if not facts.evaluations:
+        yield "Not measured for this adapter. `python -m launch eval` measures it.\n"
+        return
+    yield "| policy | decoding | accuracy | 95 % interval | n | cap | seed |\n|---|---|---:|---:|---:|---:|---:|"
+    for found in facts.evaluations:
+        policy = "base" if found.version == 0 else f"after {found.version} updates"
+        for name, way in found.ways().items():
+            interval = f"[{way.low:.1%}, {way.high:.1%}]"
+            yield f"| {policy} | {name} | {way.accuracy:.1%} | {interval} | {found.n} | {way.cap} | {found.seed} |"
+    yield "\nMeasured on the run's held-out tasks with its verifier. Nothing else was measured.\n"
+
+
+def origin(facts: CardFacts) -> Iterator[str]:
+    packages = ", ".join(f"{name} {version}" for name, version in facts.info.packages.items())
+    yield "## Origin\n"
+    yield f"- adapter sha256 `{facts.adapter_sha256}`"
+    yield f"- base, as quantised, sha256 `{facts.base_digest}`"
+    yield f"- run `{facts.info.run_id}`, started {facts.info.created}, {packages}"

@@ -1,9 +1,9 @@
-"""The policy's weights without an adapter beside them:  W' = deq(W4) + (alpha / R) B A,  formed in fp32, then rounded.
+"""Merges the adapter into the base:  W' = deq(W4) + (alpha / R) B A,  computed in fp32, then rounded.
 
-The sum goes into the dequantised base, because that is the base the adapter was trained on: laid over the checkpoint's
-original weights it would correct errors that are not there. It never goes back into 4 bits (see REFUSED).
-One tensor at a time, in files of at most SHARD_BYTES with the hub's index, so that a model larger than memory passes
-through. Left out on purpose: sums in bf16; they would round the small product away before it counts.
+The adapter is added to the dequantised base, because it was trained on that base. Added to the checkpoint's original
+weights, it would correct quantisation errors that they do not have. The sum is never quantised to 4 bits (see REFUSED).
+Tensors are merged one after the other and written in files of at most SHARD_BYTES with the hub's index, so that a model
+may be larger than memory. Left out: sums in bf16, because rounding would lose most of the small product.
 """
 
 import json
@@ -22,16 +22,16 @@ from shared.model.nf4 import PARTS, from_tensors
 
 SHARD_BYTES = 2 << 30
 REFUSED = (
-    "A 4-bit weight takes one of 16 values in each block, and what an adapter adds is mostly smaller than the step from"
-    " one to the next: rounded again, the sum would lose a part of what was trained and gain new errors. Take"
-    " `--as peft` (the 4-bit base stays as it is and the adapter beside it), or `--as merged` with --dtype bf16 and"
-    " quantise that with a method that measures what it loses."
+    "A 4-bit weight can only be one of 16 values in each block, and what an adapter adds is mostly smaller than the"
+    " distance between two of them: quantised again, the sum would lose a part of what was trained and gain new errors."
+    " Use `--as peft` (the 4-bit base and the adapter stay apart), or `--as merged` with --dtype bf16, and quantise the"
+    " result with a method that measures what it loses."
 )
 CPU = torch.device("cpu")
 
 
 class Deltas:
-    """(alpha / R) B A of every adapted layer, from an adapter file's own names."""
+    """(alpha / R) B A of every adapted layer, from an adapter file."""
 
     def __init__(self, adapter: bytes, scale: float) -> None:
         self.tensors = load(adapter)
@@ -40,7 +40,7 @@ class Deltas:
         self.added: set[str] = set()
 
     def add_to(self, layer: str, weight: torch.Tensor) -> torch.Tensor:
-        """[out, in] fp32 -> W + (alpha / R) B A; W itself where there is no adapter."""
+        """[out, in] fp32 -> W + (alpha / R) B A; W itself if the layer has no adapter."""
         if layer not in self.layers:
             return weight
         self.added.add(layer)
@@ -48,15 +48,15 @@ class Deltas:
         return torch.addmm(weight, b, a, alpha=self.scale)
 
     def refuse_leftovers(self) -> None:
-        """Every pair must have found its layer."""
+        """Call after the last layer: every pair of the adapter must have found its layer."""
         if left := sorted(self.layers - self.added):
             raise DamageError(
-                f"The base has no layer '{left[0]}', which the adapter changes; they do not belong together."
+                f"The base has no layer '{left[0]}', but the adapter changes it; base and adapter do not fit together."
             )
 
 
 def merged_weights(base: Path, deltas: Deltas, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and value of every weight of the checkpoint folder `base`, adapter included."""
+    """Name and value of every weight of the checkpoint folder `base`, with the adapter added."""
     with safe_open(base / WEIGHTS, framework="pt") as reader:
         names = set(reader.keys())
         parts = {f"{name}.{part}" for name in names for part in PARTS}
@@ -67,7 +67,7 @@ def merged_weights(base: Path, deltas: Deltas, dtype: torch.dtype) -> Iterator[t
 
 
 def dense_weight(name: str, names: set[str], reader: Any) -> torch.Tensor:
-    """fp32, dequantised where it is quantised."""
+    """In fp32; dequantised if it is quantised."""
     tensor = reader.get_tensor(name)
     if tensor.dtype != torch.uint8:
         return tensor.float()
@@ -78,31 +78,30 @@ def dense_weight(name: str, names: set[str], reader: Any) -> torch.Tensor:
 def write_weights(folder: Path, weights: Iterator[tuple[str, torch.Tensor]], limit: int = SHARD_BYTES) -> None:
     """model.safetensors, or several files and their index."""
     shards: list[list[str]] = []
-    held: dict[str, torch.Tensor] = {}
+    pending: dict[str, torch.Tensor] = {}
     total = 0
     for name, value in weights:
-        if held and size(held) + value.nbytes > limit:
-            shards.append(write_shard(folder, len(shards), held))
-            held = {}
-        held[name] = value
+        if pending and size(pending) + value.nbytes > limit:
+            shards.append(write_shard(folder, len(shards), pending))
+            pending = {}
+        pending[name] = value
         total += value.nbytes
-    shards.append(write_shard(folder, len(shards), held))
+    shards.append(write_shard(folder, len(shards), pending))
     name_shards(folder, shards, total)
 
 
 def size(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Bytes."""
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def write_shard(folder: Path, number: int, tensors: dict[str, torch.Tensor]) -> list[str]:
-    """One file under a number; how many there will be is not known yet."""
+    """Writes a file with a number for a name, because the final name contains the number of all files."""
     save_tensors(tensors, folder / f"shard-{number}")
     return list(tensors)
 
 
 def name_shards(folder: Path, shards: list[list[str]], total: int) -> None:
-    """The hub's names."""
+    """Renames the files as on the hub, and writes their index."""
     if len(shards) == 1:
         (folder / "shard-0").rename(folder / WEIGHTS)
         return

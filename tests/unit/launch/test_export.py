@@ -12,8 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from launch.__main__ import main
 from launch.export.agreement import Agreement, refuse_disagreement
-from launch.export.command import run_export
-from launch.export.hub import push
+from launch.export.command import push, run_export
 from launch.export.weights import Deltas, merged_weights, write_weights
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from shared.config.load import config_to_json, resolve
@@ -185,7 +184,7 @@ def test_merging_into_four_bits_is_refused_with_the_reason(
     run: RunDir, dtype: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentence = refused(run, capsys, "--as", "merged", "--dtype", dtype, "--out", str(run.path.parent / "out"))
-    assert "goes into the dequantised base" in sentence and "one of 16 values" in sentence and "--as peft" in sentence
+    assert "is added to the dequantised base" in sentence and "one of 16 values" in sentence and "--as peft" in sentence
 
 
 def test_what_cannot_be_is_said_before_anything_is_loaded(
@@ -193,7 +192,7 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
 ) -> None:
     out = str(run.path.parent / "out")
     assert "expected bf16 or fp32" in refused(run, capsys, "--dtype", "fp16", "--out", out)
-    assert "is there already and not empty" in refused(run, capsys, "--out", str(run.path))
+    assert "exists and is not empty" in refused(run, capsys, "--out", str(run.path))
     assert "no checkpoint of step 9; there are: 5" in refused(run, capsys, "--checkpoint", "9", "--out", out)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     assert "set HF_TOKEN in the environment" in refused(run, capsys, "--push", "me/model", "--out", out)
@@ -259,5 +258,5 @@ def test_a_push_makes_a_private_repository_of_the_whole_folder(
 
 
 def test_a_hub_that_refuses_leaves_the_export_and_says_how_to_try_again(tmp_path: Path) -> None:
-    with pytest.raises(RunDirError, match=r"did not take me/model: no route.*hf upload me/model"):
+    with pytest.raises(RunDirError, match=r"did not accept me/model: no route.*hf upload me/model"):
         push(tmp_path, "me/model", "words", lambda: NotedHub(OSError("no route\nto host")))
