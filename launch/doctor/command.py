@@ -190,7 +190,7 @@ def summary(reports: Sequence[Report]) -> str:
     """`37 checks: 1 error, 2 warnings, 3 notes`"""
     counts = Counter(report.finding.level for report in reports)
     parts = [plural(counts[level], level) for level in reversed(LEVELS[1:]) if counts[level]]
-    return f"{len(reports)} checks: {', '.join(parts) or 'nothing to say'}"
+    return f"{len(reports)} checks: {', '.join(parts) or 'no problems'}"
 
 
 def plural(count: int, word: str) -> str:

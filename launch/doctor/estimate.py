@@ -1,6 +1,6 @@
 """How much memory a configuration will need, before anything is loaded. Good to about a factor of 1.5.
 
-    CPU      2 processes x (runtime + 4 B a parameter held) + what loading needs + max(rollout, update)
+    CPU      2 processes x (runtime + 4 B a dense parameter) + what loading needs + max(rollout, update)
     card     2 processes x (context + 0.53 B a quantised parameter, 2 B any other) + rollout + update
     rollout  keys and values of the completions that are decoded together
     update   activations of a micro-batch + four fp32 tiles [head_rows, vocabulary] of the head's forward pass

@@ -1,4 +1,4 @@
-"""What doctor sees of cards: nvidia-smi's answers, PyTorch in a process of its own, and how that process may end."""
+"""Facts about cards: what nvidia-smi prints, PyTorch in a process of its own, and how that process may end."""
 
 import tempfile
 import time
@@ -54,7 +54,7 @@ def running(pid: int) -> bool:
 # --- nvidia-smi
 
 
-def test_who_holds_which_card() -> None:
+def test_which_process_uses_which_card() -> None:
     first, second = read_cards(CARDS, PROCESSES)
     assert first == Card(
         uuid="GPU-a",
@@ -71,7 +71,7 @@ def test_who_holds_which_card() -> None:
     assert (second.mode, second.processes) == ("Exclusive_Process", ())
 
 
-def test_the_program_is_asked_and_its_answer_is_finding_of(tmp_path: Path) -> None:
+def test_nvidia_smi_is_called_and_its_output_is_checked(tmp_path: Path) -> None:
     smi = program(tmp_path / "smi", SMI.format(cards=CARDS, processes=PROCESSES))
     cards = look_at_cards(smi)
     assert cards.trouble == ""
@@ -96,7 +96,7 @@ def test_no_program_is_no_card() -> None:
     assert (cards.trouble, cards.cards) == ("", ())
 
 
-def test_a_driver_that_does_not_answer(tmp_path: Path) -> None:
+def test_a_driver_that_fails(tmp_path: Path) -> None:
     words = "Failed to initialize NVML: Driver/library version mismatch"
     smi = program(tmp_path / "smi", f"#!/bin/sh\necho '{words}'\nexit 18\n")
     cards = look_at_cards(smi)

@@ -89,11 +89,11 @@ def test_off_a_terminal_it_is_plain_text_a_line_a_check() -> None:
     assert lines[1] == "software"
     assert lines[2] == "  ok       python: Python 3.11.7, expected >=3.11"
     assert len(lines) == 1 + len(CHECKS) + len(NAMES) + 1
-    assert lines[-1] == f"{len(NAMES)} checks: nothing to say"
+    assert lines[-1] == f"{len(NAMES)} checks: no problems"
     assert "\x1b" not in "".join(lines)
 
 
-def test_a_remedy_stands_below_its_finding() -> None:
+def test_a_remedy_is_below_its_finding() -> None:
     lines = printed(but("limits", open_files=64)(sound())).splitlines()
     at = lines.index("  error    open files: 64 open files in one process")
     assert lines[at + 1] == "           -> ulimit -n 1024"
@@ -109,7 +109,7 @@ def test_words_with_brackets_are_shown_as_they_are() -> None:
     assert "[red]x[/red]" in printed(machine)
 
 
-def test_what_nobody_could_find_out_is_a_warning() -> None:
+def test_a_fact_that_is_missing_is_a_warning() -> None:
     machine = replace(sound(), disk=Missing("not finished within 3 s"))
     (check, *_) = CHECKS["disk"]
     finding = finding_of(check, machine)

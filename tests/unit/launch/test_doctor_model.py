@@ -32,7 +32,7 @@ class FakeHub:
 
     url: str = ""
     """Where."""
-    answers: dict[str, tuple[int, Mapping[str, object], str]] = field(default_factory=dict)
+    responses: dict[str, tuple[int, Mapping[str, object], str]] = field(default_factory=dict)
     """End of the path -> status, body, error code."""
 
     def handler(self) -> type[BaseHTTPRequestHandler]:
@@ -44,7 +44,7 @@ class FakeHub:
 
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
-                found = [answer for end, answer in hub.answers.items() if path.endswith(end)]
+                found = [response for end, response in hub.responses.items() if path.endswith(end)]
                 status, body, code = found[0] if found else (404, {"error": "no"}, "RepoNotFound")
                 data = json.dumps(body).encode()
                 self.send_response(status)
@@ -86,7 +86,7 @@ MODEL = ModelConfig(path="owner/name")
 
 
 def test_an_open_model_and_its_size(hub: FakeHub) -> None:
-    hub.answers["/revision/main"] = (200, INFO | {"siblings": WEIGHTS}, "")
+    hub.responses["/revision/main"] = (200, INFO | {"siblings": WEIGHTS}, "")
     seen = look_at_hub(MODEL, hub.url)
     assert (seen.found, seen.gated, seen.admitted, seen.num_bytes) == (True, False, True, 5 * GIB)
 
@@ -97,21 +97,21 @@ def test_a_model_that_is_not_there(hub: FakeHub) -> None:
 
 
 def test_a_revision_that_is_not_there(hub: FakeHub) -> None:
-    hub.answers["/revision/main"] = (404, {"error": "no"}, "RevisionNotFound")
+    hub.responses["/revision/main"] = (404, {"error": "no"}, "RevisionNotFound")
     assert not look_at_hub(MODEL, hub.url).found
 
 
 def test_a_gated_model_without_access(hub: FakeHub) -> None:
-    hub.answers["/revision/main"] = (200, INFO | {"gated": "manual"}, "")
-    hub.answers["/auth-check"] = (403, {"error": "ask first"}, "GatedRepo")
+    hub.responses["/revision/main"] = (200, INFO | {"gated": "manual"}, "")
+    hub.responses["/auth-check"] = (403, {"error": "ask first"}, "GatedRepo")
     seen = look_at_hub(MODEL, hub.url)
     assert (seen.found, seen.gated, seen.admitted) == (True, True, False)
-    hub.answers["/auth-check"] = (200, {}, "")
+    hub.responses["/auth-check"] = (200, {}, "")
     assert look_at_hub(MODEL, hub.url).admitted
 
 
 def test_a_gated_model_that_hides_itself(hub: FakeHub) -> None:
-    hub.answers["/revision/main"] = (403, {"error": "ask first"}, "GatedRepo")
+    hub.responses["/revision/main"] = (403, {"error": "ask first"}, "GatedRepo")
     seen = look_at_hub(MODEL, hub.url)
     assert (seen.found, seen.gated, seen.admitted) == (True, True, False)
 
@@ -126,7 +126,7 @@ def write_model(folder: Path, config: dict[str, object], tensors: dict[str, list
     return 8 + len(header)
 
 
-def test_nobody_asks_about_a_model_that_is_here(tmp_path: Path) -> None:
+def test_the_hub_is_not_asked_about_a_local_model(tmp_path: Path) -> None:
     assert ask_hub(Config().model) == Missing("not asked: model.path is not a hub id")
     assert ask_hub(config(model={"path": str(tmp_path)}).model) == Missing("not asked: model.path is not a hub id")
 
@@ -317,7 +317,7 @@ def test_each_key_that_is_named_as_a_remedy_helps() -> None:
         assert host_need(config(batch=batch), SMALL, card=False).total < base
 
 
-def test_long_answers_need_room_for_keys_and_values() -> None:
+def test_long_completions_need_room_for_keys_and_values() -> None:
     tasks, tiny = {"max_prompt_tokens": 256}, {"token_budget": 1, "head_rows": 1}
     short = card_need(config(tasks=tasks, rollout={"max_new_tokens": 64}, batch=tiny), QWEN_15B)
     long = card_need(config(tasks=tasks, rollout={"max_new_tokens": 4096}, batch=tiny), QWEN_15B)
