@@ -11,10 +11,10 @@ import numpy as np
 
 from actor.engines.engine import Completion, Ended, Engine
 from actor.installer import TOLERANCE, Installer
-from actor.scoring.stream import Scorer, Scores
+from actor.scoring.scores import Scorer, Scores
 from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Order, Policy, Timings
-from shared.process.lease import Turns
+from shared.process.lease import ComputeLease
 from shared.run.metrics import peak_memory_mb
 
 Beat = Callable[[str], None]
@@ -27,7 +27,7 @@ class Rollout:
         self,
         engine: Engine,
         scorer: Scorer,
-        turns: Turns,
+        turns: ComputeLease,
         text: Callable[[list[int]], str],
         canary_tolerance: float = TOLERANCE,
     ) -> None:

@@ -24,7 +24,7 @@ from shared.model.base_cache import WEIGHTS, CachedBase, cached_base
 from shared.model.policy import load_policy, pick_device
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.determinism import pin_torch, record
-from shared.process.lease import turns
+from shared.process.lease import lease_for
 
 if TYPE_CHECKING:
     from actor.engines.vllm_options import GiveBack, VLLMOptions
@@ -105,7 +105,7 @@ def serve_or_say_why(link: Link, rollout: Rollout) -> None:
 def serve_orders(config: Config, port: ActorPort, endpoint: str, actor_id: str, lease: Path) -> None:
     """Load, join, serve, leave."""
     device = pick_device(config.compute.device)
-    turn = turns(config.compute, device.type, lease)
+    turn = lease_for(config.compute, device.type, lease)
     # An engine takes its memory while it is built, and vLLM looks at what is free.
     with turn.hold("actor"):
         engine, prompter = build_engine(config)

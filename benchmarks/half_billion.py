@@ -122,7 +122,7 @@ def watched(argv: Sequence[str], log: Path) -> tuple[dict[str, int], float]:
 
 
 def memory_by_role(pid: int) -> dict[str, int]:
-    """Proportional MB now; scoring workers, the zygote and the launcher count in `all` alone."""
+    """Proportional MB now; scoring workers, the fork server and the launcher count in `all` alone."""
     found = dict.fromkeys((*ROLES, "all"), 0.0)
     root = psutil.Process(pid)
     for process in [root, *root.children(recursive=True)]:

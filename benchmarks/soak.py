@@ -27,7 +27,7 @@ from benchmarks.slope import Slope, slope
 from launch.commands.run import make_run
 from launch.supervisor.child import Child
 from launch.supervisor.growing_file import GrowingFile
-from launch.supervisor.starter import ForkedProcess, ZygoteStarter
+from launch.supervisor.starter import ForkedProcess, ForkServerStarter
 from launch.supervisor.topology import process, topology
 from protocol.access.keys import create_actor_key
 from shared.config.load import load_config
@@ -65,7 +65,7 @@ class Crew:
         self.config = config
         self.random = random.Random(seed)
         plan = topology(run.path, config)
-        self.starter = ZygoteStarter(plan.learner.environment, run.logs / "zygote.log")
+        self.starter = ForkServerStarter(plan.learner.environment, run.logs / "fork_server.log")
         self.children = {p.name: Child(p, self.starter) for p in plan.processes}
         self.next_event = 100
         self.counts = {"joined": 0, "killed": 0, "terminated": 0}
@@ -102,7 +102,7 @@ class Crew:
 
     def pids(self) -> dict[str, int]:
         """Those that stay, and the process they were forked from."""
-        found = {"zygote": self.starter.popen.pid}
+        found = {"fork_server": self.starter.popen.pid}
         for name in ("learner", "actor0"):
             started = self.children[name].started
             assert isinstance(started, ForkedProcess)
@@ -163,7 +163,8 @@ class Soak:
         """Of everything that should be flat."""
         whole = [row for row in self.samples if "learner.fds" in row and "actor0.fds" in row]
         steps = [row["step"] for row in whole]
-        bounds = {f"{name}.{what}": bound for name in ("learner", "actor0", "zygote") for what, bound in BOUNDS.items()}
+        names = ("learner", "actor0", "fork_server")
+        bounds = {f"{name}.{what}": bound for name in names for what, bound in BOUNDS.items()}
         bounds |= {"journal_mb": JOURNAL_BOUND_MB, "checkpoints_mb": JOURNAL_BOUND_MB}
         return {name: slope(steps, [row[name] for row in whole], bound) for name, bound in bounds.items()}
 

@@ -19,7 +19,7 @@ from actor.engines.engine import Engine
 from actor.link import Link
 from actor.rollout import Rollout
 from actor.scoring.pool import ScorePool
-from actor.scoring.stream import Scores, Together
+from actor.scoring.scores import Scores, ScoresTogether
 from actor.verifiers.verdict import ScoreJob, Verdict
 from actor.verifiers.verifier import score_job
 from learner.durable.journal import Journal
@@ -34,7 +34,7 @@ from protocol.messages import FilledOrder, Order, Policy, Welcome
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from shared.model.adapter_file import adapter_bytes
 from shared.model.canary import canary_ids, canary_of
-from shared.process.lease import Lease, NoTurns, Turns
+from shared.process.lease import ComputeLease, Lease, NoLease
 
 WELCOME = Welcome(run_id="trust-cost", heartbeat_s=2.0, silence_s=120.0, mark=0)
 
@@ -42,7 +42,7 @@ WELCOME = Welcome(run_id="trust-cost", heartbeat_s=2.0, silence_s=120.0, mark=0)
 class Arm(Protocol):
     """One way of doing a step."""
 
-    turns: Turns
+    turns: ComputeLease
     """Who computes."""
 
     def publish(self, version: int) -> Policy:
@@ -67,7 +67,7 @@ class DirectScorer:
 
     def begin(self) -> Scores:
         """Scored when all are there."""
-        return Together(self.score)
+        return ScoresTogether(self.score)
 
     def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
         """As a worker does it."""
@@ -91,8 +91,8 @@ class Off:
     def __init__(self, model: Model, engine: Engine, actor: ThreadPoolExecutor) -> None:
         self.model = model
         self.actor = actor
-        self.turns: Turns = NoTurns()
-        self.rollout = Rollout(engine, DirectScorer(), NoTurns(), model.prompter.text)
+        self.turns: ComputeLease = NoLease()
+        self.rollout = Rollout(engine, DirectScorer(), NoLease(), model.prompter.text)
         self.rollout.installer = BareInstaller(engine)  # pyright: ignore[reportAttributeAccessIssue]
         self.policy: Policy | None = None
 
@@ -126,7 +126,7 @@ class On:
         keys.mkdir(mode=0o700)
         create_keys(keys)
         self.actor = actor
-        self.turns: Turns = Lease(folder / "lease")
+        self.turns: ComputeLease = Lease(folder / "lease")
         self.journal = Journal.open(folder / "journal")
         self.port = ZmqLearnerPort(local_endpoint(folder), load_learner_keys(keys))
         recorder = JournalRecorder(self.journal, 0, admit=lambda group: kept_samples(group, config))

@@ -72,7 +72,7 @@ def rates(pool: ScorePool, batches: list[list[ScoreJob]]) -> dict[str, float]:
 
 def cpu_s(pool: ScorePool) -> float:
     """Processor seconds of the workers and of this process so far."""
-    workers = psutil.Process(pool.keeper.pid).children()
+    workers = psutil.Process(pool.fork_server.pid).children()
     return time.process_time() + sum(sum(worker.cpu_times()[:2]) for worker in workers)
 
 
@@ -82,10 +82,10 @@ def recovery_ms(kind: VerifierKind, jobs: list[ScoreJob]) -> dict[str, float]:
         found: list[float] = []
         for _ in range(KILLS):
             pool.wait_until_ready()
-            victim = psutil.Process(pool.keeper.pid).children()[0]
+            victim = psutil.Process(pool.fork_server.pid).children()[0]
             os.kill(victim.pid, signal.SIGKILL)
             start = time.monotonic()
-            while victim.pid in (child.pid for child in psutil.Process(pool.keeper.pid).children()):
+            while victim.pid in (child.pid for child in psutil.Process(pool.fork_server.pid).children()):
                 time.sleep(0.0005)
             pool.score(jobs[:WORKERS], lambda: None)
             pool.wait_until_ready()

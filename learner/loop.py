@@ -19,7 +19,7 @@ from learner.quarantine.guard import Guard
 from learner.reports.step_report import Ledger
 from learner.update.batches import Batches
 from learner.update.publisher import Publisher
-from shared.process.lease import Turns
+from shared.process.lease import ComputeLease
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Parts:
     """Parameters to messages."""
     ledger: Ledger
     """Metrics, rollout samples, checkpoints; knows when to stop."""
-    turns: Turns
+    turns: ComputeLease
     """Who computes."""
     evaluations: Schedule = NO_EVALUATIONS
     """Held-out accuracy on the way."""

@@ -33,7 +33,7 @@ from shared.model.canary import canary_ids, canary_of
 from shared.model.policy import Policy, load_policy, pick_device
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.determinism import pin_torch
-from shared.process.lease import turns
+from shared.process.lease import lease_for
 from shared.seeding import derive
 
 
@@ -120,6 +120,6 @@ def build_parts(
         guard=Guard(update, ledger.books, model.config),
         publisher=state.publisher,
         ledger=ledger,
-        turns=turns(model.config.compute, model.policy.device.type, lease),
+        turns=lease_for(model.config.compute, model.policy.device.type, lease),
         evaluations=evaluations,
     )

@@ -1,1 +1,1 @@
-"""Verifiers in worker processes that can be killed."""
+"""Runs verifiers in worker processes that can be killed."""

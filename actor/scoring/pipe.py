@@ -1,13 +1,13 @@
-"""What the pool, the keeper and the scoring workers say to each other, and how it looks in the pipe.
+"""The messages between the pool, the fork server and the scoring workers, and their bytes.
 
-    keeper -> pool    Ended(number, code)                        a worker and all it had started are gone
-    pool -> keeper    StartWorker(number) with three descriptors, KillWorker(number)
-    worker -> pool    Ready, then for each request: Scored once or several times, or Failed
-    pool -> worker    ScoreRequest
+    pool -> fork server    StartWorker(number) with three descriptors, KillWorker(number)
+    fork server -> pool    WorkerExited(number, code)      a worker and all it had started are gone
+    pool -> worker         ScoreCall
+    worker -> pool         Ready, then for each call: Scored once or several times, or Failed
 
-Keeper and pool share a packet socket: one record a packet. A pipe to a worker carries a frame a record: four bytes of
-length, big-endian, then the record as msgpack. What a worker sends is not trusted: a frame has a limit, and the pool
-checks what is in it.
+Fork server and pool share a packet socket: one message per packet. A pipe to a worker carries one frame per message:
+four bytes of length, big-endian, then the message as msgpack. What a worker sends is not trusted: a frame has a limit,
+and the pool checks its content.
 """
 
 import msgspec
@@ -18,61 +18,61 @@ LENGTH_BYTES = 4
 MAX_REPLY_BYTES = 64 << 20
 
 
-class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs to be scored in one call."""
+class ScoreCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs to score in one call of the verifier."""
 
     number: int
-    """Counts the slot's requests; tells a reply from a leftover."""
+    """Counts the calls of this worker's slot, so that a reply can be matched to its call."""
     jobs: list[ScoreJob]
     """At least one."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first thing a worker says."""
+    """The first message of a worker."""
 
     fault: str | None
-    """Why the user's function cannot be used, in one sentence; None if all is well."""
+    """Why the user's function cannot be used, in one sentence; None if it can."""
 
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The verdicts on the next jobs of a request."""
+    """The verdicts on the next jobs of a call."""
 
     number: int
-    """The request's."""
+    """Number of the call."""
     verdicts: list[Verdict]
-    """At least one, in the request's order."""
+    """At least one, in the order of the jobs."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """There are no verdicts: the call failed as a whole."""
+    """The call failed as a whole and has no verdicts."""
 
     number: int
-    """The request's."""
+    """Number of the call."""
     note: str
     """Why, in one sentence."""
-    leaves: bool
-    """The worker is not fit for another call."""
+    exits: bool
+    """Whether the worker exits because it cannot take another call."""
 
 
 class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Start a worker that reads requests from, replies to and prints into the descriptors that come along."""
+    """Start a worker. Its three descriptors come along: for calls, for replies, and for its output."""
 
     number: int
-    """Its name from now on."""
+    """Identifies the worker from now on."""
 
 
 class KillWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """End a worker and all it has started; one that is gone already is no fault."""
+    """End a worker and all it has started. It may already be gone."""
 
     number: int
-    """Which."""
+    """Of the worker."""
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class WorkerExited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A worker is gone, and so is all it had started."""
 
     number: int
-    """Which."""
+    """Of the worker."""
     code: int
     """Its exit code; the negative number of the signal that ended it."""
 
@@ -81,14 +81,14 @@ Reply = Ready | Scored | Failed
 Command = StartWorker | KillWorker
 
 
-def frame(record: ScoreRequest | Reply) -> bytes:
-    """A record as it goes into the pipe."""
-    body = msgspec.msgpack.encode(record)
+def frame(message: ScoreCall | Reply) -> bytes:
+    """The bytes of a message in the pipe."""
+    body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
 def take_body(received: bytearray) -> bytes | None:
-    """Remove the first whole frame from what has been received, and return its body; None if none is whole yet."""
+    """Remove the first complete frame from the buffer and return its body; None if there is none yet."""
     if len(received) < LENGTH_BYTES:
         return None
     end = LENGTH_BYTES + int.from_bytes(received[:LENGTH_BYTES], "big")

@@ -1,25 +1,25 @@
-"""A scoring worker: what a process forked by score_keeper.py does until it is killed.
+"""A scoring worker: runs the verifier in a process forked by fork_server.py, until it is killed.
 
-Requests come in and replies go out on two descriptors that no print reaches and no program started here inherits.
-Standard input is empty; standard output and errors are a pipe that the pool drains, keeping the last lines. The working
-folder, the home folder and the folder for temporary files are one scratch folder that goes when the worker goes.
+Calls come in and replies go out on two descriptors that no print reaches and no program started here inherits. Standard
+input is empty; the pool reads standard output and standard error and keeps the last lines. The working folder, the home
+folder and the folder for temporary files are one scratch folder, which is removed with the worker.
 
-After each call the worker takes back what a function may have left set in its process: alarms, working folder, umask,
-soft limits. What it did to its own modules and to the environment is its own affair.
+After each call the worker resets what a function may have changed in its process: alarms, working folder, umask, soft
+limits. It does not reset the function's own modules or the environment.
 
-Mathematics can take long or crash on one completion, so there each verdict is sent as soon as it is there; other
-verifiers answer a whole call at once. It imports neither torch nor transformers.
+Mathematics can take long or crash on one completion, so the math verifier sends each verdict at once. Other verifiers
+send those of a whole call together. The worker imports neither torch nor transformers.
 
-What a scoring worker may use, as resource limits of its process; whatever it starts inherits them.
+Resource limits of the process, which everything that it starts inherits:
 
     memory      RLIMIT_DATA: the private memory it had when the verifier was loaded, plus verifier.memory_mb.
                 RLIMIT_AS: its address space at that time, plus four times as much: shared mappings, thread stacks
-    files       RLIMIT_FSIZE: one file holds at most verifier.memory_mb; memory file systems count as files
+    files       RLIMIT_FSIZE: one file has at most verifier.memory_mb; memory file systems count as files
     processor   RLIMIT_CPU: for each call verifier.limit_s on every core, and two seconds
     core dumps  none
 
-RLIMIT_DATA and not RLIMIT_AS is the limit proper, because libraries reserve address space that they never use. Each
-process has these limits for itself: a worker that forks gets as much again for each child. Left out on purpose: control
+RLIMIT_DATA is the main limit, not RLIMIT_AS, because libraries reserve address space that they never use. The limits
+apply to each process separately: a worker that forks gets the same again for each child. Left out on purpose: control
 groups, which need rights that an ordinary user rarely has.
 """
 
@@ -34,8 +34,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from actor.scoring.batch import is_one_by_one, runs_functions
-from actor.scoring.pipe import LENGTH_BYTES, Failed, Ready, Reply, Scored, ScoreRequest, frame
+from actor.scoring.job_queue import is_one_by_one, runs_functions
+from actor.scoring.pipe import LENGTH_BYTES, Failed, Ready, Reply, ScoreCall, Scored, frame
 from actor.verifiers.reward_function import CallFailed
 from actor.verifiers.verifier import Scoring
 from shared.config.data import VerifierConfig, VerifierKind
@@ -47,12 +47,11 @@ SPARE_CPU_S = 2
 
 
 def forbid_core_dumps() -> None:
-    """A crash leaves no file."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def limit_memory(memory_mb: int) -> None:
-    """From here on at most so much more than is in use now; 0 sets no limit."""
+    """Allow this much more than is in use now; 0 sets no limit."""
     if not memory_mb:
         return
     more = memory_mb * MIB
@@ -62,33 +61,33 @@ def limit_memory(memory_mb: int) -> None:
 
 
 def limit_cpu(limit_s: float) -> None:
-    """For the call that begins now; the hard limit stays, so that the next call gets its own."""
+    """For the call that starts now. The hard limit stays, so that the next call gets its own limit."""
     allowed = math.ceil(time.process_time() + limit_s * (os.cpu_count() or 1)) + SPARE_CPU_S
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (allowed if hard == resource.RLIM_INFINITY else min(allowed, hard), hard))
 
 
 def lower(which: int, limit: int) -> None:
-    """Soft and hard limit, never above what there is already."""
+    """Set soft and hard limit, but never raise the hard one."""
     _, hard = resource.getrlimit(which)
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(which, (limit, limit))
 
 
 def mapped_bytes(name: str) -> int:
-    """One line of this process's memory figures."""
+    """One of this process's memory figures, by its name in /proc/self/status."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:
         line = next(line for line in status if line.startswith(name + ":"))
     return int(line.split()[1]) * 1024
 
 
-REQUESTS, REPLIES = 3, 4
+CALLS, REPLIES = 3, 4
 FOR_THE_USER_ONLY = 0o077
 SOFT_LIMITS = (resource.RLIMIT_DATA, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 
 
 def preload(kind: VerifierKind) -> None:
-    """Import what is slow to import, once, in the keeper."""
+    """Import what is slow to import, once, in the fork server."""
     if kind == "math":
         from actor.verifiers.math_equality import warm_up
 
@@ -96,43 +95,43 @@ def preload(kind: VerifierKind) -> None:
 
 
 def work(verifier: VerifierConfig, folder: Path) -> None:
-    """Load the verifier, say so, then answer requests until there are no more."""
-    requests, replies = os.fdopen(REQUESTS, "rb"), os.fdopen(REPLIES, "wb")
+    """Load the verifier, report the result, then score calls until the pool closes the pipe."""
+    calls, replies = os.fdopen(CALLS, "rb"), os.fdopen(REPLIES, "wb")
     forbid_core_dumps()
     os.umask(FOR_THE_USER_ONLY)
     os.environ |= {"HOME": str(folder), "TMPDIR": str(folder)}
     try:
-        # Still in the actor's working folder: that is where a relative path of the user begins.
+        # Before the change of folder: relative paths of the user start at the actor's working folder.
         scoring = Scoring(verifier)
     except RewardError as error:
-        say(replies, Ready(fault=str(error)))
+        send(replies, Ready(fault=str(error)))
         return
     os.chdir(folder)
     limit_memory(verifier.memory_mb)
     soft_limits = {which: resource.getrlimit(which)[0] for which in SOFT_LIMITS}
-    say(replies, Ready(fault=None))
-    while (request := next_request(requests)) is not None:
-        for reply in answers(verifier, scoring, request):
+    send(replies, Ready(fault=None))
+    while (call := next_call(calls)) is not None:
+        for reply in score(verifier, scoring, call):
             if runs_functions(verifier):
-                take_back(folder, soft_limits)
-            say(replies, reply)
-            if isinstance(reply, Failed) and reply.leaves:
+                reset(folder, soft_limits)
+            send(replies, reply)
+            if isinstance(reply, Failed) and reply.exits:
                 return
 
 
-def answers(verifier: VerifierConfig, scoring: Scoring, request: ScoreRequest) -> Iterator[Reply]:
-    """One for the whole call, or one a job; `is_one_by_one` says which."""
-    calls = [[job] for job in request.jobs] if is_one_by_one(verifier) else [request.jobs]
+def score(verifier: VerifierConfig, scoring: Scoring, call: ScoreCall) -> Iterator[Reply]:
+    """One reply for the whole call, or one per job; `is_one_by_one` says which."""
+    parts = [[job] for job in call.jobs] if is_one_by_one(verifier) else [call.jobs]
     try:
-        for jobs in calls:
+        for jobs in parts:
             limit_cpu(verifier.limit_s)
-            yield Scored(number=request.number, verdicts=scoring.score(jobs))
+            yield Scored(number=call.number, verdicts=scoring.score(jobs))
     except CallFailed as failure:
-        yield Failed(number=request.number, note=str(failure), leaves=failure.out_of_memory)
+        yield Failed(number=call.number, note=str(failure), exits=failure.out_of_memory)
 
 
-def take_back(folder: Path, soft_limits: dict[int, int]) -> None:
-    """What a call may have left set and the next one must not suffer from."""
+def reset(folder: Path, soft_limits: dict[int, int]) -> None:
+    """Undo what a call may have changed in the process, before the next call."""
     signal.alarm(0)
     os.umask(FOR_THE_USER_ONLY)
     os.chdir(folder)
@@ -141,15 +140,14 @@ def take_back(folder: Path, soft_limits: dict[int, int]) -> None:
         resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
-def next_request(requests: BinaryIO) -> ScoreRequest | None:
-    """The next request; None when the pool has closed the pipe."""
-    length = requests.read(LENGTH_BYTES)
+def next_call(calls: BinaryIO) -> ScoreCall | None:
+    """None when the pool has closed the pipe."""
+    length = calls.read(LENGTH_BYTES)
     if len(length) < LENGTH_BYTES:
         return None
-    return msgspec.msgpack.decode(requests.read(int.from_bytes(length, "big")), type=ScoreRequest)
+    return msgspec.msgpack.decode(calls.read(int.from_bytes(length, "big")), type=ScoreCall)
 
 
-def say(replies: BinaryIO, record: Reply) -> None:
-    """Hand one record to the pool."""
-    replies.write(frame(record))
+def send(replies: BinaryIO, reply: Reply) -> None:
+    replies.write(frame(reply))
     replies.flush()

@@ -1,6 +1,6 @@
 r"""Whether two formulas have one value: by our own reader where it suffices, else with math-verify's and sympy.
 
-This is the only file that imports those two, and only scoring workers and their keeper import it. Theirs takes
+This is the only file that imports those two, and only scoring workers and their fork server import it. Theirs takes
 milliseconds a formula and reads `(2)(3)` as 5; ours (formula.py) takes a tenth of one and gives way where it is unsure.
 
     what may be written   listed LaTeX commands; bounded length, digits and exponents, no tower of numbers, factorials

@@ -23,7 +23,7 @@ from itertools import combinations
 from actor.engines.engine import Engine
 from actor.rollout import Rollout
 from actor.scoring.pool import ScorePool
-from actor.scoring.stream import Scorer, Scores, score_all
+from actor.scoring.scores import Scorer, Scores, score_all
 from actor.verifiers.verdict import ScoreJob, Verdict
 from actor.wiring import build_engine
 from learner.evaluation.evaluate import Votes
@@ -33,7 +33,7 @@ from protocol.outcome import Outcome
 from shared.config.data import VerifierKind
 from shared.config.tree import Config
 from shared.model.prompt import Prompter
-from shared.process.lease import NoTurns
+from shared.process.lease import NoLease
 
 Heard = dict[tuple[str, tuple[int, ...]], str | None]
 """Question and tokens of an answer -> its vote."""
@@ -105,7 +105,7 @@ def local_actor(config: Config) -> Iterator[LocalActor]:
     pool = ScorePool(config.verifier)
     ballots = Ballots(pool, config.verifier.kind)
     try:
-        rollout = Rollout(engine, ballots, NoTurns(), prompter.text)
+        rollout = Rollout(engine, ballots, NoLease(), prompter.text)
         yield LocalActor(engine=engine, ballots=ballots, rollout=rollout, prompter=prompter)
     finally:
         pool.close()

@@ -7,7 +7,7 @@ from launch.display.next_command import next_command
 from launch.display.report import print_report
 from launch.display.screens import screen
 from launch.supervisor.restarts import Patience
-from launch.supervisor.starter import FreshStarter, Starter, ZygoteStarter
+from launch.supervisor.starter import ForkServerStarter, FreshStarter, Starter
 from launch.supervisor.supervise import Supervisor
 from launch.supervisor.topology import Topology, topology
 from shared.config.tree import Config
@@ -34,4 +34,4 @@ def starter_for(plan: Topology) -> Starter:
     """Forking what is loaded already, where a fork is safe."""
     if sys.platform != "linux":
         return FreshStarter()
-    return ZygoteStarter(plan.learner.environment, plan.learner.log.with_name("zygote.log"))
+    return ForkServerStarter(plan.learner.environment, plan.learner.log.with_name("fork_server.log"))

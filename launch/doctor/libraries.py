@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 from packaging.requirements import Requirement
 
-from actor.scoring.keeper_process import environment
+from actor.scoring.fork_server_process import environment
 from launch.doctor.finding import Missing
 from launch.doctor.probe import ProbeOutput, run_probe
 from shared.config.data import VerifierConfig

@@ -1,1 +1,1 @@
-"""Starts the processes of a run, restarts actors, ends everything together."""
+"""Starts the processes of a run, restarts actors, and ends all processes together."""

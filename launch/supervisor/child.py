@@ -1,17 +1,11 @@
-"""One child process of a run and its log; starter.py says how it comes to be.
+"""One child process of a run, with its log and its stacks; starter.py starts it.
 
-Its own session keeps the terminal's Ctrl-C away from it: only the launcher is interrupted, and decides. Its process
-group is also how whatever it started itself (verifier workers) is stopped with it. The child ties its life to the one
-that started it (`shared/process/parent_death.py`), which holds even if the launcher is killed without a chance to clean
-up.
+The child has its own session, so that the terminal's Ctrl-C reaches only the launcher, which decides what to do. With
+its process group, what the child has started (verifier workers) is killed too. The child is tied to the process that
+started it (`shared/process/parent_death.py`), so it also ends if the launcher is killed and cannot clean up.
 
-Whether a process has been stopped (SIGSTOP): it lives, and does nothing.
-
-Where the processes of a run stand, written down before any of them is killed.
-
-A process answers SIGUSR1 with its stacks (shared/process/watchdog.py). Read the files of both side by side: a stall has
-two
-ends.
+A process writes its stacks on SIGUSR1 (shared/process/watchdog.py). The launcher asks for them before it kills a
+process that is stuck. Compare the files of learner and actor: a stall has two sides.
 """
 
 import signal
@@ -26,27 +20,27 @@ from shared.process.watchdog import ASK, FIRED
 from shared.run.files import open_log
 
 WRITING_S = 2.0
-"""At most this long is waited for stacks."""
+"""Longest wait for stacks."""
 LOOK_EVERY_S = 0.05
 
 
 class Stacks:
-    """The stacks of one process, in its present life."""
+    """The file with the stacks of one process since its last start."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.start = self.size()
 
     def size(self) -> int:
-        """Bytes in the file, those of earlier lives included."""
+        """Size of the file in bytes, earlier starts included."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def is_open(self) -> bool:
-        """Whether the process is ready to be asked."""
+        """Whether the process can be asked for its stacks."""
         return self.size() > self.start
 
-    def hold_a_stall(self) -> bool:
-        """Whether the process ended itself because it made no progress."""
+    def show_no_progress(self) -> bool:
+        """Whether the watchdog ended the process because it made no progress."""
         if not self.is_open():
             return False
         with self.path.open("rb") as file:
@@ -54,7 +48,7 @@ class Stacks:
             return any(line.startswith(FIRED.encode()) for line in file)
 
     def wait_for_more(self, before: int) -> None:
-        """Until stacks have been written: the file has grown and grows no more. Not for ever."""
+        """Wait until the file has grown and stops growing, for at most WRITING_S."""
         deadline = time.monotonic() + WRITING_S
         sizes = [before]
         while time.monotonic() < deadline and not (sizes[-1] > before and sizes[-1] == sizes[-2]):
@@ -68,7 +62,7 @@ class Child:
     def __init__(self, process: Process, starter: Starter) -> None:
         self.process = process
         with open_log(process.log, "ab") as log:
-            # Earlier lives of this process wrote here too; only what this one says is ours.
+            # The log may start with the output of earlier starts, which does not count.
             self.output_start = log.tell()
             self.output = GrowingFile(process.log, self.output_start)
             self.stacks = Stacks(process.stacks)
@@ -78,12 +72,11 @@ class Child:
 
     @property
     def name(self) -> str:
-        """`learner` or `actor0`."""
         return self.process.name
 
     @property
     def pid(self) -> int | None:
-        """Process id; None before it has one."""
+        """None before it has one."""
         return self.started.pid
 
     def exit_code(self) -> int | None:
@@ -91,7 +84,7 @@ class Child:
         return self.started.exit_code()
 
     def stopped_s(self) -> float | None:
-        """For how long it has been seen to be stopped (SIGSTOP); None if it is not."""
+        """Seconds since it was first seen stopped (SIGSTOP); None if it is not stopped."""
         if self.pid is None or not is_stopped(self.pid):
             self.stopped_at = None
             return None
@@ -99,8 +92,8 @@ class Child:
         return time.monotonic() - self.stopped_at
 
     def write_stacks(self) -> None:
-        """Have it say where it stands, if it still can; a stopped process can once it is continued."""
-        # A process that is still loading would die of the signal: its own line is not in the file yet.
+        """Ask it for its stacks. A stopped process is continued, since it could not write them otherwise."""
+        # The signal would kill a process that is still loading. Then its first line is not in the file yet.
         if self.exit_code() is None and self.stacks.is_open():
             before = self.stacks.size()
             self.started.send_signal(ASK)
@@ -108,9 +101,9 @@ class Child:
             self.stacks.wait_for_more(before)
 
     def ask_to_stop(self) -> None:
-        """SIGTERM to the process alone: it may still need what it started in order to finish."""
+        """SIGTERM to the process only: it may need what it has started in order to finish."""
         self.started.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the whole process group, also after the process itself is gone."""
+        """SIGKILL to the whole process group, even if the process itself has ended."""
         self.started.kill_group()

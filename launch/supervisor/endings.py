@@ -1,10 +1,12 @@
-"""What a process's end means: the user's mistake in one sentence, or a crash with the last words of its log.
+"""Explains why a process ended: a user error in one sentence, a crash with the last lines of its log, or a stall.
 
-A process that stood still or waited in vain: the words for it, and the stacks of all before anything is killed.
+    exit code 2                 a user error: its sentence, from the log
+    exit code 1, no progress    the watchdog ended it and wrote its stacks (shared/process/watchdog.py)
+    exit code 1, silent peer    it waited too long for its peer and wrote one sentence about it
+    stopped (SIGSTOP)           only its parent can see that; an actor is replaced, a learner ends the run
+    anything else               a crash
 
-stopped (SIGSTOP)        only its parent can tell; an actor is replaced, a learner ends the run
-no progress              it ended itself (shared/process/watchdog.py); its stacks lie there already
-heard nothing of a peer  it said so in one sentence and ended; both ends are worth a look
+Before a stalled run ends, all processes write their stacks.
 """
 
 import shutil
@@ -18,58 +20,55 @@ from shared.process.children import how_it_ended
 
 PREFIX = "error: "
 GAVE_UP = 1
-"""Exit code of a process whose watchdog ran out, or whose peer fell silent. Crashes share it."""
+"""Exit code after no progress or after a silent peer. Crashes have it too."""
+USER_ERROR = 2
+"""Exit code of a process that wrote `error: ...` about something the user can fix."""
+SHOWN_LINES = 15
 
 
-def stall(child: Child, code: int) -> str:
-    """How a process that stood still or waited in vain came to its end; empty if it ended in another way."""
+def stall_sentence(child: Child, code: int) -> str:
+    """Why a process ended that made no progress or whose peer was silent; empty if it ended for another reason."""
     if code != GAVE_UP:
         return ""
-    if child.stacks.hold_a_stall():
+    if child.stacks.show_no_progress():
         return f"{child.name} made no progress within link.silence_s and ended itself"
     said = last_lines(child.process.log, 1, child.output_start)
     return f"{child.name}: {said[0].removeprefix(PREFIX).rstrip('.')}" if said and said[0].startswith(PREFIX) else ""
 
 
-def stopped(child: Child, seconds: float) -> str:
-    """The sentence about a process that somebody stopped."""
+def stopped_sentence(child: Child, seconds: float) -> str:
     return f"{child.name} (process {child.pid}) was stopped (SIGSTOP) for {seconds:.1f} s"
 
 
-def stalled(sentence: str, steps_done: int, children: Sequence[Child]) -> ProcessFailed:
-    """The error that ends a run, after all processes have said where they stand."""
+def stall_error(sentence: str, steps_done: int, children: Sequence[Child]) -> ProcessFailed:
+    """The error that ends a stalled run. All processes write their stacks first."""
     for child in children:
         child.write_stacks()
     files = ", ".join(str(child.process.stacks) for child in children if child.process.stacks.exists())
     return ProcessFailed(
-        f"after step {steps_done}, {sentence}." + (f" Where each process stood: {files}" if files else "")
+        f"after step {steps_done}, {sentence}." + (f" Stacks of each process: {files}" if files else "")
     )
 
 
-USER_ERROR = 2
-"""Exit code of a process that said `error: ...` about something the user can mend."""
-SHOWN_LINES = 15
-
-
 def failure(child: Child, code: int, steps_done: int) -> UserError | ProcessFailed:
-    """The exception to raise for a child that failed."""
+    """The error that ends the run when a child has failed."""
     lines = last_lines(child.process.log, SHOWN_LINES, child.output_start)
     sentences = [line.removeprefix(PREFIX) for line in lines if line.startswith(PREFIX)]
     if code == USER_ERROR and sentences:
         return UserError(sentences[-1])
     if code == USER_ERROR:
-        return UserError(unsaid(child))
+        return unwritable_log_error(child)
     shown = "\n".join(f"  {child.name} | {line}" for line in lines) or "  (it said nothing)"
     return ProcessFailed(
         f"{child.name} {how_it_ended(code)} after step {steps_done}; the end of {child.process.log}:\n{shown}"
     )
 
 
-def unsaid(child: Child) -> str:
-    """It had something to say and could not write it: a log lies on the run's own disk."""
+def unwritable_log_error(child: Child) -> UserError:
+    """For exit code 2 without a sentence: the log could not be written, probably because the disk is full."""
     log = child.process.log
     free = shutil.disk_usage(log.parent).free
-    return (
-        f"{child.name} stopped over something that can be mended, but {log} could not take its sentence; that disk has "
-        f"{free >> 10} KiB free: make room there (or make it writable again), then use `resume`."
+    return UserError(
+        f"{child.name} stopped because of something that you can fix, but could not write the reason to {log}; that "
+        f"disk has {free >> 10} KiB free: make room there (or make it writable again), then use `resume`."
     )

@@ -1,17 +1,19 @@
-"""The process that learner and actor are forked from: it has imported what both need, and then only waits.
+"""The fork server of a run: it imports what learner and actor need, then forks them on request.
 
     python -m launch.supervisor.fork_server FD        FD: a socket of packets, one JSON object each
 
     to it      {child, argv, environment, log}      start `python -m MODULE ...`, output to the log
-    from it    {child, pid}                         born
+    from it    {child, pid}                         started
                {child, code}                        ended; minus the signal number if a signal ended it
 
-A fork shares memory until it is written to, so the libraries are in memory once. The zygote computes nothing, opens no
-device and has one thread: what it forks is as good as new. It ends when its socket closes, however that came about,
-and ends its children before. What they leave behind, in whatever session, becomes its own and is ended too.
-SIGINT, SIGTERM and SIGHUP may go to every process of a run (systemd, a batch system, a logout), and without a zygote
-the learner would die before its step is finished. So it is started with them blocked, and its children unblock them:
-that way none is lost that was meant for a child.
+Forked processes share memory until they write to it, so the libraries are in memory once. The fork server computes
+nothing, opens no device and has one thread, so its children start from a clean state. When its socket closes, for any
+reason, it kills its children and ends. It adopts and ends the processes that its children leave behind, in any session.
+SIGINT, SIGTERM and SIGHUP may go to every process of a run (systemd, a batch system, a logout), and without its fork
+server the learner would die before its step is finished. So the fork server is started with these signals blocked, and
+its children unblock them. That way no signal meant for a child is lost.
+The scoring workers have a fork server of their own (actor/scoring/fork_server.py): it runs inside the actor's
+environment allow-list, passes descriptors and kills on command. Both use shared/process/children.py.
 Left out on purpose: systems other than Linux, whose libraries do not all survive a fork.
 """
 
@@ -22,7 +24,6 @@ import selectors
 import signal
 import socket
 import sys
-import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,32 +31,30 @@ from typing import Any, NoReturn
 
 from setproctitle import getproctitle, setproctitle
 
-from shared.process.children import adopt_orphans, end_trees, strays
+from shared.process.children import adopt_orphans, end_strays, reap_strays
 from shared.process.entry_point import keep_to_itself
 from shared.process.parent_death import PARENT_PID, die_with_parent, outlive_parent
 
 MAX_MESSAGE_BYTES = 65_536
 LOOK_EVERY_S = 1.0
 STRAYS_GRACE_S = 1.0
-"""The keeper of the scoring workers needs a moment to end them and to remove its folder."""
-STRAYS_TICK_S = 0.02
-STRAYS_LIMIT_S = 5.0
+"""The fork server of the scoring workers needs a moment to end them and to remove its folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Role:
-    """What a forked child is to be."""
+class ChildProgram:
+    """What a forked child runs."""
 
     argv: list[str]
     """`python -m MODULE ...`"""
     environment: dict[str, str]
-    """Set on top of the zygote's own."""
+    """Added to the fork server's own."""
     log: str
-    """Takes stdout and stderr."""
+    """File for stdout and stderr."""
 
 
-class Zygote:
-    """Forks on request and tells how its children end."""
+class ForkServer:
+    """Forks on request and reports how its children end."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
@@ -63,90 +62,75 @@ class Zygote:
         self.selector.register(control, selectors.EVENT_READ)
         self.alive: set[int] = set()
 
-    def serve(self) -> Role | None:
-        """Returns None when the launcher has gone and, in a child, what this process now is."""
+    def serve(self) -> ChildProgram | None:
+        """Returns twice over: None in the fork server once the launcher has gone, and in each child its program."""
         while True:
-            collect_strays(self.alive)
+            reap_strays(self.alive)
             for key, _ in self.selector.select(LOOK_EVERY_S):
                 if key.data is not None:
-                    self.collect(key.fd, *key.data)
-                elif not (packet := self.hear()):
+                    self.handle_exit(key.fd, *key.data)
+                elif not (packet := self.receive()):
                     return self.end_all()
-                elif (role := self.fork(json.loads(packet))) is not None:
-                    return role
+                elif (program := self.fork(json.loads(packet))) is not None:
+                    return program
 
-    def fork(self, request: dict[str, Any]) -> Role | None:
-        """The role, in the child."""
+    def fork(self, request: dict[str, Any]) -> ChildProgram | None:
+        """Returns the program in the child, None in the fork server."""
         child = request.pop("child")
-        zygote = os.getpid()
+        server_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self.forget()
-            os.environ[PARENT_PID] = str(zygote)
-            return Role(**request)
+            self.close_inherited()
+            os.environ[PARENT_PID] = str(server_pid)
+            return ChildProgram(**request)
         self.alive.add(pid)
         self.selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (child, pid))
-        self.tell(child=child, pid=pid)
+        self.send(child=child, pid=pid)
         return None
 
-    def collect(self, pidfd: int, child: int, pid: int) -> None:
-        """A child has ended. Its group goes first: until it is collected, its process id can be nobody else's."""
+    def handle_exit(self, pidfd: int, child: int, pid: int) -> None:
+        """A child has ended: end its group and what it left behind, then report its exit code."""
         self.selector.unregister(pidfd)
         os.close(pidfd)
-        # One that ended before it had a session of its own has no group either.
+        # The group first: until the child is reaped, no other process can get its id.
+        # A child that ended before it had its own session has no group.
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         self.alive.remove(pid)
-        end_strays(self.alive)
-        self.tell(child=child, code=os.waitstatus_to_exitcode(status))
+        end_strays(self.alive, STRAYS_GRACE_S)
+        self.send(child=child, code=os.waitstatus_to_exitcode(status))
 
-    def tell(self, **news: int) -> None:
-        """One packet to the launcher, if it is still there; if not, that is noticed next."""
+    def send(self, **message: int) -> None:
+        # If the launcher has gone, the next receive notices it.
         with suppress(BrokenPipeError, ConnectionResetError):
-            self.control.send(json.dumps(news).encode())
+            self.control.send(json.dumps(message).encode())
 
-    def hear(self) -> bytes:
-        """One packet; empty if the launcher has gone, perhaps without having read all news."""
+    def receive(self) -> bytes:
+        """One packet; empty if the launcher has gone."""
+        # A reset: the launcher closed its end before it had read all messages.
         with suppress(ConnectionResetError):
             return self.control.recv(MAX_MESSAGE_BYTES)
         return b""
 
     def end_all(self) -> None:
-        """Children first: most of what they started ends with them, and clears up."""
+        """Kill the children first: most of what they started ends with them and cleans up."""
         for pid in self.alive:
             os.kill(pid, signal.SIGKILL)
         for pid in self.alive:
             os.waitpid(pid, 0)
-        end_strays(set())
+        end_strays(set(), STRAYS_GRACE_S)
 
-    def forget(self) -> None:
-        """A child has no part in the zygote's conversations."""
+    def close_inherited(self) -> None:
+        """In a child: close the fork server's descriptors."""
         for key in list(self.selector.get_map().values()):
             os.close(key.fd)
         self.control.detach()
         self.selector.close()
 
 
-def end_strays(known: set[int]) -> None:
-    """Whoever has not gone by itself after a moment is killed, with all below it."""
-    began = time.monotonic()
-    while (left := strays(known)) and time.monotonic() - began < STRAYS_LIMIT_S:
-        if time.monotonic() - began > STRAYS_GRACE_S:
-            end_trees(left)
-        time.sleep(STRAYS_TICK_S)
-        collect_strays(known)
-
-
-def collect_strays(known: set[int]) -> None:
-    """Those that have ended; how the known ones end is for `collect` to see."""
-    with suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in known:
-            os.waitpid(ended.si_pid, 0)
-
-
 def preload() -> None:
-    """What learner and actor import; frozen, so that collecting garbage does not copy shared pages."""
+    """Import what learner and actor need. Frozen, so that garbage collection does not write to shared pages."""
     import actor.wiring  # noqa: F401
     import learner.session  # noqa: F401
 
@@ -154,33 +138,33 @@ def preload() -> None:
     gc.freeze()
 
 
-def become(role: Role) -> int:
-    """Run the module's `start` as this process; returns its exit code."""
+def run_program(program: ChildProgram) -> int:
+    """Run the module's `start` in this process; returns its exit code."""
     os.setsid()
-    log = os.open(role.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    log = os.open(program.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.environ.update(role.environment)
-    setproctitle(title(role.argv))
-    module, *words = role.argv[2:]
+    os.environ.update(program.environment)
+    setproctitle(title(program.argv))
+    module, *arguments = program.argv[2:]
     if module == "learner":
         from learner.__main__ import start
     else:
         from actor.__main__ import start
-    return start(words)
+    return start(arguments)
 
 
 def title(argv: list[str]) -> str:
-    """What `ps` shows. A path may hold bytes that are no text, which setproctitle does not take."""
+    """What `ps` shows. A path may contain bytes that are not text, which setproctitle does not accept."""
     return os.fsencode(" ".join(argv)).decode(errors="replace")
 
 
-def live(role: Role) -> NoReturn:
-    """To the end, without Python's own clearing up there, which would touch every shared page and so copy it."""
+def run_and_exit(program: ChildProgram) -> NoReturn:
+    """Skips Python's cleanup at exit, which would write to every shared page and so copy it."""
     code = 1
     try:
-        code = become(role)
+        code = run_program(program)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:
@@ -192,19 +176,20 @@ def live(role: Role) -> NoReturn:
 
 
 def main(descriptor: int) -> int:
-    """The zygote's life, or that of one of its children."""
-    # A first call measures the room for a title, which is whole only while the environment is untouched.
+    """Both the fork server and its children run in here."""
+    # The first call measures the space for a title, which is complete only while the environment is unchanged.
     getproctitle()
     die_with_parent()
     keep_to_itself()
     preload()
     adopt_orphans()
+    # From now on the closed socket ends it, so that it can end its children first.
     outlive_parent()
-    role = Zygote(socket.socket(fileno=descriptor)).serve()
-    if role is None:
+    program = ForkServer(socket.socket(fileno=descriptor)).serve()
+    if program is None:
         return 0
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    live(role)
+    run_and_exit(program)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Reads a file that another process appends to, one whole line at a time.
 
-A last line without its newline is still being written (or was torn by a crash) and waits for the next call.
-A file that was replaced or became shorter is read from its start again, and counted as a new generation.
+A last line without its newline is still being written (or was torn by a crash) and is left for the next call.
+A file that was replaced or became shorter is read from its start again and counts as a new generation.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class GrowingFile:
-    """A position in a file that grows."""
+    """A file and how far it has been read."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
         self.path = path
@@ -18,7 +18,7 @@ class GrowingFile:
         self.generation = 0
 
     def new_lines(self) -> list[str]:
-        """Whole lines since the last call."""
+        """Whole lines written since the last call."""
         if not self.path.is_file():
             return []
         with self.path.open("rb") as file:
@@ -29,7 +29,7 @@ class GrowingFile:
         return whole.decode(errors="replace").split("\n") if newline else []
 
     def notice_replacement(self, state: os.stat_result) -> None:
-        """A resumed run drops rows by writing the file anew under the same name."""
+        """A resumed run drops rows by writing a new file under the same name."""
         if self.inode not in (0, state.st_ino) or state.st_size < self.position:
             self.position = 0
             self.generation += 1
@@ -37,10 +37,10 @@ class GrowingFile:
 
 
 def last_lines(path: Path, count: int, start: int = 0) -> list[str]:
-    """The end of a file, torn line included, not reaching back beyond byte `start`."""
+    """The last lines of a file after byte `start`, a torn line included."""
     if not path.is_file():
         return []
     with path.open("rb") as file:
-        # Far enough back for `count` lines of any sensible length.
+        # Far enough back for `count` lines of usual length.
         file.seek(max(start, file.seek(0, 2) - 4096 * count))
         return file.read().decode(errors="replace").splitlines()[-count:]

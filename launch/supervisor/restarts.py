@@ -1,4 +1,7 @@
-"""When a dead actor is started again: after a pause that doubles, and only so often without a step in between."""
+"""Decides when a dead actor is started again: after a pause that doubles with each death, and up to a limit.
+
+A step of the learner resets the count of deaths.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -6,24 +9,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long, how often."""
+    """The supervisor's time limits and its limit on restarts."""
 
     tick_s: float = 0.1
-    """Between two looks at the processes."""
+    """Time between two checks of the processes."""
     silence_s: float = 120.0
-    """A process that was stopped for longer is given up; as `link.silence_s`, after which its peer does so."""
+    """A process that is stopped for longer is given up. Same value as `link.silence_s`, when its peer gives it up."""
     grace_s: float = 10.0
-    """An actor that was asked to stop is killed after this."""
+    """An actor that was asked to stop is killed after this time."""
     restarts: int = 5
-    """Of one actor, without a step in between."""
+    """Most restarts of one actor without a step in between."""
     pause_s: float = 0.5
-    """Before the first restart; doubles with each."""
+    """Pause before the first restart; doubles with each."""
     farewell_s: float = 10.0
-    """An actor that exits 0 was sent home, so the learner should end too; after this long it is started again."""
+    """An actor exits 0 when the learner ends. If the learner still runs after this time, the actor is started again."""
 
 
 class Restarts:
-    """Counts deaths and knows when each dead actor is due."""
+    """Counts deaths and plans the restart of each dead actor."""
 
     def __init__(self, patience: Patience) -> None:
         self.patience = patience
@@ -31,12 +34,12 @@ class Restarts:
         self.due: dict[str, float] = {}
         self.steps_done = 0
 
-    def noticed(self, name: str) -> bool:
-        """Whether this death is already waiting for its restart."""
+    def is_planned(self, name: str) -> bool:
+        """Whether this actor is waiting for its restart."""
         return name in self.due
 
     def plan(self, name: str, code: int, now: float) -> bool:
-        """Set the time of the restart; False when it died too often. An exit with 0 is no failure."""
+        """Set the time of the restart; False if it died too often. An exit with code 0 is not a failure."""
         if code == 0:
             self.due[name] = now + self.patience.farewell_s
             return True
@@ -45,14 +48,14 @@ class Restarts:
         return self.deaths[name] <= self.patience.restarts
 
     def take_due(self, name: str, now: float) -> bool:
-        """Whether it is time; if so, the wait is over."""
+        """Whether it is time for the restart; if so, the plan is removed."""
         if now < self.due[name]:
             return False
         del self.due[name]
         return True
 
-    def steps(self, done: int) -> None:
-        """A finished step proves the actors are well: deaths before it are forgiven."""
+    def count_steps(self, done: int) -> None:
+        """A finished step shows that the actors work, so earlier deaths no longer count."""
         if done > self.steps_done:
             self.steps_done = done
             self.deaths.clear()

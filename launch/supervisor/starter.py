@@ -1,11 +1,11 @@
-"""How a process of a run comes to be: as a new Python, or forked off one that has imported everything already.
+"""Starts the processes of a run: with a new Python interpreter, or as a fork of one that has imported everything.
 
-    fresh    a new interpreter; works everywhere
-    forked   Linux: off the zygote (zygote.py), which holds the libraries that learner and actor share. Their 250 MB of
-             memory are there once instead of twice, and an actor that died is back in a fraction of a second
+    fresh    a new interpreter; works on every system
+    forked   Linux: a fork of the fork server (fork_server.py), which has loaded the libraries of learner and actor.
+             Their 250 MB are in memory once instead of twice, and a dead actor is back in a fraction of a second
 
-Either way the process has its own session, its output in its log file, and dies with whoever started it. Its group is
-ended before it is collected: from then on its process id may be somebody else's.
+Either way the process has its own session, writes to its log file, and dies with the process that started it. Its group
+is killed before it is reaped: after that, another process may get the same id.
 """
 
 import json
@@ -28,17 +28,17 @@ from shared.run.files import open_log
 
 MAX_MESSAGE_BYTES = 65_536
 SHOWN_LINES = 15
-CLEARING_S = 15.0
-"""The zygote needs a moment if it has strays to end; one that needs longer is killed."""
+CLEANUP_S = 15.0
+"""Time for the fork server to end its strays. After that it is killed."""
 LISTEN_S = 1.0
 
 
 class Started(Protocol):
-    """A process that was started."""
+    """A started process."""
 
     @property
     def pid(self) -> int | None:
-        """None until it has one."""
+        """None before it has one."""
         ...
 
     def exit_code(self) -> int | None:
@@ -46,11 +46,11 @@ class Started(Protocol):
         ...
 
     def send_signal(self, number: int) -> None:
-        """To the process alone."""
+        """Send it to the process only; does nothing if it has ended."""
         ...
 
     def kill_group(self) -> None:
-        """SIGKILL to all of its process group, also after the process itself is gone; returns when it is."""
+        """SIGKILL to its process group, even if the process itself has ended. Returns when the process is gone."""
         ...
 
 
@@ -58,27 +58,26 @@ class Starter(Protocol):
     """Starts processes."""
 
     def start(self, process: Process, log: IO[bytes]) -> Started:
-        """Begin; does not wait until it runs."""
+        """Start a process; does not wait until it runs."""
         ...
 
     def close(self) -> None:
-        """Nothing is started any more."""
+        """After this, nothing can be started."""
         ...
 
 
 class FreshStarter:
-    """A new interpreter for each."""
+    """Starts a new interpreter for each process."""
 
     def start(self, process: Process, log: IO[bytes]) -> Started:
-        """Fork and exec."""
         return FreshProcess(process, log)
 
     def close(self) -> None:
-        """Nothing is held."""
+        pass
 
 
 class FreshProcess:
-    """A child of this process."""
+    """A child of the launcher."""
 
     def __init__(self, process: Process, log: IO[bytes]) -> None:
         self.popen = subprocess.Popen(
@@ -92,40 +91,38 @@ class FreshProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child."""
         return self.popen.pid
 
     def exit_code(self) -> int | None:
-        """Collects it once it has ended, after its group."""
+        # WNOWAIT: look without reaping, so that the group can be killed first.
         ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
         if self.popen.returncode is None and os.waitid(os.P_PID, self.pid, ended):
             self.kill_group()
         return self.popen.returncode
 
     def send_signal(self, number: int) -> None:
-        """Nothing, if it has ended."""
         if self.exit_code() is None:
             os.kill(self.pid, number)
 
     def kill_group(self) -> None:
-        """The group has the process's id. Nothing, if it was collected."""
+        # The group has the id of the process, which is valid until it is reaped.
         if self.popen.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.popen.wait()
 
 
-class ZygoteStarter:
-    """Asks the zygote to fork."""
+class ForkServerStarter:
+    """Asks the fork server to fork."""
 
-    def __init__(self, environment: dict[str, str], log: Path, clearing_s: float = CLEARING_S) -> None:
-        """clearing_s: how long it may take to end what it started."""
+    def __init__(self, environment: dict[str, str], log: Path, cleanup_s: float = CLEANUP_S) -> None:
+        """cleanup_s: time for the fork server to end what it has started."""
         opened = open_log(log, "wb")
         self.log = log
-        self.clearing_s = clearing_s
-        # One message is one packet.
+        self.cleanup_s = cleanup_s
+        # A packet socket: each packet is one message.
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with opened as output, theirs, blocked_signals():
+        with opened as output, theirs, block_signals():
             self.popen = subprocess.Popen(
                 (sys.executable, "-m", "launch.supervisor.fork_server", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
@@ -138,90 +135,89 @@ class ZygoteStarter:
         self.children: list[ForkedProcess] = []
 
     def start(self, process: Process, log: IO[bytes]) -> Started:
-        """It runs as soon as the zygote has its imports behind it."""
+        # It runs as soon as the fork server has finished its imports.
         child = ForkedProcess(self)
         self.children.append(child)
-        words = {"argv": process.argv, "environment": process.environment, "log": str(process.log)}
-        self.control.settimeout(self.clearing_s)
+        program = {"argv": process.argv, "environment": process.environment, "log": str(process.log)}
+        self.control.settimeout(self.cleanup_s)
         try:
-            self.control.send(json.dumps({"child": len(self.children) - 1, **words}).encode())
+            self.control.send(json.dumps({"child": len(self.children) - 1, **program}).encode())
         except OSError as error:
             raise self.failure() from error
         return child
 
     def listen(self, timeout_s: float) -> None:
-        """Take in what the zygote has told, waiting at most this long for the first news; raises if it is no more."""
-        self.go_on()
+        """Handle the fork server's messages; waits at most this long for the first. Raises if the fork server ended."""
+        self.resume_if_stopped()
         try:
             self.control.settimeout(timeout_s)
             while packet := self.control.recv(MAX_MESSAGE_BYTES):
-                told = json.loads(packet)
-                self.children[told.pop("child")].told(told)
+                message = json.loads(packet)
+                self.children[message.pop("child")].handle(message)
                 self.control.settimeout(0.0)
         except (BlockingIOError, TimeoutError):
             return
         except OSError:
-            # It ended before it had read all requests: the kernel calls that a reset.
+            # A reset: it ended before it had read all requests.
             pass
         raise self.failure()
 
-    def go_on(self) -> None:
-        """A stopped zygote (SIGSTOP) cannot tell how its children end, and there is nothing else to stop it for."""
+    def resume_if_stopped(self) -> None:
+        """A stopped fork server (SIGSTOP) cannot report how its children end, and there is no use in stopping it."""
         if is_stopped(self.popen.pid):
             self.popen.send_signal(signal.SIGCONT)
 
     def wait_for_end(self, child: "ForkedProcess") -> None:
-        """Until it tells that a killed child has ended. If it does not, it is killed, and its children die with it."""
-        deadline = time.monotonic() + self.clearing_s
+        """Wait for the report that a killed child has ended. Without one, kill the fork server and all its children."""
+        deadline = time.monotonic() + self.cleanup_s
         while child.code is None and time.monotonic() < deadline:
-            self.listen(min(LISTEN_S, self.clearing_s))
+            self.listen(min(LISTEN_S, self.cleanup_s))
         if child.code is None:
             self.popen.kill()
 
     def failure(self) -> ProcessFailed:
-        """The zygote ended, and with it everything it had started."""
+        """The fork server ended, and with it everything it had started."""
         lines = "\n".join(f"  {line}" for line in last_lines(self.log, SHOWN_LINES)) or "  (it said nothing)"
         return ProcessFailed(f"The process that starts learner and actor ended; the end of {self.log}:\n{lines}")
 
     def close(self) -> None:
-        """It ends its children, if any are left, and what they left behind."""
+        """The fork server ends its children and what they left behind, then itself."""
         self.control.close()
-        self.go_on()
+        self.resume_if_stopped()
         if all(child.pid is None for child in self.children):
-            # It may still be importing, and has started nothing.
+            # It has started nothing, and may still be importing.
             self.popen.kill()
         with suppress(subprocess.TimeoutExpired):
-            self.popen.wait(self.clearing_s)
+            self.popen.wait(self.cleanup_s)
         self.popen.kill()
         self.popen.wait()
 
 
 class ForkedProcess:
-    """A child of the zygote."""
+    """A child of the fork server."""
 
-    def __init__(self, zygote: ZygoteStarter) -> None:
-        self.zygote = zygote
+    def __init__(self, starter: ForkServerStarter) -> None:
+        self.starter = starter
         self.pid: int | None = None
         self.code: int | None = None
         self.early_signals: list[int] = []
 
-    def told(self, news: dict[str, Any]) -> None:
-        """It was born, or it ended."""
-        if "pid" in news:
-            self.pid = news["pid"]
+    def handle(self, message: dict[str, Any]) -> None:
+        """The child was started, or it ended."""
+        if "pid" in message:
+            self.pid = message["pid"]
             for number in self.early_signals:
                 self.send_signal(number)
         else:
-            self.code = news["code"]
+            self.code = message["code"]
 
     def exit_code(self) -> int | None:
-        """As the zygote collected it."""
         if self.code is None:
-            self.zygote.listen(0.0)
+            self.starter.listen(0.0)
         return self.code
 
     def send_signal(self, number: int) -> None:
-        """Kept for a process that is still to be born."""
+        # Sent later to a process that has not been started yet.
         if self.pid is None:
             self.early_signals.append(number)
         elif self.code is None:
@@ -229,23 +225,23 @@ class ForkedProcess:
                 os.kill(self.pid, number)
 
     def kill_group(self) -> None:
-        """One that is still to be born never will be, since only the end of a run kills such a one. The group of one
-        that has ended was ended by the zygote."""
         with suppress(ProcessFailed):
-            self.zygote.listen(0.0)
+            self.starter.listen(0.0)
+        # Without an id it has not been started, and never will be: only the end of a run kills such a process.
+        # The fork server killed the group of a process that has ended.
         if self.pid is None or self.code is not None:
             return
-        # It may not have its own group yet.
+        # The process too, since it may not have its own group yet.
         for send in (os.killpg, os.kill):
             with suppress(ProcessLookupError):
                 send(self.pid, signal.SIGKILL)
         with suppress(ProcessFailed):
-            self.zygote.wait_for_end(self)
+            self.starter.wait_for_end(self)
 
 
 @contextmanager
-def blocked_signals() -> Iterator[None]:
-    """A process that is started meanwhile is deaf to what asks it to end, from its first moment on."""
+def block_signals() -> Iterator[None]:
+    """A process that is started in this block has the signals of ASKS_TO_END blocked from its first moment."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS_TO_END)
     try:
         yield

@@ -1,19 +1,18 @@
-"""Starts the processes of a run, keeps the actors alive, and ends everything together.
+"""Starts the processes of a run, keeps the actors alive, and ends all processes together.
 
-    learner exits 0         actors are asked to stop, killed after a grace  -> returns
-    learner exits otherwise everything is killed                            -> its error, with its last log lines
+    learner exits 0         actors are asked to stop, and killed after a grace period  -> returns
+    learner exits otherwise everything is killed                 -> its error, with its last log lines
     actor dies              started again after a pause, at most 5 times without a step in between
     actor exits 2           a user error: not started again, everything is killed -> its sentence
     actor stopped too long  killed and started again
-    learner stopped, hung   all stacks are written, everything is killed    -> who stood still, where the stacks lie
-    first Ctrl-C, SIGTERM   the learner is asked to stop: it finishes the step and exits 0 -> returns
-                            an actor that dies meanwhile is not started again: the learner can do without
-    second                  everything is killed                            -> KeyboardInterrupt
-    nobody reads our output as at the first Ctrl-C                          -> BrokenPipeError, at the end
+    learner stopped, hung   all processes write their stacks, everything is killed -> which process, and its stacks
+    first Ctrl-C, SIGTERM   the learner is asked to stop: it finishes the step and exits 0 -> returns.
+                            An actor that dies after this is not started again: the learner can finish without it
+    second                  everything is killed                 -> KeyboardInterrupt
+    output is closed        as at the first Ctrl-C               -> BrokenPipeError, at the end
 
-One thread, one loop: a tick every 0.1 s looks at the processes, forwards log lines and drives the display.
-
-Ctrl-C and SIGTERM, counted instead of obeyed at once: the first asks for an orderly end, the second for any end.
+One thread, one loop: every 0.1 s it checks the processes, forwards log lines and updates the screen. Ctrl-C and SIGTERM
+are only counted when they arrive; the loop then acts on the count.
 """
 
 import signal
@@ -23,28 +22,29 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from launch.supervisor.child import Child
-from launch.supervisor.endings import USER_ERROR, failure, stall, stalled, stopped
+from launch.supervisor.endings import USER_ERROR, failure, stall_error, stall_sentence, stopped_sentence
 from launch.supervisor.restarts import Patience, Restarts
 from launch.supervisor.starter import Starter
 from launch.supervisor.topology import Process, ProcessFailed, Topology
 from shared.process.children import how_it_ended
 
 CAUGHT = (signal.SIGINT, signal.SIGTERM)
+LEARNER_PATIENCE = 2.0
+"""A stopped learner is given up after this many times link.silence_s. Its actors time out before, and say so."""
 
 
 class Interrupts:
-    """How often the user asked to stop."""
+    """Counts how often the user asked to stop."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def received(self, *_: object) -> None:
-        """The handler only counts; a loop that looks at `count` answers."""
         self.count += 1
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """While this is open, signals are counted; afterwards they do again what they did before."""
+        """Count signals in this block; afterwards the old handlers are back."""
         before = {number: signal.signal(number, self.received) for number in CAUGHT}
         try:
             yield
@@ -53,15 +53,11 @@ class Interrupts:
                 signal.signal(number, handler)
 
 
-LAST_PATIENCE = 2.0
-"""A stopped learner is left this many times link.silence_s, so that the actors' own words come first."""
-
-
-class Audience(Protocol):
-    """Who watches the run: a live display, plain lines, a test."""
+class Screen(Protocol):
+    """Shows the run: a live display, plain lines, a test."""
 
     def tick(self) -> int:
-        """Called every tick; returns the steps done so far."""
+        """Called at every tick; returns the steps done so far."""
         ...
 
     def note(self, text: str) -> None:
@@ -74,105 +70,101 @@ class Audience(Protocol):
 
 
 class Supervisor:
-    """The processes of one run."""
+    """Runs the processes of one run."""
 
-    def __init__(self, plan: Topology, audience: Audience, starter: Starter, patience: Patience | None = None) -> None:
+    def __init__(self, plan: Topology, screen: Screen, starter: Starter, patience: Patience | None = None) -> None:
         self.plan = plan
         self.starter = starter
-        self.audience = audience
+        self.screen = screen
         self.patience = patience or Patience()
         self.restarts = Restarts(self.patience)
         self.interrupts = Interrupts()
         self.stopping = False
-        self.unheard: BrokenPipeError | None = None
+        self.output_error: BrokenPipeError | None = None
         self.children: dict[str, Child] = {}
 
     def run(self) -> None:
-        """Until the learner is done; raises if anything failed. Afterwards nothing of the run is left."""
+        """Return when the learner is done; raise if anything failed. Afterwards no process of the run is left."""
         with self.interrupts.caught():
             try:
                 for process in self.plan.processes:
                     self.start(process)
                 while not self.learner_done():
                     self.tick()
-                self.send_actors_home()
+                self.stop_actors()
             finally:
                 self.kill_all()
-        if self.unheard:
-            raise self.unheard
+        if self.output_error:
+            raise self.output_error
 
     def tick(self) -> None:
-        """One look at everything."""
-        self.answer_interrupts()
+        self.handle_interrupts()
         for actor in self.plan.actors:
-            self.look_after(actor)
-        self.inform()
+            self.check_actor(actor)
+        self.update_screen()
         time.sleep(self.patience.tick_s)
 
     def start(self, process: Process) -> None:
-        """Start, or start again."""
         self.children[process.name] = Child(process, self.starter)
 
     @property
     def learner(self) -> Child:
-        """The process that decides when the run is over."""
         return self.children[self.plan.learner.name]
 
     def learner_done(self) -> bool:
-        """Whether it exited well; raises if it failed."""
+        """Whether it exited with success; raises if it failed."""
         code = self.learner.exit_code()
         if code is None:
-            self.bear_with_learner()
+            self.fail_if_learner_stopped()
             return False
-        if sentence := stall(self.learner, code):
-            raise self.standstill(sentence)
+        if sentence := stall_sentence(self.learner, code):
+            raise self.stall_error(sentence)
         # A learner that is still loading has no handler for SIGTERM yet, and nothing to finish.
         if code != 0 and not (self.stopping and code == -signal.SIGTERM):
             raise failure(self.learner, code, self.restarts.steps_done)
         return True
 
-    def bear_with_learner(self) -> None:
-        """A stopped learner has no other cure; its actors, whose wait ends first, say what they waited for."""
+    def fail_if_learner_stopped(self) -> None:
+        """Give up on a stopped learner. Its actors time out first, so that their message is reported."""
         stopped_s = self.learner.stopped_s()
-        if stopped_s is not None and stopped_s > LAST_PATIENCE * self.patience.silence_s:
-            raise self.standstill(stopped(self.learner, stopped_s))
+        if stopped_s is not None and stopped_s > LEARNER_PATIENCE * self.patience.silence_s:
+            raise self.stall_error(stopped_sentence(self.learner, stopped_s))
 
-    def standstill(self, sentence: str) -> ProcessFailed:
-        """The error for a run in which nothing moves."""
-        return stalled(sentence, self.restarts.steps_done, list(self.children.values()))
+    def stall_error(self, sentence: str) -> ProcessFailed:
+        return stall_error(sentence, self.restarts.steps_done, list(self.children.values()))
 
-    def look_after(self, actor: Process) -> None:
-        """Notice a death, and start again what is due."""
+    def check_actor(self, actor: Process) -> None:
+        """Handle its exit, and start it again when that is due."""
         child = self.children[actor.name]
         code = child.exit_code()
         if code is None:
             self.give_up_if_stopped(child)
             return
-        # Not `stopping`: a signal to all processes may end an actor within the tick that the request to stop comes in.
+        # Not `stopping`: a signal to all processes may end an actor before the loop has seen the request to stop.
         if self.interrupts.count > 0:
             return
-        if not self.restarts.noticed(actor.name):
-            self.mourn(child, code)
+        if not self.restarts.is_planned(actor.name):
+            self.handle_actor_exit(child, code)
         if self.restarts.take_due(actor.name, time.monotonic()):
             self.start(actor)
 
     def give_up_if_stopped(self, actor: Child) -> None:
-        """The learner has forgotten an actor that was stopped for so long."""
+        """Kill an actor that has been stopped for so long that the learner has given it up."""
         stopped_s = actor.stopped_s()
         if stopped_s is not None and stopped_s > self.patience.silence_s:
-            actor.given_up = stopped(actor, stopped_s)
+            actor.given_up = stopped_sentence(actor, stopped_s)
             actor.write_stacks()
             actor.kill()
 
-    def mourn(self, child: Child, code: int) -> None:
-        """Clear up after a dead actor and plan its next life, if it gets one."""
+    def handle_actor_exit(self, child: Child, code: int) -> None:
+        """Kill what the actor left behind, then plan its restart or raise."""
         child.kill()
-        sentence = child.given_up or stall(child, code)
+        sentence = child.given_up or stall_sentence(child, code)
         stopped_s = self.learner.stopped_s()
         if sentence and stopped_s is not None:
-            raise self.standstill(f"{sentence}; {stopped(self.learner, stopped_s)}")
-        may_live = self.restarts.plan(child.name, code, time.monotonic())
-        if code == USER_ERROR or not may_live:
+            raise self.stall_error(f"{sentence}; {stopped_sentence(self.learner, stopped_s)}")
+        may_restart = self.restarts.plan(child.name, code, time.monotonic())
+        if code == USER_ERROR or not may_restart:
             raise failure(child, code, self.restarts.steps_done)
         if code != 0:
             count, limit = self.restarts.deaths[child.name], self.patience.restarts
@@ -180,32 +172,29 @@ class Supervisor:
             self.note(f"{how}; starting it again ({count} of {limit})")
 
     def note(self, text: str) -> None:
-        """Something the user should know."""
-        self.say(lambda: self.audience.note(text))
+        self.show(lambda: self.screen.note(text))
 
-    def inform(self) -> None:
-        """News to the audience."""
-        self.say(self.tell_news)
+    def update_screen(self) -> None:
+        self.show(self.show_progress)
 
-    def say(self, news: Callable[[], None]) -> None:
-        """As long as somebody reads it. A reader who has seen enough (`| head`) wants no more of the run either."""
-        if self.unheard:
+    def show(self, action: Callable[[], None]) -> None:
+        """Show something. If the output is closed (`| head`), stop the run as for Ctrl-C."""
+        if self.output_error:
             return
         try:
-            news()
+            action()
         except BrokenPipeError as error:
-            self.unheard = error
+            self.output_error = error
             self.interrupts.received()
 
-    def tell_news(self) -> None:
-        """Log lines, then the picture."""
+    def show_progress(self) -> None:
         for child in self.children.values():
             for line in child.output.new_lines():
-                self.audience.log_line(child.name, line)
-        self.restarts.steps(self.audience.tick())
+                self.screen.log_line(child.name, line)
+        self.restarts.count_steps(self.screen.tick())
 
-    def answer_interrupts(self) -> None:
-        """First: stop after this step. Second: stop now."""
+    def handle_interrupts(self) -> None:
+        """First: stop after this step. Second: stop at once."""
         if self.interrupts.count >= 2:
             raise KeyboardInterrupt
         if self.interrupts.count == 1 and not self.stopping:
@@ -213,16 +202,16 @@ class Supervisor:
             self.learner.ask_to_stop()
             self.note("finishing the step; Ctrl-C again stops at once")
 
-    def send_actors_home(self) -> None:
-        """The learner is done, so nobody needs the actors any more."""
+    def stop_actors(self) -> None:
+        """Ask the actors to stop, and wait for them for a while."""
         actors = [self.children[actor.name] for actor in self.plan.actors]
         for actor in actors:
             actor.ask_to_stop()
         deadline = time.monotonic() + self.patience.grace_s
         while any(actor.exit_code() is None for actor in actors) and time.monotonic() < deadline:
-            self.answer_interrupts()
+            self.handle_interrupts()
             time.sleep(self.patience.tick_s)
-        self.inform()
+        self.update_screen()
 
     def kill_all(self) -> None:
         """SIGKILL to every process group of the run."""

@@ -1,9 +1,7 @@
-"""Which processes a configuration means: argv, environment and log of each. Pure; starts nothing.
+"""The processes of a run: argv, environment and log of each, from the configuration. Starts nothing.
 
-Today one learner and one actor on one machine. More actors start by hand with `python -m actor`, here or elsewhere;
-they need no line here, since the learner lets in every key that `python -m launch key` made.
-
-What can go wrong with the processes of a run that is not the user's to mend.
+There is one learner and one actor on one machine. More actors are started by hand with `python -m actor`, on any
+machine. They need no entry here, since the learner accepts every key that `python -m launch key` made.
 """
 
 import sys
@@ -24,15 +22,15 @@ class Process:
     argv: tuple[str, ...]
     """Program and arguments."""
     environment: dict[str, str]
-    """What is set on top of the launcher's own environment."""
+    """Added to the launcher's own environment."""
     threads: int
     """CPU threads it may use."""
     log: Path
-    """File that takes its stdout and stderr."""
+    """File for its stdout and stderr."""
 
     @property
     def stacks(self) -> Path:
-        """File that takes its stacks when it is asked for them, or stands still."""
+        """File for its stacks, written on request or when it makes no progress."""
         return self.log.with_name(f"stacks-{self.name}.txt")
 
 
@@ -43,11 +41,11 @@ class Topology:
     run_dir: Path
     """Directory of the run."""
     endpoint: str
-    """Where the actor dials the learner."""
+    """Address at which the actor connects to the learner."""
     learner: Process
     """The process with state; the run ends when it does."""
     actors: tuple[Process, ...]
-    """Disposable; restarted when they die."""
+    """They have no state and are started again when they die."""
 
     @property
     def processes(self) -> tuple[Process, ...]:
@@ -56,7 +54,6 @@ class Topology:
 
 
 def topology(run_dir: Path, config: Config) -> Topology:
-    """The processes for this configuration."""
     run = ("--run", str(run_dir))
     compute = config.compute
     return Topology(
@@ -68,11 +65,10 @@ def topology(run_dir: Path, config: Config) -> Topology:
 
 
 def process(name: str, module: tuple[str, ...], threads: int, config: Config, run_dir: Path) -> Process:
-    """One Python module as a process, threads pinned."""
     return Process(
         name=name,
         argv=(sys.executable, "-m", *module),
-        # Unbuffered, so that a log holds the last line even of a process that was killed.
+        # Unbuffered, so that a log has the last line even of a process that was killed.
         environment=cpu_environment(threads, config.compute.blas) | {"PYTHONUNBUFFERED": "1"},
         threads=threads,
         log=RunDir(run_dir).logs / f"{name}.log",
@@ -80,4 +76,4 @@ def process(name: str, module: tuple[str, ...], threads: int, config: Config, ru
 
 
 class ProcessFailed(Exception):
-    """A process of the run crashed; the message holds its last log lines."""
+    """A process of the run crashed or stalled; not the user's error. The message has its last log lines."""

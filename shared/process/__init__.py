@@ -1,1 +1,1 @@
-"""What every process of a run does: start, watch itself, take turns, end its children."""
+"""What every process of a run does: start, watch itself, wait for the lease, end its children."""

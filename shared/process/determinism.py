@@ -1,15 +1,15 @@
-"""What must be fixed so that the same numbers come out twice: threads, vector units, BLAS mode.
+"""What must be fixed to get the same numbers twice: threads, vector units, BLAS mode.
 
 Floating-point sums depend on their order. On a CPU that order is chosen by the number of threads (PyTorch's own
-reductions), by the vector width (ATen, oneDNN) and, in MKL, also by where the operands happen to lie in memory, unless
-MKL_CBWR asks for reproducible kernels. Measured on two cores: without it the same matmul gave three results for four
-alignments; with AUTO,STRICT one result for every alignment and thread count, at the same speed.
+reductions), by the vector width (ATen, oneDNN) and, in MKL, also by the alignment of the operands, unless MKL_CBWR asks
+for reproducible kernels. Measured on two cores: without it the same matmul gave three results for four alignments; with
+AUTO,STRICT it gave one result for every alignment and thread count, at the same speed.
 
-    fast      MKL_CBWR=AUTO,STRICT: the widest units of this machine; repeatable here, not on another kind of CPU
+    fast      MKL_CBWR=AUTO,STRICT: the widest vector units of this machine; repeatable here, not on another kind of CPU
     portable  AVX2 kernels in MKL, ATen and oneDNN: the same bits on more machines, about as fast at small sizes.
-              MKL's COMPATIBLE mode would reach further back, at half the speed, and is left out
+              MKL's COMPATIBLE mode supports older CPUs at half the speed, and is left out
 
-The environment has to be in place before torch is loaded, so the launcher sets it; `pin_torch` does the rest.
+The environment must be set before torch is loaded, so the launcher sets it; `pin_torch` does the rest.
 """
 
 import os
@@ -38,7 +38,7 @@ def cpu_environment(threads: int, blas: Literal["fast", "portable"]) -> dict[str
         # MKL may otherwise take fewer threads than it was given.
         "MKL_DYNAMIC": "FALSE",
         "MKL_CBWR": "AUTO,STRICT",
-        # Deterministic algorithms on a card refuse to run without a fixed cuBLAS workspace.
+        # Deterministic algorithms on a GPU refuse to run without a fixed cuBLAS workspace.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         # The Rust tokenizer's threads gain nothing here and warn after every fork.
         "TOKENIZERS_PARALLELISM": "false",
@@ -49,7 +49,7 @@ def cpu_environment(threads: int, blas: Literal["fast", "portable"]) -> dict[str
 
 
 def pin_torch(threads: int) -> None:
-    """Fix what torch decides for itself. Call before the first tensor operation of the process."""
+    """Fix what torch would decide by itself. Call before the first tensor operation of the process."""
     import torch
 
     torch.set_num_threads(threads)
@@ -57,12 +57,12 @@ def pin_torch(threads: int) -> None:
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
     torch.use_deterministic_algorithms(True)
-    # Deterministic mode would also fill every empty tensor with NaN; that finds bugs, but costs time in each call.
+    # Deterministic mode also fills every empty tensor with NaN. That finds bugs, but costs time in each call.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def record() -> dict[str, Any]:
-    """What is in force in this process, for its log; versions and processor stand in run.json."""
+    """The settings in force in this process, for its log. Versions and processor are in run.json."""
     import torch
 
     return {

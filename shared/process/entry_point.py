@@ -1,11 +1,13 @@
-"""The edge of a process: where errors become an exit code.
+"""The entry point of a process: sets the process up, runs its body, and turns errors into an exit code.
 
-    0  done      2  something a user can mend      1  a peer that fell silent (an actor is started again), a crash
+    0  done
+    1  a peer fell silent (an actor is then started again), or a crash
+    2  an error that the user can fix
 
-One sentence on stderr for what a user can mend and for silence, a traceback for a crash alone.
+stderr gets one sentence for a user error and for a silent peer, and a traceback only for a crash.
 
-Also where logging is set up, the process is tied to its parent's life, its memory is closed to others, and the limit of
-its descriptors is raised: the default of most systems, 1024, is meant for programs that use `select`.
+The setup configures logging, ties the process to its parent, closes its memory to other processes, and raises the limit
+of open descriptors: the default of most systems, 1024, is meant for programs that use `select`.
 """
 
 import ctypes
@@ -22,11 +24,11 @@ from shared.process.parent_death import die_with_parent
 _PR_SET_DUMPABLE = 4
 MAX_DESCRIPTORS = 8192
 MIN_DESCRIPTORS = 40
-"""With fewer a learner cannot hold its files and one actor; what fails then looks like anything but the limit."""
+"""Fewer are not enough for a learner's files and one actor, and the errors that follow would not name the limit."""
 
 
 def run_process(name: str, body: Callable[[], None]) -> int:
-    """Run a process's body; returns its exit code."""
+    """Run the body; returns the exit code of the process."""
     die_with_parent()
     keep_to_itself()
     form = f"%(asctime)s %(levelname)s {name} %(message)s"
@@ -45,27 +47,30 @@ def run_process(name: str, body: Callable[[], None]) -> int:
 
 
 def keep_to_itself() -> None:
-    """Close environment, memory and descriptors to the user's other processes (Linux): a reward function runs in one of
-    them, and tokens are in our environment. Only root may read /proc/PID/environ then, or attach a debugger. A program
-    that is started begins open again. No boundary: the files and the rights of both are still those of one user."""
+    """Close environment, memory and descriptors to the user's other processes (Linux).
+
+    A reward function runs in one of them, and our environment contains tokens. Afterwards only root may read
+    /proc/PID/environ or attach a debugger. A program that this process starts is open again. This is not a security
+    boundary: all processes still have the files and rights of the same user.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def raise_descriptors() -> None:
-    """The soft limit, as far as the hard one and MAX_DESCRIPTORS allow; one that is higher stays."""
+    """Raise the soft limit as far as the hard limit and MAX_DESCRIPTORS allow. A higher one stays."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     if wanted < MIN_DESCRIPTORS:
         raise UserError(
-            f"A process may open {wanted} files and connections here, and needs {MIN_DESCRIPTORS} at least; "
+            f"A process may open {wanted} files and connections here, but needs at least {MIN_DESCRIPTORS}; "
             "raise the limit with `ulimit -n 1024`."
         )
 
 
 def say(error: Exception) -> None:
-    """A disk that is full has no room for the sentence either; the exit code is what must get through."""
+    # On a full disk the log cannot take the sentence either. The exit code must still arrive.
     with suppress(OSError):
         print(f"error: {error}", file=sys.stderr)

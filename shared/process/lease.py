@@ -1,17 +1,15 @@
-"""Who has the card (or, without one, the cores): a lease that one process at a time holds.
+"""The lease: the right to compute, which one process has at a time. The time that a process has it is its turn.
 
     with lease.hold("actor0", meanwhile=link.beat) as waited_s: ...
 
-Contract: exclusive between processes and within one; freed by the kernel when the holder dies. `<lock>.json` says for
-people who holds it and since when; it may be stale after a kill, the lock itself never is.
-A wait polls, at most LONGEST_POLL_S late, and calls `meanwhile` each time, so that a waiting process keeps speaking to
-its peers. It has no deadline: a holder that hangs is ended by its own watchdog, a stopped one by the launcher.
-Left out on purpose: fairness (the protocol's own turn-taking gives it) and counting of the card's memory.
+Contract: exclusive between processes and within one. The kernel frees the lease when its holder dies. `<lock>.json`
+tells people who holds it and since when; it may be out of date after a kill, the lock itself never is.
+Waiting polls, at most LONGEST_POLL_S late, and calls `meanwhile` each time, so that a waiting process keeps talking to
+its peers. There is no deadline: a holder that hangs is ended by its own watchdog, a stopped one by the launcher.
 
-Whether the two processes take turns, and on what.
-
-On a card they always do. On a CPU they do unless the threads of both fit its cores side by side: then neither waits,
-and with `pipeline.max_lag` above zero sampling and learning overlap.
+On a GPU the two processes always need the lease. On a CPU they need it unless the cores are enough for the threads of
+both: then neither waits, and with `pipeline.max_lag` above zero sampling and learning overlap.
+Left out on purpose: fairness (the protocol already makes the two alternate) and accounting of the GPU's memory.
 """
 
 import os
@@ -33,18 +31,26 @@ LONGEST_POLL_S = 0.01
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """The note beside the lock."""
+    """The content of `<lock>.json`."""
 
     role: str
     """Name of the process: `learner`, `actor0`."""
     pid: int
     """Its process id."""
     since: str
-    """UTC time of taking, ISO 8601."""
+    """When it took the lease: UTC time, ISO 8601."""
 
 
 def nothing() -> None:
-    """For a wait that nobody notices."""
+    pass
+
+
+class ComputeLease(Protocol):
+    """What a process needs in order to compute."""
+
+    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> AbstractContextManager[float]:
+        """Wait for a turn, which lasts for the block; gives the seconds waited. `meanwhile` is called while waiting."""
+        ...
 
 
 class Lease:
@@ -56,7 +62,6 @@ class Lease:
 
     @contextmanager
     def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[float]:
-        """Hold it for the block; gives the seconds that were waited. meanwhile: called again and again in the wait."""
         start = time.monotonic()
         fd = open_lock(self.path)
         try:
@@ -72,13 +77,20 @@ class Lease:
             os.close(fd)
 
     def write_note(self, role: str) -> None:
-        """For people."""
         since = datetime.now(UTC).isoformat(timespec="milliseconds")
         write_whole(self.note, msgspec.json.encode(Holder(role=role, pid=os.getpid(), since=since)), durable=False)
 
 
+class NoLease:
+    """For two processes that can compute at the same time: nobody waits."""
+
+    @contextmanager
+    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[float]:
+        yield 0.0
+
+
 def wait_for(fd: int, meanwhile: Callable[[], None]) -> None:
-    """Try until the lock is ours, at first often."""
+    """Poll until the lock is ours, often at first."""
     pause = FIRST_POLL_S
     while not try_lock(fd):
         meanwhile()
@@ -86,24 +98,7 @@ def wait_for(fd: int, meanwhile: Callable[[], None]) -> None:
         pause = min(2 * pause, LONGEST_POLL_S)
 
 
-class Turns(Protocol):
-    """Held while computing."""
-
-    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> AbstractContextManager[float]:
-        """Wait for one's turn; gives the seconds that were waited. meanwhile: called again and again in the wait."""
-        ...
-
-
-class NoTurns:
-    """There is room for both."""
-
-    @contextmanager
-    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[float]:
-        """Go ahead."""
-        yield 0.0
-
-
-def turns(compute: ComputeConfig, device: str, lease: Path) -> Turns:
-    """A lease where the two would be in each other's way."""
+def lease_for(compute: ComputeConfig, device: str, path: Path) -> ComputeLease:
+    """A lease if both processes would compete for the same device."""
     fits = compute.learner_threads + compute.actor_threads <= len(os.sched_getaffinity(0))
-    return NoTurns() if device == "cpu" and fits else Lease(lease)
+    return NoLease() if device == "cpu" and fits else Lease(path)

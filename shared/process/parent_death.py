@@ -1,13 +1,14 @@
-"""A child process that cannot outlive its parent, however the parent ends.
+"""Ties a child process to its parent: when the parent dies, in whatever way, the child is killed.
 
     parent:  starts the child with TANDEM_PARENT_PID=<own process id> in its environment
-    child:   calls die_with_parent() first thing in main
+    child:   calls die_with_parent() before anything else in main
 
 On Linux the kernel sends SIGKILL to the child (PR_SET_PDEATHSIG). It does so when the *thread* that started the child
-ends, so children are started from a thread that lives as long as the process. Elsewhere a daemon thread looks twice a
-second whether the parent is still there. A process started by hand has no such variable and is tied to nothing.
-Each generation ties its own children to itself. What a user's code starts is tied to nobody; shared/process/children.py
-ends that.
+ends, so children must be started from a thread that lives as long as the process. On other systems a daemon thread
+checks twice a second whether the parent is still there. A process started by hand has no such variable and is not tied
+to anything.
+Each generation ties its own children to itself. What a user's code starts is not tied; shared/process/children.py ends
+it.
 """
 
 import ctypes
@@ -24,38 +25,37 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Tie this process's life to the one named in the environment."""
-    # Taken out, not read: what this process starts is not that parent's child.
+    """Tie this process to the parent named in the environment, if there is one."""
+    # Removed from the environment: what this process starts is not a child of that parent.
     named = os.environ.pop(PARENT_PID, None)
     if named is None:
         return
     parent_pid = int(named)
     if not ask_kernel():
-        threading.Thread(target=watch, args=(parent_pid,), daemon=True, name="lifeline").start()
-    # The parent may have died before the kernel was asked; then no signal ever comes.
+        threading.Thread(target=watch, args=(parent_pid,), daemon=True, name="parent-death").start()
+    # If the parent died before the kernel was asked, no signal ever comes.
     if os.getppid() != parent_pid:
         end_now()
 
 
 def ask_kernel() -> bool:
-    """Whether the kernel took the request to kill this process when its parent dies."""
+    """Whether the kernel will kill this process when its parent dies."""
     if sys.platform != "linux":
         return False
     return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
 
 
 def outlive_parent() -> None:
-    """Take the request to the kernel back (Linux): a process that clears up after others must see its parent's end."""
+    """Undo die_with_parent (Linux), for a process that cleans up after its parent's end. It must notice that itself."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def watch(parent_pid: int) -> None:
-    """An orphan gets another parent: wait for that, then end."""
+    # An orphan gets another parent.
     while os.getppid() == parent_pid:
         time.sleep(LOOK_EVERY_S)
     end_now()
 
 
 def end_now() -> None:
-    """As the kernel would have done it."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,16 +1,15 @@
-"""A process that stands still says where, and ends.
+"""Ends a process that makes no progress, after it has written its stacks.
 
-    open_stacks(path)     from now on SIGUSR1 appends the stack of every thread to this file; so does a wait in vain
-    Watchdog.progress()   called wherever work gets on; `limit_s` without a call: stacks to the file, exit code 1
+    open_stacks(path)     from now on SIGUSR1 appends the stack of every thread to this file; so does a PeerTimeout
+    Watchdog.progress()   called wherever work makes progress. `limit_s` without a call: stacks to the file, exit code 1
 
-faulthandler does both in C, so they work in an endless loop, and in native code that never gives the interpreter back.
-A stopped process does neither until it is continued. Nothing is watched before the first call of `progress`, so loading
-takes as long as it takes. Left out on purpose: native frames, and any attempt to go on.
+faulthandler does both in C, so they also work in an endless loop and in native code that never returns to the
+interpreter. A stopped process does neither until it is continued. Nothing is watched before the first call of
+`progress`, so loading may take any time. Left out on purpose: native frames, and any attempt to continue.
 
-The two ends of the wire under a watchdog: whoever sends or receives gets on.
-
-Heartbeats are sent at points of progress and nowhere else, and every wait receives again and again, so a process that
-does neither for `silence_s` hangs. By then its peer has given it up.
+WatchedLearnerPort and WatchedActorPort count every send and receive as progress. Heartbeats are sent only where work
+makes progress, and every wait receives repeatedly, so a process that does neither for `silence_s` hangs. By then its
+peer has given it up.
 """
 
 import faulthandler
@@ -34,15 +33,15 @@ from shared.run.files import disk_errors
 ASK = signal.SIGUSR1
 """Asks a process for its stacks."""
 FIRED = "Timeout ("
-"""What faulthandler writes before the stacks when a watchdog has run out, and at no other time."""
+"""What faulthandler writes before the stacks when the time limit has passed, and never otherwise."""
 SLACK = 0.1
-"""Setting the clock starts a thread; progress is reported with every token. So it is set this share of the limit apart,
-and that much is added."""
+"""Setting the timer starts a thread, and progress is reported with every token. So the timer is set again only after
+this share of the limit, and the limit is longer by the same share."""
 
 
 @contextmanager
 def open_stacks(path: Path) -> Iterator[TextIO]:
-    """The file that stacks go to; its first line of this life says whose. The watchdog rests before it is closed."""
+    """The file for stacks; it starts with a line about this process. Call Watchdog.rest before leaving the block."""
     with disk_errors(path):
         file = os.fdopen(disk.open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a")
         print(f"== process {os.getpid()}, started {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC", file=file, flush=True)
@@ -50,7 +49,7 @@ def open_stacks(path: Path) -> Iterator[TextIO]:
     try:
         yield file
     except PeerTimeout:
-        # Nobody can ask a process that has ended.
+        # The launcher cannot ask for stacks once this process has ended.
         traceback.print_exc(file=file)
         raise
     finally:
@@ -59,7 +58,7 @@ def open_stacks(path: Path) -> Iterator[TextIO]:
 
 
 class Watchdog:
-    """One clock a process."""
+    """One timer per process."""
 
     def __init__(self, limit_s: float, stacks: TextIO) -> None:
         self.limit_s = limit_s
@@ -67,59 +66,53 @@ class Watchdog:
         self.set_at = -math.inf
 
     def progress(self) -> None:
-        """Start the clock anew."""
+        """Restart the timer."""
         now = time.monotonic()
         if now - self.set_at >= SLACK * self.limit_s:
             self.set_at = now
             faulthandler.dump_traceback_later((1 + SLACK) * self.limit_s, file=self.stacks, exit=True)
 
     def rest(self) -> None:
-        """Stop the clock."""
+        """Stop the timer."""
         self.set_at = -math.inf
         faulthandler.cancel_dump_traceback_later()
 
 
 class WatchedLearnerPort:
-    """A LearnerPort."""
+    """A LearnerPort that reports progress."""
 
     def __init__(self, port: LearnerPort, watchdog: Watchdog) -> None:
         self.port = port
         self.watchdog = watchdog
 
     def send(self, peer: bytes, message: AnyMessage) -> None:
-        """As the port does."""
         self.watchdog.progress()
         self.port.send(peer, message)
 
     def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage | ProtocolError] | None:
-        """As the port does."""
         self.watchdog.progress()
         return self.port.receive(timeout_s)
 
     def close(self) -> None:
-        """Nothing is watched any more."""
         self.watchdog.rest()
         self.port.close()
 
 
 class WatchedActorPort:
-    """An ActorPort."""
+    """An ActorPort that reports progress."""
 
     def __init__(self, port: ActorPort, watchdog: Watchdog) -> None:
         self.port = port
         self.watchdog = watchdog
 
     def send(self, message: AnyMessage) -> None:
-        """As the port does."""
         self.watchdog.progress()
         self.port.send(message)
 
     def receive(self, timeout_s: float) -> AnyMessage | None:
-        """As the port does."""
         self.watchdog.progress()
         return self.port.receive(timeout_s)
 
     def close(self) -> None:
-        """Nothing is watched any more."""
         self.watchdog.rest()
         self.port.close()

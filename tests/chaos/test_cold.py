@@ -1,4 +1,4 @@
-"""The same through the command line, every process started as a user starts it, zygote and all."""
+"""The same through the command line, every process started as a user starts it, fork server and all."""
 
 import json
 import os

@@ -69,7 +69,7 @@ def stacks(folder: Path, name: str) -> str:
 def test_a_learner_that_hangs_ends_the_run_and_both_say_where_they_stood(tmp_path: Path) -> None:
     learner = WATCHED + "wait_for('actor0.ready')\nhangs_here()"
     said = supervise(plan(tmp_path, learner, WATCHED + "waits_here()"))
-    assert said.startswith("after step 0, learner made no progress within link.silence_s and ended itself. Where each")
+    assert said.startswith("after step 0, learner made no progress within link.silence_s and ended itself. Stacks of")
     assert "\n" not in said
     for name, place in (("learner", "hangs_here"), ("actor0", "waits_here")):
         assert str(tmp_path / "logs" / f"stacks-{name}.txt") in said

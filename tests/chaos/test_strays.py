@@ -39,10 +39,10 @@ def strike(how: str, launcher: "subprocess.Popen[str]", out: Path, family: list[
             launcher.kill()
         case "learner killed":
             os.kill(processes_of(out, "learner")[0], signal.SIGKILL)
-        case "actor and keeper killed, then the ordinary end":
-            keepers = [process for process in family if "actor.scoring.keeper" in process.cmdline()]
-            assert keepers
-            for process in keepers:
+        case "actor and fork server killed, then the ordinary end":
+            fork_servers = [process for process in family if "actor.scoring.fork_server" in process.cmdline()]
+            assert fork_servers
+            for process in fork_servers:
                 process.kill()
             os.kill(processes_of(out, "actor")[0], signal.SIGKILL)
         case _:
@@ -56,7 +56,7 @@ def strike(how: str, launcher: "subprocess.Popen[str]", out: Path, family: list[
     [
         ("launcher killed", -signal.SIGKILL),
         ("learner killed", 1),
-        ("actor and keeper killed, then the ordinary end", 0),
+        ("actor and fork server killed, then the ordinary end", 0),
         ("Ctrl-C twice", None),
     ],
 )

@@ -30,7 +30,7 @@ from shared.config.load import config_from_json, config_to_json, load_config
 from shared.config.tree import Config
 from shared.errors import DamageError, TrainingStopped
 from shared.model.base_checksum import FrozenBase, frozen_tensors
-from shared.process.lease import NoTurns
+from shared.process.lease import NoLease
 from shared.run.run_dir import RunDir
 from tests.support.fakes import ScriptedScorer
 
@@ -94,7 +94,7 @@ class Life:
         engine, prompter = build_engine(config)
         scorer = ScriptedScorer(lambda ids: sum(ids) % 2 == 0)
         self.policy = model.policy
-        self.desk = SpoiledDesk(Rollout(engine, scorer, NoTurns(), prompter.text), spoil, always)
+        self.desk = SpoiledDesk(Rollout(engine, scorer, NoLease(), prompter.text), spoil, always)
         self.state = build_state(model, self.desk)
         store = CheckpointStore(run.checkpoints, keep=10)
         checkpoint = store.load_latest()

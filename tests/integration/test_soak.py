@@ -23,7 +23,7 @@ from protocol.endpoint import local_endpoint
 from protocol.messages import GroupOrder, Sampling, Welcome
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from shared.config.processes import JournalConfig
-from shared.process.lease import NoTurns
+from shared.process.lease import NoLease
 from tests.support.fakes import (
     CHECK,
     RULES,
@@ -78,7 +78,7 @@ class Guest:
         try:
             link = Link(port, "the test", name, self.engine.identity, credits=2, rules_digest=RULES)
             link.join(60.0)
-            serve(link, Rollout(self.engine, ScriptedScorer(), NoTurns(), spelled))
+            serve(link, Rollout(self.engine, ScriptedScorer(), NoLease(), spelled))
         except Gone:
             pass
         finally:

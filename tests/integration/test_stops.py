@@ -87,11 +87,11 @@ def check_resumed(out: Path, steps: int, expected: str) -> None:
     assert summary(out)["adapter_sha256"] == expected
 
 
-def zygote_of(launcher: "subprocess.Popen[str]") -> psutil.Process:
-    (zygote,) = [
+def fork_server_of(launcher: "subprocess.Popen[str]") -> psutil.Process:
+    (fork_server,) = [
         p for p in psutil.Process(launcher.pid).children() if "launch.supervisor.fork_server" in " ".join(p.cmdline())
     ]
-    return zygote
+    return fork_server
 
 
 def test_sigterm_to_every_process_of_a_run(out: Path, expected: str) -> None:
@@ -99,8 +99,8 @@ def test_sigterm_to_every_process_of_a_run(out: Path, expected: str) -> None:
     launcher = begun(out, FEW)
     root = psutil.Process(launcher.pid)
     processes = [root, *root.children(recursive=True)]
-    # The keeper and its workers, which have its name.
-    (scratch,) = {Path(p.cmdline()[-1]) for p in processes if "actor.scoring.keeper" in p.cmdline()}
+    # The fork server and its workers, which have its name.
+    (scratch,) = {Path(p.cmdline()[-1]) for p in processes if "actor.scoring.fork_server" in p.cmdline()}
     assert scratch.is_dir()
     for process in processes:
         process.send_signal(signal.SIGTERM)
@@ -192,18 +192,18 @@ def test_a_reader_that_has_seen_enough(out: Path) -> None:
     check_stopped(out)
 
 
-def test_a_stopped_zygote_does_not_keep_the_launcher(out: Path) -> None:
+def test_a_stopped_fork_server_does_not_keep_the_launcher(out: Path) -> None:
     launcher = begun(out, ENDLESS)
-    zygote_of(launcher).suspend()
+    fork_server_of(launcher).suspend()
     launcher.send_signal(signal.SIGINT)
     ended(launcher)
     check_stopped(out)
 
 
-def test_a_zygote_cannot_be_asked_to_end(out: Path) -> None:
+def test_a_fork_server_cannot_be_asked_to_end(out: Path) -> None:
     launcher = begun(out, ENDLESS)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        zygote_of(launcher).send_signal(number)
+        fork_server_of(launcher).send_signal(number)
     rows = num_rows(out)
     wait_until(lambda: num_rows(out) >= rows + 2 or launcher.poll() is not None, "two further steps")
     launcher.send_signal(signal.SIGTERM)

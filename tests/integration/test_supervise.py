@@ -278,7 +278,7 @@ def test_pauses_double() -> None:
     assert due == [0.5, 1.0, 2.0, 4.0]
     assert not restarts.take_due("actor0", now=103.9)
     assert restarts.take_due("actor0", now=104.0)
-    assert not restarts.noticed("actor0")
+    assert not restarts.is_planned("actor0")
 
 
 # --- interrupts

@@ -24,7 +24,7 @@ from learner.update.gradient_check import Norms
 from learner.update.publisher import Publisher
 from protocol.messages import FilledOrder, Hello, Order, Policy, Welcome
 from shared.config.tree import Config
-from shared.process.lease import NoTurns
+from shared.process.lease import NoLease
 from shared.run.metrics import MetricsLog
 from tests.simulation.baton import Killed
 from tests.simulation.build import Build
@@ -162,7 +162,7 @@ class LearnerLife:
             guard=Guard(cast(Any, self.update), self.books, self.config),
             publisher=self.publisher,
             ledger=Ledger(self.config, self.books, self.past, self.stop, self.plan.curriculum.metrics),
-            turns=NoTurns(),
+            turns=NoLease(),
         )
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ def live_as_actor(
 ) -> None:
     """Join, serve, leave. work: lets a group's decoding time pass. stale: whether the next answer is wrong."""
     engine = ToyEngine(work, stale)
-    rollout = build.rollout(engine, ToyScorer(), NoTurns(), spelled)
+    rollout = build.rollout(engine, ToyScorer(), NoLease(), spelled)
     port.link = link = build.link(port, "the learner", name, IDENTITY, config.link.credits, RULES, clock)
     link.join(config.link.silence_s)
     serve(link, cast(Rollout, WatchedRollout(rollout, engine, watch)))

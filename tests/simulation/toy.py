@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from actor.engines.engine import Completion, Identity, Progress
-from actor.scoring.stream import Scores, Together
+from actor.scoring.scores import Scores, ScoresTogether
 from actor.verifiers.verdict import ScoreJob, Verdict
 from learner.objective.batch import flat
 from learner.orders.order_check import OrderCheck
@@ -189,7 +189,7 @@ class ToyScorer:
 
     def begin(self) -> Scores:
         """Scored when all are there."""
-        return Together(self.score)
+        return ScoresTogether(self.score)
 
     def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
         """1 for right, 0 for wrong."""

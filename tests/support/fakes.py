@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from actor.engines.engine import Completion, Ended, Identity, Progress
-from actor.scoring.stream import Scores, Together
+from actor.scoring.scores import Scores, ScoresTogether
 from actor.verifiers.verdict import ScoreJob, Verdict
 from learner.orders.order_check import OrderCheck
 from learner.orders.orders import build_orders
@@ -256,7 +256,7 @@ class ScriptedScorer:
 
     def begin(self) -> Scores:
         """Scored when all are there."""
-        return Together(self.score)
+        return ScoresTogether(self.score)
 
     def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
         """1 for right, 0 for wrong."""

@@ -50,7 +50,7 @@ def test_an_actor_killed_with_vllm_inside_is_replaced_and_changes_nothing(
     wait_until(lambda: num_rows(out) >= 1, "the first step")
     (actor,) = processes_of(out, "actor")
     below = psutil.Process(actor).children(recursive=True)
-    # The keeper of the scoring workers and its worker. vLLM's processes would carry its name in their title.
+    # The fork server of the scoring workers and its worker. vLLM's processes would carry its name in their title.
     titles = [" ".join(child.cmdline()) for child in below]
     assert titles and not [title for title in titles if "VLLM::" in title or "multiprocessing" in title], titles
     kill([actor])

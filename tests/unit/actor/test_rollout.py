@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from actor.rollout import Rollout
-from actor.scoring.stream import Together
+from actor.scoring.scores import ScoresTogether
 from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.messages import Finish, Outcome
 from shared.process.lease import Lease
@@ -75,7 +75,7 @@ def test_the_adapter_is_installed_when_its_bytes_change(tmp_path: Path) -> None:
     assert engine.adapter == b"what a restarted learner made of version 0"
 
 
-class EagerScores(Together):
+class EagerScores(ScoresTogether):
     """Says where decoding was when jobs came."""
 
     def __init__(self, phases: list[str], scorer: ScriptedScorer) -> None:

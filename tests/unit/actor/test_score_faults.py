@@ -39,7 +39,7 @@ FAULTS = {
     "lists without end": r"os.write(4, b'\0\0\x13\x97\x82\xa4type\xa5Ready\xa1x' + b'\x91' * 5000 + b'\xc0'); spin()",
     "huge frame": "os.write(4, bytes([255] * 8))",
     "limits": "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); open('/dev/null')",
-    "kill keeper": "os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)",
+    "kill fork server": "os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)",
 }
 EXPECTED = {
     "hang": (Outcome.TIMEOUT, "stopped after"),
@@ -63,7 +63,7 @@ EXPECTED = {
     "lists without end": (Outcome.ERROR, "no verdict"),
     "huge frame": (Outcome.ERROR, "no verdict"),
     "limits": (Outcome.ERROR, "OSError"),
-    "kill keeper": (Outcome.ERROR, "lost its keeper"),
+    "kill fork server": (Outcome.ERROR, "lost its fork server"),
 }
 HEAD = """
 import ctypes, math, mmap, os, re, resource, signal, sys, time
@@ -163,7 +163,7 @@ def test_what_a_call_leaves_behind_does_not_reach_the_next(pool: ScorePool, name
     assert around(pool, name)[0].outcome is Outcome.CORRECT
     time.sleep(1.1 if name == "alarm" else 0.0)
     assert around(pool) == []
-    # What hides in another session is in the keeper's tree and goes with the pool: the fixture looks.
+    # What hides in another session is in the tree of the fork server and goes with the pool: the fixture looks.
 
 
 def test_a_flood_is_cut_in_the_log_and_its_last_line_is_kept(
@@ -214,15 +214,15 @@ def settle(is_so, within_s: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_stopped_keeper_does_not_keep_the_pool_from_closing(pool: ScorePool) -> None:
-    os.kill(pool.keeper.pid, signal.SIGSTOP)
+def test_a_stopped_fork_server_does_not_keep_the_pool_from_closing(pool: ScorePool) -> None:
+    os.kill(pool.fork_server.pid, signal.SIGSTOP)
     pool.close()
-    assert not psutil.pid_exists(pool.keeper.pid)
+    assert not psutil.pid_exists(pool.fork_server.pid)
 
 
 def test_one_hostile_completion_costs_a_builtin_verifier_only_itself() -> None:
     with contextlib.closing(ScorePool(VerifierConfig(workers=2))) as pool:
-        victims = [worker.pid for worker in psutil.Process(pool.keeper.pid).children()]
+        victims = [worker.pid for worker in psutil.Process(pool.fork_server.pid).children()]
         jobs = [job(f"#### {18 + n % 2}") for n in range(500)]
 
         def kill_one() -> None:

@@ -104,7 +104,7 @@ def open_pool(tmp_path: Path) -> Iterator[Open]:
 
 
 def pids(pool: ScorePool) -> list[int]:
-    return [worker.pid for worker in psutil.Process(pool.keeper.pid).children()]
+    return [worker.pid for worker in psutil.Process(pool.fork_server.pid).children()]
 
 
 def gone(pid: int, within_s: float) -> bool:
@@ -330,7 +330,7 @@ from actor.verifiers.verdict import ScoreJob
 from shared.config.tree import VerifierConfig
 
 pool = ScorePool(VerifierConfig(kind="callable", function=sys.argv[1], workers=3, limit_s=60.0))
-print(*[worker.pid for worker in psutil.Process(pool.keeper.pid).children()], flush=True)
+print(*[worker.pid for worker in psutil.Process(pool.fork_server.pid).children()], flush=True)
 jobs = [ScoreJob(prompt="", completion=text, completion_ids=[], truncated=False, columns={}) for text in sys.argv[2:]]
 pool.score(jobs, lambda: None)
 """

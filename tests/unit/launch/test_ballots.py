@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from actor.scoring.pool import ScorePool
-from actor.scoring.stream import score_all
+from actor.scoring.scores import score_all
 from actor.verifiers.verdict import ScoreJob
 from launch.commands.in_process import Ballots
 from protocol.outcome import Outcome

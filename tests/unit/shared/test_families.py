@@ -28,7 +28,7 @@ from shared.config.tree import Config
 from shared.errors import ModelError
 from shared.model.adapter_file import install_adapter
 from shared.model.prompt import load_prompter
-from shared.process.lease import NoTurns
+from shared.process.lease import NoLease
 from shared.run.metrics import StepMetrics
 from shared.run.run_dir import RunDir
 from tests.support.fakes import FAMILIES, ScriptedScorer, dense_twin, hidden_of
@@ -88,7 +88,7 @@ def one_life(config: Config, folder: Path, start: Checkpoint | None = None, last
     model, kept = load_model(config), Kept()
     engine, prompter = build_engine(config)
     # Even ids are right: whatever the vocabulary, some samples are and some are not.
-    rollout = Rollout(engine, ScriptedScorer(lambda ids: ids[0] % 2 == 0), NoTurns(), prompter.text)
+    rollout = Rollout(engine, ScriptedScorer(lambda ids: ids[0] % 2 == 0), NoLease(), prompter.text)
     desk = LocalDesk(rollout)
     state = build_state(model, desk)
     kept.save = state.save

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from actor.scoring.batch import Chunk, is_one_by_one, runs_functions
-from actor.scoring.pool import ScorePool, check
+from actor.scoring.job_queue import Call, is_one_by_one, runs_functions
+from actor.scoring.pool import ScorePool
+from actor.scoring.worker_process import check
 from actor.verifiers.format_reward import answer_tags, think_tags
 from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.outcome import Outcome
@@ -139,4 +140,4 @@ def test_who_is_asked_job_by_job() -> None:
 def test_a_worker_that_reports_other_rewards_is_not_believed(rewards: dict[str, float]) -> None:
     verdict = Verdict(outcome=Outcome.WRONG, score=0.0, extracted=None, note="", rewards=rewards)
     with pytest.raises(msgspec.ValidationError):
-        check([verdict], Chunk(jobs=range(1)), {"x"})
+        check([verdict], Call(jobs=range(1)), {"x"})

@@ -1,4 +1,4 @@
-"""Processes forked off the zygote: real ones, on runs that are small or not there."""
+"""Processes forked off the fork_server: real ones, on runs that are small or not there."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import pytest
 
 from launch.commands.run import make_run
 from launch.commands.watch_run import starter_for
-from launch.supervisor.starter import ForkedProcess, FreshStarter, Starter, ZygoteStarter
+from launch.supervisor.starter import ForkedProcess, ForkServerStarter, FreshStarter, Starter
 from launch.supervisor.topology import Process, ProcessFailed, Topology, topology
 from shared.config.load import load_config
 from tests.support.runs import ROOT
@@ -25,15 +25,15 @@ DEADLINE_S = 60.0
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Topology:
     """A prepared run: its actor, started alone, waits for a learner."""
-    out = tmp_path_factory.mktemp("zygote") / "run"
+    out = tmp_path_factory.mktemp("fork_server") / "run"
     config = load_config("embedded", ["eval.problems=0"])
     return topology(make_run(out, config).path, config)
 
 
 @pytest.fixture(scope="module")
-def zygote(plan: Topology) -> Iterator[ZygoteStarter]:
+def fork_server(plan: Topology) -> Iterator[ForkServerStarter]:
     starter = starter_for(plan)
-    assert isinstance(starter, ZygoteStarter)
+    assert isinstance(starter, ForkServerStarter)
     yield starter
     starter.close()
 
@@ -74,59 +74,59 @@ def nowhere(plan: Topology, folder: Path) -> Process:
     return Process(name="learner", argv=argv, environment={}, threads=1, log=folder / "learner.log")
 
 
-def test_what_a_child_says_and_how_it_ends_arrive(zygote: ZygoteStarter, plan: Topology, tmp_path: Path) -> None:
+def test_output_and_exit_code_arrive(fork_server: ForkServerStarter, plan: Topology, tmp_path: Path) -> None:
     process = nowhere(plan, tmp_path)
-    child = start(zygote, process)
+    child = start(fork_server, process)
     assert ended(child) == 2
     said = process.log.read_text()
     assert "error: " in said and "Traceback" not in said
 
 
-def test_a_path_that_is_no_text_is_a_path_all_the_same(zygote: ZygoteStarter, plan: Topology, tmp_path: Path) -> None:
+def test_a_path_need_not_be_text(fork_server: ForkServerStarter, plan: Topology, tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     folder.mkdir()
     process = nowhere(plan, folder)
-    assert ended(start(zygote, process)) == 2
+    assert ended(start(fork_server, process)) == 2
     assert "is not a run directory" in process.log.read_text()
 
 
-def test_a_child_looks_like_a_process_of_its_own(zygote: ZygoteStarter, plan: Topology) -> None:
-    child = start(zygote, plan.actors[0])
+def test_a_child_looks_like_a_process_of_its_own(fork_server: ForkServerStarter, plan: Topology) -> None:
+    child = start(fork_server, plan.actors[0])
     process = psutil.Process(born(child))
     until(lambda: f"-m actor --run {plan.run_dir}" in " ".join(process.cmdline()))
     assert os.getpgid(process.pid) == process.pid == os.getsid(process.pid)
-    assert process.ppid() == zygote.popen.pid
+    assert process.ppid() == fork_server.popen.pid
     child.kill_group()
     assert child.exit_code() == -signal.SIGKILL
     assert not psutil.pid_exists(process.pid)
 
 
-def test_the_libraries_are_in_memory_once(zygote: ZygoteStarter, plan: Topology) -> None:
-    child = start(zygote, plan.actors[0])
+def test_the_libraries_are_in_memory_once(fork_server: ForkServerStarter, plan: Topology) -> None:
+    child = start(fork_server, plan.actors[0])
     until(lambda: b"computes with" in plan.actors[0].log.read_bytes())
     memory = psutil.Process(born(child)).memory_full_info()
     assert memory.pss < 0.75 * memory.rss
     child.kill_group()
 
 
-def test_a_signal_reaches_a_process_that_was_not_born_yet(zygote: ZygoteStarter, plan: Topology) -> None:
-    os.kill(zygote.popen.pid, signal.SIGSTOP)
+def test_a_signal_reaches_a_process_that_was_not_born_yet(fork_server: ForkServerStarter, plan: Topology) -> None:
+    os.kill(fork_server.popen.pid, signal.SIGSTOP)
     try:
-        child = start(zygote, plan.actors[0])
+        child = start(fork_server, plan.actors[0])
         child.send_signal(signal.SIGTERM)
         assert child.exit_code() is None
     finally:
-        os.kill(zygote.popen.pid, signal.SIGCONT)
+        os.kill(fork_server.popen.pid, signal.SIGCONT)
     assert ended(child) == -signal.SIGTERM
 
 
-def test_without_the_zygote_there_is_nothing(plan: Topology) -> None:
+def test_without_the_fork_server_there_is_nothing(plan: Topology) -> None:
     starter = starter_for(plan)
-    assert isinstance(starter, ZygoteStarter)
+    assert isinstance(starter, ForkServerStarter)
     child = start(starter, plan.actors[0])
     pid = born(child)
     starter.popen.kill()
-    with pytest.raises(ProcessFailed, match=r"process that starts learner and actor ended[^$]*zygote\.log"):
+    with pytest.raises(ProcessFailed, match=r"process that starts learner and actor ended[^$]*fork_server\.log"):
         until(lambda: child.exit_code() is not None)
     until(lambda: not psutil.pid_exists(pid))
     child.kill_group()
@@ -140,7 +140,7 @@ def test_closing_ends_what_is_left(plan: Topology) -> None:
     until(lambda: not psutil.pid_exists(pid))
 
 
-def test_killing_the_launcher_ends_its_zygote(plan: Topology) -> None:
+def test_killing_the_launcher_ends_its_fork_server(plan: Topology) -> None:
     code = """
 import sys
 from launch.commands.watch_run import starter_for
@@ -159,7 +159,7 @@ starter.listen(60)
     until(lambda: not psutil.pid_exists(pid))
 
 
-def test_a_fresh_process_needs_no_zygote(plan: Topology, tmp_path: Path) -> None:
+def test_a_fresh_process_needs_no_fork_server(plan: Topology, tmp_path: Path) -> None:
     process = nowhere(plan, tmp_path)
     with process.log.open("wb") as log:
         child = FreshStarter().start(process, log)
@@ -168,27 +168,27 @@ def test_a_fresh_process_needs_no_zygote(plan: Topology, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_what_asks_a_process_to_end_is_not_for_the_zygote_but_for_its_children(
-    zygote: ZygoteStarter, plan: Topology, number: signal.Signals
+def test_what_asks_a_process_to_end_is_not_for_the_fork_server_but_for_its_children(
+    fork_server: ForkServerStarter, plan: Topology, number: signal.Signals
 ) -> None:
-    zygote.popen.send_signal(number)
-    child = start(zygote, plan.actors[0])
+    fork_server.popen.send_signal(number)
+    child = start(fork_server, plan.actors[0])
     os.kill(born(child), number)
     # Python may make an exception of an interrupt.
     assert ended(child) in (-number, 1)
-    assert zygote.popen.poll() is None
+    assert fork_server.popen.poll() is None
 
 
-# --- a process in the zygote's place; it is the first thing that a zygote imports
+# --- a process in the fork server's place; it is the first thing that a fork server imports
 
 
-def in_its_place(plan: Topology, folder: Path, script: str) -> ZygoteStarter:
-    """A zygote whose first import does something else."""
+def in_its_place(plan: Topology, folder: Path, script: str) -> ForkServerStarter:
+    """A fork server whose first import does something else."""
     (folder / "setproctitle.py").write_text(script)
-    return ZygoteStarter({"PYTHONPATH": str(folder)}, folder / "zygote.log", clearing_s=1.0)
+    return ForkServerStarter({"PYTHONPATH": str(folder)}, folder / "fork_server.log", cleanup_s=1.0)
 
 
-def test_a_zygote_that_dies_as_it_loads_is_told_in_a_sentence(plan: Topology, tmp_path: Path) -> None:
+def test_a_fork_server_that_dies_as_it_loads_is_told_in_a_sentence(plan: Topology, tmp_path: Path) -> None:
     script = "import pathlib, time\nwhile not pathlib.Path(__file__).with_name('asked').exists(): time.sleep(0.01)\n"
     starter = in_its_place(plan, tmp_path, script + "raise MemoryError('no room')")
     child = start(starter, plan.actors[0])
@@ -201,7 +201,7 @@ def test_a_zygote_that_dies_as_it_loads_is_told_in_a_sentence(plan: Topology, tm
     starter.close()
 
 
-def test_a_zygote_that_tells_nothing_more_is_killed(plan: Topology, tmp_path: Path) -> None:
+def test_a_fork_server_that_tells_nothing_more_is_killed(plan: Topology, tmp_path: Path) -> None:
     script = """
 import json, os, signal, socket, sys, time
 control = socket.socket(fileno=int(sys.argv[-1]))
@@ -222,7 +222,7 @@ time.sleep(600)
     starter.close()
 
 
-def test_a_zygote_that_cannot_end_is_killed(plan: Topology, tmp_path: Path) -> None:
+def test_a_fork_server_that_cannot_end_is_killed(plan: Topology, tmp_path: Path) -> None:
     script = "import json, socket, sys, time\ncontrol = socket.socket(fileno=int(sys.argv[-1]))\n"
     tell = "control.send(json.dumps({'child': 0, 'pid': 2**22 + 1}).encode())\ntime.sleep(600)\n"
     starter = in_its_place(plan, tmp_path, script + tell)
@@ -231,10 +231,10 @@ def test_a_zygote_that_cannot_end_is_killed(plan: Topology, tmp_path: Path) -> N
     assert starter.popen.returncode == -signal.SIGKILL
 
 
-def test_a_stopped_zygote_is_continued(zygote: ZygoteStarter, plan: Topology) -> None:
-    child = start(zygote, plan.actors[0])
+def test_a_stopped_fork_server_is_continued(fork_server: ForkServerStarter, plan: Topology) -> None:
+    child = start(fork_server, plan.actors[0])
     born(child)
-    zygote.popen.send_signal(signal.SIGSTOP)
+    fork_server.popen.send_signal(signal.SIGSTOP)
     child.kill_group()
     assert child.exit_code() == -signal.SIGKILL
 

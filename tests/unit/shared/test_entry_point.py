@@ -1,4 +1,4 @@
-"""The edge of a process: errors become an exit code, and one sentence where a user can mend them."""
+"""The entry point of a process: errors become an exit code, and one sentence if the user can fix them."""
 
 import resource
 import subprocess
@@ -66,7 +66,7 @@ def test_too_few_descriptors_are_named_before_anything_fails_for_want_of_them() 
     argv = ["bash", "-c", 'ulimit -n 24; exec "$0" -c "$1"', sys.executable, BODY.format(line="pass")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    said = "error: A process may open 24 files and connections here, and needs 40 at least; "
+    said = "error: A process may open 24 files and connections here, but needs at least 40; "
     assert done.stderr.splitlines()[-1] == said + "raise the limit with `ulimit -n 1024`."
 
 

@@ -9,9 +9,8 @@ from typing import cast
 import psutil
 import pytest
 
-from actor.scoring.batch import CHUNK_JOBS
-from actor.scoring.pool import ScorePool
-from actor.scoring.stream import Streamed
+from actor.scoring.job_queue import CALL_JOBS
+from actor.scoring.pool import ScorePool, StreamedScores
 from actor.verifiers.verdict import ScoreJob
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig
@@ -31,10 +30,10 @@ def open_pool(config: VerifierConfig) -> Iterator[ScorePool]:
         yield pool
 
 
-def decode_until_scored(scores: Streamed, seconds: float = 20.0) -> None:
+def decode_until_scored(scores: StreamedScores, seconds: float = 20.0) -> None:
     """What an engine does that draws tokens and ends no sample."""
     end = time.monotonic() + seconds
-    while not scores.batch.is_done():
+    while not scores.queue.is_done():
         assert time.monotonic() < end, "nothing was scored while tokens were drawn"
         scores.add({})
         time.sleep(0.005)
@@ -42,7 +41,7 @@ def decode_until_scored(scores: Streamed, seconds: float = 20.0) -> None:
 
 @pytest.mark.parametrize("kind", ["gsm8k", "math"])
 def test_verdicts_stand_in_the_order_of_the_order_whatever_ended_first(kind: str) -> None:
-    jobs = {place: job(f"#### {place}", str(place - place % 2)) for place in range(3 * CHUNK_JOBS + 5)}
+    jobs = {place: job(f"#### {place}", str(place - place % 2)) for place in range(3 * CALL_JOBS + 5)}
     with open_pool(VerifierConfig(kind=kind, strict=False)) as pool:  # pyright: ignore[reportArgumentType]
         scores = pool.begin()
         for places in (range(50, 90), range(20), range(90, len(jobs))):
@@ -51,7 +50,7 @@ def test_verdicts_stand_in_the_order_of_the_order_whatever_ended_first(kind: str
             scores.add({})
         scores.add(dict(reversed(jobs.items())))
         verdicts = scores.verdicts(nothing)
-    assert [verdict.extracted for verdict in verdicts] == [str(place) for place in range(3 * CHUNK_JOBS + 5)]
+    assert [verdict.extracted for verdict in verdicts] == [str(place) for place in range(3 * CALL_JOBS + 5)]
     right = [Outcome.WRONG if place % 2 else Outcome.CORRECT for place in range(len(verdicts))]
     assert [verdict.outcome for verdict in verdicts] == right
 
@@ -59,7 +58,7 @@ def test_verdicts_stand_in_the_order_of_the_order_whatever_ended_first(kind: str
 def test_mathematics_is_scored_at_once_and_what_hangs_is_stopped_meanwhile() -> None:
     hanging = job("the answer is \\boxed{" + "9^" * 20 + "9}", "\\frac{1}{7}")
     with open_pool(VerifierConfig(kind="math", limit_s=0.5)) as pool:
-        scores = cast(Streamed, pool.begin())
+        scores = cast(StreamedScores, pool.begin())
         scores.add({2: hanging})
         scores.add({0: job("#### 18")})
         decode_until_scored(scores)
@@ -70,20 +69,20 @@ def test_mathematics_is_scored_at_once_and_what_hangs_is_stopped_meanwhile() -> 
 
 def test_what_costs_little_is_scored_in_calls_worth_their_while() -> None:
     with open_pool(VerifierConfig()) as pool:
-        scores = cast(Streamed, pool.begin())
-        for place in range(CHUNK_JOBS - 1):
+        scores = cast(StreamedScores, pool.begin())
+        for place in range(CALL_JOBS - 1):
             scores.add({place: job("#### 18")})
-        assert scores.batch.jobs == []
-        scores.add({CHUNK_JOBS: job("#### 18")})
-        assert len(scores.batch.jobs) == CHUNK_JOBS
+        assert scores.queue.jobs == []
+        scores.add({CALL_JOBS: job("#### 18")})
+        assert len(scores.queue.jobs) == CALL_JOBS
         decode_until_scored(scores)
-        assert [verdict.outcome for verdict in scores.verdicts(nothing)] == [Outcome.CORRECT] * CHUNK_JOBS
+        assert [verdict.outcome for verdict in scores.verdicts(nothing)] == [Outcome.CORRECT] * CALL_JOBS
 
 
 def test_a_worker_killed_while_tokens_are_drawn_costs_nothing() -> None:
     with open_pool(VerifierConfig(kind="math", workers=1)) as pool:
-        scores = cast(Streamed, pool.begin())
-        (worker,) = psutil.Process(pool.keeper.pid).children()
+        scores = cast(StreamedScores, pool.begin())
+        (worker,) = psutil.Process(pool.fork_server.pid).children()
         worker.kill()
         scores.add({0: job("#### 18"), 1: job("#### 17")})
         decode_until_scored(scores)

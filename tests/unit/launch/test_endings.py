@@ -29,14 +29,14 @@ def test_a_sentence_is_passed_on_and_anything_else_is_a_crash(tmp_path: Path) ->
     assert isinstance(crash, ProcessFailed) and "exit code 1 after step 3" in str(crash) and "oops" in str(crash)
 
 
-def test_code_2_without_a_sentence_tells_of_the_disk_the_log_lies_on(tmp_path: Path) -> None:
-    unsaid = failure(*ended(tmp_path / "a.log", "raise SystemExit(2)"), steps_done=3)
-    assert isinstance(unsaid, UserError)
+def test_code_2_without_a_sentence_names_the_disk_of_the_log(tmp_path: Path) -> None:
+    error = failure(*ended(tmp_path / "a.log", "raise SystemExit(2)"), steps_done=3)
+    assert isinstance(error, UserError)
     for part in ("learner stopped", str(tmp_path / "a.log"), "KiB free", "make room", "`resume`"):
-        assert part in str(unsaid)
+        assert part in str(error)
 
 
-def test_a_log_that_cannot_be_opened_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_opened_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
     with pytest.raises(RunDirError, match="choose an --out"):
         ended(tmp_path / "logs" / "a.log", "pass")

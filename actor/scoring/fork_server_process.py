@@ -1,8 +1,8 @@
-"""The keeper as the pool sees it: commands out, news of ended workers in; never blocks for long.
+"""The fork server as the pool sees it: sends commands, receives the exits of workers, never blocks for long.
 
 Its environment, which its workers inherit, is an allow-list: paths, language, thread counts, and what
-verifier.environment names. So no token of the actor is in it, whatever its name. Python looks for modules on PYTHONPATH
-alone: a file in the folder where the run was started must not take the name of one of ours.
+verifier.environment names. So it contains no token of the actor, whatever the token's name. Python looks for modules on
+PYTHONPATH only: a file in the folder where the run was started must not replace a module of ours.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from actor.scoring.pipe import Command, Ended
+from actor.scoring.pipe import Command, WorkerExited
 from shared.config.data import VerifierConfig
 from shared.process.children import end_trees
 
@@ -26,11 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 KNOWN = re.compile(
     r"PATH|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHONHASHSEED|CUDA_VISIBLE_DEVICES|\w+_NUM_THREADS"
 )
+MODULE = "actor.scoring.fork_server"
 PACKET_BYTES = 4096
 END_LIMIT_S = 5.0
 
 
-class KeeperProcess:
+class ForkServerProcess:
     """A process, the socket to it, and the scratch folder of its workers."""
 
     def __init__(self, verifier: VerifierConfig) -> None:
@@ -39,7 +40,7 @@ class KeeperProcess:
         config = msgspec.json.encode(verifier).decode()
         with theirs:
             self.popen = subprocess.Popen(
-                [sys.executable, "-u", "-m", "actor.scoring.keeper", str(theirs.fileno()), config, self.scratch],
+                [sys.executable, "-u", "-m", MODULE, str(theirs.fileno()), config, self.scratch],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -51,35 +52,33 @@ class KeeperProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self.popen.pid
 
     def fileno(self) -> int:
-        """For select.poll."""
         return self.commands.fileno()
 
-    def tell(self, command: Command, descriptors: Sequence[int] = ()) -> None:
-        """Hand over a command; a keeper that lets the socket fill up is as good as gone."""
+    def send(self, command: Command, descriptors: Sequence[int] = ()) -> None:
+        """A fork server that lets the socket fill up counts as gone."""
         try:
             socket.send_fds(self.commands, [msgspec.msgpack.encode(command)], list(descriptors))
         except OSError:
             self.is_gone = True
 
-    def news(self) -> list[Ended]:
+    def exits(self) -> list[WorkerExited]:
         """Workers that have ended since the last call."""
-        ended: list[Ended] = []
+        exited: list[WorkerExited] = []
         try:
             while packet := self.commands.recv(PACKET_BYTES):
-                ended.append(msgspec.msgpack.decode(packet, type=Ended))
+                exited.append(msgspec.msgpack.decode(packet, type=WorkerExited))
             self.is_gone = True
         except BlockingIOError:
             pass
         except OSError:
             self.is_gone = True
-        return ended
+        return exited
 
     def close(self) -> None:
-        """End all workers and the keeper; by force where it does not go by itself."""
+        """End the fork server and with it all workers; kill it if it does not end in time."""
         if self.closed:
             return
         self.closed = True
@@ -93,7 +92,7 @@ class KeeperProcess:
 
 
 def environment(more: Sequence[str]) -> dict[str, str]:
-    """What a worker may know, and what it needs in order to find our packages."""
+    """The environment of a worker: the allowed variables, and the path to our packages."""
     kept = {name: value for name, value in os.environ.items() if KNOWN.fullmatch(name) or name in more}
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return kept | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
