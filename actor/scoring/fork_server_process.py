@@ -1,7 +1,7 @@
 """The fork server as the pool sees it: sends commands, receives the exits of workers, never blocks for long.
 
 Its environment, which its workers inherit, is an allow-list: paths, language, thread counts, and what
-verifier.environment names. So it contains no token of the actor, whatever the token's name. Python looks for modules on
+verifier.environment names. So it contains no token of the actor. Python looks for modules on
 PYTHONPATH only: a file in the folder where the run was started must not replace a module of ours.
 """
 

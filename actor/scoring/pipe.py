@@ -82,7 +82,6 @@ Command = StartWorker | KillWorker
 
 
 def frame(message: ScoreCall | Reply) -> bytes:
-    """The bytes of a message in the pipe."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 

@@ -126,7 +126,6 @@ class WorkerProcess:
         return None if body is None else msgspec.msgpack.decode(body, type=Reply)
 
     def kill(self) -> None:
-        """End it and all it has started."""
         if not self.killed:
             self.killed = True
             self.output.drain()
@@ -157,7 +156,6 @@ class Slot:
         return self.is_ready and self.call is None
 
     def give(self, call: Call, jobs: Sequence[ScoreJob]) -> None:
-        """Have a call scored."""
         self.num_calls += 1
         self.call = call
         self.deadline = time.monotonic() + self.verifier.limit_s
@@ -223,7 +221,6 @@ class Slot:
         self.start()
 
     def give_up_call(self, queue: JobQueue, what_happened: str, timed_out: bool) -> None:
-        """This worker sends no more verdicts on its call."""
         if not self.call:
             return
         last_line = self.worker.output.last_line()

@@ -32,7 +32,6 @@ class Stacks:
         self.start = self.size()
 
     def size(self) -> int:
-        """Size of the file in bytes, earlier starts included."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def is_open(self) -> bool:
@@ -57,7 +56,7 @@ class Stacks:
 
 
 class Child:
-    """A started process."""
+    """A started process, with what the supervisor knows about it."""
 
     def __init__(self, process: Process, starter: Starter) -> None:
         self.process = process

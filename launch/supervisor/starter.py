@@ -55,15 +55,13 @@ class Started(Protocol):
 
 
 class Starter(Protocol):
-    """Starts processes."""
+    """Starts the processes of a run."""
 
     def start(self, process: Process, log: IO[bytes]) -> Started:
         """Start a process; does not wait until it runs."""
         ...
 
-    def close(self) -> None:
-        """After this, nothing can be started."""
-        ...
+    def close(self) -> None: ...
 
 
 class FreshStarter:
@@ -203,7 +201,6 @@ class ForkedProcess:
         self.early_signals: list[int] = []
 
     def handle(self, message: dict[str, Any]) -> None:
-        """The child was started, or it ended."""
         if "pid" in message:
             self.pid = message["pid"]
             for number in self.early_signals:

@@ -203,7 +203,6 @@ class Supervisor:
             self.note("finishing the step; Ctrl-C again stops at once")
 
     def stop_actors(self) -> None:
-        """Ask the actors to stop, and wait for them for a while."""
         actors = [self.children[actor.name] for actor in self.plan.actors]
         for actor in actors:
             actor.ask_to_stop()
@@ -214,7 +213,6 @@ class Supervisor:
         self.update_screen()
 
     def kill_all(self) -> None:
-        """SIGKILL to every process group of the run."""
         for child in self.children.values():
             child.kill()
         self.starter.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.config.tree import Config
-from shared.process.determinism import cpu_environment
+from shared.process.determinism import Blas, cpu_environment
 from shared.run.run_dir import RunDir
 
 
@@ -59,17 +59,17 @@ def topology(run_dir: Path, config: Config) -> Topology:
     return Topology(
         run_dir=run_dir,
         endpoint=config.link.endpoint,
-        learner=process("learner", ("learner", *run), compute.learner_threads, config, run_dir),
-        actors=(process("actor0", ("actor", *run, "--id", "actor0"), compute.actor_threads, config, run_dir),),
+        learner=process("learner", ("learner", *run), compute.learner_threads, compute.blas, run_dir),
+        actors=(process("actor0", ("actor", *run, "--id", "actor0"), compute.actor_threads, compute.blas, run_dir),),
     )
 
 
-def process(name: str, module: tuple[str, ...], threads: int, config: Config, run_dir: Path) -> Process:
+def process(name: str, module: tuple[str, ...], threads: int, blas: Blas, run_dir: Path) -> Process:
     return Process(
         name=name,
         argv=(sys.executable, "-m", *module),
         # Unbuffered, so that a log has the last line even of a process that was killed.
-        environment=cpu_environment(threads, config.compute.blas) | {"PYTHONUNBUFFERED": "1"},
+        environment=cpu_environment(threads, blas) | {"PYTHONUNBUFFERED": "1"},
         threads=threads,
         log=RunDir(run_dir).logs / f"{name}.log",
     )

@@ -15,6 +15,7 @@ The environment must be set before torch is loaded, so the launcher sets it; `pi
 import os
 from typing import Any, Literal
 
+Blas = Literal["fast", "portable"]
 PINNED = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -28,7 +29,7 @@ PINNED = (
 )
 
 
-def cpu_environment(threads: int, blas: Literal["fast", "portable"]) -> dict[str, str]:
+def cpu_environment(threads: int, blas: Blas) -> dict[str, str]:
     """Variables for a process that is about to start."""
     count = str(threads)
     environment = {

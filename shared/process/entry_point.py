@@ -28,7 +28,6 @@ MIN_DESCRIPTORS = 40
 
 
 def run_process(name: str, body: Callable[[], None]) -> int:
-    """Run the body; returns the exit code of the process."""
     die_with_parent()
     keep_to_itself()
     form = f"%(asctime)s %(levelname)s {name} %(message)s"

@@ -1,4 +1,4 @@
-"""Ties a child process to its parent: when the parent dies, in whatever way, the child is killed.
+"""Ties a child process to its parent: when the parent dies for any reason, the child is killed.
 
     parent:  starts the child with TANDEM_PARENT_PID=<own process id> in its environment
     child:   calls die_with_parent() before anything else in main

@@ -66,14 +66,12 @@ class Watchdog:
         self.set_at = -math.inf
 
     def progress(self) -> None:
-        """Restart the timer."""
         now = time.monotonic()
         if now - self.set_at >= SLACK * self.limit_s:
             self.set_at = now
             faulthandler.dump_traceback_later((1 + SLACK) * self.limit_s, file=self.stacks, exit=True)
 
     def rest(self) -> None:
-        """Stop the timer."""
         self.set_at = -math.inf
         faulthandler.cancel_dump_traceback_later()
 
