@@ -27,19 +27,19 @@ class Rollout:
         self,
         engine: Engine,
         scorer: Scorer,
-        turns: ComputeLease,
+        lease: ComputeLease,
         text: Callable[[list[int]], str],
         canary_tolerance: float = TOLERANCE,
     ) -> None:
         self.engine = engine
         self.installer = Installer(engine, canary_tolerance)
         self.scorer = scorer
-        self.turns = turns
+        self.lease = lease
         self.text = text
 
     def fill(self, order: Order, policy: Policy, beat: Beat) -> FilledOrder:
         """Sample from exactly the version the order names, then score."""
-        with self.turns.hold("actor", lambda: beat("waiting for its turn")) as wait_s:
+        with self.lease.hold("actor", lambda: beat("waiting for its turn")) as wait_s:
             start = time.monotonic()
             self.installer.install(policy, woken=self.engine.wake())
             marking = Marking(order.groups, self.scorer.begin(), self.text, beat)

@@ -102,17 +102,17 @@ def serve_or_say_why(link: Link, rollout: Rollout) -> None:
         raise
 
 
-def serve_orders(config: Config, port: ActorPort, endpoint: str, actor_id: str, lease: Path) -> None:
+def serve_orders(config: Config, port: ActorPort, endpoint: str, actor_id: str, lease_file: Path) -> None:
     """Load, join, serve, leave."""
     device = pick_device(config.compute.device)
-    turn = lease_for(config.compute, device.type, lease)
+    lease = lease_for(config.compute, device.type, lease_file)
     # An engine takes its memory while it is built, and vLLM looks at what is free.
-    with turn.hold("actor"):
+    with lease.hold("actor"):
         engine, prompter = build_engine(config)
     log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))
     scorer = ScorePool(config.verifier)
     try:
-        rollout = Rollout(engine, scorer, turn, prompter.text, canary_tolerance(config, device))
+        rollout = Rollout(engine, scorer, lease, prompter.text, canary_tolerance(config, device))
         rules = rules_digest(config.verifier, config.rollout)
         link = Link(port, endpoint, actor_id, engine.identity, config.link.credits, rules)
         welcome = link.join(config.link.silence_s)

@@ -42,7 +42,7 @@ WELCOME = Welcome(run_id="trust-cost", heartbeat_s=2.0, silence_s=120.0, mark=0)
 class Arm(Protocol):
     """One way of doing a step."""
 
-    turns: ComputeLease
+    lease: ComputeLease
     """Who computes."""
 
     def publish(self, version: int) -> Policy:
@@ -91,7 +91,7 @@ class Off:
     def __init__(self, model: Model, engine: Engine, actor: ThreadPoolExecutor) -> None:
         self.model = model
         self.actor = actor
-        self.turns: ComputeLease = NoLease()
+        self.lease: ComputeLease = NoLease()
         self.rollout = Rollout(engine, DirectScorer(), NoLease(), model.prompter.text)
         self.rollout.installer = BareInstaller(engine)  # pyright: ignore[reportAttributeAccessIssue]
         self.policy: Policy | None = None
@@ -126,7 +126,7 @@ class On:
         keys.mkdir(mode=0o700)
         create_keys(keys)
         self.actor = actor
-        self.turns: ComputeLease = Lease(folder / "lease")
+        self.lease: ComputeLease = Lease(folder / "lease")
         self.journal = Journal.open(folder / "journal")
         self.port = ZmqLearnerPort(local_endpoint(folder), load_learner_keys(keys))
         recorder = JournalRecorder(self.journal, 0, admit=lambda group: kept_samples(group, config))

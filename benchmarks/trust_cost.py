@@ -96,7 +96,7 @@ class Bench:
         policy = arm.publish(self.version)
         orders = self.orders(step)
         answers = arm.collect(orders)
-        with arm.turns.hold("learner"):
+        with arm.lease.hold("learner"):
             update.apply(step, batches.build(answers))
         timed = Timed(wall_s=time.perf_counter() - wall, cpu_s=time.process_time() - cpu)
         if arm is self.on:
@@ -172,7 +172,7 @@ def part_costs(bench: Bench, folder: Path) -> dict[str, float]:
 
     def hold_twice() -> None:
         for role in ("actor", "learner"):
-            with on.turns.hold(role):
+            with on.lease.hold(role):
                 pass
 
     def in_actor(work: Callable[[], object]) -> float:

@@ -38,7 +38,7 @@ class Parts:
     """Parameters to messages."""
     ledger: Ledger
     """Metrics, rollout samples, checkpoints; knows when to stop."""
-    turns: ComputeLease
+    lease: ComputeLease
     """Who computes."""
     evaluations: Schedule = NO_EVALUATIONS
     """Held-out accuracy on the way."""
@@ -50,7 +50,7 @@ def train(parts: Parts, first_step: int, last_step: int) -> int:
         parts.ledger.begin()
         parts.plan.order_ahead(version=step)
         answers = parts.plan.collect(step)
-        with parts.turns.hold("learner", parts.desk.pump), parts.ledger.updating():
+        with parts.lease.hold("learner", parts.desk.pump), parts.ledger.updating():
             batch = parts.batches.build(answers)
             stats = parts.guard.apply(step, answers, batch)
             policy = parts.publisher.snapshot(version=step + 1)

@@ -120,6 +120,6 @@ def build_parts(
         guard=Guard(update, ledger.books, model.config),
         publisher=state.publisher,
         ledger=ledger,
-        turns=lease_for(model.config.compute, model.policy.device.type, lease),
+        lease=lease_for(model.config.compute, model.policy.device.type, lease),
         evaluations=evaluations,
     )

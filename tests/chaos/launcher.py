@@ -19,7 +19,7 @@ PATIENCE = Patience(tick_s=0.02, grace_s=10.0, restarts=1000, pause_s=0.0, farew
 
 
 class Silent:
-    """An audience that prints notes alone."""
+    """A screen that prints notes alone."""
 
     def tick(self) -> int:
         """No display, so no step is ever seen."""

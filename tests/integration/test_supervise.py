@@ -59,7 +59,7 @@ with (here / "worker.pids").open("a") as file:
 
 
 class Listener:
-    """An audience that remembers, and can act at every tick."""
+    """A screen that remembers, and can act at every tick."""
 
     def __init__(
         self, act: Callable[["Listener"], None] = lambda _: None, steps: Callable[[], int] = lambda: 0

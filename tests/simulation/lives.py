@@ -162,7 +162,7 @@ class LearnerLife:
             guard=Guard(cast(Any, self.update), self.books, self.config),
             publisher=self.publisher,
             ledger=Ledger(self.config, self.books, self.past, self.stop, self.plan.curriculum.metrics),
-            turns=NoLease(),
+            lease=NoLease(),
         )
 
     def close(self) -> None:

@@ -126,7 +126,7 @@ class Run:
             guard=Guard(update, self.books, config),
             publisher=publisher,
             ledger=self.ledger(Past()),
-            turns=lease,
+            lease=lease,
         )
 
     def ledger(self, past: Past) -> Ledger:
