@@ -33,6 +33,7 @@ import torch
 from benchmarks.fuzz_desk import converse
 from benchmarks.mutate import mutate_bytes, mutate_tree
 from launch.display.watch import Watch, outcome_shares, rewards, steps_done, time_shares
+from launch.preset import load_config
 from learner.durable.checkpoint import MANIFEST, Broken, Checkpoint, pack_manifest, read_manifest
 from learner.durable.journal_format import pack_record, scan
 from protocol.access.keys import create_keys, load_actor_key, read_allowed
@@ -40,7 +41,7 @@ from protocol.codec import decode, encode, pack, unpack
 from protocol.errors import MalformedMessage, SecurityError, VersionMismatch
 from protocol.messages import FilledOrder
 from protocol.validate import check_groups
-from shared.config.load import config_from_json, config_to_json, load_config
+from shared.config.load import config_from_json, config_to_json
 from shared.config.tree import Config
 from shared.errors import ConfigError, DamageError
 from shared.model.adapter_file import adapter_bytes, install_adapter

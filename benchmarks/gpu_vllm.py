@@ -50,8 +50,8 @@ def case(model: str, weights: str, part: str) -> dict[str, Any]:
     import torch
 
     from actor.wiring import build_engine
+    from launch.preset import load_config
     from protocol.messages import GroupOrder, Sampling
-    from shared.config.load import load_config
     from shared.seeding import sample_seeds
 
     keys = {"model.path": model, "actor.engine": "vllm", "actor.weights": weights, "actor.give_back": part}

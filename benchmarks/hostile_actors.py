@@ -30,13 +30,13 @@ from benchmarks.fuzz_desk import SPOILS
 from benchmarks.gauges import descendants, folder_mb, gauges
 from benchmarks.machine import write_result
 from launch.commands.run import make_run
+from launch.preset import load_config
 from learner.wiring import load_model
 from protocol.access.keys import create_actor_key, load_actor_key
 from protocol.codec import decode, encode
 from protocol.messages import AnyMessage, Bye, FilledOrder, Heartbeat, Hello, Order, Policy, Welcome
 from protocol.sockets import set_up_actor
 from protocol.transport import new_identity
-from shared.config.load import load_config
 from shared.config.processes import dial_address
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir

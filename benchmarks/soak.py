@@ -25,12 +25,12 @@ from benchmarks.gauges import BOUNDS, descendants, folder_mb, gauges, is_zombie
 from benchmarks.machine import write_result
 from benchmarks.slope import Slope, slope
 from launch.commands.run import make_run
+from launch.preset import load_config
 from launch.supervisor.child import Child
 from launch.supervisor.growing_file import GrowingFile
 from launch.supervisor.starter import ForkedProcess, ForkServerStarter
 from launch.supervisor.topology import process, topology
 from protocol.access.keys import create_actor_key
-from shared.config.load import load_config
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir
 

@@ -27,6 +27,7 @@ from actor.wiring import build_engine
 from benchmarks.machine import write_result
 from benchmarks.overhead import exchange
 from benchmarks.trust_arms import Arm, DirectScorer, Off, On
+from launch.preset import load_config
 from learner.durable.checkpoint import CheckpointStore
 from learner.orders.orders import TRAIN_LANE, build_orders
 from learner.state import LearnerState, Past
@@ -36,7 +37,6 @@ from learner.wiring import Model, build_state, load_model
 from protocol.codec import encode, pack
 from protocol.messages import Ack, FilledOrder, Order, Policy, Sampling
 from protocol.validate import check_groups
-from shared.config.load import load_config
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_bytes, digest, install_adapter
 from shared.model.canary import score

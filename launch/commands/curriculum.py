@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from launch.preset import load_config
 from protocol.outcome import Outcome
-from shared.config.load import load_config
 from shared.config.tree import Config
 from shared.errors import ConfigError, DataError
 from shared.process.determinism import cpu_environment

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from launch.preset import load_config
 from learner.tasks.overlap import find_overlap
 from learner.tasks.tasks import Task, TaskSet, load_tasks, load_test
-from shared.config.load import load_config
 from shared.config.tree import Config
 from shared.model.base_cache import find_checkpoint
 from shared.model.prompt import Prompter, load_prompter

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from launch.preset import load_config
 from learner.durable.checkpoint import Checkpoint, choose_checkpoint
 from protocol.messages import GroupOrder, Sampling
 from protocol.plain_text import for_terminal
-from shared.config.load import config_from_json, load_config
+from shared.config.load import config_from_json
 from shared.config.tree import Config
 from shared.errors import DataError
 from shared.process.determinism import cpu_environment

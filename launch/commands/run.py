@@ -15,9 +15,10 @@ import msgspec
 
 from actor.engines.vllm_options import check_engine
 from launch.display.next_command import next_command
+from launch.preset import load_config
 from launch.supervisor.topology import Process, Topology, topology
 from protocol.access.keys import create_keys
-from shared.config.load import config_to_json, load_config
+from shared.config.load import config_to_json
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir
 

@@ -19,8 +19,6 @@ from shared.config.tree import Config, RolloutConfig
 from shared.config.types import Section
 from shared.errors import ConfigError
 
-PRESETS_DIR = Path(__file__).resolve().parents[2] / "launch" / "presets"
-
 Tree = dict[str, Any]
 
 TRUNCATES = (
@@ -36,24 +34,12 @@ REFUSED = {
 """Keys that people expect, and why there are none."""
 
 
-def load_config(source: str, overrides: Iterable[str] = ()) -> Config:
-    """A preset's name or a TOML file, with `section.key=value` overrides on top."""
-    tree = read_toml(find_source(source))
+def read_config(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """A TOML file, with `section.key=value` overrides on top."""
+    tree = read_toml(path)
     for override in overrides:
         apply_override(tree, override)
     return resolve(tree)
-
-
-def find_source(source: str) -> Path:
-    """The TOML file behind a preset name or path."""
-    preset = PRESETS_DIR / f"{source}.toml"
-    if preset.is_file():
-        return preset
-    path = Path(source)
-    if path.is_file():
-        return path
-    known = ", ".join(sorted(p.stem for p in PRESETS_DIR.glob("*.toml")))
-    raise ConfigError(f"There is no preset and no file named '{source}'; presets are: {known}.")
 
 
 def read_toml(path: Path) -> Tree:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from launch.commands.run import make_run
+from launch.preset import load_config
 from protocol.limits import MAX_HANDSHAKE_FAILURES
-from shared.config.load import load_config
 from tests.chaos.byte_proxy import ByteProxy, byte_proxy
 from tests.chaos.message_proxy import FAULTS, message_proxy
 from tests.chaos.prepared import CHAOS

@@ -15,7 +15,6 @@ from launch.commands.run import make_run
 from launch.commands.watch_run import starter_for
 from launch.supervisor.starter import ForkedProcess, ForkServerStarter, FreshStarter, Starter
 from launch.supervisor.topology import Process, ProcessFailed, Topology, topology
-from shared.config.load import load_config
 from tests.support.runs import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forking is for Linux alone")
@@ -146,7 +145,7 @@ import sys
 from launch.commands.watch_run import starter_for
 from launch.supervisor.topology import topology
 from pathlib import Path
-from shared.config.load import load_config
+from launch.preset import load_config
 starter = starter_for(topology(Path(sys.argv[1]), load_config("embedded", [])))
 print(starter.popen.pid, flush=True)
 starter.listen(60)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from launch.preset import load_config
 from learner.curriculum.curriculum import Shuffled
 from learner.tasks.tasks import load_tasks
-from shared.config.load import load_config
 from shared.model.base_cache import cached_base
 from shared.model.prompt import load_prompter
 from tests.support.runs import SMALL, launch, rows, sets, summary

@@ -14,6 +14,7 @@ from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.commands.in_process import LocalDesk
 from launch.commands.replay import run_batch as run_command
+from launch.preset import load_config
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder
@@ -26,7 +27,7 @@ from learner.state import Past
 from learner.update.gradient_check import NumericalFault
 from learner.wiring import build_parts, build_state, load_model
 from protocol.messages import FilledOrder, Group, Order
-from shared.config.load import config_from_json, config_to_json, load_config
+from shared.config.load import config_from_json, config_to_json
 from shared.config.tree import Config
 from shared.errors import DamageError, TrainingStopped
 from shared.model.base_checksum import FrozenBase, frozen_tensors

@@ -9,6 +9,7 @@ from actor.installer import CanaryMismatch
 from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.commands.in_process import LocalDesk
+from launch.preset import load_config
 from learner.loop import train
 from learner.objective.batch import StepBatch
 from learner.quarantine.quarantine import KeptBatch
@@ -17,7 +18,6 @@ from learner.state import Past
 from learner.update.mismatch import Mismatch
 from learner.wiring import build_parts, build_state, load_model
 from protocol.messages import FilledOrder
-from shared.config.load import load_config
 from shared.config.tree import Config
 from shared.process.lease import Lease
 from shared.run.metrics import StepMetrics

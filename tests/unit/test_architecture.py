@@ -97,6 +97,16 @@ def test_a_package_imports_only_its_own_layer_and_those_below(path: Path) -> Non
         assert top not in (*PACKAGES, "tests", "benchmarks") or top in allowed, f"imports {module}"
 
 
+@each_source
+def test_a_package_knows_no_path_into_a_package_above(path: Path) -> None:
+    allowed = MAY_IMPORT[path.relative_to(ROOT).parts[0]]
+    steps = (
+        node.right for node in ast.walk(parse(path)) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+    )
+    folders = {step.value for step in steps if isinstance(step, ast.Constant)}
+    assert not (folders & {*PACKAGES}) - allowed, "a path that points upwards"
+
+
 def distribution(requirement: str) -> str:
     """The name in a requirement or a distribution, as indexes compare them."""
     return re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-")

@@ -9,8 +9,8 @@ from actor.engines.hf_engine import HFEngine
 from actor.engines.vllm_engine import VLLMEngine
 from actor.engines.vllm_internals import VLLM
 from actor.engines.vllm_options import vllm_options
+from launch.preset import load_config
 from protocol.messages import GroupOrder
-from shared.config.load import load_config
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_bytes, read_layout
 from shared.model.base_cache import cached_base, plain_base

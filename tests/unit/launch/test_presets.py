@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from launch.commands.run import describe
+from launch.preset import PRESETS_DIR, load_config
 from launch.supervisor.topology import topology
-from shared.config.load import PRESETS_DIR, load_config
 from shared.config.tree import Config
 
 PRESETS = sorted(path.stem for path in PRESETS_DIR.glob("*.toml"))

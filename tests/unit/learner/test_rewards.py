@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from launch.preset import load_config
 from learner.objective.batch import group_teaches, kept_samples
 from learner.objective.rewards import reward_parts, rewards
 from learner.reports.step_metrics import reward_means
 from protocol.messages import Finish, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
-from shared.config.load import load_config
 from shared.config.tree import Config, RolloutConfig
 from shared.errors import ConfigError, TrainingStopped
 from tests.support.fakes import tiny_group

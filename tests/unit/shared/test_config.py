@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from launch.preset import PRESETS_DIR, load_config
 from protocol.messages import Outcome
 from shared.config.data import VerifierConfig
-from shared.config.load import PRESETS_DIR, apply_override, config_from_json, config_to_json, load_config, resolve
+from shared.config.load import apply_override, config_from_json, config_to_json, resolve
 from shared.config.tree import Config, Section
 from shared.errors import ConfigError
 from tests.support.config_keys import PINNED

@@ -1,0 +1,29 @@
+"""Presets: configurations that ship with Tandem, one TOML file each in launch/presets/.
+
+Wherever a command takes a configuration, it takes the name of a preset or the path of a TOML file.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from shared.config.load import read_config
+from shared.config.tree import Config
+from shared.errors import ConfigError
+
+PRESETS_DIR = Path(__file__).with_name("presets")
+
+
+def load_config(source: str, overrides: Iterable[str] = ()) -> Config:
+    """source: a preset's name or a TOML file. overrides: `section.key=value`, applied on top."""
+    return read_config(find_source(source), overrides)
+
+
+def find_source(source: str) -> Path:
+    preset = PRESETS_DIR / f"{source}.toml"
+    if preset.is_file():
+        return preset
+    path = Path(source)
+    if path.is_file():
+        return path
+    known = ", ".join(sorted(p.stem for p in PRESETS_DIR.glob("*.toml")))
+    raise ConfigError(f"There is no preset and no file named '{source}'; presets are: {known}.")
