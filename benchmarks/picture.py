@@ -29,7 +29,7 @@ def main() -> None:
     steps = config_from_json(run.config.read_bytes()).run.steps
     summary, watch = read_summary(run), Watch(run.metrics)
     assert summary is not None
-    view = View(title=str(run.path), steps=steps, rows=watch.poll(), elapsed_s=summary.wall_s, said={}, notes=())
+    view = View(title=str(run.path), steps=steps, rows=watch.poll(), elapsed_s=summary.wall_s, last_lines={}, notes=())
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print(draw(view))
     print_report(console, run, steps)

@@ -1,9 +1,10 @@
-"""`python -m launch COMMAND`: the front door. Parses, then imports only what the command needs. Nothing of ours, and no
-library, is imported before `main` can answer Ctrl-C.
+"""`python -m launch COMMAND`: parses the command line, then imports only what that command needs.
 
-This is the edge where errors become words: 0 done, 1 a crash of a process or of our own, 2 something the user can mend
-(one sentence on stderr, no traceback), 130 interrupted, 141 nobody reads what is printed. `doctor` ends with 1 if it
-found an error.
+Errors become words here. Exit codes: 0 done, 1 a process or this program crashed, 2 something that the user can fix
+(one sentence on stderr, no traceback), 130 interrupted, 141 the reader of the output is gone. `doctor` ends with 1 if
+it found an error, `replay` if the adapters differ.
+
+No module of Tandem, and no library, is imported before `main` can handle Ctrl-C.
 """
 
 import os
@@ -19,16 +20,16 @@ CLOSED_PIPE = 141
 
 
 def main(argv: list[str]) -> int:
-    """The exit code."""
+    """Returns the exit code."""
     try:
-        return answer(argv)
+        return run_safely(argv)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
-def answer(argv: list[str]) -> int:
-    """Parse and do it; errors in words."""
+def run_safely(argv: list[str]) -> int:
+    """Run the command; expected errors become one sentence and an exit code."""
     from launch.cli import parse
     from launch.supervisor.topology import ProcessFailed
     from protocol.errors import SecurityError
@@ -43,29 +44,28 @@ def answer(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        if not nobody_reads():
+        if not output_is_closed():
             raise
-        # Python would fail once more as it flushes at its end.
+        # Python flushes stdout once more at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
 
 
-def nobody_reads() -> bool:
-    """Whether it was our output that broke (`| head` has seen enough), and not a pipe to a process of ours."""
+def output_is_closed() -> bool:
+    """Whether the broken pipe is stdout (`| head` has read enough) and not a pipe to one of our processes."""
     output = select.poll()
     output.register(sys.stdout, select.POLLERR)
     return bool(output.poll(0))
 
 
 def dispatch(args: "argparse.Namespace") -> int:
-    """One branch a command."""
     match args.command:
         case "run":
             return run(args)
         case "resume":
-            from launch.commands.resume import run_command
+            from launch.commands.resume import resume_run
 
-            return run_command(
+            return resume_run(
                 directory=args.directory,
                 steps=args.steps,
                 on_fault=args.on_fault,
@@ -81,38 +81,58 @@ def dispatch(args: "argparse.Namespace") -> int:
 
             return run_doctor(source=args.source, overrides=args.set, out=args.out, as_json=args.json)
         case "compare":
-            from launch.commands.compare import run_command
+            from launch.commands.compare import compare_runs
 
-            return run_command(first=args.A, second=args.B, label=args.label, flips=args.flips)
+            return compare_runs(first=args.A, second=args.B, label=args.label, flips=args.flips)
         case "export":
             return export(args)
         case "key":
-            from launch.commands.key import run_command
+            from launch.commands.key import make_key
 
-            return run_command(directory=args.directory, name=args.name)
+            return make_key(directory=args.directory, name=args.name)
         case "curriculum":
-            from launch.commands.curriculum import run_command
+            from launch.commands.curriculum import measure_curriculum
 
-            return run_command(source=args.source, overrides=args.set)
+            return measure_curriculum(source=args.source, overrides=args.set)
         case "data":
-            from launch.commands.data import run_command
+            from launch.commands.data import show_data
 
-            return run_command(source=args.source, overrides=args.set, examples=args.examples)
+            return show_data(source=args.source, overrides=args.set, examples=args.examples)
         case "verify":
-            from launch.commands.verify import run_command
+            from launch.commands.verify import verify_file
 
-            return run_command(
+            return verify_file(
                 kind=args.kind, strict=args.strict, source=args.source, out=args.out, workers=args.workers
             )
         case _:
             return generate(args)
 
 
-def evaluate(args: "argparse.Namespace") -> int:
-    """`eval`."""
-    from launch.commands.evaluate import run_command
+def run(args: "argparse.Namespace") -> int:
+    from launch.commands.run import start_run
 
-    return run_command(
+    short = {"run.steps": args.steps, "run.seed": args.seed}
+    return start_run(
+        source=args.source,
+        # --steps and --seed come last, so that they win over --set.
+        overrides=[*args.set, *(f"{key}={text}" for key, text in short.items() if text is not None)],
+        out=args.out,
+        dry_run=args.dry_run,
+        prepare=args.prepare,
+        verbose=args.verbose,
+    )
+
+
+def replay(args: "argparse.Namespace") -> int:
+    from launch.commands.replay import replay_batch, replay_run
+
+    return replay_batch(file=args.batch) if args.batch else replay_run(directory=args.directory)
+
+
+def evaluate(args: "argparse.Namespace") -> int:
+    from launch.commands.evaluate import evaluate_run
+
+    return evaluate_run(
         directory=args.directory,
         checkpoint=args.checkpoint,
         base=args.base,
@@ -123,34 +143,7 @@ def evaluate(args: "argparse.Namespace") -> int:
     )
 
 
-def replay(args: "argparse.Namespace") -> int:
-    """`replay` of a whole run, or of one batch."""
-    if args.batch:
-        from launch.commands.replay import run_batch
-
-        return run_batch(file=args.batch)
-    from launch.commands.replay import run_command
-
-    return run_command(directory=args.directory)
-
-
-def run(args: "argparse.Namespace") -> int:
-    """`run`, with --steps and --seed as the overrides they stand for."""
-    from launch.commands.run import run_command
-
-    sugar = {"run.steps": args.steps, "run.seed": args.seed}
-    return run_command(
-        source=args.source,
-        overrides=[*args.set, *(f"{key}={text}" for key, text in sugar.items() if text is not None)],
-        out=args.out,
-        dry_run=args.dry_run,
-        prepare=args.prepare,
-        verbose=args.verbose,
-    )
-
-
 def export(args: "argparse.Namespace") -> int:
-    """`export`."""
     from launch.export.command import run_export
 
     return run_export(
@@ -164,16 +157,15 @@ def export(args: "argparse.Namespace") -> int:
 
 
 def generate(args: "argparse.Namespace") -> int:
-    """`generate`, once or as a conversation."""
     policy = {"directory": args.directory, "base": args.base, "checkpoint": args.checkpoint}
     sampling = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed}
     if args.chat:
-        from launch.commands.chat import run_command as run_chat
+        from launch.commands.chat import chat
 
-        return run_chat(**policy, **sampling, out=args.out)
-    from launch.commands.generate import run_command
+        return chat(**policy, **sampling, out=args.out)
+    from launch.commands.generate import generate_completions
 
-    return run_command(**policy, **sampling, prompt=args.prompt, source=args.source, out=args.out)
+    return generate_completions(**policy, **sampling, prompt=args.prompt, source=args.source, out=args.out)
 
 
 if __name__ == "__main__":

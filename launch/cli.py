@@ -1,4 +1,4 @@
-"""The command line: what can be typed. No torch and nothing of ours that needs it, so `--help` comes at once."""
+"""The command line: commands, options and their help. Imports nothing that needs torch, so `--help` is immediate."""
 
 import argparse
 from pathlib import Path
@@ -9,14 +9,14 @@ from shared.errors import UserError
 EXAMPLES = """examples:
   python -m launch run                                    the embedded model: no card, no download
   python -m launch run my.toml --out runs/first --set optimizer.lr=3e-4
-  python -m launch run embedded --dry-run                 what would happen, without doing it
+  python -m launch run embedded --dry-run                 show the plan, start nothing
   python -m launch data my.toml                           what that run would be trained on
-  python -m launch doctor my.toml                         what about this machine would stop or slow that run
-  python -m launch resume runs/first --steps 80
+  python -m launch doctor my.toml                         does this machine fit that run
+  python -m launch resume runs/first --steps 80            continue, up to step 80
   python -m launch compare runs/first runs/second         which is better, by how much, on which tasks
   python -m launch export runs/first --as merged --out my-model
   python -m launch key runs/first gpu-box                 a key for an actor on another machine
-  python -m launch generate runs/first --prompt "Tom has 3 apples and buys 4 more. How many has he?"
+  python -m launch generate runs/first --prompt "Tom has 3 apples and buys 4 more. How many does he have now?"
   python -m launch generate runs/first --chat
 """
 
@@ -25,14 +25,13 @@ CHECKPOINT = "best: highest held-out accuracy during the run, which needs eval.e
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that says what is wrong the way the rest of the program does: one sentence, exit 2, no usage dump."""
+    """Reports a wrong option like any other user error: one sentence, exit code 2, no usage text."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message[0].lower()}{message[1:]}; see `{self.prog} --help`.")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The command and its arguments."""
     parser = Parser(
         prog="python -m launch",
         description="Tandem: reinforcement learning for language models with two processes on one small card.",
@@ -42,145 +41,161 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands.add_parser("run", help="train a new run", allow_abbrev=False))
-    add_resume(commands.add_parser("resume", help="go on with a run", allow_abbrev=False))
-    add_replay(commands.add_parser("replay", help="apply a run's journal again and compare", allow_abbrev=False))
+    add_resume(commands.add_parser("resume", help="continue a run", allow_abbrev=False))
+    add_replay(commands.add_parser("replay", help="train on a run's journal again and compare", allow_abbrev=False))
     add_eval(commands.add_parser("eval", help="held-out accuracy of a run", allow_abbrev=False))
-    add_key(commands.add_parser("key", help="make a key for one more actor of a run", allow_abbrev=False))
+    add_key(commands.add_parser("key", help="make a key for one more actor", allow_abbrev=False))
     add_curriculum(commands.add_parser("curriculum", help="measure semantic entropies", allow_abbrev=False))
     add_data(commands.add_parser("data", help="show what a run would be trained on", allow_abbrev=False))
     add_verify(commands.add_parser("verify", help="score a file of completions", allow_abbrev=False))
     add_compare(commands.add_parser("compare", help="which of two runs is better, and where", allow_abbrev=False))
-    add_export(commands.add_parser("export", help="take the trained model home", allow_abbrev=False))
-    add_generate(commands.add_parser("generate", help="answer a prompt or a file of prompts", allow_abbrev=False))
+    add_export(commands.add_parser("export", help="write the trained model for other programs", allow_abbrev=False))
+    add_generate(
+        commands.add_parser("generate", help="complete a prompt or a file of prompts, or chat", allow_abbrev=False)
+    )
     add_doctor(commands.add_parser("doctor", help="check this machine and a configuration", allow_abbrev=False))
     return parser.parse_args(argv)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """run"""
     parser.add_argument(
         "source", nargs="?", default="embedded", metavar="PRESET|FILE.toml", help="configuration (default: embedded)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: runs/<preset>-<time>)")
-    parser.add_argument("--steps", metavar="N", help="short for --set run.steps=N")
-    parser.add_argument("--seed", metavar="N", help="short for --set run.seed=N")
+    parser.add_argument("--steps", metavar="N", help="same as --set run.steps=N")
+    parser.add_argument("--seed", metavar="N", help="same as --set run.seed=N")
     add_set(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print the plan; start and create nothing")
-    parser.add_argument("--prepare", action="store_true", help="only make the run directory and its keys")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan; start and write nothing")
+    parser.add_argument("--prepare", action="store_true", help="make the run directory and its keys, and stop")
     add_verbose(parser)
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
-    """resume"""
     add_directory(parser)
-    parser.add_argument("--steps", type=natural, metavar="N", help="train up to step N instead")
+    parser.add_argument("--steps", type=positive_int, metavar="N", help="train up to step N")
     parser.add_argument(
-        "--on-fault", choices=("stop", "skip"), help="what to do with a batch whose update is refused, from now on"
+        "--on-fault", choices=("stop", "skip"), help="when an update is refused: stop the run, or skip the batch"
     )
     parser.add_argument(
-        "--resample-step", type=natural, metavar="N", help="void the recorded answers of steps N and later first"
+        "--resample-step", type=positive_int, metavar="N", help="first void the recorded groups of step N and later"
     )
     add_verbose(parser)
 
 
 def add_replay(parser: argparse.ArgumentParser) -> None:
-    """replay"""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("directory", nargs="?", type=Path, metavar="DIR", help="run directory")
-    what.add_argument("--batch", type=Path, metavar="FILE", help="one batch of a run's quarantine/, alone")
+    what.add_argument("--batch", type=Path, metavar="FILE", help="repeat one batch of a run's quarantine/")
 
 
 def add_eval(parser: argparse.ArgumentParser) -> None:
-    """eval"""
     add_directory(parser)
     which = parser.add_mutually_exclusive_group()
     add_checkpoint(which)
-    which.add_argument("--base", action="store_true", help="the base, without the adapter")
-    parser.add_argument("--test", action="store_true", help="on the test set (tasks.test), which training never reads")
-    parser.add_argument("--problems", type=natural, metavar="N", help="held-out problems (default: eval.problems)")
-    parser.add_argument("--samples", type=natural, metavar="K", help="draws a problem (default: eval.samples)")
-    parser.add_argument("--long-cap", type=natural, metavar="N", help="once more at this cap (default: eval.long_cap)")
+    which.add_argument("--base", action="store_true", help="evaluate the base, without the adapter")
+    parser.add_argument("--test", action="store_true", help="use the test set (tasks.test), which training never reads")
+    parser.add_argument("--problems", type=positive_int, metavar="N", help="held-out problems (default: eval.problems)")
+    parser.add_argument(
+        "--samples", type=positive_int, metavar="K", help="draws for each problem (default: eval.samples)"
+    )
+    parser.add_argument(
+        "--long-cap", type=positive_int, metavar="N", help="evaluate again with this cap (default: eval.long_cap)"
+    )
 
 
 def add_key(parser: argparse.ArgumentParser) -> None:
-    """key"""
     add_directory(parser)
-    parser.add_argument("name", metavar="NAME", help="id of the actor")
+    parser.add_argument("name", metavar="NAME", help="name of the actor")
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
-    """compare"""
     for name in ("A", "B"):
         parser.add_argument(name, type=Path, help="run directory, or one of its eval/*.json")
-    parser.add_argument("--label", default="final", metavar="NAME", help="which evaluation of a run (default: final)")
-    parser.add_argument("--flips", type=whole, default=5, metavar="N", help="tasks to show each way (default: 5)")
+    parser.add_argument("--label", default="final", metavar="NAME", help="evaluation of a run (default: final)")
+    parser.add_argument(
+        "--flips", type=non_negative_int, default=5, metavar="N", help="tasks to show for each side (default: 5)"
+    )
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
-    """export"""
     add_directory(parser)
     parser.add_argument(
-        "--as", dest="form", choices=("peft", "merged", "gguf-ready"), default="peft", help="default: peft, the adapter"
+        "--as",
+        dest="form",
+        choices=("peft", "merged", "gguf-ready"),
+        default="peft",
+        help="default: peft, the adapter alone",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new folder")
     add_checkpoint(parser)
-    parser.add_argument("--dtype", default="bf16", metavar="bf16|fp32", help="of merged weights (default: bf16)")
-    parser.add_argument("--push", metavar="REPO", help="then to this repository of the hub; token in HF_TOKEN")
+    parser.add_argument(
+        "--dtype", default="bf16", metavar="bf16|fp32", help="number type of merged weights (default: bf16)"
+    )
+    parser.add_argument("--push", metavar="REPO", help="also upload to this hub repository, with the token in HF_TOKEN")
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
-    """generate"""
     parser.add_argument(
         "directory", nargs="?", type=Path, metavar="DIR", help="run directory (default: the embedded base)"
     )
     prompts = parser.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("--prompt", metavar="TEXT", help="one question")
-    prompts.add_argument("--in", dest="source", type=Path, metavar="FILE", help="questions, one a line")
-    prompts.add_argument("--chat", action="store_true", help="talk to base and trained policy side by side")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the terminal")
+    prompts.add_argument("--prompt", metavar="TEXT", help="one prompt")
+    prompts.add_argument("--in", dest="source", type=Path, metavar="FILE", help="prompts, one a line")
+    prompts.add_argument("--chat", action="store_true", help="chat with base and trained policy, side by side")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines to this file")
     which = parser.add_mutually_exclusive_group()
     add_checkpoint(which)
-    which.add_argument("--base", action="store_true", help="answer without the adapter")
-    parser.add_argument("--max-new-tokens", type=natural, metavar="N", help="cap on one answer (default: as trained)")
+    which.add_argument("--base", action="store_true", help="use the base, without the adapter")
+    parser.add_argument(
+        "--max-new-tokens", type=positive_int, metavar="N", help="cap on one completion (default: as in training)"
+    )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
-        "--greedy", dest="temperature", action="store_const", const=0.0, default=0.0, help="most likely token (default)"
+        "--greedy",
+        dest="temperature",
+        action="store_const",
+        const=0.0,
+        default=0.0,
+        help="take the most likely token (default)",
     )
-    choice.add_argument("--temperature", type=warmth, default=0.0, metavar="T", help="sample at this temperature")
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the sampling (default: 0)")
+    choice.add_argument("--temperature", type=temperature, default=0.0, metavar="T", help="sample at this temperature")
+    parser.add_argument(
+        "--seed", type=non_negative_int, default=0, metavar="N", help="seed of the sampling (default: 0)"
+    )
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
-    """doctor"""
-    parser.epilog = "exit code: 0 without an error (warnings and notes are none), 1 with one, 2 for bad arguments"
+    parser.epilog = (
+        "exit code: 0 if there is no error (warnings are not errors), 1 if there is one, 2 for bad arguments"
+    )
     parser.add_argument(
         "source", nargs="?", metavar="PRESET|FILE.toml", help="configuration (default: that of DIR, else embedded)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory, new or existing (default: as for run)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="run directory, new or existing (default: as for `run`)"
+    )
     add_set(parser)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
-    """Same meaning wherever a configuration is read."""
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="section.key=value, as often as you like"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="section.key=value; may be repeated"
     )
 
 
 def add_curriculum(parser: argparse.ArgumentParser) -> None:
-    """curriculum"""
     add_config(parser)
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """data"""
     add_config(parser)
-    parser.add_argument("--examples", type=whole, default=2, metavar="N", help="prompts to print (default: 2)")
+    parser.add_argument(
+        "--examples", type=non_negative_int, default=2, metavar="N", help="prompts to print (default: 2)"
+    )
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """A configuration that exists before any run."""
     parser.add_argument(
         "source", nargs="?", default="embedded", metavar="PRESET|FILE.toml", help="configuration (default: embedded)"
     )
@@ -188,7 +203,6 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
-    """verify"""
     parser.add_argument("--kind", choices=("gsm8k", "exact", "math"), default="gsm8k", help="default: gsm8k")
     parser.add_argument(
         "--in", dest="source", type=Path, required=True, metavar="FILE", help="JSON lines with id, completion, answer"
@@ -199,49 +213,42 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="trust one form alone: #### (gsm8k), a box (math), the bare number (exact)",
+        help="accept one form only: #### (gsm8k), a box (math), the bare number (exact)",
     )
-    parser.add_argument("--workers", type=natural, default=2, metavar="N", help="scoring processes (default: 2)")
+    parser.add_argument("--workers", type=positive_int, default=2, metavar="N", help="scoring processes (default: 2)")
 
 
 def add_checkpoint(parser: argparse._ActionsContainer) -> None:
-    """Which state of the run."""
     parser.add_argument("--checkpoint", default="latest", metavar="STEP|best|latest", help=CHECKPOINT)
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
-    """The run that a command is about."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="run directory")
 
 
 def add_verbose(parser: argparse.ArgumentParser) -> None:
-    """Same meaning wherever processes are started."""
-    parser.add_argument("--verbose", action="store_true", help="show all log lines of the processes, as they come")
+    parser.add_argument("--verbose", action="store_true", help="show all log lines of the processes")
 
 
-def natural(text: str) -> int:
-    """1, 2, 3 ..."""
+def positive_int(text: str) -> int:
     return checked(text, int(text) if text.isdecimal() else 0, least=1)
 
 
-def whole(text: str) -> int:
-    """0, 1, 2 ..."""
+def non_negative_int(text: str) -> int:
     return checked(text, int(text) if text.isdecimal() else -1, least=0)
 
 
 def checked(text: str, number: int, least: int) -> int:
-    """The number, or argparse's own error with what was got and expected."""
     if number < least:
         raise argparse.ArgumentTypeError(f"got '{text}', expected a whole number of at least {least}")
     return number
 
 
-def warmth(text: str) -> float:
-    """A temperature above or equal to zero."""
+def temperature(text: str) -> float:
     try:
-        temperature = float(text)
+        number = float(text)
     except ValueError:
-        temperature = -1.0
-    if not 0.0 <= temperature <= 100.0:
+        number = -1.0
+    if not 0.0 <= number <= 100.0:
         raise argparse.ArgumentTypeError(f"got '{text}', expected a number from 0 to 100")
-    return temperature
+    return number

@@ -1,15 +1,13 @@
-"""`generate --chat`: a conversation in the terminal, base and trained policy side by side, as they speak.
+"""`generate --chat`: a conversation in the terminal, with base and trained policy side by side.
 
-    /new    begin anew          /quit, Ctrl-D    leave          Ctrl-C    cut an answer short
+    /new    start over          /quit, Ctrl-D    leave          Ctrl-C    cut a reply short
 
-Our own policy speaks, whatever engine the run samples with: base and adapter are then one model in memory.
-On a terminal that is wide enough both answer at once, in two columns; elsewhere one after the other, as plain text.
+Each policy sees the same questions and remembers its own replies. On a terminal of at least 80 columns both replies
+grow at the same time in two columns; elsewhere they come one after the other as plain text. A reply may contain
+escape codes; they are printed as text, so that they cannot control the terminal.
 
-Answers as they grow: in columns that grow together, or one after the other as plain text.
-
-An answer may hold escape codes, which a terminal must not obey.
-
-Voices that are asked the same questions and each remember what they themselves answered.
+Always uses our own engine, even if the run samples with vLLM: base and trained policy are then one model in memory,
+with its adapter off or on.
 """
 
 import os
@@ -33,63 +31,76 @@ from shared.config.tree import Config
 from shared.errors import ConfigError, DataError
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter
-from shared.process.determinism import cpu_environment
 from shared.seeding import derive
 
-Spoken = Mapping[str, Generator[str, None, None]]
-"""Who speaks -> the answer so far, again and again."""
-Show = Callable[[Spoken], None]
-
-REFRESH_S = 0.05
-
-
-def one_by_one(spoken: Spoken) -> None:
-    """Only what is new is printed. A text may also change behind its end, when a character becomes whole."""
-    for name, texts in spoken.items():
-        print(f"{name}: " if len(spoken) > 1 else "", end="", flush=True)
-        shown = ""
-        for text in map(for_terminal, texts):
-            if text.startswith(shown):
-                print(text[len(shown) :], end="", flush=True)
-                shown = text
-        print()
-
-
-def columns_of(spoken: Spoken, console: Console | None = None) -> None:
-    """All speak in turn, a token each, until the last has ended. console: the terminal, if none is given."""
-    so_far = dict.fromkeys(spoken, "")
-    going, drawn = dict(spoken), 0.0
-    with Live(table_of(so_far), console=console or Console(highlight=False), auto_refresh=False) as live:
-        while going:
-            for name, texts in list(going.items()):
-                text = next(texts, None)
-                if text is None:
-                    del going[name]
-                else:
-                    so_far[name] = for_terminal(text)
-            if not going or time.monotonic() - drawn > REFRESH_S:
-                drawn = time.monotonic()
-                live.update(table_of(so_far), refresh=True)
-
-
-def table_of(so_far: Mapping[str, str]) -> RenderableType:
-    """Side by side; brackets in an answer are no markup."""
-    table = Table(expand=True)
-    for name in so_far:
-        table.add_column(name, ratio=1)
-    table.add_row(*(Text(text) for text in so_far.values()))
-    return table
-
-
 if TYPE_CHECKING:
-    from launch.commands.chat import Voice
     from learner.durable.checkpoint import Checkpoint
 
-WIDE = 80
-HELP = "/new begins anew, /quit or Ctrl-D leaves, Ctrl-C cuts an answer short"
+Turns = list[dict[str, str]]
+"""Chat messages, as the model's template takes them."""
+Replies = Mapping[str, Generator[str, None, None]]
+"""Name of a policy -> its reply so far, again after every token."""
+Show = Callable[[Replies], None]
+
+TWO_COLUMNS = 80
+"""Columns of the terminal from which two replies fit side by side."""
+REFRESH_S = 0.05
+HELP = "/new starts over, /quit or Ctrl-D leaves, Ctrl-C cuts a reply short"
+PARTIAL_CHARACTER = "\ufffd"
+"""What a tokenizer shows for a character of which only the first bytes have been sampled."""
 
 
-def run_command(
+class Conversation:
+    """One policy and what it remembers."""
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        prompter: Prompter,
+        opening: Turns,
+        adapter: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """opening: the system prompt, if there is one. adapter: switches it as this policy needs it."""
+        self.name = name
+        self.policy = policy
+        self.prompter = prompter
+        self.opening = opening
+        self.adapter = adapter
+        self.turns: Turns = [*opening]
+
+    def start_over(self) -> None:
+        self.turns = [*self.opening]
+
+    def reply(self, question: str, sampling: Sampling, seed: int) -> Generator[str, None, None]:
+        """The reply so far, after every token. A reply that is cut short is remembered as far as it went."""
+        prompt = self.prompter.turn_ids([*self.turns, {"role": "user", "content": question}])
+        self.refuse_if_full(len(prompt) + sampling.max_new_tokens)
+        tokens = stream(self.policy, prompt, self.prompter.end_ids, sampling, derive(seed, "chat", len(self.turns)))
+        ids: list[int] = []
+        try:
+            while (token := self.next(tokens)) is not None:
+                ids.append(token)
+                yield self.prompter.text(ids).rstrip(PARTIAL_CHARACTER)
+        finally:
+            text = self.prompter.text(ids).rstrip(PARTIAL_CHARACTER)
+            self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
+
+    def next(self, tokens: Iterator[int]) -> int | None:
+        """The adapter is switched for each token, since the other policy may compute in between."""
+        with self.adapter():
+            return next(tokens, None)
+
+    def refuse_if_full(self, needed: int) -> None:
+        room = self.policy.config.max_position_embeddings
+        if needed > room:
+            raise DataError(
+                f"This conversation needs {needed} tokens, with the cap on the reply, and the model has room for"
+                f" {room}; start over with /new, or set a smaller --max-new-tokens."
+            )
+
+
+def chat(
     *,
     directory: Path | None,
     base: bool,
@@ -101,19 +112,17 @@ def run_command(
 ) -> int:
     """Until the user leaves."""
     if out is not None:
-        raise ConfigError("--out does not go with --chat; use --in FILE --out FILE to have answers written.")
+        raise ConfigError("--out does not go with --chat; use --in FILE --out FILE to have completions written.")
     config, chosen = open_policy(directory, base, checkpoint)
-    os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens or config.rollout.max_new_tokens)
-    found = voices(config, chosen)
-    print(f"{' and '.join(voice.name for voice in found)}; {HELP}", file=sys.stderr)
-    converse(found, questions(), sampling, seed)
+    conversations = open_conversations(config, chosen)
+    print(f"{' and '.join(each.name for each in conversations)}; {HELP}", file=sys.stderr)
+    converse(conversations, questions(), sampling, seed)
     return 0
 
 
-def voices(config: Config, checkpoint: "Checkpoint | None") -> list["Voice"]:
-    """The base, and the trained policy if there is one: one model, its adapter on or off."""
-    from launch.commands.chat import Voice
+def open_conversations(config: Config, checkpoint: "Checkpoint | None") -> list[Conversation]:
+    """With the base, and with the trained policy if there is a checkpoint."""
     from learner.state import ADAPTER
     from shared.model.adapter_file import install_adapter
     from shared.model.base_cache import cached_base
@@ -127,20 +136,20 @@ def voices(config: Config, checkpoint: "Checkpoint | None") -> list["Voice"]:
     policy = load_policy(base, config.model, config.lora, pick_device(config.compute.device))
     system = config.tasks.system_prompt
     opening = [{"role": "system", "content": system}] if system else []
-    found = [Voice("base", policy, prompter, opening, policy.adapter.switched_off)]
+    conversations = [Conversation("base", policy, prompter, opening, policy.adapter.switched_off)]
     if checkpoint is not None:
         install_adapter(policy.adapter, checkpoint.files[ADAPTER])
         policy.adapter.fold()
-        found.append(Voice(f"step {checkpoint.step}", policy, prompter, opening, nullcontext))
-    return found
+        conversations.append(Conversation(f"step {checkpoint.step}", policy, prompter, opening, nullcontext))
+    return conversations
 
 
 def questions() -> Iterator[str]:
-    """Typed, or the lines of a pipe."""
+    """Typed at a prompt, or the lines of a pipe."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
-    # Arrow keys and a history, where the system has them.
+    # Gives `input` arrow keys and a history, on systems that have it.
     import readline  # noqa: F401
 
     while True:
@@ -151,89 +160,69 @@ def questions() -> Iterator[str]:
             return
 
 
-def converse(found: Sequence["Voice"], asked: Iterable[str], sampling: Sampling, seed: int) -> None:
-    """Question by question."""
-    wide = sys.stdout.isatty() and os.get_terminal_size().columns >= WIDE
-    show = columns_of if wide and len(found) > 1 else one_by_one
-    for line in asked:
+def converse(conversations: Sequence[Conversation], lines: Iterable[str], sampling: Sampling, seed: int) -> None:
+    wide = sys.stdout.isatty() and os.get_terminal_size().columns >= TWO_COLUMNS
+    show = show_in_columns if wide and len(conversations) > 1 else print_in_turn
+    for line in lines:
         match line.strip():
             case "":
                 continue
             case "/quit" | "/exit":
                 return
             case "/new":
-                for voice in found:
-                    voice.begin_anew()
+                for conversation in conversations:
+                    conversation.start_over()
             case question:
-                answer(found, question, sampling, seed, show)
+                ask(conversations, question, sampling, seed, show)
 
 
-def answer(found: Sequence["Voice"], question: str, sampling: Sampling, seed: int, show: Show) -> None:
-    """One question to all; cut short by Ctrl-C, refused if it does not fit."""
-    spoken = {voice.name: voice.answer(question, sampling, seed) for voice in found}
+def ask(conversations: Sequence[Conversation], question: str, sampling: Sampling, seed: int, show: Show) -> None:
+    """One question to all. Ctrl-C cuts the replies short; a question that does not fit is refused."""
+    replies = {each.name: each.reply(question, sampling, seed) for each in conversations}
     try:
-        show(spoken)
+        show(replies)
     except KeyboardInterrupt:
         print("\n(cut short)")
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
     finally:
-        for texts in spoken.values():
+        for texts in replies.values():
             texts.close()
 
 
-UNFINISHED = "\ufffd"
-"""What a decoder shows of a character of which only the first bytes are there."""
-Turns = list[dict[str, str]]
+def print_in_turn(replies: Replies) -> None:
+    for name, texts in replies.items():
+        print(f"{name}: " if len(replies) > 1 else "", end="", flush=True)
+        shown = ""
+        for text in map(for_terminal, texts):
+            # The end of a text may change once more, when the last bytes of a character arrive; wait until it grows.
+            if text.startswith(shown):
+                print(text[len(shown) :], end="", flush=True)
+                shown = text
+        print()
 
 
-class Voice:
-    """One policy in one conversation."""
+def show_in_columns(replies: Replies, console: Console | None = None) -> None:
+    """One token of each in turn, until the last has ended."""
+    so_far = dict.fromkeys(replies, "")
+    growing, drawn_at = dict(replies), 0.0
+    with Live(table_of(so_far), console=console or Console(highlight=False), auto_refresh=False) as live:
+        while growing:
+            for name, texts in list(growing.items()):
+                text = next(texts, None)
+                if text is None:
+                    del growing[name]
+                else:
+                    so_far[name] = for_terminal(text)
+            if not growing or time.monotonic() - drawn_at > REFRESH_S:
+                drawn_at = time.monotonic()
+                live.update(table_of(so_far), refresh=True)
 
-    def __init__(
-        self,
-        name: str,
-        policy: Policy,
-        prompter: Prompter,
-        opening: Turns,
-        speaking: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        """opening: the system prompt, if there is one. speaking: holds the adapter as this voice wants it."""
-        self.name = name
-        self.policy = policy
-        self.prompter = prompter
-        self.opening = opening
-        self.speaking = speaking
-        self.turns: Turns = [*opening]
 
-    def begin_anew(self) -> None:
-        """Forget the conversation."""
-        self.turns = [*self.opening]
-
-    def answer(self, question: str, sampling: Sampling, seed: int) -> Generator[str, None, None]:
-        """The answer so far, after every token. What was said is remembered, also if it was cut short."""
-        prompt = self.prompter.turn_ids([*self.turns, {"role": "user", "content": question}])
-        self.refuse_if_full(len(prompt) + sampling.max_new_tokens)
-        tokens = stream(self.policy, prompt, self.prompter.end_ids, sampling, derive(seed, "chat", len(self.turns)))
-        ids: list[int] = []
-        try:
-            while (token := self.next(tokens)) is not None:
-                ids.append(token)
-                yield self.prompter.text(ids).rstrip(UNFINISHED)
-        finally:
-            said = self.prompter.text(ids).rstrip(UNFINISHED)
-            self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
-
-    def next(self, tokens: Iterator[int]) -> int | None:
-        """Other voices may speak between two tokens of this one."""
-        with self.speaking():
-            return next(tokens, None)
-
-    def refuse_if_full(self, needed: int) -> None:
-        """What does not fit is not cut in silence."""
-        room = self.policy.config.max_position_embeddings
-        if needed > room:
-            raise DataError(
-                f"This conversation needs {needed} tokens, the answer's cap included, and the model has room for"
-                f" {room}; begin anew with /new, or start with a smaller --max-new-tokens."
-            )
+def table_of(so_far: Mapping[str, str]) -> RenderableType:
+    table = Table(expand=True)
+    for name in so_far:
+        table.add_column(name, ratio=1)
+    # As Text, since rich would read brackets in a plain string as markup.
+    table.add_row(*(Text(text) for text in so_far.values()))
+    return table

@@ -1,12 +1,11 @@
-"""`curriculum`: measures how undecided the base is about each training task, for curriculum.kind = "sent".
+"""`curriculum`: measures the semantic entropy of the base on each training task, for curriculum.kind = "sent".
 
-Samples `curriculum.samples` answers of each task from the base as in training, scores them in killable workers, and
-keeps the sizes of the clusters (learner/curriculum/semantic_entropy.py). A cache that fits is not measured again. The
-answers are
-the same whatever the run's seed, so all runs of one configuration share a cache.
+Samples `curriculum.samples` completions of each task from the base, scores them in killable workers as in training,
+and writes the sizes of the clusters of equal final answers (learner/curriculum/semantic_entropy.py). A cache that
+fits the configuration is not measured again. The run's seed has no influence, so all runs of a configuration share
+one cache.
 """
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from launch.commands.open_run import pin_cpu
 from launch.preset import load_config
 from protocol.outcome import Outcome
-from shared.config.tree import Config
+from shared.config.tree import Config, RolloutConfig
 from shared.errors import ConfigError, DataError
-from shared.process.determinism import cpu_environment
 from shared.run.files import make_folder, write_whole
 
 if TYPE_CHECKING:
@@ -28,26 +27,26 @@ if TYPE_CHECKING:
     from learner.tasks.tasks import Task
 
 LANE = "semantic entropy"
-SAID_EVERY_S = 10.0
+PROGRESS_S = 10.0
+"""Seconds between two lines of progress."""
 
 
-def run_command(*, source: str, overrides: list[str]) -> int:
-    """Measure, keep, tell."""
+def measure_curriculum(*, source: str, overrides: list[str]) -> int:
     config = load_config(source, overrides)
     if config.verifier.kind == "callable":
         raise ConfigError(
-            "verifier.kind is 'callable', which tells right from wrong but not which answers mean the same; semantic"
-            " entropy needs 'gsm8k', 'exact' or 'math'."
+            "verifier.kind is 'callable', which cannot say which final answers mean the same; semantic entropy"
+            " needs 'gsm8k', 'exact' or 'math'."
         )
-    os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
+    pin_cpu(config.compute, "actor")
     file, found = entropies(config)
     print("\n".join(summary(found, config.curriculum.stages)))
-    print(f"kept in {file}; use it with --set curriculum.kind=sent")
+    print(f"written to {file}; use it with --set curriculum.kind=sent")
     return 0
 
 
 def entropies(config: Config) -> "tuple[Path, SemanticEntropies]":
-    """From the cache where it fits, else measured and written there."""
+    """From the cache if it fits this configuration; otherwise measured, and written to the cache."""
     from launch.commands.in_process import local_actor
     from learner.curriculum.semantic_entropy import SemanticEntropies, cache_file, measured_with, read_entropies
     from learner.tasks.tasks import load_tasks
@@ -63,56 +62,59 @@ def entropies(config: Config) -> "tuple[Path, SemanticEntropies]":
             return file, read_entropies(file, wanted)
         except DataError as why:
             print(f"measuring: {why}", file=sys.stderr)
-        found = SemanticEntropies(measured_with=wanted, tasks=tuple(measure(config, tasks, actor)))
+        measured = measure(tasks, config.rollout, config.curriculum.samples, actor)
+        found = SemanticEntropies(measured_with=wanted, tasks=tuple(measured))
     make_folder(file.parent)
     write_whole(file, msgspec.json.encode(found))
     return file, found
 
 
-def measure(config: Config, tasks: "Sequence[Task]", actor: "LocalActor") -> "list[TaskMeanings]":
-    """All tasks, as many at a time as a training step has."""
+def measure(tasks: "Sequence[Task]", rollout: RolloutConfig, samples: int, actor: "LocalActor") -> "list[TaskMeanings]":
+    """In batches of as many tasks as a training step has, so that the memory is the same."""
     found: list[TaskMeanings] = []
-    said = time.monotonic()
+    printed_at = time.monotonic()
     while len(found) < len(tasks):
-        found += measure_some(config, tasks, len(found), actor)
-        if time.monotonic() - said > SAID_EVERY_S:
-            said = time.monotonic()
+        found += measure_batch(tasks, len(found), rollout, samples, actor)
+        if time.monotonic() - printed_at > PROGRESS_S:
+            printed_at = time.monotonic()
             print(f"{len(found)} of {len(tasks)} tasks", file=sys.stderr, flush=True)
     return found
 
 
-def measure_some(config: Config, tasks: "Sequence[Task]", first: int, actor: "LocalActor") -> "list[TaskMeanings]":
-    """The tasks from `first` on."""
+def measure_batch(
+    tasks: "Sequence[Task]", first: int, rollout: RolloutConfig, samples: int, actor: "LocalActor"
+) -> "list[TaskMeanings]":
+    """The `rollout.prompts` tasks from `first` on. Their seeds depend on the place of a task, not on the batch."""
     from actor.rollout import Marking
-    from launch.commands.in_process import clusters, comparison
+    from launch.commands.votes import clusters, comparison
     from learner.curriculum.semantic_entropy import TaskMeanings
     from learner.orders.orders import build_orders
     from protocol.messages import Sampling
 
     (order,) = build_orders(
-        tasks[first : first + config.rollout.prompts],
+        tasks[first : first + rollout.prompts],
         seed=0,
         lane=LANE,
         step=0,
         first_slot=first,
-        samples=config.curriculum.samples,
+        samples=samples,
         version=0,
-        sampling=Sampling(temperature=config.rollout.temperature, max_new_tokens=config.rollout.max_new_tokens),
+        sampling=Sampling(temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens),
         groups_per_order=0,
     )
-    scorer = actor.ballots.scorer
+    scorer = actor.votes.scorer
     marking = Marking(order.groups, scorer.begin(), actor.prompter.text, lambda phase: None)
     completions = actor.engine.generate(order.groups, order.sampling, marking.heard)
     verdicts = iter(marking.verdicts())
-    scored = [[next(verdicts) for _ in samples] for samples in completions]
-    answers = [[verdict.extracted for verdict in task] for task in scored]
-    same = comparison(config.verifier.kind, answers, scorer)
+    scored = [[next(verdicts) for _ in group] for group in completions]
+    final_answers = [[verdict.extracted for verdict in task] for task in scored]
+    same = comparison(actor.votes.kind, final_answers, scorer)
     right = [sum(verdict.outcome is Outcome.CORRECT for verdict in task) for task in scored]
-    return [TaskMeanings(clusters=clusters(a, same), right=r) for a, r in zip(answers, right, strict=True)]
+    return [TaskMeanings(clusters=clusters(a, same), right=r) for a, r in zip(final_answers, right, strict=True)]
 
 
 def summary(found: "SemanticEntropies", stages: int) -> list[str]:
-    """What came out, and the stages it would make."""
+    """One line for all tasks, then one for each stage."""
     from statistics import fmean
 
     from learner.curriculum.semantic_entropy import entropy_stages

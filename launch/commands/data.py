@@ -1,7 +1,7 @@
-"""`data`: what a run would be trained on, before it is started: counts, lengths, what was left out and why, what stands
-there twice, and examples exactly as the model sees them.
+"""`data`: what a run would be trained on: counts, lengths, dropped rows with reasons, duplicates, leaks between
+training and evaluation, and examples exactly as the model sees them.
 
-Reads what the learner reads, in the same order. Fetches the model's files if they are not there yet, but makes no base.
+Reads the same data as the learner, in the same order. Downloads the model if it is missing, but does not quantise it.
 """
 
 from collections import Counter
@@ -13,38 +13,35 @@ import numpy as np
 from launch.preset import load_config
 from learner.tasks.overlap import find_overlap
 from learner.tasks.tasks import Task, TaskSet, load_tasks, load_test
-from shared.config.tree import Config
 from shared.model.base_cache import find_checkpoint
 from shared.model.prompt import Prompter, load_prompter
 
 SHOWN = 3
+"""Questions of each kind of overlap."""
 WIDTH = 100
-UNNAMED = "-"
+UNKNOWN = "-"
 
 
-def run_command(*, source: str, overrides: Sequence[str], examples: int) -> int:
-    """Load and print."""
+def show_data(*, source: str, overrides: Sequence[str], examples: int) -> int:
     config = load_config(source, overrides)
     prompter = load_prompter(find_checkpoint(config.model))
     tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
     test, dropped = load_test(config.tasks, prompter, config.verifier.kind)
-    left_out = Counter(tasks.dropped) + Counter(dropped)
-    print("\n".join(report(config, replace(tasks, dropped=left_out), test, prompter, examples)))
+    tasks = replace(tasks, dropped=Counter(tasks.dropped) + Counter(dropped))
+    print(f"source    {config.tasks.source}, scored by verifier.kind = {config.verifier.kind}")
+    print("\n".join(report(tasks, test, prompter, examples)))
     return 0
 
 
-def report(config: Config, tasks: TaskSet, test: Sequence[Task], prompter: Prompter, examples: int) -> Iterator[str]:
-    """All lines."""
-    yield f"source    {config.tasks.source}, scored by verifier.kind = {config.verifier.kind}"
+def report(tasks: TaskSet, test: Sequence[Task], prompter: Prompter, examples: int) -> Iterator[str]:
     yield from amounts(tasks, test)
-    yield from twice(tasks, test)
+    yield from overlap(tasks, test)
     yield from table(tasks, test)
     for number, task in enumerate(tasks.train[:examples], start=1):
         yield from example(number, task, prompter)
 
 
 def amounts(tasks: TaskSet, test: Sequence[Task]) -> Iterator[str]:
-    """Counts and lengths, and what was left out."""
     for name, part in (("train", tasks.train), ("held out", tasks.held_out), ("test", test)):
         yield f"{name:<9} {len(part)} tasks{lengths(part)}"
     for reason, count in tasks.dropped.items():
@@ -54,7 +51,7 @@ def amounts(tasks: TaskSet, test: Sequence[Task]) -> Iterator[str]:
 
 
 def lengths(part: Sequence[Task]) -> str:
-    """Of the prompts."""
+    """Of the prompts, in tokens."""
     if not part:
         return ""
     tokens = [len(task.prompt_ids) for task in part]
@@ -62,8 +59,8 @@ def lengths(part: Sequence[Task]) -> str:
     return f", prompts of {min(tokens)} to {max(tokens)} tokens, median {middle:.0f}, 95 % up to {high:.0f}"
 
 
-def twice(tasks: TaskSet, test: Sequence[Task]) -> Iterator[str]:
-    """Duplicates and leaks, the first few by name."""
+def overlap(tasks: TaskSet, test: Sequence[Task]) -> Iterator[str]:
+    """Duplicates in the training tasks, and held-out or test tasks that are trained on too."""
     trained_on = [task.columns for task in tasks.train]
     held_out = find_overlap(trained_on, [task.columns for task in tasks.held_out])
     tested = find_overlap(trained_on, [task.columns for task in test])
@@ -76,17 +73,16 @@ def twice(tasks: TaskSet, test: Sequence[Task]) -> Iterator[str]:
 
 
 def first_few(name: str, places: Sequence[int], part: Sequence[Task]) -> Iterator[str]:
-    """Questions to look at."""
     for place in places[:SHOWN]:
         question = " ".join(part[place].columns["question"].split())
         yield f"          {name}: {question if len(question) <= WIDTH else question[: WIDTH - 3] + '...'}"
 
 
 def table(tasks: TaskSet, test: Sequence[Task]) -> Iterator[str]:
-    """Tasks of each part by subject and level, where the data set has either."""
+    """Tasks by subject and level, if the data set has either column."""
     train, held_out, tested = (Counter(map(cell, part)) for part in (tasks.train, tasks.held_out, test))
     cells = sorted(train | held_out | tested)
-    if cells in ([], [(UNNAMED, UNNAMED)]):
+    if cells in ([], [(UNKNOWN, UNKNOWN)]):
         return
     width = max(len("subject"), *(len(subject) for subject, _ in cells))
     yield f"\n{'subject':<{width}}  {'level':<5}  {'train':>6}  {'held out':>8}  {'test':>6}"
@@ -96,12 +92,11 @@ def table(tasks: TaskSet, test: Sequence[Task]) -> Iterator[str]:
 
 
 def cell(task: Task) -> tuple[str, str]:
-    """Subject and level."""
-    return task.columns.get("subject", UNNAMED), task.columns.get("level", UNNAMED)
+    return task.columns.get("subject", UNKNOWN), task.columns.get("level", UNKNOWN)
 
 
 def example(number: int, task: Task, prompter: Prompter) -> Iterator[str]:
-    """One prompt with all its tokens, and what the verifier gets besides."""
+    """The whole prompt with its special tokens, and the columns that the verifier gets."""
     yield f"\nexample {number}, {len(task.prompt_ids)} tokens, as the model sees it"
     yield from (f"  | {line}" for line in prompter.as_the_model_sees(task.prompt_ids.tolist()).split("\n"))
     for name, value in task.columns.items():

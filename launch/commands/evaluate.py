@@ -1,36 +1,32 @@
-"""`eval`: accuracy of a run's checkpoint or base with its 95 % interval, in this process alone.
+"""`eval`: accuracy of a checkpoint of a run, or of its base, with 95 % intervals. Runs in this process alone.
 
-On the held-out tasks of the run, or with --test on the test set (`tasks.test`), which no run has read. Kept as
-eval/<label>.json and .md, those of the test set as <label>-test; `compare` reads the former.
+Uses the run's held-out tasks, or with --test the test set (`tasks.test`), which training never reads. Writes
+eval/<label>.json and .md; the label of a test set ends in `-test`. `compare` reads the JSON.
 """
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from launch.commands.open_run import open_run
 from launch.display.console import make_console
 from launch.display.report import markdown, print_evaluation
 from learner.durable.checkpoint import Checkpoint, choose_checkpoint
-from shared.config.data import TasksConfig
-from shared.config.load import config_from_json
+from shared.config.data import TasksConfig, VerifierKind
+from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import EvalConfig
 from shared.config.tree import Config
 from shared.errors import DataError
-from shared.process.determinism import cpu_environment
 from shared.run.evaluation import Evaluation, write_evaluation
 from shared.run.files import write_whole
-from shared.run.run_dir import RunDir
 
 if TYPE_CHECKING:
     from learner.tasks.tasks import Task
     from shared.model.prompt import Prompter
 
-PLAIN_WIDTH = 120
 
-
-def run_command(
+def evaluate_run(
     *,
     directory: Path,
     checkpoint: str,
@@ -40,78 +36,74 @@ def run_command(
     long_cap: int | None,
     test: bool,
 ) -> int:
-    """Evaluate, print, keep in eval/."""
-    run = RunDir.open(directory)
-    config = config_from_json(run.config.read_bytes())
-    asked = {"problems": problems, "samples": samples, "long_cap": long_cap}
-    config = structs.replace(config, eval=overridden(config.eval, asked))
+    """Evaluate, print, and write to eval/."""
+    run, config = open_run(directory, compute_as="actor")
+    given = {"problems": problems, "samples": samples, "long_cap": long_cap}
+    config = structs.replace(config, eval=overridden(config.eval, given))
     chosen = None if base else choose_checkpoint(run, config.checkpoint.keep, checkpoint)
-    os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
     found = evaluate(config, chosen, test=test)
     file = write_evaluation(run.eval, found)
     write_whole(file.with_suffix(".md"), markdown(found).encode())
-    print_evaluation(make_console(PLAIN_WIDTH), found)
-    print(f"kept in {file} and {file.with_suffix('.md').name}")
+    print_evaluation(make_console(), found)
+    print(f"written to {file} and {file.with_suffix('.md').name}")
     return 0
 
 
-def overridden(config: EvalConfig, asked: dict[str, int | None]) -> EvalConfig:
-    """What the command line says, the run's own configuration elsewhere."""
-    return structs.replace(config, **{key: value for key, value in asked.items() if value is not None})
+def overridden(config: EvalConfig, given: dict[str, int | None]) -> EvalConfig:
+    """Options of the command line win over the run's configuration."""
+    return structs.replace(config, **{key: value for key, value in given.items() if value is not None})
 
 
 def evaluate(config: Config, checkpoint: Checkpoint | None, *, test: bool) -> Evaluation:
-    """The report of this checkpoint; of the base where there is none."""
+    """Without a checkpoint: the base."""
     from launch.commands.in_process import LocalDesk, local_actor
     from learner.evaluation.evaluate import Evaluator
+    from learner.state import ADAPTER
     from learner.update.publisher import policy_message
 
     with local_actor(config) as actor:
-        tasks = tasks_for(config, actor.prompter, test=test)
-        policy = policy_message(checkpoint.step if checkpoint else 0, adapter_of(config, checkpoint))
+        tasks = tasks_for(config.tasks, config.verifier.kind, actor.prompter, test=test)
+        if not tasks or config.eval.problems == 0:
+            raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
+        adapter = checkpoint.files[ADAPTER] if checkpoint else first_adapter(config.model, config.lora, config.run.seed)
+        policy = policy_message(checkpoint.step if checkpoint else 0, adapter)
         desk = LocalDesk(actor.rollout)
         desk.publish(policy, oldest_needed=0)
-        count = None if config.verifier.kind == "callable" else actor.ballots.count
+        # A user's own reward function extracts no final answers, so there is nothing to vote with.
+        count = None if config.verifier.kind == "callable" else actor.votes.count
         label = (f"step-{checkpoint.step:06d}" if checkpoint else "base") + ("-test" if test else "")
         evaluator = Evaluator(config, tasks, desk, actor.prompter.text, count)
         found = evaluator.run(label, policy.version, policy.sha256)
-    return structs.replace(found, source=tested_name(config.tasks)) if test else found
+    return structs.replace(found, source=name_of_test(config.tasks)) if test else found
 
 
-def tasks_for(config: Config, prompter: "Prompter", *, test: bool) -> "tuple[Task, ...]":
-    """What is answered."""
+def tasks_for(config: TasksConfig, kind: VerifierKind, prompter: "Prompter", *, test: bool) -> "tuple[Task, ...]":
     from learner.tasks.tasks import load_tasks, load_test
 
-    if test:
-        tasks, _ = load_test(config.tasks, prompter, config.verifier.kind)
-        if not tasks:
-            raise DataError(
-                f"tasks.source = '{config.tasks.source}' has no test set; name one with tasks.test in the next run, or"
-                " evaluate on the held-out tasks without --test."
-            )
-    else:
-        tasks = load_tasks(config.tasks, prompter, config.verifier.kind).held_out
-    if not tasks or config.eval.problems == 0:
-        raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
+    if not test:
+        return load_tasks(config, prompter, kind).held_out
+    tasks, _ = load_test(config, prompter, kind)
+    if not tasks:
+        raise DataError(
+            f"tasks.source = '{config.source}' has no test set; name one with tasks.test in the next run, or evaluate"
+            " on the held-out tasks without --test."
+        )
     return tasks
 
 
-def tested_name(config: TasksConfig) -> str:
+def name_of_test(config: TasksConfig) -> str:
     """`gsm8k test`"""
     from learner.tasks.sources import place_of_test
 
     return " ".join(filter(None, place_of_test(config) or ()))
 
 
-def adapter_of(config: Config, checkpoint: Checkpoint | None) -> bytes:
-    """The checkpoint's file, or the run's adapter as it was before the first step."""
-    from learner.state import ADAPTER
+def first_adapter(model: ModelConfig, lora: LoraConfig, seed: int) -> bytes:
+    """The run's adapter before its first step; it changes nothing about the base."""
     from shared.model.adapter_file import adapter_bytes, read_layout
     from shared.model.base_cache import cached_base
     from shared.seeding import derive
 
-    if checkpoint:
-        return checkpoint.files[ADAPTER]
-    adapter = read_layout(cached_base(config.model).folder, config.lora).adapter()
-    adapter.initialise(derive(config.run.seed, "adapter"))
+    adapter = read_layout(cached_base(model).folder, lora).adapter()
+    adapter.initialise(derive(seed, "adapter"))
     return adapter_bytes(adapter)

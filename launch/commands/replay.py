@@ -1,18 +1,16 @@
-"""`replay`: apply a run's journal again, with no actor, and compare the adapter with the run's.
+"""`replay`: train on a run's journal again, without an actor, and compare the adapter with that of the run.
 
-The learner's own loop, with answers from the journal and nothing written. It goes from step 0, or from the oldest
-checkpoint that the journal still reaches back to (`journal.keep`). Ends with one JSON line; exit 0 only on a match.
-What is compared is the newest checkpoint: that is as far as the run is certain to have gone.
+This is the learner's own loop with groups from the journal; it writes nothing. It starts from step 0, or from the
+oldest checkpoint that the journal still reaches back to (`journal.keep`), and ends with the newest checkpoint: no
+later step is certain to have been trained. The last line is JSON; the exit code is 0 only if the adapters match.
 
-`replay --batch FILE`: one quarantined batch alone, in this process, on the CPU.
-
-Prints what each sample does, and where the suspect's numbers first go wrong. Ends with one JSON line; exit 0 if the
-fault came back.
+`replay --batch FILE` repeats one quarantined update in this process, on the CPU. It prints the loss and the gradient
+of each sample, and where the suspect's numbers first go wrong. The last line is JSON; the exit code is 0 if the same
+kind of fault appears again.
 """
 
 import json
 import math
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from launch.commands.open_run import open_run, pin_cpu
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.journal import Journal
 from learner.durable.journal_format import Start
@@ -29,21 +28,21 @@ from learner.durable.repair_advice import repair_advice
 from shared.config.load import config_from_json
 from shared.config.tree import Config
 from shared.errors import DamageError, RunDirError
-from shared.process.determinism import cpu_environment
 from shared.run.metrics import finite
-from shared.run.run_dir import RunDir
 from shared.run.summary import read_summary
 
+if TYPE_CHECKING:
+    from learner.quarantine.quarantine import KeptBatch
+    from learner.quarantine.reproduce import Reproduction
 
-def run_command(*, directory: Path) -> int:
-    """Replay, print, compare."""
-    run = RunDir.open(directory)
-    config = config_from_json(run.config.read_bytes())
+
+def replay_run(*, directory: Path) -> int:
+    run, config = open_run(directory, compute_as="learner")
     store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
     checkpoint = store.load_latest()
     if checkpoint is None:
         raise RunDirError(
-            f"{directory} has no checkpoint yet to compare with; let it train {config.checkpoint.every} steps."
+            f"{directory} has no checkpoint to compare with yet; let it train {config.checkpoint.every} steps."
         )
     expected = json.loads(checkpoint.files["state.json"])["adapter_sha256"]
     summary = read_summary(run)
@@ -54,7 +53,6 @@ def run_command(*, directory: Path) -> int:
     first = first_state(store, journal.start, newest=checkpoint.step)
     from_step = first.step if first else 0
     print(f"replaying steps {from_step} to {checkpoint.step} of {directory}", file=sys.stderr)
-    os.environ.update(cpu_environment(config.compute.learner_threads, config.compute.blas))
     found = replay(config, journal.records(), first, checkpoint.step)
     report = {
         "adapter_sha256": found,
@@ -68,13 +66,13 @@ def run_command(*, directory: Path) -> int:
 
 
 def first_state(store: CheckpointStore, start: Start, newest: int) -> Checkpoint | None:
-    """The oldest state that the journal reaches back to; None if that is step 0."""
+    """The oldest checkpoint from which the journal is complete; None if it is complete from step 0."""
     if start.step == 0:
         return None
     if newest < start.step:
         raise DamageError(
-            f"The journal begins with step {start.step}, and the newest whole checkpoint is of step {newest};"
-            " there is nothing to replay until `resume` has come to a checkpoint behind that."
+            f"The journal begins with step {start.step}, and the newest whole checkpoint is of step {newest}, so there"
+            " is nothing to replay; let `resume` train until the next checkpoint."
         )
     return store.load_oldest(start.step)
 
@@ -105,31 +103,25 @@ def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, s
     return state.publisher.versions[steps].sha256
 
 
-if TYPE_CHECKING:
-    from learner.quarantine.quarantine import KeptBatch
-    from learner.quarantine.reproduce import Reproduction
-
-
-def run_batch(*, file: Path) -> int:
-    """Read, reproduce, print."""
+def replay_batch(*, file: Path) -> int:
     from learner.quarantine.quarantine import read_batch
 
     kept = read_batch(file)
     config = config_from_json(kept.config)
-    os.environ.update(cpu_environment(config.compute.learner_threads, config.compute.blas))
+    pin_cpu(config.compute, "learner")
     print(f"step {kept.step + 1} stopped because {kept.what}; suspect {kept.sample}", file=sys.stderr)
 
     from learner.quarantine.reproduce import reproduce
 
     found = reproduce(kept, config, lambda: None)
     print("\n".join(sample_lines(kept, found)))
-    report = outcome(kept, found)
+    report = batch_report(kept, found)
     print(json.dumps(report))
     return 0 if report["reproduced"] else 1
 
 
 def sample_lines(kept: "KeptBatch", found: "Reproduction") -> list[str]:
-    """One line a sample, in groups; one for the tensor; one for what became of the fault."""
+    """One line for each sample, one for the first bad tensor, one for the fault."""
     scores = {
         f"{group.group_id}[{index}]": score
         for answer in kept.answers
@@ -140,10 +132,10 @@ def sample_lines(kept: "KeptBatch", found: "Reproduction") -> list[str]:
     lines = [f"{'sample':<28} {'tokens':>6} {'score':>8} {'advantage':>10} {'loss':>12} {'grad norm':>12}"]
     for entry in found.batch.scored:
         name, finding = entry.sample.name, alone[entry.sample.name]
-        blamed = "  <-- suspect" if found.fault and name == found.fault.suspect.sample else ""
+        suspected = "  <-- suspect" if found.fault and name == found.fault.suspect.sample else ""
         lines.append(
             f"{name:<28} {len(entry.selected):>6} {scores[name]:>8.4g} {entry.sample.advantage:>10.4g}"
-            f" {finding.loss:>12.4g} {finding.grad_norm:>12.4g}{blamed}"
+            f" {finding.loss:>12.4g} {finding.grad_norm:>12.4g}{suspected}"
         )
     if found.bad:
         lines.append(f"first ({found.bad.where}): {found.bad.name} {found.bad.value}")
@@ -151,15 +143,14 @@ def sample_lines(kept: "KeptBatch", found: "Reproduction") -> list[str]:
 
 
 def not_reproduced(found: "Reproduction") -> str:
-    """The update went through."""
     return (
-        f"The update went through here with a gradient norm of {found.grad_norm:.4g}: the fault came from the machine"
-        " or from its arithmetic (a card, other threads), not from the batch."
+        f"Here the update is valid, with a gradient norm of {found.grad_norm:.4g}: the cause of the fault was the"
+        " machine or its arithmetic (a card, other threads), not the batch."
     )
 
 
-def outcome(kept: "KeptBatch", found: "Reproduction") -> dict[str, Any]:
-    """For programs."""
+def batch_report(kept: "KeptBatch", found: "Reproduction") -> dict[str, Any]:
+    """The JSON line."""
     fault = found.fault
     suspect = fault.suspect if fault else None
     return {

@@ -1,99 +1,91 @@
-"""`resume`: go on with a run that was stopped, crashed or prepared; with `--steps`, train a finished one further.
+"""`resume`: continue a run that was stopped, crashed or only prepared; with `--steps`, train a finished run further.
 
-With `--resample-step N` the recorded answers of step N and later ones are voided first (learner/durable/resample.py).
+With `--resample-step N` the recorded groups of step N and later are voided first, and sampled again
+(learner/durable/resample.py).
 """
 
 import os
 import sys
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from actor.engines.vllm_options import check_engine
 from launch.display.next_command import next_command
 from shared.config.load import config_from_json, config_to_json
 from shared.config.training import OnFault
-from shared.config.tree import Config
 from shared.errors import ConfigError
 from shared.run.files import write_whole
 from shared.run.run_dir import RunDir
 from shared.run.summary import Summary, read_summary
 
 
-def run_command(
+def resume_run(
     *, directory: Path, steps: int | None, on_fault: OnFault | None, resample_step: int | None, verbose: bool
 ) -> int:
-    """Open the run, train on, report."""
     run = RunDir.open(directory)
     warn_of_another_owner(run)
-    # Held while config.json may change, so that a run in use is refused first; the learner then takes it itself.
+    # The lock comes first, so that a run in use is refused before config.json changes. The learner takes it later.
     with run.hold():
         summary = read_summary(run)
-        config = with_steps(run, config_from_json(run.config.read_bytes()), steps, summary)
-        config = with_on_fault(run, config, on_fault)
+        config = config_from_json(run.config.read_bytes())
+        if steps is not None and steps != config.run.steps:
+            refuse_other_steps(run, steps, config.run.steps, summary, config.optimizer.schedule)
+        # Another on_fault does not change what was trained so far: no step has met a fault yet, or the run would have
+        # ended there. So a replay still gives the same adapter.
+        changed = replace(
+            config,
+            run=replace(config.run, steps=steps or config.run.steps),
+            guard=replace(config.guard, on_fault=on_fault or config.guard.on_fault),
+        )
+        if changed != config:
+            write_whole(run.config, config_to_json(changed))
         if resample_step is not None:
-            print(resampled(run, config, resample_step), file=sys.stderr)
-    if summary and summary.status == "done" and summary.steps >= config.run.steps:
+            print(resample(run, resample_step, changed.run.steps, changed.checkpoint.keep), file=sys.stderr)
+    if summary and summary.status == "done" and summary.steps >= changed.run.steps:
         print(finished(directory, summary.steps))
         return 0
-    check_engine(config.actor)
-    # Late, so that whatever is wrong with the input is said before the display is loaded.
-    from launch.commands.watch_run import attend
+    check_engine(changed.actor)
+    # Imported late, so that a mistake in the input is reported before the display is loaded.
+    from launch.commands.watch_run import watch_run
 
-    attend(run, config, verbose=verbose)
+    watch_run(run, changed, verbose=verbose)
     return 0
 
 
-def with_steps(run: RunDir, config: Config, steps: int | None, summary: Summary | None) -> Config:
-    """Write another number of steps into the run, if one was asked for."""
-    if steps is None or steps == config.run.steps:
-        return config
+def refuse_other_steps(run: RunDir, steps: int, planned: int, summary: Summary | None, schedule: str) -> None:
     done = summary.steps if summary else 0
     if steps <= done:
         raise ConfigError(f"--steps got {steps}, but {run.path} has done {done} already; give a larger number.")
-    if config.optimizer.schedule != "constant":
+    if schedule != "constant":
         raise ConfigError(
-            f"--steps got {steps}, but the '{config.optimizer.schedule}' schedule of {run.path} was laid out for"
-            f" {config.run.steps} steps and what was trained followed it; begin a new run with run.steps={steps}."
+            f"--steps got {steps}, but the learning rate of {run.path} followed a '{schedule}' schedule of {planned}"
+            f" steps from the start; begin a new run with run.steps={steps}."
         )
-    changed = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, steps=steps))
-    write_whole(run.config, config_to_json(changed))
-    return changed
-
-
-def with_on_fault(run: RunDir, config: Config, on_fault: OnFault | None) -> Config:
-    """Write another policy into the run, if one was asked for. No step until now met a fault, or the run had ended
-    there; so what was trained is what the new policy would have trained, and a replay agrees."""
-    if on_fault is None or on_fault == config.guard.on_fault:
-        return config
-    changed = msgspec.structs.replace(config, guard=msgspec.structs.replace(config.guard, on_fault=on_fault))
-    write_whole(run.config, config_to_json(changed))
-    return changed
 
 
 def warn_of_another_owner(run: RunDir) -> None:
-    """Root may write where the owner then may not. A warning: some file systems show one owner for everything."""
+    """The owner may be unable to read what root writes. Only a warning: some file systems show one owner for all."""
     owner, user = run.path.stat().st_uid, os.geteuid()
     if owner != user:
         print(
-            f"warning: {run.path} belongs to user {owner}, and this is user {user}: the owner may be unable to go on"
-            " with what is written now; better resume it as its owner.",
+            f"warning: {run.path} belongs to user {owner}, and this is user {user}: the owner may be unable to continue"
+            " the run after this; resume it as its owner.",
             file=sys.stderr,
         )
 
 
-def resampled(run: RunDir, config: Config, step: int) -> str:
-    """Void what is recorded of the step and later ones; what was done."""
+def resample(run: RunDir, step: int, last: int, keep: int) -> str:
+    """Void the recorded groups of this step and later ones; returns what was done in words."""
     from learner.durable.checkpoint import CheckpointStore
     from learner.durable.resample import sample_again
 
-    count = sample_again(run, CheckpointStore(run.checkpoints, config.checkpoint.keep), step, config.run.steps)
+    count = sample_again(run, CheckpointStore(run.checkpoints, keep), step, last)
     if count == 0:
-        return f"the journal of {run.path} holds no answer of step {step} or later; nothing had to be voided"
-    return f"{count} recorded answers of step {step} and later are void; their orders are given again"
+        return f"the journal of {run.path} has no filled order of step {step} or later; nothing to void"
+    return f"{count} recorded orders of step {step} and later are void and will be sampled again"
 
 
 def finished(directory: Path, steps: int) -> str:
-    """Nothing to do, and what could be done."""
     command = next_command("resume", str(directory), "--steps", str(2 * steps))
-    return f"{directory} is finished: all {steps} steps are done. To train on: {command}"
+    return f"{directory} is finished: all {steps} steps are done. To train further: {command}"

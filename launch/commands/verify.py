@@ -1,10 +1,10 @@
-"""`verify`: scores a file of completions with a built-in verifier, in the same killable workers as a run.
+"""`verify`: score a file of completions with a built-in verifier, in the same killable workers as a run.
 
-    in     {"id": ..., "completion": "...", "answer": "..."}        a line each; further keys are not looked at
-    out    {"id": ..., "outcome": "correct", "reward": 1.0, "extracted": "18"}        in the same order
+    in     {"id": ..., "completion": "...", "answer": "..."}        one a line; other keys are ignored
+    out    {"id": ..., "outcome": "correct", "reward": 1.0, "extracted": "18"}        one a line, in the same order
 
-A line that is no such object is one unparsable row in its place, with the line's number as its id and the fault as
-`note`; how many there were is said at the end. The answer may be a number.
+`answer` is the gold answer, a text or a number. A line that cannot be read gives a row with the outcome `unparsable`,
+the number of the line as its id, and the reason as `note`. The number of such lines is printed at the end.
 """
 
 import contextlib
@@ -28,15 +28,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the input."""
 
     id: str | int
-    """Comes back as it is."""
+    """Copied to the output."""
     completion: str
-    """What the model said."""
+    """What the model wrote."""
     answer: str | int | float
     """The gold answer."""
 
 
-def run_command(*, kind: VerifierKind, strict: bool, source: Path, out: Path, workers: int) -> int:
-    """Read, score, write."""
+def verify_file(*, kind: VerifierKind, strict: bool, source: Path, out: Path, workers: int) -> int:
     rows = read_rows(source)
     read = [row for row in rows if isinstance(row, Row)]
     verifier = VerifierConfig(kind=kind, strict=strict, workers=workers)
@@ -53,15 +52,14 @@ def run_command(*, kind: VerifierKind, strict: bool, source: Path, out: Path, wo
 
 
 def read_rows(source: Path) -> list[Row | dict[str, Any]]:
-    """Every line that is not blank: what is to be scored, or the result that a line has which cannot be read."""
+    """Lines that are not blank: a Row to be scored, or the result of a line that cannot be read."""
     if not source.is_file():
-        raise DataError(f"--in names {source}, which is no file; give JSON lines with id, completion and answer.")
+        raise DataError(f"--in got {source}, which is not a file; give JSON lines with id, completion and answer.")
     lines = enumerate(source.read_bytes().split(b"\n"), start=1)
     return [read_row(line, source, number) for number, line in lines if line.strip()]
 
 
 def read_row(line: bytes, source: Path, number: int) -> Row | dict[str, Any]:
-    """One line, or the unparsable row in its place."""
     try:
         return msgspec.json.decode(line, type=Row)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -71,7 +69,7 @@ def read_row(line: bytes, source: Path, number: int) -> Row | dict[str, Any]:
 
 
 def job(row: Row) -> ScoreJob:
-    """What the pool scores. The end is the file's, so nothing counts as truncated."""
+    """The file does not say whether a completion reached a cap, so none counts as truncated."""
     answer = row.answer if isinstance(row.answer, str) else str(row.answer)
     return ScoreJob(
         prompt="", completion=row.completion, completion_ids=[], truncated=False, columns={"answer": answer}
@@ -79,5 +77,4 @@ def job(row: Row) -> ScoreJob:
 
 
 def result(row: Row, verdict: Verdict) -> dict[str, Any]:
-    """One line of the output."""
     return {"id": row.id, "outcome": verdict.outcome, "reward": verdict.score, "extracted": verdict.extracted}

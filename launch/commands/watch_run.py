@@ -1,11 +1,11 @@
-"""Supervise a run that has its directory, show it while it runs, report when it ends. `run` and `resume` share this."""
+"""Start the processes of a run, show it while it trains, and report when it ends. `run` and `resume` share this."""
 
 import sys
 
 from launch.display.console import make_console
 from launch.display.next_command import next_command
 from launch.display.report import print_report
-from launch.display.screens import screen
+from launch.display.screens import make_screen
 from launch.supervisor.restarts import Patience
 from launch.supervisor.starter import ForkServerStarter, FreshStarter, Starter
 from launch.supervisor.supervise import Supervisor
@@ -15,23 +15,23 @@ from shared.process.entry_point import keep_to_itself
 from shared.run.run_dir import RunDir
 
 
-def attend(run: RunDir, config: Config, *, verbose: bool) -> None:
-    """Until the run ends; raises what went wrong."""
+def watch_run(run: RunDir, config: Config, *, verbose: bool) -> None:
+    """Returns when the run has ended; raises ProcessFailed if one of its processes crashed."""
     keep_to_itself()
     console = make_console()
     try:
-        with screen(console, run, config.run.steps, verbose=verbose) as audience:
+        with make_screen(console, run, config.run.steps, verbose=verbose) as screen:
             plan = topology(run.path, config)
             patience = Patience(silence_s=config.link.silence_s)
-            Supervisor(plan, audience, starter_for(plan), patience).run()
+            Supervisor(plan, screen, starter_for(plan), patience).run()
     except KeyboardInterrupt:
-        print(f"stopped at once; nothing is lost, go on with: {next_command('resume', str(run.path))}")
+        print(f"stopped; nothing is lost, continue with: {next_command('resume', str(run.path))}")
         raise
     print_report(console, run, config.run.steps)
 
 
 def starter_for(plan: Topology) -> Starter:
-    """Forking what is loaded already, where a fork is safe."""
+    """A fork server shares the loaded libraries, but forking them is safe on Linux only."""
     if sys.platform != "linux":
         return FreshStarter()
     return ForkServerStarter(plan.learner.environment, plan.learner.log.with_name("fork_server.log"))

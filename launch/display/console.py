@@ -1,19 +1,17 @@
-"""The console that commands print to. That its reader has gone (`| head`) is for the caller to judge, not for rich."""
+"""The console that commands print to: as wide as the terminal, or 120 columns where the output is a file or a pipe."""
 
 from rich.console import Console
 
-PLAIN_WIDTH = 100
+PLAIN_WIDTH = 120
 
 
-class OurConsole(Console):
-    """A console that raises BrokenPipeError."""
+class PipeConsole(Console):
+    """Raises BrokenPipeError when the reader is gone (`| head`). rich would end the process, and with it the run."""
 
     def on_broken_pipe(self) -> None:
-        """rich would end the process here, and a run with it."""
         raise BrokenPipeError
 
 
-def make_console(plain_width: int | None = PLAIN_WIDTH) -> Console:
-    """As wide as the terminal; a fixed width where there is none."""
-    console = OurConsole(highlight=False)
-    return console if console.is_terminal else OurConsole(highlight=False, width=plain_width)
+def make_console() -> Console:
+    console = PipeConsole(highlight=False)
+    return console if console.is_terminal else PipeConsole(highlight=False, width=PLAIN_WIDTH)

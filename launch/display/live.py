@@ -1,4 +1,4 @@
-"""The live picture of a run on a terminal: pure functions from what is known to something rich can draw."""
+"""The live panel of a run on a terminal: pure functions from a `View` to something that rich can draw."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,16 +23,17 @@ from launch.display.watch import (
     time_shares,
     value,
 )
+from protocol.outcome import Outcome
 
 CURVE_HEIGHT = 5
-COLOURS = {
-    "correct": "green",
-    "wrong": "red",
-    "unparsable": "magenta",
-    "truncated": "yellow",
-    "timeout": "bright_black",
-    "error": "bright_red",
-    "abstain": "bright_black",
+COLOURS: dict[str, str] = {
+    Outcome.CORRECT: "green",
+    Outcome.WRONG: "red",
+    Outcome.UNPARSABLE: "magenta",
+    Outcome.TRUNCATED: "yellow",
+    Outcome.TIMEOUT: "bright_black",
+    Outcome.ERROR: "bright_red",
+    Outcome.ABSTAIN: "bright_black",
     "rollout": "cyan",
     "verify": "yellow",
     "update": "green",
@@ -42,7 +43,7 @@ COLOURS = {
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What the picture is drawn from."""
+    """What the panel shows."""
 
     title: str
     """The run directory."""
@@ -52,21 +53,19 @@ class View:
     """Finished steps."""
     elapsed_s: float
     """Since the launcher started."""
-    said: Mapping[str, str]
+    last_lines: Mapping[str, str]
     """Last log line of each process."""
     notes: Sequence[str]
-    """What the supervisor did lately."""
+    """The last things that the supervisor did."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """The reward curve as wide as there is room."""
+    """The reward curve, as wide as the panel."""
 
     view: View
-    """Where the rewards come from."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """rich asks with the width at hand."""
         values = rewards(self.view.rows)
         low, high = scale(values)
         lines = sparkline(
@@ -82,20 +81,17 @@ class Curve:
 
 
 def draw(view: View) -> RenderableType:
-    """The whole panel."""
     middle = running(view) if view.rows else [waiting(view)]
-    parts = [progress(view), Text(), *middle, *voices(view)]
+    parts = [progress(view), Text(), *middle, *messages(view)]
     return Panel(Group(*parts), title=f"tandem  {view.title}", title_align="left", border_style="dim")
 
 
 def waiting(view: View) -> Text:
-    """Before the first step."""
-    what = "no step is finished yet" if view.said else "starting: both processes load torch, then the model"
+    what = "no step is finished yet" if view.last_lines else "starting: both processes load torch, then the model"
     return Text(what, "dim")
 
 
 def progress(view: View) -> RenderableType:
-    """Step, bar, time."""
     done = steps_done(view.rows)
     left = clock(seconds_left(view.rows, view.steps))
     grid = Table.grid(padding=(0, 1), expand=True)
@@ -108,7 +104,7 @@ def progress(view: View) -> RenderableType:
 
 
 def running(view: View) -> list[RenderableType]:
-    """Reward, curve and figures of the last step."""
+    """Reward, curve, and the figures of the last step."""
     last = view.rows[-1]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
@@ -122,13 +118,12 @@ def running(view: View) -> list[RenderableType]:
 
 
 def reward(view: View) -> Text:
-    """The figure everybody looks for."""
     now, recent = value(view.rows[-1], "reward/mean"), mean(view.rows[-WINDOW:], "reward/mean")
     first = mean(view.rows[:WINDOW], "reward/mean")
     return Text.assemble(
         ("reward ", "dim"),
         (number(now, ".2f"), "bold green"),
-        ("   mean of five ", "dim"),
+        ("   last five ", "dim"),
         (number(recent, ".2f"), "bold"),
         ("   first five ", "dim"),
         number(first, ".2f"),
@@ -136,13 +131,11 @@ def reward(view: View) -> Text:
 
 
 def shares(parts: Mapping[str, float]) -> Text:
-    """Names with their percentage, each in its colour."""
     texts = [Text(f"{name} {part:.0%}", COLOURS[name]) for name, part in parts.items()]
     return Text("  ").join(texts) if texts else Text("-")
 
 
 def sampling(row: Row) -> str:
-    """How fast and how varied the actor samples."""
     return (
         f"{number(value(row, 'tokens_per_s'), ',.0f')} tokens/s   "
         f"length {number(value(row, 'length/mean'), '.0f')}   "
@@ -151,7 +144,6 @@ def sampling(row: Row) -> str:
 
 
 def learning(row: Row) -> str:
-    """What the learner made of it."""
     dropped, total = (number(value(row, f"groups/{name}"), ".0f") for name in ("dropped", "total"))
     return (
         f"lr {number(value(row, 'lr'), '.1e')}   "
@@ -161,13 +153,12 @@ def learning(row: Row) -> str:
 
 
 def memory(row: Row) -> str:
-    """Of each process."""
     return "   ".join(f"{name} {number(value(row, f'mem/{name}_mb'), ',.0f')} MB" for name in ("learner", "actor"))
 
 
-def voices(view: View) -> list[RenderableType]:
-    """What processes and supervisor said last, each cut to one line."""
-    lines = [Text(f"{name} | {line}", "dim") for name, line in view.said.items()]
+def messages(view: View) -> list[RenderableType]:
+    """The last log line of each process and the notes of the supervisor, each cut to one line."""
+    lines = [Text(f"{name} | {line}", "dim") for name, line in view.last_lines.items()]
     lines += [Text(note, "yellow") for note in view.notes]
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"

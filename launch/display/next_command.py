@@ -1,4 +1,4 @@
-"""A command as the user can type it here and now: with the interpreter that is running this one."""
+"""A command that the user can copy and run: it names the interpreter that runs this one."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ def next_command(*words: str) -> str:
 
 
 def interpreter(running: str, on_path: str | None) -> str:
-    """The shortest name of the running interpreter."""
+    """The shortest name of the running interpreter that works in this folder and with this PATH."""
     if on_path and os.path.realpath(os.path.dirname(on_path)) == os.path.realpath(os.path.dirname(running)):
         return "python"
     here = Path.cwd()

@@ -1,6 +1,7 @@
-"""What a person sees when a run ends: base against trained, the reward, a few answers, and what to type next.
+"""Two reports: what a run prints when it ends, and the table of one evaluation.
 
-An evaluation as a table, for the terminal and as Markdown. n, seed and caps always stand beside the figures.
+print_report        how the run ended, base against trained, the reward, a few completions, and what to type next
+print_evaluation    every figure with its interval, n, draws and cap; `markdown` is the same as a document
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from rich.text import Text
 from launch.display.next_command import next_command
 from launch.display.sparkline import sparkline
 from launch.display.watch import WINDOW, Row, Watch, clock, mean, rewards
+from protocol.outcome import Outcome
 from shared.run.evaluation import Decoded, Evaluation, Sample, Share, read_evaluation, right
 from shared.run.run_dir import RunDir
 from shared.run.summary import Summary, read_summary
@@ -26,24 +28,22 @@ SAMPLES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Everything that the report is made from."""
+    """What the report of a run is made from."""
 
     run_dir: Path
-    """Where the run lies."""
     steps: int
-    """Steps that were planned."""
+    """Steps that the run was to have."""
     summary: Summary | None
-    """None if the run was ended before the learner wrote one."""
+    """None if the run ended before the learner wrote one."""
     base: Evaluation | None
     """Before the first step."""
     final: Evaluation | None
     """After the last step."""
     rows: Sequence[Row]
-    """One a step."""
+    """One for each step."""
 
 
 def read_results(run: RunDir, steps: int) -> Results:
-    """From the files of a run."""
     watch = Watch(run.metrics)
     watch.poll()
     summary = read_summary(run)
@@ -53,42 +53,40 @@ def read_results(run: RunDir, steps: int) -> Results:
         steps=steps,
         summary=summary,
         base=read_evaluation(run.eval / "base.json"),
-        # A finished run that is trained on still holds the evaluation of its first end.
+        # A finished run that is being trained further still has the evaluation of its first end.
         final=read_evaluation(run.eval / "final.json") if ended else None,
         rows=watch.rows,
     )
 
 
 def print_report(console: Console, run: RunDir, steps: int) -> None:
-    """Read and show."""
     results = read_results(run, steps)
     console.print(report(results, ascii_only=console.options.ascii_only))
-    # Never folded: a command must survive copy and paste.
+    # Not wrapped, so that a command can be copied.
     console.print(next_commands(results), soft_wrap=True)
 
 
 def report(results: Results, *, ascii_only: bool = False) -> RenderableType:
-    """The report, except for the commands."""
+    """The report without the next commands."""
     parts: list[RenderableType] = [Text(), Text(headline(results), "bold")]
     if results.rows:
         parts += [Text(), reward_line(results.rows, ascii_only)]
     if results.base:
         parts += [Text(), accuracy_table(results.base, results.final)]
     if results.base and results.final:
-        parts += answers(results.base.samples, results.final.samples)
+        parts += side_by_side(results.base.samples, results.final.samples)
     return Group(*parts, Text(), facts(results), Text())
 
 
 def headline(results: Results) -> str:
-    """How it ended."""
     summary = results.summary
     if summary is None:
         return "stopped before the run began"
     if summary.status == "done":
         return f"done: {summary.steps} steps in {clock(summary.wall_s)}"
-    # A learner that was stopped while it loaded had no time to say so: its summary is the one of the session before.
+    # A learner that is stopped while it loads writes no summary, so this one is from the session before.
     status = "stopped" if summary.status == "running" else summary.status
-    return f"{status} after step {summary.steps} of {results.steps}, {clock(summary.wall_s)} in all"
+    return f"{status} after step {summary.steps} of {results.steps}, {clock(summary.wall_s)} in total"
 
 
 def reward_line(rows: Sequence[Row], ascii_only: bool) -> Text:
@@ -103,7 +101,6 @@ def reward_line(rows: Sequence[Row], ascii_only: bool) -> Text:
 
 
 def accuracy_table(base: Evaluation, final: Evaluation | None) -> RenderableType:
-    """Base and trained below each other."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("", "greedy", "sampled", "n"):
         table.add_column(name, no_wrap=True, justify="right" if name == "n" else "left")
@@ -117,7 +114,7 @@ def accuracy_table(base: Evaluation, final: Evaluation | None) -> RenderableType
 
 
 def gain(base: Evaluation, final: Evaluation) -> str:
-    """Both answered the same tasks, so their difference is surer than two intervals side by side suggest."""
+    """In pairs, since the tasks are the same: two intervals side by side would suggest a wider one."""
     found = paired(right(final), right(base))
     interval = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
     return f"greedy, trained minus base, in pairs: {100 * found.mean:+.1f} points  ({interval})"
@@ -128,8 +125,8 @@ def share(measured: Share) -> str:
     return f"{100 * measured.accuracy:.1f} %  ({100 * measured.low:.1f} to {100 * measured.high:.1f})"
 
 
-def answers(before: Sequence[Sample], after: Sequence[Sample]) -> Iterator[RenderableType]:
-    """The same questions, answered by base and trained policy side by side."""
+def side_by_side(before: Sequence[Sample], after: Sequence[Sample]) -> Iterator[RenderableType]:
+    """The first few questions, with the completions of base and trained policy."""
     for old, new in list(zip(before, after, strict=False))[:SAMPLES]:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
         for who, sample in (("base", old), ("trained", new)):
@@ -140,12 +137,10 @@ def answers(before: Sequence[Sample], after: Sequence[Sample]) -> Iterator[Rende
 
 
 def outcome(sample: Sample) -> Text:
-    """In colour."""
-    return Text(sample.outcome, "green" if sample.outcome == "correct" else "red")
+    return Text(sample.outcome, "green" if sample.outcome == Outcome.CORRECT else "red")
 
 
 def facts(results: Results) -> Text:
-    """Where it lies, and which adapter came out."""
     lines = [f"run directory  {results.run_dir}"]
     if results.summary:
         lines += [f"adapter        sha256 {results.summary.adapter_sha256}"]
@@ -153,19 +148,18 @@ def facts(results: Results) -> Text:
 
 
 def next_commands(results: Results) -> Text:
-    """What to type now."""
     folder = str(results.run_dir)
     if results.summary is not None and results.summary.status == "done":
         commands = {
-            "ask the trained policy": next_command(
+            "try the trained policy": next_command(
                 "generate", folder, "--prompt", "Tom has 3 apples and buys 4. How many?"
             ),
-            "train on": next_command("resume", folder, "--steps", str(2 * results.steps)),
-            "take it home": next_command("export", folder, "--out", f"{results.run_dir.name}-adapter"),
-            "prove the result": next_command("replay", folder),
+            "train further": next_command("resume", folder, "--steps", str(2 * results.steps)),
+            "export it": next_command("export", folder, "--out", f"{results.run_dir.name}-adapter"),
+            "check the result": next_command("replay", folder),
         }
     else:
-        commands = {"go on, nothing is lost": next_command("resume", folder)}
+        commands = {"continue, nothing is lost": next_command("resume", folder)}
     width = max(map(len, commands))
     return Text("\n".join(f"{what:<{width}}  {command}" for what, command in commands.items()))
 
@@ -173,14 +167,14 @@ def next_commands(results: Results) -> Text:
 HEAD = ("", "accuracy", "95 %", "n", "draws", "cap", "format", "truncated", "length")
 TableRow = tuple[str, ...]
 LEGEND = (
-    "Accuracy is the probability that one answer is right, with Wilson's 95 % interval over the n tasks. pass@k: one of"
-    " k draws is right; maj@k: the most frequent of k is, ties counting in part; both are estimated without bias from"
-    " all draws. Format: answers in which the verifier found a final answer. Length: mean tokens, and the longest."
+    "Accuracy is the probability that one completion is correct, with Wilson's 95 % interval over the n tasks. pass@k:"
+    " one of k draws is correct. maj@k: the most frequent final answer of k is correct; ties count in part. Both are"
+    " estimated without bias from all draws. Format: share of completions with a final answer. Length: mean tokens, and"
+    " the longest."
 )
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
-    """To the terminal."""
     console.print(title(evaluation), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in HEAD:
@@ -191,7 +185,6 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
 
 
 def markdown(evaluation: Evaluation) -> str:
-    """The same as a document."""
     lines = [HEAD, ("---", *["---:"] * (len(HEAD) - 1)), *rows(evaluation)]
     table = "\n".join("| " + " | ".join(cell.strip() for cell in line) + " |" for line in lines)
     return f"# {title(evaluation)}\n\n{table}\n\n{LEGEND}\n"
@@ -206,7 +199,7 @@ def title(evaluation: Evaluation) -> str:
 
 
 def rows(evaluation: Evaluation) -> Iterator[TableRow]:
-    """One a way to decode, and below each what it is made of."""
+    """One row for each way to decode, followed by its pass@k, maj@k, levels and subjects."""
     for name, way in evaluation.ways().items():
         yield decoded_row(name, way)
         yield from parts(beyond_one(way.pass_at), "pass@", way)
@@ -216,10 +209,9 @@ def rows(evaluation: Evaluation) -> Iterator[TableRow]:
 
 
 def decoded_row(name: str, way: Decoded) -> TableRow:
-    """All figures."""
-    warmth = f" at {way.temperature:g}" if way.temperature else ""
+    temperature = f" at {way.temperature:g}" if way.temperature else ""
     return (
-        f"{name}{warmth}",
+        f"{name}{temperature}",
         *share_cells(way),
         str(way.draws),
         str(way.cap),
@@ -230,13 +222,13 @@ def decoded_row(name: str, way: Decoded) -> TableRow:
 
 
 def parts(shares: Mapping[str, Share] | Mapping[int, Share], prefix: str, way: Decoded) -> Iterator[TableRow]:
-    """Indented; only the share."""
+    """Indented rows with the accuracy alone."""
     for key, share in shares.items():
         yield (f"  {prefix}{key}", *share_cells(share), str(way.draws), str(way.cap), "", "", "")
 
 
 def beyond_one(shares: Mapping[int, Share]) -> Mapping[int, Share]:
-    """One of one is the accuracy above."""
+    """Without k = 1, which is the accuracy."""
     return {k: share for k, share in shares.items() if k > 1}
 
 

@@ -1,7 +1,7 @@
-"""A curve drawn with text: one column or more a step, eighths of a character high.
+"""A curve drawn with text, in eighths of the height of a character.
 
-The x axis is the whole run, so the curve grows to the right as the run goes on. Values in [0, 1] keep that scale,
-so that a low flat curve looks low; anything else is scaled to its own range.
+The x axis is the whole run, so the curve grows to the right as the run continues. The y axis is [0, 1] if all values
+are in that range, so that a low flat curve looks low; otherwise it is the range of the values.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def scale(values: Sequence[float]) -> tuple[float, float]:
 
 
 def unit(value: float, limits: tuple[float, float]) -> float:
-    """Where the value lies between bottom (0) and top (1)."""
+    """0 at the bottom, 1 at the top."""
     low, high = limits
     return (value - low) / (high - low)
 
@@ -47,6 +47,6 @@ def spread(heights: Sequence[float], steps: int, width: int) -> list[float]:
 
 
 def part(height: float, row: int, rows: int) -> int:
-    """How many eighths of this row (0 is the lowest) a column fills; the lowest never vanishes."""
+    """How many eighths of this row a column fills. Row 0 is the lowest; it always shows at least one eighth."""
     eighths = round(height * rows * EIGHTHS) - row * EIGHTHS
     return max(1 if row == 0 else 0, min(EIGHTHS, eighths))

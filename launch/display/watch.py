@@ -1,9 +1,7 @@
-"""What is known about a running run, read from metrics.jsonl as it grows.
+"""The metrics of a run, read from metrics.jsonl while it grows, and what the display computes from them.
 
-One JSON object a line, one line a step (`shared/run/metrics.py`). Keys that are missing or null count as not a number
-and
-are shown as a dash; a line that is no such object (a power cut may leave zeros) is passed over:
-a picture must not end a run.
+The file has one JSON object for each step (`shared/run/metrics.py`). A missing or null key counts as NaN and is shown
+as a dash. A line that cannot be read is skipped (a power cut may leave zeros): the display must never end a run.
 """
 
 import math
@@ -13,16 +11,18 @@ from pathlib import Path
 import msgspec
 
 from launch.supervisor.growing_file import GrowingFile
+from protocol.outcome import Outcome
 
 Row = Mapping[str, float | None]
+"""The metrics of one step."""
 
 PHASES = ("rollout", "verify", "update", "idle")
-OUTCOMES = ("correct", "wrong", "unparsable", "truncated", "timeout", "error", "abstain")
 WINDOW = 5
+"""Steps in a moving mean."""
 
 
 class Watch:
-    """The rows of one run so far."""
+    """The rows of one run."""
 
     def __init__(self, metrics: Path) -> None:
         self.file = GrowingFile(metrics)
@@ -30,7 +30,7 @@ class Watch:
         self.rows: list[Row] = []
 
     def poll(self) -> list[Row]:
-        """The rows that are new; in a file written anew, those that did not stand in the old one."""
+        """The new rows. If the file was replaced: the rows that the old one did not have."""
         found = [row for line in self.file.new_lines() for row in parsed(line)]
         if self.file.generation == self.generation:
             self.rows += found
@@ -41,7 +41,7 @@ class Watch:
 
 
 def parsed(line: str) -> list[Row]:
-    """The row in a line, if it is one."""
+    """One row, or none if the line cannot be read."""
     try:
         return [msgspec.json.decode(line, type=dict[str, float | None])]
     except (ValueError, RecursionError):
@@ -49,23 +49,20 @@ def parsed(line: str) -> list[Row]:
 
 
 def step_of(row: Row) -> int:
-    """Its number, counted from 1."""
+    """Counted from 1; 0 if the row does not say."""
     return int(row.get("step") or 0)
 
 
 def value(row: Row, key: str) -> float:
-    """A metric, or not-a-number."""
     found = row.get(key)
     return math.nan if found is None else float(found)
 
 
 def mean(rows: Sequence[Row], key: str) -> float:
-    """Over the given rows."""
     return sum(value(row, key) for row in rows) / len(rows) if rows else math.nan
 
 
 def rewards(rows: Sequence[Row]) -> list[float]:
-    """The reward of each step."""
     return [value(row, "reward/mean") for row in rows]
 
 
@@ -75,7 +72,7 @@ def steps_done(rows: Sequence[Row]) -> int:
 
 
 def time_shares(rows: Sequence[Row]) -> dict[str, float]:
-    """Share of each phase in the time of the last five steps."""
+    """Share of each phase in the time of the last steps."""
     seconds = {phase: mean(rows[-WINDOW:], f"time/{phase}_s") for phase in PHASES}
     known = {phase: s for phase, s in seconds.items() if not math.isnan(s)}
     total = sum(known.values())
@@ -83,12 +80,13 @@ def time_shares(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def outcome_shares(row: Row) -> dict[str, float]:
-    """Outcomes that occurred in this step, with their fraction."""
-    return {name: value(row, f"outcome/{name}") for name in OUTCOMES if value(row, f"outcome/{name}") > 0}
+    """Only the outcomes that occurred in this step."""
+    shares = {outcome.value: value(row, f"outcome/{outcome}") for outcome in Outcome}
+    return {name: share for name, share in shares.items() if share > 0}
 
 
 def seconds_left(rows: Sequence[Row], steps: int) -> float:
-    """Remaining steps at the pace of the last five."""
+    """At the pace of the last steps."""
     return (steps - steps_done(rows)) * mean(rows[-WINDOW:], "time/step_s")
 
 
@@ -102,5 +100,5 @@ def clock(seconds: float) -> str:
 
 
 def number(amount: float, form: str) -> str:
-    """Formatted, or a dash where the number is not known."""
+    """A dash if the number is not known."""
     return "-" if math.isnan(amount) else format(amount, form)

@@ -100,7 +100,7 @@ def run_doctor(*, source: str | None, overrides: Sequence[str], out: Path | None
     if as_json:
         print(json.dumps(as_tree(str(chosen), run_dir, reports), indent=2))
     else:
-        show(make_console(None), str(chosen), run_dir, reports)
+        show(make_console(), str(chosen), run_dir, reports)
     return 1 if num_errors(reports) else 0
 
 

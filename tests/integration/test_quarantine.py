@@ -13,7 +13,7 @@ import torch
 from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.commands.in_process import LocalDesk
-from launch.commands.replay import run_batch as run_command
+from launch.commands.replay import replay_batch
 from launch.preset import load_config
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
@@ -77,9 +77,9 @@ class SpoiledDesk(LocalDesk):
     def submit(self, orders: Iterable[Order]) -> None:
         for order in orders:
             super().submit([order])
-            answer = self.answers[order.order_id]
+            answer = self.filled[order.order_id]
             groups = tuple(self.spoil(group) if self.guilty(group) else group for group in answer.groups)
-            self.answers[order.order_id] = msgspec.structs.replace(answer, groups=groups)
+            self.filled[order.order_id] = msgspec.structs.replace(answer, groups=groups)
 
     def guilty(self, group: Group) -> bool:
         return group.group_id.endswith(GUILTY[-5:]) if self.always else group.group_id == GUILTY
@@ -151,7 +151,7 @@ def test_the_run_stops_before_the_step_and_the_file_alone_gives_the_fault_again(
     assert (kept.step, kept.kind, kept.sample) == (2, kind, f"{GUILTY}[2]")
     # Nothing else of the run is needed.
     (run_path / FILE).rename(run_path.parent / "alone.safetensors")
-    assert run_command(file=run_path.parent / "alone.safetensors") == 0
+    assert replay_batch(file=run_path.parent / "alone.safetensors") == 0
     out = capsys.readouterr().out.splitlines()
     report = json.loads(out[-1])
     assert report["reproduced"] and report["kind"] == kind and report["step"] == 3

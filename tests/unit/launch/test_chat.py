@@ -1,4 +1,4 @@
-"""Talking to a policy: the streamed tokens are the engine's, each voice remembers itself, and what the screen shows."""
+"""Chat: streamed tokens are those of the engine, each policy remembers its own replies, and what the screen shows."""
 
 import io
 from collections.abc import Generator, Iterator
@@ -13,7 +13,7 @@ from rich.console import Console
 from actor.engines.hf_engine import HFEngine
 from actor.engines.stream import stream
 from launch.__main__ import main
-from launch.commands.chat import UNFINISHED, Voice, columns_of, converse, one_by_one
+from launch.commands.chat import PARTIAL_CHARACTER, Conversation, converse, print_in_turn, show_in_columns
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from protocol.messages import GroupOrder, Sampling
 from shared.config.load import config_to_json, resolve
@@ -45,7 +45,7 @@ def test_streamed_tokens_are_those_of_the_engine(tmp_path: Path, family: Family,
         assert list(stream(policy, prompt.tolist(), ends, sampling, seed)) == expected.tolist()
 
 
-# --- voices
+# --- conversations
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def spoken_by(source: Path) -> tuple[Policy, Prompter]:
+def loaded(source: Path) -> tuple[Policy, Prompter]:
     model = ModelConfig(path=str(source), cache_dir=str(source.parent / "cache"))
     base = cached_base(model)
     policy = load_policy(base, model, LoraConfig(rank=4, alpha=8.0), torch.device("cpu"))
@@ -63,54 +63,54 @@ def spoken_by(source: Path) -> tuple[Policy, Prompter]:
     return policy, load_prompter(base.folder)
 
 
-def two_voices(policy: Policy, prompter: Prompter) -> list[Voice]:
+def two_conversations(policy: Policy, prompter: Prompter) -> list[Conversation]:
     opening = [{"role": "system", "content": "Be brief."}]
     return [
-        Voice("base", policy, prompter, opening, policy.adapter.switched_off),
-        Voice("step 5", policy, prompter, opening, nullcontext),
+        Conversation("base", policy, prompter, opening, policy.adapter.switched_off),
+        Conversation("step 5", policy, prompter, opening, nullcontext),
     ]
 
 
-def said(voice: Voice, question: str) -> str:
-    return list(voice.answer(question, GREEDY, 0))[-1]
+def said(conversation: Conversation, question: str) -> str:
+    return list(conversation.reply(question, GREEDY, 0))[-1]
 
 
-def test_taking_turns_changes_nothing_that_is_said(spoken_by: tuple[Policy, Prompter]) -> None:
-    alone = [said(voice, "3 + 4?") for voice in two_voices(*spoken_by)]
-    base, trained = two_voices(*spoken_by)
-    together = list(zip(base.answer("3 + 4?", GREEDY, 0), trained.answer("3 + 4?", GREEDY, 0), strict=True))
+def test_taking_turns_changes_no_reply(loaded: tuple[Policy, Prompter]) -> None:
+    alone = [said(conversation, "3 + 4?") for conversation in two_conversations(*loaded)]
+    base, trained = two_conversations(*loaded)
+    together = list(zip(base.reply("3 + 4?", GREEDY, 0), trained.reply("3 + 4?", GREEDY, 0), strict=True))
     assert list(together[-1]) == alone and alone[0] != alone[1]
-    policy, prompter = spoken_by
+    policy, prompter = loaded
     prompt = prompter.prompt_ids("3 + 4?", "Be brief.")
     with policy.adapter.switched_off():
         ids = list(stream(policy, prompt, prompter.end_ids, GREEDY, 0))
-    assert alone[0] == prompter.text(ids).rstrip(UNFINISHED)
+    assert alone[0] == prompter.text(ids).rstrip(PARTIAL_CHARACTER)
 
 
-def test_each_voice_remembers_its_own_answers(spoken_by: tuple[Policy, Prompter]) -> None:
-    for voice in two_voices(*spoken_by):
-        first = said(voice, "3 + 4?")
-        assert [turn["role"] for turn in voice.turns] == ["system", "user", "assistant"]
-        assert voice.turns[-1]["content"] == first
-        second = said(voice, "3 + 4?")
-        assert second != first and len(voice.turns) == 5
-        voice.begin_anew()
-        assert said(voice, "3 + 4?") == first and voice.turns[0]["content"] == "Be brief."
+def test_each_policy_remembers_its_own_replies(loaded: tuple[Policy, Prompter]) -> None:
+    for conversation in two_conversations(*loaded):
+        first = said(conversation, "3 + 4?")
+        assert [turn["role"] for turn in conversation.turns] == ["system", "user", "assistant"]
+        assert conversation.turns[-1]["content"] == first
+        second = said(conversation, "3 + 4?")
+        assert second != first and len(conversation.turns) == 5
+        conversation.start_over()
+        assert said(conversation, "3 + 4?") == first and conversation.turns[0]["content"] == "Be brief."
 
 
-def test_an_answer_that_is_cut_short_is_remembered_as_far_as_it_was_heard(spoken_by: tuple[Policy, Prompter]) -> None:
-    voice = two_voices(*spoken_by)[0]
-    texts = voice.answer("3 + 4?", GREEDY, 0)
+def test_a_reply_that_is_cut_short_is_remembered_as_far_as_it_went(loaded: tuple[Policy, Prompter]) -> None:
+    conversation = two_conversations(*loaded)[0]
+    texts = conversation.reply("3 + 4?", GREEDY, 0)
     heard = [next(texts), next(texts)]
     texts.close()
-    assert voice.turns[-1] == {"role": "assistant", "content": heard[-1]}
+    assert conversation.turns[-1] == {"role": "assistant", "content": heard[-1]}
 
 
-def test_a_conversation_that_does_not_fit_is_refused_and_stays_as_it_was(spoken_by: tuple[Policy, Prompter]) -> None:
-    voice = two_voices(*spoken_by)[0]
-    with pytest.raises(DataError, match=r"has room for 256; begin anew with /new"):
-        list(voice.answer("x" * 300, GREEDY, 0))
-    assert len(voice.turns) == 1
+def test_a_conversation_that_does_not_fit_is_refused_and_stays_as_it_was(loaded: tuple[Policy, Prompter]) -> None:
+    conversation = two_conversations(*loaded)[0]
+    with pytest.raises(DataError, match=r"has room for 256; start over with /new"):
+        list(conversation.reply("x" * 300, GREEDY, 0))
+    assert len(conversation.turns) == 1
 
 
 # --- the screen
@@ -121,20 +121,20 @@ def growing(*texts: str) -> Generator[str, None, None]:
 
 
 def test_plain_text_prints_each_part_once(capsys: pytest.CaptureFixture[str]) -> None:
-    one_by_one({"base": growing("So", "So 3", "So 3 + 4"), "step 5": growing("7")})
+    print_in_turn({"base": growing("So", "So 3", "So 3 + 4"), "step 5": growing("7")})
     assert capsys.readouterr().out == "base: So 3 + 4\nstep 5: 7\n"
-    one_by_one({"base": growing("alone")})
+    print_in_turn({"base": growing("alone")})
     assert capsys.readouterr().out == "alone\n"
 
 
 HOSTILE = "\x1b[2J\x1b]0;mine\x07 4"
 
 
-def test_an_answer_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    one_by_one({"base": growing(HOSTILE)})
+def test_a_reply_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_in_turn({"base": growing(HOSTILE)})
     assert capsys.readouterr().out == "\\x1b[2J\\x1b]0;mine\\x07 4\n"
     out = io.StringIO()
-    columns_of({"base": growing(HOSTILE)}, Console(file=out, width=60, force_terminal=True, highlight=False))
+    show_in_columns({"base": growing(HOSTILE)}, Console(file=out, width=60, force_terminal=True, highlight=False))
     assert "\\x1b[2J" in out.getvalue() and "\x1b[2J" not in out.getvalue() and "\x1b]0;" not in out.getvalue()
 
 
@@ -149,7 +149,7 @@ def test_columns_grow_together_and_brackets_are_no_markup() -> None:
     out = io.StringIO()
     console = Console(file=out, width=60, force_terminal=True, highlight=False)
     spoken = {"base": noted("base", growing("a", "ab", "ab [red]c")), "step 5": noted("step 5", growing("x"))}
-    columns_of(spoken, console)
+    show_in_columns(spoken, console)
     assert order == ["base", "step 5", "base", "base"]
     last = out.getvalue().splitlines()
     assert any("ab [red]c" in line and "x" in line for line in last) and any("base" in line for line in last)
@@ -158,13 +158,14 @@ def test_columns_grow_together_and_brackets_are_no_markup() -> None:
 # --- the command
 
 
-def test_converse_knows_its_commands(spoken_by: tuple[Policy, Prompter], capsys: pytest.CaptureFixture[str]) -> None:
-    voices = two_voices(*spoken_by)
-    converse(voices, ["3 + 4?\n", "\n", "x" * 300, "/new\n", "3 + 4?\n", "/quit\n", "never\n"], GREEDY, 0)
+def test_converse_knows_its_commands(loaded: tuple[Policy, Prompter], capsys: pytest.CaptureFixture[str]) -> None:
+    conversations = two_conversations(*loaded)
+    converse(conversations, ["3 + 4?\n", "\n", "x" * 300, "/new\n", "3 + 4?\n", "/quit\n", "never\n"], GREEDY, 0)
     told = capsys.readouterr()
-    answers = told.out.split("base: ")[1:]
-    assert len(answers) == 3 and answers[0] == answers[2] and "step 5: " in answers[0]
-    assert told.err.startswith("error: This conversation needs") and [len(voice.turns) for voice in voices] == [3, 3]
+    replies = told.out.split("base: ")[1:]
+    assert len(replies) == 3 and replies[0] == replies[2] and "step 5: " in replies[0]
+    assert told.err.startswith("error: This conversation needs")
+    assert [len(conversation.turns) for conversation in conversations] == [3, 3]
 
 
 def config_of(source: Path) -> Config:
@@ -174,18 +175,18 @@ def config_of(source: Path) -> Config:
 
 def test_chat_from_a_pipe(
     source: Path,
-    spoken_by: tuple[Policy, Prompter],
+    loaded: tuple[Policy, Prompter],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = RunDir.create(tmp_path / "run", config_to_json(config_of(source)))
-    files = {"adapter_model.safetensors": adapter_bytes(spoken_by[0].adapter)}
+    files = {"adapter_model.safetensors": adapter_bytes(loaded[0].adapter)}
     CheckpointStore(run.checkpoints, keep=1).save(Checkpoint(step=5, files=files))
     monkeypatch.setattr("sys.stdin", io.StringIO("3 + 4?\n"))
     assert main(["generate", str(run.path), "--chat"]) == 0
     told = capsys.readouterr()
-    assert told.err.startswith("base and step 5; /new begins anew")
+    assert told.err.startswith("base and step 5; /new starts over")
     assert told.out.startswith("base: ") and "\nstep 5: " in told.out
     monkeypatch.setattr("sys.stdin", io.StringIO("3 + 4?\n"))
     assert main(["generate", str(run.path), "--chat", "--base"]) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.__main__ import main, nobody_reads
+from launch.__main__ import main, output_is_closed
 from launch.cli import parse
 from launch.commands.run import default_folder
 from protocol.access.keys import load_actor_key
@@ -214,7 +214,7 @@ sys.meta_path.insert(0, AtFirstImport())
 
 
 def test_while_somebody_reads_a_broken_pipe_is_one_of_our_own() -> None:
-    assert not nobody_reads()
+    assert not output_is_closed()
 
 
 def test_steps_and_seed_win_over_set(tmp_path: Path) -> None:

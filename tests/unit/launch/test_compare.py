@@ -112,7 +112,7 @@ def test_unlike_data_are_refused_in_words(
 ) -> None:
     a, b = run_of(tmp_path / "a", [True] * 4), run_of(tmp_path / "b", [True] * 4, **changes)
     sentence = refused(capsys, a, b)
-    assert words in sentence and "evaluate both alike" in sentence
+    assert words in sentence and "run `eval` on both with the same data" in sentence
     assert re.search(r"error: \S+/a and \S+/b cannot be compared", sentence)
 
 
@@ -121,7 +121,7 @@ def test_a_missing_evaluation_says_how_to_make_one(tmp_path: Path, capsys: pytes
     sentence = refused(capsys, a, a, "--label", "step-000010")
     assert "no evaluation 'step-000010' (there are: final)" in sentence and f"launch eval {a}" in sentence
     old = run_of(tmp_path / "old", [True] * 4, answers=())
-    assert "does not hold the single answers" in refused(capsys, a, old)
+    assert "has no result of each task" in refused(capsys, a, old)
 
 
 @pytest.mark.parametrize(("up", "down"), [(4, 0), (5, 0), (7, 1), (6, 0)])

@@ -38,7 +38,7 @@ def test_the_report_counts_what_is_there(tmp_path: Path) -> None:
     prompter = load_prompter(EMBEDDED_DIR)
     tasks = load_tasks(config.tasks, prompter, "gsm8k")
     tested, _ = load_test(config.tasks, prompter, "gsm8k")
-    text = "\n".join(report(config, tasks, tested, prompter, 1))
+    text = "\n".join(report(tasks, tested, prompter, 1))
     tokens = [len(task.prompt_ids) for task in tasks.train]
     assert f"train     19 tasks, prompts of {min(tokens)} to {max(tokens)} tokens, median" in text
     assert "held out  2 tasks" in text and "test      3 tasks" in text

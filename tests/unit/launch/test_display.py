@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from launch.display.live import View, draw
-from launch.display.screens import LiveScreen, Pace, PlainScreen, bare, loud, screen, step_line
+from launch.display.screens import LiveScreen, Pace, PlainScreen, bare, loud, make_screen, step_line
 from launch.display.sparkline import BLOCKS, sparkline
 from launch.display.watch import Watch, clock, outcome_shares, seconds_left, steps_done, time_shares
 from launch.supervisor.growing_file import GrowingFile, last_lines
@@ -29,7 +29,7 @@ def drawn(view: View, *, width: int = 110, encoding: str = "utf-8") -> str:
 
 
 def view(rows: list[dict[str, Any]], **changes: Any) -> View:
-    told: dict[str, Any] = {"title": "runs/first", "steps": 40, "elapsed_s": 24.0, "said": {}, "notes": ()}
+    told: dict[str, Any] = {"title": "runs/first", "steps": 40, "elapsed_s": 24.0, "last_lines": {}, "notes": ()}
     return View(rows=rows, **(told | changes))
 
 
@@ -152,7 +152,7 @@ def test_the_picture_shows_every_figure_of_the_contract() -> None:
         "step 10/40",
         "0:24 so far, 1:00 left",
         "reward 0.75",
-        "mean of five 0.71",
+        "last five 0.71",
         "first five 0.50",
         "correct 75%",
         "wrong 25%",
@@ -173,8 +173,8 @@ def test_the_picture_shows_every_figure_of_the_contract() -> None:
 
 
 def test_before_the_first_step_the_picture_says_what_is_awaited() -> None:
-    said = {"learner": "base evaluation 128/256", "actor0": "ready"}
-    text = drawn(view([], said=said, notes=["actor0 ended with exit code 1; starting it again (1 of 5)"]))
+    last_lines = {"learner": "base evaluation 128/256", "actor0": "ready"}
+    text = drawn(view([], last_lines=last_lines, notes=["actor0 ended with exit code 1; starting it again (1 of 5)"]))
     assert "step 0/40" in text
     assert "learner | base evaluation 128/256" in text
     assert "actor0 | ready" in text
@@ -185,9 +185,9 @@ def test_before_the_first_step_the_picture_says_what_is_awaited() -> None:
 
 
 def test_the_picture_fits_a_narrow_terminal_and_a_long_log_line() -> None:
-    said = {"learner": "x" * 500}
+    last_lines = {"learner": "x" * 500}
     for width in (40, 80, 200):
-        lines = drawn(view(metrics_rows([0.5] * 40), said=said), width=width).splitlines()
+        lines = drawn(view(metrics_rows([0.5] * 40), last_lines=last_lines), width=width).splitlines()
         assert max(map(len, lines)) <= width
         assert sum("learner | x" in line for line in lines) == 1
 
@@ -197,7 +197,7 @@ def test_the_picture_has_an_ascii_form() -> None:
 
 
 def test_markup_in_a_log_line_is_text() -> None:
-    assert "[/red] 100 [bold]" in drawn(view([], said={"learner": "[/red] 100 [bold]"}))
+    assert "[/red] 100 [bold]" in drawn(view([], last_lines={"learner": "[/red] 100 [bold]"}))
 
 
 def test_missing_figures_become_dashes() -> None:
@@ -281,9 +281,9 @@ def test_while_nothing_ends_the_last_words_come_now_and_then(tmp_path: Path) -> 
 
 def test_a_terminal_gets_the_picture_anything_else_gets_lines(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    assert isinstance(screen(recorded(terminal=True), run, 40, verbose=False), LiveScreen)
-    assert isinstance(screen(recorded(terminal=True), run, 40, verbose=True), PlainScreen)
-    assert isinstance(screen(recorded(), run, 40, verbose=False), PlainScreen)
+    assert isinstance(make_screen(recorded(terminal=True), run, 40, verbose=False), LiveScreen)
+    assert isinstance(make_screen(recorded(terminal=True), run, 40, verbose=True), PlainScreen)
+    assert isinstance(make_screen(recorded(), run, 40, verbose=False), PlainScreen)
 
 
 def test_loud_and_bare() -> None:

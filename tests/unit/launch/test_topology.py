@@ -44,9 +44,12 @@ def test_the_endpoint_is_the_configured_one() -> None:
 
 
 def test_only_what_differs_from_the_defaults_is_listed() -> None:
-    assert list(differences(Config())) == []
+    assert list(differences(Config(), Config())) == []
     changed = resolve({"optimizer": {"lr": 2e-3}, "tasks": {"levels": [1]}})
-    assert list(differences(changed)) == [("tasks.levels", "[1]", "[1,2,3]"), ("optimizer.lr", "0.002", "0.0001")]
+    assert list(differences(changed, Config())) == [
+        ("tasks.levels", "[1]", "[1,2,3]"),
+        ("optimizer.lr", "0.002", "0.0001"),
+    ]
 
 
 def test_the_plan_tells_everything_before_anything_starts() -> None:

@@ -1,4 +1,4 @@
-"""How wrong answers are counted for maj@k: by what they mean, as the verifier reads them."""
+"""Which final answers mean the same, and how wrong ones are counted for maj@k."""
 
 import contextlib
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ import pytest
 from actor.scoring.pool import ScorePool
 from actor.scoring.scores import score_all
 from actor.verifiers.verdict import ScoreJob
-from launch.commands.in_process import Ballots
+from launch.commands.votes import VoteCounter, clusters, comparison
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig, VerifierKind
-from tests.support.fakes import toy_tasks
+from tests.support.fakes import ScriptedScorer, toy_tasks
 
 TASK = toy_tasks(1)[0]
 
@@ -20,14 +20,14 @@ def counted(kind: VerifierKind, gold: str, texts: Sequence[str]) -> tuple[tuple[
     """The wrong answers among these: how many of each value, and how many without one."""
     columns = TASK.columns | {"answer": gold}
     with contextlib.closing(ScorePool(VerifierConfig(kind=kind))) as pool:
-        ballots = Ballots(pool, kind)
+        scorer = VoteCounter(pool, kind)
         jobs = [
             ScoreJob(prompt="", completion=text, completion_ids=[place], truncated=False, columns=columns)
             for place, text in enumerate(texts)
         ]
-        verdicts = score_all(ballots, jobs)
+        verdicts = score_all(scorer, jobs)
         wrong = [[place] for place, verdict in enumerate(verdicts) if verdict.outcome is not Outcome.CORRECT]
-        (found,) = ballots.count([TASK], [wrong])
+        (found,) = scorer.count([TASK], [wrong])
     return found
 
 
@@ -46,3 +46,36 @@ def test_long_answers_are_not_one_because_they_begin_alike(kind: VerifierKind, l
     form = r"\boxed{%s}" if kind == "math" else "#### %s"
     texts = [form % f"{long}{end}" for end in ("2", "3", "2")]
     assert counted(kind, "5", texts) == ((2, 1), 0)
+
+
+# --- the same meaning
+
+
+def never(first: str, answer: str) -> bool:
+    return False
+
+
+def test_equal_spellings_are_one_cluster_and_no_final_answer_is_one_too() -> None:
+    assert clusters(["18", "7", "18", None, "18", None], never) == (3, 1, 2)
+    assert clusters([None, None], never) == (2,)
+    assert clusters([], never) == ()
+
+
+def test_a_final_answer_joins_the_first_cluster_whose_first_member_it_equals() -> None:
+    close = {("a", "b"), ("b", "c")}
+    assert clusters(["a", "b", "c"], lambda first, answer: (first, answer) in close) == (2, 1)
+
+
+def test_numbers_are_canonical_already_and_nobody_is_asked() -> None:
+    def unasked(ids: list[int]) -> bool:
+        raise AssertionError
+
+    same = comparison("gsm8k", [["1", "2"]], ScriptedScorer(unasked))
+    assert not same("1", "2")
+
+
+def test_formulas_are_compared_by_the_verifier_itself() -> None:
+    questions = [[r"\frac{1}{2}", "0.5", "0.25", None], ["x+1", "1+x", r"\undefined{3}"]]
+    with contextlib.closing(ScorePool(VerifierConfig(kind="math"))) as pool:
+        same = comparison("math", questions, pool)
+    assert [clusters(answers, same) for answers in questions] == [(2, 1, 1), (2, 1)]
