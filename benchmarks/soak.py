@@ -86,8 +86,9 @@ class Crew:
     def invite(self, name: str) -> None:
         """One more actor."""
         module = ("actor", "--run", str(self.run.path), "--id", name)
-        threads = self.config.compute.actor_threads
-        self.children[name] = Child(process(name, module, threads, self.config, self.run.path), self.starter)
+        compute = self.config.compute
+        actor = process(name, module, compute.actor_threads, compute.blas, self.run.path)
+        self.children[name] = Child(actor, self.starter)
         self.counts["joined"] += 1
 
     def send_away(self, name: str) -> None:
