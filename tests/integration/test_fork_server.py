@@ -13,6 +13,7 @@ import pytest
 
 from launch.commands.run import make_run
 from launch.commands.watch_run import starter_for
+from launch.preset import load_config
 from launch.supervisor.starter import ForkedProcess, ForkServerStarter, FreshStarter, Starter
 from launch.supervisor.topology import Process, ProcessFailed, Topology, topology
 from tests.support.runs import ROOT
