@@ -21,7 +21,7 @@ from shared.config.load import rules_digest
 from shared.config.tree import Config
 from shared.errors import DamageError
 from shared.model.base_cache import WEIGHTS, CachedBase, cached_base
-from shared.model.policy import load_policy, pick_device
+from shared.model.load import check_once, load_policy, pick_device
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.determinism import pin_torch, record
 from shared.process.lease import lease_for
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 BF16_TOLERANCE = 0.25
 """bf16 keeps 8 bits: two kernels that sum in another order may differ by this in an improbable token's log-prob."""
+
+ENGINES = Path(__file__).parent / "engines"
+"""The source that computes a completion."""
 
 log = logging.getLogger("actor")
 
@@ -44,8 +47,9 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
     device = pick_device(config.compute.device)
     if config.actor.engine == "vllm":
         return build_vllm(config, base, prompter, device), prompter
-    engine = HFEngine(load_policy(base, config.model, config.lora, device), prompter)
-    engine.check()
+    policy = load_policy(base, config.model, config.lora, device)
+    engine = HFEngine(policy, prompter)
+    check_once(policy, base, "decode loop", engine.check, ENGINES)
     return engine, prompter
 
 

@@ -45,7 +45,7 @@ from shared.config.load import config_from_json, config_to_json
 from shared.config.tree import Config
 from shared.errors import ConfigError, DamageError
 from shared.model.adapter_file import adapter_bytes, install_adapter
-from shared.model.lora import Adapter, FrozenLinear, HeldMatmul, LoraLinear
+from shared.model.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear
 from shared.run.summary import read_file
 from tests.support.wire_examples import examples
 
@@ -214,7 +214,7 @@ class Readers:
 
 def tiny_adapter() -> Adapter:
     """Two layers."""
-    base = FrozenLinear(HeldMatmul(torch.zeros(5, 6)), None)
+    base = FrozenLinear(DenseMatmul(torch.zeros(5, 6)), None)
     return Adapter({name: LoraLinear(base, (5, 6), rank=2, scale=1.0) for name in ("q_proj", "v_proj")})
 
 

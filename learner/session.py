@@ -33,7 +33,7 @@ from protocol.messages import Welcome
 from protocol.transport import LearnerPort, ZmqLearnerPort
 from shared.config.processes import bind_address
 from shared.config.tree import Config
-from shared.model.base_checksum import FrozenBase
+from shared.model.base_checksum import BaseChecksum
 from shared.process.determinism import record
 from shared.process.watchdog import Watchdog, WatchedLearnerPort
 from shared.run.files import finish_writes, make_folder
@@ -120,7 +120,7 @@ class Session:
         refuse_if_short(run, bytes_needed(config, adapter_bytes, self.first_step, anchor_bytes))
         self.past = self.state.load(checkpoint) if checkpoint else Past()
         compaction = Compaction(config.journal, store, recorder)
-        base, best = FrozenBase(model.policy), self.past.best
+        base, best = BaseChecksum(model.policy), self.past.best
         self.books = RunBooks(run, config, self.state, store, compaction, base, model.prompter.text, best)
 
     def run_to_end(self) -> None:

@@ -30,7 +30,8 @@ from shared.config.tree import Config
 from shared.model.adapter_file import layout_digest
 from shared.model.base_cache import cached_base
 from shared.model.canary import canary_ids, canary_of
-from shared.model.policy import Policy, load_policy, pick_device
+from shared.model.load import load_policy, pick_device
+from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.determinism import pin_torch
 from shared.process.lease import lease_for

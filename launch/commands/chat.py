@@ -126,7 +126,7 @@ def open_conversations(config: Config, checkpoint: "Checkpoint | None") -> list[
     from learner.state import ADAPTER
     from shared.model.adapter_file import install_adapter
     from shared.model.base_cache import cached_base
-    from shared.model.policy import load_policy, pick_device
+    from shared.model.load import load_policy, pick_device
     from shared.model.prompt import load_prompter
     from shared.process.determinism import pin_torch
 

@@ -79,7 +79,7 @@ def host_need(model: ModelConfig, work: Work, shape: ModelShape, *, card: bool) 
 
 def card_need(model: ModelConfig, work: Work, shape: ModelShape) -> Need:
     """What both processes take of the card's memory."""
-    packed = model.quantization == "nf4" and model.dequantize != "held"
+    packed = model.quantization == "nf4" and model.dequantize != "once"
     linear_bytes = shape.linear * (NF4_BYTES if packed else BF16_BYTES)
     weights = 2 * int(CONTEXT_BYTES + linear_bytes + BF16_BYTES * shape.rest)
     peaks = rollout_bytes(work, shape, BF16_BYTES) + update_bytes(work.batch, shape, BF16_BYTES)

@@ -26,7 +26,7 @@ from shared.errors import DamageError
 from shared.model.adapter_file import install_adapter
 from shared.model.base_cache import CachedBase
 from shared.model.canary import canary_ids, score
-from shared.model.policy import load_policy
+from shared.model.load import load_policy
 from shared.seeding import derive
 
 NUM_SEQUENCES = 4

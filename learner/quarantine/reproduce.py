@@ -30,7 +30,8 @@ from shared.config.tree import Config
 from shared.errors import DamageError
 from shared.model.adapter_file import install_adapter
 from shared.model.base_cache import cached_base
-from shared.model.policy import Policy, load_policy, pick_device
+from shared.model.load import load_policy, pick_device
+from shared.model.policy import Policy
 from shared.process.determinism import pin_torch
 
 Where = Literal["adapter", "batch", "forward", "backward", "gradient"]

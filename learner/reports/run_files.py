@@ -18,7 +18,7 @@ from learner.quarantine.quarantine import KeptBatch, file_name, pack_batch
 from learner.state import Best, LearnerState, Past, better
 from protocol.messages import FilledOrder, Group
 from shared.config.tree import Config
-from shared.model.base_checksum import FrozenBase
+from shared.model.base_checksum import BaseChecksum
 from shared.run.evaluation import Evaluation, read_evaluation, write_evaluation
 from shared.run.files import LineLog, make_folder, write_whole
 from shared.run.metrics import MetricsLog, StepMetrics
@@ -88,7 +88,7 @@ class RunBooks:
         state: LearnerState,
         checkpoints: CheckpointStore,
         compaction: Compaction,
-        base: FrozenBase,
+        base: BaseChecksum,
         text: Callable[[list[int]], str],
         best: Best | None = None,
     ) -> None:

@@ -19,7 +19,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """Hub revision; pin a commit for runs that must repeat."""
     quantization: Literal["nf4", "none"] = "nf4"
     """`nf4`: bitsandbytes, block 64, double quantisation. `none`: the checkpoint's own weights, for comparison."""
-    dequantize: Literal["auto", "held", "each_call"] = "auto"
+    dequantize: Literal["auto", "once", "each_call"] = "auto"
     """Keep the dequantised values in memory, or recompute them in every call; the numbers are the same.
     `auto` holds them on CPU only."""
     cache_dir: str = ""

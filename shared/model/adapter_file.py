@@ -27,7 +27,7 @@ from shared.config.model import LoraConfig
 from shared.errors import DamageError
 from shared.model.base_cache import WEIGHTS
 from shared.model.linears import is_decoder_linear
-from shared.model.lora import PAIR, Adapter, FrozenLinear, HeldMatmul, LoraLinear
+from shared.model.lora import PAIR, Adapter, DenseMatmul, FrozenLinear, LoraLinear
 from shared.model.nf4 import STATE_KEY, read_facts
 
 PREFIX = "base_model.model."
@@ -161,7 +161,7 @@ class LoraLayout:
 
     def adapter(self) -> Adapter:
         """Its values alone, beside no base: to initialise, fill and save."""
-        nothing = FrozenLinear(HeldMatmul(torch.empty(0)), None)
+        nothing = FrozenLinear(DenseMatmul(torch.empty(0)), None)
         return Adapter({name: LoraLinear(nothing, shape, self.rank, self.scale) for name, shape in self.layers.items()})
 
 

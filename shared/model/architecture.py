@@ -3,7 +3,7 @@
 What a policy needs of it: a decoder of which every matrix in a layer is an `nn.Linear`, attention that goes through
 transformers' attention interface, and logits of the form in shared/model/head.py. Which architectures are computed
 rightly
-is not listed here: shared/model/load_check.py compares each with its own class whenever it is loaded. This refuses what
+is not listed here: shared/model/load.py compares each with its own class when it is first loaded. This refuses what
 cannot work at all, before a large checkpoint is quantised.
 Dropout is off in every one of them, whatever config.json says: it would make the two processes' numbers differ.
 """

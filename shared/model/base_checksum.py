@@ -19,7 +19,7 @@ SLICE_WORDS = 2**20
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class FrozenBase:
+class BaseChecksum:
     """The base of a policy, remembered as it is when this is made."""
 
     def __init__(self, policy: Policy) -> None:

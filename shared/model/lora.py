@@ -48,7 +48,7 @@ class Matmul(Protocol):
         ...
 
 
-class HeldMatmul:
+class DenseMatmul:
     """A dense weight that stays in memory."""
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -67,7 +67,7 @@ class HeldMatmul:
         return grad @ self.dense
 
 
-class EachCallMatmul:
+class DequantizingMatmul:
     """A weight that is dequantised anew in each call."""
 
     dense = None

@@ -92,10 +92,10 @@ def open_log(path: Path, mode: Literal["ab", "wb"]) -> IO[bytes]:
         return open(path, mode, opener=disk.open_plainly)
 
 
-def write_whole(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = True) -> None:
+def write_whole(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = True, place: str = OUT) -> None:
     """Replace `path` by `data`, whole. `durable=False` skips the fsyncs: for notes that a power cut may take."""
     tmp = beside(path, UNFINISHED)
-    with disk_errors(path):
+    with disk_errors(path, place):
         try:
             write_new(tmp, data, mode, durable=durable)
             disk.rename(tmp, path)

@@ -30,7 +30,7 @@ from protocol.messages import FilledOrder, Group, Order
 from shared.config.load import config_from_json, config_to_json
 from shared.config.tree import Config
 from shared.errors import DamageError, TrainingStopped
-from shared.model.base_checksum import FrozenBase, frozen_tensors
+from shared.model.base_checksum import BaseChecksum, frozen_tensors
 from shared.process.lease import NoLease
 from shared.run.run_dir import RunDir
 from tests.support.fakes import ScriptedScorer
@@ -106,7 +106,7 @@ class Life:
         self.state.plan.submit_pending()
         recorder = JournalRecorder(Journal.open(run.journal), self.first, admit=lambda group: None)
         compaction = Compaction(config.journal, store, recorder)
-        books = RunBooks(run, config, self.state, store, compaction, FrozenBase(model.policy), prompter.text)
+        books = RunBooks(run, config, self.state, store, compaction, BaseChecksum(model.policy), prompter.text)
         books.resume_at(self.first + 1)
         ledger = Ledger(config, books, past, lambda: False, self.state.plan.curriculum.metrics)
         self.parts = build_parts(model, self.state, self.desk, ledger, path / "lease")

@@ -24,7 +24,8 @@ from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Hello, Ord
 from protocol.messages import Policy as PolicyMessage
 from shared.config.model import LoraConfig, ModelConfig
 from shared.model.base_cache import cached_base
-from shared.model.policy import Policy, load_policy
+from shared.model.load import load_policy
+from shared.model.policy import Policy
 from shared.model.prompt import Prompter
 from shared.model.sequences import Sequences
 from shared.run.evaluation import Answered, Decoded, Evaluation, share_of
@@ -72,7 +73,7 @@ def tiny_policy(
     checkpoint: Path,
     *,
     quantization: Literal["nf4", "none"] = "nf4",
-    dequantize: Literal["auto", "held", "each_call"] = "auto",
+    dequantize: Literal["auto", "once", "each_call"] = "auto",
     lora: LoraConfig | None = None,
     shaken: bool = True,
 ) -> Policy:

@@ -14,7 +14,8 @@ from protocol.messages import GroupOrder
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_bytes, read_layout
 from shared.model.base_cache import cached_base, plain_base
-from shared.model.policy import Policy, load_policy
+from shared.model.load import load_policy
+from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.determinism import pin_torch
 from shared.seeding import sample_seeds

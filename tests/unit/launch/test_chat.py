@@ -22,7 +22,8 @@ from shared.config.tree import Config
 from shared.errors import DataError
 from shared.model.adapter_file import adapter_bytes
 from shared.model.base_cache import cached_base
-from shared.model.policy import Policy, load_policy
+from shared.model.load import load_policy
+from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
 from shared.run.run_dir import RunDir
 from tests.support.fakes import FAMILIES, Family, shake, tiny_checkpoint, tiny_policy, tiny_prompter, unheard

@@ -300,7 +300,7 @@ def test_a_card_of_8_gib_holds_two_copies_of_a_1_5b_base() -> None:
 
 def test_nf4_takes_less_of_a_card_than_its_values() -> None:
     packed = card_need(Config(), QWEN_15B).weights
-    assert packed < card_need(config(model={"dequantize": "held"}), QWEN_15B).weights
+    assert packed < card_need(config(model={"dequantize": "once"}), QWEN_15B).weights
     assert packed < card_need(config(model={"quantization": "none"}), QWEN_15B).weights
 
 

@@ -20,7 +20,7 @@ from shared.config.tree import Config
 from shared.errors import DamageError, RunDirError
 from shared.model.adapter_file import adapter_bytes, digest
 from shared.model.base_cache import cached_base
-from shared.model.policy import load_policy
+from shared.model.load import load_policy
 from shared.run.evaluation import write_evaluation
 from shared.run.run_dir import RunDir
 from tests.support.fakes import shake, toy_evaluation

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from learner.continual.fisher import diagonal_fisher, merged, normalised, weight_gradients
-from shared.model.lora import Adapter, FrozenLinear, HeldMatmul, LoraLinear
+from shared.model.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear
 from tests.reference import bernoulli_fisher
 from tests.support.fakes import hidden_of, tiny_policy
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def logistic(theta: list[float]) -> Adapter:
     """p(1 | x) = sigma(theta x) as a linear of one output whose adapter is all there is: theta = dW."""
-    layer = LoraLinear(FrozenLinear(HeldMatmul(torch.zeros(1, 2)), None), (1, 2), rank=2, scale=0.5)
+    layer = LoraLinear(FrozenLinear(DenseMatmul(torch.zeros(1, 2)), None), (1, 2), rank=2, scale=0.5)
     layer.lora_A.data = torch.tensor([[2.0, 0.0], [0.0, 4.0]])
     layer.lora_B.data = torch.tensor([[theta[0], theta[1] / 2]])
     adapter = Adapter({"only": layer})

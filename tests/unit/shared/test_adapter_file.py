@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes, install_adapter
-from shared.model.lora import Adapter, FrozenLinear, HeldMatmul, LoraLinear
+from shared.model.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear
 
 NAME = "base_model.model.a.lora_A.weight"
 
@@ -19,7 +19,7 @@ NAME = "base_model.model.a.lora_A.weight"
 def adapter() -> Adapter:
     """Two layers of different shapes, all values 1."""
     layers = {
-        name: LoraLinear(FrozenLinear(HeldMatmul(torch.zeros(shape)), None), shape, rank=2, scale=1.0)
+        name: LoraLinear(FrozenLinear(DenseMatmul(torch.zeros(shape)), None), shape, rank=2, scale=1.0)
         for name, shape in {"a": (5, 6), "b": (4, 3)}.items()
     }
     made = Adapter(layers)

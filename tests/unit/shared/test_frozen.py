@@ -9,7 +9,7 @@ import torch
 from actor.engines.hf_engine import HFEngine
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes
-from shared.model.base_checksum import SLICE_WORDS, WORDS, FrozenBase, frozen_tensors, word_sum
+from shared.model.base_checksum import SLICE_WORDS, WORDS, BaseChecksum, frozen_tensors, word_sum
 from tests.support.fakes import shake, tiny_checkpoint, tiny_policy, tiny_prompter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,16 +23,16 @@ def flip(tensor: torch.Tensor, word: int, bit: int) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("dequantize", ["held", "each_call"])
+@pytest.mark.parametrize("dequantize", ["once", "each_call"])
 def test_a_flipped_bit_anywhere_is_found_and_named(
-    tmp_path: Path, dequantize: Literal["held", "each_call"], tied: bool
+    tmp_path: Path, dequantize: Literal["once", "each_call"], tied: bool
 ) -> None:
     policy = tiny_policy(tiny_checkpoint(tmp_path, tied=tied), dequantize=dequantize)
-    base = FrozenBase(policy)
+    base = BaseChecksum(policy)
     base.check()
     names = [name for name, _ in frozen_tensors(policy)]
     linears = 14
-    parts = 1 if dequantize == "held" else 6
+    parts = 1 if dequantize == "once" else 6
     norms, biases, tables = 5, 6, 2
     assert len(names) == linears * parts + norms + biases + tables + (1 if tied else 2), names
     for name, tensor in frozen_tensors(policy):
@@ -46,7 +46,7 @@ def test_a_flipped_bit_anywhere_is_found_and_named(
 
 def test_the_adapter_is_not_frozen(checkpoint: Path) -> None:
     policy = tiny_policy(checkpoint)
-    base = FrozenBase(policy)
+    base = BaseChecksum(policy)
     shake(policy, 5)
     policy.adapter.fold()
     base.check()

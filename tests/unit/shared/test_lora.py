@@ -12,7 +12,7 @@ from torch import nn
 from shared.config.model import LoraConfig
 from shared.errors import DamageError, ModelError
 from shared.model.adapter_file import adapter_bytes, adapter_config, digest, install_adapter, layout_digest
-from shared.model.lora import EachCallMatmul, FrozenLinear, HeldMatmul, LoraLinear
+from shared.model.lora import DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
 from shared.model.nf4 import quantize
 from shared.model.policy import Policy
 from tests import reference
@@ -35,7 +35,7 @@ def logits(policy: Policy) -> torch.Tensor:
 def test_one_layer_is_the_formula() -> None:
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(5, 7, generator=generator), torch.randn(5, generator=generator)
-    layer = LoraLinear(FrozenLinear(HeldMatmul(weight), bias), (5, 7), rank=3, scale=12.0 / 3)
+    layer = LoraLinear(FrozenLinear(DenseMatmul(weight), bias), (5, 7), rank=3, scale=12.0 / 3)
     a, b = torch.randn(3, 7, generator=generator), torch.randn(5, 3, generator=generator)
     layer.lora_A, layer.lora_B = nn.Parameter(a), nn.Parameter(b)
     x = torch.randn(4, 7, generator=generator)
@@ -50,7 +50,7 @@ def test_one_layers_gradients_are_those_of_the_formula(held: bool, below_is_trai
     generator = torch.Generator().manual_seed(0)
     quantised = quantize(torch.randn(6, 64, generator=generator))
     weight = quantised.dequantize(torch.float32)
-    matmul = HeldMatmul(weight) if held else EachCallMatmul(quantised)
+    matmul = DenseMatmul(weight) if held else DequantizingMatmul(quantised)
     layer = LoraLinear(FrozenLinear(matmul, torch.ones(6)), (6, 64), rank=3, scale=4.0)
     layer.lora_A.data.normal_(generator=generator)
     layer.lora_B.data.normal_(generator=generator)
@@ -71,7 +71,7 @@ def test_one_layers_gradients_are_those_of_the_formula(held: bool, below_is_trai
 def test_a_folded_layer_agrees_with_the_unfolded_one_until_it_is_switched_off() -> None:
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(5, 7, generator=generator), torch.randn(5, generator=generator)
-    layer = LoraLinear(FrozenLinear(HeldMatmul(weight), bias), (5, 7), rank=3, scale=4.0)
+    layer = LoraLinear(FrozenLinear(DenseMatmul(weight), bias), (5, 7), rank=3, scale=4.0)
     layer.lora_A.data.normal_(generator=generator)
     x = torch.randn(2, 4, 7, generator=generator)
     base = layer(x)
@@ -89,7 +89,9 @@ def test_a_folded_layer_agrees_with_the_unfolded_one_until_it_is_switched_off() 
 
 
 def test_only_full_precision_folds(checkpoint: Path) -> None:
-    half = LoraLinear(FrozenLinear(HeldMatmul(torch.ones(5, 7, dtype=torch.bfloat16)), None), (5, 7), rank=3, scale=4.0)
+    half = LoraLinear(
+        FrozenLinear(DenseMatmul(torch.ones(5, 7, dtype=torch.bfloat16)), None), (5, 7), rank=3, scale=4.0
+    )
     half.fold()
     assert half.folded is None
     policy = tiny_policy(checkpoint, dequantize="each_call")

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
 from shared.model.base_cache import WEIGHTS, CachedBase, cached_base, is_decoder_linear
-from shared.model.lora import EachCallMatmul
+from shared.model.lora import DequantizingMatmul
 from shared.model.nf4 import from_tensors, quantize
 from tests import reference
 from tests.support.fakes import CPU, dense_twin, hidden_of, tiny_checkpoint, tiny_policy
@@ -84,7 +84,7 @@ def test_the_layer_is_a_plain_one_on_dequantised_values(leading: tuple[int, ...]
     x = torch.randn(*leading, columns, generator=torch.Generator().manual_seed(1))
     arriving = torch.randn(*leading, 48, generator=torch.Generator().manual_seed(2))
     ours, plain = x.clone().requires_grad_(), x.clone().requires_grad_()
-    y, expected = EachCallMatmul(quantised)(ours, None), F.linear(plain, dense)
+    y, expected = DequantizingMatmul(quantised)(ours, None), F.linear(plain, dense)
     y.backward(arriving)
     expected.backward(arriving)
     assert torch.equal(y, expected)
@@ -101,7 +101,7 @@ def test_a_layer_keeps_no_dense_weight_between_forward_and_backward() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        EachCallMatmul(quantised)(torch.ones(3, 64, requires_grad=True), None).sum().backward()
+        DequantizingMatmul(quantised)(torch.ones(3, 64, requires_grad=True), None).sum().backward()
     assert not [tensor for tensor in saved if tensor.numel() >= 48 * 64]
 
 
@@ -110,7 +110,7 @@ def test_held_and_recomputed_weights_give_the_same_numbers(tmp_path: Path, dtype
     checkpoint = tiny_checkpoint(tmp_path, dtype=dtype)
     ids = torch.randint(0, 97, (3, 11), generator=torch.Generator().manual_seed(0))
     found = []
-    for dequantize in ("held", "each_call"):
+    for dequantize in ("once", "each_call"):
         policy = tiny_policy(checkpoint, dequantize=dequantize)
         hidden = hidden_of(policy, ids)
         hidden.square().sum().backward()

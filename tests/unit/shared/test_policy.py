@@ -7,7 +7,8 @@ import torch
 
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
-from shared.model.policy import Policy, pick_device
+from shared.model.load import pick_device
+from shared.model.policy import Policy
 from tests import reference
 from tests.support.fakes import FAMILIES, Family, dense_twin, hidden_of, tiny_checkpoint, tiny_policy
 

@@ -1,0 +1,297 @@
+"""Load a policy from the cached base, and refuse one that does not compute what its model's own class computes.
+
+    max |log pi(x_t | x_<t) - log pi_class(x_t | x_<t)| <= tolerance
+
+Loading: the model is built without weights and then filled from the base, so a large model is never held twice.
+
+Checking: `pi_class` is transformers' `forward` with its own plain attention, masks and head, over the modules and
+weights that the policy holds, so nothing is in memory twice. Both paths of this package are compared: whole sequences
+and shared prompts (shared/model/sequences.py). The actor compares its decode loop too (actor/engines/hf_engine.py).
+Both processes would make the same mistake, so neither the canary nor the mismatch gate could find one.
+
+Two rows of a few random tokens are enough. Sliding windows are made narrower than the rows during the check, on both
+sides. At half a billion parameters a check takes two to three seconds, so a base that has passed is marked beside its
+cached folder, and later loads skip the check. The mark covers everything that a result depends on: the base's digest,
+the versions of the libraries, the source code, the device, the kind of product and the adapter's layers. A base that
+fails gets no mark.
+
+Not checked: rotary tables that change beyond a length (`dynamic`, `longrope`) and all else that only length brings
+about, the fused attention kernels over long sequences, and the weights themselves.
+"""
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from shared.config.model import PLACE, LoraConfig, ModelConfig
+from shared.errors import ModelError
+from shared.model.architecture import (
+    UNFIT,
+    decoder_linears,
+    empty_model,
+    first_line,
+    logit_form,
+    read_architecture,
+    unsupported,
+)
+from shared.model.base_cache import WEIGHTS, CachedBase
+from shared.model.lora import Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
+from shared.model.nf4 import from_tensors
+from shared.model.policy import Policy
+from shared.model.sequences import Sequences
+from shared.run.files import write_whole
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+"""Nats. bf16 keeps 8 bits, and two orders of the same sums may differ by a tenth in an improbable token's log-prob."""
+WINDOW = 4
+PROMPTS, ANSWER, OWNER = (2, 5), 3, (1, 0)
+"""Tokens of each prompt, of each answer, and which prompt each answers."""
+LIBRARIES = ("torch", "transformers", "bitsandbytes", "safetensors")
+"""Packages whose code takes part in a forward pass."""
+
+log = logging.getLogger("policy")
+
+
+def pick_device(device: str) -> torch.device:
+    """`auto` takes the card if there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ModelError("compute.device is 'cuda' but PyTorch sees no card; use compute.device=cpu or fix the driver.")
+    return torch.device(device)
+
+
+def load_policy(base: CachedBase, model: ModelConfig, lora: LoraConfig, device: torch.device) -> Policy:
+    """Fill an empty model from the cached base and put the adapter in."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    config = read_architecture(base.folder)
+    lm = empty_model(config)
+    tensors = load_file(base.folder / WEIGHTS, device="cpu")
+    once = model.dequantize == "once" or (model.dequantize == "auto" and device.type == "cpu")
+    log.info(linears_sentence(lm, tensors))
+    adapter = Adapter(replace_linears(lm, tensors, lora, device, dtype, once))
+    fill_rest(lm, tensors, device, dtype)
+    adapter_to(adapter, device)
+    policy = Policy(
+        backbone=getattr(lm, lm.base_model_prefix),
+        head=lm.get_output_embeddings().weight.detach(),
+        adapter=adapter,
+        device=device,
+        dtype=dtype,
+        base_digest=base.digest,
+        config=config,
+        lm=lm,
+        form=logit_form(lm),
+    )
+    check_once(policy, base, "training", lambda: check_paths(policy))
+    return policy
+
+
+def linears_sentence(lm: Any, names: Iterable[str]) -> str:
+    """How many of the model's linears are NF4, and which are not; the head never is."""
+    codes = {name.partition(".weight.")[0] for name in names if ".weight.quant_state" in name}
+    head = lm.get_output_embeddings()
+    linears = {name for name, m in lm.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    dense = Counter(name.rpartition(".")[2] for name in linears - codes)
+    named = ", ".join(f"{count} {name}" for name, count in sorted(dense.items()))
+    return f"{len(linears & codes)} linears are NF4 and {dense.total()} are left dense{f': {named}' if named else ''}"
+
+
+def replace_linears(
+    lm: Any, tensors: dict[str, torch.Tensor], lora: LoraConfig, device: torch.device, dtype: torch.dtype, once: bool
+) -> dict[str, LoraLinear]:
+    """Swap every decoder linear for a frozen one, with an adapter where the config asks for it."""
+    layers: dict[str, LoraLinear] = {}
+    linears = decoder_linears(lm)
+    for name, linear in linears.items():
+        if f"{name}.weight" not in tensors:
+            raise missing(lm, f"{name}.weight")
+        frozen = frozen_linear(name, tensors, device, dtype, once)
+        parent, _, child = name.rpartition(".")
+        if child in lora.targets:
+            shape = (linear.out_features, linear.in_features)
+            frozen = layers[name] = LoraLinear(frozen, shape, lora.rank, lora.alpha / lora.rank)
+        setattr(lm.get_submodule(parent), child, frozen)
+    if unknown := set(lora.targets) - {name.rpartition(".")[2] for name in layers}:
+        known = sorted({name.rpartition(".")[2] for name in linears})
+        raise ModelError(f"lora.targets names '{min(unknown)}', which this model has not; it has {', '.join(known)}.")
+    return layers
+
+
+def frozen_linear(
+    name: str, tensors: dict[str, torch.Tensor], device: torch.device, dtype: torch.dtype, once: bool
+) -> FrozenLinear:
+    """One linear from the checkpoint's entries."""
+    weight_name, bias = f"{name}.weight", tensors.get(f"{name}.bias")
+    if tensors[weight_name].dtype == torch.uint8:
+        weight = from_tensors(weight_name, tensors, device)
+        matmul = DenseMatmul(weight.dequantize(dtype)) if once else DequantizingMatmul(weight)
+    else:
+        matmul = DenseMatmul(tensors[weight_name].to(device, dtype))
+    return FrozenLinear(matmul, None if bias is None else bias.to(device, dtype))
+
+
+def fill_rest(lm: Any, tensors: dict[str, torch.Tensor], device: torch.device, dtype: torch.dtype) -> None:
+    """Embeddings, norms and head from the checkpoint; a head that is the embedding; buffers to the device."""
+    embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
+    tied = head.weight is embedding.weight
+    rest = [name for name, value in lm.named_parameters() if value.is_meta]
+    for name in rest:
+        if name not in tensors:
+            raise missing(lm, name)
+        parent, _, child = name.rpartition(".")
+        value = nn.Parameter(tensors[name].to(device, dtype), requires_grad=False)
+        setattr(lm.get_submodule(parent), child, value)
+    if tied:
+        head.weight = embedding.weight
+    stored = lm.state_dict().keys()
+    for prefix, module in lm.named_modules():
+        for key, buffer in list(module.named_buffers(recurse=False)):
+            name = f"{prefix}.{key}"
+            value = tensors[name].to(buffer.dtype) if name in stored and name in tensors else buffer
+            module.register_buffer(key, value.to(device), persistent=False)
+
+
+def missing(lm: Any, name: str) -> ModelError:
+    """A checkpoint of other names, or of another model."""
+    reason = f"transformers' class wants a tensor '{name}', and the checkpoint has none of that name"
+    return unsupported(lm.config.model_type, reason)
+
+
+def adapter_to(adapter: Adapter, device: torch.device) -> None:
+    """Move the trainable parameters."""
+    for layer in adapter.layers.values():
+        layer.lora_A.data, layer.lora_B.data = layer.lora_A.data.to(device), layer.lora_B.data.to(device)
+
+
+def check_once(
+    policy: Policy, base: CachedBase, path: str, check: Callable[[], None], code: Path | None = None
+) -> None:
+    """Run a check unless this base has passed it before. `path` names what is checked; `code` is a folder whose source
+    takes part in it, beside this one."""
+    facts = check_facts(policy, path, (Path(__file__).parent, *([code] if code else [])))
+    key = hashlib.sha256(facts).hexdigest()[:16]
+    # Outside the base's own folder, whose files are exactly those that were written with it.
+    mark = base.folder.with_name(f"{base.folder.name}.passed-{key}.json")
+    if mark.is_file():
+        return
+    check()
+    # A mark that a power cut takes costs one more check.
+    write_whole(mark, facts, durable=False, place=PLACE)
+
+
+def check_facts(policy: Policy, path: str, folders: Iterable[Path]) -> bytes:
+    """Everything that the result of a check depends on, as JSON."""
+    sources = hashlib.sha256()
+    for file in (file for folder in folders for file in sorted(folder.glob("*.py"))):
+        sources.update(file.name.encode() + b"\0" + file.read_bytes())
+    linears = (module for module in policy.backbone.modules() if isinstance(module, FrozenLinear))
+    facts = {
+        "path": path,
+        "base": policy.base_digest,
+        "versions": {name: version(name) for name in LIBRARIES},
+        "code": sources.hexdigest(),
+        "device": policy.device.type,
+        "products": sorted({type(linear.matmul).__name__ for linear in linears}),
+        "adapter": sorted(policy.adapter.layers),
+    }
+    return json.dumps(facts, indent=2).encode()
+
+
+@contextmanager
+def checking(policy: Policy, path: str) -> Iterator[None]:
+    """Windows are narrow; what the model's code cannot do becomes a sentence."""
+    windowed = [part for part in (policy.lm.config, *policy.lm.modules()) if is_wide(part)]
+    before = [part.sliding_window for part in windowed]
+    try:
+        for part in windowed:
+            part.sliding_window = WINDOW
+        with torch.no_grad():
+            yield
+    except torch.OutOfMemoryError:
+        raise
+    except UNFIT as error:
+        reason = f"its code cannot run over {path} ({type(error).__name__}: {first_line(error)})"
+        raise unsupported(policy.config.model_type, reason) from error
+    finally:
+        for part, window in zip(windowed, before, strict=True):
+            part.sliding_window = window
+
+
+def is_wide(part: Any) -> bool:
+    """It has a window, and one that is to be narrowed."""
+    window = getattr(part, "sliding_window", None)
+    return type(window) is int and window > WINDOW
+
+
+def class_logprobs(policy: Policy, ids: torch.Tensor) -> torch.Tensor:
+    """[B, T] whole rows -> [B, T - 1] fp32 log-probs of all tokens but the first, by the model's own class."""
+    config = policy.lm.config
+    ours = config._attn_implementation
+    config._attn_implementation = "eager"
+    try:
+        logits = policy.lm(input_ids=ids, use_cache=False).logits
+    finally:
+        config._attn_implementation = ours
+    return torch.log_softmax(logits[:, :-1].float(), dim=-1).gather(2, ids[:, 1:, None]).squeeze(2)
+
+
+def refuse_difference(policy: Policy, found: torch.Tensor, expected: torch.Tensor, path: str) -> None:
+    """The two sides' log-probs of the same tokens."""
+    worst = float((found - expected).abs().max())
+    if not worst <= TOLERANCE[policy.dtype]:
+        reason = (
+            f"over {path} log-probs differ from those of transformers' own {type(policy.lm).__name__} by up to"
+            f" {worst:.2g} nats, allowed are {TOLERANCE[policy.dtype]:g}"
+        )
+        raise unsupported(policy.config.model_type, reason)
+
+
+def check_paths(policy: Policy) -> None:
+    """Whole sequences, then the same with shared prompts."""
+    prompts, answers = sample_ids(len(policy.head), policy.device)
+    lengths, owner = (torch.tensor(values, device=policy.device) for values in (PROMPTS, OWNER))
+    rows = whole_rows([torch.cat([prompts[o], answer]) for o, answer in zip(OWNER, answers, strict=True)])
+    with checking(policy, "whole sequences"):
+        expected = class_logprobs(policy, rows)
+        none = Sequences(prompts=rows, lengths=lengths[owner] + ANSWER, completions=None, owner=owner[:0])
+        hidden = policy.hidden(none).unflatten(0, rows.shape)[:, :-1]
+        found = logprobs_of(policy, hidden.flatten(0, 1), rows[:, 1:].flatten()).view(expected.shape)
+        refuse_difference(policy, found, expected, "whole sequences")
+    with checking(policy, "shared prompts"):
+        shared = Sequences(prompts=whole_rows(prompts), lengths=lengths, completions=torch.stack(answers), owner=owner)
+        width = max(PROMPTS)
+        before, after = policy.hidden(shared).split([len(PROMPTS) * width, len(OWNER) * ANSWER])
+        last = before.unflatten(0, (-1, width))[owner, lengths[owner] - 1]
+        hidden = torch.cat([last[:, None], after.unflatten(0, (-1, ANSWER))[:, :-1]], dim=1)
+        found = logprobs_of(policy, hidden.flatten(0, 1), torch.cat(answers)).view(len(OWNER), ANSWER)
+        of_answers = [expected[row, PROMPTS[o] - 1 :][:ANSWER] for row, o in enumerate(OWNER)]
+        refuse_difference(policy, found, torch.stack(of_answers), "shared prompts")
+
+
+def logprobs_of(policy: Policy, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """[n, H], [n] -> [n]"""
+    return policy.stats(hidden, targets, temperature=1.0, rows=len(targets)).logprobs
+
+
+def sample_ids(vocab: int, device: torch.device) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Random prompts and answers, the same for every model of this vocabulary."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = (*PROMPTS, *(ANSWER for _ in OWNER))
+    drawn = [torch.randint(0, vocab, (length,), generator=generator).to(device) for length in lengths]
+    return drawn[: len(PROMPTS)], drawn[len(PROMPTS) :]
+
+
+def whole_rows(rows: list[torch.Tensor]) -> torch.Tensor:
+    """[B, T] right-padded."""
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
