@@ -98,7 +98,7 @@ def build_state(model: Model, desk: OrderDesk) -> LearnerState:
         Norms(config.guard),
         StepPlan(config, model.tasks.train, curriculum, desk),
         model.policy.base_digest,
-        Anchor(adapter, config.curriculum) if config.curriculum.holds else None,
+        Anchor(adapter, config.curriculum) if config.curriculum.anchored else None,
     )
 
 

@@ -104,4 +104,4 @@ def adapter_bytes(rank: int, shape: ModelShape) -> int:
 def anchor_bytes(rank: int, curriculum: CurriculumConfig, shape: ModelShape) -> int:
     """What a checkpoint keeps of the end of a stage: the adapter of that time, and Fisher's weights in two bytes each,
     as if every matrix had an adapter."""
-    return adapter_bytes(rank, shape) * curriculum.holds + 2 * shape.linear * (curriculum.ewc > 0.0)
+    return adapter_bytes(rank, shape) * curriculum.anchored + 2 * shape.linear * (curriculum.ewc > 0.0)

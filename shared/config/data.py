@@ -1,4 +1,4 @@
-"""Keys of tasks, curriculum, verifier and reward."""
+"""The sections [tasks], [curriculum], [verifier] and [reward]: what is asked, in which order, and how it is judged."""
 
 from typing import Annotated, Literal
 
@@ -9,99 +9,100 @@ from protocol.messages import Outcome
 from shared.config.types import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
 Treatment = Literal["train", "drop", "stop"]
-
-
 OfTruncated = Literal["train", "mask", "drop", "stop"]
-
-
 VerifierKind = Literal["gsm8k", "exact", "math", "callable"]
 
 
 class TasksConfig(Section, frozen=True, kw_only=True):
-    """Where the questions come from."""
+    """Where the tasks come from."""
 
     source: str = "embedded"
-    """`embedded`, `gsm8k`, `math`, `math500`, a .jsonl/.json/.csv/.parquet file, a folder with one such file a split
-    (train.jsonl, test.jsonl), or a hub data set id. Relative to where the run is started."""
+    """`embedded`, `gsm8k`, `math`, `math500`, a .jsonl, .json, .csv or .parquet file, a folder with one such file for
+    each split (train.jsonl, test.jsonl), or the id of a hub data set. Paths are relative to the current folder."""
     subset: str = ""
-    """Configuration of a hub data set; empty for a named source's own, or none."""
+    """Configuration of a hub data set. If empty, the one that belongs to a named source, or none."""
     split: str = ""
-    """Split to train on; empty takes a named source's own, else `train`."""
+    """Split to train on. If empty, the one that belongs to a named source, else `train`."""
     held_out: str = ""
-    """File, folder, named source, or split of `source` to evaluate on during the run. Empty holds out a tenth of the
-    training rows, drawn by `seed`, and all copies of their questions (embedded has its own)."""
+    """Held-out tasks, which are evaluated during the run: a file, a folder, a named source, or a split of `source`. If
+    empty, a tenth of the training rows is held out, drawn by `seed`, together with all copies of their questions. The
+    embedded source has held-out tasks of its own."""
     test: str = ""
-    """File, folder, named source, or split of `source` for `eval --test`. Empty takes the `test` split of a named
-    source or folder, if there is one. Training never reads it."""
+    """Tasks for `eval --test`: a file, a folder, a named source, or a split of `source`. If empty, the `test` split of
+    a named source or folder, if there is one. Training never reads them."""
     seed: NonNegative = 0
-    """Which rows are held out, which of the others `limit` takes, and which held-out ones `eval.problems` takes."""
+    """Decides which rows are held out, which of the others `limit` takes, and which held-out tasks `eval.problems`
+    takes."""
     question: str = ""
-    """Column with the question; empty takes a named source's own, else `question`."""
+    """Column with the question. If empty, the one that belongs to a named source, else `question`."""
     answer: str = ""
-    """Column with the gold answer, or with a solution that ends in `#### 18` or a box; empty as for `question`. Other
-    columns travel to the verifier under their own names."""
+    """Column with the gold answer, or with a solution that ends in `#### 18` or a box. If empty, the one that belongs
+    to a named source, else `answer`. The verifier gets all other columns under their own names."""
     level: str = ""
-    """Column with the difficulty, for curricula and tables; empty as for `question`. There may be none."""
+    """Column with the difficulty, for curricula and tables. If empty, the one that belongs to a named source, else
+    `level`. The data may have no such column."""
     subject: str = ""
-    """Column with the field; the same."""
+    """Column with the subject, for tables. The same rules as for `level`."""
     system_prompt: str = ""
-    """Put before every question as the system turn; empty for none."""
+    """System message before every question. If empty, there is none."""
     few_shot: NonNegative = 0
-    """Rows shown before every question as turns that were answered, with their solution if there is one. They are the
-    first of the training file, and are not trained on."""
+    """Number of solved examples that are shown before every question, as earlier turns of the chat. They are the first
+    rows of the training file, with their solution if there is one, and are not trained on."""
     levels: tuple[Annotated[int, Meta(ge=1, le=3)], ...] = (1, 2, 3)
-    """Levels of the embedded problems."""
+    """Levels of the embedded tasks: any of 1, 2 and 3."""
     limit: NonNegative = 2048
-    """At most this many training tasks, a sample by `seed`; 0 takes all."""
+    """Largest number of training tasks. A longer data set is sampled by `seed`; 0 takes all of it."""
     max_prompt_tokens: Positive = 256
-    """A longer prompt is dropped and counted, never cut."""
+    """Longest prompt in tokens. A task with a longer one is dropped and counted; a prompt is never cut."""
 
 
 class CurriculumConfig(Section, frozen=True, kw_only=True):
-    """Which tasks come when; formulas stand in learner/curriculum/pass_rate.py and learner/curriculum/stages.py."""
+    """Which task comes when. The formulas are in learner/curriculum/pass_rate.py and learner/curriculum/stages.py."""
 
     kind: Literal["shuffled", "pass_rate", "levels", "sent"] = "shuffled"
-    """`shuffled`: every task once an epoch. `pass_rate`: in proportion to the expected p (1 - p). `levels`: in stages,
-    by the values of `column`. `sent`: in stages of rising semantic entropy, as `python -m launch curriculum` measured
-    it."""
+    """`shuffled`: every task once an epoch. `pass_rate`: a task is drawn in proportion to its expected p (1 - p).
+    `levels`: stages, one for each value of `column`. `sent`: stages of rising semantic entropy, which `python -m launch
+    curriculum` measures before the run."""
     column: str = "level"
-    """Column of the data that tells how hard a task is: the stages of `levels`; for `pass_rate`, what is seen of some
-    tasks is expected of others with the same value."""
+    """Column of the data that says how hard a task is. `levels` makes a stage of each of its values. `pass_rate`
+    expects of a task what it saw of other tasks with the same value."""
     explore: Fraction = 0.1
-    """`pass_rate`: share of the draws in which all tasks are as likely."""
+    """`pass_rate`: share of the draws in which all tasks are equally likely. Above 0, at most 1."""
     sharpness: PositiveFloat = 1.0
-    """`pass_rate`: power that p (1 - p) is raised to; the higher, the fewer tasks it chooses among."""
+    """`pass_rate`: the power to which p (1 - p) is raised. Higher values choose among fewer tasks."""
     prior: PositiveFloat = 4.0
-    """`pass_rate`: how many answers the mean of a task's like counts for."""
+    """`pass_rate`: the mean pass rate of tasks with the same `column` counts as much as this many completions."""
     half_life: PositiveFloat = 8.0
-    """`pass_rate`: steps after which an answer counts half, since the policy has moved on."""
+    """`pass_rate`: after this many steps a completion counts half, because the policy has changed since."""
     advance_at: Fraction = 0.8
-    """Stages: mean pass rate of five steps with which the next stage begins."""
+    """Stages: the next stage begins when the mean pass rate of five steps reaches this. Above 0, at most 1."""
     stage_steps: NonNegative = 0
-    """Stages: a stage ends after so many steps at the latest; 0 takes run.steps over the number of stages."""
+    """Stages: a stage ends after this many steps at the latest. 0 takes run.steps divided by the number of stages."""
     replay: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
-    """Stages: share of the draws that goes to tasks of earlier stages."""
+    """Stages: share of the draws that goes to tasks of earlier stages. At least 0, below 1."""
     stages: Annotated[int, Meta(ge=1, le=64)] = 2
-    """`sent`: into how many stages the tasks are cut; `levels` has one for each value of `column`."""
+    """`sent`: number of stages, from 1 to 64. `levels` has one for each value of `column`."""
     samples: Annotated[int, Meta(ge=2, le=1024)] = 8
-    """`sent`: M, answers a task that its semantic entropy is measured with."""
+    """`sent`: M, the number of completions of each task from which its semantic entropy is measured. From 2 to 1024."""
     cache: str = ""
-    """`sent`: file with the measured entropies; empty means one below model.cache_dir. Refused if it was measured with
-    another model, template, sampling, verifier or data."""
+    """`sent`: file with the measured entropies. If empty, a file below model.cache_dir. It is refused if it was
+    measured with another model, template, sampling, verifier or data set."""
     ewc: NonNegativeFloat = 0.0
-    """Stages: lambda of elastic weight consolidation once a stage has ended (learner/continual/ewc.py); 0 turns it off.
-    F has
-    mean 1, so it is the weight of lambda / 2 |dW - dW*|^2; `ewc/penalty` says what it came to."""
+    """Stages: lambda of elastic weight consolidation, from the end of the first stage on (learner/continual/ewc.py). 0
+    turns it off. The Fisher matrix is scaled to mean 1, so lambda / 2 is the weight of |dW - dW*|^2. The metric
+    `ewc/penalty` shows the resulting loss."""
     ewc_decay: Fraction = 1.0
-    """Stages: factor on the Fisher of the stages before, at the end of each."""
+    """Stages: factor that the Fisher matrix of earlier stages is multiplied by at the end of each stage. Above 0, at
+    most 1."""
     ewc_samples: Positive = 256
-    """Stages: at most so many answers of the step that ended a stage go into its Fisher, one backward pass each."""
+    """Stages: largest number of completions, all from the last step of a stage, that its Fisher matrix is measured on.
+    Each costs one backward pass."""
     kl_to: Literal["base", "stage"] = "base"
-    """What loss.kl_beta holds the policy to: the base, or the policy at the stage's start."""
+    """Reference of loss.kl_beta: `base`, or `stage` for the policy at the start of the stage."""
 
     @property
-    def holds(self) -> bool:
-        """Whether the end of a stage leaves something behind that the policy is held to."""
+    def anchored(self) -> bool:
+        """Whether the policy is pulled towards the one at the end of an earlier stage."""
         return self.ewc > 0.0 or self.kl_to == "stage"
 
 
@@ -109,48 +110,49 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     """How completions are scored."""
 
     kind: VerifierKind = "gsm8k"
-    """What the final answer is compared as. `gsm8k`, `exact`: a number. `math`: a number, list or formula, by value.
-    `callable`: your own function judges. The final answer stands after `####`, in a box, after `A:`, `Answer:` or `the
-    answer is`, or is the last number or formula of the text, trusted in that order."""
+    """How final answers are compared. `gsm8k`, `exact`: as numbers. `math`: as numbers, lists or formulas, by value.
+    `callable`: your own function decides. The final answer is looked for after `####`, in a box, after `A:`, `Answer:`
+    or `the answer is`, and as the last number or formula of the text, in this order."""
     strict: bool = False
-    """Trust one form alone: `gsm8k` the number right after the last `####`, `math` the last box, `exact` the number and
+    """Accept one form only: `gsm8k` the number right after the last `####`, `math` the last box, `exact` the number and
     nothing else."""
     rounded_digits: Annotated[int, Meta(ge=0, le=30)] = 0
-    """For `math` without `strict`: a decimal of at least so many significant digits, none of them a leading zero, is
-    the gold answer if it is that rounded to its decimals: 3 accepts 0.333 for 1/3, but not 0.33 or 0.334. 0 accepts
-    exact values only."""
+    """For `math` without `strict`: accept a decimal with at least this many significant digits if it is the gold answer
+    rounded to its number of decimals. With 3, 0.333 is accepted for 1/3, and 0.33 and 0.334 are not. 0 accepts exact
+    values only. At most 30."""
     function: str = ""
     """For `callable`: `path/to/file.py:name`, a function with TRL's reward signature."""
     rewards: dict[str, float] = msgspec.field(default_factory=dict[str, float])
-    """Further rewards beside the verifier's score, each with its weight: `think_tags`, `answer_tags` (1 for the form, 0
-    for another), or `path/to/file.py:name` as above. Logged by name; they never change an outcome."""
+    """More rewards besides the verifier's score, each with its weight: `think_tags`, `answer_tags` (1 if the format is
+    followed, else 0), or `path/to/file.py:name` as above. They are logged by name and never change an outcome."""
     workers: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Killable scoring processes."""
+    """Number of scoring processes, from 1 to 64. Each can be killed without harm to the actor."""
     limit_s: PositiveFloat = 10.0
-    """Wall-clock limit of one call of your function, or of one completion in a built-in verifier; beyond it the worker
-    is killed and the sample is a timeout."""
+    """Wall-clock limit in seconds for one call of your function, or for one completion in a built-in verifier. A worker
+    that takes longer is killed, and the outcome is a timeout."""
     memory_mb: NonNegative = 1024
-    """Private memory a worker may take beyond what it has after loading the verifier; 0 sets no limit. A function that
-    brings its own torch or CUDA needs several thousand."""
+    """Private memory in MB that a worker may take beyond what it has after loading the verifier. 0 sets no limit. A
+    function that imports torch or uses CUDA needs several thousand."""
     environment: tuple[str, ...] = ()
-    """Names of further environment variables that a worker gets to see. By default it sees paths, language and thread
-    counts, and nothing else, so that no token gets there by accident. That is no boundary: a reward function runs with
-    the user's rights, and reads every file that the user may read."""
+    """Names of more environment variables that a worker may read. By default it has paths, language and thread counts
+    only, so that no token gets there by accident. This is no security boundary: a reward function runs with the rights
+    of the user and can read every file that the user can."""
     on_truncated: OfTruncated = "train"
-    """A completion that ran into the cap. `mask`: its reward stays in the group's mean and standard deviation, and none
-    of its tokens are trained on or counted in the divisor (DAPO's overlong filtering). `drop`: its reward leaves the
-    mean too, so the others are compared among themselves, and running into the cap costs nothing."""
+    """What to do with a completion that reached the cap. `train`: nothing special. `mask`: its reward counts in the
+    group's mean and standard deviation, but none of its tokens are trained on or counted in the divisor (DAPO's
+    overlong filtering). `drop`: its reward does not count in the mean either, so the other completions are compared
+    with each other and reaching the cap costs nothing. `stop`: end the run."""
     on_unparsable: Treatment = "train"
-    """A completion without a final answer."""
+    """What to do with a completion without a final answer: `train`, `drop` or `stop` as above."""
     on_timeout: Treatment = "drop"
-    """The verifier took too long, in time or in processor time; `math`: or ran out of memory."""
+    """What to do when the verifier took too much time or processor time, or `math` ran out of memory."""
     on_error: Treatment = "stop"
-    """The verifier raised, crashed, or returned NaN, an infinity, another type or a list of another length."""
+    """What to do when the verifier raised, crashed, or returned NaN, an infinity, a wrong type or a list of the wrong
+    length."""
     on_abstain: Treatment = "drop"
-    """The verifier returned None."""
+    """What to do when the verifier returned None."""
 
     def treatment(self, outcome: Outcome) -> OfTruncated:
-        """What is done with a sample of this outcome."""
         match outcome:
             case Outcome.CORRECT | Outcome.WRONG:
                 return "train"
@@ -170,15 +172,16 @@ class RewardConfig(Section, frozen=True, kw_only=True):
     """From verifier scores to rewards and advantages."""
 
     truncated: float = 0.0
-    """Added to the reward of a truncated completion; below zero penalises it."""
+    """Added to the reward of a truncated completion. Use a negative value as a penalty."""
     length: float = 0.0
-    """Weight of the length reward: 0 up to `length_free` tokens, 1 at the cap, linear between; below zero penalises
-    long answers. It never changes an outcome."""
+    """Weight of the length reward, which is 0 up to `length_free` tokens, 1 at the cap, and linear between. Use a
+    negative value to penalise long completions. It never changes an outcome."""
     length_free: NonNegative = 0
-    """Tokens that cost nothing."""
+    """Number of tokens that the length reward leaves out."""
     shaped_groups: Literal["drop", "train"] = "drop"
-    """A group whose scores are all equal and whose rewards differ by named rewards, length or truncation alone: drop it
-    as one that teaches nothing, or train on it. Rewards for form are learned before the first right answer only so."""
+    """What to do with a group whose scores are all equal, so that its rewards differ only by named rewards, length or
+    truncation: `drop` it, or `train` on it. Use `train` if format rewards should be learned before any final answer is
+    correct."""
     divide_by_std: bool | None = None
-    """Advantage = (r - mean) / (std + 1e-4) instead of r - mean. Not given: as in the paper of loss.kind, false for
-    `dr_grpo` and true for the others; `dr_grpo` refuses true."""
+    """Whether the advantage is (r - mean) / (std + 1e-4) instead of r - mean. If not given, as in the paper of
+    loss.kind: false for `dr_grpo`, true for the others. `dr_grpo` refuses true."""

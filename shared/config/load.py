@@ -1,4 +1,4 @@
-"""From TOML, JSON and `--set` to a Config, or one sentence that says which key is wrong and what would be right."""
+"""From TOML, JSON and `--set` to a Config, or to one sentence: which key is wrong, and what is expected."""
 
 import difflib
 import hashlib
@@ -22,16 +22,18 @@ from shared.errors import ConfigError
 Tree = dict[str, Any]
 
 TRUNCATES = (
-    "it cuts the distribution that tokens are drawn from, the learner scores them under the whole one, and their ratio"
-    " would be biased. Shape sampling with rollout.temperature, which both sides apply."
+    "it changes the distribution that tokens are drawn from, but the learner scores them under the whole one, so their"
+    " ratio would be biased; use rollout.temperature, which both sides apply."
 )
 REFUSED = {
     "rollout.top_p": TRUNCATES,
     "rollout.top_k": TRUNCATES,
     "rollout.min_p": TRUNCATES,
-    "rollout.repetition_penalty": "it changes the distribution by what was said before, and the learner does not.",
+    "rollout.repetition_penalty": (
+        "it changes the distribution by the tokens so far, and the learner does not; remove the key."
+    ),
 }
-"""Keys that people expect, and why there are none."""
+"""Keys that other tools have, and why there are none here."""
 
 
 def read_config(path: Path, overrides: Iterable[str] = ()) -> Config:
@@ -43,21 +45,20 @@ def read_config(path: Path, overrides: Iterable[str] = ()) -> Config:
 
 
 def read_toml(path: Path) -> Tree:
-    """The file as nested dictionaries."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # wrong TOML, wrong UTF-8, or brackets without end
-        raise ConfigError(f"{path} is not valid TOML: {error}; mend that line.") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}; fix that line.") from error
 
 
 def apply_override(tree: Tree, override: str) -> None:
-    """Set one `section.key=value`; the value is read as TOML, or taken as text where it is not TOML."""
+    """Set one `section.key=value`. The value is read as TOML, or taken as text if it is not TOML."""
     path, equals, text = override.partition("=")
     parts = path.strip().split(".")
     if not equals or len(parts) != 2:
         raise ConfigError(f"--set got '{override}', expected section.key=value, for example optimizer.lr=3e-4.")
     section = tree.setdefault(parts[0], {})
-    if isinstance(section, dict):  # otherwise the file is wrong, and `resolve` says so
+    if isinstance(section, dict):  # otherwise the file is wrong, and `resolve` refuses it
         section[parts[1]] = toml_value(text.strip())
 
 
@@ -81,7 +82,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
 
 
 def refuse_unknown_keys(tree: Mapping[str, Any], section: type[Section], path: str) -> None:
-    """Walk tree and types side by side."""
+    """Also refuses values where a section belongs, and numbers that are not finite."""
     hints = get_type_hints(section)
     for key, value in tree.items():
         if reason := REFUSED.get(f"{path}{key}"):
@@ -92,14 +93,16 @@ def refuse_unknown_keys(tree: Mapping[str, Any], section: type[Section], path: s
         kind = hints[key]
         if isinstance(kind, type) and issubclass(kind, Section):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"'{path}{key}' got {value!r}, expected a section: write [{key}] and keys below it.")
+                raise ConfigError(
+                    f"'{path}{key}' got {value!r}, expected a section: write [{key}] and its keys below it."
+                )
             refuse_unknown_keys(value, kind, f"{path}{key}.")
         elif isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{path}{key} = {value} is not allowed: expected a finite number.")
 
 
 def explain(message: str, tree: Mapping[str, Any]) -> str:
-    """msgspec's sentence with our path and the value that was given."""
+    """msgspec's sentence, with the path of the key and the value that was given."""
     what, _, where = message.partition(" - at `$.")
     keys = re.sub(r"\[.*?\]", "", where.rstrip("`")).split(".")
     value: Any = tree
@@ -109,11 +112,9 @@ def explain(message: str, tree: Mapping[str, Any]) -> str:
 
 
 def check_together(config: Config) -> None:
-    """What only two keys together can get wrong."""
+    """Refuse keys that contradict each other."""
     if config.verifier.kind == "callable" and not config.verifier.function:
-        raise ConfigError(
-            "verifier.kind is 'callable' but verifier.function is empty; name one as path/to/file.py:name."
-        )
+        raise ConfigError("verifier.kind is 'callable' but verifier.function is empty; set it to path/to/file.py:name.")
     check_objective(config.loss, config.reward)
     if config.constraint.beta > 0.0 and config.constraint.reference == "old" and config.loss.passes == 1:
         raise ConfigError(
@@ -123,54 +124,57 @@ def check_together(config: Config) -> None:
     if 0 < config.growth.max_prompts < config.rollout.prompts:
         raise ConfigError(
             f"growth.max_prompts = {config.growth.max_prompts} is less than rollout.prompts = {config.rollout.prompts},"
-            " with which a run begins; set it higher, or to 0 for steps that do not grow."
+            " the size of the first step; set it higher, or to 0 for steps that do not grow."
         )
     if config.actor.weights == "nf4" and config.model.quantization == "none":
         raise ConfigError(
             "actor.weights is 'nf4' but model.quantization is 'none', so there are no codes to serve; set one of them."
         )
     curriculum = config.curriculum
-    if curriculum.holds and curriculum.kind not in ("levels", "sent"):
+    if curriculum.anchored and curriculum.kind not in ("levels", "sent"):
         raise ConfigError(
-            f"curriculum.ewc and curriculum.kl_to = 'stage' hold the policy to a stage's end, and curriculum.kind ="
-            f" '{curriculum.kind}' has no stages; set it to 'levels' or 'sent'."
+            f"curriculum.ewc and curriculum.kl_to = 'stage' need stages, but curriculum.kind = '{curriculum.kind}'"
+            " has no stages; set it to 'levels' or 'sent'."
         )
     check_rewards(config.verifier.rewards)
     endpoint = config.link.endpoint
     if endpoint != "ipc" and not endpoint.startswith("tcp://"):
         raise ConfigError(f"link.endpoint = '{endpoint}' is not allowed: expected 'ipc' or tcp://host:port.")
     if config.link.silence_s <= config.link.heartbeat_s:
-        raise ConfigError("link.silence_s must be larger than link.heartbeat_s, or every peer would count as dead.")
+        raise ConfigError(
+            f"link.silence_s must be larger than link.heartbeat_s, but they are {config.link.silence_s:g} and"
+            f" {config.link.heartbeat_s:g}, so every peer would count as dead; set link.silence_s higher."
+        )
 
 
 def check_objective(loss: LossConfig, reward: RewardConfig) -> None:
-    """A kind of loss is the paper's, or it is not called so."""
+    """Refuse a kind of loss with keys that would make it another algorithm than the paper's."""
     if loss.kind == "dr_grpo" and reward.divide_by_std:
         raise ConfigError(
-            "loss.kind = 'dr_grpo' leaves the standard deviation out and reward.divide_by_std is true; leave that key"
-            " out, or set loss.kind to 'grpo'."
+            "loss.kind = 'dr_grpo' leaves the standard deviation out, but reward.divide_by_std is true; remove that"
+            " key, or set loss.kind to 'grpo'."
         )
     if loss.kind == "gspo" and loss.entropy_fraction < 1.0:
         raise ConfigError(
-            "loss.kind = 'gspo' takes one ratio over all tokens of an answer and loss.entropy_fraction ="
-            f" {loss.entropy_fraction:g} masks some of them; set it to 1, or loss.kind to one with a ratio a token."
+            "loss.kind = 'gspo' takes one ratio over all tokens of a completion, but loss.entropy_fraction ="
+            f" {loss.entropy_fraction:g} masks some of them; set it to 1, or choose another loss.kind."
         )
 
 
 def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig) -> str:
-    """sha256 over the sections that say how answers are drawn and judged: every actor of a run must have the same."""
+    """sha256 over the sections that say how completions are sampled and scored. All actors of a run need the same."""
     return hashlib.sha256(msgspec.json.encode((verifier, rollout), order="sorted")).hexdigest()
 
 
 def config_to_json(config: Config) -> bytes:
-    """The resolved tree, every default written out."""
+    """The resolved tree with all defaults."""
     return msgspec.json.format(msgspec.json.encode(config), indent=2)
 
 
 def config_from_json(data: bytes) -> Config:
-    """The inverse; also checks, since a person may have edited the file."""
+    """The inverse of `config_to_json`. Checks everything again, because a person may have edited the file."""
     try:
         tree = msgspec.json.decode(data, type=Tree)
     except (ValueError, RecursionError) as error:  # wrong JSON, wrong UTF-8, or brackets without end
-        raise ConfigError(f"The resolved configuration is damaged: {error}; mend config.json there.") from error
+        raise ConfigError(f"The resolved configuration is damaged: {error}; fix config.json there.") from error
     return resolve(tree)

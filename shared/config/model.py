@@ -1,6 +1,7 @@
-"""Where quantised bases are kept. Apart from `base_cache.py`, so that it can be asked without torch."""
+"""The sections [model] and [lora], and the folder where quantised bases are kept. No torch here."""
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,25 +15,25 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """The frozen base."""
 
     path: str = "embedded"
-    """`embedded`, a folder in Hugging Face format, or a hub id (then fetched once into the hub's own cache)."""
+    """`embedded`, a folder in Hugging Face format, or a hub id, which is downloaded once into the hub's own cache."""
     revision: str = "main"
-    """Hub revision; pin a commit for runs that must repeat."""
+    """Revision on the hub. Give a commit for runs that must be repeatable."""
     quantization: Literal["nf4", "none"] = "nf4"
-    """`nf4`: bitsandbytes, block 64, double quantisation. `none`: the checkpoint's own weights, for comparison."""
+    """`nf4`: bitsandbytes, blocks of 64, double quantisation. `none`: the checkpoint's own weights, for comparison."""
     dequantize: Literal["auto", "once", "each_call"] = "auto"
-    """Keep the dequantised values in memory, or recompute them in every call; the numbers are the same.
-    `auto` holds them on CPU only."""
+    """`once`: keep the dequantised values in memory. `each_call`: recompute them in every call; less memory, more time,
+    the same numbers. `auto` takes `once` on a CPU and `each_call` on a card."""
     cache_dir: str = ""
-    """Where quantised bases are kept; empty means $XDG_CACHE_HOME/tandem or ~/.cache/tandem."""
+    """Folder for quantised bases. If empty, $XDG_CACHE_HOME/tandem or ~/.cache/tandem."""
 
 
 class LoraConfig(Section, frozen=True, kw_only=True):
-    """The adapter: Y = W4(x) + alpha/rank * B(A(x)), B = 0 at the start."""
+    """The adapter: y = W x + alpha / rank * B (A x), with B = 0 at the start."""
 
     rank: Annotated[int, Meta(ge=1, le=512)] = 16
-    """R."""
+    """R, the inner dimension of A and B. From 1 to 512."""
     alpha: PositiveFloat = 32.0
-    """Scale numerator."""
+    """Numerator of the scale."""
     targets: Annotated[tuple[str, ...], Meta(min_length=1)] = (
         "q_proj",
         "k_proj",
@@ -42,27 +43,26 @@ class LoraConfig(Section, frozen=True, kw_only=True):
         "up_proj",
         "down_proj",
     )
-    """Last names of the linears that get an adapter."""
+    """Linears that get an adapter, by the last part of their name."""
 
 
 PLACE = "model.cache_dir"
 """The key that names another folder."""
 
 
-def cache_root(model: ModelConfig) -> Path:
-    """As configured, else in the user's cache folder. XDG_CACHE_HOME counts only as an absolute path, as its standard
-    says, so that an empty one does not mean the folder where the command was typed."""
+def cache_root(
+    model: ModelConfig, environment: Mapping[str, str] = os.environ, home: Callable[[], Path] = Path.home
+) -> Path:
+    """model.cache_dir, or else a folder in the user's cache. XDG_CACHE_HOME counts only as an absolute path, as its
+    standard says: an empty one must not mean the current folder."""
     if model.cache_dir:
         return Path(model.cache_dir)
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (cache if cache.is_absolute() else home() / ".cache") / "tandem"
-
-
-def home() -> Path:
-    """The user's home folder. A container's user may have neither HOME nor an entry in the list of users."""
+    cache = Path(environment.get("XDG_CACHE_HOME", ""))
+    if cache.is_absolute():
+        return cache / "tandem"
     try:
-        return Path.home()
-    except RuntimeError as error:
+        return home() / ".cache" / "tandem"
+    except RuntimeError as error:  # a container's user may have neither HOME nor an entry in the list of users
         raise ConfigError(
             f"User {os.getuid()} has no home folder to keep quantised models in; set {PLACE}, HOME or XDG_CACHE_HOME."
         ) from error

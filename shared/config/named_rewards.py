@@ -1,4 +1,4 @@
-"""The names of further rewards: `think_tags` is itself, `path/to/file.py:brevity` is `brevity`."""
+"""The names of the rewards in verifier.rewards: `think_tags` keeps its name, `path/to/file.py:brevity` is `brevity`."""
 
 import math
 from collections.abc import Mapping
@@ -7,26 +7,24 @@ from shared.errors import ConfigError
 
 FORMS = ("think_tags", "answer_tags")
 TAKEN = ("mean", "std", "min", "max", "outcome", "length", "truncated")
-"""Rows of metrics.jsonl have these names already."""
+"""Names that rows of metrics.jsonl already use."""
 
 
 def name_of(spec: str) -> str:
-    """What it is called in logs and on the wire."""
+    """The name in logs and on the wire."""
     return spec.rpartition(":")[2]
 
 
 def is_function(spec: str) -> bool:
-    """Whether it names a function of the user's."""
     return ":" in spec
 
 
 def weights(rewards: Mapping[str, float]) -> dict[str, float]:
-    """Weight by name."""
     return {name_of(spec): weight for spec, weight in rewards.items()}
 
 
 def check_rewards(rewards: Mapping[str, float]) -> None:
-    """ConfigError unless each is known by one name of its own."""
+    """ConfigError unless each reward is known, has a finite weight and a name that no other has."""
     for spec, weight in rewards.items():
         if not math.isfinite(weight):
             raise ConfigError(f"verifier.rewards gives '{spec}' the weight {weight}; expected a finite number.")
@@ -40,4 +38,6 @@ def check_rewards(rewards: Mapping[str, float]) -> None:
                 " function another name."
             )
     if len(weights(rewards)) < len(rewards):
-        raise ConfigError("verifier.rewards names two functions alike; the logs could not tell them apart, rename one.")
+        raise ConfigError(
+            "verifier.rewards has two functions of the same name, and the logs could not tell them apart; rename one."
+        )

@@ -1,7 +1,5 @@
-"""Which address a config means, for either side.
-
-The section [actor]: which rollout engine, and its options.
-"""
+"""The sections of the processes and of what they write: [pipeline], [link], [compute], [checkpoint], [journal], [eval],
+[log] and [actor]."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,111 +14,116 @@ class PipelineConfig(Section, frozen=True, kw_only=True):
     """How far sampling runs ahead of learning."""
 
     max_lag: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Groups of step s are sampled from version max(0, s - max_lag), exactly. On a CPU with cores for the threads of
-    both processes, sampling and learning then overlap."""
+    """Groups of step s are sampled from version max(0, s - max_lag), exactly. At most 64. Above 0, sampling and
+    learning overlap on a CPU that has cores for the threads of both processes; else they take turns."""
 
 
 class LinkConfig(Section, frozen=True, kw_only=True):
-    """The wire."""
+    """The connection between actors and learner."""
 
     endpoint: str = "ipc"
-    """`ipc` (a socket in a private folder of this machine) or `tcp://host:port` as the actor dials it."""
+    """`ipc` (a socket in a private folder of this machine), or `tcp://host:port` as actors connect to it."""
     bind: str = ""
-    """What the learner binds if it differs from `endpoint`, for example `tcp://0.0.0.0:5757`."""
+    """Address that the learner listens on, if it differs from `endpoint`. Example: `tcp://0.0.0.0:5757`."""
     heartbeat_s: PositiveFloat = 2.0
-    """Progress is shown this often."""
+    """Seconds between two heartbeats."""
     silence_s: PositiveFloat = 120.0
-    """A peer silent for longer is dead; also the limit of any wait for one to come. A process that makes no progress
-    for so long writes its stacks to `logs/stacks-NAME.txt` and ends."""
+    """A peer that is silent for more seconds than this counts as dead. Also the longest wait for a peer to appear. A
+    process that makes no progress for this long writes its stacks to `logs/stacks-NAME.txt` and ends. Must be larger
+    than `heartbeat_s`."""
     credits: Annotated[int, Meta(ge=1, le=1024)] = 2
-    """Orders an actor holds at once."""
+    """Number of orders that an actor may have at once, from 1 to 1024."""
     late_s: PositiveFloat = 300.0
-    """An order unanswered for longer is given to an actor without work as well; the first answer counts."""
+    """An order that is not filled after this many seconds is also given to an idle actor. The first result counts."""
 
 
 class ComputeConfig(Section, frozen=True, kw_only=True):
-    """What the processes run on. On CPU the thread counts are part of the result's last bit."""
+    """What the processes compute with. On a CPU the numbers of threads decide the last bit of a result."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes the card if there is one."""
+    """`auto` takes the graphics card if there is one, else the CPU."""
     learner_threads: Annotated[int, Meta(ge=1, le=256)] = 2
-    """CPU threads of the learner."""
+    """CPU threads of the learner, from 1 to 256."""
     actor_threads: Annotated[int, Meta(ge=1, le=256)] = 2
-    """CPU threads of an actor."""
+    """CPU threads of an actor, from 1 to 256."""
     blas: Literal["fast", "portable"] = "fast"
-    """`fast`: the widest vector units here. `portable`: AVX2 kernels only, the same bits on more machines."""
+    """`fast`: the widest vector units of this machine. `portable`: AVX2 kernels only, which give the same bits on more
+    machines."""
 
 
 class CheckpointConfig(Section, frozen=True, kw_only=True):
-    """When the learner's state is written."""
+    """When the state of the learner is saved."""
 
     every: Positive = 10
-    """Steps between checkpoints; the last step is always saved."""
+    """Steps between checkpoints. The last step is always saved."""
     keep: Positive = 3
-    """Newest checkpoints kept; the best one (`eval.every`) is kept besides."""
+    """Number of newest checkpoints to keep. The best one (see `eval.every`) is kept as well."""
 
 
 class JournalConfig(Section, frozen=True, kw_only=True):
-    """What stays of the actors' answers once the adapter has learned from them."""
+    """Which of the actors' groups are kept after the learner has used them."""
 
     keep: Literal["all", "checkpoints"] = "all"
-    """`all`: `replay` goes from step 0; some 12 bytes a sampled token (42 kB a step of the embedded preset).
-    `checkpoints`: only what the newest `checkpoint.keep` checkpoints need; `replay` goes from the oldest of them."""
+    """`all`: `replay` can start at step 0; about 12 bytes per sampled token (42 kB per step with the embedded preset).
+    `checkpoints`: only what the newest `checkpoint.keep` checkpoints need; `replay` starts at the oldest of them."""
 
 
 class EvalConfig(Section, frozen=True, kw_only=True):
-    """Held-out evaluation before the first and after the last step, and in between if asked for."""
+    """Held-out evaluation before the first step, after the last one, and in between if configured."""
 
     problems: NonNegative = 256
-    """At most this many held-out problems, a sample by `tasks.seed`; 0 turns evaluation off."""
+    """Largest number of held-out tasks, sampled by `tasks.seed`. 0 turns evaluation off."""
     every: NonNegative = 0
-    """Steps from one evaluation during training to the next; 0 for none. Training goes on as if there were none. Each
-    is made of a checkpoint, and the best of these checkpoints is kept: without this there is no best one."""
+    """Steps between evaluations during training; 0 turns them off. They do not change the training. Each one evaluates
+    a checkpoint, and the best of these checkpoints is kept; without them there is no best one."""
     max_new_tokens: NonNegative = 0
-    """Cap; 0 takes the training cap."""
+    """Cap on a completion in tokens. 0 takes the cap of training."""
     long_cap: NonNegative = 0
-    """Evaluate a second time with this cap, which shows what the first one costs; 0 for no second time."""
+    """Evaluate again with this larger cap, to see how much the normal cap costs. 0 turns this off."""
     samples: Annotated[int, Meta(ge=1, le=4096)] = 1
-    """Answers drawn for each problem at the training temperature, besides the greedy one; several give pass@k."""
+    """Completions per task at the temperature of training, besides the greedy one. From 1 to 4096; more than one gives
+    pass@k."""
 
     def is_due(self, done: int) -> bool:
-        """Whether an evaluation follows so many steps."""
+        """Whether to evaluate after `done` steps."""
         return bool(self.problems and self.every) and done % self.every == 0
 
 
 class LogConfig(Section, frozen=True, kw_only=True):
-    """What is written for people."""
+    """What is written for people to read."""
 
     rollouts_per_step: NonNegative = 2
-    """Groups of each step written to rollouts.jsonl."""
+    """Number of groups of each step that are written to rollouts.jsonl."""
+
+
+class ActorConfig(Section, frozen=True, kw_only=True):
+    """The rollout engine. All keys but `engine` are options of `vllm`, which the extra `vllm` installs."""
+
+    engine: Literal["hf", "vllm"] = "hf"
+    """`hf`: our own decode loop. `vllm`: vLLM inside the process of the actor."""
+    weights: Literal["bf16_of_nf4", "nf4"] = "bf16_of_nf4"
+    """`bf16_of_nf4`: the values of the learner's NF4 codes, in the checkpoint's own type, served as a plain model.
+    `nf4`: the codes themselves, through vllm-bnb-plugin; a quarter of the memory, and a larger difference from the
+    learner."""
+    install: Literal["memory", "files"] = "memory"
+    """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
+    shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""
+    kv_mb: NonNegative = 0
+    """Memory in MB for keys and values. 0 takes what `max_sequences` of full length need, at most 1024."""
+    give_back: Literal["auto", "nothing", "kv", "weights", "stop"] = "auto"
+    """Which memory of a card is freed between two orders. `kv`: keys and values. `weights`: these and the weights,
+    which wait in host memory. `stop`: everything. `nothing`: none. `auto` frees the least that leaves the learner
+    enough. On a CPU nothing is freed."""
+    max_sequences: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """Number of completions decoded at once, at most 4096. 0 takes rollout.prompts x rollout.group, at most 256. The
+    sampled tokens depend on it."""
 
 
 def dial_address(link: LinkConfig, run_dir: Path) -> str:
-    """What an actor connects to."""
+    """The address that an actor connects to."""
     return local_endpoint(run_dir) if link.endpoint == "ipc" else link.endpoint
 
 
 def bind_address(link: LinkConfig, run_dir: Path) -> str:
-    """What the learner listens on."""
+    """The address that the learner listens on."""
     return link.bind or dial_address(link, run_dir)
-
-
-class ActorConfig(Section, frozen=True, kw_only=True):
-    """The rollout engine. All but `engine` are options of `vllm`, which the extra `vllm` installs."""
-
-    engine: Literal["hf", "vllm"] = "hf"
-    """`hf`: our own decode loop. `vllm`: vLLM within the actor's process."""
-    weights: Literal["bf16_of_nf4", "nf4"] = "bf16_of_nf4"
-    """`bf16_of_nf4`: the values that the learner's NF4 codes stand for, in the checkpoint's own type, served plain.
-    `nf4`: the codes themselves, through vllm-bnb-plugin; a quarter of the memory, and further from the learner."""
-    install: Literal["memory", "files"] = "memory"
-    """How an adapter goes in: `memory`, from the bytes that came over the wire; `files`, through a folder in shared
-    memory and vLLM's public interface alone, for when a version of vLLM has moved its insides."""
-    kv_mb: NonNegative = 0
-    """Memory for keys and values; 0 takes what `max_sequences` of full length need, 1024 at most."""
-    give_back: Literal["auto", "nothing", "kv", "weights", "stop"] = "auto"
-    """What of a card is given back between two orders: `kv` the keys and values, `weights` the weights too (they wait
-    in host memory), `stop` all of it. `auto` takes the least that leaves the learner room. A CPU gives back nothing."""
-    max_sequences: Annotated[int, Meta(ge=0, le=4096)] = 0
-    """Samples decoded at once; 0 takes rollout.prompts x rollout.group, 256 at most. Part of what makes tokens
-    repeatable."""

@@ -1,4 +1,4 @@
-"""Sections of the configuration that say how an update is made: objective, optimizer, cut, size, limits."""
+"""The sections of an update: [loss], [constraint], [optimizer], [batch], [growth] and [guard]."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,6 @@ from shared.config.types import Fraction, NonNegative, NonNegativeFloat, Positiv
 
 OnFault = Literal["stop", "skip"]
 
-
 PAPER_CLIPS = {
     "grpo": (0.2, 0.2),
     "dr_grpo": (0.2, 0.2),
@@ -16,40 +15,42 @@ PAPER_CLIPS = {
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 4.0),
 }
-"""clip_low and clip_high of each kind. DeepSeekMath names none for GRPO: this is PPO's. CISPO has no lower bound
+"""clip_low and clip_high of each kind. DeepSeekMath gives none for GRPO, so these are PPO's. CISPO has no lower bound
 (MiniMax-M1), and the upper bound of 5 is ScaleRL's (2510.13786)."""
 
 
 class LossConfig(Section, frozen=True, kw_only=True):
-    """The objective; formulas stand in learner/objective/loss.py."""
+    """The objective. The formulas are in learner/objective/loss.py."""
 
     kind: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = "dapo"
-    """Algorithm: objective and divisor, and the paper's clip range and advantage where their keys are not given. `gspo`
-    goes with entropy_fraction = 1 only."""
+    """Algorithm: it decides the objective and its divisor, and the paper's clip range and advantage where their keys
+    are not given. `gspo` needs entropy_fraction = 1."""
     clip_low: NonNegativeFloat | None = None
-    """Ratio may fall to 1 - clip_low. Not given: the paper's, `grpo`, `dr_grpo`, `dapo` 0.2, `gspo` 3e-4, `cispo` 1
-    (no lower bound)."""
+    """The ratio is clipped below 1 - clip_low. If not given, the paper's value: 0.2 for `grpo`, `dr_grpo` and `dapo`,
+    3e-4 for `gspo`, 1 (no lower bound) for `cispo`."""
     clip_high: NonNegativeFloat | None = None
-    """Ratio may rise to 1 + clip_high. Not given: the paper's, `grpo`, `dr_grpo` 0.2, `dapo` 0.28 (clip-higher), `gspo`
-    4e-4, `cispo` 4."""
+    """The ratio is clipped above 1 + clip_high. If not given, the paper's value: 0.2 for `grpo` and `dr_grpo`, 0.28 for
+    `dapo` (clip-higher), 4e-4 for `gspo`, 4 for `cispo`."""
     importance_cap: NonNegativeFloat = 2.0
-    """Truncated importance weight min(pi_learner / pi_actor, cap); 0 turns it off."""
+    """Cap of the truncated importance weight min(pi_learner / pi_actor, cap). 0 turns the weight off."""
     kl_beta: NonNegativeFloat = 0.0
-    """Weight of the KL to the policy with the adapter switched off, over all tokens of the step; 0 skips the reference
-    pass. Above 0 every token meets lm_head, masked or not."""
+    """Weight of the KL to the reference (`curriculum.kl_to`, by default the policy without its adapter), over all
+    tokens of the step. 0 skips the reference pass. Above 0 every token goes through lm_head, masked or not."""
     kl_gradient: Literal["kl", "k3"] = "kl"
-    """`kl`: the gradient of KL(policy || base). `k3`: of its estimate k3 as DeepSeekMath published it, which is in the
-    mean that of KL(base || policy)."""
+    """`kl`: the gradient of KL(policy || base). `k3`: the gradient of the k3 estimate, as DeepSeekMath published it;
+    its mean is the gradient of KL(base || policy)."""
     entropy_fraction: Fraction = 1.0
-    """rho: only the top rho of all response tokens of a step, by entropy, carry gradient."""
+    """rho: only this share of a step's response tokens, those with the highest entropy, carries gradient. Above 0; 1
+    turns the mask off."""
     passes: Positive = 1
-    """Gradient passes over a step's batch; clipping has an effect from the second on."""
+    """Gradient passes over the batch of a step. Clipping has an effect from the second pass on."""
     max_mismatch: PositiveFloat = 0.05
-    """Stop if the 99th percentile of |actor - learner log-prob| exceeds this on samples of the current version."""
+    """Training stops if the 99th percentile of |actor - learner log-prob| is larger than this, on samples of the
+    current version."""
 
     @property
     def ratio_bounds(self) -> tuple[float, float]:
-        """What the ratio is clipped to: the keys where they are given, else the paper's."""
+        """(lowest, highest) ratio: from the keys where they are given, else the paper's."""
         low, high = PAPER_CLIPS[self.kind]
         low = low if self.clip_low is None else self.clip_low
         high = high if self.clip_high is None else self.clip_high
@@ -57,22 +58,25 @@ class LossConfig(Section, frozen=True, kw_only=True):
 
 
 class ConstraintConfig(Section, frozen=True, kw_only=True):
-    """Tokens that are held back by a KL penalty; formulas and sources stand in learner/objective/constraint.py."""
+    """A KL penalty on selected tokens. The formulas and sources are in learner/objective/constraint.py."""
 
     beta: NonNegativeFloat = 0.0
-    """Weight of the term; 0 turns it off."""
+    """Weight of the penalty. 0 turns it off."""
     low_entropy: Fraction = 0.8
-    """Only this share of a step's response tokens, those of lowest entropy, may be held (SENT); 1 lets all (KL-Cov)."""
+    """Only this share of a step's response tokens, those with the lowest entropy, may be penalised (SENT). Above 0;
+    with 1 any token may be (KL-Cov)."""
     share: Annotated[float, Meta(gt=0.0, le=0.5)] = 2e-4
-    """Of those, the share with the highest covariance of log-prob and advantage is held, and that with the lowest. At
-    least one token each; 0.5 with high = low holds all of them alike."""
+    """Of those tokens, this share with the highest covariance of log-prob and advantage is penalised, and the same
+    share with the lowest; at least one token each. Above 0, at most 0.5. With 0.5 and high = low all of them are
+    penalised equally."""
     high: NonNegativeFloat = 2.0
-    """What the highest count."""
+    """Weight of a penalised token with high covariance."""
     low: NonNegativeFloat = 0.5
-    """What the lowest count; 0 leaves them free."""
+    """Weight of a penalised token with low covariance. 0 leaves these tokens free."""
     reference: Literal["base", "old"] = "base"
-    """Whose distribution they are held to: the base's (adapter off; one pass over the answers concerned), or the one
-    before the first gradient pass, which has an effect from the second on."""
+    """The distribution that the tokens are kept close to. `base`: the policy without its adapter, which costs one pass
+    over the completions concerned. `old`: the policy before the first gradient pass, which has an effect from the
+    second pass on."""
 
 
 class OptimizerConfig(Section, frozen=True, kw_only=True):
@@ -81,60 +85,64 @@ class OptimizerConfig(Section, frozen=True, kw_only=True):
     lr: PositiveFloat = 1e-4
     """Peak learning rate."""
     warmup_steps: NonNegative = 0
-    """Linear warm-up."""
+    """Steps of linear warm-up to the peak. 0 starts at the peak."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After warm-up, down to `final_lr_fraction` of the peak at the last step."""
+    """Learning rate after warm-up: `constant`, or a `linear` or `cosine` fall to `final_lr_fraction` of the peak at the
+    last step."""
     final_lr_fraction: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
-    """Where `linear` and `cosine` end."""
+    """Where `linear` and `cosine` end, as a share of the peak. From 0 to 1."""
     beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
-    """Adam."""
+    """Decay of AdamW's mean of gradients. At least 0, below 1."""
     beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.99
-    """Adam."""
+    """Decay of AdamW's mean of squared gradients. At least 0, below 1."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled."""
+    """Decoupled weight decay. 0 turns it off."""
     max_grad_norm: PositiveFloat = 1.0
-    """Global norm beyond which the gradient is scaled down."""
+    """A gradient with a larger global norm is scaled down to it."""
 
 
 class BatchConfig(Section, frozen=True, kw_only=True):
-    """How a step is cut to fit memory; changes nothing but rounding."""
+    """How a step is cut into parts that fit into memory. Results differ by rounding only."""
 
     token_budget: Positive = 8192
-    """Padded tokens of one micro-batch; a single longer sequence still goes alone."""
+    """Largest number of tokens in one micro-batch, padding included. A longer sequence is a micro-batch by itself."""
     head_rows: Positive = 1024
-    """Rows that meet lm_head at once."""
+    """Number of tokens whose logits are in memory at once."""
     checkpointing: bool = False
-    """Recompute activations layer by layer in the backward pass."""
+    """Keep one activation per layer and recompute the others in the backward pass: less memory, more time."""
 
 
 class GrowthConfig(Section, frozen=True, kw_only=True):
-    """Groups a step that grow with the noise of the gradient; formulas stand in learner/orders/plan.py."""
+    """More groups per step as the noise of the gradient grows. The formulas are in learner/orders/plan.py."""
 
     max_prompts: NonNegative = 0
-    """Most groups a step; `rollout.prompts` is where it begins. 0: every step has as many as the first."""
+    """Largest number of groups per step; `rollout.prompts` is the first. 0 turns growth off."""
     factor: PositiveFloat = 1.0
-    """Groups that are wanted, as a multiple of the gradient noise scale."""
+    """Number of groups to aim for, as a multiple of the gradient noise scale."""
     memory: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
-    """Share of the past in the smoothed noise."""
+    """Weight of earlier steps in the smoothed noise. At least 0, below 1."""
     rate: Annotated[float, Meta(gt=1.0, le=100.0)] = 1.25
-    """At most so many times as many groups from one step to the next, rounded up."""
+    """Largest growth from one step to the next, as a factor, rounded up to whole groups. Above 1, at most 100."""
 
 
 class GuardConfig(Section, frozen=True, kw_only=True):
-    """What stops wrong numbers before anything is built on them."""
+    """Checks that stop wrong numbers before anything is built on them."""
 
     on_fault: OnFault = "stop"
-    """What to do after an update was refused and its batch set aside in quarantine/: end the run, or go on without."""
+    """What to do after an update was refused and its batch was saved to quarantine/: `stop` the run, or `skip` the
+    update and go on."""
     skips_in_a_row: Positive = 3
-    """With `skip`: more such steps in a row end the run after all."""
+    """With `skip`: the run stops after more refused updates in a row than this."""
     grad_norm_limit: NonNegativeFloat = 0.0
-    """A gradient norm, before clipping, beyond which an update is refused; 0 for no limit. Not finite is always."""
+    """An update whose gradient norm, before clipping, is larger than this is refused. 0 sets no limit. A norm that is
+    not finite is always refused."""
     spike_factor: NonNegativeFloat = 1000.0
-    """The same limit as a multiple of the median norm of the steps before; 0 for none."""
+    """The same limit as a multiple of the median norm of earlier steps. 0 sets no limit."""
     spike_window: Positive = 32
-    """How many norms that median is taken of; it counts from the eighth on."""
+    """Number of earlier norms that the median is taken of. The limit applies once there are eight."""
     canary_tokens: Annotated[int, Meta(ge=0, le=4096)] = 16
-    """Log-probs that an actor compares with the learner's after every install of an adapter, before it samples; 0 for
-    none."""
+    """Number of log-probs that an actor compares with the learner's after each install of an adapter, before it
+    samples. 0 turns this off; at most 4096."""
     canary_tolerance: NonNegativeFloat = 0.0
-    """How far one of them may differ; 0 takes 1e-3 where the policy computes in fp32 and 0.25 where in bf16."""
+    """Largest difference that one of these log-probs may have. 0 takes 1e-3 where the policy computes in fp32, and 0.25
+    where it computes in bf16."""

@@ -1,9 +1,9 @@
-"""The whole configuration as one typed tree: defaults, ranges and meaning of every key stand here (those of an update
-and of the actor in shared/config/training.py and config_actor.py) and nowhere else.
+"""The whole configuration as one typed tree. The classes of shared/config list every key with its default, range and
+meaning; there is no other list.
 
-Layers, later wins: defaults below, a TOML file (a preset or the user's own), `--set section.key=value`.
-A key that does not exist, a wrong type or a value out of range is refused with its path and the nearest known key.
-The resolved tree is written to the run directory as JSON and read back from there by every process.
+Layers, later wins: the defaults, a TOML file (a preset or the user's own), `--set section.key=value`.
+An unknown key, a wrong type or a value out of range is refused, with its path and the nearest known key.
+The resolved tree is written to the run directory as JSON, and every process reads it from there.
 Left out on purpose: environment variables, includes, per-machine overrides. No torch here: config errors come at once.
 """
 
@@ -28,34 +28,35 @@ from shared.config.types import NonNegative, Positive, PositiveFloat, Section
 
 
 class RunConfig(Section, frozen=True, kw_only=True):
-    """What is run."""
+    """Length and seed of the run."""
 
     steps: Positive = 40
     """Optimizer steps of the whole run."""
     seed: NonNegative = 0
-    """Root of every random stream: adapter, task order, sampling."""
+    """Seed of all randomness: adapter, order of tasks, sampling."""
 
 
 class RolloutConfig(Section, frozen=True, kw_only=True):
-    """What one step samples."""
+    """What is sampled in each step."""
 
     prompts: Positive = 16
-    """P, groups a step."""
+    """P, the number of groups in a step."""
     group: Annotated[int, Meta(ge=2, le=4096)] = 8
-    """G, completions a prompt."""
+    """G, the number of completions of each prompt. From 2 to 4096."""
     max_new_tokens: Positive = 64
-    """Cap on one completion."""
+    """Cap on a completion in tokens."""
     temperature: PositiveFloat = 1.0
-    """Softmax temperature of training samples, applied on both sides."""
+    """Softmax temperature of training samples. Actor and learner both apply it."""
     groups_per_order: NonNegative = 0
-    """Groups decoded together in one order; 0 puts the whole step into one. Part of what makes tokens repeatable."""
+    """Number of groups in one order, which are decoded together. 0 puts the whole step into one order. The sampled
+    tokens depend on it."""
     replacement_rounds: NonNegative = 0
-    """How often groups that teach nothing are replaced by further orders within a step (dynamic sampling). Those that
-    are not replaced count in the loss's divisor and in the KL, with an advantage of 0."""
+    """How many times in a step groups that teach nothing are replaced by more orders (dynamic sampling). Those that are
+    not replaced count in the divisor of the loss and in the KL, with an advantage of 0."""
 
 
 class Config(Section, frozen=True, kw_only=True):
-    """The root."""
+    """The root of the tree."""
 
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
@@ -82,11 +83,11 @@ class Config(Section, frozen=True, kw_only=True):
 
     @property
     def divides_by_std(self) -> bool:
-        """What reward.divide_by_std says, or else the paper of loss.kind."""
+        """reward.divide_by_std if it is given, else as in the paper of loss.kind."""
         given = self.reward.divide_by_std
         return self.loss.kind != "dr_grpo" if given is None else given
 
     @property
     def most_prompts(self) -> int:
-        """Groups that a step may come to order, replacements aside."""
+        """Largest number of groups in a step, without replacements."""
         return max(self.rollout.prompts, self.growth.max_prompts)

@@ -1,4 +1,4 @@
-"""What the sections of the configuration are made of: their base, and numbers with a range."""
+"""What the sections of the configuration are made of: their base class, and numbers with a range."""
 
 from typing import Annotated
 

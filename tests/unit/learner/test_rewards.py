@@ -82,7 +82,7 @@ def test_a_group_with_other_rewards_is_refused_before_it_is_kept() -> None:
         ('{"a.py:mean" = 1.0}', "cannot be called 'mean'"),
         ('{"a.py:std" = 1.0}', "cannot be called 'std'"),
         ('{"a.py:x y" = 1.0}', "cannot be called 'x y'"),
-        ('{"a.py:x" = 1.0, "b.py:x" = 1.0}', "two functions alike"),
+        ('{"a.py:x" = 1.0, "b.py:x" = 1.0}', "two functions of the same name"),
         ("{think_tags = nan}", "finite"),
         ('{think_tags = "much"}', "verifier.rewards"),
     ],

@@ -114,7 +114,7 @@ class Run:
         optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps)
         plan = StepPlan(config, tasks, build_curriculum(config, tasks, policy.base_digest, ""), self.desk)
         norms = Norms(config.guard)
-        anchor = Anchor(policy.adapter, config.curriculum) if config.curriculum.holds else None
+        anchor = Anchor(policy.adapter, config.curriculum) if config.curriculum.anchored else None
         self.state = LearnerState(config, publisher, optimizer, norms, plan, policy.base_digest, anchor)
         self.books = KeptBooks(self.state)
         update = Update(policy, optimizer, norms, config, self.desk.pump, anchor)

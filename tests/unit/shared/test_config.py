@@ -10,7 +10,9 @@ import pytest
 from launch.preset import PRESETS_DIR, load_config
 from protocol.messages import Outcome
 from shared.config.data import VerifierConfig
-from shared.config.load import apply_override, config_from_json, config_to_json, resolve
+from shared.config.load import apply_override, config_from_json, config_to_json, resolve, rules_digest
+from shared.config.model import ModelConfig, cache_root
+from shared.config.processes import EvalConfig
 from shared.config.tree import Config, Section
 from shared.errors import ConfigError
 from tests.support.config_keys import PINNED
@@ -283,3 +285,40 @@ def test_a_json_tree_is_checked_like_any_other(data: bytes, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_json(data)
     assert part in str(caught.value)
+
+
+def test_the_rules_of_a_run_are_those_of_drawing_and_judging() -> None:
+    def digest(*overrides: str) -> str:
+        config = load_config("embedded", overrides)
+        return rules_digest(config.verifier, config.rollout)
+
+    assert digest() == digest("optimizer.lr=1", "actor.kv_mb=7")
+    changes = ["verifier.kind=math", "verifier.rewards={think_tags = 0.5}", "rollout.temperature=0.5"]
+    assert len({digest(), *map(digest, changes)}) == 4
+
+
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_models_are_kept_where_the_key_or_the_environment_says() -> None:
+    cache = {"XDG_CACHE_HOME": "/cache"}
+    assert cache_root(ModelConfig(cache_dir="here"), cache, no_home) == Path("here")
+    assert cache_root(ModelConfig(), cache, no_home) == Path("/cache/tandem")
+    for relative in ({"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "cache"}, {}):
+        assert cache_root(ModelConfig(), relative, lambda: Path("/home/me")) == Path("/home/me/.cache/tandem")
+
+
+def test_a_user_without_a_home_is_told_which_keys_help() -> None:
+    with pytest.raises(ConfigError, match=r"has no home folder .*; set model.cache_dir, HOME or XDG_CACHE_HOME\.$"):
+        cache_root(ModelConfig(), {}, no_home)
+
+
+def test_evaluations_are_due_every_so_many_steps() -> None:
+    assert [step for step in range(1, 7) if EvalConfig(every=3).is_due(step)] == [3, 6]
+    assert not any(EvalConfig(every=every, problems=problems).is_due(4) for every, problems in ((0, 9), (2, 0)))
+
+
+def test_the_largest_step_is_the_first_one_or_the_grown_one() -> None:
+    assert resolve({"rollout": {"prompts": 8}}).most_prompts == 8
+    assert resolve({"rollout": {"prompts": 8}, "growth": {"max_prompts": 30}}).most_prompts == 30
