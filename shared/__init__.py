@@ -1,1 +1,1 @@
-"""What both processes must agree on: configuration, policy, adapter files, seeds, run directory. Imports `protocol`."""
+"""What both processes agree on: configuration, policy, files of a run, seeds, process life. Imports `protocol`."""

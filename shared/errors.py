@@ -1,22 +1,22 @@
-"""Faults a user can mend. Raised anywhere, shown as one sentence at the process's edge with exit code 2.
+"""Errors that a user can fix. They may be raised anywhere; the entry point shows one sentence and exits with code 2.
 
 UserError
 |-- ConfigError       a key, a type, a range, a preset
 |-- RunDirError       a run directory: missing, unwritable, full, in use
 |-- ModelError        a checkpoint folder or hub id that cannot be loaded
 |-- DataError         a data file, a column
-|-- DamageError       a file of the run that is corrupt beyond what may be repaired in silence
+|-- DamageError       a damaged file of the run, which is never repaired in silence
 |-- RewardError       the user's reward function
-`-- TrainingStopped   a step that must not be built upon: verifier fault, mismatch, values that are not finite
+`-- TrainingStopped   a step that must not be used: verifier error, mismatch, values that are not finite
 """
 
 
 class UserError(Exception):
-    """One sentence: what was got, what was expected, what to do."""
+    """The message is one sentence: what was found, what was expected, what to do."""
 
 
 class ConfigError(UserError):
-    """The configuration does not hold."""
+    """The configuration is wrong."""
 
 
 class RunDirError(UserError):
@@ -40,4 +40,4 @@ class RewardError(UserError):
 
 
 class TrainingStopped(UserError):
-    """Training stopped on purpose, before anything wrong was applied."""
+    """Training was stopped before a wrong update was applied."""

@@ -1,9 +1,9 @@
-r"""Numbers as GSM8K writes its answers, and which one a gold answer holds.
+r"""Numbers as GSM8K writes them, and the number in a gold answer.
 
-A number is written 18, -3, 1,234, $18, 18. or 18.0 and becomes a canonical decimal string: exact at any length, and no
-conversion whose cost grows with the square of the digits. Every pattern runs in linear time.
+A number is written 18, -3, 1,234, $18, 18. or 18.0 and becomes a canonical decimal string. That is exact at any length,
+and needs no conversion whose cost grows with the square of the digits.
 
-Where the boxes of a text are: `\boxed{...}` and `\fbox{...}`, in time that grows with its length only.
+Also the boxes of a text: `\boxed{...}` and `\fbox{...}`. All patterns and functions here take linear time.
 """
 
 import re
@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 MARKER = "####"
 
-# The sign is one only where no digit or letter stands before it: in `20-5` and `x-5` it is not part of the number.
+# A minus after a digit or letter is no sign: in `20-5` and `x-5` it is not part of the number.
 NUMBER = re.compile(
     r"(?:(?P<sign>(?<![0-9A-Za-z])[-\u2212])[$\u20ac\u00a3]?)?"
     r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
     r"(?:\.(?P<decimals>[0-9]+))?"
 )
-# What may stand between the marker and the number: blanks, a plus, a currency, bold type, an escaped dollar.
+# What may come between the marker and the number: blanks, a plus, a currency, bold type, an escaped dollar.
 LEAD_IN = re.compile(r"[ \t\u00a0+*\\$\u20ac\u00a3]*")
 
 
 def on_marked_line(text: str) -> list[str]:
-    """What stands on the line of the last `####`, if a number stands right behind it."""
+    """The rest of the line after the last `####`, if it begins with a number."""
     _, marker, tail = text.rpartition(MARKER)
     line = tail.split("\n", 1)[0] if marker else ""
     lead_in = LEAD_IN.match(line)
@@ -31,7 +31,7 @@ def on_marked_line(text: str) -> list[str]:
 
 
 def gold_number(answer: str) -> str | None:
-    """The gold answer in canonical form, or None if it does not hold exactly one number."""
+    """The gold answer in canonical form, or None unless there is exactly one number in it."""
     numbers = numbers_in(on_marked_line(answer if MARKER in answer else MARKER + answer.strip()))
     return numbers[0] if len(numbers) == 1 else None
 
@@ -55,7 +55,7 @@ Span = tuple[int, int, str]
 
 
 def boxes(text: str) -> list[Span]:
-    """Start, end and content of every closed box that holds no other."""
+    """Start, end and content of every closed box that contains no other box."""
     open_braces: list[int | None] = []
     found: list[Span] = []
     starts: list[int] = []

@@ -1,8 +1,8 @@
-"""One run seed, independent streams for everything that is random.
+"""Independent random streams from one run seed.
 
     seed(name, ...) = first 63 bits of blake2b(run seed | name | ...)
 
-A stream is named by what it is for, never by when it was asked for, so the order of work cannot change a result.
+A stream is named by its purpose and never by when it is used, so the order of work cannot change a result.
 """
 
 import hashlib
@@ -23,10 +23,10 @@ def sample_seeds(run_seed: int, lane: str, step: int, slot: int, count: int) -> 
 
 
 def uniforms(seed: int, count: int) -> np.ndarray:
-    """[count] float64 in [0, 1): one draw for each token a sample may have, whoever decodes it beside whom."""
+    """[count] float64 in [0, 1): one draw for each token, whatever else is decoded beside it."""
     return np.random.Generator(np.random.Philox(key=seed)).random(count)
 
 
 def permutation(run_seed: int, epoch: int, count: int) -> np.ndarray:
-    """[count] the order of the tasks in this epoch."""
+    """[count] order of the tasks in this epoch."""
     return np.random.Generator(np.random.Philox(key=derive(run_seed, "tasks", epoch))).permutation(count)

@@ -1,35 +1,31 @@
-"""The difference of two policies on the same tasks, with an interval and an exact test.
+"""Statistics of evaluations: the interval of a share, the difference of two policies, pass@k and maj@k.
 
-    d_i = a_i - b_i,   D = mean d
-
-Answers that are right or wrong (every d is -1, 0 or 1): Tango's score interval for paired shares, and the sign test
-
-    p = min(1, 2 P(X <= min(up, down))),   X ~ Binomial(up + down, 1/2)
-
-Shares of several draws that differ on at least MANY tasks: the paired bootstrap. The n tasks are drawn again with
-replacement, in pairs, so that what makes a task hard for both falls out. The seed is fixed: the interval is a function
-of the data. On fewer tasks, or with 0/1 differences, the bootstrap is too sure of itself: with four flips against none
-it leaves zero out one time in eight when the policies are equal. There the sign test has the last word, and an interval
-that leaves out zero without its consent is widened to hold it.
-
-The 95 % interval of a share: Wilson's score interval.
+Share: Wilson's 95 % score interval. Unlike p +- z s it stays inside [0, 1] and has a width at p = 0 and p = 1.
 
     center = (p + z^2 / 2n) / (1 + z^2 / n)
     half   = z / (1 + z^2 / n) * sqrt(p (1 - p) / n + z^2 / 4n^2),   z = 1.96
 
-Unlike p +- z s it stays inside [0, 1] and has a width at p = 0 and p = 1. Left out on purpose: pairing (base and
-trained policy answer the same problems, so their difference is surer than two separate intervals suggest).
+Difference of two policies on the same tasks: d_i = a_i - b_i, D = mean d.
 
-What k answers to a task are worth, estimated without bias from n >= k that were drawn.
+- Every d is -1, 0 or 1: Tango's score interval for paired shares, and the exact sign test
 
-    pass@k = P(at least one of k is right)      = 1 - C(n - c, k) / C(n, k)           c of the n right
-    maj@k  = P(the most frequent answer of k is right), a tie of m answers counting 1/m for each
+      p = min(1, 2 P(X <= min(up, down))),   X ~ Binomial(up + down, 1/2)
 
-Both are the mean over all C(n, k) subsets of the n answers, so k = n is what was drawn and a smaller k has less noise
-than k fresh draws. maj@k counts subsets by their votes: for each number of votes v for the right answer, the ways in
-which no other answer gets more, and how many get as many. Exact, in whole numbers. An answer that cannot be read has
-no vote; where nobody votes, nobody is right.
-Left out on purpose: plug-in estimates such as 1 - (1 - c/n)^k, which are biased upwards or downwards for small n.
+- Otherwise, if at least MANY tasks differ: the paired bootstrap. The n tasks are resampled in pairs, so that tasks that
+  are hard for both policies cancel out. The seed is fixed, so the interval is a function of the data.
+- With fewer tasks that differ, or with 0/1 differences, the bootstrap is too confident: with four flips against none it
+  excludes zero one time in eight when the policies are equal. So the sign test decides, and an interval that excludes
+  zero without a significant test is widened to include it.
+
+k completions of a task, estimated without bias from n >= k of which c are right:
+
+    pass@k = P(at least one of k is right)      = 1 - C(n - c, k) / C(n, k)
+    maj@k  = P(the most frequent final answer of k is right), where a tie of m final answers counts 1/m for each
+
+Both are means over all C(n, k) subsets, so k = n is what was sampled; a smaller k has less noise than new samples.
+maj@k counts subsets by votes: for each number of votes v for the right final answer, the ways in which no other gets
+more, and how many get as many. The numbers are exact. A completion without a final answer has no vote; with no votes
+at all, nothing is right. Left out on purpose: plug-in estimates such as 1 - (1 - c/n)^k, which are biased for small n.
 """
 
 import math
@@ -45,14 +41,14 @@ import numpy as np
 
 RESAMPLES = 10_000
 CHUNK = 1 << 20
-"""Numbers drawn at once."""
+"""Largest number of values in memory at once."""
 MANY = 30
-"""Tasks that must differ before the bootstrap decides."""
+"""Number of tasks that must differ for the bootstrap to decide."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How far apart two policies are on n tasks."""
+    """The difference of two policies on n tasks."""
 
     mean: float
     """a - b."""
@@ -63,16 +59,16 @@ class Difference:
     n: int
     """Tasks."""
     p: float | None = None
-    """Of the sign test, where it decides; None where the bootstrap does."""
+    """p of the sign test if it decides, or None if the bootstrap does."""
 
     @property
     def certain(self) -> bool:
-        """Whether the interval leaves zero out."""
+        """Whether the interval excludes zero."""
         return self.low > 0 or self.high < 0
 
 
 def paired(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Difference:
-    """a, b: [n] what each policy scored on each task. level: of the interval and the verdict."""
+    """a, b: [n] score of each policy on each task. level: of the interval and the test."""
     differences = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
     up, down, n = int((differences > 0).sum()), int((differences < 0).sum()), len(differences)
     zero_one = bool(np.isin(differences, (-1.0, 0.0, 1.0)).all())
@@ -93,7 +89,7 @@ def ends_of(found: Difference) -> tuple[float, float]:
 def paired_bootstrap(
     a: Sequence[float], b: Sequence[float], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> Difference:
-    """The percentile interval, for many tasks that differ by many amounts."""
+    """The percentile interval of the mean difference."""
     differences = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
     n, rng = len(differences), np.random.Generator(np.random.Philox(key=seed))
     rows = max(1, CHUNK // n)
@@ -146,7 +142,7 @@ Z_95 = 1.959963984540054
 
 
 def wilson(correct: float, n: int) -> tuple[float, float]:
-    """(low, high) for `correct` out of `n`; nothing is known at n = 0."""
+    """(low, high) for `correct` out of `n`; (0, 1) at n = 0."""
     if n == 0:
         return 0.0, 1.0
     share, z2_n = correct / n, Z_95**2 / n
@@ -156,18 +152,18 @@ def wilson(correct: float, n: int) -> tuple[float, float]:
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """Share of the subsets of k in which one is right."""
+    """Share of the subsets of k with at least one that is right."""
     return 1 - comb(n - right, k) / comb(n, k)
 
 
 def maj_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> float:
-    """right: votes for the right answer. wrong: votes of each other answer. silent: answers without a vote."""
+    """right: votes for the right final answer. wrong: votes for each other one. silent: completions without a vote."""
     return _maj_at_k(right, tuple(sorted(wrong)), silent, k)
 
 
 @cache
 def _maj_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> float:
-    """Many tasks have the same counts."""
+    """Cached, because many tasks have the same counts."""
     won = Fraction(0)
     for votes in range(1, min(right, k) + 1):
         for ties, ways in rivals(wrong, silent, votes, k - votes).items():
@@ -176,7 +172,7 @@ def _maj_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> float:
 
 
 def rivals(wrong: Sequence[int], silent: int, votes: int, others: int) -> Mapping[int, int]:
-    """Ways to choose `others` answers of which no rival gets more than `votes`, by how many get exactly that."""
+    """Ways to choose `others` completions so that no rival gets more than `votes`, by the number of ties."""
     ways = {(cast, 0): comb(silent, cast) for cast in range(min(silent, others) + 1)}
     for size in wrong:
         grown: dict[tuple[int, int], int] = defaultdict(int)

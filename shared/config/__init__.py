@@ -1,1 +1,1 @@
-"""Every configuration key, its range and its meaning, and how a file becomes a configuration."""
+"""Every configuration key with its range and meaning, and how a file becomes a configuration."""

@@ -1,16 +1,12 @@
-"""The adapter as bytes: PEFT's file format, which is also what crosses the wire.
+"""The adapter as bytes: PEFT's file format, which also crosses the wire.
 
-`base_model.model.<layer>.lora_A.weight` [R, in] and `.lora_B.weight` [out, R], fp32, plus `adapter_config.json`.
-Names, shapes and dtype must match the model exactly, none twice, and every value must be finite, or nothing is
-installed.
-The file's sha256 is the adapter's identity everywhere: in the handshake, in each group, in the summary.
+    layer [out, in] -> base_model.model.<layer>.lora_A.weight [R, in] and .lora_B.weight [out, R], fp32
 
-What an adapter to a base looks like, read from the base's files without loading it.
+and `adapter_config.json`. Names, shapes and dtype must match the model exactly, no name may appear twice, and every
+value must be finite; otherwise nothing is installed. The sha256 of the file identifies the adapter everywhere.
 
-    layer [out, in] -> layer.lora_A [R, in], layer.lora_B [out, R]
-
-For a process that never builds the policy itself and must still know which tensors an adapter has to bring, and agree
-with the learner about it in the handshake.
+`LoraLayout` says which tensors an adapter of a base has. It is read from the base's files without loading them, for a
+process that never builds the policy (vLLM's actor) but must agree with the learner in the handshake.
 """
 
 import hashlib
@@ -36,13 +32,13 @@ MAX_ENTRY_BYTES = 1024
 
 
 def adapter_bytes(adapter: Adapter) -> bytes:
-    """The whole adapter as a safetensors file, the same bytes for the same values."""
+    """The adapter as a safetensors file. Equal values give equal bytes."""
     tensors = {peft_name(name): value.detach().cpu().contiguous() for name, value in adapter.parameters().items()}
     return save(tensors, metadata={"format": "pt"})
 
 
 def install_adapter(adapter: Adapter, data: bytes, *, finite: bool = True) -> None:
-    """Copy the values in; all or nothing. finite=False takes broken values too, to put them back or look at them."""
+    """Copy all values in, or none. finite=False accepts values that are not finite, to restore or inspect them."""
     parameters = adapter.parameters()
     tensors = read_adapter(data, {name: value.shape for name, value in parameters.items()}, finite=finite)
     with torch.no_grad():
@@ -51,13 +47,13 @@ def install_adapter(adapter: Adapter, data: bytes, *, finite: bool = True) -> No
 
 
 def read_adapter(data: bytes, shapes: Mapping[str, Sequence[int]], *, finite: bool = True) -> dict[str, torch.Tensor]:
-    """The values by the names of `shapes` (`layer.lora_A`), each of its shape and fp32, or DamageError."""
+    """The values under the names of `shapes` (`layer.lora_A`), checked; DamageError if they do not match."""
     wanted = {peft_name(name): shape for name, shape in shapes.items()}
     check_header(data, len(wanted))
     try:
         tensors = load(data)
     except SafetensorError as error:
-        raise DamageError(f"The adapter is no safetensors file ({error}); use another checkpoint.") from error
+        raise DamageError(f"The adapter is not a safetensors file ({error}); use another checkpoint.") from error
     if missing := sorted(wanted.keys() ^ tensors.keys()):
         raise DamageError(f"The adapter does not fit the model: '{missing[0]}' is in only one of the two.")
     for name, shape in wanted.items():
@@ -66,7 +62,7 @@ def read_adapter(data: bytes, shapes: Mapping[str, Sequence[int]], *, finite: bo
 
 
 def check_header(data: bytes, num_tensors: int) -> None:
-    """What safetensors would take: a header that is larger than any of ours, and a name that stands twice."""
+    """Refuse what safetensors accepts: a header larger than any of ours, and a name that appears twice."""
     length = int.from_bytes(data[:LENGTH_BYTES], "little")
     if length > MAX_ENTRY_BYTES * (num_tensors + 1):
         raise DamageError(f"The adapter's header has {length} bytes, too many for {num_tensors} tensors.")
@@ -77,15 +73,14 @@ def check_header(data: bytes, num_tensors: int) -> None:
 
 
 def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """A JSON object, if no name stands twice in it."""
+    """A JSON object in which no name may appear twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands twice")
+        raise ValueError("a name appears twice")
     return found
 
 
 def check_tensor(name: str, tensor: torch.Tensor, shape: Sequence[int], finite: bool) -> None:
-    """Shape and dtype of one entry, and that it is finite where it must be."""
     if tuple(tensor.shape) != tuple(shape) or tensor.dtype != torch.float32:
         got, expected = (tuple(tensor.shape), tensor.dtype), (tuple(shape), torch.float32)
         raise DamageError(f"Adapter entry '{name}' is {got}, the model needs {expected}.")
@@ -122,19 +117,18 @@ def layout_digest(adapter: Adapter) -> str:
 
 
 def digest_of_layout(shapes: Mapping[str, Sequence[int]], scales: Mapping[str, float]) -> str:
-    """The same from shapes by parameter and scales by layer."""
+    """shapes: by parameter. scales: by layer."""
     layout = [[name, list(shape)] for name, shape in shapes.items()]
     return hashlib.sha256(json.dumps([layout, sorted(scales.items())]).encode()).hexdigest()
 
 
 def digest(data: bytes) -> str:
-    """sha256 in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraLayout:
-    """Layers with an adapter beside them."""
+    """Which layers of a base have an adapter, and its shape."""
 
     layers: dict[str, tuple[int, int]]
     """Layer -> (out, in)."""
@@ -156,17 +150,17 @@ class LoraLayout:
 
     @property
     def digest(self) -> str:
-        """As `layout_digest` of an adapter that was built."""
+        """Equals `layout_digest` of an adapter that was built."""
         return digest_of_layout(self.shapes, dict.fromkeys(self.layers, self.scale))
 
     def adapter(self) -> Adapter:
-        """Its values alone, beside no base: to initialise, fill and save."""
+        """An adapter without a base: to initialise, fill and save."""
         nothing = FrozenLinear(DenseMatmul(torch.empty(0)), None)
         return Adapter({name: LoraLinear(nothing, shape, self.rank, self.scale) for name, shape in self.layers.items()})
 
 
 def read_layout(base: Path, lora: LoraConfig) -> LoraLayout:
-    """From the base's weight file."""
+    """The layout for the base in this folder, from the header of its weight file."""
     with safe_open(base / WEIGHTS, framework="pt") as file:
         dims = {name: len(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         layers = [name.removesuffix(".weight") for name in dims if is_decoder_linear(name, dims[name])]
@@ -176,7 +170,7 @@ def read_layout(base: Path, lora: LoraConfig) -> LoraLayout:
 
 
 def linear_shape(file: safe_open, name: str) -> tuple[int, int]:
-    """(out, in), which NF4 codes do not have themselves."""
+    """(out, in). The shape of NF4 codes is another, so theirs is read from the quantisation state."""
     facts = f"{name}.{STATE_KEY}"
     quantised = facts in file.keys()  # noqa: SIM118 - not a dictionary
     out, into = read_facts(file.get_tensor(facts))["shape"] if quantised else file.get_slice(name).get_shape()

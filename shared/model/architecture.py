@@ -1,11 +1,10 @@
 """A checkpoint's architecture, built by transformers without weights, or refused in one sentence.
 
-What a policy needs of it: a decoder of which every matrix in a layer is an `nn.Linear`, attention that goes through
-transformers' attention interface, and logits of the form in shared/model/head.py. Which architectures are computed
-rightly
-is not listed here: shared/model/load.py compares each with its own class when it is first loaded. This refuses what
-cannot work at all, before a large checkpoint is quantised.
-Dropout is off in every one of them, whatever config.json says: it would make the two processes' numbers differ.
+A policy needs a decoder in which every matrix of a layer is an `nn.Linear`, attention that goes through transformers'
+attention interface, and logits of the form in shared/model/head.py. There is no list of architectures that are computed
+correctly: shared/model/load.py compares each with its own class. This module refuses what cannot work at all, before a
+large checkpoint is quantised. Dropout is always off, whatever config.json says, because it would make the numbers of
+the two processes differ.
 """
 
 from pathlib import Path
@@ -22,13 +21,12 @@ from shared.model.head import PLAIN, LogitForm
 from shared.model.linears import is_decoder_linear
 
 LAYERS = {"full_attention", "sliding_attention"}
-"""Kinds of layers whose keys and values the caches keep."""
+"""Kinds of layers that the caches support."""
 UNFIT = (AttributeError, ImportError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
-"""What the code of an architecture raises when it is used in a way that it was not made for."""
+"""Exceptions that the code of an architecture raises when it does not support the way it is used."""
 
 
 def unsupported(model_type: str, reason: str) -> ModelError:
-    """The sentence."""
     return ModelError(
         f"Model type '{model_type}' is not supported: {reason}; choose a dense decoder such as Llama, Qwen, Mistral,"
         " Gemma, Granite, Cohere, Phi or OLMo."
@@ -36,17 +34,17 @@ def unsupported(model_type: str, reason: str) -> ModelError:
 
 
 def first_line(error: Exception) -> str:
-    """What transformers has to say, as far as it fits into a sentence."""
+    """The first line of the message, to quote in a sentence."""
     return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def read_architecture(folder: Path) -> Any:
-    """The checkpoint's transformers configuration, without dropout and without the quantisation, which is ours."""
+    """The checkpoint's transformers configuration, without dropout and without quantisation, which is done here."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (*UNFIT, OSError) as error:
         raise ModelError(
-            f"{folder / 'config.json'} is no configuration that transformers {transformers_version} knows:"
+            f"{folder / 'config.json'} is not a configuration that transformers {transformers_version} knows:"
             f" {first_line(error)}; check model.path, or choose another model."
         ) from error
     config.__dict__.pop("quantization_config", None)
@@ -63,7 +61,7 @@ def empty_model(config: Any) -> Any:
     try:
         lm = AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation=install_attention())
     except KeyError as error:
-        raise unsupported(config.model_type, "its class computes attention in ways of its own") from error
+        raise unsupported(config.model_type, "its class computes attention in a way of its own") from error
     except UNFIT as error:
         raise unsupported(
             config.model_type, f"transformers cannot build it for this use ({first_line(error)})"
@@ -75,14 +73,14 @@ def empty_model(config: Any) -> Any:
 
 
 def without_values(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-    """Each parameter as it is registered, before anything is written into it."""
+    """Move a parameter to the meta device as it is registered, before its values are written."""
     if parameter is None or parameter.is_meta:
         return None
     return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
 
 def refuse_parts(config: Any) -> None:
-    """What config.json tells."""
+    """Refuse what config.json shows to be unsupported."""
     if config.is_encoder_decoder:
         raise unsupported(config.model_type, "it has an encoder")
     if config.get_text_config() is not config:
@@ -96,18 +94,18 @@ def refuse_parts(config: Any) -> None:
 
 
 def refuse_layers(lm: Any) -> None:
-    """What the modules tell."""
+    """Refuse what the modules show to be unsupported."""
     linears, kind = decoder_linears(lm).keys(), lm.config.model_type
     parameters = dict(lm.named_parameters())
     if any("expert" in name for name in parameters):
-        raise unsupported(kind, "it is a mixture of experts, of which each token would train a few")
+        raise unsupported(kind, "it is a mixture of experts, and each token would train only a few of them")
     if any(name.endswith("sinks") for name in parameters):
         raise unsupported(kind, "its attention has sinks, which are not computed here")
     matrices = {
         name.removesuffix(".weight") for name, value in parameters.items() if is_decoder_linear(name, value.dim())
     }
     if others := matrices - linears:
-        raise unsupported(kind, f"'{min(others)}' in its layers is a matrix and no nn.Linear")
+        raise unsupported(kind, f"'{min(others)}' in its layers is a matrix but not an nn.Linear")
     if not isinstance(lm.get_output_embeddings(), nn.Linear) or not hasattr(lm, lm.base_model_prefix):
         raise unsupported(kind, "it is not made of a decoder and one output matrix")
     if not linears:
@@ -115,7 +113,7 @@ def refuse_layers(lm: Any) -> None:
 
 
 def decoder_linears(lm: Any) -> dict[str, nn.Linear]:
-    """Name -> module of those that are quantised."""
+    """Name -> module of the linears that are quantised."""
     return {
         name: module
         for name, module in lm.named_modules()
@@ -124,7 +122,7 @@ def decoder_linears(lm: Any) -> dict[str, nn.Linear]:
 
 
 def logit_form(lm: Any) -> LogitForm:
-    """What the model does to W h, by the names that transformers' configurations have for it."""
+    """How the model turns W h into logits, by the keys that transformers' configurations use for it."""
     config, bias = lm.config, lm.get_output_embeddings().bias
     scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
     cap = getattr(config, "final_logit_softcapping", None)

@@ -1,14 +1,14 @@
-"""Attention as two plain products where that is faster, and attention that lets a cache do it.
+"""Attention as two plain products where that is faster, or computed by the cache.
 
     softmax(cap tanh(q K^T * scale / cap) + mask) V        without a cap: softmax(q K^T * scale + mask) V
 
-PyTorch's fused CPU kernels are made for long sequences. Forward and backward over a few dozen columns take it one and a
-half times as long as plain products, which need no copy of a key for each of the heads that share it
-(`benchmarks/short_attention.py`). Long sequences, whose scores would not fit, and everything on a card go to the fused
-kernels, except with a soft cap (Gemma 2), which those do not have: there all scores are held, whatever that takes.
-A sliding window is applied here, layer by layer: transformers adds none to a mask that it is given. While one token a
-row is decoded, the keys are more than one tensor (actor/engines/kv_cache.py) and attend by themselves.
-Installed under a name of its own through the interface that transformers has for this.
+PyTorch's fused CPU kernels are made for long sequences. Over a few dozen columns, forward and backward take one and a
+half times as long as plain products, which need no copy of a key for each head that shares it
+(`benchmarks/short_attention.py`). Long sequences, whose scores would not fit, and everything on a card use the fused
+kernels. These have no soft cap (Gemma 2): with one, all scores are computed at once, whatever memory that takes.
+A sliding window is applied here, layer by layer, because transformers adds none to a mask that it is given. While one
+token per row is decoded, the keys are more than one tensor, and the cache computes (actor/engines/kv_cache.py).
+Installed under its own name through transformers' attention interface.
 """
 
 from typing import Any, Protocol
@@ -22,11 +22,11 @@ from shared.model.products import scaled_product
 
 NAME = "tandem"
 SHORT = 128 * 128
-"""Scores of one head, queries times keys, up to which plain products are used."""
+"""Plain products are used up to this number of scores per head (queries times keys)."""
 
 
-class Attends(Protocol):
-    """Keys and values of one layer that a cache keeps in a form of its own."""
+class CachedKeys(Protocol):
+    """Keys and values of one layer, in a cache's own form."""
 
     def attend(self, query: torch.Tensor, scaling: float, window: int | None, cap: float | None) -> torch.Tensor:
         """query [B, heads, t, D] -> [B, t, heads, D]"""
@@ -34,7 +34,7 @@ class Attends(Protocol):
 
 
 def install_attention() -> str:
-    """Make it known to transformers; returns the name to build a model with."""
+    """Register with transformers; returns the name to build a model with."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     return NAME
@@ -43,7 +43,7 @@ def install_attention() -> str:
 def attention(
     module: Any,
     query: torch.Tensor,
-    key: torch.Tensor | Attends,
+    key: torch.Tensor | CachedKeys,
     value: torch.Tensor,
     mask: torch.Tensor | None,
     **options: Any,
@@ -66,18 +66,17 @@ def attention(
 
 
 def causal(queries: int, keys: int, device: torch.device) -> torch.Tensor:
-    """[1, 1, t, L] the queries being the last of the keys."""
+    """[1, 1, t, L] The queries are the last of the keys."""
     return torch.ones((1, 1, queries, keys), dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def last_seen(mask: torch.Tensor, window: int) -> torch.Tensor:
-    """[B, 1, t, L] of the columns that a query sees the last `window`: positions count, and padding has none."""
+    """[B, 1, t, L] the last `window` columns that each query sees; padding does not count."""
     nth_last = mask.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
     return mask & (nth_last <= window)
 
 
 def capped(scores: torch.Tensor, cap: float | None) -> torch.Tensor:
-    """cap tanh(x / cap), or as they are."""
     return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
@@ -89,7 +88,7 @@ def short_attention(
     scaling: float,
     cap: float | None = None,
 ) -> torch.Tensor:
-    """The heads that share a key stand side by side as its queries. mask [B, 1, t, L] bool."""
+    """Heads that share a key are laid side by side as its queries. mask [B, 1, t, L] bool."""
     rows, heads, length, size = query.shape
     side_by_side = (rows, key.shape[1], -1, size)
     scores = capped(scaled_product(query.reshape(side_by_side), key.transpose(2, 3), scaling), cap)

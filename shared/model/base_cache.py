@@ -1,18 +1,18 @@
-"""Quantise a checkpoint once and keep it, so that every process loads identical bits.
+"""Convert a checkpoint once and keep the result, so that every process loads identical bits.
 
-A cached base is a folder in Hugging Face's own format: config.json (with the quantisation spelt out), one
-model.safetensors, tokenizer files, and DIGESTS.json with the sha256 of each, written with them. Every start hashes
-every file again: bits that changed on the disk are the same for actor and learner, so comparing the two finds nothing.
-The base's digest is that of the weight file as it lies there now; the handshake compares it. The cache key covers the
-source's files and the quantisation; a lock makes two processes agree on one writer.
-Left out on purpose: sharded output, and any conversion of code that ships with a checkpoint (`trust_remote_code`).
+A cached base is a folder in Hugging Face format: config.json (with the quantisation), one model.safetensors, tokenizer
+files, and DIGESTS.json with the sha256 of each file at the time of writing. Every start hashes all files again: bits
+that changed on the disk are the same for actor and learner, so a comparison of the two would find nothing. The digest
+of a base is that of its weight file as read now, and the handshake compares it. The cache key covers the source's files
+and the quantisation, and a lock ensures a single writer.
 
-The values that a base's NF4 codes stand for, as a plain checkpoint that any engine loads.
+`plain_base` makes the values of NF4 codes into a plain checkpoint that any engine loads:
 
     W[i] = code[q[i]] * absmax[i / 64]    (shared/model/nf4.py), rounded to the checkpoint's own type
 
-Made once from the learner's own cached codes and kept beside them, under a name that holds their digest: what is served
-cannot belong to other codes. Costs the checkpoint's dense size on the disk, and a quarter byte becomes two (bf16).
+It is made once from the cached codes and kept beside them under a name with their digest, so it cannot belong to other
+codes. It takes the dense size on the disk: two bytes per weight instead of half a byte (bf16).
+Left out on purpose: sharded output, and code that ships with a checkpoint (`trust_remote_code`).
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from shared.run.files import made_whole, make_folder, remove_unfinished, sync_fi
 WEIGHTS = "model.safetensors"
 DIGESTS = "DIGESTS.json"
 CACHE_FORMAT = 3
-"""Changes with what a cached folder holds, so that older ones are made anew."""
+"""Changes with the content of a cached folder, so that older folders are not used."""
 QUANTIZATION_CONFIG = {
     "quant_method": "bitsandbytes",
     "load_in_4bit": True,
@@ -63,7 +63,7 @@ class CachedBase:
 
 
 def cached_base(model: ModelConfig) -> CachedBase:
-    """The folder for this model and quantisation, made now if it is not there yet."""
+    """The folder for this model and quantisation, made now if it does not exist."""
     source = find_checkpoint(model)
     folder = cache_root(model) / f"{source.name}-{model.quantization}-{cache_key(source, model.quantization)}"
     make_folder(folder.parent, place=PLACE)
@@ -74,7 +74,7 @@ def cached_base(model: ModelConfig) -> CachedBase:
 
 
 def checked_digests(folder: Path) -> dict[str, str]:
-    """sha256 of every file as it lies there now; refused unless they are those that were written."""
+    """sha256 of every file as read now; DamageError if one differs from what was written."""
     digests = digests_of(folder)
     try:
         written = json.loads((folder / DIGESTS).read_bytes())
@@ -99,23 +99,21 @@ def digests_of(folder: Path) -> dict[str, str]:
 
 
 def file_digest(path: Path) -> str:
-    """sha256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_checkpoint(model: ModelConfig) -> Path:
-    """The folder that holds the source checkpoint."""
     folder = EMBEDDED_DIR if model.path == "embedded" else Path(model.path)
     if not folder.is_dir():
         folder = fetch_from_hub(model)
     if not (folder / "config.json").is_file() or not sorted(folder.glob("*.safetensors")):
-        raise ModelError(f"{folder} is no model: expected config.json and *.safetensors there; check model.path.")
+        raise ModelError(f"{folder} is not a model: expected config.json and *.safetensors there; check model.path.")
     return folder
 
 
 def fetch_from_hub(model: ModelConfig) -> Path:
-    """The hub's own cache, downloaded on first use."""
+    """The folder in the hub's own cache, downloaded on first use."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -124,13 +122,13 @@ def fetch_from_hub(model: ModelConfig) -> Path:
         return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
-            f"model.path = '{model.path}' is neither a folder here nor a model the hub gave us"
+            f"model.path = '{model.path}' is neither a folder nor a model that the hub provides"
             f" ({type(error).__name__}); check the name, the network, or give a local folder."
         ) from error
 
 
 def cache_key(source: Path, quantization: str) -> str:
-    """Changes whenever a source file or the way of quantising does."""
+    """Changes when a source file or the quantisation changes."""
     files = sorted(p for p in source.iterdir() if p.suffix in (".safetensors", ".json", ".jinja"))
     stamps = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
     return hashlib.sha256(json.dumps([CACHE_FORMAT, str(source), quantization, BLOCK, stamps]).encode()).hexdigest()[
@@ -139,8 +137,8 @@ def cache_key(source: Path, quantization: str) -> str:
 
 
 def write_base(source: Path, folder: Path, quantization: str) -> None:
-    """The converted checkpoint, whole or not at all."""
-    # Refused before minutes are spent on it.
+    """Write the converted checkpoint, whole or not at all."""
+    # An unsupported model is refused before minutes are spent on it.
     empty_model(read_architecture(source))
     remove_unfinished(folder)
     with made_whole(folder, PLACE) as work:
@@ -156,7 +154,7 @@ def write_base(source: Path, folder: Path, quantization: str) -> None:
 
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
-    """In safetensors' format. Its writer says what the disk refused in a text of its own: here it is an OSError."""
+    """Write in safetensors' format. Its own error for a full or faulty disk becomes an OSError."""
     try:
         save_file(dict(tensors), file, metadata={"format": "pt"})
     except SafetensorError as error:
@@ -167,7 +165,7 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
 
 
 def list_digests(folder: Path) -> None:
-    """Close a base that is written: its list of digests, and all of it durable."""
+    """Finish a base: write the digests and make all files durable."""
     (folder / DIGESTS).write_text(json.dumps(digests_of(folder), indent=2))
     sync_files(folder)
 
@@ -185,11 +183,11 @@ def converted(source: Path, quantization: str) -> dict[str, torch.Tensor]:
 
 
 def is_decoder_linear(name: str, tensor: torch.Tensor) -> bool:
-    """Matrices inside the layers; embedding and head stay as they are, as in every bitsandbytes checkpoint."""
+    """Whether to quantise it; embedding and head stay as they are, as in every bitsandbytes checkpoint."""
     inside = is_linear(name, tensor.dim())
     if inside and tensor.numel() % BLOCK:
         raise ModelError(
-            f"'{name}' has {tensor.numel()} values, and NF4 takes blocks of {BLOCK}; use model.quantization=none."
+            f"'{name}' has {tensor.numel()} values, but NF4 needs a multiple of {BLOCK}; use model.quantization=none."
         )
     return inside
 
@@ -198,7 +196,7 @@ CPU = torch.device("cpu")
 
 
 def plain_base(base: CachedBase) -> CachedBase:
-    """The folder with the plain values of this base, made now if it is not there yet; its digest is its own."""
+    """The folder with the plain values of this base, made now if it does not exist. It has its own digest."""
     folder = base.folder.with_name(f"{base.folder.name}-plain-{base.digest[:16]}")
     with exclusive(folder.with_suffix(".lock"), PLACE):
         if not folder.is_dir():
@@ -207,7 +205,6 @@ def plain_base(base: CachedBase) -> CachedBase:
 
 
 def write_plain(source: Path, folder: Path) -> None:
-    """Whole or not at all."""
     remove_unfinished(folder)
     with made_whole(folder, PLACE) as work:
         for file in source.iterdir():
@@ -221,7 +218,7 @@ def write_plain(source: Path, folder: Path) -> None:
 
 
 def plain_tensors(weights: Path) -> dict[str, torch.Tensor]:
-    """Every tensor by its name, codes turned into values."""
+    """All tensors by name, with values in place of codes."""
     with safe_open(weights, framework="pt") as file:
         names = set(file.keys())
         codes = {name for name in names if f"{name}.{STATE_KEY}" in names}

@@ -1,10 +1,10 @@
-"""Whether the frozen base in this process's memory is still what was loaded.
+"""Whether the frozen base in the memory of this process is still what was loaded.
 
     sum(T) = sum of T's words as integers, modulo 2^64, for every frozen tensor
 
-A bit that flips changes one word by a power of two and so the sum, always; the sums are exact on any device and cost
-one reading of the memory. The digest of the file says what was loaded, not what is held hours later. Left out on
-purpose: defence against somebody who writes there on purpose.
+A flipped bit changes one word by a power of two, and so always changes the sum. Sums are exact on any device and cost
+one read of the memory. The digest of the file says what was loaded, not what is in memory hours later.
+Left out on purpose: protection against somebody who changes the memory deliberately.
 """
 
 from collections.abc import Iterator
@@ -20,26 +20,25 @@ WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class BaseChecksum:
-    """The base of a policy, remembered as it is when this is made."""
+    """The sums of a policy's base at the time this object is made."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.sums = sums(policy)
 
     def check(self) -> None:
-        """DamageError that names the first tensor which is no longer the same."""
+        """DamageError with the name of the first tensor that has changed."""
         now = sums(self.policy)
         for name, loaded in self.sums.items():
             if now[name] != loaded:
                 raise DamageError(
-                    f"The frozen base changed in memory: '{name}' no longer is what was loaded, so a bit has flipped or"
-                    " code has written there. Nothing was saved since. Use `resume`, which goes on from the last"
-                    " checkpoint with the base loaded anew; if it comes back, test this machine's memory."
+                    f"The frozen base changed in memory: '{name}' is not what was loaded, so a bit has flipped or"
+                    " code has written there. Nothing was saved since. Use `resume`, which continues from the last"
+                    " checkpoint and loads the base again; if it happens again, test the memory of this machine."
                 )
 
 
 def sums(policy: Policy) -> dict[str, int]:
-    """One number a tensor."""
     return {name: word_sum(tensor) for name, tensor in frozen_tensors(policy)}
 
 
@@ -53,7 +52,7 @@ def frozen_tensors(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def all_tensors(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
-    """With a tied head twice."""
+    """A tied head appears twice."""
     for name, parameter in policy.backbone.named_parameters():
         if not name.endswith(PAIR):
             yield name, parameter
@@ -67,7 +66,7 @@ def all_tensors(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def word_sum(tensor: torch.Tensor) -> int:
-    """Of the tensor's bits. Slice by slice: a CPU widens all words to 64 bits before it adds them."""
+    """In slices, because a CPU widens all words to 64 bits before it adds them."""
     words = tensor.detach().contiguous().flatten().view(WORDS[tensor.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for part in words.split(SLICE_WORDS):

@@ -1,10 +1,10 @@
-"""The canary: a fixed sequence of tokens whose log-probs show that two processes hold the same policy.
+"""The canary: a fixed sequence of tokens whose log-probs show that two processes have the same policy.
 
     ids[t] = floor(vocab * u[t]),  u from the run's seed;      c[t] = log pi(ids[t] | ids[< t]),  t = 1 .. n
 
-The tokens are drawn at random, not taken from a task: what the model expects has log-probs near 0, which hardly move
-when the weights do. The learner scores it under every version it publishes, the actor under what it has installed,
-both with `score`. Temperature is 1 whatever the run samples at.
+The tokens are random: text that the model expects has log-probs near 0, which hardly change with
+the weights. The learner scores the sequence with every version that it publishes, the actor with what it has installed;
+both use `score`. The temperature is always 1.
 """
 
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ from shared.seeding import derive, uniforms
 
 @dataclass(frozen=True, kw_only=True)
 class Canary:
-    """The sequence and what one version makes of it."""
+    """The sequence and its log-probs under one version."""
 
     ids: np.ndarray
-    """[n + 1] int32; empty where nothing is to be compared."""
+    """[n + 1] int32; empty if nothing is to be compared."""
     logprobs: np.ndarray
     """[n] fp32 of all tokens but the first."""
 
@@ -39,7 +39,7 @@ def canary_ids(run_seed: int, vocab: int, count: int) -> np.ndarray:
 
 
 def canary_of(policy: Policy, ids: np.ndarray) -> Canary:
-    """What the policy as it is now makes of the sequence."""
+    """The canary of the policy as it is now."""
     return Canary(ids=ids, logprobs=score(policy, ids)) if len(ids) else NO_CANARY
 
 
@@ -56,7 +56,7 @@ def score(policy: Policy, ids: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """So few tokens are done before a second thread has woken up."""
+    """A second thread would take longer to wake up than this few tokens take."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

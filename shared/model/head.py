@@ -1,9 +1,9 @@
-"""Log-probs and entropies of tokens without ever holding `[tokens, vocab]` logits.
+"""Log-probs and entropies of tokens without `[tokens, vocab]` logits in memory.
 
     y = scale (W h + b),     z = cap tanh(y / cap) / temperature,     most models: y = W h, z = y / temperature
     log p_t = z_t - logsumexp(z),     H = logsumexp(z) - sum_j p_j z_j
 
-Rows meet the head in chunks of at most `rows`; the backward pass recomputes each chunk:
+Rows go through the head in chunks of at most `rows`, and the backward pass recomputes each chunk:
 
     d log p_t / dz_j = 1[j = t] - p_j,     dz / dy = (1 - tanh(y / cap)^2) / temperature
 
@@ -20,7 +20,7 @@ from shared.model.products import product_fp32
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStats:
-    """What a distribution said about the tokens that followed."""
+    """Log-prob of each token, and entropy of the distribution that it was drawn from."""
 
     logprobs: torch.Tensor
     """[n] fp32 log-prob of each target, differentiable with respect to the hidden rows."""
@@ -30,7 +30,7 @@ class TokenStats:
 
 @dataclass(frozen=True, kw_only=True)
 class LogitForm:
-    """What a model makes of W h before it is logits."""
+    """How a model turns W h into logits."""
 
     bias: torch.Tensor | None = None
     """[V] (Phi)"""
@@ -46,7 +46,7 @@ class LogitForm:
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
     def through(self, grad: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """dL / dlogits -> dL / dW h; the logits at temperature 1."""
+        """dL / dlogits -> dL / dW h; logits at temperature 1"""
         grad = grad if self.cap is None else grad * (1 - (logits / self.cap).square())
         return grad if self.scale == 1.0 else grad * self.scale
 
@@ -77,7 +77,7 @@ def head_logits(
 
 
 class ChunkedHead(torch.autograd.Function):
-    """The chunked pass with its own backward."""
+    """The pass in chunks, with its own backward pass."""
 
     @staticmethod
     def forward(
@@ -89,7 +89,7 @@ class ChunkedHead(torch.autograd.Function):
         rows: int,
         form: LogitForm,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Statistics chunk by chunk; only the inputs are kept."""
+        """Only the inputs are kept."""
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropies = torch.empty_like(logprobs)
         for start in range(0, len(targets), rows):

@@ -52,10 +52,10 @@ from shared.model.sequences import Sequences
 from shared.run.files import write_whole
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
-"""Nats. bf16 keeps 8 bits, and two orders of the same sums may differ by a tenth in an improbable token's log-prob."""
+"""Nats. bf16 keeps 8 bits, and two orders of summation may change the log-prob of an improbable token by a tenth."""
 WINDOW = 4
-PROMPTS, ANSWER, OWNER = (2, 5), 3, (1, 0)
-"""Tokens of each prompt, of each answer, and which prompt each answers."""
+PROMPTS, COMPLETION, OWNER = (2, 5), 3, (1, 0)
+"""Tokens of each prompt, tokens of a completion, and the prompt that each completion belongs to."""
 LIBRARIES = ("torch", "transformers", "bitsandbytes", "safetensors")
 """Packages whose code takes part in a forward pass."""
 
@@ -98,7 +98,7 @@ def load_policy(base: CachedBase, model: ModelConfig, lora: LoraConfig, device: 
 
 
 def linears_sentence(lm: Any, names: Iterable[str]) -> str:
-    """How many of the model's linears are NF4, and which are not; the head never is."""
+    """How many linears of the model are NF4, and which are not. The head does not count."""
     codes = {name.partition(".weight.")[0] for name in names if ".weight.quant_state" in name}
     head = lm.get_output_embeddings()
     linears = {name for name, m in lm.named_modules() if isinstance(m, nn.Linear) and m is not head}
@@ -110,7 +110,7 @@ def linears_sentence(lm: Any, names: Iterable[str]) -> str:
 def replace_linears(
     lm: Any, tensors: dict[str, torch.Tensor], lora: LoraConfig, device: torch.device, dtype: torch.dtype, once: bool
 ) -> dict[str, LoraLinear]:
-    """Swap every decoder linear for a frozen one, with an adapter where the config asks for it."""
+    """Replace every decoder linear by a frozen one, with an adapter if lora.targets names it."""
     layers: dict[str, LoraLinear] = {}
     linears = decoder_linears(lm)
     for name, linear in linears.items():
@@ -124,14 +124,16 @@ def replace_linears(
         setattr(lm.get_submodule(parent), child, frozen)
     if unknown := set(lora.targets) - {name.rpartition(".")[2] for name in layers}:
         known = sorted({name.rpartition(".")[2] for name in linears})
-        raise ModelError(f"lora.targets names '{min(unknown)}', which this model has not; it has {', '.join(known)}.")
+        raise ModelError(
+            f"lora.targets names '{min(unknown)}', which this model does not have; choose from {', '.join(known)}."
+        )
     return layers
 
 
 def frozen_linear(
     name: str, tensors: dict[str, torch.Tensor], device: torch.device, dtype: torch.dtype, once: bool
 ) -> FrozenLinear:
-    """One linear from the checkpoint's entries."""
+    """One linear from the checkpoint's tensors."""
     weight_name, bias = f"{name}.weight", tensors.get(f"{name}.bias")
     if tensors[weight_name].dtype == torch.uint8:
         weight = from_tensors(weight_name, tensors, device)
@@ -142,7 +144,7 @@ def frozen_linear(
 
 
 def fill_rest(lm: Any, tensors: dict[str, torch.Tensor], device: torch.device, dtype: torch.dtype) -> None:
-    """Embeddings, norms and head from the checkpoint; a head that is the embedding; buffers to the device."""
+    """Fill embeddings, norms and head (which may be tied) from the checkpoint, and move buffers to the device."""
     embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
     tied = head.weight is embedding.weight
     rest = [name for name, value in lm.named_parameters() if value.is_meta]
@@ -163,13 +165,12 @@ def fill_rest(lm: Any, tensors: dict[str, torch.Tensor], device: torch.device, d
 
 
 def missing(lm: Any, name: str) -> ModelError:
-    """A checkpoint of other names, or of another model."""
-    reason = f"transformers' class wants a tensor '{name}', and the checkpoint has none of that name"
+    """The checkpoint uses other names, or is of another model."""
+    reason = f"transformers' class needs a tensor '{name}', but the checkpoint has none of that name"
     return unsupported(lm.config.model_type, reason)
 
 
 def adapter_to(adapter: Adapter, device: torch.device) -> None:
-    """Move the trainable parameters."""
     for layer in adapter.layers.values():
         layer.lora_A.data, layer.lora_B.data = layer.lora_A.data.to(device), layer.lora_B.data.to(device)
 
@@ -210,7 +211,7 @@ def check_facts(policy: Policy, path: str, folders: Iterable[Path]) -> bytes:
 
 @contextmanager
 def checking(policy: Policy, path: str) -> Iterator[None]:
-    """Windows are narrow; what the model's code cannot do becomes a sentence."""
+    """Inside the block windows are narrow, and an error of the model's code becomes a ModelError."""
     windowed = [part for part in (policy.lm.config, *policy.lm.modules()) if is_wide(part)]
     before = [part.sliding_window for part in windowed]
     try:
@@ -229,7 +230,7 @@ def checking(policy: Policy, path: str) -> Iterator[None]:
 
 
 def is_wide(part: Any) -> bool:
-    """It has a window, and one that is to be narrowed."""
+    """Whether it has a window that must be narrowed."""
     window = getattr(part, "sliding_window", None)
     return type(window) is int and window > WINDOW
 
@@ -247,36 +248,38 @@ def class_logprobs(policy: Policy, ids: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_difference(policy: Policy, found: torch.Tensor, expected: torch.Tensor, path: str) -> None:
-    """The two sides' log-probs of the same tokens."""
+    """ModelError if the log-probs of the two sides differ by more than the tolerance."""
     worst = float((found - expected).abs().max())
     if not worst <= TOLERANCE[policy.dtype]:
         reason = (
             f"over {path} log-probs differ from those of transformers' own {type(policy.lm).__name__} by up to"
-            f" {worst:.2g} nats, allowed are {TOLERANCE[policy.dtype]:g}"
+            f" {worst:.2g} nats; at most {TOLERANCE[policy.dtype]:g} are allowed"
         )
         raise unsupported(policy.config.model_type, reason)
 
 
 def check_paths(policy: Policy) -> None:
-    """Whole sequences, then the same with shared prompts."""
-    prompts, answers = sample_ids(len(policy.head), policy.device)
+    """Compare whole sequences, then the same sequences with shared prompts."""
+    prompts, completions = sample_ids(len(policy.head), policy.device)
     lengths, owner = (torch.tensor(values, device=policy.device) for values in (PROMPTS, OWNER))
-    rows = whole_rows([torch.cat([prompts[o], answer]) for o, answer in zip(OWNER, answers, strict=True)])
+    rows = whole_rows([torch.cat([prompts[o], completion]) for o, completion in zip(OWNER, completions, strict=True)])
     with checking(policy, "whole sequences"):
         expected = class_logprobs(policy, rows)
-        none = Sequences(prompts=rows, lengths=lengths[owner] + ANSWER, completions=None, owner=owner[:0])
+        none = Sequences(prompts=rows, lengths=lengths[owner] + COMPLETION, completions=None, owner=owner[:0])
         hidden = policy.hidden(none).unflatten(0, rows.shape)[:, :-1]
         found = logprobs_of(policy, hidden.flatten(0, 1), rows[:, 1:].flatten()).view(expected.shape)
         refuse_difference(policy, found, expected, "whole sequences")
     with checking(policy, "shared prompts"):
-        shared = Sequences(prompts=whole_rows(prompts), lengths=lengths, completions=torch.stack(answers), owner=owner)
+        shared = Sequences(
+            prompts=whole_rows(prompts), lengths=lengths, completions=torch.stack(completions), owner=owner
+        )
         width = max(PROMPTS)
-        before, after = policy.hidden(shared).split([len(PROMPTS) * width, len(OWNER) * ANSWER])
+        before, after = policy.hidden(shared).split([len(PROMPTS) * width, len(OWNER) * COMPLETION])
         last = before.unflatten(0, (-1, width))[owner, lengths[owner] - 1]
-        hidden = torch.cat([last[:, None], after.unflatten(0, (-1, ANSWER))[:, :-1]], dim=1)
-        found = logprobs_of(policy, hidden.flatten(0, 1), torch.cat(answers)).view(len(OWNER), ANSWER)
-        of_answers = [expected[row, PROMPTS[o] - 1 :][:ANSWER] for row, o in enumerate(OWNER)]
-        refuse_difference(policy, found, torch.stack(of_answers), "shared prompts")
+        hidden = torch.cat([last[:, None], after.unflatten(0, (-1, COMPLETION))[:, :-1]], dim=1)
+        found = logprobs_of(policy, hidden.flatten(0, 1), torch.cat(completions)).view(len(OWNER), COMPLETION)
+        of_completions = [expected[row, PROMPTS[o] - 1 :][:COMPLETION] for row, o in enumerate(OWNER)]
+        refuse_difference(policy, found, torch.stack(of_completions), "shared prompts")
 
 
 def logprobs_of(policy: Policy, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -285,9 +288,9 @@ def logprobs_of(policy: Policy, hidden: torch.Tensor, targets: torch.Tensor) -> 
 
 
 def sample_ids(vocab: int, device: torch.device) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Random prompts and answers, the same for every model of this vocabulary."""
+    """Random prompts and completions, the same for every model with this vocabulary size."""
     generator = torch.Generator().manual_seed(0)
-    lengths = (*PROMPTS, *(ANSWER for _ in OWNER))
+    lengths = (*PROMPTS, *(COMPLETION for _ in OWNER))
     drawn = [torch.randint(0, vocab, (length,), generator=generator).to(device) for length in lengths]
     return drawn[: len(PROMPTS)], drawn[len(PROMPTS) :]
 

@@ -1,15 +1,17 @@
-"""Frozen linears with a trainable low-rank adapter beside each.
+"""Frozen linears, each with a trainable low-rank adapter.
 
     y = W x + b + (alpha / R) B (A x),    A: [R, in] fp32, B: [out, R] fp32, B = 0 at the start
 
-The base is never merged with the adapter, so B = 0 gives the base's numbers bit for bit and switching the adapter off
-gives the reference policy without a second model. A and B stay fp32 (bf16 would round small updates away) and are
-cast to the input's type in the call. Dropout is left out: it would make the actor's and the learner's numbers differ.
+The base is never merged with the adapter: with B = 0 the numbers are the base's bit for bit, and switching the adapter
+off gives the reference policy without a second model. A and B stay fp32 (bf16 would round small updates away) and are
+cast to the type of the input in each call. Left out on purpose: dropout, which would make the numbers of actor and
+learner differ.
 
     folded:  y = (W + (alpha / R) B A) x + b
 
-A process that only samples may fold: the sum is formed beside W, in fp32 where W is held in fp32, once for each
-installed version. One product instead of three; the numbers agree to rounding, and B = 0 still gives the base's.
+A process that only samples may fold: the sum is computed once for each installed version, beside W, if W is in memory
+in fp32. This takes one product instead of three. The numbers agree up to rounding, and B = 0 still
+gives the base's.
 """
 
 import math
@@ -32,11 +34,11 @@ class Matmul(Protocol):
 
     @property
     def dense(self) -> torch.Tensor | None:
-        """[out, in] the weight, where it is held."""
+        """[out, in] the weight, or None if only its codes are in memory."""
         ...
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Everything that stands for the weight."""
+        """The tensors that the weight is made of, by name."""
         ...
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -49,26 +51,23 @@ class Matmul(Protocol):
 
 
 class DenseMatmul:
-    """A dense weight that stays in memory."""
+    """A dense weight in memory."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.dense = weight
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Itself."""
         return {"weight": self.dense}
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """One product, the bias in it."""
         return F.linear(x, self.dense, bias)
 
     def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
-        """One product."""
         return grad @ self.dense
 
 
 class DequantizingMatmul:
-    """A weight that is dequantised anew in each call."""
+    """An NF4 weight that is dequantised in each call; only its codes stay in memory."""
 
     dense = None
 
@@ -83,12 +82,11 @@ class DequantizingMatmul:
         return {"packed": self.packed, **scales, "absmax2": inner.absmax, "code2": inner.code}
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The dense values live as long as the product takes."""
+        """The dense values exist only during the product."""
         y: Any = NF4Matmul.apply(x, self.packed, self.state)
         return y if bias is None else y + bias
 
     def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
-        """Dequantised again."""
         return input_gradient(grad, self.packed, self.state)
 
 
@@ -132,14 +130,14 @@ class LoraLinear(nn.Module):
         return y.view(*x.shape[:-1], -1)
 
     def fold(self) -> None:
-        """[out, in] W + s B A of the adapter as it is now; nothing where W is not held in full precision."""
+        """Compute W + s B A [out, in] with the current adapter, unless W is not in memory in full precision."""
         dense = self.base.matmul.dense
         if dense is not None and dense.dtype == self.lora_A.dtype:
             self.folded = torch.addmm(dense, self.lora_B, self.lora_A, alpha=self.scale)
 
 
 class LoraProduct(torch.autograd.Function):
-    """y = W x + b + s B (A x), by hand: what autograd would keep in tensors of their own is added in place.
+    """y = W x + b + s B (A x), by hand: terms are added in place that autograd would keep as separate tensors.
 
     g = s dy B,    dx = dy W + g A,    dA = g^T x,    dB = s dy^T (A x)
     """
@@ -157,7 +155,7 @@ class LoraProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, None, None]:
-        """dA and dB in fp32; no dx where nothing below is trained."""
+        """dA and dB in fp32; no dx if nothing below is trained."""
         (grad,) = grads
         x, low, a, b = ctx.saved_tensors
         low_grad = (grad @ b).mul_(ctx.scale)
@@ -166,7 +164,7 @@ class LoraProduct(torch.autograd.Function):
 
 
 class Adapter:
-    """All LoRA pairs of a model, by the name of the linear they stand beside."""
+    """All LoRA pairs of a model, by the name of the linear that each belongs to."""
 
     def __init__(self, layers: dict[str, LoraLinear]) -> None:
         self.layers = layers
@@ -186,19 +184,19 @@ class Adapter:
                 layer.lora_B.zero_()
 
     def requires_grad(self) -> None:
-        """Make it trainable; built frozen, since an actor only samples."""
+        """Make it trainable. It is built frozen, because an actor only samples."""
         for parameter in self.parameters().values():
             parameter.requires_grad_(True)
 
     def fold(self) -> None:
-        """For a process that only samples; to be called anew whenever the values have changed."""
+        """For a process that only samples. Call it again after each change of the values."""
         with torch.no_grad():
             for layer in self.layers.values():
                 layer.fold()
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:
-        """Inside, the model is the base."""
+        """Inside the block, the model is the base."""
         for layer in self.layers.values():
             layer.enabled = False
         try:

@@ -2,12 +2,12 @@
 
     W[i] = code[q[i]] * absmax[i / 64],      absmax[j] = code8[q8[j]] * absmax8[j / 256] + offset
 
-Tensors carry the names of Hugging Face's bitsandbytes checkpoints, so that any engine that reads those loads our bits.
-`dequantize` is the formula above in fp32, rounded to the checkpoint's own type: the same bits as bitsandbytes' kernels
-(a test compares them), which `NF4Matmul` uses. bitsandbytes is imported only where it works: its import costs seconds
-and 120 MB, and a process that holds dequantised values on a CPU needs neither.
+Tensors have the names of Hugging Face's bitsandbytes checkpoints, so any engine that reads those can load ours.
+`dequantize` is the formula above in fp32, rounded to the checkpoint's own type. It gives the same bits as the kernels
+of bitsandbytes, which `NF4Matmul` uses (a test compares them). bitsandbytes is imported only where it is used: that
+costs seconds and 120 MB, and a process with dequantised values on a CPU does not need it.
 Left out on purpose: bitsandbytes' own `Linear4bit`. It repacks weights in place on some CPUs and then has no input
-gradient, and `Params4bit.to()` mutates shared state; plain tensors have neither trap.
+gradient, and `Params4bit.to()` changes shared state. Plain tensors have neither problem.
 """
 
 import json
@@ -43,8 +43,8 @@ class NF4Weight:
     """JSON as uint8: shape, block sizes, dtype, offset."""
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
-        """[out, in] the values the codes stand for. Slice by slice: what is made on the way is three times the
-        result, and a process that has freed it between weights that stay does not give it back to the machine."""
+        """[out, in] the values of the codes. In slices, because intermediate results are three times as large, and
+        memory that is freed between weights that stay is not returned to the system."""
         facts = read_facts(self.facts)
         scales = self.nested_absmax.repeat_interleave(facts["nested_blocksize"])[: len(self.absmax)]
         absmax = self.nested_quant_map[self.absmax.long()] * scales + facts["nested_offset"]
@@ -77,7 +77,7 @@ def from_tensors(name: str, tensors: dict[str, torch.Tensor], device: torch.devi
 
 
 def read_facts(facts: torch.Tensor) -> dict[str, Any]:
-    """The packed JSON of a checkpoint."""
+    """The quantisation state, which a checkpoint stores as JSON in a tensor."""
     return json.loads(bytes(facts.cpu().numpy()))
 
 
@@ -90,22 +90,22 @@ def quantize(weight: torch.Tensor) -> NF4Weight:
 
 
 def kernel_state(weight: NF4Weight) -> Any:
-    """The weight's scales as bitsandbytes' kernels take them."""
+    """The scales in the form that bitsandbytes' kernels need."""
     parts = {part: value for part, value in weight.tensors("w").items() if part != "w"}
     parts = {part.removeprefix("w."): value for part, value in parts.items()}
     state = bitsandbytes().QuantState.from_dict(parts, device=weight.packed.device)
-    # Its CPU kernel takes rows apart and is wrong where a row is no whole number of blocks; so a row is a block.
+    # Its CPU kernel works by rows and is wrong if a row is not a whole number of blocks, so each block is a row here.
     state.shape = torch.Size((state.shape.numel() // BLOCK, BLOCK))
     return state
 
 
 def kernel_values(packed: torch.Tensor, state: Any, dtype: torch.dtype) -> torch.Tensor:
-    """[out * in] the values by bitsandbytes' kernel."""
+    """[out * in] the values, by bitsandbytes' kernel."""
     return bitsandbytes().dequantize_4bit(packed, state).to(dtype).flatten()
 
 
 def bitsandbytes() -> Any:
-    """Its functions, without the warning that it looked for a downloadable kernel and found none."""
+    """Its functions, without its warning that there is no kernel to download."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import bitsandbytes.functional
 
@@ -128,5 +128,5 @@ class NF4Matmul(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """dx = dy W; the base is frozen, so there is no dW."""
+        """dx = dy W. The base is frozen, so there is no dW."""
         return input_gradient(grads[0], ctx.packed, ctx.state), None, None

@@ -28,7 +28,7 @@ class Policy:
     adapter: Adapter
     """The trainable part."""
     device: torch.device
-    """Where everything lives."""
+    """Where all tensors are."""
     dtype: torch.dtype
     """Compute type: bf16 on a card, fp32 on a CPU."""
     base_digest: str
@@ -36,9 +36,9 @@ class Policy:
     config: Any
     """The checkpoint's transformers configuration."""
     lm: Any
-    """The whole model as its own class has it, over the same modules."""
+    """The whole model as an object of its own class, over the same modules."""
     form: LogitForm = PLAIN
-    """What becomes of head times hidden row before it is logits."""
+    """How head times hidden row becomes logits."""
 
     def hidden(self, sequences: Sequences) -> torch.Tensor:
         """Hidden rows of all positions, [P * Lp + B * Lc, H]; see shared/model/sequences.py."""
@@ -55,8 +55,8 @@ class Policy:
     def checkpoint_activations(self) -> None:
         """Keep one activation a layer and recompute the rest in the backward pass.
 
-        transformers does so in layers that are being trained. Only the layers are told so, and nothing inside them:
-        dropout would come to life there.
+        transformers does so in layers in training mode. Only the layers are set to it, not the modules inside them,
+        where it would turn dropout on.
         """
         for module in self.backbone.modules():
             if isinstance(module, GradientCheckpointingLayer):

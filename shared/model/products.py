@@ -1,6 +1,6 @@
-"""Matrix products whose result is fp32 whatever the factors are: scores and logits lose too much when rounded to bf16.
+"""Matrix products with an fp32 result for any factors: scores and logits lose too much when rounded to bf16.
 
-fp32 x fp32    the product;     bf16 x bf16 on a card: summed and kept in fp32;     elsewhere: factors widened first
+fp32 x fp32: the product    bf16 x bf16 on a card: summed and kept in fp32    elsewhere: factors widened first
 """
 
 import torch
@@ -17,5 +17,5 @@ def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def scaled_product(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    """scale * a b in fp32. A bf16 factor would be rounded a second time, so there the product is what is scaled."""
+    """scale * a b in fp32. A bf16 factor would be rounded twice, so the product is scaled instead."""
     return product_fp32(a * scale, b) if a.dtype == torch.float32 else product_fp32(a, b).mul_(scale)

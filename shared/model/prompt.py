@@ -1,11 +1,12 @@
-"""Between text and token ids: the chat template as the model ships it, and the ids that end an answer.
+"""Between text and token ids: the model's chat template, and the ids that end a completion.
 
-The learner renders prompts once and sends ids; the actor decodes completions for the verifier alone. Text that was
-decoded is never tokenised again for training: the round trip does not give the same ids.
-A template that writes the day's date into every prompt (Llama 3 does) gets one fixed day, or a run that is resumed
-tomorrow would ask other questions than its journal answers. A template is a program that came with the model: it runs
-in transformers' sandbox, for a few seconds at most, and what goes wrong in it is said in a sentence. Other code that
-comes with a model is never run.
+The learner renders prompts once and sends ids. The actor decodes completions for the verifier only. Decoded text is
+never tokenised again for training, because that does not give the same ids.
+
+A template that writes the current date into every prompt (Llama 3 does) gets one fixed date; otherwise a run that is
+resumed tomorrow would have other prompts than its journal. A template is a program that comes with the model: it runs
+in transformers' sandbox for a few seconds at most, and its errors become one sentence. Other code of a model
+is never run.
 """
 
 import hashlib
@@ -26,12 +27,12 @@ from transformers import AutoTokenizer
 from shared.errors import ModelError
 
 Shots = Sequence[tuple[str, str]]
-"""Questions with the answers they got, shown before the one that is asked."""
+"""(question, solution) pairs that are shown before the question."""
 THINKING = ("<think>", "</think>")
 CLOCK = "strftime_now"
 CLOCK_CALL = re.compile(CLOCK + r"""\(\s*(['"])(.*?)\1\s*\)""")
 EVERY_DAY = date(2024, 7, 26)
-"""The day that Llama 3's own template falls back to."""
+"""The date that Llama 3's own template uses by default."""
 TEMPLATE_LIMIT_S = 10.0
 
 
@@ -42,44 +43,44 @@ class Prompter:
     tokenizer: Any
     """transformers tokenizer."""
     end_ids: tuple[int, ...]
-    """Ids that end an answer."""
+    """Ids that end a completion."""
     silent_ids: frozenset[int]
-    """Special ids that are no part of what is said. Those around thinking are, even where they are special."""
+    """Special ids that are left out of the text. Those around thinking are kept, even if they are special."""
     digest: str
     """sha256 over vocabulary, template and end ids; compared in the handshake."""
     limit_s: float = TEMPLATE_LIMIT_S
-    """For the template to write one conversation; it takes less than a millisecond."""
+    """Time limit for the template to render one conversation, which normally takes less than a millisecond."""
 
     def prompt_ids(self, question: str, system_prompt: str = "", shots: Shots = ()) -> list[int]:
-        """[Tp] the question as a user turn behind the examples, ready for the assistant to speak."""
+        """[Tp] the examples and the question as a user turn, followed by the opening of the assistant's turn."""
         turns = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        for asked, answered in shots:
-            turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        for asked, solution in shots:
+            turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": solution}]
         return self.turn_ids([*turns, {"role": "user", "content": question}])
 
     def turn_ids(self, turns: Sequence[dict[str, str]]) -> list[int]:
-        """[Tp] a conversation of {role, content}, ready for the assistant to speak."""
+        """[Tp] a conversation of {role, content}, followed by the opening of the assistant's turn."""
         try:
             with at_most(self.limit_s):
                 text = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
-        # Whatever a program that is not ours may raise.
+        # The template is a foreign program and may raise anything.
         except Exception as error:
             raise ModelError(
-                f"The model's chat template cannot be used ({in_words(error)}); mend it, or use another model."
+                f"The model's chat template cannot be used ({in_words(error)}); fix it, or use another model."
             ) from error
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def text(self, ids: list[int]) -> str:
-        """What the ids say, without special tokens but for those around thinking: what is thought does not count."""
+        """The text of the ids, without special tokens except those around thinking, which the verifier needs."""
         return self.as_the_model_sees([token for token in ids if token not in self.silent_ids])
 
     def as_the_model_sees(self, ids: list[int]) -> str:
-        """What the ids say, with every token."""
+        """The text of the ids, with all special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def load_prompter(folder: Path) -> Prompter:
-    """From a checkpoint folder."""
+    """The prompter of the checkpoint in this folder."""
     tokenizer = load_tokenizer(folder)
     if tokenizer.chat_template is None:
         raise ModelError(f"The tokenizer in {folder} has no chat template; use an instruct model or add one.")
@@ -96,28 +97,28 @@ def load_prompter(folder: Path) -> Prompter:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """transformers raises what it likes about files it cannot read, and recommends to run code that comes with them."""
+    """transformers may raise anything about files that it cannot read, or suggest to run code of the model."""
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise ModelError(
-                f"The model in {folder} brings code of its own, which is never run; use a model that transformers"
+                f"The model in {folder} needs code of its own, which is never run; use a model that transformers"
                 " supports by itself."
             ) from error
         raise ModelError(f"The tokenizer in {folder} cannot be loaded ({in_words(error)}); check its files.") from error
 
 
 def in_words(error: Exception) -> str:
-    """Its type and the first line of what it says."""
+    """The type of the error and the first line of its message."""
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0][:200].rstrip('.')}" if said else type(error).__name__
 
 
 @contextmanager
 def at_most(limit_s: float) -> Iterator[None]:
-    """TimeoutError in the block once its time is up. Signals reach the main thread alone: elsewhere there is no limit.
-    A timer that ran already goes on afterwards."""
+    """TimeoutError in the block after limit_s. Signals reach only the main thread: elsewhere there is no limit.
+    A timer that was already running continues afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -135,15 +136,15 @@ def at_most(limit_s: float) -> Iterator[None]:
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
-    """What `skip_special_tokens` would skip."""
+    """The ids that `skip_special_tokens` would skip."""
     added = {token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special}
     return frozenset(tokenizer.all_special_ids) | added
 
 
 def undated(template: str, folder: Path) -> str:
-    """The template with every reading of the clock replaced by what it would read on one fixed day."""
+    """The template with one fixed date in place of every call of the clock."""
     fixed = CLOCK_CALL.sub(lambda call: f"'{EVERY_DAY.strftime(call[2])}'", template)
-    # `strftime_now is defined` may stay: it asks only whether there is a clock.
+    # `strftime_now is defined` may stay: it only tests whether there is a clock.
     if re.search(CLOCK + r"\s*\(", fixed):
         raise ModelError(
             f"The chat template in {folder} writes the current date into every prompt in a way that cannot be fixed, so"
@@ -153,7 +154,7 @@ def undated(template: str, folder: Path) -> str:
 
 
 def find_end_ids(folder: Path, tokenizer: Any) -> list[int]:
-    """The tokenizer's end id and those of generation_config.json, which chat models extend."""
+    """The tokenizer's end id and those of generation_config.json, where chat models add more."""
     ids = {tokenizer.eos_token_id} - {None}
     file = folder / "generation_config.json"
     if file.is_file():

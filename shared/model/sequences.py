@@ -1,11 +1,11 @@
-"""Sequences through the backbone, the prompt of a group run once for all its answers.
+"""Runs sequences through the backbone, the prompt of a group once for all its completions.
 
     prompts      [P, Lp] -> hidden, keys and values of every layer
     completions  [B, Lc] -> attend to their prompt's keys and values, then to themselves
 
-The numbers are those of whole sequences, to rounding; the work on a prompt is done once instead of G times, and
-gradients flow back into it through its keys and values. Without completions the first part holds whole sequences:
-right-padded and without a mask, since causality makes the padding harmless and the fast kernels want none.
+The numbers are those of whole sequences, up to rounding. The work on a prompt is done once instead of G times, and
+gradients flow back into it through its keys and values. Without completions the prompts are whole sequences,
+right-padded and without a mask: causality makes the padding harmless, and the fast kernels need no mask.
 Left out on purpose: activation checkpointing with shared prompts, which transformers cannot combine with a cache.
 """
 
@@ -18,28 +18,28 @@ from torch import nn
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """What the backbone is to run over."""
+    """The input of the backbone."""
 
     prompts: torch.Tensor
-    """[P, Lp] int64, right-padded; whole sequences where there are no completions."""
+    """[P, Lp] int64, right-padded; whole sequences if there are no completions."""
     lengths: torch.Tensor
     """[P] int64 tokens of each prompt."""
     completions: torch.Tensor | None
     """[B, Lc] int64, right-padded."""
     owner: torch.Tensor
-    """[B] int64 the prompt that each completion answers."""
+    """[B] int64 index of each completion's prompt."""
 
 
 class PromptCache:
-    """Keys and values of the prompts; in the second run they stand before those of the completions.
+    """Keys and values of the prompts; in the second run they come before those of the completions.
 
-    Duck-typed after transformers' cache: the attention layers call `update`.
+    It has the interface of transformers' cache: the attention layers call `update`.
     """
 
     is_compileable = False
 
     def __init__(self, owner: torch.Tensor) -> None:
-        """owner: [B] which prompt each completion answers."""
+        """owner: [B] index of each completion's prompt."""
         self.owner = owner
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
@@ -48,7 +48,7 @@ class PromptCache:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """First run: remember. Second run: prompt first, then the completion."""
+        """First run: record. Second run: the prompt, then the completion."""
         if not self.recorded:
             self.keys.append(keys)
             self.values.append(values)
@@ -57,7 +57,7 @@ class PromptCache:
         return torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns before the current run, under the name transformers asks for."""
+        """Columns before the current run. transformers calls this method."""
         return self.keys[0].shape[2] if self.recorded else 0
 
 

@@ -1,6 +1,6 @@
-"""The file calls that change a disk, each between two named points (failpoints.py), where tests make it fail.
+"""The system calls that change a disk, each between two named points (failpoints.py) where tests make it fail.
 
-`files.py` is made of these and nothing else of ours writes a run. Left out on purpose: reading, and closing.
+files.py and file_lock.py use these, and nothing else of ours writes to a run. Left out on purpose: reading and closing.
 """
 
 import errno
@@ -13,7 +13,7 @@ from shared.run.failpoints import SHORT, TEAR, reach
 
 
 def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
-    """os.open, never inherited by a program that is started."""
+    """os.open; the descriptor is not inherited by programs that are started."""
     reach("before open", path)
     fd = os.open(path, flags | os.O_CLOEXEC, mode)
     reach("after open", path)
@@ -21,12 +21,12 @@ def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
 
 
 def open_plainly(path: str, flags: int) -> int:
-    """An `opener`: as os.open, but closed to the writes of others under any umask."""
+    """An `opener` like os.open, but other users may not write, whatever the umask."""
     return os.open(path, flags, 0o644)
 
 
 def write(fd: int, data: bytes | memoryview, path: Path) -> int:
-    """os.write: may take only a part. A torn one has left its half behind."""
+    """os.write, which may write only a part. A torn write leaves its first half in the file."""
     act = reach("before write", path)
     if act in (SHORT, TEAR):
         os.write(fd, data[: len(data) // 2])
@@ -46,14 +46,13 @@ def fsync(fd: int, path: Path) -> None:
 
 
 def truncate(fd: int, size: int, path: Path) -> None:
-    """os.ftruncate."""
     reach("before truncate", path)
     os.ftruncate(fd, size)
     reach("after truncate", path)
 
 
 def rename(source: Path, target: Path) -> None:
-    """os.rename; the point is called by what the file is called afterwards."""
+    """os.rename; the point has the name of the target."""
     reach("before rename", target)
     os.rename(source, target)
     reach("after rename", target)
@@ -67,7 +66,7 @@ def make(path: Path, mode: int = 0o755) -> None:
 
 
 def remove(path: Path) -> None:
-    """A file, or a folder with all that is in it."""
+    """Remove a file, or a folder with its content."""
     reach("before remove", path)
     if path.is_dir():
         shutil.rmtree(path)

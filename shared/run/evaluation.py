@@ -1,7 +1,7 @@
-"""One evaluation as eval/<label>.json holds it, written by the learner and by `eval`, read by whoever shows it.
+"""One evaluation, as in eval/<label>.json: written by the learner and by `eval`, read by the commands that show it.
 
-Keys beyond these belong to other readers and are passed over; what an older file has not gets its default here.
-Left out on purpose: whole answers of all tasks (the last words of each greedy one are kept, and three in full).
+Unknown keys are ignored, and keys that an older file does not have get their defaults.
+Left out on purpose: whole completions of all tasks. The last words of each greedy one are kept, and three in full.
 """
 
 from pathlib import Path
@@ -20,8 +20,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 class Share(Record, frozen=True, kw_only=True):
     """A mean over tasks of numbers from 0 to 1, with Wilson's 95 % interval.
 
-    Where a task counts in part (several draws), its number varies less than a coin of the same mean; the interval is
-    then too wide rather than too narrow.
+    With several completions per task, the number of a task varies less than a coin of the same mean, so the interval is
+    rather too wide than too narrow.
     """
 
     correct: float
@@ -33,64 +33,64 @@ class Share(Record, frozen=True, kw_only=True):
     high: float
     """Upper end."""
     n: int = 0
-    """Tasks; 0 in files that say it elsewhere."""
+    """Number of tasks; 0 in files that have it elsewhere."""
 
 
 class Decoded(Share, frozen=True, kw_only=True):
-    """What one way to decode came to; as a share: the probability that one answer is right."""
+    """Figures of one way to decode. The share is the probability that one completion is right."""
 
     temperature: float = 0.0
     """0: the most likely token each time."""
     cap: int = 0
-    """Tokens an answer may have."""
+    """Largest number of tokens in a completion."""
     draws: int = 1
-    """Answers a task."""
+    """Completions per task."""
     format_rate: float = 0.0
-    """Share of answers in which the verifier found a final answer, right or wrong."""
+    """Share of completions in which the verifier found a final answer, right or wrong."""
     truncation_rate: float = 0.0
-    """Share of answers that ran into the cap."""
+    """Share of completions that reached the cap."""
     length_mean: float = 0.0
-    """Tokens of an answer, its end token included."""
+    """Mean number of tokens in a completion, end token included."""
     length_median: float = 0.0
-    """Of the same."""
+    """Median of the same."""
     length_max: int = 0
-    """Of the same."""
+    """Maximum of the same."""
     pass_at: dict[int, Share] = msgspec.field(default_factory=dict)
-    """k -> one of k is right; only where there are several draws."""
+    """k -> one of k is right; only with several completions per task."""
     maj_at: dict[int, Share] = msgspec.field(default_factory=dict)
-    """k -> the most frequent of k is right; only where the votes can be told apart."""
+    """k -> the most frequent final answer of k is right; only if final answers can be compared."""
     by_level: dict[str, Share] = msgspec.field(default_factory=dict)
-    """Level -> one answer is right; where the data has a column `level`."""
+    """Level -> one completion is right; only if the data has a column `level`."""
     by_subject: dict[str, Share] = msgspec.field(default_factory=dict)
     """The same by column `subject` or `type`."""
 
 
 class Sample(Record, frozen=True, kw_only=True):
-    """One held-out question and what was answered, in full."""
+    """One held-out task with its whole completion."""
 
     question: str
-    """The question as it stands in the data."""
+    """The question as in the data."""
     answer: str = ""
     """The gold answer."""
     completion: str
-    """The answer's text."""
+    """The text of the completion."""
     outcome: str
-    """What the verifier found."""
+    """The outcome that the verifier gave."""
 
 
 class Answered(Record, frozen=True, kw_only=True):
-    """One task and what became of it."""
+    """One task and the results of its completions."""
 
     question: str
-    """As it stands in the data."""
+    """The question as in the data."""
     answer: str
     """The gold answer."""
     greedy: str
-    """Outcome of the most likely answer."""
+    """Outcome of the greedy completion."""
     sampled: float
-    """Share of right answers among the draws."""
+    """Share of the sampled completions that are right."""
     said: str
-    """The last words of the most likely answer."""
+    """The last words of the greedy completion."""
 
 
 class Evaluation(Record, frozen=True, kw_only=True):
@@ -99,34 +99,34 @@ class Evaluation(Record, frozen=True, kw_only=True):
     label: str
     """`base`, `final` or a step."""
     version: int = 0
-    """Updates behind the policy."""
+    """Number of updates that the policy has had."""
     n: int
     """Tasks."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the sampled completions."""
     adapter_sha256: str = ""
-    """Which adapter; empty in files that do not say."""
+    """sha256 of the adapter; empty in files that do not have it."""
     tasks_sha256: str = ""
-    """Over all questions and gold answers; evaluations with different ones cannot be compared."""
+    """sha256 over all questions and gold answers. Evaluations can be compared only if it is equal."""
     source: str = ""
     """Where the tasks came from."""
     verifier: str = ""
-    """Its kind."""
+    """Kind of the verifier."""
     greedy: Decoded
-    """Most likely token each time, at the cap of training."""
+    """The most likely token each time, with the cap of training."""
     sampled: Decoded
-    """At the temperature of training, at its cap."""
+    """At the temperature of training, with its cap."""
     long_greedy: Decoded | None = None
-    """As `greedy`, at the long cap."""
+    """As `greedy`, with the long cap."""
     long_sampled: Decoded | None = None
-    """As `sampled`, at the long cap."""
+    """As `sampled`, with the long cap."""
     samples: tuple[Sample, ...] = ()
-    """A few of the tasks, the same ones in every evaluation of a run."""
+    """A few tasks in full, the same ones in every evaluation of a run."""
     answers: tuple[Answered, ...] = ()
-    """All of them, briefly."""
+    """All tasks, in short."""
 
     def ways(self) -> dict[str, Decoded]:
-        """Name -> figures, those that were made."""
+        """Name -> figures, for the ways that were evaluated."""
         found = {
             "greedy": self.greedy,
             "sampled": self.sampled,
@@ -137,26 +137,25 @@ class Evaluation(Record, frozen=True, kw_only=True):
 
 
 def share_of(values: list[float]) -> Share:
-    """The mean of one number a task."""
+    """values: one number for each task."""
     correct = sum(values)
     low, high = wilson(correct, len(values))
     return Share(correct=correct, accuracy=correct / len(values), low=low, high=high, n=len(values))
 
 
 def right(evaluation: Evaluation) -> list[float]:
-    """[n] 1 where the greedy answer is right."""
+    """[n] 1 if the greedy completion is right, else 0."""
     return [float(task.greedy == "correct") for task in evaluation.answers]
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
-    """eval/<label>.json, whole."""
     file = folder / f"{evaluation.label}.json"
     write_whole(file, msgspec.json.format(msgspec.json.encode(evaluation), indent=2))
     return file
 
 
 def read_evaluation(file: Path) -> Evaluation | None:
-    """None if it was not made."""
+    """None if the file does not exist."""
     if not file.is_file():
         return None
     try:

@@ -1,16 +1,16 @@
-"""Named points that a run's processes pass, where a test has one of them die or a disk refuse. For tests only.
+"""Named points in a run's processes at which tests kill a process or make the disk fail. For tests only.
 
-    TANDEM_FAILPOINTS=FOLDER     FOLDER/plan.json holds the strikes: at the n-th time a process passes a point, act
+    TANDEM_FAILPOINTS=FOLDER     FOLDER/plan.json has the strikes: at the n-th time a process passes a point, act
 
     kill       SIGKILL to the process itself                kill_all   to its parent first, then to itself
     ENOSPC EIO EROFS ...   OSError with this errno, before the call is made
     short      half of a write, then ENOSPC                 tear       half of a write, then SIGKILL
 
 A point is a line of text: `before fsync /run/journal/000001.log`, `after learner sends Ack`. Patterns are those of
-fnmatch. Hits are counted within one life of a process; a strike acts once a run, whoever comes first: its number is
-made as a file in FOLDER, exclusively, so that the next life goes on. With `"trace": true` every point passed is added
-to FOLDER/passed. Without the variable a point costs a call and one attribute test.
-Left out on purpose: delays and dropped messages; those belong to a proxy between the processes.
+fnmatch. Each process counts its own hits. A strike acts once per run, in the first process that reaches it: its number
+becomes a file in FOLDER, created exclusively, so that the restarted process continues. With `"trace": true` every point
+passed is added to FOLDER/passed. Without the variable a point costs a call and one attribute test.
+Left out on purpose: delays and lost messages, which belong in a proxy between the processes.
 """
 
 import errno
@@ -39,7 +39,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     point: str
     """fnmatch pattern of the point."""
     hit: int = 1
-    """At which passing of a process's life, from 1."""
+    """Which passing of the point in one process, from 1."""
     act: str
     """What happens; see above."""
 
@@ -50,7 +50,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     strikes: tuple[Strike, ...] = ()
     """In no order: each waits for its point."""
     trace: bool = False
-    """Whether to list what is passed."""
+    """Whether to list the points that are passed."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Failpoints:
     """The plan of this process; built once, from its environment."""
 
     folder: Path
-    """Where the plan lies, and where marks and trace go."""
+    """Folder of the plan, the marks and the trace."""
     plan: Plan
-    """What is to happen."""
+    """The strikes."""
     armed: bool
     """False in every real run."""
     hits: Counter[int]
@@ -68,7 +68,7 @@ class Failpoints:
 
     @classmethod
     def planned(cls, environment: Mapping[str, str]) -> "Failpoints":
-        """What the environment asks for; nothing, as a rule."""
+        """The plan that the environment names, normally none."""
         folder = environment.get(VARIABLE)
         if not folder:
             return cls(Path(), Plan(), armed=False, hits=Counter())
@@ -76,7 +76,7 @@ class Failpoints:
         return cls(Path(folder), plan, armed=True, hits=Counter())
 
     def passed(self, point: str) -> str:
-        """Act if a strike is due; returns the act if the caller has to do it, or nothing."""
+        """Act if a strike is due. Returns the act if the caller must do it, else an empty string."""
         if self.plan.trace:
             append_line(self.folder / PASSED, point)
         for number, strike in enumerate(self.plan.strikes):
@@ -87,7 +87,7 @@ class Failpoints:
         return ""
 
     def take(self, number: int) -> bool:
-        """Whether this strike is still to come; from now on it is not."""
+        """Claim this strike; False if it has acted already."""
         try:
             os.close(os.open(mark(self.folder, number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
         except FileExistsError:
@@ -96,7 +96,7 @@ class Failpoints:
 
 
 def mark(folder: Path, number: int) -> Path:
-    """There once the strike of this number has acted."""
+    """The file that exists once the strike with this number has acted."""
     return folder / f"struck-{number:03d}"
 
 
@@ -123,7 +123,7 @@ FAILPOINTS = Failpoints.planned(os.environ)
 
 
 def reach(point: str, what: object = "") -> str:
-    """This process is at this point; `what` tells more of it, a path or a message."""
+    """Pass a point. `what` adds to its name: a path, or a message's type."""
     if not FAILPOINTS.armed:
         return ""
     return FAILPOINTS.passed(f"{point} {what if isinstance(what, str | Path) else type(what).__name__}".rstrip())

@@ -1,9 +1,9 @@
-"""flock as we use it: the kernel frees it when its holder dies, however it dies.
+"""flock, which the kernel releases when its holder dies, however it dies.
 
-The lock belongs to the open file description, so each taking opens the file anew: two takers in one process exclude
-each other too. The descriptor is closed on exec; a *forked* child would keep the lock alive, so children are spawned.
-The holder's pid stands in the file, for people; only the kernel's lock decides. Left out on purpose: network file
-systems that do not carry flock between machines.
+The lock belongs to the open file description. Each taker opens the file itself, so two takers in one process exclude
+each other too. The descriptor is closed on exec, but a *forked* child would keep the lock, so no
+process forks while it has one. The holder's pid is in the file, for people; only the kernel's lock decides.
+Left out on purpose: network file systems that do not carry flock between machines.
 """
 
 import fcntl
@@ -17,11 +17,11 @@ from shared.run import disk
 from shared.run.files import OUT, disk_errors
 
 DYING_S = 1.0
-"""How long the kernel may take to clear up after a killed process that held much memory."""
+"""How long the kernel may take to clean up after a killed process with much memory."""
 
 
 def open_lock(path: Path, place: str = OUT) -> int:
-    """A descriptor of our own on the lock file. Who may read a file may hold its lock, so it is the owner's alone."""
+    """A new descriptor of the lock file. Anybody who can read the file could hold its lock, so only the owner can."""
     with disk_errors(path, place):
         return disk.open_file(path, os.O_RDWR | os.O_CREAT, 0o600)
 
@@ -36,7 +36,7 @@ def try_lock(fd: int) -> bool:
 
 
 def try_lock_awhile(fd: int) -> bool:
-    """Take the lock if it is free or about to be: a process that was just killed lets go a moment after its death."""
+    """Take the lock if it is free or will be soon: a killed process releases it a moment after its death."""
     deadline = time.monotonic() + DYING_S
     while not try_lock(fd):
         if time.monotonic() > deadline:
@@ -64,6 +64,6 @@ def sign(fd: int, path: Path) -> None:
 
 
 def signature(fd: int) -> str:
-    """Who wrote their pid last, in words."""
+    """The process that wrote its pid last, in words."""
     pid = os.pread(fd, 32, 0).decode()
     return f"process {pid}" if pid else "another process"

@@ -1,19 +1,19 @@
-"""Every byte a run leaves on the disk goes through here; nothing else in the project writes run files.
+"""Every byte of a run goes to the disk through this module, except the pid in a lock file (file_lock.py).
 
-The calls themselves are in disk.py, where tests make them fail.
+The system calls are in disk.py, where tests make them fail.
 
 Three contracts:
 - whole: `write_whole`, `write_tree_whole` and `made_whole` leave the old content or the new one, never a part of it.
-  They write beside the target, fsync, rename, and fsync the folder, in this order; readers may trust names.
-- grown: `AppendFile` holds whole appends only. A write that fails half-way is cut off again. Bytes are durable once
-  `sync` has returned; after a sync that failed the file is dead, because the kernel may have marked lost pages clean.
-- lines: `LineLog` is JSON lines for people and tools. A row is not synced by itself: it is derived, the journal is the
-  truth. `sync` is for rows that will not be derived again, because a checkpoint holds their steps.
+  They write beside the target, fsync, rename, and fsync the folder, in this order. Readers may trust names.
+- append: an `AppendFile` has whole appends only. A write that fails half-way is cut off again. Bytes are durable once
+  `sync` has returned. After a sync that failed the file takes no more writes, because the kernel may have marked lost
+  pages as clean.
+- lines: `LineLog` is JSON lines for people and tools. A row is not synced by itself, because it can be derived again
+  from the journal. `sync` is for rows that will not be derived again, because a checkpoint has their steps.
 
-A disk that is full, read-only or forbidden becomes one sentence (RunDirError). Any other OSError stays what it is.
-One writer per path is the caller's promise; the run's lock keeps it. Nothing here is open to other users' writes,
-whatever the umask. Only the pid in a lock file is written elsewhere
-(file_lock.py). Left out on purpose: `F_FULLFSYNC` of macOS; there a power cut may take what an fsync promised.
+A disk that is full, read-only or forbidden becomes one sentence (RunDirError). Any other OSError is raised as it is.
+Each path must have one writer, which the run's lock ensures. Other users may write nothing, whatever the umask.
+Left out on purpose: `F_FULLFSYNC` of macOS; there a power cut may take what an fsync promised.
 """
 
 import errno
@@ -42,8 +42,8 @@ REMEDIES = {
     errno.EEXIST: "choose {a_place} that is not a file",
     errno.ENAMETOOLONG: "choose a shorter {place}",
     errno.EMFILE: "raise the number of descriptors that a process may have (`ulimit -n 1024`)",
-    errno.ENFILE: "the whole machine has no descriptors left: end what has too many files open",
-    errno.ENOLCK: "its file system gives no more locks: choose {a_place} on a disk of this machine",
+    errno.ENFILE: "the machine has no descriptors left: end the program with too many open files",
+    errno.ENOLCK: "its file system has no more locks: choose {a_place} on a disk of this machine",
     errno.EIO: "the disk reports a fault: copy the run to another disk, then use `resume` there",
 }
 UNFINISHED = ".tmp"
@@ -52,7 +52,7 @@ MOVED_ASIDE = ".old"
 
 @contextmanager
 def disk_errors(path: Path, place: str = OUT) -> Iterator[None]:
-    """Say in one sentence what the disk refused, and what to do about it; `place` names what the user may set."""
+    """Turn an error of the disk into one sentence with a remedy. `place` is the key or option that the user may set."""
     try:
         yield
     except OSError as error:
@@ -64,7 +64,7 @@ def disk_errors(path: Path, place: str = OUT) -> Iterator[None]:
 
 
 def make_folder(path: Path, mode: int = 0o755, place: str = OUT) -> None:
-    """Make a folder and its parents, each durable by name; one that exists already is left as it is."""
+    """Make a folder and its parents, each with a durable name. A folder that exists is left as it is."""
     with disk_errors(path, place):
         missing = [level for level in (path, *path.parents) if not level.is_dir()]
         for level in reversed(missing):
@@ -72,7 +72,7 @@ def make_folder(path: Path, mode: int = 0o755, place: str = OUT) -> None:
 
 
 def make_level(path: Path, mode: int, place: str) -> None:
-    """One folder whose parent is there. Another process may make it at the same time."""
+    """Make one folder whose parent exists. Another process may make it at the same time."""
     try:
         disk.make(path, mode)
     except FileNotFoundError as error:
@@ -86,14 +86,14 @@ def make_level(path: Path, mode: int, place: str) -> None:
 
 
 def open_log(path: Path, mode: Literal["ab", "wb"]) -> IO[bytes]:
-    """For what a process prints, which is neither whole nor durable. Its folder is made."""
+    """Open a file for the output of a process, which is neither whole nor durable. Makes its folder."""
     make_folder(path.parent)
     with disk_errors(path):
         return open(path, mode, opener=disk.open_plainly)
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = True, place: str = OUT) -> None:
-    """Replace `path` by `data`, whole. `durable=False` skips the fsyncs: for notes that a power cut may take."""
+    """Replace `path` by `data`, whole. `durable=False` skips the fsyncs, for notes that a power cut may take."""
     tmp = beside(path, UNFINISHED)
     with disk_errors(path, place):
         try:
@@ -106,7 +106,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = T
 
 
 def write_tree_whole(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Make `folder` with exactly these files, whole; one of this name is replaced. See `finish_writes`."""
+    """Make or replace `folder` with exactly these files, whole. See `finish_writes`."""
     with made_whole(folder) as tmp:
         for name, data in files.items():
             write_new(tmp / name, data, 0o644)
@@ -114,8 +114,8 @@ def write_tree_whole(folder: Path, files: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def made_whole(folder: Path, place: str = OUT) -> Iterator[Path]:
-    """A new folder to fill, which becomes `folder` when the block ends well, and else is removed. A file that the block
-    did not sync itself is synced by `sync_files` before the end."""
+    """A new folder to fill, which becomes `folder` if the block succeeds and is removed if not. A block that does not
+    sync its files itself must call `sync_files` at its end."""
     tmp = beside(folder, UNFINISHED)
     with disk_errors(folder, place):
         try:
@@ -128,7 +128,7 @@ def made_whole(folder: Path, place: str = OUT) -> Iterator[Path]:
 
 
 def sync_files(folder: Path) -> None:
-    """Make durable what others wrote into this folder, and take other users' right to write it."""
+    """Make durable what libraries wrote into this folder, and remove other users' right to write it."""
     for path in sorted(folder.rglob("*")):
         fd = disk.open_file(path, os.O_RDONLY)
         try:
@@ -168,7 +168,7 @@ def remove_files(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def finish_writes(parent: Path) -> None:
-    """After a crash: put back what was moved aside and not replaced, delete what was never finished."""
+    """After a crash: put back what was moved aside and not replaced, and delete what was not finished."""
     with disk_errors(parent):
         for old in parent.glob(f".*{MOVED_ASIDE}"):
             folder = parent / final_name(old)
@@ -182,7 +182,7 @@ def finish_writes(parent: Path) -> None:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what killed writers of this one path left beside it. Only for the path's one writer."""
+    """Remove what killed writers of this path left beside it. Only the path's one writer may call this."""
     with disk_errors(path):
         for tmp in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
             if final_name(tmp) == path.name:
@@ -195,14 +195,14 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 def final_name(path: Path) -> str:
-    """The inverse of `beside`; any other name is its own."""
+    """The inverse of `beside`. Any other name is returned unchanged."""
     if path.name.startswith(".") and path.suffix in (MOVED_ASIDE, UNFINISHED):
         return path.name[1:].rsplit(".", 2)[0]
     return path.name
 
 
 def write_new(path: Path, data: bytes, mode: int, *, durable: bool = True) -> None:
-    """Make a file that does not exist yet; the mode holds from its first byte on, for keys."""
+    """Make a file that does not exist yet. It has its mode from the first byte on, for keys."""
     fd = disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         write_all(fd, data, path)
@@ -213,7 +213,7 @@ def write_new(path: Path, data: bytes, mode: int, *, durable: bool = True) -> No
 
 
 def write_all(fd: int, data: bytes, path: Path) -> None:
-    """os.write may take only a part."""
+    """os.write may write only a part."""
     rest = memoryview(data)
     while rest:
         rest = rest[disk.write(fd, rest, path) :]
@@ -240,10 +240,10 @@ def cut(path: Path, size: int) -> None:
 
 
 def write_again(path: Path, start: int, end: int) -> None:
-    """The same bytes once more, durably.
+    """Write the same bytes again, durably.
 
-    A sync that failed in an earlier life may have left pages that the kernel takes for clean: another sync would pass
-    over them, and that they can be read proves nothing.
+    A sync that failed in an earlier process may have left pages that the kernel takes for clean. Another sync would
+    skip them, and reading them proves nothing.
     """
     with disk_errors(path):
         fd = disk.open_file(path, os.O_RDWR)
@@ -257,7 +257,7 @@ def write_again(path: Path, start: int, end: int) -> None:
 
 
 class AppendFile:
-    """A file that grows by whole appends; made, durably by name, if it does not exist."""
+    """A file that grows by whole appends. It is made, with a durable name, if it does not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -265,11 +265,11 @@ class AppendFile:
         with disk_errors(path):
             self._fd = disk.open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             self.end = os.fstat(self._fd).st_size
-            # Always: an earlier life may have made the name and died before it was durable.
+            # Always: an earlier process may have made the name and died before it was durable.
             sync_folder(path.parent)
 
     def append(self, data: bytes) -> None:
-        """Add all of `data`, or nothing and raise."""
+        """Add all of `data`, or add nothing and raise."""
         self._refuse_if_dead()
         try:
             with disk_errors(self.path):
@@ -280,7 +280,7 @@ class AppendFile:
         self.end += len(data)
 
     def sync(self) -> None:
-        """Durable once this returns. If it raises, nothing may be trusted to be on disk, now or after another try."""
+        """All appends are durable once this returns. If it raises, nothing is certain, even after another try."""
         self._refuse_if_dead()
         try:
             with disk_errors(self.path):
@@ -290,11 +290,11 @@ class AppendFile:
             raise
 
     def close(self) -> None:
-        """Give the descriptor back; without a sync nothing is promised."""
+        """Close without a sync."""
         os.close(self._fd)
 
     def _cut_back(self) -> None:
-        """Back to the last good end. Where even that fails, a later append would follow half a one: no more appends."""
+        """Cut back to the last good end. If that fails, no more appends are allowed: they would follow half a one."""
         try:
             disk.truncate(self._fd, self.end, self.path)
         except OSError as error:
@@ -303,13 +303,13 @@ class AppendFile:
     def _refuse_if_dead(self) -> None:
         if self._dead:
             raise RunDirError(
-                f"{self.path} failed earlier ({self._dead}) and takes nothing more, since what it holds is unknown; "
-                "mend the disk and use `resume`, which reads the file again."
+                f"{self.path} failed earlier ({self._dead}) and takes no more writes, because its content is unknown; "
+                "fix the disk and use `resume`, which reads the file again."
             )
 
 
 class LineLog:
-    """JSON lines, one object a row; opening drops a last line that a crash has torn."""
+    """JSON lines, one object per row. Opening drops a last line that a crash has torn."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -318,27 +318,25 @@ class LineLog:
         self._file = AppendFile(path)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """One whole line, visible at once to a reader. NaN and infinity are no JSON and raise ValueError."""
+        """Add one whole line, which readers see at once. NaN and infinity are not JSON and raise ValueError."""
         self._file.append(json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n")
 
     def sync(self) -> None:
-        """All rows so far are on disk once this returns."""
+        """All rows so far are durable once this returns."""
         self._file.sync()
 
     def truncate_from(self, step: int) -> None:
-        """Keep the rows before `step`, as a run does that takes up its work there. Unreadable rows go as well."""
+        """Keep the rows before `step`, for a run that continues there. Unreadable rows are dropped too."""
         lines = self.path.read_bytes().splitlines(keepends=True)
         write_whole(self.path, b"".join(line for line in lines if is_before(line, step)))
         self._file.close()
         self._file = AppendFile(self.path)
 
     def close(self) -> None:
-        """Give the descriptor back."""
         self._file.close()
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut what follows the last newline."""
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
@@ -346,7 +344,7 @@ def drop_torn_line(path: Path) -> None:
 
 
 def is_before(line: bytes, step: int) -> bool:
-    """Whether a line is a row of an earlier step; a power cut may leave zeros where a row was."""
+    """Whether a line is a row of an earlier step. After a power cut there may be zeros in place of a row."""
     try:
         row = json.loads(line)
     except ValueError:

@@ -1,11 +1,9 @@
-"""metrics.jsonl: one row a step, a contract that other tools read.
+"""metrics.jsonl: one row per step, a contract with other tools.
 
-The record's field names are Python's, the row's keys are the contract's (`reward_mean` -> `reward/mean`). A figure that
-was not measured, or is not finite, is NaN in the record and null in the row: JSON has no NaN.
-After a crash the rows of the steps that will be done again are dropped, so that each step has one row.
-Left out on purpose: averaging over steps and anything that draws; readers do that.
-
-How much memory this process has held at most.
+The field names of the record are Python's, and the keys of the row are the contract's (`reward_mean` -> `reward/mean`).
+A figure that was not measured, or is not finite, is NaN in the record and null in the row, because JSON has no NaN.
+After a crash the rows of the steps that are done again are dropped, so each step has one row.
+Left out on purpose: averages over steps, and plots; readers make them.
 """
 
 import math
@@ -64,12 +62,12 @@ KEYS = {
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
-    """One optimizer step. NaN where a figure was not measured."""
+    """One optimizer step. NaN if a figure was not measured."""
 
     step: int
     """Number of the step; `resume_at` compares with it."""
     time_s: float
-    """Since the run began, restarts included."""
+    """Seconds since the run began, restarts included."""
     reward_mean: float
     """Mean reward of all N samples, before any group is dropped."""
     rewards: dict[str, float]
@@ -85,11 +83,11 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     groups_dropped: int
     """Groups that taught nothing: all outcomes equal."""
     groups_quarantined: int
-    """Groups set aside because their update must not be applied: all of the step, or none."""
+    """Groups in quarantine because their update was refused: all of the step, or none."""
     groups_total: int
     """Groups sampled, P and any replacements."""
     advantage_mean: float
-    """Of the samples that are trained on; NaN where none is, as the next three."""
+    """Mean advantage of the samples that are trained on. NaN if there are none, like the next three."""
     advantage_std: float
     """Their standard deviation."""
     advantage_min: float
@@ -97,8 +95,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     advantage_max: float
     """Largest of them."""
     entropy_mean: float
-    """Nats a response token of the step. Where the engine cannot tell it is the learner's own figure, of the groups
-    that teach (with a KL, of all that count), and NaN in a step without an update."""
+    """Nats per response token of the step. If the engine cannot measure it, it is the learner's own figure, of the
+    groups that teach (with a KL, of all that count), and NaN in a step without an update."""
     mask_fraction: float
     """Share of response tokens that carried gradient."""
     ratio_mean: float
@@ -106,10 +104,10 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     clip_fraction: float
     """Share of tokens whose ratio was clipped."""
     importance_mean: float
-    """Mean weight pi_old / mu of the objective's tokens before loss.importance_cap; about 1 where actor and learner
-    have the same policy. `gspo`: of their samples."""
+    """Mean weight pi_old / mu of the objective's tokens before loss.importance_cap, about 1 if actor and learner have
+    the same policy. `gspo`: of its samples."""
     importance_capped: float
-    """Share of those weights above the cap. NaN where it is 0."""
+    """Share of those weights above the cap. NaN if the cap is 0."""
     importance_ess: float
     """Their effective sample size as a share of their number, (sum c)^2 / (n sum c^2): 1 where all are equal."""
     mismatch_mean: float
@@ -117,23 +115,23 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     mismatch_p95: float
     """Its 95th percentile."""
     mismatch_p99: float
-    """Its 99th percentile: what the gate judges."""
+    """Its 99th percentile: the mismatch gate judges it."""
     mismatch_max: float
     """Its maximum."""
     loss: float
     """Loss of the last pass, all terms together. With one pass the objective's share of it is about 0, whatever the
     policy learns."""
     kl: float
-    """Mean k3 estimate against the policy that loss.kl_beta holds to, over all tokens of the groups that count, in the
-    first pass. NaN where loss.kl_beta = 0."""
+    """Mean k3 estimate against the reference of loss.kl_beta, over all tokens of the groups that count, in the
+    first pass. NaN if loss.kl_beta = 0."""
     grad_norm: float
     """Global norm before it was scaled down."""
     lr: float
     """Learning rate of the step."""
     length_mean: float
-    """Tokens a completion."""
+    """Mean number of tokens in a completion."""
     truncated: float
-    """Share of completions that ran into the cap."""
+    """Share of completions that reached the cap."""
     tokens_per_s: float
     """Sampled tokens over the step's wall time."""
     rollout_s: float
@@ -153,25 +151,25 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     weight_sum: float
     """Sum of the loss weights of the step's tokens."""
     held_fraction: float
-    """Share of response tokens that the constraint held back. NaN where none is configured, as in the next two."""
+    """Share of response tokens that the constraint penalised. NaN if none is configured, like the next two."""
     held_kl: float
     """Mean k3 estimate of those tokens against their reference, in the last pass."""
     constraint_loss: float
-    """What the constraint added to the loss of the last pass."""
+    """The constraint's part of the loss in the last pass."""
     noise_signal: float
-    """Estimate of the squared norm of the true gradient; may be negative. NaN where it is not measured, as the next."""
+    """Estimate of the squared norm of the true gradient; may be negative. NaN if it is not measured, like the next."""
     noise_spread: float
-    """Estimate of the variance of one group's gradient; over the above it is the gradient noise scale, in groups."""
+    """Estimate of the variance of one group's gradient; over noise_signal it is the gradient noise scale, in groups."""
     ewc_penalty: float
-    """What holding the policy to an earlier stage added to the loss of the last pass. NaN where curriculum.ewc = 0."""
+    """The part of elastic weight consolidation in the loss of the last pass. NaN if curriculum.ewc = 0."""
     policy_version: int
     """Version the step was sampled from."""
     curriculum_stage: int
-    """Of the next step's tasks, from 0."""
+    """Stage of the next step's tasks, from 0."""
     curriculum_pass_rate: float
-    """Share of right answers among the step's that count."""
+    """Share of right completions among those of the step that count."""
     curriculum_effective_tasks: float
-    """Among how many tasks the curriculum chooses: 1 / sum q_i^2."""
+    """Effective number of tasks that the curriculum chooses among: 1 / sum q_i^2."""
 
     def to_row(self) -> dict[str, Any]:
         """The contract's keys in the order of the fields."""
@@ -187,32 +185,32 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
 
 
 def finite(value: float) -> float | None:
-    """The number, or None where JSON has none."""
+    """The number, or None if JSON cannot represent it."""
     return value if math.isfinite(value) else None
 
 
 class MetricsLog:
-    """Rows of StepMetrics, in a LineLog."""
+    """Writes StepMetrics as rows of a LineLog."""
 
     def __init__(self, lines: LineLog) -> None:
         self._lines = lines
 
     def log(self, metrics: StepMetrics) -> dict[str, Any]:
-        """Write the row and give it back, for the display."""
+        """Write the row and return it, for the display."""
         row = metrics.to_row()
         self._lines.append(row)
         return row
 
     def sync(self) -> None:
-        """All rows so far are on disk once this returns."""
+        """All rows so far are durable once this returns."""
         self._lines.sync()
 
     def resume_at(self, step: int) -> None:
-        """Drop the rows from `step` on: that step is the next to be logged."""
+        """Drop the rows from `step` on, which is the next step to be logged."""
         self._lines.truncate_from(step)
 
 
 def peak_memory_mb() -> float:
-    """Largest resident size so far, in MiB."""
+    """Largest resident size of this process so far, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)

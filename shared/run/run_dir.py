@@ -1,22 +1,21 @@
-"""The run directory: where each file of a run lies, how one is made, opened and held.
+"""The run directory: where each file of a run is, how a run is made, opened and locked.
 
     config.json   the resolved configuration; written last, so a folder that has it is a run
     run.json      run id, versions, processor
     lock          flock: one learner per run
-    turns/        flock: who has the cores when there is no card; actors write here and into logs/, and nowhere else
+    turns/        flock: which process may compute, where the two share a device; actors write here and into logs/ only
     keys/         CURVE keys, 0700
-    journal/      what actors answered, durable before it is acked
+    journal/      the groups that actors sent, durable before they are acknowledged
     checkpoints/  step-000010/ ...
     quarantine/   batches whose update was refused
     eval/ logs/ metrics.jsonl rollouts.jsonl summary.json   for people and tools
 
-The directory is its owner's alone (0700): it holds the policy and what was asked and answered.
-Left out on purpose: what is in those files; each has its own module.
+Only the owner may read the directory (0700), because it has the policy, prompts and completions.
+Left out on purpose: the content of those files; each has a module of its own.
 
-What a run ran on: the record in run.json, written once when the run directory is made.
-
-Bits on CPU depend on the versions, the processor and the thread counts; the first two stand here, the threads in
-config.json. Versions are read from the installed packages' metadata, without importing torch.
+run.json is written once, when the run is made. Bits on a CPU depend on the versions of packages, the processor and the
+numbers of threads: the first two are here, the threads in config.json. Versions come from the metadata of installed
+packages, so torch is not imported.
 """
 
 import os
@@ -45,13 +44,13 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """run.json."""
 
     run_id: str
-    """32 random hex digits; actors follow it across a learner's restart."""
+    """32 random hex digits. Actors recognise the run by it after a restart of the learner."""
     created: str
     """UTC, ISO 8601."""
     python: str
     """Version of the interpreter."""
     packages: dict[str, str]
-    """Version of each package whose arithmetic or wire matters."""
+    """Version of each package that affects numbers or the wire."""
     platform: str
     """Operating system and architecture."""
     cpu: str
@@ -61,7 +60,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gather_run_info() -> RunInfo:
-    """A new run on this machine, now."""
+    """A new run id, and the facts about this machine."""
     return RunInfo(
         run_id=secrets.token_hex(16),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -74,14 +73,14 @@ def gather_run_info() -> RunInfo:
 
 
 def cpu_name() -> str:
-    """The marketing name where Linux tells it (x86 does, ARM does not), else the architecture."""
+    """The product name if Linux knows it (on x86, not on ARM), else the architecture."""
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
 
 
 MIN_FREE_BYTES = 256 * 2**20
-"""Room for a journal segment (64 MiB) and a few checkpoints of a small adapter; a large run may still fill the disk."""
+"""Room for a journal segment (64 MiB) and a few checkpoints of a small adapter. A large run may need more."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,9 @@ class RunDir:
         create_keys: Callable[[Path], None] = lambda folder: None,
         min_free_bytes: int = MIN_FREE_BYTES,
     ) -> Self:
-        """Make a new run; refused where files lie already, where nothing can be written, or where room is short.
+        """Make a new run. RunDirError if the folder has files, cannot be written, or has too little space.
 
-        create_keys: fills the folder it is given. config.json comes last: whoever finds it finds a whole run.
+        create_keys: writes keys into the folder it gets. config.json is written last, so a folder with it is whole.
         """
         run = cls(path)
         with disk_errors(path):
@@ -131,7 +130,7 @@ class RunDir:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Be the only process that writes this run; the kernel frees the lock if we die."""
+        """Be the only process that writes this run. The kernel releases the lock if the process dies."""
         fd = open_lock(self.lock)
         try:
             with disk_errors(self.lock):
@@ -146,7 +145,6 @@ class RunDir:
             os.close(fd)
 
     def read_info(self) -> RunInfo:
-        """run.json, typed."""
         try:
             return msgspec.json.decode(self.run_info.read_bytes(), type=RunInfo)
         except (FileNotFoundError, ValueError, RecursionError) as error:
@@ -161,17 +159,17 @@ class RunDir:
 
     @property
     def run_info(self) -> Path:
-        """What it ran on."""
+        """Run id, versions and processor."""
         return self.path / "run.json"
 
     @property
     def lock(self) -> Path:
-        """Held by the process that writes the run."""
+        """The lock of the process that writes the run."""
         return self.path / "lock"
 
     @property
     def lease(self) -> Path:
-        """Held by the process that has the cores."""
+        """The lease of the process that may compute."""
         return self.path / "turns" / "lease"
 
     @property
@@ -191,7 +189,7 @@ class RunDir:
 
     @property
     def quarantine(self) -> Path:
-        """Folder of the batches whose update must not be applied; made when there is one."""
+        """Folder of the batches whose update was refused; made for the first one."""
         return self.path / "quarantine"
 
     @property
@@ -205,7 +203,7 @@ class RunDir:
         return self.path / "logs"
 
     def stacks(self, name: str) -> Path:
-        """Where a process stood when it was asked, or when it stood still for too long."""
+        """Stacks of a process, written on request or when it makes no progress for too long."""
         return self.logs / f"stacks-{name}.txt"
 
     @property
@@ -220,12 +218,12 @@ class RunDir:
 
     @property
     def summary(self) -> Path:
-        """How the run stands or ended."""
+        """State or result of the run."""
         return self.path / "summary.json"
 
 
 def refuse_if_taken(run: RunDir) -> None:
-    """Files of any kind are left alone; empty folders, as a crash of `create` leaves them, are no hindrance."""
+    """Empty folders are allowed, because a crash of `create` leaves them."""
     if run.config.exists():
         raise RunDirError(f"{run.path} holds a run already; continue it with `resume`, or choose another --out.")
     if any(entry.is_file() for entry in run.path.rglob("*")):
@@ -233,7 +231,7 @@ def refuse_if_taken(run: RunDir) -> None:
 
 
 def refuse_if_full(path: Path, min_free_bytes: int) -> None:
-    """Better before the first step than in the middle of a checkpoint."""
+    """Refuse before the first step rather than fail in the middle of a checkpoint."""
     free = shutil.disk_usage(path).free
     if free < min_free_bytes:
         raise RunDirError(

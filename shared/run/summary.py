@@ -1,6 +1,6 @@
-"""summary.json: how a run stands or ended. Written by the learner, read by the commands, both as this record.
+"""summary.json: the state or the result of a run. The learner writes it and the commands read it, both as this record.
 
-Keys beyond these belong to other readers and are passed over.
+Unknown keys are ignored.
 """
 
 from collections.abc import Mapping
@@ -18,34 +18,32 @@ Status = Literal["running", "done", "stopped", "failed"]
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run stands or ended."""
+    """The state or the result of a run."""
 
     status: Status
-    """`running` also where it was ended without a word."""
+    """`running` also if the run was killed."""
     steps: int
     """Optimizer steps done."""
     wall_s: float
     """Time the run took, restarts included."""
     adapter_sha256: str
-    """Digest of the newest adapter."""
+    """sha256 of the newest adapter."""
     eval: Mapping[str, Evaluation] = {}
-    """`base` and `final`, those that were made, without the single answers."""
+    """`base` and `final` if they exist, without the results of single tasks."""
 
 
 def write_summary(run: RunDir, summary: Summary) -> None:
-    """summary.json, whole."""
     short = {label: msgspec.structs.replace(report, answers=()) for label, report in summary.eval.items()}
     whole = msgspec.structs.replace(summary, eval=short)
     write_whole(run.summary, msgspec.json.format(msgspec.json.encode(whole), indent=2))
 
 
 def read_summary(run: RunDir) -> Summary | None:
-    """None while there is none: the run was ended before its first word."""
+    """None if the run ended before it wrote one."""
     return read_file(run.summary)
 
 
 def read_file(path: Path) -> Summary | None:
-    """The file as this record, if there is one."""
     if not path.is_file():
         return None
     try:

@@ -62,7 +62,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "'gpt_oss' is not supported: (it is a mixture of experts|its attention has sinks)",
     ),
     "Mamba": ({}, "'mamba' is not supported"),
-    "GPTJ": ({}, "'gptj' is not supported: its class computes attention in ways of its own"),
+    "GPTJ": ({}, "'gptj' is not supported: its class computes attention in a way of its own"),
     "GPTNeoX": ({}, "'gpt_neox' is not supported: .* wants a tensor 'lm_head.weight', and the checkpoint has none"),
     "GPT2": ({}, "'gpt2' is not supported"),
     "Bloom": ({}, "'bloom' is not supported"),

@@ -286,7 +286,7 @@ def test_full_device_is_a_sentence_and_ends_the_file(tmp_path: Path) -> None:
     file = AppendFile(tmp_path / "a")
     with pytest.raises(RunDirError, match=r"No space left on device.*free some space"):
         file.append(b"x")
-    with pytest.raises(RunDirError, match="takes nothing more"):
+    with pytest.raises(RunDirError, match="takes no more writes"):
         file.append(b"x")  # the device cannot be cut back, so nothing may follow
     file.close()
 
