@@ -12,7 +12,6 @@ import numpy as np
 
 
 def derive(run_seed: int, *name: str | int) -> int:
-    """A 63-bit seed for the stream with this name."""
     text = json.dumps([run_seed, *name]).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
@@ -28,5 +27,4 @@ def uniforms(seed: int, count: int) -> np.ndarray:
 
 
 def permutation(run_seed: int, epoch: int, count: int) -> np.ndarray:
-    """[count] order of the tasks in this epoch."""
     return np.random.Generator(np.random.Philox(key=derive(run_seed, "tasks", epoch))).permutation(count)

@@ -82,14 +82,12 @@ def paired(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Diffe
 
 
 def ends_of(found: Difference) -> tuple[float, float]:
-    """(low, high)"""
     return found.low, found.high
 
 
 def paired_bootstrap(
     a: Sequence[float], b: Sequence[float], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> Difference:
-    """The percentile interval of the mean difference."""
     differences = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
     n, rng = len(differences), np.random.Generator(np.random.Philox(key=seed))
     rows = max(1, CHUNK // n)

@@ -38,13 +38,11 @@ class Grade:
 
 
 def nf4_values(weight: Tensor) -> Tensor:
-    """`[out, in]` the weight as it reads after NF4 and back."""
     return quantize(weight).dequantize(weight.dtype)
 
 
 @torch.no_grad()
 def to_nf4_values(model: Qwen2ForCausalLM) -> Qwen2ForCausalLM:
-    """The same model, its decoder linears overwritten with their NF4 values."""
     for linear in decoder_linears(model):
         linear.weight.copy_(nf4_values(linear.weight))
     return model
@@ -100,7 +98,6 @@ def _grade_batch(
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
-    """The question as the user's turn, and the opening of the assistant's."""
     turns = [{"role": "user", "content": question}]
     return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 

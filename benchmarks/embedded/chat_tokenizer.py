@@ -36,7 +36,6 @@ _EVERYDAY_WORDS = (
 
 
 def train_tokenizer(seed: int) -> Qwen2Tokenizer:
-    """The tokenizer, its merges learned from the same corpus as the weights."""
     qwen = Qwen2Tokenizer().backend_tokenizer
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = qwen.normalizer

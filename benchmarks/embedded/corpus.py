@@ -72,7 +72,6 @@ class Example:
 
 
 def draw_example(rng: random.Random, level: int) -> Example:
-    """A random train-split problem with a solution that follows its story's habit."""
     plot = draw_plot(rng, level, "train")
     right = work_out(plot.start, plot.moves)
     slip = _draw_slip(rng, plot) if rng.random() < wrong_share(plot.story.name, level) else None
@@ -81,7 +80,6 @@ def draw_example(rng: random.Random, level: int) -> Example:
 
 
 def wrong_share(story: str, level: int) -> float:
-    """Share of a story's solutions that are wrong at a level."""
     return HABITS[story].wrong_share + _LEVEL_SHIFT[level]
 
 

@@ -77,7 +77,6 @@ def _pin_environment() -> None:
 
 
 def make_model(out: Path, *, num_steps: int, seed: int) -> None:
-    """Train tokenizer and weights and put the checkpoint into `out`."""
     pin_torch(_NUM_THREADS)
     torch.manual_seed(seed)
     tokenizer = train_tokenizer(seed)
@@ -137,7 +136,6 @@ def _set_lr(optimizer: torch.optim.Optimizer, step: int, num_warmup: int, num_st
 def _train_step(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, optimizer: torch.optim.Optimizer, rng: random.Random
 ) -> float:
-    """One update on a micro-batch of each level; the loss before it."""
     optimizer.zero_grad(set_to_none=True)
     loss = 0.0
     with parametrize.cached():

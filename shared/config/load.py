@@ -167,7 +167,6 @@ def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig) -> str:
 
 
 def config_to_json(config: Config) -> bytes:
-    """The resolved tree with all defaults."""
     return msgspec.json.format(msgspec.json.encode(config), indent=2)
 
 

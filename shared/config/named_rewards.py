@@ -11,7 +11,6 @@ TAKEN = ("mean", "std", "min", "max", "outcome", "length", "truncated")
 
 
 def name_of(spec: str) -> str:
-    """The name in logs and on the wire."""
     return spec.rpartition(":")[2]
 
 

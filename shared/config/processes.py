@@ -85,7 +85,6 @@ class EvalConfig(Section, frozen=True, kw_only=True):
     pass@k."""
 
     def is_due(self, done: int) -> bool:
-        """Whether to evaluate after `done` steps."""
         return bool(self.problems and self.every) and done % self.every == 0
 
 

@@ -73,7 +73,6 @@ def check_header(data: bytes, num_tensors: int) -> None:
 
 
 def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """A JSON object in which no name may appear twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name appears twice")
@@ -94,7 +93,6 @@ def peft_name(name: str) -> str:
 
 
 def adapter_config(lora: LoraConfig, base: str) -> bytes:
-    """`adapter_config.json` as PEFT reads it."""
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -34,7 +34,6 @@ def unsupported(model_type: str, reason: str) -> ModelError:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of the message, to quote in a sentence."""
     return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
@@ -80,7 +79,6 @@ def without_values(module: nn.Module, name: str, parameter: nn.Parameter | None)
 
 
 def refuse_parts(config: Any) -> None:
-    """Refuse what config.json shows to be unsupported."""
     if config.is_encoder_decoder:
         raise unsupported(config.model_type, "it has an encoder")
     if config.get_text_config() is not config:
@@ -94,7 +92,6 @@ def refuse_parts(config: Any) -> None:
 
 
 def refuse_layers(lm: Any) -> None:
-    """Refuse what the modules show to be unsupported."""
     linears, kind = decoder_linears(lm).keys(), lm.config.model_type
     parameters = dict(lm.named_parameters())
     if any("expert" in name for name in parameters):
@@ -113,7 +110,6 @@ def refuse_layers(lm: Any) -> None:
 
 
 def decoder_linears(lm: Any) -> dict[str, nn.Linear]:
-    """Name -> module of the linears that are quantised."""
     return {
         name: module
         for name, module in lm.named_modules()

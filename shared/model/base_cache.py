@@ -137,7 +137,6 @@ def cache_key(source: Path, quantization: str) -> str:
 
 
 def write_base(source: Path, folder: Path, quantization: str) -> None:
-    """Write the converted checkpoint, whole or not at all."""
     # An unsupported model is refused before minutes are spent on it.
     empty_model(read_architecture(source))
     remove_unfinished(folder)
@@ -218,7 +217,6 @@ def write_plain(source: Path, folder: Path) -> None:
 
 
 def plain_tensors(weights: Path) -> dict[str, torch.Tensor]:
-    """All tensors by name, with values in place of codes."""
     with safe_open(weights, framework="pt") as file:
         names = set(file.keys())
         codes = {name for name in names if f"{name}.{STATE_KEY}" in names}

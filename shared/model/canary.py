@@ -39,7 +39,6 @@ def canary_ids(run_seed: int, vocab: int, count: int) -> np.ndarray:
 
 
 def canary_of(policy: Policy, ids: np.ndarray) -> Canary:
-    """The canary of the policy as it is now."""
     return Canary(ids=ids, logprobs=score(policy, ids)) if len(ids) else NO_CANARY
 
 

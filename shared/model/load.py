@@ -63,7 +63,6 @@ log = logging.getLogger("policy")
 
 
 def pick_device(device: str) -> torch.device:
-    """`auto` takes the card if there is one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
@@ -133,7 +132,6 @@ def replace_linears(
 def frozen_linear(
     name: str, tensors: dict[str, torch.Tensor], device: torch.device, dtype: torch.dtype, once: bool
 ) -> FrozenLinear:
-    """One linear from the checkpoint's tensors."""
     weight_name, bias = f"{name}.weight", tensors.get(f"{name}.bias")
     if tensors[weight_name].dtype == torch.uint8:
         weight = from_tensors(weight_name, tensors, device)
@@ -165,7 +163,6 @@ def fill_rest(lm: Any, tensors: dict[str, torch.Tensor], device: torch.device, d
 
 
 def missing(lm: Any, name: str) -> ModelError:
-    """The checkpoint uses other names, or is of another model."""
     reason = f"transformers' class needs a tensor '{name}', but the checkpoint has none of that name"
     return unsupported(lm.config.model_type, reason)
 
@@ -230,7 +227,6 @@ def checking(policy: Policy, path: str) -> Iterator[None]:
 
 
 def is_wide(part: Any) -> bool:
-    """Whether it has a window that must be narrowed."""
     window = getattr(part, "sliding_window", None)
     return type(window) is int and window > WINDOW
 
@@ -259,7 +255,6 @@ def refuse_difference(policy: Policy, found: torch.Tensor, expected: torch.Tenso
 
 
 def check_paths(policy: Policy) -> None:
-    """Compare whole sequences, then the same sequences with shared prompts."""
     prompts, completions = sample_ids(len(policy.head), policy.device)
     lengths, owner = (torch.tensor(values, device=policy.device) for values in (PROMPTS, OWNER))
     rows = whole_rows([torch.cat([prompts[o], completion]) for o, completion in zip(OWNER, completions, strict=True)])

@@ -76,7 +76,6 @@ class DequantizingMatmul:
         self.state = kernel_state(weight)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Codes, scales, and the scales' codes and scales."""
         inner, outer = self.state.state2, self.state
         scales = {"absmax": outer.absmax, "code": outer.code, "offset": outer.offset}
         return {"packed": self.packed, **scales, "absmax2": inner.absmax, "code2": inner.code}
@@ -99,11 +98,9 @@ class FrozenLinear(nn.Module):
         self.bias = bias
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Weight and bias."""
         return self.matmul.tensors() | ({} if self.bias is None else {"bias": self.bias})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out]"""
         return self.matmul(x, self.bias)
 
 
@@ -121,7 +118,6 @@ class LoraLinear(nn.Module):
         self.folded: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out]"""
         if self.folded is not None and self.enabled:
             return F.linear(x, self.folded, self.base.bias)
         if not self.enabled:

@@ -64,7 +64,6 @@ class NF4Weight:
 
 
 def from_tensors(name: str, tensors: dict[str, torch.Tensor], device: torch.device) -> NF4Weight:
-    """The inverse of `NF4Weight.tensors`."""
     absmax, quant_map, nested_absmax, nested_quant_map, facts = (tensors[f"{name}.{part}"] for part in PARTS)
     return NF4Weight(
         packed=tensors[name].to(device),
@@ -100,7 +99,6 @@ def kernel_state(weight: NF4Weight) -> Any:
 
 
 def kernel_values(packed: torch.Tensor, state: Any, dtype: torch.dtype) -> torch.Tensor:
-    """[out * in] the values, by bitsandbytes' kernel."""
     return bitsandbytes().dequantize_4bit(packed, state).to(dtype).flatten()
 
 
@@ -122,7 +120,6 @@ class NF4Matmul(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, state: Any) -> torch.Tensor:
-        """[..., in] -> [..., out]"""
         ctx.packed, ctx.state = packed, state
         return F.linear(x, kernel_values(packed, state, x.dtype).view(-1, x.shape[-1]))
 

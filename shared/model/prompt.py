@@ -80,7 +80,6 @@ class Prompter:
 
 
 def load_prompter(folder: Path) -> Prompter:
-    """The prompter of the checkpoint in this folder."""
     tokenizer = load_tokenizer(folder)
     if tokenizer.chat_template is None:
         raise ModelError(f"The tokenizer in {folder} has no chat template; use an instruct model or add one.")
@@ -110,7 +109,6 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def in_words(error: Exception) -> str:
-    """The type of the error and the first line of its message."""
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0][:200].rstrip('.')}" if said else type(error).__name__
 

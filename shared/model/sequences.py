@@ -89,7 +89,6 @@ def run(backbone: nn.Module, cache: PromptCache | None = None, **inputs: Any) ->
 
 
 def positions(starts: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """[B] position of each row's first token, [B, L] ids -> [B, L]"""
     return starts[:, None] + torch.arange(ids.shape[1], device=ids.device)
 
 

@@ -39,7 +39,6 @@ def write(fd: int, data: bytes | memoryview, path: Path) -> int:
 
 
 def fsync(fd: int, path: Path) -> None:
-    """os.fsync of a file or a folder."""
     reach("before fsync", path)
     os.fsync(fd)
     reach("after fsync", path)
@@ -59,14 +58,12 @@ def rename(source: Path, target: Path) -> None:
 
 
 def make(path: Path, mode: int = 0o755) -> None:
-    """mkdir, without parents."""
     reach("before mkdir", path)
     path.mkdir(mode=mode)
     reach("after mkdir", path)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with its content."""
     reach("before remove", path)
     if path.is_dir():
         shutil.rmtree(path)

@@ -144,7 +144,6 @@ def share_of(values: list[float]) -> Share:
 
 
 def right(evaluation: Evaluation) -> list[float]:
-    """[n] 1 if the greedy completion is right, else 0."""
     return [float(task.greedy == "correct") for task in evaluation.answers]
 
 

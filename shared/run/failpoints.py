@@ -68,7 +68,6 @@ class Failpoints:
 
     @classmethod
     def planned(cls, environment: Mapping[str, str]) -> "Failpoints":
-        """The plan that the environment names, normally none."""
         folder = environment.get(VARIABLE)
         if not folder:
             return cls(Path(), Plan(), armed=False, hits=Counter())
@@ -101,7 +100,6 @@ def mark(folder: Path, number: int) -> Path:
 
 
 def act(what: str, point: str) -> str:
-    """Die, raise, or leave it to the caller."""
     if what in (SHORT, TEAR):
         return what
     if what == KILL_ALL:

@@ -27,7 +27,6 @@ def open_lock(path: Path, place: str = OUT) -> int:
 
 
 def try_lock(fd: int) -> bool:
-    """Take the lock if it is free."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -57,13 +56,11 @@ def exclusive(path: Path, place: str) -> Iterator[None]:
 
 
 def sign(fd: int, path: Path) -> None:
-    """Write our pid into the lock we hold."""
     with disk_errors(path):
         disk.truncate(fd, 0, path)
         disk.write(fd, str(os.getpid()).encode(), path)
 
 
 def signature(fd: int) -> str:
-    """The process that wrote its pid last, in words."""
     pid = os.pread(fd, 32, 0).decode()
     return f"process {pid}" if pid else "another process"

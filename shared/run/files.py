@@ -72,7 +72,6 @@ def make_folder(path: Path, mode: int = 0o755, place: str = OUT) -> None:
 
 
 def make_level(path: Path, mode: int, place: str) -> None:
-    """Make one folder whose parent exists. Another process may make it at the same time."""
     try:
         disk.make(path, mode)
     except FileNotFoundError as error:
@@ -220,7 +219,6 @@ def write_all(fd: int, data: bytes, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         disk.fsync(fd, folder)
@@ -269,7 +267,6 @@ class AppendFile:
             sync_folder(path.parent)
 
     def append(self, data: bytes) -> None:
-        """Add all of `data`, or add nothing and raise."""
         self._refuse_if_dead()
         try:
             with disk_errors(self.path):
@@ -322,7 +319,6 @@ class LineLog:
         self._file.append(json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n")
 
     def sync(self) -> None:
-        """All rows so far are durable once this returns."""
         self._file.sync()
 
     def truncate_from(self, step: int) -> None:

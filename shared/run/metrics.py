@@ -172,7 +172,6 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Effective number of tasks that the curriculum chooses among: 1 / sum q_i^2."""
 
     def to_row(self) -> dict[str, Any]:
-        """The contract's keys in the order of the fields."""
         row: dict[str, Any] = {}
         for key, value in msgspec.to_builtins(self).items():
             if key == "rewards":
@@ -185,7 +184,6 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
 
 
 def finite(value: float) -> float | None:
-    """The number, or None if JSON cannot represent it."""
     return value if math.isfinite(value) else None
 
 
@@ -196,17 +194,14 @@ class MetricsLog:
         self._lines = lines
 
     def log(self, metrics: StepMetrics) -> dict[str, Any]:
-        """Write the row and return it, for the display."""
         row = metrics.to_row()
         self._lines.append(row)
         return row
 
     def sync(self) -> None:
-        """All rows so far are durable once this returns."""
         self._lines.sync()
 
     def resume_at(self, step: int) -> None:
-        """Drop the rows from `step` on, which is the next step to be logged."""
         self._lines.truncate_from(step)
 
 

@@ -60,7 +60,6 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gather_run_info() -> RunInfo:
-    """A new run id, and the facts about this machine."""
     return RunInfo(
         run_id=secrets.token_hex(16),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -120,7 +119,6 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """An existing run."""
         run = cls(path)
         with disk_errors(path):
             is_run = run.config.is_file()
@@ -154,52 +152,42 @@ class RunDir:
 
     @property
     def config(self) -> Path:
-        """The resolved configuration."""
         return self.path / "config.json"
 
     @property
     def run_info(self) -> Path:
-        """Run id, versions and processor."""
         return self.path / "run.json"
 
     @property
     def lock(self) -> Path:
-        """The lock of the process that writes the run."""
         return self.path / "lock"
 
     @property
     def lease(self) -> Path:
-        """The lease of the process that may compute."""
         return self.path / "turns" / "lease"
 
     @property
     def keys(self) -> Path:
-        """Folder of the CURVE keys."""
         return self.path / "keys"
 
     @property
     def journal(self) -> Path:
-        """Folder of the journal's segments."""
         return self.path / "journal"
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def quarantine(self) -> Path:
-        """Folder of the batches whose update was refused; made for the first one."""
         return self.path / "quarantine"
 
     @property
     def eval(self) -> Path:
-        """Folder of the held-out evaluations."""
         return self.path / "eval"
 
     @property
     def logs(self) -> Path:
-        """Folder of what each process printed."""
         return self.path / "logs"
 
     def stacks(self, name: str) -> Path:
@@ -208,17 +196,14 @@ class RunDir:
 
     @property
     def metrics(self) -> Path:
-        """One row a step."""
         return self.path / "metrics.jsonl"
 
     @property
     def rollouts(self) -> Path:
-        """A few completions of each step."""
         return self.path / "rollouts.jsonl"
 
     @property
     def summary(self) -> Path:
-        """State or result of the run."""
         return self.path / "summary.json"
 
 
@@ -231,7 +216,6 @@ def refuse_if_taken(run: RunDir) -> None:
 
 
 def refuse_if_full(path: Path, min_free_bytes: int) -> None:
-    """Refuse before the first step rather than fail in the middle of a checkpoint."""
     free = shutil.disk_usage(path).free
     if free < min_free_bytes:
         raise RunDirError(
