@@ -186,7 +186,7 @@ def is_decoder_linear(name: str, tensor: torch.Tensor) -> bool:
     inside = is_linear(name, tensor.dim())
     if inside and tensor.numel() % BLOCK:
         raise ModelError(
-            f"'{name}' has {tensor.numel()} values, but NF4 needs a multiple of {BLOCK}; use model.quantization=none."
+            f"'{name}' has {tensor.numel()} values, but NF4 needs whole blocks of {BLOCK}; use model.quantization=none."
         )
     return inside
 

@@ -255,7 +255,7 @@ def test_what_a_killed_writer_left_of_one_path_is_removed_alone(tmp_path: Path) 
     ("refusal", "remedy"),
     [
         (errno.EMFILE, "`ulimit -n 1024`"),
-        (errno.ENFILE, "end what has too many files open"),
+        (errno.ENFILE, "end the program with too many open files"),
         (errno.ENOLCK, "choose an --out on a disk of this machine"),
     ],
 )

@@ -166,10 +166,10 @@ def test_transformers_reads_the_cached_folder_as_its_own(checkpoint: Path) -> No
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is no model"):
+    with pytest.raises(ModelError, match="is not a model"):
         cached_base(ModelConfig(path=str(tmp_path), cache_dir=str(tmp_path / "cache")))
 
 
 def test_a_matrix_that_blocks_do_not_divide_is_refused_in_words() -> None:
-    with pytest.raises(ModelError, match=r"66 values.*blocks of 64.*model\.quantization=none"):
+    with pytest.raises(ModelError, match=r"66 values.*whole blocks of 64.*model\.quantization=none"):
         is_decoder_linear("model.layers.0.self_attn.q_proj.weight", torch.zeros(6, 11))
