@@ -21,7 +21,7 @@ from learner.orders.dispatch import MAX_UNREAD_MESSAGES, Dispatcher
 from learner.orders.order_check import OrderCheck
 from learner.orders.orders import training_step
 from learner.orders.peers import MAX_UNREAD_POLICIES
-from protocol.access.sparse_log import Tally
+from protocol.access.sparse_log import SparseLog
 from protocol.errors import MalformedMessage, ProtocolError
 from protocol.limits import MAX_CREDITS, MAX_SEED
 from protocol.messages import (
@@ -94,7 +94,7 @@ def converse(data: bytes, check: OrderCheck = CHECK) -> None:
     clock = [0.0]
     welcome = Welcome(run_id="run", heartbeat_s=2.0, silence_s=60.0, mark=0)
     desk = Dispatcher(port, recorder, hello_of(scripted_identity()), welcome, check, lambda: clock[0], late_s=10.0)
-    desk.tally = Tally(UNHEARD)
+    desk.sparse_log = SparseLog(UNHEARD)
     orders: list[Order] = []
     for version in range(2):
         desk.publish(toy_policy(version), oldest_needed=0)

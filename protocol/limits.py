@@ -52,11 +52,11 @@ HANDSHAKE_COST = 256
 """What a connection costs the actor that makes it, out of its allowance."""
 MAX_CONNECTIONS = 256
 """Connections a learner holds."""
-MAX_AT_DOOR = 128
+MAX_UNAUTHENTICATED = 128
 """Of these, TCP connections that have not proved a key; the one that came first makes room for the next."""
 MAX_HANDSHAKE_BYTES = 65_536
 """What a TCP connection may send before it has proved a key; a handshake of an actor has less than 1000."""
-BACKLOG = 64
+LISTEN_BACKLOG = 64
 """TCP connections that the kernel holds for a learner that has not accepted them yet."""
 HANDSHAKE_MS = 5000
 """A connection whose handshake takes longer is closed."""
@@ -68,7 +68,7 @@ COST_BYTES = 65_536
 """Bytes that cost as much as a message."""
 MAX_REFUSALS = 8
 """Times an actor is told Refused before it is shut out."""
-SHUT_OUT_S = 60.0
+BAN_S = 60.0
 """How long an actor stays outside that flooded, or was refused too often."""
 KEEPALIVE_MS = 2000
 """Interval of ZeroMQ's own pings, which find a dead machine or a stopped process."""

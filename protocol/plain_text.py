@@ -1,6 +1,6 @@
 """Text that somebody else chose, made fit for a log and for a terminal.
 
-    one_line       for a log: what cannot be printed is written as an escape (`\\n`, `\\x1b`), and it is cut
+    for_log       for a log: what cannot be printed is written as an escape (`\\n`, `\\x1b`), and it is cut
     for_terminal   for an answer that is read: lines and tabs stay, every other control character becomes an escape
 
 A line break could forge a line of the log; an escape code could clear the screen, or write to the clipboard.
@@ -12,7 +12,7 @@ from protocol.limits import MAX_SHOWN_CHARS
 LAYOUT = "\n\t"
 
 
-def one_line(text: str, most: int = MAX_SHOWN_CHARS) -> str:
+def for_log(text: str, most: int = MAX_SHOWN_CHARS) -> str:
     """At most so many characters, all of them printable."""
     line = "".join(char if char.isprintable() else escaped(char) for char in text[: most + 1])
     return line if len(line) <= most else line[: most - 3] + "..."

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from protocol.errors import MalformedMessage
 from protocol.limits import MAX_ENTROPY, MAX_LOGPROB, MIN_LOGPROB
 from protocol.messages import FilledOrder, Group
-from protocol.plain_text import one_line
+from protocol.plain_text import for_log
 
 
 def check_groups(groups: FilledOrder) -> None:
@@ -27,7 +27,7 @@ def check_lengths(group: Group) -> None:
     """One entry a sample, one number a token."""
     num_samples, num_tokens = len(group.lengths), sum(group.lengths)
     per_sample = {"finishes": group.finishes, "outcomes": group.outcomes, "scores": group.scores}
-    per_sample |= {f"rewards '{one_line(name)}'": values for name, values in group.rewards.items()}
+    per_sample |= {f"rewards '{for_log(name)}'": values for name, values in group.rewards.items()}
     for name, values in per_sample.items():
         if len(values) != num_samples:
             raise MalformedMessage(f"Group {group.group_id} has {num_samples} samples but {len(values)} {name}.")

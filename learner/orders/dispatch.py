@@ -24,7 +24,7 @@ from learner.orders.order_check import OrderCheck
 from learner.orders.orders import Recorder
 from learner.orders.peers import Peer, Peers
 from learner.orders.plan import Unfilled
-from protocol.access.sparse_log import Tally
+from protocol.access.sparse_log import SparseLog
 from protocol.errors import MalformedMessage, PeerGone, PeerTimeout, ProtocolError, VersionMismatch
 from protocol.limits import HIGH_WATER_MARK, MAX_MESSAGES_A_PUMP
 from protocol.messages import (
@@ -40,7 +40,7 @@ from protocol.messages import (
     Refused,
     Welcome,
 )
-from protocol.plain_text import one_line
+from protocol.plain_text import for_log
 from protocol.transport import LearnerPort
 from shared.run.failpoints import reach
 
@@ -93,7 +93,7 @@ class Dispatcher:
         self.filled: dict[str, FilledOrder] = {}
         self.draining = False
         self.said_at = self.now()
-        self.tally = Tally(log)
+        self.sparse_log = SparseLog(log)
 
     def publish(self, policy: Policy, oldest_needed: int) -> None:
         """Make a version available, and forget those before `oldest_needed`."""
@@ -160,7 +160,7 @@ class Dispatcher:
         if peer and isinstance(message, FilledOrder):
             return [(peer, message)]
         if peer and isinstance(message, Bye):
-            self.lose(peer, "left", one_line(message.reason))
+            self.lose(peer, "left", for_log(message.reason))
         return []
 
     def reject(self, address: bytes, fault: ProtocolError) -> None:
@@ -170,7 +170,7 @@ class Dispatcher:
         peer sends it again after its next Hello.
         """
         if address in self.peers.by_address and isinstance(fault, MalformedMessage | VersionMismatch):
-            self.tally.note("dropped what is no message", one_line(str(fault)))
+            self.sparse_log.note("dropped what is no message", for_log(str(fault)))
         else:
             self.refuse(address, str(fault))
 
@@ -187,8 +187,8 @@ class Dispatcher:
         if peer := self.peers.by_address.get(address):
             self.requeue(self.peers.greet_again(peer, hello))
         else:
-            self.tally.note(
-                f"actor {one_line(hello.actor_id)} joined", f"{one_line(hello.engine)} engine", logging.INFO
+            self.sparse_log.note(
+                f"actor {for_log(hello.actor_id)} joined", f"{for_log(hello.engine)} engine", logging.INFO
             )
             self.requeue(self.peers.join(address, hello))
         mark = self.peers.by_address[address].fresh_mark()
@@ -257,7 +257,7 @@ class Dispatcher:
         """Whether this order is open and correctly filled. A peer that fills an order incorrectly is removed."""
         order = self.orders.get(filled.order_id)
         if order is None:
-            log.debug("order %s of %s is not open and was dropped", one_line(filled.order_id), peer.actor_id)
+            log.debug("order %s of %s is not open and was dropped", for_log(filled.order_id), peer.actor_id)
             return False
         fault = self.check.fault(order, self.policies[order.policy_version], filled)
         if fault:
@@ -280,7 +280,7 @@ class Dispatcher:
             if helper is None:
                 break
             if (why := self.needs_help(order_id, helper)) and helper.takes(self.orders[order_id].policy_version):
-                self.tally.note(
+                self.sparse_log.note(
                     f"an order {why} and goes to another too", f"{order_id} to {helper.actor_id}", logging.INFO
                 )
                 for peer in self.peers.with_order(order_id):
@@ -347,18 +347,18 @@ class Dispatcher:
         """Forget a peer whose connection is closed. No message to it is on its way any more."""
         self.peers.left.pop(address, None)
         if peer := self.peers.by_address.get(address):
-            self.tally.note(f"actor {one_line(peer.actor_id)} cannot be reached", one_line(str(error)), logging.INFO)
+            self.sparse_log.note(f"actor {for_log(peer.actor_id)} cannot be reached", for_log(str(error)), logging.INFO)
             self.requeue(self.peers.leave(address, connected=False))
 
     def refuse(self, address: bytes, reason: str) -> None:
         """Log the reason and send it to the peer."""
-        reason = one_line(reason, MAX_REASON_CHARS)
-        self.tally.note("refused a peer", reason)
+        reason = for_log(reason, MAX_REASON_CHARS)
+        self.sparse_log.note("refused a peer", reason)
         self.send(address, Refused(reason=reason))
 
     def lose(self, peer: Peer, why: str, detail: str = "") -> None:
         """Forget a peer. Its orders return to the queue."""
-        self.tally.note(f"actor {one_line(peer.actor_id)} {why}", detail, logging.INFO)
+        self.sparse_log.note(f"actor {for_log(peer.actor_id)} {why}", detail, logging.INFO)
         self.requeue(self.peers.leave(peer.address))
 
     def requeue(self, order_ids: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from learner.orders.orders import fills
 from protocol.errors import ProtocolError
 from protocol.messages import FilledOrder, Group, Order, Outcome, Policy
-from protocol.plain_text import one_line
+from protocol.plain_text import for_log
 from protocol.validate import check_groups, refuse
 from shared.config.data import VerifierConfig
 from shared.config.named_rewards import weights
@@ -100,4 +100,4 @@ class OrderCheck:
 
 def shown(names: Iterable[str]) -> str:
     """Sorted, and safe to print: a peer may have chosen the names."""
-    return one_line(str(sorted(names)))
+    return for_log(str(sorted(names)))

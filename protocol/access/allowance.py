@@ -1,72 +1,71 @@
-"""How each actor behaves, and whether it is shut out for it.
+"""What each actor may still send, and the ban for an actor that sends too much or is refused too often.
 
-    allowance   a connection costs HANDSHAKE_COST, every message 1 + its bytes / 64 KiB; an actor may spend
-                ALLOWANCE_BURST at once, and ALLOWANCE_PER_S for ever. Who runs out is flooding
-    refusals    a Refused says that something was wrong with what an actor sent; a faultless one leaves after the first
+    allowance   a connection costs HANDSHAKE_COST, a message costs 1 + its bytes / 64 KiB. An actor may spend
+                ALLOWANCE_BURST at once and earns ALLOWANCE_PER_S. An actor that spends more is flooding
+    refusals    the learner sends Refused when an actor sent something wrong. A correct actor exits after the first one
 
-Whoever overdraws the one, or collects MAX_REFUSALS, is shut out for SHUT_OUT_S. Counted for each key, whatever the
-number of connections. Left out on purpose: degrees of punishment, and memory beyond the learner's life.
+An actor that overspends, or is refused MAX_REFUSALS times, is banned for BAN_S. Everything is counted per key, so more
+connections bring no more allowance. Left out on purpose: longer bans for repeated offences, and memory of bans after
+the learner exits.
 """
 
 import threading
 import time
 from dataclasses import dataclass, field
 
-from protocol.limits import ALLOWANCE_BURST, ALLOWANCE_PER_S, COST_BYTES, MAX_REFUSALS, SHUT_OUT_S
+from protocol.limits import ALLOWANCE_BURST, ALLOWANCE_PER_S, BAN_S, COST_BYTES, MAX_REFUSALS
 
 
 @dataclass(kw_only=True)
-class Standing:
-    """Of one actor."""
+class Allowance:
+    """The account of one actor."""
 
-    allowance: float
-    """What it may still spend."""
-    counted_at: float = field(default_factory=time.monotonic)
-    """When that was."""
+    left: float
+    """What the actor could still spend at `updated_at`; negative after it overspent."""
+    updated_at: float = field(default_factory=time.monotonic)
+    """When `left` was computed."""
     refusals: int = 0
-    """Since it was last shut out."""
-    shut_out_until: float = 0.0
-    """0 if it never was."""
+    """Refused messages sent to it since its last ban."""
+    banned_until: float = 0.0
+    """End of the last ban; 0 if there was none."""
+
+    def ban(self) -> None:
+        self.banned_until = time.monotonic() + BAN_S
+        self.refusals = 0
 
 
-class Conduct:
-    """All actors. Has one entry for each allowed key at most."""
+class Allowances:
+    """The allowance of every actor; at most one entry per allowed key."""
 
     def __init__(self, burst: float = ALLOWANCE_BURST) -> None:
         self.burst = burst
+        # Two threads spend: the authenticator (connections) and the thread of the port (messages).
         self.lock = threading.Lock()
-        self.standings: dict[str, Standing] = {}
+        self.by_actor: dict[str, Allowance] = {}
 
-    def standing(self, actor_id: str) -> Standing:
-        """New for who is new."""
-        return self.standings.setdefault(actor_id, Standing(allowance=self.burst))
+    def of(self, actor_id: str) -> Allowance:
+        return self.by_actor.setdefault(actor_id, Allowance(left=self.burst))
 
     def spend(self, actor_id: str, num_bytes: int) -> bool:
-        """Charge for a message or a connection, which two threads do; False for the one that shuts the actor out."""
+        """Charge for a message or a connection. False if the actor overspent and is now banned."""
         with self.lock:
-            standing, now = self.standing(actor_id), time.monotonic()
-            earned = (now - standing.counted_at) * ALLOWANCE_PER_S
-            standing.allowance = min(self.burst, standing.allowance + earned) - 1 - num_bytes / COST_BYTES
-            standing.counted_at = now
-            if standing.allowance < 0:
-                self.shut_out(standing)
-            return standing.allowance >= 0
+            allowance, now = self.of(actor_id), time.monotonic()
+            earned = (now - allowance.updated_at) * ALLOWANCE_PER_S
+            allowance.left = min(self.burst, allowance.left + earned) - 1 - num_bytes / COST_BYTES
+            allowance.updated_at = now
+            if allowance.left < 0:
+                allowance.ban()
+            return allowance.left >= 0
 
-    def refused(self, actor_id: str) -> bool:
-        """Note that it was told Refused; False for the time that shuts it out."""
-        standing = self.standing(actor_id)
-        standing.refusals += 1
-        patient = standing.refusals < MAX_REFUSALS
-        if not patient:
-            self.shut_out(standing)
-        return patient
+    def count_refusal(self, actor_id: str) -> bool:
+        """Count a Refused that was sent to this actor. False if it is now banned for it."""
+        allowance = self.of(actor_id)
+        allowance.refusals += 1
+        is_patient = allowance.refusals < MAX_REFUSALS
+        if not is_patient:
+            allowance.ban()
+        return is_patient
 
-    def shut_out(self, standing: Standing) -> None:
-        """From now on, for a while; afterwards it begins anew."""
-        standing.shut_out_until = time.monotonic() + SHUT_OUT_S
-        standing.refusals = 0
-
-    def is_shut_out(self, actor_id: str) -> bool:
-        """Whether it has to stay outside. Asked by the thread that answers handshakes, too."""
-        standing = self.standings.get(actor_id)
-        return standing is not None and time.monotonic() < standing.shut_out_until
+    def is_banned(self, actor_id: str) -> bool:
+        allowance = self.by_actor.get(actor_id)
+        return allowance is not None and time.monotonic() < allowance.banned_until

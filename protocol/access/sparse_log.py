@@ -1,4 +1,4 @@
-"""Lines that a stranger can cause as often as he likes: counted all, written at the 1st, 2nd, 4th, 8th ... time."""
+"""A log for events that an unauthenticated peer can cause at will: every one is counted, powers of two are logged."""
 
 import logging
 from collections import Counter
@@ -6,15 +6,16 @@ from collections import Counter
 log = logging.getLogger("protocol")
 
 
-class Tally:
-    """How often each thing has happened. Its kinds are ours, so that nobody can make it grow."""
+class SparseLog:
+    """Counts events by kind and logs the 1st, 2nd, 4th, 8th ... of each. All kinds are chosen by our own code or by
+    allowed actors, so a peer cannot make the table of counts grow."""
 
     def __init__(self, log: logging.Logger = log) -> None:
         self.log = log
         self.counts: Counter[str] = Counter()
 
     def note(self, kind: str, detail: str = "", level: int = logging.WARNING) -> None:
-        """One more of a kind; detail tells this one from the others."""
+        """Count one event; `detail` describes this event and is not part of the kind."""
         self.counts[kind] += 1
         count = self.counts[kind]
         if count & (count - 1) == 0:

@@ -6,6 +6,7 @@ one of them. Left out on purpose: lost page cache; the order of fsync and rename
 
 import importlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -100,6 +101,19 @@ def run_killed(act: Callable[[], object], nth: int) -> int:
         finally:
             os._exit(status)
     return os.waitpid(pid, 0)[1]
+
+
+@contextmanager
+def no_descriptor_free() -> Iterator[None]:
+    """Nothing can be opened: the soft limit of this process is lowered to what is open now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 if __name__ == "__main__":

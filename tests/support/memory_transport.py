@@ -49,7 +49,7 @@ class MemoryLearnerPort:
         try:
             self.hub.to_actor[peer].put(encode(message), timeout=self.hub.send_timeout_s)
         except queue.Full:
-            raise PeerGone(f"Actor {peer.decode()} took nothing for {self.hub.send_timeout_s} s.") from None
+            raise PeerGone(f"Actor {peer.decode()} read nothing for {self.hub.send_timeout_s} s.") from None
 
     def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage | ProtocolError] | None:
         """The next message of any actor."""

@@ -20,10 +20,10 @@ ENDINGS = {
     "heartbeats": "other floods",
     "garbage": "other was refused too often",
     "hellos": "other was refused too often",
-    "connections": "its actor makes too many: other",
+    "connections": "its actor connects too often: other",
     "unasked groups": "",
     "huge frames": "",
-    "endless message": "bytes came that could not be taken in",
+    "endless message": "bytes that the learner has not taken yet",
 }
 
 
@@ -49,7 +49,7 @@ with live_run(Path(sys.argv[1])) as run:
         (Path(sys.argv[1]) / "a file of the run").write_text("can be written")
         seen.append(len(os.listdir("/proc/self/fd")))
     grown = resident() - memory
-print(json.dumps({"descriptors": max(seen), "memory": grown, "steps": run.steps, "counts": run.port.tally.counts}))
+print(json.dumps({"descriptors": max(seen), "memory": grown, "steps": run.steps, "counts": run.port.sparse_log.counts}))
 """
 """A run of its own in a process that may have no more descriptors than most systems give, until stdin says stop."""
 
@@ -110,4 +110,4 @@ def test_a_flood_starves_nobody_and_fills_nothing(tmp_path: Path, kind: str, cap
             assert flooder.returncode == 0 and int(flooder.stdout.read()) > 0
         assert max(memory) - memory[0] < 4 * BACKLOG, f"grew by {(max(memory) - memory[0]) >> 20} MiB"
     assert ENDINGS[kind] in caplog.text
-    assert not run.port.conduct.is_shut_out("actor0")
+    assert not run.port.allowances.is_banned("actor0")

@@ -102,15 +102,15 @@ def intruder(key: ActorKey | None, name: str = "actor0") -> Intruder:
 
 
 OUTSIDERS: dict[str, tuple[Callable[[LiveRun], Intruder], str]] = {
-    "no key": (lambda run: intruder(None), "it left during the handshake, as one does that knows no CURVE"),
+    "no key": (lambda run: intruder(None), "it left during the handshake, as a program without CURVE does"),
     "wrong key": (
         lambda run: intruder(replace(foreign(run), learner_public=own(run).learner_public)),
-        "its key is not in keys/allowed: public half ",
+        "its key is not in keys/allowed: public key ",
     ),
-    "key of another run": (lambda run: intruder(foreign(run)), "it was meant for a learner with another key"),
+    "key of another run": (lambda run: intruder(foreign(run)), "its actor expects a learner with another key"),
     "wrong server key": (
         lambda run: intruder(replace(own(run), learner_public=foreign(run).learner_public)),
-        "it was meant for a learner with another key",
+        "its actor expects a learner with another key",
     ),
     "another's id as routing id": (
         lambda run: intruder(own(run), "actor0"),
@@ -122,7 +122,7 @@ OUTSIDERS: dict[str, tuple[Callable[[LiveRun], Intruder], str]] = {
 @pytest.mark.parametrize("who", OUTSIDERS)
 def test_who_has_no_business_here_gets_nothing(run: LiveRun, who: str, caplog: pytest.LogCaptureFixture) -> None:
     make, words = OUTSIDERS[who]
-    run.port.tally.counts.clear()
+    run.port.sparse_log.counts.clear()
     assert make(run).try_at(run.endpoint) == []
     wait_for(lambda: words in caplog.text)
     run.goes_on()
@@ -132,7 +132,7 @@ def test_who_has_no_business_here_gets_nothing(run: LiveRun, who: str, caplog: p
 def test_older_and_other_programs_get_nothing_but_a_greeting(
     run: LiveRun, greeting: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run.port.tally.counts.clear()
+    run.port.sparse_log.counts.clear()
     host, port = run.endpoint.removeprefix("tcp://").split(":")
     with socket.create_connection((host, int(port))) as link:
         link.settimeout(LISTEN_S)
@@ -169,7 +169,7 @@ def test_saying_hello_under_anothers_id_is_refused_in_words(run: LiveRun) -> Non
     assert answers
     for answer in answers:
         assert isinstance(answer, Refused)
-        assert "Actor actor0 cannot be spoken for with the key of actor other" in answer.reason
+        assert "A Hello from actor actor0 came with the key of actor other" in answer.reason
     run.goes_on()
 
 
@@ -194,7 +194,7 @@ def test_a_key_made_while_the_run_goes_on_works_until_it_is_removed(
         port.send(hello_of(scripted_identity(), "late"))
         assert isinstance(port.receive(10.0), Welcome)
         (run.keys / "allowed" / "late.json").unlink()
-        with pytest.raises(Exception, match=r"late\.json: its public half is not in keys/allowed"):
+        with pytest.raises(Exception, match=r"late\.json: its public key is not in keys/allowed"):
             for _ in range(100):
                 port.send(Heartbeat(phase="still here"))
                 port.receive(0.1)
@@ -211,18 +211,18 @@ def test_a_spoilt_file_in_a_live_allow_list_is_ignored(run: LiveRun, caplog: pyt
     run.goes_on()
 
 
-def test_who_is_refused_again_and_again_is_shut_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_is_refused_again_and_again_is_banned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with live_run(tmp_path) as run:
         key = own(run)
         port = ZmqActorPort(run.endpoint, key)
-        with pytest.raises(Exception, match="sent what no faultless one sends"):
+        with pytest.raises(Exception, match="is banned because it flooded or sent invalid messages"):
             for _ in range(100):
                 port.socket.send_multipart([b"garbage"])
                 port.receive(0.1)
         port.close()
-        assert run.port.conduct.is_shut_out("other") and not run.port.conduct.is_shut_out("actor0")
+        assert run.port.allowances.is_banned("other") and not run.port.allowances.is_banned("actor0")
         assert caplog.text.count("refused a peer") <= MAX_REFUSALS + 1
         again = intruder(key, "other").try_at(run.endpoint)
         assert again == []
-        assert "its actor is shut out for a while: other" in caplog.text
+        assert "its actor is banned for a while: other" in caplog.text

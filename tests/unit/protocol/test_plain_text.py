@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.plain_text import for_terminal, one_line
+from protocol.plain_text import for_log, for_terminal
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ from protocol.plain_text import for_terminal, one_line
     ],
 )
 def test_one_line(text: str, line: str) -> None:
-    assert one_line(text) == line
-    assert one_line(text).isprintable() and len(one_line(text)) <= 200
+    assert for_log(text) == line
+    assert for_log(text).isprintable() and len(for_log(text)) <= 200
 
 
 @pytest.mark.parametrize(

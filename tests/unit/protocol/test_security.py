@@ -2,13 +2,13 @@
 
 import json
 import os
-import resource
+import shutil
 import socket
 import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from protocol.access.allow_list import ZAP_DOMAIN, AllowList
-from protocol.access.allowance import Conduct
+from protocol.access.allowance import Allowances
 from protocol.access.keys import (
     ActorKey,
     create_actor_key,
@@ -25,13 +25,13 @@ from protocol.access.keys import (
     load_learner_keys,
     read_allowed,
 )
-from protocol.access.sparse_log import Tally
+from protocol.access.sparse_log import SparseLog
 from protocol.codec import encode
 from protocol.errors import SecurityError
 from protocol.limits import MAX_HANDSHAKE_FAILURES
 from protocol.messages import Drain, Heartbeat
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
-from tests.support.disk_faults import list_calls
+from tests.support.disk_faults import list_calls, no_descriptor_free
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,20 +184,7 @@ def test_a_missing_folder_is_named(keys: Path) -> None:
         load_learner_keys(keys)
 
 
-@contextmanager
-def no_descriptor_free() -> Iterator[None]:
-    """Nothing can be opened."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.open(os.devnull, os.O_RDONLY)
-    os.close(lowest_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_want_of_descriptors_is_not_blamed_on_the_key(keys: Path) -> None:
+def test_a_lack_of_descriptors_is_not_blamed_on_the_key(keys: Path) -> None:
     for load, path in ((load_actor_key, keys / "actor0.json"), (load_learner_keys, keys)):
         words = (
             r"cannot be read \(Too many open files\); no descriptor is free: raise their number \(`ulimit -n 1024`\)\.$"
@@ -208,7 +195,7 @@ def test_a_want_of_descriptors_is_not_blamed_on_the_key(keys: Path) -> None:
 
 def allow_list(keys: Path) -> tuple[AllowList, bytes]:
     """As a learner has it, and the key of its actor."""
-    return AllowList(keys / "allowed", Conduct(), Tally()), load_actor_key(keys / "actor0.json").public
+    return AllowList(keys / "allowed", Allowances(), SparseLog()), load_actor_key(keys / "actor0.json").public
 
 
 def test_an_allow_list_that_cannot_be_read_stays_as_it_was(keys: Path) -> None:
@@ -217,7 +204,7 @@ def test_an_allow_list_that_cannot_be_read_stays_as_it_was(keys: Path) -> None:
         assert allowed.callback(ZAP_DOMAIN, key)
         allowed.read()
     assert allowed.allows("actor0") and allowed.actor_id(key.decode()) == "actor0"
-    assert allowed.tally.counts["kept the allow-list as it was"] == 2
+    assert allowed.sparse_log.counts["kept the allow-list as it was"] == 2
 
 
 def test_a_file_that_the_disk_does_not_give_keeps_its_key_and_no_other(keys: Path) -> None:
@@ -229,16 +216,33 @@ def test_a_file_that_the_disk_does_not_give_keeps_its_key_and_no_other(keys: Pat
     (keys / "allowed" / "other.json").unlink()
     assert allowed.callback(ZAP_DOMAIN, key)
     assert not allowed.callback(ZAP_DOMAIN, other)
-    assert allowed.tally.counts["kept a key as it was"] == 2
+    assert allowed.sparse_log.counts["kept a key as it was"] == 2
     (keys / "allowed" / "actor0.json").rmdir()
     assert not allowed.callback(ZAP_DOMAIN, key), "it was removed"
+
+
+def test_a_file_that_is_removed_between_listing_and_reading_counts_as_removed(keys: Path) -> None:
+    """As a link to nothing does: its name is listed, and it cannot be opened."""
+    allowed, key = allow_list(keys)
+    (keys / "allowed" / "actor0.json").unlink()
+    (keys / "allowed" / "actor0.json").symlink_to(keys / "nothing.json")
+    found = read_allowed(keys / "allowed")
+    assert not found.actor_ids and not found.faults and not found.unread
+    assert not allowed.callback(ZAP_DOMAIN, key)
+
+
+def test_without_its_folder_the_allow_list_is_empty(keys: Path) -> None:
+    allowed, key = allow_list(keys)
+    shutil.rmtree(keys / "allowed")
+    assert not allowed.callback(ZAP_DOMAIN, key)
+    assert not allowed.sparse_log.counts["kept the allow-list as it was"]
 
 
 def test_looking_up_a_key_never_raises(keys: Path) -> None:
     """It would end the thread that answers handshakes."""
     allowed, key = allow_list(keys)
     assert not allowed.callback(ZAP_DOMAIN, b"\xff")
-    assert allowed.tally.counts["refused a connection: its key could not be looked up"] == 1
+    assert allowed.sparse_log.counts["refused a connection: its key could not be looked up"] == 1
     assert allowed.callback(ZAP_DOMAIN, key)
 
 
@@ -352,7 +356,7 @@ def test_hanging_up_is_forgiven_for_as_long_as_silence_is(keys: Path, caplog: py
             with closing(ZmqLearnerPort(endpoint, load_learner_keys(keys))) as learner:
                 actor.send(Heartbeat(phase="here"))
                 assert learner.receive(5.0) is not None
-        assert "hangs up during the handshake: nothing is behind it yet, or" in caplog.text
+        assert "hangs up during the handshake: the learner behind it has not started, or" in caplog.text
         start = time.monotonic()
         with pytest.raises(SecurityError, match="do not belong together"):
             while time.monotonic() - start < 20:

@@ -1,4 +1,4 @@
-"""What the learner's doorkeeper sees and does that no well-formed message shows."""
+"""What the learner's connection monitor sees and does below the level of messages."""
 
 import os
 import resource
@@ -14,11 +14,12 @@ import pytest
 import zmq
 
 from protocol import limits
-from protocol.access.allowance import Conduct
-from protocol.access.connection_monitor import Connection, Doorkeeper
+from protocol.access.allowance import Allowances
+from protocol.access.connection_monitor import Connection, ConnectionMonitor, is_short_of_descriptors
 from protocol.access.keys import create_keys, load_learner_keys
-from protocol.access.sparse_log import Tally
+from protocol.access.sparse_log import SparseLog
 from protocol.transport import ZmqLearnerPort
+from tests.support.disk_faults import no_descriptor_free
 from tests.support.live_run import live_run
 from tests.support.stranger import GREETING, HUGE_FRAME
 
@@ -39,17 +40,17 @@ def test_a_descriptor_that_became_a_file_is_left_alone(tmp_path: Path) -> None:
 
 
 @contextmanager
-def guarded(endpoint: str = "tcp://127.0.0.1:*") -> Iterator[tuple[zmq.Socket[bytes], Doorkeeper]]:
-    """A ROUTER that takes anybody, and its doorkeeper."""
+def monitored(endpoint: str = "tcp://127.0.0.1:*") -> Iterator[tuple[zmq.Socket[bytes], ConnectionMonitor]]:
+    """A ROUTER without keys, and its monitor."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.linger = 0
-        doorkeeper = Doorkeeper(router, Tally())
+        monitor = ConnectionMonitor(router, SparseLog())
         router.bind(endpoint)
         try:
-            yield router, doorkeeper
+            yield router, monitor
         finally:
             router.disable_monitor()
-            doorkeeper.close()
+            monitor.close()
 
 
 def address(router: zmq.Socket[bytes]) -> tuple[str, int]:
@@ -58,62 +59,62 @@ def address(router: zmq.Socket[bytes]) -> tuple[str, int]:
     return host, int(port)
 
 
-def test_whoever_has_waited_longest_at_the_door_makes_room(caplog: pytest.LogCaptureFixture) -> None:
-    with guarded() as (router, doorkeeper), ExitStack() as stack:
+def test_a_new_connection_replaces_the_oldest_unauthenticated_one(caplog: pytest.LogCaptureFixture) -> None:
+    with monitored() as (router, monitor), ExitStack() as stack:
         call = partial(socket.create_connection, address(router))
-        links = [stack.enter_context(call()) for _ in range(limits.MAX_AT_DOOR + 3)]
-        wait_for(lambda: doorkeeper.tally.counts["cut a connection"] >= 3)
+        links = [stack.enter_context(call()) for _ in range(limits.MAX_UNAUTHENTICATED + 3)]
+        wait_for(lambda: monitor.sparse_log.counts["cut a connection"] >= 3)
         assert all(ends(link) for link in links[:3])
         assert not ends(links[3]) and not ends(links[-1])
-        assert len(doorkeeper.connections) == limits.MAX_AT_DOOR
+        assert len(monitor.connections) == limits.MAX_UNAUTHENTICATED
         stack.close()
-        wait_for(lambda: not doorkeeper.connections and not doorkeeper.at_door)
-        assert not doorkeeper.cut_off
-    assert "others have come that have not proved a key either" in caplog.text
+        wait_for(lambda: not monitor.connections and not monitor.unauthenticated)
+        assert not monitor.cut_fds
+    assert "newer connections are unauthenticated too" in caplog.text
 
 
-def test_nobody_comes_in_beyond_the_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Over a local socket, where nobody waits at the door."""
+def test_a_connection_beyond_the_limit_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Over a local socket, where every connection counts as authenticated."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        _, doorkeeper = stack.enter_context(guarded(f"ipc://{folder}/socket"))
+        _, monitor = stack.enter_context(monitored(f"ipc://{folder}/socket"))
         links = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(limits.MAX_CONNECTIONS + 3)]
         for link in links:
             link.connect(f"{folder}/socket")
-        wait_for(lambda: doorkeeper.tally.counts["cut a connection"] >= 3)
+        wait_for(lambda: monitor.sparse_log.counts["cut a connection"] >= 3)
         assert ends(links[-1]) and not ends(links[0])
-        assert len(doorkeeper.connections) == limits.MAX_CONNECTIONS
+        assert len(monitor.connections) == limits.MAX_CONNECTIONS
     assert f"there are {limits.MAX_CONNECTIONS} already" in caplog.text
 
 
-def test_nobody_sends_much_before_he_has_proved_a_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And what he sent does not count against those who are in."""
+def test_an_unauthenticated_connection_that_sends_much_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And its bytes do not count against the others."""
     create_keys(tmp_path / "keys")
     learner = ZmqLearnerPort("tcp://127.0.0.1:*", load_learner_keys(tmp_path / "keys"))
-    doorkeeper = learner.doorkeeper
+    monitor = learner.monitor
     with closing(learner), socket.create_connection(address(learner.socket)) as link:
         link.sendall(GREETING + HUGE_FRAME + bytes(2 * limits.MAX_HANDSHAKE_BYTES))
         assert ends(link)
-        wait_for(lambda: doorkeeper.tally.counts["cut a connection"] == 1)
-        assert doorkeeper.left_behind == 0 and not doorkeeper.connections
-    assert f"it sent more than {limits.MAX_HANDSHAKE_BYTES} bytes before it had proved a key" in caplog.text
+        wait_for(lambda: monitor.sparse_log.counts["cut a connection"] == 1)
+        assert monitor.departed_bytes == 0 and not monitor.connections
+    assert f"it sent more than {limits.MAX_HANDSHAKE_BYTES} bytes before it authenticated" in caplog.text
 
 
-def test_an_actor_that_is_in_stays_in_however_many_call(tmp_path: Path) -> None:
+def test_an_authenticated_actor_stays_however_many_connect(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         host, port = run.endpoint.removeprefix("tcp://").split(":")
-        actors = {fd for fd, connection in run.port.doorkeeper.connections.items() if connection.has_proved_a_key()}
+        actors = {fd for fd, connection in run.port.monitor.connections.items() if connection.is_authenticated()}
         assert len(actors) == 1
         with ExitStack() as stack:
-            for _ in range(2 * limits.MAX_AT_DOOR):
+            for _ in range(2 * limits.MAX_UNAUTHENTICATED):
                 stack.enter_context(socket.create_connection((host, int(port))))
-            wait_for(lambda: run.port.tally.counts["cut a connection"] >= limits.MAX_AT_DOOR)
+            wait_for(lambda: run.port.sparse_log.counts["cut a connection"] >= limits.MAX_UNAUTHENTICATED)
             run.goes_on()
-            assert actors <= set(run.port.doorkeeper.connections)
+            assert actors <= set(run.port.monitor.connections)
 
 
-def test_while_few_descriptors_are_free_nobody_new_is_heard() -> None:
+def test_while_few_descriptors_are_free_no_connection_is_accepted() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with guarded() as (router, doorkeeper), zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+    with monitored() as (router, monitor), zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.connect(router.getsockopt_string(zmq.LAST_ENDPOINT))
         dealer.send(b"before")
         peer, _ = router.recv_multipart()
@@ -121,15 +122,22 @@ def test_while_few_descriptors_are_free_nobody_new_is_heard() -> None:
         os.close(lowest_free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 8, hard))
         try:
-            wait_for(lambda: doorkeeper.is_shut)
+            wait_for(lambda: monitor.is_paused)
             with pytest.raises(TimeoutError):
                 socket.create_connection(address(router), timeout=0.3)
             router.send_multipart([peer, b"old connections work on"])
             assert dealer.recv() == b"old connections work on"
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        wait_for(lambda: not doorkeeper.is_shut)
+        wait_for(lambda: not monitor.is_paused)
         socket.create_connection(address(router), timeout=5.0).close()
+
+
+def test_no_free_descriptor_at_all_is_short_of_descriptors() -> None:
+    assert not is_short_of_descriptors()
+    with no_descriptor_free():
+        assert is_short_of_descriptors()
+    assert not is_short_of_descriptors()
 
 
 def ends(link: socket.socket) -> bool:
@@ -146,27 +154,27 @@ def ends(link: socket.socket) -> bool:
 
 
 def test_warnings_grow_with_the_logarithm(caplog: pytest.LogCaptureFixture) -> None:
-    tally = Tally()
+    sparse_log = SparseLog()
     for _ in range(1000):
-        tally.note("refused a connection", "a reason")
-    assert tally.counts["refused a connection"] == 1000
+        sparse_log.note("refused a connection", "a reason")
+    assert sparse_log.counts["refused a connection"] == 1000
     assert [record.message.split("(")[1] for record in caplog.records] == [f"{2**power} so far)" for power in range(10)]
 
 
 def test_an_allowance_is_spent_by_number_and_by_bytes_and_comes_back() -> None:
-    conduct = Conduct(burst=10)
-    assert all(conduct.spend("a", 0) for _ in range(9))
-    assert not conduct.spend("a", 2 * limits.COST_BYTES)
-    assert conduct.is_shut_out("a")
-    assert conduct.spend("b", 8 * limits.COST_BYTES) and not conduct.is_shut_out("b")
+    allowances = Allowances(burst=10)
+    assert all(allowances.spend("a", 0) for _ in range(9))
+    assert not allowances.spend("a", 2 * limits.COST_BYTES)
+    assert allowances.is_banned("a")
+    assert allowances.spend("b", 8 * limits.COST_BYTES) and not allowances.is_banned("b")
     time.sleep(10 / limits.ALLOWANCE_PER_S)
-    assert conduct.spend("a", 0)
+    assert allowances.spend("a", 0)
 
 
 def test_refusals_are_counted_for_each_actor() -> None:
-    conduct = Conduct()
-    assert all(conduct.refused("a") for _ in range(limits.MAX_REFUSALS - 1))
-    assert not conduct.is_shut_out("a")
-    assert not conduct.refused("a")
-    assert conduct.is_shut_out("a") and not conduct.is_shut_out("b")
-    assert conduct.refused("a"), "a new start when it comes back"
+    allowances = Allowances()
+    assert all(allowances.count_refusal("a") for _ in range(limits.MAX_REFUSALS - 1))
+    assert not allowances.is_banned("a")
+    assert not allowances.count_refusal("a")
+    assert allowances.is_banned("a") and not allowances.is_banned("b")
+    assert allowances.count_refusal("a"), "a new start when it comes back"
