@@ -42,11 +42,11 @@ class Rollout:
         with self.lease.hold("actor", lambda: beat("waiting for its turn")) as wait_s:
             start = time.monotonic()
             self.installer.install(policy, woken=self.engine.wake())
-            marking = Marking(order.groups, self.scorer.begin(), self.text, beat)
-            completions = self.engine.generate(order.groups, order.sampling, marking.heard)
+            scoring = OrderScoring(order.groups, self.scorer.begin(), self.text, beat)
+            completions = self.engine.generate(order.groups, order.sampling, scoring.on_ended)
             self.engine.sleep()
             decoded = time.monotonic()
-        groups = marking.groups(completions)
+        groups = scoring.groups(completions)
         timings = Timings(
             wait_s=wait_s,
             rollout_s=decoded - start,
@@ -62,7 +62,7 @@ class Rollout:
         )
 
 
-class Marking:
+class OrderScoring:
     """The samples of one order on their way through the verifier."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Marking:
         self.prompts = [text(order.prompt_ids.tolist()) for order in orders]
         self.firsts = list(accumulate((len(order.seeds) for order in orders), initial=0))
 
-    def heard(self, ended: Sequence[Ended]) -> None:
+    def on_ended(self, ended: Sequence[Ended]) -> None:
         """With every token: hand the samples over that ended with it."""
         self.beat("decoding")
         self.scores.add({self.firsts[sample.row] + sample.column: self.job(sample) for sample in ended})

@@ -85,7 +85,7 @@ def measure_batch(
     tasks: "Sequence[Task]", first: int, rollout: RolloutConfig, samples: int, actor: "LocalActor"
 ) -> "list[TaskMeanings]":
     """The `rollout.prompts` tasks from `first` on. Their seeds depend on the place of a task, not on the batch."""
-    from actor.rollout import Marking
+    from actor.rollout import OrderScoring
     from launch.commands.votes import clusters, comparison
     from learner.curriculum.semantic_entropy import TaskMeanings
     from learner.orders.orders import build_orders
@@ -103,9 +103,9 @@ def measure_batch(
         groups_per_order=0,
     )
     scorer = actor.votes.scorer
-    marking = Marking(order.groups, scorer.begin(), actor.prompter.text, lambda phase: None)
-    completions = actor.engine.generate(order.groups, order.sampling, marking.heard)
-    verdicts = iter(marking.verdicts())
+    scoring = OrderScoring(order.groups, scorer.begin(), actor.prompter.text, lambda phase: None)
+    completions = actor.engine.generate(order.groups, order.sampling, scoring.on_ended)
+    verdicts = iter(scoring.verdicts())
     scored = [[next(verdicts) for _ in group] for group in completions]
     final_answers = [[verdict.extracted for verdict in task] for task in scored]
     same = comparison(actor.votes.kind, final_answers, scorer)
