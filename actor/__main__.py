@@ -2,8 +2,8 @@
 
     python -m actor --connect tcp://host:port --key NAME.json --config config.json
 
-with `keys/NAME.json`, which `python -m launch key RUN NAME` makes, and the run's `config.json` copied there. Who an
-actor is stands in its key. Arguments, keys and config are checked before torch loads.
+after copying `keys/NAME.json`, which `python -m launch key RUN NAME` makes, and the run's `config.json` there. The key
+file says which actor this is. Arguments, keys and config are checked before torch loads.
 """
 
 import argparse
@@ -26,9 +26,8 @@ from shared.run.run_dir import RunDir
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m actor", description="Samples and scores groups for a learner.")
-    parser.add_argument("--id", help="which of the run directory's keys to use (default: actor0); a restart keeps it")
+    parser.add_argument("--id", help="name of the actor's key in the run directory (default: actor0)")
     parser.add_argument("--run", type=Path, help="run directory, when it is on this machine")
     parser.add_argument("--connect", metavar="ENDPOINT", help="tcp://host:port of a learner elsewhere")
     parser.add_argument("--key", type=Path, help="a key made for this actor by `python -m launch key`")
@@ -45,7 +44,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Check what can be checked quickly, then load and serve."""
+    """Check everything that is quick to check, then load torch and serve."""
     files = local_files(RunDir.open(arguments.run), arguments.id) if arguments.run else {}
     files |= {name: path for name in ("config", "key") if (path := getattr(arguments, name))}
     config = read_config(files["config"])
@@ -54,37 +53,35 @@ def main(arguments: argparse.Namespace) -> None:
         check_folder(files["key"].parent)
     key = load_actor_key(files["key"])
     endpoint = arguments.connect or dial_address(config.link, arguments.run)
-    # Without a run directory the card is this machine's own affair; whoever else is here has the same config beside it.
+    # Without a run directory, the actors of this machine share the lease file beside their common config.json.
     lease = files.get("lease", files["config"].with_name("lease"))
     with stacks_of(arguments) as stacks:
         from actor.wiring import serve_orders
 
-        dialled = ZmqActorPort(endpoint, key, silence_s=config.link.silence_s)
-        port = WatchedActorPort(dialled, Watchdog(config.link.silence_s, stacks))
+        connected = ZmqActorPort(endpoint, key, silence_s=config.link.silence_s)
+        port = WatchedActorPort(connected, Watchdog(config.link.silence_s, stacks))
         serve_orders(config, port, endpoint, key.actor_id, lease)
 
 
 def stacks_of(arguments: argparse.Namespace) -> AbstractContextManager[TextIO]:
-    """Without a run directory, stacks go where all the rest is said."""
+    """Where the watchdog writes stacks: a file of the run directory, or stderr without one."""
     if arguments.run is None:
         return nullcontext(sys.stderr)
     return open_stacks(RunDir(arguments.run).stacks(arguments.id))
 
 
 def local_files(run: RunDir, actor_id: str) -> dict[str, Path]:
-    """What an actor needs of a run directory on its own machine."""
     return {"config": run.config, "key": run.keys / f"{actor_id}.json", "lease": run.lease}
 
 
 def read_config(path: Path) -> Config:
-    """The resolved config of the run."""
     if not path.is_file():
         raise RunDirError(f"There is no config at {path}; copy the run's config.json there.")
     return config_from_json(path.read_bytes())
 
 
 def start(argv: list[str]) -> int:
-    """Parse, run; returns the exit code."""
+    """Run an actor; returns the exit code."""
     arguments = parse(argv)
     return run_process(arguments.id, lambda: main(arguments))
 

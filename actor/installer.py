@@ -1,9 +1,9 @@
-"""Installs adapters, and proves that each went in before anything is sampled from it.
+"""Installs an adapter in the engine and verifies it before anything is sampled from it.
 
-    bytes match their sha256 -> engine.install -> canary scored -> within the tolerance of the learner's log-probs
+    check sha256 of the bytes -> engine.install -> score the canary -> compare with the learner's log-probs
 
-A swap that went wrong (a stale or half-copied adapter, a damaged base, another scale) would otherwise show only in the
-learner's mismatch gate, after a step's samples were drawn from the wrong policy.
+Without this, a wrong installation (an old or half-copied adapter, a damaged base, another scale) would show only at the
+learner's mismatch gate, after the samples of a step were drawn from the wrong policy.
 """
 
 import logging
@@ -17,39 +17,40 @@ from shared.model.adapter_file import digest
 from shared.run.failpoints import reach
 
 TOLERANCE = 1e-3
-"""Two fp32 passes over the same weights, whatever the order of their sums, agree far better."""
+"""Two fp32 passes over the same weights differ by much less, whatever the order of their sums."""
 
 log = logging.getLogger("actor")
 
 
 class CanaryMismatch(TrainingStopped):
-    """The engine does not hold what the learner published."""
+    """The engine's policy is not the one that the learner published."""
 
 
 class Installer:
-    """What an engine holds, and how it came in."""
+    """Installs policies in one engine, and knows which adapter is installed."""
 
     def __init__(self, engine: Engine, tolerance: float = TOLERANCE) -> None:
         self.engine = engine
         self.tolerance = tolerance
         self.installed = ""
+        """sha256 of the installed adapter; empty if none is, or if the last one failed a check."""
 
     def install(self, policy: Policy, *, woken: bool) -> None:
-        """Make the engine hold this policy. woken: its weights have been away, so they must be proved again."""
-        # By digest: a learner that was restarted may give one version number to other bytes.
+        """Install this policy unless it is installed. woken: the engine reloaded its weights, so verify them again."""
+        # Compared by digest: after a restart the learner may use a version number again for other bytes.
         if policy.sha256 != self.installed:
-            self.put_in(policy)
-            self.prove(policy)
+            self.load(policy)
+            self.verify(policy)
         elif woken:
-            self.prove(policy)
+            self.verify(policy)
 
-    def put_in(self, policy: Policy) -> None:
-        """The bytes, if they are still what the learner sent."""
+    def load(self, policy: Policy) -> None:
+        """Give the engine the adapter's bytes. DamageError if they are not the bytes that the learner sent."""
         data = policy.adapter.tobytes()
         if (found := digest(data)) != policy.sha256:
             raise DamageError(
                 f"The adapter of policy {policy.version} has sha256 {found[:12]} here and {policy.sha256[:12]} at the"
-                " learner: bits changed on the way or in this machine's memory; start this actor anew."
+                " learner: bits changed on the way or in this machine's memory; start this actor again."
             )
         self.installed = ""
         reach("before actor installs", policy)
@@ -57,8 +58,8 @@ class Installer:
         reach("after actor installs", policy)
         self.installed = policy.sha256
 
-    def prove(self, policy: Policy) -> None:
-        """Score the canary; a policy without one is taken as it is."""
+    def verify(self, policy: Policy) -> None:
+        """Score the canary. CanaryMismatch if it differs too much; a policy without a canary is not verified."""
         expected = policy.canary_logprobs
         if not len(expected):
             return
@@ -71,15 +72,13 @@ class Installer:
 
 
 def mismatch(version: int, found: np.ndarray, expected: np.ndarray, worst: float, tolerance: float) -> str:
-    """Both lists, and what to do."""
     return (
-        f"Policy {version} is not what this actor holds after installing it: the canary's log-probs are {listed(found)}"
-        f" here and {listed(expected)} at the learner (they differ by {worst:.3g}, guard.canary_tolerance allows"
-        f" {tolerance:g}). Nothing was sampled from it. Use `resume`; if it comes back, this machine's memory or its"
-        " cached base is damaged, or actor and learner run different code."
+        f"Policy {version} was installed, but this actor computes other values: the canary's log-probs are"
+        f" {listed(found)} here and {listed(expected)} at the learner (they differ by {worst:.3g},"
+        f" guard.canary_tolerance allows {tolerance:g}). Nothing was sampled from it. Use `resume`; if this happens"
+        " again, this machine's memory or its cached base is damaged, or actor and learner run different code."
     )
 
 
 def listed(values: np.ndarray) -> str:
-    """`[-1.25, -0.5]`"""
     return f"[{', '.join(f'{value:.5g}' for value in values)}]"

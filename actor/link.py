@@ -1,14 +1,15 @@
-"""The actor's end of the wire: handshake, orders in, groups out, and proof of progress in between.
+"""The actor's side of the protocol: handshake, incoming orders, outgoing filled orders, heartbeats.
 
-    join:     Hello, again every second ................... until Welcome or Refused
-    orders:   Policy is kept until no queued order names it, Order is queued, Ack forgets a delivery
-    idle:     three heartbeats without an order or an acknowledgement: Hello again. The learner, perhaps restarted,
-              welcomes us and gets the unacknowledged deliveries once more. The mark of its last Welcome shows that we
-              have read what came before it: then what it thinks we hold is lost, and is sent again. A policy that is
-              still on a slow line is waited for
-    silence:  `silence_s` without a word: PeerTimeout
+    join:     send Hello every second until Welcome or Refused comes
+    orders:   keep each Policy while a queued order names it; queue each Order; drop a filled order when its Ack comes
+    idle:     after three heartbeat intervals without an order or an Ack, send Hello again. The learner, perhaps
+              restarted, answers with Welcome, and the actor sends its unacknowledged filled orders again. The Hello
+              repeats the mark of the last Welcome, which shows that the actor read everything sent before it. Whatever
+              the learner still expects of the actor was then lost, and the learner sends it again. A policy that is
+              still on its way over a slow line is not sent twice
+    silence:  no message for `silence_s`: PeerTimeout
 
-An actor keeps nothing that a restart needs: what was not acknowledged is simply ordered again.
+An actor keeps nothing that a restart needs: the learner orders again what was not acknowledged.
 """
 
 import logging
@@ -42,7 +43,7 @@ log = logging.getLogger("actor.link")
 
 
 class Link:
-    """Speaks to one learner."""
+    """The connection to one learner."""
 
     def __init__(
         self,
@@ -74,90 +75,88 @@ class Link:
         self.last_version = -1
         self.unacknowledged: dict[str, FilledOrder] = {}
         self.draining = False
-        self.heard_at = self.said_at = self.hello_at = now()
+        self.received_at = self.sent_at = self.hello_at = now()
 
     def join(self, deadline_s: float) -> Welcome:
-        """Say Hello until the learner answers."""
+        """Send Hello until the learner answers. PeerTimeout after `deadline_s`."""
         start = self.now()
         while self.welcome is None:
             if self.now() - start > deadline_s:
                 raise PeerTimeout(f"The learner at {self.learner}", "its Welcome", deadline_s)
-            self.greet()
+            self.send_hello()
             self.receive(HELLO_EVERY_S)
         return self.welcome
 
-    def greet(self) -> None:
-        """Say who we are, what we have read, and which policy came last."""
+    def send_hello(self) -> None:
         mark = self.welcome.mark if self.welcome else 0
         version = None if self.last_version < 0 else self.last_version
-        self.say(replace(self.hello, mark=mark, version=version))
+        self.send(replace(self.hello, mark=mark, version=version))
 
     def next_order(self) -> tuple[Order, Policy] | None:
-        """The next order with the policy it names; None when the learner wants no more."""
+        """The next order with the policy it names; None when the learner wants no more work."""
         self.hello_at = self.now()
         while not self.orders:
             if self.draining:
                 return None
-            self.wait("an order")
+            self.wait_once("an order")
         order = self.orders.popleft()
         return order, self.policies[order.policy_version]
 
     def deliver(self, groups: FilledOrder) -> None:
-        """Hand over a filled order; kept until it is acknowledged."""
+        """Send a filled order, and keep it until it is acknowledged."""
         self.unacknowledged[groups.order_id] = groups
-        self.say(groups)
+        self.send(groups)
         self.forget_policies()
 
     def beat(self, phase: str) -> None:
-        """Show progress, at most once a heartbeat interval. Called from the places where work is done."""
-        if self.welcome and self.now() - self.said_at >= self.welcome.heartbeat_s:
-            self.say(Heartbeat(phase=phase))
+        """Send a heartbeat if one is due. Called where work is done, so that an actor that hangs falls silent."""
+        if self.welcome and self.now() - self.sent_at >= self.welcome.heartbeat_s:
+            self.send(Heartbeat(phase=phase))
 
     def leave(self, reason: str) -> None:
-        """Wait for the last acknowledgements, then say goodbye."""
+        """Wait until every filled order is acknowledged, then send Bye."""
         while self.unacknowledged:
-            self.wait("an acknowledgement")
-        self.say(Bye(reason=reason))
+            self.wait_once("an acknowledgement")
+        self.send(Bye(reason=reason))
 
-    def say(self, message: AnyMessage) -> None:
-        """Send and remember when."""
+    def send(self, message: AnyMessage) -> None:
         reach("before actor sends", message)
         self.port.send(message)
         reach("after actor sends", message)
-        self.said_at = self.now()
+        self.sent_at = self.now()
 
     def receive(self, timeout_s: float) -> None:
-        """Take in what has come, waiting at most this long for the first message."""
+        """Handle all messages that have come; wait at most `timeout_s` for the first."""
         reach("before actor receives")
-        while (message := self.hear(timeout_s)) is not None:
+        while (message := self.receive_one(timeout_s)) is not None:
             reach("after actor receives", message)
-            self.heard_at = self.now()
-            self.take(message)
+            self.received_at = self.now()
+            self.handle(message)
             timeout_s = 0.0
 
-    def hear(self, timeout_s: float) -> AnyMessage | None:
-        """The next message. What was damaged on its way is as good as lost, once it is known that both sides speak the
-        same version: our next Hello has the learner say it again."""
+    def receive_one(self, timeout_s: float) -> AnyMessage | None:
+        """The next valid message, or None at the timeout."""
         while True:
             try:
                 return self.port.receive(timeout_s)
             except (MalformedMessage, VersionMismatch) as error:
                 if self.welcome is None:
                     raise
-                log.warning("dropped what is no message: %s", error)
+                # Both sides speak one version, so the message was damaged on its way. The learner sends it again after
+                # our next Hello, as if it had been lost.
+                log.warning("dropped an invalid message: %s", error)
 
-    def take(self, message: AnyMessage) -> None:
-        """One message from the learner."""
+    def handle(self, message: AnyMessage) -> None:
         match message:
             case Order():
-                self.queue(message)
+                self.queue_order(message)
             case Policy():
                 self.policies[message.version] = message
                 self.last_version = message.version
             case Ack():
                 self.unacknowledged.pop(message.order_id, None)
             case Welcome():
-                self.welcomed(message)
+                self.on_welcome(message)
             case Refused():
                 raise HandshakeRefused(message.reason)
             case Drain():
@@ -165,43 +164,41 @@ class Link:
             case _:
                 pass
 
-    def welcomed(self, welcome: Welcome) -> None:
-        """The first time, or again after the learner was restarted; another run is not ours to serve."""
+    def on_welcome(self, welcome: Welcome) -> None:
+        """The answer to a Hello: the first one, or a later one, perhaps of a learner that was restarted."""
         if self.welcome and self.welcome.run_id != welcome.run_id:
-            raise HandshakeRefused(f"The learner at {self.learner} now runs {welcome.run_id}; start this actor anew.")
+            raise HandshakeRefused(f"The learner at {self.learner} now runs {welcome.run_id}; start this actor again.")
         self.welcome = welcome
         for groups in self.unacknowledged.values():
-            self.say(groups)
+            self.send(groups)
 
-    def queue(self, order: Order) -> None:
-        """An order that comes twice, because a link broke in between, is filled once.
-
-        One whose policy a broken link has swallowed is as good as lost itself: the next Hello has both sent anew.
-        """
+    def queue_order(self, order: Order) -> None:
+        """Queue an order. One that comes again after a broken connection is not filled twice."""
         if order.order_id in self.unacknowledged:
-            self.say(self.unacknowledged[order.order_id])
+            self.send(self.unacknowledged[order.order_id])
         elif order.policy_version not in self.policies:
-            log.info("order %s came without policy %d and waits for it", order.order_id, order.policy_version)
+            # Its Policy was lost with a broken connection. The learner sends both again after our next Hello.
+            log.info("ignored order %s, because policy %d did not come", order.order_id, order.policy_version)
         elif order.order_id not in {queued.order_id for queued in self.orders}:
             self.orders.append(order)
 
-    def wait(self, awaited: str) -> None:
-        """Receive for a while; ask again after a longer one, give up after a long one."""
+    def wait_once(self, awaited: str) -> None:
+        """One round of waiting: receive, send what is due. PeerTimeout after `silence_s` without a message."""
         assert self.welcome is not None
-        self.receive(self.patience())
+        self.receive(self.receive_timeout_s())
         self.beat(f"waiting for {awaited}")
         now = self.now()
-        if now - self.heard_at > self.welcome.silence_s:
-            raise PeerTimeout(f"The learner at {self.learner}", awaited, now - self.heard_at)
+        if now - self.received_at > self.welcome.silence_s:
+            raise PeerTimeout(f"The learner at {self.learner}", awaited, now - self.received_at)
         if now - self.hello_at > 3 * self.welcome.heartbeat_s:
             self.hello_at = now
-            self.greet()
+            self.send_hello()
 
-    def patience(self) -> float:
-        """How long one wait may last before something has to be said."""
+    def receive_timeout_s(self) -> float:
+        """Short enough that the next heartbeat or Hello is on time."""
         return self.welcome.heartbeat_s / 2 if self.welcome else HELLO_EVERY_S
 
     def forget_policies(self) -> None:
-        """Keep the version that came last, for the learner sends it once, and those that queued orders name."""
+        # The newest is kept even if no order names it yet: the learner sends it once.
         named = {order.policy_version for order in self.orders} | {self.last_version}
         self.policies = {version: policy for version, policy in self.policies.items() if version in named}

@@ -4,9 +4,9 @@
       ^                                                                            |
       '------------------------------- Ack, next Order <---------------------------'
 
-produces      FilledOrder, one a filled Order
-waits for     an Order (the learner's), its turn (whoever computes now)
-unblocked by  the learner's next dispatch; the kernel, when the holder of the lease lets go or dies
+produces      FilledOrder, one for each Order
+waits for     an Order (from the learner), the lease (while another process computes)
+unblocked by  the learner's next dispatch; the kernel, when the process that has the lease releases it or dies
 """
 
 from actor.link import Link
@@ -14,7 +14,7 @@ from actor.rollout import Rollout
 
 
 def serve(link: Link, rollout: Rollout) -> None:
-    """Fill orders until the learner wants no more."""
+    """Fill orders until the learner sends Drain."""
     while (work := link.next_order()) is not None:
         order, policy = work
         groups = rollout.fill(order, policy, link.beat)

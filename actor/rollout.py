@@ -1,6 +1,6 @@
-"""One order, filled: decode under the lease, release it, score. Samples that have ended are scored meanwhile.
+"""Fills one order: decode while holding the lease, release it, score. Completions that end early are scored meanwhile.
 
-Completion text exists here alone, for the verifier; what goes to the learner is ids and numbers.
+Completion text exists only here, for the verifier; the learner gets token ids and numbers.
 """
 
 import time
@@ -38,7 +38,7 @@ class Rollout:
         self.text = text
 
     def fill(self, order: Order, policy: Policy, beat: Beat) -> FilledOrder:
-        """Sample from exactly the version the order names, then score."""
+        """Sample with exactly the policy version that the order names, then score."""
         with self.lease.hold("actor", lambda: beat("waiting for its turn")) as wait_s:
             start = time.monotonic()
             self.installer.install(policy, woken=self.engine.wake())
@@ -63,7 +63,7 @@ class Rollout:
 
 
 class OrderScoring:
-    """The samples of one order on their way through the verifier."""
+    """Scores the completions of one order: each goes to the verifier as soon as it has ended."""
 
     def __init__(
         self, orders: tuple[GroupOrder, ...], scores: Scores, text: Callable[[list[int]], str], beat: Beat
@@ -76,12 +76,11 @@ class OrderScoring:
         self.firsts = list(accumulate((len(order.seeds) for order in orders), initial=0))
 
     def on_ended(self, ended: Sequence[Ended]) -> None:
-        """With every token: hand the samples over that ended with it."""
+        """The engine calls this after every token, with the completions that ended with it."""
         self.beat("decoding")
         self.scores.add({self.firsts[sample.row] + sample.column: self.job(sample) for sample in ended})
 
     def job(self, sample: Ended) -> ScoreJob:
-        """What the verifier sees of one sample."""
         ids = sample.completion.ids.tolist()
         return ScoreJob(
             prompt=self.prompts[sample.row],
@@ -92,11 +91,10 @@ class OrderScoring:
         )
 
     def verdicts(self) -> list[Verdict]:
-        """Wait for the rest: one a sample, in order."""
+        """Wait for all verdicts, in the order of the completions."""
         return self.scores.verdicts(lambda: self.beat("scoring"))
 
     def groups(self, completions: list[list[Completion]]) -> tuple[Group, ...]:
-        """With their verdicts."""
         verdicts = iter(self.verdicts())
         return tuple(
             scored_group(order, samples, [next(verdicts) for _ in samples])
@@ -105,7 +103,7 @@ class OrderScoring:
 
 
 def scored_group(order: GroupOrder, samples: list[Completion], verdicts: list[Verdict]) -> Group:
-    """Samples and verdicts as one record of the wire."""
+    """The record that the learner gets."""
     entropies = [sample.entropies for sample in samples if sample.entropies is not None]
     return Group(
         group_id=order.group_id,

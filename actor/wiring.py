@@ -1,4 +1,4 @@
-"""From a config to a running actor. Heavy imports live here, after arguments and config have been checked."""
+"""Builds a running actor from a config. Imports torch, so it is imported after arguments and config are checked."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shared.model.adapter_file import LoraLayout
 
 BF16_TOLERANCE = 0.25
-"""bf16 keeps 8 bits: two kernels that sum in another order may differ by this in an improbable token's log-prob."""
+"""bf16 has 8 bits: two kernels that sum in another order may differ by this in the log-prob of an unlikely token."""
 
 ENGINES = Path(__file__).parent / "engines"
 """The source that computes a completion."""
@@ -54,8 +54,8 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
 
 
 def build_vllm(config: Config, base: CachedBase, prompter: Prompter, device: torch.device) -> Engine:
-    """vLLM over the learner's own base; its digest is that of the codes, whichever way they are served."""
-    # Here alone: without the extra there is no vLLM to import.
+    """vLLM over the learner's base. The digest is that of the NF4 base even if vLLM serves the dequantised weights."""
+    # Imported here, because vLLM is an optional extra.
     from actor.engines.vllm_engine import VLLMEngine
     from actor.engines.vllm_internals import VLLM
     from actor.engines.vllm_options import vllm_options
@@ -64,7 +64,7 @@ def build_vllm(config: Config, base: CachedBase, prompter: Prompter, device: tor
 
     check_engine(config.actor)
     if device.type == "cuda":
-        # Some of vLLM's kernels have no deterministic form and would refuse to run.
+        # Some of vLLM's kernels have no deterministic version and would raise.
         torch.use_deterministic_algorithms(False)
     plain = config.model.quantization == "nf4" and config.actor.weights != "nf4"
     folder = plain_base(base).folder if plain else base.folder
@@ -75,7 +75,7 @@ def build_vllm(config: Config, base: CachedBase, prompter: Prompter, device: tor
 
 
 def given_back(config: Config, base: CachedBase, layout: "LoraLayout", options: "VLLMOptions") -> "GiveBack":
-    """Between two orders: as configured, or as planned for this card."""
+    """What vLLM frees between two orders: as configured, or as planned for this card."""
     from actor.engines.vllm_options import Held, learner_bytes, plan_give_back
 
     if options.device == "cpu":
@@ -91,26 +91,27 @@ def given_back(config: Config, base: CachedBase, layout: "LoraLayout", options: 
 
 
 def canary_tolerance(config: Config, device: torch.device) -> float:
-    """As configured, or what the engine's compute type allows; the plugin computes NF4 in bf16 everywhere."""
+    """As configured, or what the engine's compute type allows."""
+    # The vLLM plugin computes NF4 in bf16 on every device.
     through_plugin = config.actor.engine == "vllm" and config.actor.weights == "nf4"
     rounding = BF16_TOLERANCE if through_plugin or device.type == "cuda" else TOLERANCE
     return config.guard.canary_tolerance or rounding
 
 
-def serve_or_say_why(link: Link, rollout: Rollout) -> None:
-    """Serve; an actor whose policy cannot be trusted tells the learner before it ends."""
+def serve_or_send_bye(link: Link, rollout: Rollout) -> None:
+    """Serve. An actor whose policy is wrong tells the learner why it stops."""
     try:
         serve(link, rollout)
     except (CanaryMismatch, DamageError) as fault:
-        link.say(Bye(reason=str(fault)))
+        link.send(Bye(reason=str(fault)))
         raise
 
 
 def serve_orders(config: Config, port: ActorPort, endpoint: str, actor_id: str, lease_file: Path) -> None:
-    """Load, join, serve, leave."""
+    """Build the engine and the scorers, join the run, fill orders until the learner sends Drain."""
     device = pick_device(config.compute.device)
     lease = lease_for(config.compute, device.type, lease_file)
-    # An engine takes its memory while it is built, and vLLM looks at what is free.
+    # Under the lease: an engine allocates memory while it is built, and vLLM measures how much is free.
     with lease.hold("actor"):
         engine, prompter = build_engine(config)
     log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))
@@ -121,7 +122,7 @@ def serve_orders(config: Config, port: ActorPort, endpoint: str, actor_id: str, 
         link = Link(port, endpoint, actor_id, engine.identity, config.link.credits, rules)
         welcome = link.join(config.link.silence_s)
         log.info("joined run %s", welcome.run_id)
-        serve_or_say_why(link, rollout)
+        serve_or_send_bye(link, rollout)
     finally:
         scorer.close()
         port.close()

@@ -1,12 +1,11 @@
-"""A message as three frames, and back. `encode` and `decode` are pure inverses; sockets know only frames.
+"""Encodes a message as three frames, and decodes it. `encode` and `decode` are pure inverses.
 
-    header   msgpack map {version, type, crc32}; crc32 runs over body, then buffers
-    body     msgpack map of the message's fields; an array stands there as {dtype, shape, offset}
+    header   msgpack map {version, type, crc32}; crc32 is computed over body, then buffers
+    body     msgpack map of the message's fields; an array is represented as {dtype, shape, offset}
     buffers  the arrays' little-endian bytes, each at the next multiple of 16, zeros between them, nothing after them
 
-What encodes also decodes: both ends hold a message to the types of messages.py, so a fault shows where it was made.
-Decoded arrays are read-only views into the frame. Whether a FilledOrder makes sense
-is checked in validate.py.
+Both ends check a message against the types of messages.py, so an invalid one raises at the sender.
+Decoded arrays are read-only views into the frame. validate.py checks whether a FilledOrder message makes sense.
 Left out on purpose: pickle, msgpack's extension types, more than one dimension, compression (log-probs do not shrink).
 """
 
@@ -48,11 +47,11 @@ class Header(Record, frozen=True, kw_only=True):
     type: Name
     """Name of the message."""
     crc32: Annotated[int, Meta(ge=0, le=2**32 - 1)]
-    """Of the second and third frame together."""
+    """Checksum of the second and third frame together."""
 
 
 class Slice(Record, frozen=True, kw_only=True):
-    """What stands in the body for an array."""
+    """Represents an array in the body."""
 
     dtype: Literal["uint8", "int32", "float32"]
     """Type of the elements."""
@@ -70,7 +69,7 @@ class BufferWriter:
         self.size = 0
 
     def append(self, array: object) -> dict[str, object]:
-        """Add an array; what stands in the body for it."""
+        """Add an array; returns its Slice as a plain map."""
         if not isinstance(array, np.ndarray):
             raise MalformedMessage(f"A {type(array).__name__} cannot be sent; use Python's own types or a numpy array.")
         values = cast("np.ndarray[Any, np.dtype[Any]]", array)
@@ -91,19 +90,18 @@ class BufferWriter:
         return {"dtype": values.dtype.name, "shape": [values.size], "offset": offset}
 
     def frame(self) -> bytes:
-        """The whole frame."""
         return b"".join(self.parts)
 
 
 class BufferReader:
-    """Hands out views into the buffer frame, and accounts for every byte of it."""
+    """Gives views into the buffer frame, and checks that they use every byte of it."""
 
     def __init__(self, frame: bytes) -> None:
         self.frame = frame
         self.spans: list[tuple[int, int]] = []
 
     def view(self, kind: type, raw: object) -> np.ndarray[Any, np.dtype[Any]]:
-        """The array that a slice in the body stands for. A ValueError here gains the field's path from msgspec."""
+        """The array that a Slice in the body represents. msgspec adds the field's path to a ValueError from here."""
         where = msgspec.convert(raw, Slice)
         expected = np.dtype(get_args(get_args(kind)[1])[0]).name
         if where.dtype != expected:
@@ -111,23 +109,22 @@ class BufferReader:
         dtype = DTYPES[where.dtype]
         num_bytes = where.shape[0] * dtype.itemsize
         if where.offset + num_bytes > len(self.frame):
-            raise ValueError(f"{num_bytes} bytes at {where.offset} lie outside of {len(self.frame)} bytes of buffers")
+            raise ValueError(f"{num_bytes} bytes at {where.offset} are outside the {len(self.frame)} bytes of buffers")
         self.spans.append((where.offset, num_bytes))
         return np.ndarray(where.shape, dtype, self.frame, where.offset)
 
     def check_all_used(self) -> None:
-        """The slices lie one after another, with zeros where alignment asks for them and nothing else."""
+        """ValueError unless the arrays follow one another, with only the zeros between them that alignment needs."""
         end = 0
         for offset, num_bytes in sorted(self.spans):
             if offset != end + -end % BUFFER_ALIGNMENT or any(self.frame[end:offset]):
-                raise ValueError(f"Arrays overlap, or leave a hole, at byte {end} of the buffers")
+                raise ValueError(f"Arrays overlap or leave a gap at byte {end} of the buffers")
             end = offset + num_bytes
         if end != len(self.frame):
             raise ValueError(f"The arrays fill {end} of {len(self.frame)} bytes of buffers")
 
 
 def encode(message: AnyMessage) -> list[bytes]:
-    """The three frames of a message."""
     writer = BufferWriter()
     fields: dict[str, object] = msgspec.to_builtins(message, enc_hook=writer.append)
     name = str(fields.pop("type"))
@@ -141,17 +138,17 @@ def encode(message: AnyMessage) -> list[bytes]:
 
 
 def decode(frames: Sequence[bytes]) -> AnyMessage:
-    """The message in three frames; MalformedMessage or VersionMismatch for anything else."""
+    """The message in these frames. MalformedMessage or VersionMismatch if they are not a message."""
     header = read_header(frames[0] if frames else b"")
     check_sizes(frames)
     _, body, buffers = frames
     if header.crc32 != checksum(body, buffers):
-        raise MalformedMessage(f"The {header.type} message does not have the checksum that its header names.")
+        raise MalformedMessage(f"The {header.type} message does not have the checksum in its header.")
     return to_message(header.type, from_msgpack(body, "body"), buffers)
 
 
 def read_header(frame: bytes) -> Header:
-    """The header, if it is of this version. Comes first, for another version may differ in all that follows."""
+    """The header, if it has our version. Read first, because everything else may differ in another version."""
     check_size("header", frame, MAX_HEADER_BYTES)
     raw = from_msgpack(frame, "header")
     version = raw.get("version")
@@ -163,11 +160,11 @@ def read_header(frame: bytes) -> Header:
     try:
         return msgspec.convert(raw, Header)
     except ValueError as error:
-        raise MalformedMessage(f"The header is not as agreed: {error}.") from error
+        raise MalformedMessage(f"The header is invalid: {error}.") from error
 
 
 def to_message(name: str, fields: dict[str, object], buffers: bytes) -> AnyMessage:
-    """Fields as plain values, held to the message's type."""
+    """Build a message from plain values, checked against its type."""
     reader = BufferReader(buffers)
     try:
         if "type" in fields:
@@ -175,12 +172,11 @@ def to_message(name: str, fields: dict[str, object], buffers: bytes) -> AnyMessa
         message = msgspec.convert({"type": name} | fields, AnyMessage, dec_hook=reader.view)
         reader.check_all_used()
     except ValueError as error:
-        raise MalformedMessage(f"The {name} message is not as agreed: {error}.") from error
+        raise MalformedMessage(f"The {name} message is invalid: {error}.") from error
     return message
 
 
 def check_sizes(frames: Sequence[bytes]) -> None:
-    """The right number of frames, none too large."""
     if len(frames) != NUM_FRAMES:
         raise MalformedMessage(f"A message has {NUM_FRAMES} frames, got {len(frames)}.")
     for name, frame, limit in zip(("header", "body", "buffer"), frames, FRAME_LIMITS, strict=True):
@@ -188,23 +184,20 @@ def check_sizes(frames: Sequence[bytes]) -> None:
 
 
 def check_size(name: str, frame: bytes, limit: int) -> None:
-    """Not too large."""
     if len(frame) > limit:
         raise MalformedMessage(f"The {name} frame has {len(frame)} bytes; the limit is {limit}.")
 
 
 def checksum(body: bytes, buffers: bytes) -> int:
-    """crc32 of both, one after the other."""
     return zlib.crc32(buffers, zlib.crc32(body))
 
 
 def to_msgpack(fields: dict[str, object]) -> bytes:
-    """A map as msgpack bytes."""
     return cast(bytes, msgpack.packb(fields))  # pyright: ignore[reportUnknownMemberType]
 
 
 def from_msgpack(frame: bytes, what: str) -> dict[str, object]:
-    """A map from msgpack bytes, no larger in any direction than the limits say."""
+    """A map from msgpack bytes; every size in it is within the limits."""
     try:
         raw = cast(
             object,
@@ -227,12 +220,12 @@ def from_msgpack(frame: bytes, what: str) -> dict[str, object]:
 
 
 def refuse_extension(code: int, _: bytes) -> None:
-    """Extension types have no place here; an empty one passes the length limit."""
+    # Needed besides max_ext_len=0, which an empty extension passes.
     raise ValueError(f"extension type {code}")
 
 
 def pack(frames: Sequence[bytes]) -> bytes:
-    """Frames as one string of bytes for a file: each preceded by its length, 4 bytes, little-endian."""
+    """Frames as one byte string for a file: each after its length in 4 bytes, little-endian."""
     return b"".join(part for frame in frames for part in (LENGTH.pack(len(frame)), frame))
 
 

@@ -1,36 +1,36 @@
-"""What can go wrong on the wire.
+"""The errors of this package.
 
 ProtocolError
 |-- MalformedMessage    bytes that are not a message of this version: too large, wrong shape, wrong type
 |-- VersionMismatch     a message of another protocol version
-|-- PeerTimeout         a peer was silent for longer than agreed; names peer, what was awaited, seconds
-|-- PeerGone            a peer was addressed that is not connected, or takes nothing any more
-|-- HandshakeRefused    the learner said Refused; carries its sentence
+|-- PeerTimeout         a peer sent nothing for too long; names the peer, the awaited message, the seconds
+|-- PeerGone            a message was for a peer that is not connected or no longer reads
+|-- HandshakeRefused    the learner sent Refused; has its reason
 `-- SecurityError       a key is missing, readable by others, or not accepted
 """
 
 
 class ProtocolError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of every error that this package raises on purpose."""
 
 
 class MalformedMessage(ProtocolError):
-    """Bytes that do not form a message."""
+    """The bytes are not a message."""
 
 
 class VersionMismatch(ProtocolError):
-    """A message that names another protocol version."""
+    """The message has another protocol version."""
 
 
 class PeerTimeout(ProtocolError):
-    """A peer said nothing for too long."""
+    """A peer sent nothing for too long."""
 
     def __init__(self, peer: str, awaited: str, seconds: float) -> None:
         super().__init__(f"{peer} said nothing for {seconds:.1f} s while {awaited} was awaited.")
 
 
 class PeerGone(ProtocolError):
-    """A peer was addressed that is not connected, or takes nothing any more."""
+    """A message was for a peer that is not connected or no longer reads."""
 
 
 class HandshakeRefused(ProtocolError):
@@ -38,4 +38,4 @@ class HandshakeRefused(ProtocolError):
 
 
 class SecurityError(ProtocolError):
-    """A key is missing, exposed or not accepted."""
+    """A key is missing, readable by others, or not accepted."""

@@ -1,10 +1,10 @@
-"""Text that somebody else chose, made fit for a log and for a terminal.
+"""Escapes text that a peer or a model chose.
 
-    for_log       for a log: what cannot be printed is written as an escape (`\\n`, `\\x1b`), and it is cut
-    for_terminal   for an answer that is read: lines and tabs stay, every other control character becomes an escape
+    for_log        one line of limited length; characters that cannot be printed become escapes (`\\n`, `\\x1b`)
+    for_terminal   line breaks and tabs stay; other control characters become escapes
 
-A line break could forge a line of the log; an escape code could clear the screen, or write to the clipboard.
-Left out on purpose: what looks like something else (homographs, blanks of other widths).
+Without this a line break could forge a line of the log, and an escape code could clear the screen or write to the
+clipboard. Left out on purpose: characters that look like other characters.
 """
 
 from protocol.limits import MAX_SHOWN_CHARS
@@ -12,22 +12,21 @@ from protocol.limits import MAX_SHOWN_CHARS
 LAYOUT = "\n\t"
 
 
-def for_log(text: str, most: int = MAX_SHOWN_CHARS) -> str:
-    """At most so many characters, all of them printable."""
-    line = "".join(char if char.isprintable() else escaped(char) for char in text[: most + 1])
-    return line if len(line) <= most else line[: most - 3] + "..."
+def for_log(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
+    """One line of at most this many printable characters."""
+    line = "".join(char if char.isprintable() else escaped(char) for char in text[: max_chars + 1])
+    return line if len(line) <= max_chars else line[: max_chars - 3] + "..."
 
 
 def for_terminal(text: str) -> str:
-    """All of it; the control characters of C0 and C1 as escapes, but for line breaks and tabs."""
+    """The whole text, with its control characters escaped except line breaks and tabs."""
     return "".join(escaped(char) if is_control(char) and char not in LAYOUT else char for char in text)
 
 
 def is_control(char: str) -> bool:
-    """C0, DEL and C1: what a terminal obeys."""
+    """C0, DEL and C1, which a terminal interprets."""
     return char < " " or "\x7f" <= char <= "\x9f"
 
 
 def escaped(char: str) -> str:
-    """As Python writes it."""
     return char.encode("unicode_escape").decode("ascii")

@@ -17,14 +17,14 @@ from protocol.plain_text import for_log
 
 
 def check_groups(groups: FilledOrder) -> None:
-    """MalformedMessage, with group and sample, for the first thing that does not hold."""
+    """MalformedMessage for the first check that fails; it names the group and the sample."""
     for group in groups.groups:
         check_lengths(group)
         check_values(group)
 
 
 def check_lengths(group: Group) -> None:
-    """One entry a sample, one number a token."""
+    """One entry per sample, one number per token."""
     num_samples, num_tokens = len(group.lengths), sum(group.lengths)
     per_sample = {"finishes": group.finishes, "outcomes": group.outcomes, "scores": group.scores}
     per_sample |= {f"rewards '{for_log(name)}'": values for name, values in group.rewards.items()}
@@ -40,7 +40,6 @@ def check_lengths(group: Group) -> None:
 
 
 def check_values(group: Group) -> None:
-    """Numbers that mean something."""
     if (group.prompt_ids < 0).any():
         raise MalformedMessage(f"Group {group.group_id} has a negative token id in its prompt.")
     refuse(group, group.completion_ids < 0, "a negative token id")
@@ -55,7 +54,7 @@ def check_values(group: Group) -> None:
 
 
 def token_arrays(group: Group) -> dict[str, NDArray[np.int32] | NDArray[np.float32]]:
-    """What has one number a token; entropies only where the engine told them."""
+    """The arrays with one number per token; entropies only if the engine reports them."""
     arrays: dict[str, NDArray[np.int32] | NDArray[np.float32]] = {
         "completion_ids": group.completion_ids,
         "logprobs": group.logprobs,
@@ -64,7 +63,7 @@ def token_arrays(group: Group) -> dict[str, NDArray[np.int32] | NDArray[np.float
 
 
 def refuse(group: Group, bad_S: NDArray[np.bool_], what: str) -> None:
-    """Name the sample of the first bad token."""
+    """MalformedMessage that names the sample of the first bad token, if there is one."""
     if bad_S.any():
         token = int(bad_S.argmax())
         sample = int(np.searchsorted(np.cumsum(group.lengths), token, side="right"))

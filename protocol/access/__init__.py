@@ -1,1 +1,1 @@
-"""Who may speak: keys, the list of allowed ones, and what a connection may cost."""
+"""Access control: keys, the list of accepted keys, and limits on what a connection may cost."""

@@ -1,12 +1,12 @@
-"""Who may speak: CURVE keys in files that only their owner can read. On by default; there is no way to switch it off.
+"""CURVE keys, in files that only their owner can read. There is no mode without keys.
 
     keys/learner.json       {public, secret}                             stays with the learner
-    keys/actor0.json        {actor_id, public, secret, learner_public}   what this actor needs, here or elsewhere
-    keys/allowed/*.json     {actor_id, public}                           whom the learner lets in, a file an actor
+    keys/actor0.json        {actor_id, public, secret, learner_public}   all that this actor needs
+    keys/allowed/*.json     {actor_id, public}                           a key that the learner accepts
 
-An actor is its key: the learner takes an actor's id from the key that was proved, never from what the actor says. More
-keys are made at any time with `python -m launch key`; removing a file of `allowed/` shuts its actor out of a live run.
-Keys are text, 40 characters of Z85. Left out on purpose: expiry, pass phrases, certificates of an authority.
+The key identifies the actor: the learner takes an actor's id from the key of its connection, never from a message.
+`python -m launch key` makes more keys at any time; removing a file of `allowed/` disconnects its actor from a live run.
+Keys are text, 40 characters of Z85. Left out on purpose: expiry, pass phrases, certificate authorities.
 """
 
 import errno
@@ -35,31 +35,31 @@ class LearnerFile(Record, frozen=True, kw_only=True):
     """Contents of learner.json."""
 
     public: str
-    """Key that actors expect the learner to have."""
+    """Public key; actors connect only to a learner that has it."""
     secret: str
-    """Its other half."""
+    """Its secret key."""
 
 
 class ActorFile(Record, frozen=True, kw_only=True):
     """Contents of an actor's file."""
 
     actor_id: str
-    """Whom the learner takes the holder for."""
+    """The actor that has this key."""
     public: str
-    """Key that the learner lets in."""
+    """Public key; the learner has it in allowed/."""
     secret: str
-    """Its other half."""
+    """Its secret key."""
     learner_public: str
-    """Key that the learner must prove to have."""
+    """Public key of the learner; the actor connects to no other."""
 
 
 class AllowedFile(Record, frozen=True, kw_only=True):
     """Contents of a file in allowed/."""
 
     actor_id: str
-    """Who comes in with this key."""
+    """The actor that has this key."""
     public: str
-    """The key."""
+    """Its public key."""
 
 
 AnyFile = TypeVar("AnyFile", LearnerFile, ActorFile, AllowedFile)
@@ -67,34 +67,34 @@ AnyFile = TypeVar("AnyFile", LearnerFile, ActorFile, AllowedFile)
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerKeys:
-    """What the learner needs. The secret is not shown when this is printed."""
+    """The learner's keys. `repr` does not show the secret."""
 
     public: bytes
-    """Its own key."""
+    """Its public key."""
     secret: bytes = field(repr=False)
-    """The other half."""
+    """Its secret key."""
     allowed: Path
-    """Folder of the keys it lets in; looked into again while the run goes on."""
+    """Folder of the accepted keys; read again during the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorKey:
-    """What an actor needs. The secret is not shown when this is printed."""
+    """An actor's keys. `repr` does not show the secret."""
 
     actor_id: str
-    """Who it is."""
+    """Name of the actor."""
     public: bytes
-    """Its own key."""
+    """Its public key."""
     secret: bytes = field(repr=False)
-    """The other half."""
+    """Its secret key."""
     learner_public: bytes
-    """The key of the learner it is willing to talk to."""
+    """Public key of its learner."""
     file: Path
-    """Where it came from, for messages."""
+    """The file that was read, for error messages."""
 
 
 def create_keys(keys_dir: Path, actor_ids: Iterable[str] = ("actor0",)) -> None:
-    """New keys in this folder, which holds none yet. Modes are set, not left to the umask."""
+    """New keys in a folder that has none. Sets the modes, whatever the umask is."""
     public, secret = new_pair()
     for folder in (keys_dir, keys_dir / ALLOWED):
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -105,26 +105,27 @@ def create_keys(keys_dir: Path, actor_ids: Iterable[str] = ("actor0",)) -> None:
 
 
 def create_actor_key(keys_dir: Path, actor_id: str) -> Path:
-    """One more key, allowed at once; returns its file. The public half comes last: then the key is whole."""
+    """One more key, accepted at once; returns its file."""
     if not ACTOR_ID.fullmatch(actor_id) or actor_id == LEARNER:
         raise SecurityError(
-            f"'{actor_id}' is no name for an actor; use up to 64 letters, digits, '.', '_' and '-', not '{LEARNER}'."
+            f"'{actor_id}' is not a name for an actor; use up to 64 letters, digits, '.', '_' and '-', not '{LEARNER}'."
         )
     learner = read_key_file(keys_dir / f"{LEARNER}.json", LearnerFile)
     public, secret = new_pair()
     file = keys_dir / f"{actor_id}.json"
     write_new(file, ActorFile(actor_id=actor_id, public=public, secret=secret, learner_public=learner.public))
+    # Last, so that the learner never accepts a key whose own file is incomplete.
     write_new(keys_dir / ALLOWED / f"{actor_id}.json", AllowedFile(actor_id=actor_id, public=public))
     return file
 
 
 def new_pair() -> Sequence[str]:
-    """A public key and its secret half."""
+    """A public and a secret key."""
     return [key.decode() for key in zmq.curve_keypair()]
 
 
 def load_learner_keys(keys_dir: Path) -> LearnerKeys:
-    """The learner's key, and where the keys lie that it lets in; all of them are looked at now."""
+    """The learner's keys. SecurityError if one of them, or one of the accepted keys, is invalid."""
     check_folder(keys_dir)
     own = read_key_file(keys_dir / f"{LEARNER}.json", LearnerFile)
     check_pair(keys_dir / f"{LEARNER}.json", own)
@@ -136,18 +137,18 @@ def load_learner_keys(keys_dir: Path) -> LearnerKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
-    """What a look into `keys/allowed` has found."""
+    """Contents of `keys/allowed`."""
 
     actor_ids: dict[str, str]
     """Public key -> actor id."""
     faults: dict[str, SecurityError]
-    """By actor id, what is wrong with the files that are not among them."""
+    """What is wrong with the other files, by actor id."""
     unread: frozenset[str]
-    """Those of `faults` that say nothing about the key: the disk did not give the file."""
+    """Actor ids of the faults that do not concern the key: the file could not be read."""
 
 
 def read_allowed(folder: Path) -> Allowed:
-    """All files of the folder. A file that has gone meanwhile is absent. SecurityError if there is no looking in."""
+    """Read all files of the folder. SecurityError if the folder cannot be listed."""
     found: dict[str, str] = {}
     faults: dict[str, SecurityError] = {}
     unread: set[str] = set()
@@ -156,6 +157,7 @@ def read_allowed(folder: Path) -> Allowed:
             entry = parse_key_file(file, AllowedFile)
             check_entry(file, entry, found)
         except FileNotFoundError:
+            # Removed since the folder was listed.
             continue
         except OSError as error:
             unread.add(file.stem)
@@ -168,7 +170,7 @@ def read_allowed(folder: Path) -> Allowed:
 
 
 def list_key_files(folder: Path) -> list[Path]:
-    """By name. A folder that is not there holds none."""
+    """Sorted by name; none if the folder is missing."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -179,16 +181,15 @@ def list_key_files(folder: Path) -> list[Path]:
 
 
 def check_entry(file: Path, entry: AllowedFile, found: dict[str, str]) -> None:
-    """A key under the name of its file, and under no other."""
-    # libzmq takes any 32 bytes for a secret key, so it judges public ones too.
+    """SecurityError unless the file has a valid key, the right actor id, and no other file has the key."""
+    # is_key() is for secret keys, but libzmq accepts any 32 bytes as one, so it checks public keys too.
     if not is_key(entry.public) or entry.actor_id != file.stem or not ACTOR_ID.fullmatch(entry.actor_id):
         raise malformed(file)
     if entry.public in found:
-        raise SecurityError(f"{file} allows the key of '{found[entry.public]}' again; make it a key of its own.")
+        raise SecurityError(f"{file} has the key of '{found[entry.public]}'; make a new key for it.")
 
 
 def load_actor_key(file: Path) -> ActorKey:
-    """An actor's key."""
     content = read_key_file(file, ActorFile)
     check_pair(file, content)
     if not is_key(content.learner_public) or not ACTOR_ID.fullmatch(content.actor_id):
@@ -203,11 +204,11 @@ def load_actor_key(file: Path) -> ActorKey:
 
 
 def write_new(file: Path, content: LearnerFile | ActorFile | AllowedFile) -> None:
-    """A new file, durably, that nobody else could read at any moment."""
+    """Write a new, durable file that is never readable by others."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        raise SecurityError(f"{file} exists; use the key there, or remove it to have a new one.") from None
+        raise SecurityError(f"{file} exists; use the key in it, or remove the file to make a new one.") from None
     with open(descriptor, "wb") as stream:
         os.fchmod(descriptor, 0o600)
         stream.write(msgspec.json.encode(content))
@@ -217,7 +218,6 @@ def write_new(file: Path, content: LearnerFile | ActorFile | AllowedFile) -> Non
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in it durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -226,15 +226,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Nobody else may look into it, or lay another key there."""
+    """SecurityError if the folder is missing or others can read or write it."""
     if not folder.is_dir():
-        raise SecurityError(f"There is no folder {folder}; restore it from a copy, or begin a new run.")
+        raise SecurityError(f"There is no folder {folder}; restore it from a copy, or start a new run.")
     if stat.S_IMODE(folder.stat().st_mode) & 0o077:
         raise SecurityError(f"The folder {folder} is open to others; run `chmod 700 {folder}`.")
 
 
 def read_key_file(file: Path, kind: type[AnyFile]) -> AnyFile:
-    """Contents of a key file, if nobody else can read it."""
+    """Contents of a key file. SecurityError if it is invalid, readable by others, or cannot be read."""
     try:
         return parse_key_file(file, kind)
     except OSError as error:
@@ -242,8 +242,9 @@ def read_key_file(file: Path, kind: type[AnyFile]) -> AnyFile:
 
 
 def parse_key_file(file: Path, kind: type[AnyFile]) -> AnyFile:
-    """As `read_key_file`, but what the disk says is left as it is. Mode and contents come from one open file."""
+    """As `read_key_file`, but raises the OSError of a file that cannot be read."""
     try:
+        # Mode and contents of one open file: it cannot be replaced between the two.
         with file.open("rb") as stream:
             if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) & 0o077:
                 raise SecurityError(f"The key file {file} can be read by others; run `chmod 600 {file}`.")
@@ -253,29 +254,27 @@ def parse_key_file(file: Path, kind: type[AnyFile]) -> AnyFile:
 
 
 def unreadable(path: Path, error: OSError) -> SecurityError:
-    """A file that is there and cannot be read may hold a good key."""
+    """The error for a file or folder that cannot be read; its key may be good."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        remedy = "no descriptor is free: raise their number (`ulimit -n 1024`)"
+        remedy = "no descriptor is free: raise the limit (`ulimit -n 1024`)"
     elif error.errno == errno.ENOENT:
         remedy = HOW_TO_GET_ONE
     else:
-        remedy = "the key may be good: see to it that this process can read the file"
+        remedy = "the key may be good: make the file readable for this process"
     return SecurityError(f"The key file {path} cannot be read ({error.strerror}); {remedy}.")
 
 
 def check_pair(file: Path, content: LearnerFile | ActorFile) -> None:
-    """Two halves of one key."""
     if not is_key(content.secret) or public_half(content.secret) != content.public.encode():
         raise malformed(file)
 
 
 def malformed(file: Path) -> SecurityError:
-    """Says nothing of what was found, for it may be a secret."""
+    # The message does not quote the content, which may be a secret.
     return SecurityError(f"The key file {file} does not hold a key; {HOW_TO_GET_ONE}.")
 
 
 def is_key(text: str) -> bool:
-    """Forty characters of Z85."""
     try:
         public_half(text)
     except (ValueError, zmq.ZMQError):
@@ -284,5 +283,4 @@ def is_key(text: str) -> bool:
 
 
 def public_half(secret: str) -> bytes:
-    """The public key that belongs to a secret one."""
     return zmq.curve_public(secret.encode())

@@ -163,10 +163,10 @@ class CreditsIgnored(Dispatcher):
 class StaleAfterReconnect(Link):
     """Takes the policy it has where the one that an order names is missing."""
 
-    def queue(self, order: Order) -> None:
+    def queue_order(self, order: Order) -> None:
         if order.policy_version not in self.policies and self.policies:
             self.policies[order.policy_version] = self.policies[self.last_version]
-        super().queue(order)
+        super().queue_order(order)
 
 
 class NewestPolicy(Link):
@@ -180,9 +180,9 @@ class NewestPolicy(Link):
 class InstallsOnce(Installer):
     """Takes a version's number for its bytes: what a new policy brings under an old number stays out."""
 
-    def put_in(self, policy: Policy) -> None:
+    def load(self, policy: Policy) -> None:
         if not self.installed:
-            super().put_in(policy)
+            super().load(policy)
         self.installed = policy.sha256
 
 

@@ -47,7 +47,7 @@ def test_weights_that_have_been_away_are_proved_again() -> None:
     installer.install(published(0), woken=True)
     assert engine.installed == [0] and engine.scored == 2
     engine.adapter = b"what came back is something else"
-    with pytest.raises(CanaryMismatch, match="Policy 0 is not what this actor holds"):
+    with pytest.raises(CanaryMismatch, match="Policy 0 was installed, but this actor computes other values"):
         installer.install(published(0), woken=True)
 
 

@@ -40,8 +40,8 @@ class Table:
         for message in messages:
             self.learner.send(self.port.peer, message)
 
-    def heard(self) -> list[AnyMessage]:
-        """What the learner has got since it last looked."""
+    def received(self) -> list[AnyMessage]:
+        """What the learner received since the last call."""
         found: list[AnyMessage] = []
         while (inbound := self.learner.receive(0)) is not None:
             message = inbound[1]
@@ -50,10 +50,10 @@ class Table:
         return found
 
     def join(self, *, heartbeat_s: float = FOREVER_S, silence_s: float = FOREVER_S) -> None:
-        """A link that is in; its Hello has been heard."""
+        """A link that is in; its Hello was received."""
         self.say(Welcome(run_id="run-1", heartbeat_s=heartbeat_s, silence_s=silence_s, mark=0))
         self.link.join(60.0)
-        self.heard()
+        self.received()
 
 
 def kinds(messages: list[AnyMessage]) -> list[type]:
@@ -74,7 +74,7 @@ def test_joining_says_who_we_are_and_what_we_hold() -> None:
     table = Table(num_credits=5)
     table.say(Welcome(run_id="run-1", heartbeat_s=2.0, silence_s=60.0, mark=0))
     assert table.link.join(60.0).run_id == "run-1"
-    (hello,) = table.heard()
+    (hello,) = table.received()
     identity = scripted_identity()
     assert hello == Hello(
         actor_id="actor0",
@@ -130,7 +130,7 @@ def test_a_delivery_is_kept_until_it_is_acked() -> None:
     table = Table()
     table.join()
     groups = delivered(table)
-    assert kinds(table.heard()) == [FilledOrder]
+    assert kinds(table.received()) == [FilledOrder]
     assert list(table.link.unacknowledged) == [groups.order_id]
     table.say(Ack(order_id=groups.order_id))
     table.link.receive(0)
@@ -171,7 +171,7 @@ def test_silence_brings_a_new_hello_and_a_welcome_brings_the_deliveries_again() 
     table = Table()
     table.join(heartbeat_s=0.05)
     groups = delivered(table)
-    table.heard()
+    table.received()
     waiting = threading.Thread(target=table.link.next_order)
     waiting.start()
     awaited = hello_after(table)
@@ -189,11 +189,11 @@ def test_an_order_that_comes_twice_is_filled_once() -> None:
     table.join()
     groups = delivered(table)
     first, second = toy_orders(0)[0], toy_orders(1)[0]
-    table.heard()
+    table.received()
     table.say(first, second, second, Drain())
     work = table.link.next_order()
     assert work is not None and work[0].order_id == second.order_id
-    assert [message.order_id for message in table.heard() if isinstance(message, FilledOrder)] == [groups.order_id]
+    assert [message.order_id for message in table.received() if isinstance(message, FilledOrder)] == [groups.order_id]
     assert table.link.next_order() is None
 
 
@@ -225,11 +225,11 @@ def test_a_welcome_of_another_run_is_refused() -> None:
     table = Table()
     table.join()
     delivered(table)
-    table.heard()
+    table.received()
     table.say(Welcome(run_id="run-2", heartbeat_s=2.0, silence_s=60.0, mark=0))
-    with pytest.raises(HandshakeRefused, match="ipc:///somewhere now runs run-2; start this actor anew"):
+    with pytest.raises(HandshakeRefused, match="ipc:///somewhere now runs run-2; start this actor again"):
         table.link.next_order()
-    assert table.heard() == []
+    assert table.received() == []
 
 
 def test_a_long_silence_ends_the_wait_for_an_order() -> None:
@@ -245,7 +245,7 @@ def test_a_long_silence_ends_the_wait_for_an_acknowledgement() -> None:
     delivered(table)
     with pytest.raises(PeerTimeout, match="an acknowledgement was awaited"):
         table.link.leave("drained")
-    assert not any(isinstance(message, Bye) for message in table.heard())
+    assert not any(isinstance(message, Bye) for message in table.received())
 
 
 def test_a_draining_actor_fills_what_it_holds_and_takes_leave() -> None:
@@ -260,7 +260,7 @@ def test_a_draining_actor_fills_what_it_holds_and_takes_leave() -> None:
     assert table.link.next_order() is None
     table.say(*[Ack(order_id=order.order_id) for order in orders])
     table.link.leave("drained")
-    assert kinds(table.heard()) == [FilledOrder, FilledOrder, Bye]
+    assert kinds(table.received()) == [FilledOrder, FilledOrder, Bye]
 
 
 def test_progress_is_shown_at_most_once_an_interval() -> None:
@@ -270,7 +270,7 @@ def test_progress_is_shown_at_most_once_an_interval() -> None:
     while time.monotonic() - start < 1.2:
         table.link.beat("decoding")
         time.sleep(0.01)
-    beats = table.heard()
+    beats = table.received()
     assert set(kinds(beats)) == {Heartbeat} and len(beats) in (1, 2)
     assert beats[0] == Heartbeat(phase="decoding")
 
@@ -278,7 +278,7 @@ def test_progress_is_shown_at_most_once_an_interval() -> None:
 def test_no_heartbeat_before_the_welcome() -> None:
     table = Table()
     table.link.beat("loading")
-    assert table.heard() == []
+    assert table.received() == []
 
 
 def test_a_waiting_actor_shows_progress() -> None:
@@ -295,14 +295,14 @@ def test_a_waiting_actor_shows_progress() -> None:
 def test_the_learners_heartbeat_ends_silence() -> None:
     table = Table()
     table.join(heartbeat_s=FOREVER_S, silence_s=FOREVER_S)
-    before = table.link.heard_at
+    before = table.link.received_at
     table.say(Heartbeat(phase="learning"))
     table.link.receive(0)
-    assert table.link.heard_at > before
+    assert table.link.received_at > before
     assert table.link.orders == type(table.link.orders)([])
 
 
-def test_what_was_damaged_on_its_way_is_as_good_as_lost_once_the_learner_is_known() -> None:
+def test_a_damaged_message_counts_as_lost_once_the_learner_is_known() -> None:
     table = Table()
     (order,) = toy_orders(0)
     noise = ([b"noise"], forge("Ack", {"order_id": "x"}, version=PROTOCOL_VERSION + 1))

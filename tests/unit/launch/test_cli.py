@@ -246,7 +246,7 @@ def test_a_key_for_one_more_actor(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"rm {out / 'keys' / 'allowed' / 'gpu-box.json'}" in told
     assert load_actor_key(out / "keys" / "gpu-box.json").actor_id == "gpu-box"
     assert "gpu-box.json exists" in refused(["key", str(out), "gpu-box"], capsys)
-    assert "is no name for an actor" in refused(["key", str(out), "a/b"], capsys)
+    assert "is not a name for an actor" in refused(["key", str(out), "a/b"], capsys)
 
 
 def test_the_default_folder_names_preset_and_time() -> None:

@@ -165,7 +165,7 @@ def test_a_second_hello_is_welcomed_again() -> None:
     ("frames", "words"),
     [
         ([b"noise"], "header"),
-        (forge("Ack", {"order_id": 5}), "Ack message is not as agreed"),
+        (forge("Ack", {"order_id": 5}), "Ack message is invalid"),
         (forge("Ack", {"order_id": "x"}, version=PROTOCOL_VERSION + 1), "install the same release on both"),
     ],
 )

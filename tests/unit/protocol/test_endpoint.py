@@ -44,11 +44,11 @@ def test_something_else_in_its_place_is_refused(session: Path, tmp_path: Path) -
     (folder,) = session.iterdir()
     folder.rmdir()
     folder.symlink_to(tmp_path)
-    with pytest.raises(SecurityError, match="is not a folder of ours"):
+    with pytest.raises(SecurityError, match="is not a folder of this user"):
         local_endpoint(tmp_path)
     folder.unlink()
     folder.touch(mode=0o700)
-    with pytest.raises(SecurityError, match="is not a folder of ours"):
+    with pytest.raises(SecurityError, match="is not a folder of this user"):
         local_endpoint(tmp_path)
 
 

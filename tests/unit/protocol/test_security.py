@@ -187,7 +187,7 @@ def test_a_missing_folder_is_named(keys: Path) -> None:
 def test_a_lack_of_descriptors_is_not_blamed_on_the_key(keys: Path) -> None:
     for load, path in ((load_actor_key, keys / "actor0.json"), (load_learner_keys, keys)):
         words = (
-            r"cannot be read \(Too many open files\); no descriptor is free: raise their number \(`ulimit -n 1024`\)\.$"
+            r"cannot be read \(Too many open files\); no descriptor is free: raise the limit \(`ulimit -n 1024`\)\.$"
         )
         with pytest.raises(SecurityError, match=words), no_descriptor_free():
             load(path)
@@ -259,14 +259,14 @@ def test_one_more_actor_has_a_key_of_its_own(keys: Path) -> None:
     allowed = read_allowed(keys / "allowed")
     assert allowed.actor_ids == {key.public.decode(): "gpu-box.1", first.public.decode(): "actor0"}
     assert not allowed.faults
-    with pytest.raises(SecurityError, match="exists; use the key there"):
+    with pytest.raises(SecurityError, match="exists; use the key in it"):
         create_actor_key(keys, "gpu-box.1")
     assert load_actor_key(file) == key
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "learner", "a" * 65, "a\n", "\u00e9"])
 def test_names_that_are_no_actor(keys: Path, name: str) -> None:
-    with pytest.raises(SecurityError, match="is no name for an actor"):
+    with pytest.raises(SecurityError, match="is not a name for an actor"):
         create_actor_key(keys, name)
 
 
