@@ -1,10 +1,10 @@
-"""Every message that crosses the wire, as frozen typed records.
+"""Every message of the wire protocol, as frozen typed records.
 
-Contract: README.md beside this file describes each message for an implementer in another language; a test holds the two
-together. Numbers that come in bulk (token ids, log-probs, entropies, adapter bytes) are numpy arrays; `codec.py` sends
-them as raw bytes beside the msgpack body. Token ids only: completion text never crosses the wire into training.
+Contract: README.md beside this file describes each message for an implementer in another language; a test compares the
+two. Long lists of numbers (token ids, log-probs, entropies, adapter bytes) are numpy arrays; `codec.py` sends them as
+raw bytes beside the msgpack body. Completions are token ids; their text is never sent to the learner.
 
-Left out on purpose: advantages and losses (the learner's business) and any reference to files (a peer may be remote).
+Left out on purpose: advantages and losses (the learner computes them) and references to files (a peer may be remote).
 Shapes: G samples in a group, T tokens of one completion, S = sum of T over the group's samples.
 """
 
@@ -36,7 +36,7 @@ Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 Mark = Annotated[int, Meta(ge=0, le=MAX_SEED)]
-# Every float has a lower and an upper bound, for NaN and infinity lie outside of any.
+# Every float has a lower and an upper bound, which also excludes NaN and infinity.
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
 Scores = Annotated[tuple[Score, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
@@ -58,7 +58,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """Actor -> learner: who I am and what I hold. Repeated until Welcome or Refused comes."""
+    """Actor -> learner: who I am and what I have. Repeated until Welcome or Refused comes."""
 
     actor_id: Name
     """Name of the actor; a restarted actor keeps it."""
@@ -71,30 +71,30 @@ class Hello(Message, frozen=True, kw_only=True):
     lora_digest: Digest
     """sha256 over the adapter layout: names, shapes, dtype, scale."""
     rules_digest: Digest
-    """sha256 over the sections [verifier] and [rollout] of the run's config.json: how answers are drawn and judged."""
+    """sha256 over the sections [verifier] and [rollout] of config.json: how completions are sampled and scored."""
     mark: Mark
-    """That of the last Welcome, which shows that whatever came before it was read; 0 before the first."""
+    """Mark of the last Welcome: the actor has read everything sent before it; 0 before the first."""
     version: Count | None
-    """Of the Policy that came last; nil before the first."""
+    """Version of the last Policy; nil before the first."""
     credits: Annotated[int, Meta(ge=1, le=MAX_CREDITS)]
-    """Orders the actor is willing to hold at once."""
+    """Orders the actor accepts at once."""
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """Learner -> actor: you are in."""
+    """Learner -> actor: you have joined."""
 
     run_id: Name
     """The run; an actor exits when a later Welcome names another one."""
     heartbeat_s: Annotated[float, Meta(gt=0, le=3600)]
     """How often either side shows progress."""
     silence_s: Annotated[float, Meta(gt=0, le=86_400)]
-    """After this long without a word the peer counts as dead."""
+    """After this long without a message the peer counts as dead."""
     mark: Mark
-    """For the next Hello; another one after each Policy or Order, so that nobody can name it who has not read them."""
+    """For the next Hello; new after each Policy or Order, so only an actor that read them can repeat it."""
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """Learner -> actor: you are not in, and what to do about it."""
+    """Learner -> actor: you cannot join or stay, and what to do about it."""
 
     reason: Text
     """One sentence a user can act on."""
@@ -104,54 +104,54 @@ class Policy(Message, frozen=True, kw_only=True):
     """Learner -> actor: the whole adapter at a version. Self-contained, so a late joiner needs only the newest."""
 
     version: Count
-    """Number of optimizer steps behind this adapter."""
+    """Number of optimizer steps that made this adapter."""
     adapter: NDArray[np.uint8]
     """[bytes] uint8, a safetensors file."""
     sha256: Digest
     """Digest of `adapter`."""
     canary_ids: NDArray[np.int32]
-    """[n + 1] int32, a fixed sequence of tokens to be scored after installing; empty if there is nothing to compare."""
+    """[n + 1] int32, a fixed token sequence to score after installing; empty if there is nothing to compare."""
     canary_logprobs: NDArray[np.float32]
-    """[n] float32, log-prob of all its tokens but the first under this version, at temperature 1."""
+    """[n] float32, log-prob of each of its tokens except the first under this version, at temperature 1."""
 
 
 class Sampling(Record, frozen=True, kw_only=True):
-    """How completions are drawn. Full support always: top-k and top-p would bias the importance ratio."""
+    """How completions are sampled. No top-k or top-p: they would bias the importance ratio."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)]
     """Softmax temperature; 0 takes the most likely token (evaluation)."""
     max_new_tokens: Annotated[int, Meta(ge=1, le=1_000_000)]
-    """Cap on one completion; reaching it is Finish.LENGTH."""
+    """Limit of one completion; one that reaches it has Finish.LENGTH."""
 
 
 class GroupOrder(Record, frozen=True, kw_only=True):
-    """One prompt to be answered G times."""
+    """One prompt to complete G times."""
 
     group_id: Name
     """Unique for the life of the run: lane/step/slot, for example `train/000012/003`."""
     prompt_ids: NDArray[np.int32]
     """[Tp] int32, the chat template applied, ready for the model."""
     columns: Annotated[dict[Name, Text], Meta(max_length=MAX_KEYS)]
-    """The task's columns for the verifier: `answer`, `question`, and what the data set has besides."""
+    """The task's columns for the verifier: `answer`, `question`, and the other columns of the data set."""
     seeds: Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
     """[G] one independent sampling seed per sample."""
 
 
 class Order(Message, frozen=True, kw_only=True):
-    """Learner -> actor: a unit that is decoded together, so that executing it again gives the same tokens."""
+    """Learner -> actor: groups that are decoded together, so that decoding them again gives the same tokens."""
 
     order_id: Name
     """Unique for the life of the run: lane/step/u-number, for example `train/000012/u0`."""
     policy_version: Count
-    """The version to sample from, exactly."""
+    """The policy version to sample with, exactly."""
     sampling: Sampling
-    """How to draw."""
+    """How to sample."""
     groups: Annotated[tuple[GroupOrder, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
     """The groups, in batch order."""
 
 
 class Group(Record, frozen=True, kw_only=True):
-    """The scored answers to one prompt."""
+    """The scored completions of one prompt."""
 
     group_id: Name
     """As ordered."""
@@ -162,9 +162,9 @@ class Group(Record, frozen=True, kw_only=True):
     lengths: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
     """[G] tokens of each sample; their sum is S."""
     logprobs: NDArray[np.float32]
-    """[S] float32, log-prob of each sampled token under the distribution it was drawn from."""
+    """[S] float32, log-prob of each sampled token under the distribution it was sampled from."""
     entropies: NDArray[np.float32] | None
-    """[S] float32, entropy of that distribution in nats; None if the engine cannot tell."""
+    """[S] float32, entropy of that distribution in nats; None if the engine does not report it."""
     finishes: Annotated[tuple[Finish, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
     """[G] why each sample ended."""
     outcomes: Annotated[tuple[Outcome, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
@@ -172,11 +172,11 @@ class Group(Record, frozen=True, kw_only=True):
     scores: Annotated[tuple[Score, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
     """[G] the verifier's score; 0.0 where the outcome is a fault (timeout, error, abstain)."""
     rewards: Annotated[dict[Name, Scores], Meta(max_length=MAX_KEYS)]
-    """[G] by name, the further rewards that the run asks for, unweighted; 0.0 in a fault."""
+    """[G] by name, the additional rewards that the run configures, unweighted; 0.0 in a fault."""
 
 
 class Timings(Record, frozen=True, kw_only=True):
-    """Where an actor's time went while it filled one order, and what it held."""
+    """Time an actor spent on one order, and its memory."""
 
     wait_s: Seconds
     """Waiting for the lease."""
@@ -194,7 +194,7 @@ class FilledOrder(Message, frozen=True, kw_only=True):
     order_id: Name
     """The order this answers."""
     policy_version: Count
-    """The version sampled from."""
+    """The policy version that was sampled with."""
     adapter_sha256: Digest
     """Digest of the adapter that was installed while sampling."""
     groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
@@ -204,14 +204,14 @@ class FilledOrder(Message, frozen=True, kw_only=True):
 
 
 class Ack(Message, frozen=True, kw_only=True):
-    """Learner -> actor: these groups are durable; forget them, and have the credit back."""
+    """Learner -> actor: these groups are durable; drop them, and the credit is free again."""
 
     order_id: Name
     """The order whose groups are in the journal."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """Either way: progress was made since the last one. A process that hangs does not send it."""
+    """Either way: there was progress since the last one. A process that hangs does not send it."""
 
     phase: Name
     """What the sender is doing, for the peer's error message."""

@@ -95,7 +95,8 @@ def test_an_unauthenticated_connection_that_sends_much_is_cut(tmp_path: Path, ca
         link.sendall(GREETING + HUGE_FRAME + bytes(2 * limits.MAX_HANDSHAKE_BYTES))
         assert ends(link)
         wait_for(lambda: monitor.sparse_log.counts["cut a connection"] == 1)
-        assert monitor.departed_bytes == 0 and not monitor.connections
+        with monitor.lock:
+            assert monitor.departed_bytes == 0 and not monitor.connections
     assert f"it sent more than {limits.MAX_HANDSHAKE_BYTES} bytes before it authenticated" in caplog.text
 
 
