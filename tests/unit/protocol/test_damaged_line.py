@@ -18,7 +18,7 @@ WELCOME = Welcome(run_id="run-1", heartbeat_s=2.0, silence_s=60.0, mark=0)
 
 
 class Line:
-    """Both ends of a line and what lies between."""
+    """Both ends of a line and what is between them."""
 
     def __init__(self, learner: ZmqLearnerPort, actor: ZmqActorPort, proxy: ByteProxy) -> None:
         self.learner = learner

@@ -33,14 +33,14 @@ OLD_GREETINGS = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
-    """One run for all who come along here."""
+    """One run for all tests of this module."""
     with live_run(tmp_path_factory.mktemp("run")) as live:
         yield live
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intruder:
-    """What somebody tries."""
+    """A peer, and what it tries."""
 
     key: ActorKey | None
     identity: bytes
@@ -97,7 +97,7 @@ def foreign(run: LiveRun) -> ActorKey:
 
 
 def intruder(key: ActorKey | None, name: str = "actor0") -> Intruder:
-    """Somebody who would like to be this actor."""
+    """A peer that poses as this actor."""
     return Intruder(key=key, identity=new_identity(name), hello=hello_of(scripted_identity(), name))
 
 
@@ -154,7 +154,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_an_older_protocol_version_is_refused_in_words(run: LiveRun) -> None:
+def test_an_older_protocol_version_is_answered_with_refused(run: LiveRun) -> None:
     answers = replace(intruder(own(run), "other"), version=1).try_at(run.endpoint)
     assert 1 <= len(answers) <= 3
     for answer in answers:
@@ -162,7 +162,7 @@ def test_an_older_protocol_version_is_refused_in_words(run: LiveRun) -> None:
     run.goes_on()
 
 
-def test_saying_hello_under_anothers_id_is_refused_in_words(run: LiveRun) -> None:
+def test_saying_hello_under_anothers_id_is_answered_with_refused(run: LiveRun) -> None:
     """The right routing id for its key, and another actor's name in the Hello."""
     claim = replace(intruder(own(run), "other"), hello=hello_of(scripted_identity(), "actor0"))
     answers = claim.try_at(run.endpoint)

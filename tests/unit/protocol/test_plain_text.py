@@ -1,4 +1,4 @@
-"""Text that somebody else chose, made fit for a log and for a terminal."""
+"""Text that a peer or a model chose is escaped for a log and for a terminal."""
 
 import pytest
 

@@ -111,7 +111,7 @@ def test_an_actor_that_takes_orders_and_answers_nothing_loses_them_to_an_honest_
     assert orders_in(honest) == ids(later) and orders_in(taker) == []
 
 
-def test_what_a_newcomer_took_and_does_not_answer_holds_nobody_up() -> None:
+def test_an_order_that_a_new_actor_does_not_fill_delays_no_step() -> None:
     bench, orders = Bench(late_s=1000.0), toy_orders(count=2)
     honest = bench.actor("honest", 1)
     bench.dispatcher.submit(orders[:1])

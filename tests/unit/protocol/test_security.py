@@ -1,4 +1,4 @@
-"""Keys that others can read are refused, and who has no key, or a wrong one, gets nothing."""
+"""Keys that others can read are refused; a peer without a key, or with a wrong one, gets nothing."""
 
 import json
 import os
@@ -40,7 +40,7 @@ class Run:
 
     learner: ZmqLearnerPort
     key: ActorKey
-    stranger: ActorKey
+    foreign: ActorKey
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def run(request: pytest.FixtureRequest, keys: Path, tmp_path: Path) -> Iterator[
     with tempfile.TemporaryDirectory() as folder:
         endpoint = f"ipc://{folder}/socket" if request.param == "ipc" else "tcp://127.0.0.1:*"
         with closing(ZmqLearnerPort(endpoint, load_learner_keys(keys))) as learner:
-            key, stranger = load_actor_key(keys / "actor0.json"), load_actor_key(tmp_path / "other" / "actor0.json")
-            yield Run(learner=learner, key=key, stranger=stranger)
+            key, foreign = load_actor_key(keys / "actor0.json"), load_actor_key(tmp_path / "other" / "actor0.json")
+            yield Run(learner=learner, key=key, foreign=foreign)
 
 
 def mode(path: Path) -> int:
@@ -270,7 +270,7 @@ def test_names_that_are_no_actor(keys: Path, name: str) -> None:
         create_actor_key(keys, name)
 
 
-def test_what_may_not_stand_in_the_allow_list(keys: Path) -> None:
+def test_entries_that_the_allow_list_may_not_have(keys: Path) -> None:
     """Each costs its own entry and no other."""
     create_actor_key(keys, "good")
     file = keys / "allowed" / "actor0.json"
@@ -288,12 +288,12 @@ def test_what_may_not_stand_in_the_allow_list(keys: Path) -> None:
             load_learner_keys(keys)
 
 
-@pytest.mark.parametrize("whose", ["stranger", "wrong learner key"])
+@pytest.mark.parametrize("whose", ["foreign", "wrong learner key"])
 def test_an_actor_whose_key_does_not_fit_is_told_so(run: Run, whose: str) -> None:
     """The file to replace is named within seconds; the learner hears nothing and goes on."""
-    strange = replace(run.stranger, learner_public=run.key.learner_public)
-    mistaken = replace(run.key, learner_public=run.stranger.learner_public)
-    key = strange if whose == "stranger" else mistaken
+    unknown_key = replace(run.foreign, learner_public=run.key.learner_public)
+    wrong_learner = replace(run.key, learner_public=run.foreign.learner_public)
+    key = unknown_key if whose == "foreign" else wrong_learner
     start = time.monotonic()
     told = pytest.raises(SecurityError, match=f"key file {key.file}[: ].*(not in keys/allowed|do not belong together)")
     with closing(ZmqActorPort(run.learner.endpoint, key, silence_s=1.0)) as actor, told:
@@ -306,7 +306,7 @@ def test_an_actor_whose_key_does_not_fit_is_told_so(run: Run, whose: str) -> Non
 
 
 def test_sending_tells_it_too(run: Run) -> None:
-    key = replace(run.stranger, learner_public=run.key.learner_public)
+    key = replace(run.foreign, learner_public=run.key.learner_public)
     with closing(ZmqActorPort(run.learner.endpoint, key, send_timeout_s=0.5)) as actor:
         actor.socket.linger = 0
         with pytest.raises(SecurityError, match="not in keys/allowed"):

@@ -80,7 +80,7 @@ def hear(port: LearnerPort) -> tuple[bytes, AnyMessage | ProtocolError]:
 
 
 def meet(learner: LearnerPort, actor: ActorPort) -> bytes:
-    """The learner knows an actor once it has heard it."""
+    """The learner knows an actor after its first message."""
     actor.send(Heartbeat(phase="here"))
     peer, message = hear(learner)
     assert message == Heartbeat(phase="here")

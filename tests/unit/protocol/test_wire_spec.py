@@ -110,7 +110,7 @@ def test_every_limit() -> None:
 
 
 def test_limits_are_a_decision() -> None:
-    """They belong to the protocol version: who changes one changes the version, here and in the document."""
+    """They belong to the protocol version: change a limit only with the version, here and in the document."""
     assert PROTOCOL_VERSION == 4
     assert LIMITS == {
         "NUM_FRAMES": 3,
