@@ -1,7 +1,7 @@
 r"""A final answer as it is written, brought into one spelling: `\dfrac12` and `\frac{1}{2}` are not two.
 
-What stands around the value (currency, unit, percent sign, base) is taken off and kept beside it. Nothing is computed
-here, and nothing is dropped that could change the value.
+What is written around the value (currency, unit, percent sign, base) is taken off and kept beside it. Nothing is
+computed here, and nothing is dropped that could change the value.
 """
 
 import re
@@ -112,11 +112,11 @@ WORDS = {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound"}
 
 
 class Unreadable(Exception):
-    """An answer that is no formula we read."""
+    """A final answer that is not a formula we can read."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class FinalAnswer:
     """One final answer."""
 
     value: str
@@ -130,13 +130,13 @@ class Answer:
 
 
 def undoubled(text: str) -> str:
-    r"""With `\\frac`, which was escaped twice on its way, as `\frac`."""
+    r"""`\\frac`, which was escaped twice, becomes `\frac`."""
     return DOUBLED.sub(lambda match: "\\", text) if "\\\\" in text else text
 
 
 @lru_cache(maxsize=4096)
-def read_answer(written: str) -> Answer:
-    """Value and surroundings of an answer as it is written. A group shares its gold answer, so that is read once."""
+def read_answer(written: str) -> FinalAnswer:
+    """Value and surroundings of a final answer. A group shares its gold answer, which the cache reads only once."""
     written = undoubled(written)
     for pattern, spelling in SPELLINGS if written.isascii() else SIGNS + SPELLINGS:
         written = pattern.sub(spelling, written)
@@ -153,7 +153,7 @@ def read_answer(written: str) -> Answer:
     base = BASE.fullmatch(value.replace(" ", ""))
     if GROUPED.fullmatch(value):
         value = value.replace(",", "")
-    return Answer(
+    return FinalAnswer(
         value=base[1] if base else " ".join(value.split()),
         unit="degree" if degrees else unit,
         percent=percent,
@@ -162,13 +162,13 @@ def read_answer(written: str) -> Answer:
 
 
 def strip(pattern: re.Pattern[str], value: str) -> tuple[str, bool]:
-    """Without what the pattern finds at the end, and whether it found it."""
+    """Remove what the pattern finds at the end; also whether it found something."""
     shorter = pattern.sub("", value)
     return (shorter, True) if shorter and shorter != value else (value, False)
 
 
 def take_unit(value: str) -> tuple[str, str]:
-    """A unit at the end, behind a number, apart."""
+    """The value without the unit behind its number, and the unit."""
     for pattern in (TEXT_UNIT, PROSE_UNIT):
         match = pattern.search(value)
         if match and not NO_UNIT.search(match[0]):

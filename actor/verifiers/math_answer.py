@@ -20,42 +20,32 @@ without a base is the one to ten.
 
 import re
 from fractions import Fraction
-from itertools import pairwise
 
-from actor.verifiers.answer_text import Answer, Unreadable, read_answer
+from actor.verifiers.answer_parts import (
+    EQUALS,
+    MAX_CHARS,
+    NAME,
+    as_intervals,
+    ascending,
+    brackets,
+    is_beside,
+    is_text,
+    letters,
+    matrix_rows,
+    named_parts,
+    one_name,
+    split,
+)
+from actor.verifiers.answer_text import FinalAnswer, Unreadable, read_answer
 from actor.verifiers.final_answer import boxed_answers
-from actor.verifiers.inequality import as_intervals
-from actor.verifiers.written_number import DECIMAL, as_number, squeeze
+from actor.verifiers.number_answer import DECIMAL, as_number, squeeze
 
-MAX_CHARS = 500
 DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})|(-?0),([0-9]+)")
 GOLD_COMMA = re.compile(r"(-?0),([0-9]{2,})")
-EQUALS = re.compile(r"(?<![<>!:\\])=")
 APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])")
-ONE_NAME = (
-    r"(?:(?:[A-Za-z]|[A-Z]{2,4}|\\(?:theta|alpha|beta|lambda|mu|angle [A-Z]{1,3}))"
-    r"(?:_(?:\{[0-9A-Za-z]+\}|[0-9A-Za-z]))?"
-    r"(?:\((?:[A-Za-z]|-?[0-9]{1,4})\))?|\\overline\{[A-Z]{2}\}|\\frac\{[A-Za-z]{1,2}\}\{[A-Za-z]{1,2}\}"
-    r"|\|[A-Z]{2}\||\\text\{ *(?!(?:not|never|about|less|more)\b)[A-Za-z]{3,} *\})"
-)
-NAME = re.compile(rf"{ONE_NAME}(?: *[+:] *{ONE_NAME})*+|\( *[A-Za-z](?: *, *[A-Za-z])+ *\)")
-TEXT = re.compile(r"\\text\{([^{}]*)\}")
-WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 MATRIX = re.compile(r"[(\[]?\\begin\{([pbvBV]?)matrix\}(.*)\\end\{\1matrix\}[)\]]?")
-ROW_END = re.compile(r"(?:\\\\)+")
-COMMAND = re.compile(r"\\(?:begin|end)\{[a-z]+\}|\\[A-Za-z]+")
-# Letters without a vowel are no word but a product, and so are those of abc.
-PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{3}|[a-c]{3}")
-FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "oo"}
-WORDS_AND_NUMBERS = re.compile(r"[a-z]+[+#]*|-?[0-9]+(?:\.[0-9]+)?|[a-z]+")
-JOINED = re.compile(r"\s*\b(?:and|or)\b\s*|\s*\\(?:lor|vee)(?![A-Za-z])\s*")
-# Bare braces group and are not shown.
-BRACED = re.compile(r"(?<!\\)\{[^{}]*,[^{}]*\}")
-VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-df-hj-z](?![A-Za-z])|[A-Z]{2,3}(?![A-Za-z])")
-NOT_IN_A_NAME = re.compile(r"[{}\s]")
 DETERMINANTS = ("v", "V")
 UNCLOSED = "\\boxed"
-OPEN, CLOSE = "([{", ")]}"
 
 
 def equals_gold(answers: list[str], gold: str, rounded_digits: int = 0) -> bool:
@@ -76,7 +66,7 @@ class Comparison:
     def __init__(self, rounded_digits: int) -> None:
         self.rounded_digits = rounded_digits
 
-    def same(self, gold: Answer, given: Answer) -> bool:
+    def same(self, gold: FinalAnswer, given: FinalAnswer) -> bool:
         """Surroundings first, then the value."""
         if (given.percent and not gold.percent) or given.base not in ("", gold.base):
             return False
@@ -256,96 +246,3 @@ def is_rounded(exact: str, decimal: str, digits: int) -> bool:
         number = value_of_constant(exact)
     half = Fraction(1, 2 * 10 ** len(decimal.partition(".")[2]))
     return number is not None and abs(number - rounded) <= half
-
-
-def one_name(given: str, gold: str) -> bool:
-    """Whether two names are one: `x_1` and `x_{1}`, `y` and `f(x)`."""
-    names = {NOT_IN_A_NAME.sub("", given), NOT_IN_A_NAME.sub("", gold)}
-    return len(names) == 1 or names == {"y", "f(x)"}
-
-
-def is_beside(side: str, gold: str) -> bool:
-    """Whether a side in between has letters, other than the gold answer's, that keep it from having a value."""
-    return not is_text(side) and bool(set(VARIABLE.findall(side)) - set(VARIABLE.findall(gold)))
-
-
-def named_parts(parts: list[str]) -> tuple[list[str], list[str]]:
-    """The names in `x = 1, y = 2` and the values; one name before several values is for all of them."""
-    sides = [[side.strip() for side in EQUALS.split(part)] for part in parts]
-    named = [len(pair) == 2 and bool(NAME.fullmatch(pair[0])) for pair in sides]
-    if all(named) or (named[0] and all(len(pair) == 1 for pair in sides[1:])):
-        return [NOT_IN_A_NAME.sub("", pair[0]) for pair in sides if len(pair) == 2], [pair[-1] for pair in sides]
-    return [], parts
-
-
-def ascending(names: list[str], values: list[str]) -> bool:
-    """A name for each value, in the order of the alphabet."""
-    return len(names) == len(values) > 1 and all(one < next_one for one, next_one in pairwise(names))
-
-
-def matrix_rows(inside: str) -> list[list[str]]:
-    """The cells; a row end behind the last row opens none."""
-    rows = [row.split("&") for row in ROW_END.split(inside)]
-    return rows if "".join(rows[-1]).strip() else rows[:-1]
-
-
-def is_text(value: str) -> bool:
-    """Whether words stand in it that are not the names of functions."""
-    outside = TEXT.sub(" ", value)
-    if TEXT.search(value):
-        return True
-    words = WORD.findall(COMMAND.sub(" ", outside))
-    return any(
-        word not in FUNCTIONS and word not in ("and", "or") and len(word) > 2 and not PRODUCT.fullmatch(word)
-        for word in words
-    )
-
-
-def letters(value: str) -> str:
-    """Letters and digits of a text, case and brackets aside."""
-    return " ".join(WORDS_AND_NUMBERS.findall(TEXT.sub(r" \1 ", value).replace("\\#", "#").lower()))
-
-
-def split(value: str, separator: str) -> list[str]:
-    """At a separator that stands in no bracket; `\\pm` stands for two."""
-    parts: list[str] = []
-    depth = start = place = 0
-    value = value[1:-1] if BRACED.fullmatch(value) else value
-    while place < len(value):
-        depth += (value[place] in OPEN) - (value[place] in CLOSE)
-        if depth == 0 and (value.startswith(separator, place) or (separator == "," and value[place] == ";")):
-            parts.append(value[start:place])
-            start = place = place + len(separator)
-            continue
-        place += 1
-    parts.append(value[start:])
-    if separator == ",":
-        parts = [piece for part in parts for piece in JOINED.split(part)]
-        parts = parts[:-2] + parts[-1:] if len(parts) > 2 and not parts[-2].strip() else parts
-        parts = [both for part in parts for both in plus_and_minus(part)]
-    return parts
-
-
-def plus_and_minus(value: str) -> list[str]:
-    """Both values of one `\\pm`."""
-    pieces = re.split(r"\\pm(?![A-Za-z])", value)
-    return ["+".join(pieces).lstrip("+ "), "-".join(pieces)] if len(pieces) == 2 else [value]
-
-
-def brackets(value: str) -> tuple[str, str]:
-    """The pair of brackets around the whole value, as `(]`, and what is inside; no ends if there is no such pair."""
-    if value.startswith("\\{") and value.endswith("\\}"):
-        return "\\{", value[2:-2]
-    if value[:1] in ("(", "[") and value[-1:] in (")", "]") and closes_at_the_end(value):
-        return value[0] + value[-1], value[1:-1]
-    return "", value
-
-
-def closes_at_the_end(value: str) -> bool:
-    """Whether the bracket that opens a value closes where it ends: not so in `(1,2),(3,4)`."""
-    depth = 0
-    for place, sign in enumerate(value):
-        depth += (sign in OPEN) - (sign in CLOSE)
-        if depth == 0:
-            return place == len(value) - 1
-    return False

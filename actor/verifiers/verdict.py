@@ -38,7 +38,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     score: float
     """Finite. 1.0 or 0.0 from the built-in verifiers, the function's own number from a user's; 0.0 without one."""
     extracted: str | None
-    """The final answer that was read from the text, in canonical form; None if there is none or no one looked."""
+    """The final answer that was read from the text, in canonical form; None if there is none or none was looked for."""
     note: str
     """Why, for people; empty where the outcome says it all."""
     rewards: dict[str, float] = msgspec.field(default_factory=dict[str, float])
@@ -51,8 +51,8 @@ def fault(outcome: Outcome, note: str) -> Verdict:
 
 
 def bounded(answer: str) -> str:
-    """A final answer of bounded length. A long one ends in a digest of all of it: answers that only begin alike stay
-    two, for whoever counts them."""
+    """A final answer of bounded length. A long one ends in a digest of all of it, so two that only begin alike still
+    count as two."""
     if len(answer) <= MAX_EXTRACTED:
         return answer
     return f"{answer[: MAX_EXTRACTED - 20]}... {hashlib.sha256(answer.encode()).hexdigest()[:16]}"

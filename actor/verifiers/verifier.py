@@ -1,34 +1,38 @@
-r"""The built-in verifiers: pure functions from a text and a gold answer to a verdict.
+r"""What is found out about a completion: the verdict of a built-in verifier, and the named rewards beside it.
 
     kind    compared as                        the strict form, which `verifier.strict` demands
     gsm8k   number (number_answer.py)          right after the last `####`
-    exact   number                             the whole of what is said
+    exact   number                             the whole text after thinking
     math    number, list or formula            in the last \boxed{}
             (math_answer.py)
 
 `verifier.rounded_digits` lets `math` take a rounded decimal for the gold answer; the strict form never does.
 
-Without `strict` the final answer is looked for in the places of final_answer.py, in their order of trust. The gold
-answer of `gsm8k` and `exact` is plain (`18`) or in GSM8K format (`... #### 18`); one that cannot be read is an error of
-the data, not of the model.
+Without `strict` the final answer is looked for in the places that final_answer.py lists, in their order of trust. The
+gold answer of `gsm8k` and `exact` is plain (`18`) or in GSM8K format (`... #### 18`). A gold answer that cannot be read
+is an error of the data, not of the model.
 
-Only what is said after thinking and before the end of the turn counts (final_answer.py). A truncated completion is
-truncated whatever it says: the answer it would have given is not known. A wrong accept is what a policy learns to
-exploit, so what is not plainly the answer is wrong or unparsable. Every pattern below runs in linear time.
+Only the text after thinking and before the end of the turn counts (final_answer.py). A truncated completion has the
+outcome `truncated` whatever it says, because the final answer that it would have given is not known. A policy learns to
+exploit wrong accepts, so what is not plainly the gold answer is wrong or unparsable. Every pattern runs in linear time.
 
-All that a worker finds out about completions: the verdict, and the named rewards of `verifier.rewards` beside it.
+Two named rewards of `verifier.rewards` are built in. They look at the form alone and are 1 or 0:
 
-A named reward never changes outcome or score. One that is None counts 0, as in TRL; one that is NaN, too large or no
-number makes the verdict an error that names it, and so does one that raises, by way of the call that failed.
+    think_tags     one <think> ... </think> with something in it at the start, something after it, and no other tag. The
+                   opening tag may be at the end of the prompt, where some templates put it
+    answer_tags    after the thinking, if there is any, one <answer> ... </answer> with something in it, and no more
+
+A named reward never changes outcome or score. One that is None counts 0, as in TRL. One that is NaN, too large or not a
+number makes the verdict an error that names it; so does a function that raises, through the failed call.
 """
 
+import re
 from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
 from actor.verifiers.answer_text import Unreadable
-from actor.verifiers.final_answer import boxed_answers, counted, final_answers, marked_number
-from actor.verifiers.format_reward import FORMAT_REWARDS
+from actor.verifiers.final_answer import END_OF_TURN, boxed_answers, counted, final_answers, marked_number
 from actor.verifiers.math_answer import equals_gold
 from actor.verifiers.number_answer import is_number, whole_text
 from actor.verifiers.reward_function import RewardFunction, load_reward_function, score_with, values_of, verdict
@@ -39,6 +43,8 @@ from shared.config.named_rewards import is_function, name_of
 from shared.gold_answer import gold_number, numbers_in
 
 MAX_CHARS = 1_000_000
+TAG = re.compile(r"</?think>")
+ANSWER_TAGS = re.compile(r"\s*<answer>(?P<inside>.*)</answer>\s*", re.DOTALL)
 Reader = Callable[[str], list[str]]
 
 
@@ -61,9 +67,9 @@ def score_job(kind: VerifierKind, job: ScoreJob, *, strict: bool, rounded_digits
 
 
 def score_math(text: str, answer: str, read: Reader = final_answers, *, rounded_digits: int = 0) -> Verdict:
-    """By the final answer as a formula."""
+    """Compares the final answer as a formula."""
     if not answer.strip():
-        return fault(Outcome.ERROR, "The gold answer is empty; mend the data's answer column.")
+        return fault(Outcome.ERROR, "The gold answer is empty; fix the data's answer column.")
     if len(text) > MAX_CHARS:
         return fault(Outcome.UNPARSABLE, f"The completion is longer than {MAX_CHARS} characters.")
     given = read(text)
@@ -82,10 +88,10 @@ def score_math(text: str, answer: str, read: Reader = final_answers, *, rounded_
 
 
 def score_number(text: str, answer: str, read: Reader) -> Verdict:
-    """By the final answer as a number."""
+    """Compares the final answer as a number."""
     gold = gold_number(answer)
     if gold is None:
-        return fault(Outcome.ERROR, f"The gold answer {answer[-60:]!r} is not a number; mend the data's answer column.")
+        return fault(Outcome.ERROR, f"The gold answer {answer[-60:]!r} is not a number; fix the data's answer column.")
     if len(text) > MAX_CHARS:
         return fault(Outcome.UNPARSABLE, f"The completion is longer than {MAX_CHARS} characters.")
     written = read(text)
@@ -99,11 +105,35 @@ def score_number(text: str, answer: str, read: Reader) -> Verdict:
     return Verdict(outcome=Outcome.WRONG, score=0.0, extracted=None if several else bounded(numbers[0]), note=note)
 
 
+def think_tags(job: ScoreJob) -> float:
+    text = turn_text(job)
+    if job.prompt.rstrip().endswith("<think>"):
+        text = "<think>" + text
+    if TAG.findall(text) != ["<think>", "</think>"]:
+        return 0.0
+    before, _, rest = text.partition("<think>")
+    thought, _, said = rest.partition("</think>")
+    return float(not before.strip() and bool(thought.strip()) and bool(said.strip()))
+
+
+def answer_tags(job: ScoreJob) -> float:
+    match = ANSWER_TAGS.fullmatch(counted(turn_text(job)))
+    inside = match["inside"] if match else ""
+    return float(bool(inside.strip()) and "<answer>" not in inside and "</answer>" not in inside)
+
+
+def turn_text(job: ScoreJob) -> str:
+    """The completion up to the end of the turn."""
+    end = END_OF_TURN.search(job.completion)
+    return job.completion[: end.start()] if end else job.completion
+
+
+FORMAT_REWARDS: dict[str, Callable[[ScoreJob], float]] = {"think_tags": think_tags, "answer_tags": answer_tags}
 Judge = Callable[[Sequence[ScoreJob]], list[Verdict]]
 
 
 class Scoring:
-    """Loaded once, in each worker. RewardError if a function of the user's cannot be."""
+    """Loaded once in each worker. RewardError if a function of the user cannot be loaded."""
 
     def __init__(self, verifier: VerifierConfig) -> None:
         self.judge: Judge = judge(verifier)
@@ -135,7 +165,7 @@ def named(spec: str) -> Judge:
 
 
 def from_function(function: RewardFunction) -> Judge:
-    """Whatever length a completion has, its reward is what the function says."""
+    """The reward is what the function returns, also for a truncated completion."""
     return lambda jobs: [verdict(value, truncated=False) for value in values_of(function, jobs)]
 
 

@@ -11,8 +11,8 @@ import pytest
 from actor.scoring.job_queue import Call, is_one_by_one, runs_functions
 from actor.scoring.pool import ScorePool
 from actor.scoring.worker_process import check
-from actor.verifiers.format_reward import answer_tags, think_tags
 from actor.verifiers.verdict import ScoreJob, Verdict
+from actor.verifiers.verifier import answer_tags, think_tags
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig
 from shared.errors import RewardError
