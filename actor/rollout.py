@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from actor.engines.engine import Completion, Ended, Engine
+from actor.engines.engine import Completion, EndedSample, Engine
 from actor.installer import TOLERANCE, Installer
 from actor.scoring.scores import Scorer, Scores
 from actor.verifiers.verdict import ScoreJob, Verdict
@@ -75,12 +75,12 @@ class OrderScoring:
         self.prompts = [text(order.prompt_ids.tolist()) for order in orders]
         self.firsts = list(accumulate((len(order.seeds) for order in orders), initial=0))
 
-    def on_ended(self, ended: Sequence[Ended]) -> None:
+    def on_ended(self, ended: Sequence[EndedSample]) -> None:
         """The engine calls this after every token, with the completions that ended with it."""
         self.beat("decoding")
         self.scores.add({self.firsts[sample.row] + sample.column: self.job(sample) for sample in ended})
 
-    def job(self, sample: Ended) -> ScoreJob:
+    def job(self, sample: EndedSample) -> ScoreJob:
         ids = sample.completion.ids.tolist()
         return ScoreJob(
             prompt=self.prompts[sample.row],

@@ -76,7 +76,7 @@ def build_vllm(config: Config, base: CachedBase, prompter: Prompter, device: tor
 
 def given_back(config: Config, base: CachedBase, layout: "LoraLayout", options: "VLLMOptions") -> "GiveBack":
     """What vLLM frees between two orders: as configured, or as planned for this card."""
-    from actor.engines.vllm_options import Held, learner_bytes, plan_give_back
+    from actor.engines.vllm_options import EngineMemory, learner_bytes, plan_give_back
 
     if options.device == "cpu":
         return "nothing"
@@ -87,7 +87,7 @@ def given_back(config: Config, base: CachedBase, layout: "LoraLayout", options: 
     learner = learner_bytes(model, (base.folder / WEIGHTS).stat().st_size, parameters, config.batch.token_budget)
     weights = (options.folder / WEIGHTS).stat().st_size + 2 * parameters
     _, card = torch.cuda.mem_get_info()
-    return plan_give_back(card, learner, Held(weights=weights, kv=options.kv_bytes))
+    return plan_give_back(card, learner, EngineMemory(weights=weights, kv=options.kv_bytes))
 
 
 def canary_tolerance(config: Config, device: torch.device) -> float:

@@ -1,4 +1,4 @@
-"""What an actor needs of a rollout engine. Implementations: engine_hf.py, engine_vllm.py; a fake in the tests."""
+"""What an actor needs of a rollout engine. Implementations: hf_engine.py, vllm_engine.py, a fake in the tests."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -10,20 +10,20 @@ from protocol.messages import Finish, GroupOrder, Sampling
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """One sampled answer."""
+    """One sampled token sequence."""
 
     ids: np.ndarray
     """[T] int32, end token included."""
     logprobs: np.ndarray
     """[T] float32 under the distribution the tokens were drawn from."""
     entropies: np.ndarray | None
-    """[T] float32 entropy of that distribution in nats, if the engine can tell."""
+    """[T] float32 entropy of that distribution in nats, if the engine computes it."""
     finish: Finish
-    """Why it ended."""
+    """Whether it ended itself or ran into the cap."""
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample that is done, while others of its order may still be decoded."""
+class EndedSample(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample whose decoding has ended; others of its order may still be decoded."""
 
     row: int
     """Its group's place in the order."""
@@ -33,12 +33,12 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """What was sampled."""
 
 
-Progress = Callable[[Sequence[Ended]], None]
-"""Called with every token: the samples that ended with it."""
+Progress = Callable[[Sequence[EndedSample]], None]
+"""Called after every token with the samples that ended with it."""
 
 
-def in_order(groups: Sequence[GroupOrder], ended: Iterable[Ended]) -> list[list[Completion]]:
-    """All samples of an order, however they ended: groups x G."""
+def in_order(groups: Sequence[GroupOrder], ended: Iterable[EndedSample]) -> list[list[Completion]]:
+    """Samples in the order in which they ended -> groups x G."""
     found = {(sample.row, sample.column): sample.completion for sample in ended}
     return [[found[row, column] for column in range(len(group.seeds))] for row, group in enumerate(groups)]
 
@@ -47,7 +47,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What the learner compares in the handshake."""
 
     engine: str
-    """Name of the engine."""
+    """`hf` or `vllm`."""
     base_digest: str
     """sha256 of the frozen base."""
     tokenizer_digest: str
@@ -61,7 +61,7 @@ class Engine(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """What it holds."""
+        """What it has loaded."""
         ...
 
     def install(self, version: int, adapter: bytes) -> None:
@@ -71,7 +71,7 @@ class Engine(Protocol):
     def generate(
         self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
     ) -> list[list[Completion]]:
-        """Decode the groups together: groups x G completions, a function of arguments and adapter alone."""
+        """Decode the groups together: groups x G completions, a function of the arguments and the adapter alone."""
         ...
 
     def score(self, ids: np.ndarray) -> np.ndarray:
@@ -79,9 +79,9 @@ class Engine(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Give the card back; keep what is needed to go on."""
+        """Free memory of the card for the learner; keep what is needed to go on."""
         ...
 
     def wake(self) -> bool:
-        """Take the card again; True if weights had been away, so that they must be proved again."""
+        """Take the memory again; True if weights had left the card, so that the canary must check them again."""
         ...

@@ -1,15 +1,15 @@
 """Our own decode loop over the policy module.
 
-Prompts are prefilled once per group and their keys and values shared by its G rows; finished rows leave the batch;
-tokens, log-probs and entropies come from the same numbers. What comes out is a function of the order and the adapter
-alone: batch shapes follow from the tokens, and each sample draws from its own stream.
+A prompt is computed once for its group, and the group's G rows share its keys and values. Rows that have ended leave
+the batch. Tokens, log-probs and entropies come from the same logits. The result is a function of the order and the
+adapter alone: batch shapes follow from the tokens, and each sample draws from its own stream.
 Left out on purpose: top-k, top-p, beams (see sampler.py), speculative decoding.
 """
 
 import numpy as np
 import torch
 
-from actor.engines.engine import Completion, Ended, Identity, Progress, in_order
+from actor.engines.engine import Completion, EndedSample, Identity, Progress, in_order
 from actor.engines.kv_cache import KVCache
 from actor.engines.sampler import draw
 from protocol.messages import Finish, GroupOrder, Sampling
@@ -37,7 +37,7 @@ class HFEngine:
         )
 
     def install(self, version: int, adapter: bytes) -> None:
-        """Copy the adapter in; the base is not touched, and must be what was loaded."""
+        """Copy the adapter in, after a check that the base still is what was loaded."""
         self.base.check()
         install_adapter(self.policy.adapter, adapter)
         self.policy.adapter.fold()
@@ -75,32 +75,33 @@ class HFEngine:
         return output.last_hidden_state[:, -1]
 
     def score(self, ids: np.ndarray) -> np.ndarray:
-        """The canary."""
         return score(self.policy, ids)
 
     def check(self) -> None:
         """ModelError unless the decode loop gives the log-probs of the model's own class; for a fresh policy."""
-        prompts, answers = sample_ids(len(self.policy.head), self.policy.device)
+        prompts, completions = sample_ids(len(self.policy.head), self.policy.device)
         groups = tuple(
             GroupOrder(group_id=f"check/{row}", prompt_ids=ids.int().cpu().numpy(), columns={}, seeds=(row, row + 9))
             for row, ids in enumerate(prompts)
         )
-        sampling = Sampling(temperature=1.0, max_new_tokens=len(answers[0]))
+        sampling = Sampling(temperature=1.0, max_new_tokens=len(completions[0]))
         path = "sequences that are decoded with a cache"
         with checking(self.policy, path):
             found = self.generate(groups, sampling, lambda ended: None)
             for ids, samples in zip(prompts, found, strict=True):
-                answered = [torch.from_numpy(sample.ids).to(ids) for sample in samples]
-                expected = class_logprobs(self.policy, whole_rows([torch.cat([ids, answer]) for answer in answered]))
+                sampled = [torch.from_numpy(sample.ids).to(ids) for sample in samples]
+                expected = class_logprobs(
+                    self.policy, whole_rows([torch.cat([ids, completion]) for completion in sampled])
+                )
                 for row, sample in enumerate(samples):
                     known = expected[row, len(ids) - 1 :][: len(sample.ids)].cpu()
                     refuse_difference(self.policy, torch.from_numpy(sample.logprobs), known, path)
 
     def sleep(self) -> None:
-        """Nothing is held between orders but the model itself."""
+        """Nothing but the model is kept between orders."""
 
     def wake(self) -> bool:
-        """The model never left."""
+        """The model has not left memory."""
         return False
 
 
@@ -122,16 +123,16 @@ class DecodeBatch:
         self.logprobs = torch.zeros((len(self.rows), self.cap), device=device)
         self.entropies = torch.zeros_like(self.logprobs)
         self.places = [(row, column) for row, group in enumerate(groups) for column in range(len(group.seeds))]
-        self.done: list[Ended] = []
+        self.done: list[EndedSample] = []
         self.last_ids = self.rows
         self.time = 0
 
     def draw_uniforms(self, groups: tuple[GroupOrder, ...], device: torch.device) -> torch.Tensor:
-        """[N, cap] every sample's whole stream."""
+        """[N, cap] each sample's own stream."""
         streams = [uniforms(seed, self.cap) for group in groups for seed in group.seeds]
         return torch.from_numpy(np.stack(streams)).to(device)
 
-    def append(self, logits: torch.Tensor, end_ids: torch.Tensor) -> list[Ended]:
+    def append(self, logits: torch.Tensor, end_ids: torch.Tensor) -> list[EndedSample]:
         """Draw the next token of every row still in the batch; rows that end leave it and are returned."""
         drawn = draw(logits, None if self.uniforms is None else self.uniforms[self.rows, self.time])
         self.ids[self.rows, self.time] = drawn.ids
@@ -143,22 +144,22 @@ class DecodeBatch:
         over = stopped if self.time < self.cap else torch.ones_like(stopped)
         return self.leave(over, stopped) if bool(over.any()) else []
 
-    def leave(self, over: torch.Tensor, stopped: torch.Tensor) -> list[Ended]:
-        """Take the rows out that are over; all of them have the same length."""
+    def leave(self, over: torch.Tensor, stopped: torch.Tensor) -> list[EndedSample]:
+        """Take the rows that are over out of the batch; all of them have the same length."""
         ended = self.ended(self.rows[over], stopped[over].tolist())
         self.done += ended
         self.rows, self.last_ids, self.positions = self.rows[~over], self.last_ids[~over], self.positions[~over]
         self.cache.keep(~over)
         return ended
 
-    def ended(self, rows: torch.Tensor, stopped: list[bool]) -> list[Ended]:
+    def ended(self, rows: torch.Tensor, stopped: list[bool]) -> list[EndedSample]:
         """What these rows have sampled so far."""
         ids = self.ids[rows, : self.time].int().cpu().numpy()
         logprobs, entropies = (kept[rows, : self.time].cpu().numpy() for kept in (self.logprobs, self.entropies))
         finishes = [Finish.STOP if s else Finish.LENGTH for s in stopped]
         places = [self.places[row] for row in rows.tolist()]
         return [
-            Ended(
+            EndedSample(
                 row=row,
                 column=column,
                 completion=Completion(ids=ids[i], logprobs=logprobs[i], entropies=entropies[i], finish=finishes[i]),

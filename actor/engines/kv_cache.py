@@ -1,10 +1,12 @@
-"""Keys and values of the tokens so far: each prompt's once for all its answers, each answer's in a slot of its own.
+"""Keys and values of the tokens so far: once for each prompt, and in a slot of its own for each completion.
 
-    scores = [ q K_prompt^T | q K_answer^T ]        output = p_prompt V_prompt + p_answer V_answer
+    scores = [ q K_prompt^T | q K_completion^T ]        output = p_prompt V_prompt + p_completion V_completion
 
-One new token a row attends to both. The answers of a prompt stand side by side as queries over the same keys, so a
-prompt is read from memory once a step and not G times, and is never copied. Prompts are left-padded; answers need no
-mask, since all rows are of one age. A row that has ended leaves its slot empty; once half are, slots are packed anew.
+The new token of a row attends to both. The completions of a prompt are queries side by side over the same keys, so a
+prompt is read from memory once a step instead of G times, and is never copied. Prompts are left-padded. Completions
+need no mask, because all rows have the same number of new tokens. The slot of a row that has ended is empty; when half
+of the slots are, the cache is packed.
+
 Duck-typed after transformers' cache: the attention layers call `update` and attend to what it returns.
 Left out on purpose: paging. An order's shape is known before it starts.
 """
@@ -16,7 +18,7 @@ from shared.model.products import scaled_product
 
 
 class KVCache:
-    """Room for `room` new tokens of each of N rows, which answer P prompts; S = P * places slots."""
+    """Room for `room` new tokens of each of N rows, which continue P prompts; S = P * places slots."""
 
     is_compileable = False
 
@@ -59,7 +61,7 @@ class KVCache:
         return self.visible.shape[1] + self.length if self.layers else 0
 
     def prompt_mask(self) -> torch.Tensor:
-        """[P, 1, width, width] what a prompt's columns may look at.
+        """[P, 1, width, width] what a prompt's columns may attend to.
 
         Every column sees itself: an empty one would otherwise turn into NaN, and 0 * NaN would reach the others.
         """
@@ -89,7 +91,7 @@ class KVCache:
             self.pack()
 
     def pack(self) -> None:
-        """Drop prompts that no row answers any more, and as many places as no prompt needs."""
+        """Drop prompts that no row continues any more, and places that no prompt needs any more."""
         before = self.slot_of_row
         needed, prompt_of_row = torch.unique(before // self.places, return_inverse=True)
         self.visible = self.visible[needed]
@@ -107,40 +109,41 @@ class LayerCache:
         self.cache = cache
         self.prompt_keys, self.prompt_values = keys.contiguous(), values.contiguous()
         shape = (cache.slots, keys.shape[1], cache.room, keys.shape[3])
-        self.answer_keys, self.answer_values = keys.new_zeros(shape), values.new_zeros(shape)
+        self.completion_keys, self.completion_values = keys.new_zeros(shape), values.new_zeros(shape)
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """[n, heads, 1, D] the token that the cache has just counted."""
         rows, column = self.cache.slot_of_row, self.cache.length - 1
-        self.answer_keys[rows, :, column] = keys[:, :, 0]
-        self.answer_values[rows, :, column] = values[:, :, 0]
+        self.completion_keys[rows, :, column] = keys[:, :, 0]
+        self.completion_values[rows, :, column] = values[:, :, 0]
 
     def pack(self, prompts: torch.Tensor, slots: torch.Tensor) -> None:
         """[P'] prompts to keep, [S'] which slot's tokens come into each."""
         self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
-        self.answer_keys, self.answer_values = self.answer_keys[slots], self.answer_values[slots]
+        self.completion_keys, self.completion_values = self.completion_keys[slots], self.completion_values[slots]
 
     def attend(
         self, query: torch.Tensor, scaling: float, window: int | None = None, cap: float | None = None
     ) -> torch.Tensor:
         """query [n, heads, 1, D] -> [n, 1, heads, D]; h stands for a key's head and q for the queries that share it.
 
-        All rows are of one age and prompts end in the same column, so a window starts in the same column everywhere.
+        All rows have the same number of new tokens and prompts end in the same column, so a window starts in the same
+        column everywhere.
         """
         cache, (prompts, heads, width, size) = self.cache, self.prompt_keys.shape
         first = 0 if window is None else max(0, width + cache.length - window)
-        seen, answered = slice(min(first, width), width), slice(max(0, first - width), cache.length)
+        seen, in_completion = slice(min(first, width), width), slice(max(0, first - width), cache.length)
         queries = cache.in_slots(query[:, :, 0]).view(prompts, cache.places, heads, -1, size)
         prompt_keys, prompt_values = (t.flatten(0, 1)[:, seen] for t in (self.prompt_keys, self.prompt_values))
-        keys, values = (t.flatten(0, 1)[:, answered] for t in (self.answer_keys, self.answer_values))
+        keys, values = (t.flatten(0, 1)[:, in_completion] for t in (self.completion_keys, self.completion_values))
         to_prompt = capped(scaled_product(by_prompt(queries), prompt_keys.transpose(1, 2), scaling), cap)
         to_prompt = to_prompt.unflatten(0, (prompts, heads)).add_(cache.bias[:, None, None, seen])
-        to_answer = capped(scaled_product(by_answer(queries), keys.transpose(1, 2), scaling), cap)
-        scores = [by_slot(to_prompt, queries), to_answer.view(*queries.shape[:-1], -1)]
+        to_completion = capped(scaled_product(by_completion(queries), keys.transpose(1, 2), scaling), cap)
+        scores = [by_slot(to_prompt, queries), to_completion.view(*queries.shape[:-1], -1)]
         weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(query.dtype)
         of_prompt = by_prompt(weights[..., : to_prompt.shape[-1]]) @ prompt_values
-        of_answer = by_answer(weights[..., to_prompt.shape[-1] :]) @ values
-        mixed = of_answer.view(queries.shape).add_(by_slot(of_prompt.view(prompts, heads, -1, size), queries))
+        of_completion = by_completion(weights[..., to_prompt.shape[-1] :]) @ values
+        mixed = of_completion.view(queries.shape).add_(by_slot(of_prompt.view(prompts, heads, -1, size), queries))
         return cache.in_rows(mixed.view(cache.slots, 1, -1, size))
 
 
@@ -149,7 +152,7 @@ def by_prompt(slots: torch.Tensor) -> torch.Tensor:
     return slots.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
 
-def by_answer(slots: torch.Tensor) -> torch.Tensor:
+def by_completion(slots: torch.Tensor) -> torch.Tensor:
     """[P, places, h, q, X] -> [S * h, q, X]"""
     return slots.flatten(0, 2)
 

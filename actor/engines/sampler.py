@@ -3,7 +3,7 @@
     token = first j with  sum_{i <= j} p_i > u,   u ~ U[0, 1) from the sample's own stream
 
 A row's draw depends on its own logits and its own u alone, never on the other rows. Sums are float64, or the tail of a
-large vocabulary would be lost to rounding. Full support always.
+large vocabulary would be lost to rounding. Every token can be drawn: no top-k, no top-p.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draw:
+class DrawnTokens:
     """One token for each row."""
 
     ids: torch.Tensor
@@ -23,12 +23,12 @@ class Draw:
     """[B] fp32, nats."""
 
 
-def draw(logits: torch.Tensor, uniforms: torch.Tensor | None) -> Draw:
+def draw(logits: torch.Tensor, uniforms: torch.Tensor | None) -> DrawnTokens:
     """logits [B, V] fp32, uniforms [B] float64 (None: the most likely token)."""
     log_p = torch.log_softmax(logits, dim=-1)
     p = log_p.exp()
     ids = logits.argmax(dim=-1) if uniforms is None else inverse_cdf(p, uniforms)
-    return Draw(
+    return DrawnTokens(
         ids=ids,
         logprobs=log_p.gather(1, ids[:, None]).squeeze(1),
         entropies=-(p * log_p).sum(dim=-1),
@@ -36,7 +36,7 @@ def draw(logits: torch.Tensor, uniforms: torch.Tensor | None) -> Draw:
 
 
 def inverse_cdf(p: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """[B, V], [B] -> [B]; u is scaled by the row's own sum, so rounding never runs off the end."""
+    """[B, V], [B] -> [B]; u is scaled by the row's own sum, so that rounding cannot leave the row."""
     cumulative = p.double().cumsum(dim=-1)
     threshold = uniforms[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp_(max=p.shape[1] - 1)

@@ -1,7 +1,7 @@
-"""One answer, token by token, for somebody who reads along.
+"""One completion, token by token, for showing it while it is sampled.
 
-The numbers of engine_hf.py without its batch: the same head, the same draws from a sample's own stream, transformers'
-own cache. It is a generator that computes only when asked for the next token, so that two of them can take turns.
+The same head and the same draws from a sample's own stream as in hf_engine.py, but one row and transformers' own cache.
+It computes only when the next token is asked for, so that two generators can take turns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from shared.seeding import uniforms
 def stream(
     policy: Policy, prompt_ids: Sequence[int], end_ids: Sequence[int], sampling: Sampling, seed: int
 ) -> Iterator[int]:
-    """The tokens of one answer, the one that ends it included."""
+    """The tokens of one completion, the end token included."""
     cache, tokens = DynamicCache(), torch.tensor([list(prompt_ids)], device=policy.device)
     draws = torch.from_numpy(uniforms(seed, sampling.max_new_tokens)).to(policy.device)
     for time in range(sampling.max_new_tokens):

@@ -1,12 +1,12 @@
-"""vLLM as the rollout engine: our orders as its requests, its answers as our completions.
+"""vLLM as the rollout engine: orders become its requests, and what it finishes becomes completions.
 
     install    fp32 bytes checked -> into vLLM under a name that is never used again
     generate   prefix cache empty -> G requests a prompt, group by group -> steps until all are finished
 
-What comes out is a function of order and adapter: each sample has its own seed, requests enter in a fixed order, and
-every order starts from an empty prefix cache. Within an order a prompt is computed once, but for its last block: the
-requests that follow find its keys and values. vLLM knows no entropy over the whole vocabulary; `entropies` is None and
-the learner computes them in a pass of its own.
+The result is a function of order and adapter: each sample has its own seed, requests enter in a fixed order, and
+every order starts from an empty prefix cache. Within an order a prompt is computed once except for its last
+block: later requests find its keys and values. vLLM reports no entropy over the whole vocabulary, so `entropies` is
+None and the learner computes them in a pass of its own.
 """
 
 import tempfile
@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from actor.engines.engine import Completion, Ended, Identity, Progress, in_order
-from actor.engines.vllm_internals import VLLM, Answer, Draw
+from actor.engines.engine import Completion, EndedSample, Identity, Progress, in_order
+from actor.engines.vllm_internals import VLLM, DrawOptions, FinishedRequest
 from actor.engines.vllm_options import GiveBack, VLLMOptions
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.config.model import LoraConfig
@@ -65,7 +65,7 @@ class VLLMEngine:
         self.holds = (version, adapter)
 
     def put_in(self, version: int, adapter: bytes) -> None:
-        """In the configured way."""
+        """From memory or through files, as configured."""
         tensors = read_adapter(adapter, self.layout.shapes)
         if self.how == "memory":
             self.vllm.take_bytes(self.vllm.new_place(version), tensors, self.layout.rank, self.layout.scale)
@@ -73,7 +73,7 @@ class VLLMEngine:
             self.install_files(version, adapter)
 
     def install_files(self, version: int, adapter: bytes) -> None:
-        """vLLM reads a folder in PEFT's format once; then it may go."""
+        """vLLM reads a folder in PEFT's format once; then the folder is deleted."""
         with tempfile.TemporaryDirectory(prefix="tandem-policy-", dir=SHARED_MEMORY) as name:
             folder = Path(name)
             (folder / "adapter_model.safetensors").write_bytes(adapter)
@@ -87,7 +87,7 @@ class VLLMEngine:
             if now[name] != loaded:
                 raise DamageError(
                     f"The frozen base changed in vLLM's memory: '{name}' no longer is what was loaded; start this actor"
-                    " anew. If it comes back, test this machine's memory."
+                    " again. If it comes back, test this machine's memory."
                 )
 
     def generate(
@@ -99,16 +99,16 @@ class VLLMEngine:
         for row, group in enumerate(groups):
             for column, seed in enumerate(group.seeds):
                 self.vllm.submit(f"{row}/{column}", group.prompt_ids.tolist(), self.draw(seed, sampling))
-        done: list[Ended] = []
+        done: list[EndedSample] = []
         while self.vllm.busy():
-            ended = [self.ended(answer) for answer in self.vllm.step()]
+            ended = [self.ended(finished) for finished in self.vllm.step()]
             done += ended
             progress(ended)
         return in_order(groups, done)
 
-    def draw(self, seed: int, sampling: Sampling) -> Draw:
+    def draw(self, seed: int, sampling: Sampling) -> DrawOptions:
         """One sample of this sampling."""
-        return Draw(
+        return DrawOptions(
             seed=seed,
             temperature=sampling.temperature,
             max_new_tokens=sampling.max_new_tokens,
@@ -116,27 +116,26 @@ class VLLMEngine:
         )
 
     def refuse_longer(self, groups: tuple[GroupOrder, ...], sampling: Sampling) -> None:
-        """vLLM would cut an answer short where its room ends."""
+        """vLLM would cut a completion short where its room ends."""
         prompt, room = max(len(group.prompt_ids) for group in groups), self.options.max_tokens
         if prompt + sampling.max_new_tokens > room:
             raise ModelError(
-                f"A prompt of {prompt} tokens and an answer of up to {sampling.max_new_tokens} do not fit the"
+                f"A prompt of {prompt} tokens and a completion of up to {sampling.max_new_tokens} do not fit the"
                 f" {room} that vLLM was started for; raise tasks.max_prompt_tokens or rollout.max_new_tokens."
             )
 
-    def ended(self, answer: Answer) -> Ended:
-        """As the wire wants it."""
-        row, column = map(int, answer.request.split("/"))
+    def ended(self, finished: FinishedRequest) -> EndedSample:
+        """As a completion of our own."""
+        row, column = map(int, finished.request.split("/"))
         completion = Completion(
-            ids=np.array(answer.ids, dtype=np.int32),
-            logprobs=np.array(answer.logprobs, dtype=np.float32),
+            ids=np.array(finished.ids, dtype=np.int32),
+            logprobs=np.array(finished.logprobs, dtype=np.float32),
             entropies=None,
-            finish=Finish.STOP if answer.ids[-1] in self.end_ids else Finish.LENGTH,
+            finish=Finish.STOP if finished.ids[-1] in self.end_ids else Finish.LENGTH,
         )
-        return Ended(row=row, column=column, completion=completion)
+        return EndedSample(row=row, column=column, completion=completion)
 
     def score(self, ids: np.ndarray) -> np.ndarray:
-        """The canary."""
         return np.array(self.vllm.score(ids.tolist()), dtype=np.float32)
 
     def sleep(self) -> None:

@@ -1,12 +1,12 @@
-"""Everything of ours that touches vLLM: what it is started with, requests in, answers out, an adapter into its worker.
+"""The only module that uses vLLM's interfaces: starting it, requests, their results, an adapter into its worker.
 
-    window    actor/engines/vllm_options.py, looked at before anything is imported
+    window    the versions that actor/engines/vllm_options.py allows, checked before anything is imported
     memory    bytes -> LoRAModel -> the worker's adapter manager -> read back and compared, bit for bit
-    files     a folder -> LoRARequest -> vLLM reads it itself; public interface alone, nothing can be read back
+    files     a folder -> LoRARequest -> vLLM reads it itself; uses the public interface only, nothing can be read back
 
-The engine core lives in this process: no child to be orphaned, and whoever kills the actor has killed all of it. An
-adapter gets a name, an id and a path that are never used again, since vLLM's prefix cache tells adapters apart by name
-and path. Left out on purpose: vLLM's server, its structured output, more than one card.
+The engine core runs in this process. There is no child process, so that killing the actor ends all of it. An adapter
+gets a name, an id and a path that are never used again, because vLLM's prefix cache tells adapters apart by name and
+path. Left out on purpose: vLLM's server, its structured output, more than one card.
 """
 
 # vLLM is in an extra; types are checked without it.
@@ -53,8 +53,8 @@ class Installed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draw:
-    """How one sample is drawn. Full support always."""
+class DrawOptions:
+    """How one sample is drawn. Every token can be drawn: no top-k, no top-p."""
 
     seed: int
     """Of its own generator."""
@@ -67,7 +67,7 @@ class Draw:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class FinishedRequest:
     """One finished request."""
 
     request: str
@@ -111,21 +111,21 @@ class VLLM:
         """A name and an id that no adapter had before, in this folder or in none."""
         self.places += 1
         name = f"policy-{version}-install-{self.places}"
-        # An absolute path where nothing lies keeps vLLM from asking a hub for it.
+        # With an absolute path that does not exist, vLLM does not ask a hub for it.
         return Installed(name=name, number=self.places, path=folder or f"/nonexistent/{name}")
 
-    def submit(self, request: str, prompt_ids: list[int], draw: Draw) -> None:
+    def submit(self, request: str, prompt_ids: list[int], draw: DrawOptions) -> None:
         """Queue one sample."""
         self.add(request, prompt_ids, draw, prompt_logprobs=None)
 
     def score(self, ids: list[int]) -> list[float]:
-        """[n + 1] ids -> [n] log-probs of all but the first at temperature 1; what is drawn after them is nobody's."""
-        self.add("score", ids, Draw(seed=0, temperature=0.0, max_new_tokens=1, end_ids=()), prompt_logprobs=0)
-        (answer,) = [answer for answer in self.run() if answer.request == "score"]
-        return answer.prompt_logprobs
+        """[n + 1] ids -> [n] log-probs of all but the first at temperature 1; the token drawn next is not used."""
+        self.add("score", ids, DrawOptions(seed=0, temperature=0.0, max_new_tokens=1, end_ids=()), prompt_logprobs=0)
+        (finished,) = [finished for finished in self.run() if finished.request == "score"]
+        return finished.prompt_logprobs
 
-    def add(self, request: str, prompt_ids: list[int], draw: Draw, prompt_logprobs: int | None) -> None:
-        """Every value that vLLM or the checkpoint would have a default for is said."""
+    def add(self, request: str, prompt_ids: list[int], draw: DrawOptions, prompt_logprobs: int | None) -> None:
+        """Every value that vLLM or the checkpoint would have a default for is given."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -151,8 +151,8 @@ class VLLM:
         )
         self.engine.add_request(request, {"prompt_token_ids": prompt_ids}, params, lora_request=self.adapter)
 
-    def run(self) -> Iterator[Answer]:
-        """Decode what was queued; answers as they are finished."""
+    def run(self) -> Iterator[FinishedRequest]:
+        """Decode what was queued; requests as they are finished."""
         while self.engine.has_unfinished_requests():
             yield from self.step()
 
@@ -160,14 +160,14 @@ class VLLM:
         """Whether something is queued or being decoded."""
         return self.engine.has_unfinished_requests()
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[FinishedRequest]:
         """One pass: what it finished."""
-        return [answer_of(output) for output in self.engine.step() if output.finished]
+        return [finished_request(output) for output in self.engine.step() if output.finished]
 
     def forget_prefixes(self) -> None:
         """Every order starts without keys and values of an earlier one, so that it is decoded the same way again."""
         if not self.engine.reset_prefix_cache():
-            raise DamageError("vLLM did not clear its prefix cache between two orders; start this actor anew.")
+            raise DamageError("vLLM did not clear its prefix cache between two orders; start this actor again.")
 
     def take_bytes(self, adapter: Installed, tensors: dict[str, torch.Tensor], rank: int, scale: float) -> None:
         """Install from memory: tensors by layer.lora_A / layer.lora_B, fp32; they are not changed."""
@@ -205,7 +205,7 @@ class VLLM:
             free_card()
 
     def take_again(self, part: GiveBack) -> None:
-        """The way back."""
+        """Undo `give_back`."""
         if part == "stop":
             self.start()
         elif part != "nothing":
@@ -260,17 +260,17 @@ def free_card() -> None:
 
 
 def lora_request(adapter: Installed) -> Any:
-    """Names it in a request."""
+    """How a request names it."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(adapter.name, adapter.number, adapter.path)
 
 
-def answer_of(output: Any) -> Answer:
-    """From vLLM's record. With FINAL_ONLY it holds the whole answer."""
+def finished_request(output: Any) -> FinishedRequest:
+    """From vLLM's record, which has the whole completion because of FINAL_ONLY."""
     (completion,) = output.outputs
     prompt = output.prompt_logprobs
-    return Answer(
+    return FinishedRequest(
         request=output.request_id,
         ids=list(completion.token_ids),
         logprobs=list(completion.logprobs.logprobs),
@@ -306,7 +306,7 @@ class AdapterWorker:
         )
         manager.add_adapter(model)
         manager.activate_adapter(number)
-        compare(held_adapter(manager, rank), sent_adapter(tensors, scale, manager.lora_config.lora_dtype))
+        compare(loaded_adapter(manager, rank), sent_adapter(tensors, scale, manager.lora_config.lora_dtype))
 
     def weight_sums(self) -> dict[str, int]:
         """Sum of the words of every frozen tensor, as shared/model/base_checksum.py has it."""
@@ -322,25 +322,25 @@ def sent_adapter(tensors: dict[str, torch.Tensor], scale: float, dtype: torch.dt
     return {name: tensor * scale if name.endswith("lora_B") else tensor for name, tensor in cast.items()}
 
 
-def held_adapter(manager: Any, rank: int) -> dict[str, torch.Tensor]:
+def loaded_adapter(manager: Any, rank: int) -> dict[str, torch.Tensor]:
     """What vLLM's layers multiply by, by our names; layers that hold zeros alone are left out."""
-    held: dict[str, torch.Tensor] = {}
+    loaded: dict[str, torch.Tensor] = {}
     for module_name, module in manager.modules.items():
         parts = manager.packed_modules.get(module_name, [module_name])
         for part, a, b in zip(parts, module.lora_a_stacked, module.lora_b_stacked, strict=True):
             if bool(a.any()) or bool(b.any()):
-                held |= {f"{part}.lora_A": a[0, 0, :rank].cpu(), f"{part}.lora_B": b[0, 0, :, :rank].cpu()}
-    return held
+                loaded |= {f"{part}.lora_A": a[0, 0, :rank].cpu(), f"{part}.lora_B": b[0, 0, :, :rank].cpu()}
+    return loaded
 
 
-def compare(held: dict[str, torch.Tensor], sent: dict[str, torch.Tensor]) -> None:
+def compare(loaded: dict[str, torch.Tensor], sent: dict[str, torch.Tensor]) -> None:
     """DamageError that names the first entry which is missing, surplus or of other bits."""
     alive = {name for name, tensor in sent.items() if bool(tensor.any())}
-    if lost := sorted(alive - held.keys()):
+    if lost := sorted(alive - loaded.keys()):
         raise DamageError(f"vLLM did not take the adapter's entry '{lost[0]}': it has no such layer, or dropped it.")
-    if surplus := sorted(held.keys() - sent.keys()):
+    if surplus := sorted(loaded.keys() - sent.keys()):
         raise DamageError(f"vLLM holds adapter values in '{surplus[0]}', which this adapter does not have.")
-    for name, tensor in held.items():
+    for name, tensor in loaded.items():
         if not torch.equal(tensor, sent[name]):
             raise DamageError(
                 f"vLLM holds other values than were sent in the adapter's entry '{name}': scaled twice, not scaled, or"

@@ -1,23 +1,23 @@
-"""What vLLM is started with, from the configuration and the model's own config.json. Pure: imports neither of the two.
+"""How vLLM is started, what it gives back between two orders, and which versions of it can be used.
 
-    K = 2 * layers * kv heads * head size * bytes a value          memory of one token's keys and values
-    L = longest prompt + longest answer                            or the canary, if that is longer
+Start options come from the configuration and the model's own config.json:
+
+    K = 2 * layers * kv heads * head size * bytes a value          memory of the keys and values of one token
+    L = longest prompt + longest completion                        or the canary, if that is longer
     kv = kv_mb, or min(sequences * ceil(L / block) * block * K, 1 GiB), never less than one sequence of length L
 
-Everything is explicit, so that nothing is measured at the start: vLLM's own profiling fails when a neighbour frees
-memory meanwhile, and a share of the card's memory would make the same order decode otherwise elsewhere.
+Every size is given, so that vLLM measures nothing when it starts. Its own profiling fails when another process frees
+memory meanwhile, and with a share of the card's memory the same order would be decoded differently on another card.
 
-What vLLM gives back of the card between two orders, so that the learner has room. Pure arithmetic, in bytes.
+Between two orders vLLM gives back as little as makes room for the learner (sizes in bytes):
 
-    nothing   context + weights + kv + learner <= card - margin     the least that makes room is chosen
+    nothing   context + weights + kv + learner <= card - margin     everything stays
     kv        context + weights      + learner <= card - margin     keys and values go, and come back empty
     weights   context                + learner <= card - margin     sleep level 1: weights wait in host memory
-    stop                               learner <= card - margin     the engine ends and is built anew
+    stop                               learner <= card - margin     the engine ends and is built again
 
-Level 2 of vLLM's sleep is no choice: it loses the adapter, and the scales of NF4 codes. On a CPU there is no card to
-give back.
-
-Which vLLM `actor/engines/vllm_internals.py` was written for, and whether it is here. Looks at installed metadata alone.
+On a CPU there is no card memory to give back. Left out: level 2 of vLLM's sleep, which loses the adapter and the scales
+of NF4 codes. This module does not import vLLM; the version check reads installed metadata alone.
 """
 
 import importlib.metadata
@@ -59,7 +59,7 @@ class VLLMOptions:
     rank: int
     """Rank that room is made for."""
     max_tokens: int
-    """Longest sequence, prompt and answer."""
+    """Longest sequence, prompt and completion."""
     max_sequences: int
     """Decoded at once."""
     batched_tokens: int
@@ -83,7 +83,7 @@ def vllm_options(config: Config, folder: Path, device: Literal["cpu", "cuda"]) -
     length = longest(config)
     if length > (room := model.get("max_position_embeddings", length)):
         raise ModelError(
-            f"Prompt and answer may reach {length} tokens together and this model has {room} positions; lower"
+            f"Prompt and completion may reach {length} tokens together and this model has {room} positions; lower"
             " tasks.max_prompt_tokens, rollout.max_new_tokens, eval.max_new_tokens or guard.canary_tokens."
         )
     wanted = config.rollout.prompts * config.rollout.group
@@ -106,8 +106,8 @@ def vllm_options(config: Config, folder: Path, device: Literal["cpu", "cuda"]) -
 
 def longest(config: Config) -> int:
     """Tokens of the longest sequence that an order or the canary may ask for; the canary's last one is drawn."""
-    answer = max(config.rollout.max_new_tokens, config.eval.max_new_tokens)
-    return max(config.tasks.max_prompt_tokens + answer, config.guard.canary_tokens + 2)
+    completion = max(config.rollout.max_new_tokens, config.eval.max_new_tokens)
+    return max(config.tasks.max_prompt_tokens + completion, config.guard.canary_tokens + 2)
 
 
 def token_bytes(model: dict[str, Any], value_bytes: int) -> int:
@@ -118,7 +118,7 @@ def token_bytes(model: dict[str, Any], value_bytes: int) -> int:
 
 
 def kv_bytes(configured_mb: int, sequences: int, length: int, block: int, token: int) -> int:
-    """As the head of this file says; one block more, which vLLM keeps empty."""
+    """`kv` of the module docstring, and one block more, which vLLM keeps empty."""
     one = -(-length // block) * block * token
     least = one + block * token
     return max(least, configured_mb * 2**20 or min(sequences * one + block * token, MOST_KV_BYTES))
@@ -126,7 +126,7 @@ def kv_bytes(configured_mb: int, sequences: int, length: int, block: int, token:
 
 GiveBack = Literal["nothing", "kv", "weights", "stop"]
 MARGIN_BYTES = 400 * 2**20
-"""What no plan counts on: a desktop, fragmentation."""
+"""Left free in every plan: for a desktop, and for fragmentation."""
 CONTEXT_BYTES = 550 * 2**20
 """vLLM's own: CUDA context, cuBLAS, workspaces. Estimated, to be measured on a card."""
 LEARNER_CONTEXT_BYTES = 400 * 2**20
@@ -135,8 +135,8 @@ ADAPTER_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """What an awake engine holds of the card."""
+class EngineMemory:
+    """Card memory of an engine that is awake, in bytes."""
 
     weights: int
     """Base and room for the adapter."""
@@ -144,12 +144,12 @@ class Held:
     """Keys and values."""
 
 
-def plan_give_back(card: int, learner: int, held: Held) -> GiveBack:
+def plan_give_back(card: int, learner: int, engine: EngineMemory) -> GiveBack:
     """The least that makes room for a learner of this size."""
     room = card - MARGIN_BYTES - learner
-    if CONTEXT_BYTES + held.weights + held.kv <= room:
+    if CONTEXT_BYTES + engine.weights + engine.kv <= room:
         return "nothing"
-    if CONTEXT_BYTES + held.weights <= room:
+    if CONTEXT_BYTES + engine.weights <= room:
         return "kv"
     if room >= CONTEXT_BYTES:
         return "weights"
@@ -178,13 +178,13 @@ PLUGIN = "vllm-bnb-plugin"
 
 
 def check_engine(actor: ActorConfig) -> None:
-    """Whether what the configuration asks for is here: to be looked at before anything is started."""
+    """ModelError unless the configured engine is installed; called before anything is started."""
     if actor.engine == "vllm":
         check_window(nf4=actor.weights == "nf4")
 
 
 def check_window(*, nf4: bool) -> None:
-    """ModelError, in words, unless vLLM is here in such a version, and the plugin where NF4 codes are served."""
+    """ModelError unless a usable vLLM is installed, and the plugin where NF4 codes are served."""
     refuse_other_versions(version_of(*DISTRIBUTIONS))
     if nf4 and version_of(PLUGIN) is None:
         raise ModelError(
@@ -194,7 +194,7 @@ def check_window(*, nf4: bool) -> None:
 
 
 def refuse_other_versions(found: str | None) -> None:
-    """None: there is none."""
+    """found: the installed version, None if there is none."""
     if found is None or Version(found) not in VERSIONS:
         what = "is not installed here" if found is None else f"is {found} here"
         raise ModelError(

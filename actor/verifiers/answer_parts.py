@@ -129,7 +129,7 @@ def closes_at_the_end(value: str) -> bool:
 
 
 def as_intervals(value: str) -> tuple[str, list[str]]:
-    """The letter of inequalities joined by `or`, and their intervals. Intervals are returned as they are, without a letter."""
+    """The letter of inequalities joined by `or`, and their intervals. Intervals are returned without a letter."""
     found = [as_interval(part.strip()) for part in INTERVALS_JOINED.split(value)]
     variables = {variable for variable, _ in found}
     return (

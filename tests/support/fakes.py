@@ -13,7 +13,7 @@ from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from actor.engines.engine import Completion, Ended, Identity, Progress
+from actor.engines.engine import Completion, EndedSample, Identity, Progress
 from actor.scoring.scores import Scores, ScoresTogether
 from actor.verifiers.verdict import ScoreJob, Verdict
 from learner.orders.order_check import OrderCheck
@@ -236,14 +236,14 @@ class ScriptedEngine:
         return False
 
 
-def unheard(ended: Sequence[Ended]) -> None:
+def unheard(ended: Sequence[EndedSample]) -> None:
     """Progress that nobody watches."""
 
 
-def ended(completions: list[list[Completion]], first_row: int = 0) -> list[Ended]:
+def ended(completions: list[list[Completion]], first_row: int = 0) -> list[EndedSample]:
     """All of them."""
     return [
-        Ended(row=row, column=column, completion=completion)
+        EndedSample(row=row, column=column, completion=completion)
         for row, samples in enumerate(completions, first_row)
         for column, completion in enumerate(samples)
     ]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from actor.engines.engine import Completion, Ended
+from actor.engines.engine import Completion, EndedSample
 from actor.engines.hf_engine import HFEngine
 from actor.engines.sampler import draw, inverse_cdf
 from protocol.messages import Finish, GroupOrder, Sampling
@@ -41,7 +41,7 @@ def sampling(temperature: float = 1.0, cap: int = CAP) -> Sampling:
     return Sampling(temperature=temperature, max_new_tokens=cap)
 
 
-def silent(ended: Sequence[Ended]) -> None:
+def silent(ended: Sequence[EndedSample]) -> None:
     """Progress that nobody watches."""
 
 
@@ -172,13 +172,13 @@ def test_every_end_id_counts(engine: HFEngine) -> None:
 
 
 def test_progress_is_shown_once_a_token(engine: HFEngine) -> None:
-    told: list[Sequence[Ended]] = []
+    told: list[Sequence[EndedSample]] = []
     found = engine.generate(orders(), sampling(), told.append)
     assert len(told) == max(len(sample.ids) for sample in flat(found))
 
 
 def test_a_sample_is_told_with_its_last_token(engine: HFEngine) -> None:
-    told: list[Sequence[Ended]] = []
+    told: list[Sequence[EndedSample]] = []
     found = engine.generate(orders(), sampling(), told.append)
     for time, ended in enumerate(told, start=1):
         for sample in ended:

@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from actor.engines.engine import Ended
+from actor.engines.engine import EndedSample
 from actor.engines.vllm_engine import VLLMEngine
-from actor.engines.vllm_internals import Answer, Draw, Installed, compare, engine_arguments, held_adapter, sent_adapter
+from actor.engines.vllm_internals import (
+    DrawOptions,
+    FinishedRequest,
+    Installed,
+    compare,
+    engine_arguments,
+    loaded_adapter,
+    sent_adapter,
+)
 from actor.engines.vllm_options import VLLMOptions
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.config.model import LoraConfig
@@ -40,7 +48,7 @@ class PlayedVLLM:
 
     def __init__(self) -> None:
         self.said: list[Any] = []
-        self.queue: list[tuple[str, list[int], Draw]] = []
+        self.queue: list[tuple[str, list[int], DrawOptions]] = []
         self.sums = {"norm": 7}
         self.places = 0
 
@@ -61,7 +69,7 @@ class PlayedVLLM:
     def forget_prefixes(self) -> None:
         self.said.append("forget")
 
-    def submit(self, request: str, prompt_ids: list[int], draw: Draw) -> None:
+    def submit(self, request: str, prompt_ids: list[int], draw: DrawOptions) -> None:
         self.said.append(request)
         self.queue.append((request, prompt_ids, draw))
 
@@ -74,11 +82,11 @@ class PlayedVLLM:
     def busy(self) -> bool:
         return bool(self.queue)
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[FinishedRequest]:
         name, prompt, draw = self.queue.pop()
         ids = [*prompt, draw.seed, draw.end_ids[0] if draw.seed % 2 else 9]
         numbers = [-0.5] * len(ids)
-        return [Answer(request=name, ids=ids, logprobs=numbers, prompt_logprobs=[], cached_tokens=0)]
+        return [FinishedRequest(request=name, ids=ids, logprobs=numbers, prompt_logprobs=[], cached_tokens=0)]
 
     def score(self, ids: list[int]) -> list[float]:
         return [-float(token) for token in ids[1:]]
@@ -128,7 +136,7 @@ def order(index: int, *seeds: int) -> GroupOrder:
 
 def test_samples_come_back_in_the_order_of_the_order(vllm: PlayedVLLM, checkpoint: Path) -> None:
     engine = engine_of(vllm, checkpoint)
-    ticks: list[Sequence[Ended]] = []
+    ticks: list[Sequence[EndedSample]] = []
     sampling = Sampling(temperature=0.7, max_new_tokens=9)
     first, second = engine.generate((order(0, 3, 4), order(1, 8)), sampling, ticks.append)
     assert [sample.ids.tolist() for sample in first] == [[10, 11, 12, 3, END], [10, 11, 12, 4, 9]]
@@ -145,11 +153,11 @@ def test_samples_come_back_in_the_order_of_the_order(vllm: PlayedVLLM, checkpoin
 
 def test_a_request_says_all_that_the_order_says(vllm: PlayedVLLM, checkpoint: Path) -> None:
     draw = engine_of(vllm, checkpoint).draw(11, Sampling(temperature=0.7, max_new_tokens=9))
-    assert draw == Draw(seed=11, temperature=0.7, max_new_tokens=9, end_ids=(END, 6))
+    assert draw == DrawOptions(seed=11, temperature=0.7, max_new_tokens=9, end_ids=(END, 6))
 
 
 def test_an_order_that_does_not_fit_is_refused_whole(vllm: PlayedVLLM, checkpoint: Path) -> None:
-    with pytest.raises(ModelError, match="A prompt of 3 tokens and an answer of up to 38 do not fit the 40"):
+    with pytest.raises(ModelError, match="A prompt of 3 tokens and a completion of up to 38 do not fit the 40"):
         engine_of(vllm, checkpoint).generate((order(0, 1),), Sampling(temperature=1.0, max_new_tokens=38), unheard)
     assert vllm.said == []
 
@@ -224,7 +232,7 @@ def pair(value: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_packed_layers_are_read_back_by_our_names_and_zeros_are_left_out() -> None:
     manager = Manager({"qkv": ["q", "k"]}, qkv=Layer(pair(1.0), pair(2.0)), o=Layer(pair(3.0)), head=Layer(zeros()))
-    held = held_adapter(manager, rank=2)
+    held = loaded_adapter(manager, rank=2)
     assert sorted(held) == ["k.lora_A", "k.lora_B", "o.lora_A", "o.lora_B", "q.lora_A", "q.lora_B"]
     assert held["k.lora_A"].tolist() == [[2.0] * 3] * 2 and held["k.lora_B"].tolist() == [[3.0] * 2] * 4
 

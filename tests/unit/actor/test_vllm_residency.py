@@ -2,13 +2,13 @@
 
 import pytest
 
-from actor.engines.vllm_options import GiveBack, Held, learner_bytes, plan_give_back
+from actor.engines.vllm_options import EngineMemory, GiveBack, learner_bytes, plan_give_back
 from shared.errors import ModelError
 
 MIB = 2**20
 QWEN = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
-NF4 = Held(weights=1_594 * MIB, kv=252 * MIB)
-PLAIN = Held(weights=3_389 * MIB, kv=252 * MIB)
+NF4 = EngineMemory(weights=1_594 * MIB, kv=252 * MIB)
+PLAIN = EngineMemory(weights=3_389 * MIB, kv=252 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ PLAIN = Held(weights=3_389 * MIB, kv=252 * MIB)
         (3_000, 2_600, NF4, "stop"),
     ],
 )
-def test_the_least_that_makes_room(card_mib: int, learner_mib: int, held: Held, expected: GiveBack) -> None:
+def test_the_least_that_makes_room(card_mib: int, learner_mib: int, held: EngineMemory, expected: GiveBack) -> None:
     assert plan_give_back(card_mib * MIB, learner_mib * MIB, held) == expected
 
 
