@@ -18,9 +18,9 @@ from msgspec import structs
 
 from launch.commands.in_process import LocalActor, LocalDesk, local_actor
 from learner.durable.checkpoint import CheckpointStore
+from learner.durable.state import ADAPTER
 from learner.objective.batch import flat
 from learner.orders.orders import build_orders
-from learner.state import ADAPTER
 from learner.tasks.tasks import Task, load_tasks
 from learner.update.publisher import policy_message
 from protocol.messages import Outcome, Sampling

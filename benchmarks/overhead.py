@@ -22,7 +22,7 @@ from benchmarks.machine import write_result
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
 from learner.durable.recorder import read
-from learner.state import ADAPTER
+from learner.durable.state import ADAPTER
 from learner.update.publisher import policy_message
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.codec import encode, pack

@@ -29,11 +29,11 @@ from benchmarks.overhead import exchange
 from benchmarks.trust_arms import Arm, DirectScorer, Off, On
 from launch.preset import load_config
 from learner.durable.checkpoint import CheckpointStore
+from learner.durable.state import LearnerState, RunTotals
+from learner.objective.judged import collected
 from learner.orders.orders import TRAIN_LANE, build_orders
-from learner.state import LearnerState, Past
-from learner.update.batches import Batches
-from learner.update.update import Update
-from learner.wiring import Model, build_state, load_model
+from learner.quarantine.quarantine import keep_nowhere
+from learner.wiring import Learner, Model, build_learner, load_model
 from protocol.codec import encode, pack
 from protocol.messages import Ack, FilledOrder, Order, Policy, Sampling
 from protocol.validate import check_groups
@@ -67,7 +67,8 @@ class Bench:
         self.engine = engine
         self.off = Off(self.model, engine, self.actor)
         self.on = On(self.model, engine, self.actor, folder)
-        self.state: LearnerState = build_state(self.model, self.on.desk)
+        self.learner: Learner = build_learner(self.model, self.on.desk, keep_nowhere)
+        self.state: LearnerState = self.learner.state
         self.version = 0
         self.last: tuple[Policy, Order, FilledOrder] | None = None
 
@@ -90,14 +91,14 @@ class Bench:
     def step(self, arm: Arm, step: int) -> Timed:
         """Publish, sample, score, update."""
         self.version += 1
-        update = Update(self.model.policy, self.state.optimizer, self.state.norms, self.config, arm.pump)
-        batches = Batches(self.config, update)
+        learner, judge = self.learner, self.state.plan.judge
+        learner.update.scorer.progress = arm.pump
         wall, cpu = time.perf_counter(), time.process_time()
         policy = arm.publish(self.version)
         orders = self.orders(step)
         answers = arm.collect(orders)
         with arm.lease.hold("learner"):
-            update.apply(step, batches.build(answers))
+            learner.update.apply(step, learner.batches.build(step, collected(answers, judge)))
         timed = Timed(wall_s=time.perf_counter() - wall, cpu_s=time.process_time() - cpu)
         if arm is self.on:
             self.last = policy, orders[0], answers[0]
@@ -223,7 +224,7 @@ def checkpoint_cost(bench: Bench, folder: Path) -> float:
         step = next(steps)
         bench.state.publisher.snapshot(step)
         bench.state.publisher.forget_before(step)
-        store.save(bench.state.save(step, Past()))
+        store.save(bench.state.save(step, RunTotals()))
 
     return undisturbed(save)
 

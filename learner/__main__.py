@@ -1,7 +1,7 @@
 """Start the learner of a run: `python -m learner --run DIR`. It is the only process with state.
 
-Begins where the last checkpoint and the journal say. SIGTERM: finish the step (or leave it, if there is no actor that
-could answer it), write a checkpoint, leave.
+Starts from the last checkpoint and the journal. SIGTERM: finish the step (or drop it, if there is no actor to fill its
+orders), write a checkpoint, exit.
 """
 
 import argparse
@@ -28,7 +28,6 @@ def main(directory: Path) -> None:
 
 
 def start(argv: list[str]) -> int:
-    """Parse, run; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m learner", description="Trains the policy of a run.")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run directory")
     directory = parser.parse_args(argv).run

@@ -1,7 +1,7 @@
-"""One life of a learner: recover, listen, evaluate the base, train, evaluate the result, take leave.
+"""One run of the learner process: recover, listen, evaluate the base, train, evaluate the result, say goodbye.
 
-Recovery is not a mode: the state comes from the newest whole checkpoint (or step 0), and orders that the journal can
-answer are answered from there. From then on the loop is the same as in an undisturbed run.
+Recovery is not a mode: the state comes from the newest whole checkpoint (or step 0), and orders whose groups are in
+the journal are filled from there. From then on the loop is the same as in an undisturbed run.
 """
 
 import json
@@ -16,25 +16,27 @@ from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder
 from learner.durable.repair_advice import repair_advice
 from learner.durable.resample import with_way_back
+from learner.durable.state import RunTotals
 from learner.evaluation.evaluate import Evaluator
 from learner.evaluation.schedule import NO_EVALUATIONS, EvalSchedule, NoEvaluations
 from learner.loop import train
-from learner.objective.batch import kept_samples
+from learner.objective.judged import admit
 from learner.orders.dispatch import Dispatcher
 from learner.orders.plan import Unfilled
+from learner.quarantine.quarantine import write_batch
 from learner.reports.disk_need import bytes_needed, refuse_if_short
-from learner.reports.run_files import RunBooks
-from learner.reports.step_report import Ledger
-from learner.state import Past
+from learner.reports.run_files import RunFiles
+from learner.reports.step_report import StepReport
 from learner.tasks.overlap import find_overlap
-from learner.wiring import Model, build_parts, build_state, load_model
+from learner.wiring import Model, build_learner, load_model
 from protocol.access.keys import load_learner_keys
 from protocol.messages import Welcome
 from protocol.transport import LearnerPort, ZmqLearnerPort
-from shared.config.processes import bind_address
+from shared.config.processes import LinkConfig, bind_address
 from shared.config.tree import Config
 from shared.model.base_checksum import BaseChecksum
 from shared.process.determinism import record
+from shared.process.lease import lease_for
 from shared.process.watchdog import Watchdog, WatchedLearnerPort
 from shared.run.files import finish_writes, make_folder
 from shared.run.run_dir import RunDir
@@ -45,7 +47,7 @@ FAREWELL_S = 5.0
 
 
 class StopFlag:
-    """Set by SIGTERM; looked at after each step, and while nobody is there to answer."""
+    """Set by SIGTERM; read after each step, and while no actor is connected."""
 
     def __init__(self) -> None:
         self.raised = False
@@ -57,7 +59,6 @@ class StopFlag:
         log.info("asked to stop: finishing this step")
 
     def __call__(self) -> bool:
-        """Whether to stop."""
         return self.raised
 
 
@@ -76,19 +77,20 @@ def train_run(run: RunDir, config: Config, watchdog: Watchdog) -> None:
         journal = Journal.open(run.journal)
     if journal.recovered:
         log.warning("journal: %s", journal.recovered)
-    with listening(run, model, journal, watchdog, stop) as session:
+    with listening(run, model, store, journal, watchdog, stop) as session:
         session.run_to_end()
     journal.close()
 
 
 @contextmanager
-def listening(run: RunDir, model: Model, journal: Journal, watchdog: Watchdog, stop: StopFlag) -> Iterator["Session"]:
-    """A session with an open port."""
+def listening(
+    run: RunDir, model: Model, store: CheckpointStore, journal: Journal, watchdog: Watchdog, stop: StopFlag
+) -> Iterator["Session"]:
     config = model.config
     listener = ZmqLearnerPort(bind_address(config.link, run.path), load_learner_keys(run.keys))
     port = WatchedLearnerPort(listener, watchdog)
     try:
-        yield Session(run, model, journal, port, stop)
+        yield Session(run, model, store, journal, port, stop)
     finally:
         port.close()
 
@@ -96,65 +98,69 @@ def listening(run: RunDir, model: Model, journal: Journal, watchdog: Watchdog, s
 class Session:
     """Everything that is open while a run trains."""
 
-    def __init__(self, run: RunDir, model: Model, journal: Journal, port: LearnerPort, stop: StopFlag) -> None:
+    def __init__(
+        self, run: RunDir, model: Model, store: CheckpointStore, journal: Journal, port: LearnerPort, stop: StopFlag
+    ) -> None:
         config = model.config
         self.run = run
         self.model = model
         self.stop = stop
-        store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
-        recorder = JournalRecorder(journal, self.first_step, admit=lambda group: kept_samples(group, config))
+        recorder = JournalRecorder(journal, self.first_step, admit=lambda group: admit(group, config.verifier))
         self.desk = Dispatcher(
             port,
             recorder,
             model.expected(),
-            welcome(run, config),
+            welcome(run.read_info().run_id, config.link),
             model.order_check(),
             late_s=config.link.late_s,
             stop=stop,
         )
-        self.state = build_state(model, self.desk)
+        self.learner = build_learner(model, self.desk, lambda batch: write_batch(run.quarantine, batch))
+        self.state = self.learner.state
         adapter_bytes = self.state.publisher.versions[0].adapter.nbytes
         anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0
         refuse_if_short(run, bytes_needed(config, adapter_bytes, self.first_step, anchor_bytes))
-        self.past = self.state.load(checkpoint) if checkpoint else Past()
+        self.totals = self.state.load(checkpoint) if checkpoint else RunTotals()
         compaction = Compaction(config.journal, store, recorder)
-        base, best = BaseChecksum(model.policy), self.past.best
-        self.books = RunBooks(run, config, self.state, store, compaction, base, model.prompter.text, best)
+        base, best = BaseChecksum(model.policy), self.totals.best
+        self.files = RunFiles(
+            run, config.log.rollouts_per_step, self.state, store, compaction, base, model.prompter.text, best
+        )
 
     def run_to_end(self) -> None:
         """Train what is left, and say in the summary how it ended."""
         curriculum = self.state.plan.curriculum
-        ledger = Ledger(self.model.config, self.books, self.past, self.stop, curriculum.metrics)
-        self.books.resume_at(self.first_step + 1)
-        self.books.write_summary("running", self.first_step, ledger.wall_s())
+        report = StepReport(self.model.config, self.files, self.totals, self.stop, curriculum.metrics)
+        self.files.resume_at(self.first_step + 1)
+        self.files.write_summary("running", self.first_step, report.wall_s())
         try:
-            status, done = self.train_until_stopped(ledger)
+            status, done = self.train_until_stopped(report)
         except BaseException as error:
             done = max(self.state.publisher.versions)
-            self.books.write_summary("failed", done, ledger.wall_s())
+            self.files.write_summary("failed", done, report.wall_s())
             raise with_way_back(error, self.run.path, done + 1)  # noqa: B904
-        self.books.write_summary(status, done, ledger.wall_s())
+        self.files.write_summary(status, done, report.wall_s())
         self.desk.farewell(FAREWELL_S)
 
-    def train_until_stopped(self, ledger: Ledger) -> tuple[Status, int]:
-        """Status and updates done, also where a request to stop found nobody who could answer what is awaited."""
+    def train_until_stopped(self, report: StepReport) -> tuple[Status, int]:
+        """Status and updates done, also if there was no actor to fill the orders when the learner was asked to stop."""
         try:
-            return self.train_and_evaluate(ledger)
+            return self.train_and_evaluate(report)
         except Unfilled:
             done = max(self.state.publisher.versions)
             log.info("nobody is there to answer: ends after step %d", done)
-            ledger.save(done)
+            report.save(done)
             return "stopped", done
 
-    def train_and_evaluate(self, ledger: Ledger) -> tuple[Status, int]:
+    def train_and_evaluate(self, report: StepReport) -> tuple[Status, int]:
         """Base, steps, result; returns status and updates done."""
         steps, evaluations = self.model.config.run.steps, self.evaluations()
         self.reopen()
         evaluations.begin(self.first_step)
-        parts = build_parts(self.model, self.state, self.desk, ledger, self.run.lease, evaluations)
-        done = train(parts, self.first_step, steps)
+        lease = lease_for(self.model.config.compute, self.model.policy.device.type, self.run.lease)
+        done = train(self.learner.parts(report, lease, evaluations), self.first_step, steps)
         if done < steps:
             return "stopped", done
         evaluations.end(done)
@@ -171,7 +177,7 @@ class Session:
             config.run.steps,
             evaluator.run,
             digest=lambda version: publisher.versions[version].sha256,
-            books=self.books,
+            books=self.files,
             tasks_sha256=evaluator.tasks_sha256,
         )
 
@@ -183,14 +189,11 @@ class Session:
         log.info("begins at step %d of %d", self.first_step, self.model.config.run.steps)
 
 
-def welcome(run: RunDir, config: Config) -> Welcome:
-    """What actors are told when they join."""
-    link = config.link
-    return Welcome(run_id=run.read_info().run_id, heartbeat_s=link.heartbeat_s, silence_s=link.silence_s, mark=0)
+def welcome(run_id: str, link: LinkConfig) -> Welcome:
+    return Welcome(run_id=run_id, heartbeat_s=link.heartbeat_s, silence_s=link.silence_s, mark=0)
 
 
 def report_tasks(model: Model) -> None:
-    """How many there are, what was left out, and what stands there twice."""
     tasks = model.tasks
     log.info("%d training tasks, %d held out", len(tasks.train), len(tasks.held_out))
     for reason, count in tasks.dropped.items():

@@ -1,46 +1,51 @@
-"""From a config to a learner's parts. Heavy imports live here, after arguments and config have been checked.
+"""From a config to the parts of a learner. Heavy imports are here, after arguments and config have been checked.
 
-`load_model` reads what never changes (base, tokenizer, tasks), `build_state` makes what a checkpoint holds, and
-`build_parts` what the loop calls. Training and replay use all three; where answers come from (actors or a journal) and
-where results go (files or nowhere) is handed in.
+    load_model     base, tokenizer, tasks: what never changes
+    build_trainer  collected groups to a batch to an update; alone where a quarantined batch is reproduced
+    build_learner  a trainer and everything else with memory, at step 0; `Learner.parts` is what the loop calls
+
+Training, replay and tests use the same builder. It is given where filled orders come from (actors or a journal) and
+where batches are set aside; what is written of a step is the report's.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from learner.continual.anchor import Anchor
 from learner.curriculum.build import build_curriculum
+from learner.curriculum.curriculum import CurriculumFigures
+from learner.durable.state import LearnerState
 from learner.evaluation.schedule import NO_EVALUATIONS, Schedule
 from learner.loop import Parts
 from learner.orders.order_check import OrderCheck
 from learner.orders.plan import OrderDesk, StepPlan
-from learner.quarantine.guard import Guard
-from learner.reports.step_report import Ledger
-from learner.state import LearnerState
+from learner.quarantine.guard import Guard, Keep
+from learner.reports.step_report import StepReport
 from learner.tasks.tasks import TaskSet, load_tasks
 from learner.update.batches import Batches
 from learner.update.gradient_check import Norms
 from learner.update.optimizer import Optimizer
 from learner.update.publisher import Publisher
+from learner.update.scorer import Scorer
 from learner.update.stage_end import StageEnd
 from learner.update.update import Update
 from protocol.messages import Hello
-from shared.config.load import rules_digest
+from shared.config.load import config_to_json, rules_digest
 from shared.config.tree import Config
-from shared.model.adapter_file import layout_digest
+from shared.model.adapter_file import adapter_config, layout_digest
 from shared.model.base_cache import cached_base
 from shared.model.canary import canary_ids, canary_of
 from shared.model.load import load_policy, pick_device
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.determinism import pin_torch
-from shared.process.lease import lease_for
+from shared.process.lease import ComputeLease
 from shared.seeding import derive
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What is loaded once, before anybody is spoken to."""
+    """What is loaded once, before the learner listens."""
 
     config: Config
     """The resolved configuration."""
@@ -52,7 +57,7 @@ class Model:
     """Train and held-out tasks."""
 
     def expected(self) -> Hello:
-        """What every actor of this run must hold."""
+        """What every actor of this run must have loaded."""
         return Hello(
             actor_id="any",
             engine="any",
@@ -66,61 +71,106 @@ class Model:
         )
 
     def order_check(self) -> OrderCheck:
-        """What every answer must fit."""
         return OrderCheck.of(self.config.verifier, len(self.policy.head))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """From collected groups to new parameters."""
+
+    batches: Batches
+    update: Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """Everything that trains, but for what is reported of it."""
+
+    state: LearnerState
+    batches: Batches
+    update: Update
+    guard: Guard
+    desk: OrderDesk
+
+    def parts(self, report: StepReport, lease: ComputeLease, evaluations: Schedule = NO_EVALUATIONS) -> Parts:
+        return Parts(
+            plan=self.state.plan,
+            desk=self.desk,
+            batches=self.batches,
+            guard=self.guard,
+            publisher=self.state.publisher,
+            report=report,
+            lease=lease,
+            evaluations=evaluations,
+        )
+
+
 def load_model(config: Config) -> Model:
-    """Base, tokenizer, tasks, fresh adapter."""
-    pin_torch(config.compute.learner_threads)
-    base = cached_base(config.model)
-    prompter = load_prompter(base.folder)
-    policy = load_policy(base, config.model, config.lora, pick_device(config.compute.device))
-    policy.adapter.initialise(derive(config.run.seed, "adapter"))
-    policy.adapter.requires_grad()
-    if config.batch.checkpointing:
-        policy.checkpoint_activations()
+    policy = load_trained_policy(config, config.compute.device)
+    prompter = load_prompter(cached_base(config.model).folder)
     tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
     return Model(config=config, policy=policy, prompter=prompter, tasks=tasks)
 
 
-def build_state(model: Model, desk: OrderDesk) -> LearnerState:
-    """Everything with memory, at step 0."""
-    config, adapter = model.config, model.policy.adapter
-    ids = canary_ids(config.run.seed, len(model.policy.head), config.guard.canary_tokens)
-    publisher = Publisher(adapter, lambda: canary_of(model.policy, ids))
-    publisher.snapshot(version=0)
-    curriculum = build_curriculum(config, model.tasks.train, model.policy.base_digest, model.prompter.digest)
-    return LearnerState(
-        config,
-        publisher,
-        Optimizer(adapter.parameters(), config.optimizer, config.run.steps),
+def load_trained_policy(config: Config, device: str) -> Policy:
+    """The frozen base with the adapter of step 0, ready for gradients."""
+    pin_torch(config.compute.learner_threads)
+    policy = load_policy(cached_base(config.model), config.model, config.lora, pick_device(device))
+    policy.adapter.initialise(derive(config.run.seed, "adapter"))
+    policy.adapter.requires_grad()
+    if config.batch.checkpointing:
+        policy.checkpoint_activations()
+    return policy
+
+
+def build_trainer(
+    policy: Policy,
+    config: Config,
+    progress: Callable[[], None],
+    curriculum: Callable[[], CurriculumFigures] | None = None,
+) -> Trainer:
+    """At step 0. curriculum: where it is, to notice the end of a stage; None where no stage can end."""
+    scorer = Scorer(policy, config.rollout.temperature, config.batch, progress)
+    anchor = Anchor(policy.adapter, config.curriculum) if config.curriculum.anchored else None
+    update = Update(
+        scorer,
+        Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps),
         Norms(config.guard),
+        loss=config.loss,
+        constraint=config.constraint,
+        measures_noise=config.growth.max_prompts > 0,
+        anchor=anchor,
+    )
+    batches = Batches(
+        scorer,
+        loss=config.loss,
+        constraint=config.constraint,
+        rollout=config.rollout,
+        divide_by_std=config.divides_by_std,
+        stage_end=StageEnd(curriculum, scorer, anchor) if anchor and curriculum else None,
+    )
+    return Trainer(batches=batches, update=update)
+
+
+def build_learner(model: Model, desk: OrderDesk, keep: Keep) -> Learner:
+    """Everything with memory, at step 0. keep: where a batch goes that must not be applied."""
+    config, policy = model.config, model.policy
+    ids = canary_ids(config.run.seed, len(policy.head), config.guard.canary_tokens)
+    publisher = Publisher(policy.adapter, lambda: canary_of(policy, ids))
+    publisher.snapshot(version=0)
+    curriculum = build_curriculum(config, model.tasks.train, policy.base_digest, model.prompter.digest)
+    trainer = build_trainer(policy, config, desk.pump, curriculum.metrics)
+    update = trainer.update
+    guard = Guard(update, config.guard, config_to_json(config), keep)
+    state = LearnerState(
+        config.run.seed,
+        adapter_config(config.lora, config.model.path),
+        publisher,
+        update.optimizer,
+        update.norms,
         StepPlan(config, model.tasks.train, curriculum, desk),
-        model.policy.base_digest,
-        Anchor(adapter, config.curriculum) if config.curriculum.anchored else None,
+        guard,
+        policy.base_digest,
+        update.anchor,
     )
-
-
-def build_parts(
-    model: Model,
-    state: LearnerState,
-    desk: OrderDesk,
-    ledger: Ledger,
-    lease: Path,
-    evaluations: Schedule = NO_EVALUATIONS,
-) -> Parts:
-    """The loop's parts."""
-    anchor = state.anchor
-    update = Update(model.policy, state.optimizer, state.norms, model.config, desk.pump, anchor)
-    stage_end = StageEnd(state.plan.curriculum.metrics, update, anchor) if anchor else None
-    return Parts(
-        plan=state.plan,
-        desk=desk,
-        batches=Batches(model.config, update, stage_end),
-        guard=Guard(update, ledger.books, model.config),
-        publisher=state.publisher,
-        ledger=ledger,
-        lease=lease_for(model.config.compute, model.policy.device.type, lease),
-        evaluations=evaluations,
-    )
+    return Learner(state=state, batches=trainer.batches, update=update, guard=guard, desk=desk)

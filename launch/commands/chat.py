@@ -123,7 +123,7 @@ def chat(
 
 def open_conversations(config: Config, checkpoint: "Checkpoint | None") -> list[Conversation]:
     """With the base, and with the trained policy if there is a checkpoint."""
-    from learner.state import ADAPTER
+    from learner.durable.state import ADAPTER
     from shared.model.adapter_file import install_adapter
     from shared.model.base_cache import cached_base
     from shared.model.load import load_policy, pick_device

@@ -57,8 +57,8 @@ def overridden(config: EvalConfig, given: dict[str, int | None]) -> EvalConfig:
 def evaluate(config: Config, checkpoint: Checkpoint | None, *, test: bool) -> Evaluation:
     """Without a checkpoint: the base."""
     from launch.commands.in_process import LocalDesk, local_actor
+    from learner.durable.state import ADAPTER
     from learner.evaluation.evaluate import Evaluator
-    from learner.state import ADAPTER
     from learner.update.publisher import policy_message
 
     with local_actor(config) as actor:

@@ -43,7 +43,7 @@ def generate_completions(
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens or config.rollout.max_new_tokens)
 
     from actor.wiring import build_engine
-    from learner.state import ADAPTER
+    from learner.durable.state import ADAPTER
 
     engine, prompter = build_engine(config)
     if chosen is not None:

@@ -12,7 +12,6 @@ kind of fault appears again.
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -80,11 +79,13 @@ def first_state(store: CheckpointStore, start: Start, newest: int) -> Checkpoint
 def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, steps: int) -> str:
     """The digest of the adapter after `steps` updates, those up to `first` taken from there."""
     from learner.durable.recorder import RecordedOrders
+    from learner.durable.state import RunTotals
     from learner.loop import train
-    from learner.reports.run_files import NoBooks
-    from learner.reports.step_report import Ledger
-    from learner.state import Past
-    from learner.wiring import build_parts, build_state, load_model
+    from learner.quarantine.quarantine import keep_nowhere
+    from learner.reports.run_files import NoFiles
+    from learner.reports.step_report import StepReport
+    from learner.wiring import build_learner, load_model
+    from shared.process.lease import NoLease
 
     # A replay that goes another way is to end with "match": false, not at the gate for actors that go astray.
     config = structs.replace(config, loss=structs.replace(config.loss, max_mismatch=math.inf))
@@ -92,14 +93,14 @@ def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, s
     config = structs.replace(config, guard=structs.replace(config.guard, on_fault="skip"))
     model = load_model(config)
     desk = RecordedOrders(records)
-    state = build_state(model, desk)
-    past = Past()
+    learner = build_learner(model, desk, keep_nowhere)
+    state = learner.state
+    totals = RunTotals()
     if first:
-        past = state.load(first)
+        totals = state.load(first)
         state.plan.submit_pending()
-    ledger = Ledger(config, NoBooks(), past, lambda: False, state.plan.curriculum.metrics)
-    with tempfile.TemporaryDirectory() as folder:
-        train(build_parts(model, state, desk, ledger, Path(folder) / "lease"), first.step if first else 0, steps)
+    report = StepReport(config, NoFiles(), totals, lambda: False, state.plan.curriculum.metrics)
+    train(learner.parts(report, NoLease()), first.step if first else 0, steps)
     return state.publisher.versions[steps].sha256
 
 
@@ -111,9 +112,13 @@ def replay_batch(*, file: Path) -> int:
     pin_cpu(config.compute, "learner")
     print(f"step {kept.step + 1} stopped because {kept.what}; suspect {kept.sample}", file=sys.stderr)
 
+    from learner.objective.judged import Judge
     from learner.quarantine.reproduce import reproduce
+    from learner.wiring import build_trainer, load_trained_policy
 
-    found = reproduce(kept, config, lambda: None)
+    trainer = build_trainer(load_trained_policy(config, "cpu"), config, lambda: None)
+    judge = Judge(verifier=config.verifier, reward=config.reward, max_new_tokens=config.rollout.max_new_tokens)
+    found = reproduce(kept, judge, trainer.batches, trainer.update)
     print("\n".join(sample_lines(kept, found)))
     report = batch_report(kept, found)
     print(json.dumps(report))
@@ -124,8 +129,8 @@ def sample_lines(kept: "KeptBatch", found: "Reproduction") -> list[str]:
     """One line for each sample, one for the first bad tensor, one for the fault."""
     scores = {
         f"{group.group_id}[{index}]": score
-        for answer in kept.answers
-        for group in answer.groups
+        for order in kept.filled
+        for group in order.groups
         for index, score in enumerate(group.scores)
     }
     alone = {finding.sample: finding for finding in found.findings}

@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from launch.export.folders import ADAPTER_CONFIG, Form, TrainedPolicy
 from launch.export.weights import Deltas, merged_weights
-from learner.state import ADAPTER
+from learner.durable.state import ADAPTER
 from shared.errors import DamageError
 from shared.model.adapter_file import install_adapter
 from shared.model.base_cache import CachedBase

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from launch.export.weights import Deltas, merged_weights, write_weights
-from learner.state import ADAPTER
+from learner.durable.state import ADAPTER
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR

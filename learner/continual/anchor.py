@@ -1,8 +1,8 @@
-"""What a policy is held to once a stage has ended: the adapter of then, and how much each weight mattered.
+"""What a policy is kept close to after a stage: the adapter at its end, and how much each weight mattered.
 
-    lay      at the end of a stage: theta* = the adapter as it is, F <- decay F + F_k, F_k normalised to mean 1
-    pull     in every pass after that: the gradient of lambda / 2 sum F (dW - dW*)^2 is added (ewc.py)
-    held     for `curriculum.kl_to = "stage"`: inside, the model is the policy at the stage's start
+    set        at the end of a stage: theta* = the adapter as it is, F <- decay F + F_k, F_k normalised to mean 1
+    pull       in every pass after that: the gradient of lambda / 2 sum F (dW - dW*)^2 is added (ewc.py)
+    at_anchor  for `curriculum.kl_to = "stage"`: inside, the model is the policy at the stage's start
 
 At the start of the first stage the adapter is zero, so until a stage has ended there is no pull, and the policy at the
 stage's start is the base. F is kept in bf16 on the CPU, two bytes a weight that has an adapter, and visits the device
@@ -38,7 +38,7 @@ class Anchor:
         self.fisher: dict[str, torch.Tensor] = {}
         """Layer -> [out, in] bf16 F; empty before, and where curriculum.ewc = 0."""
 
-    def lay(self, stage: int, fisher: Mapping[str, torch.Tensor]) -> None:
+    def set(self, stage: int, fisher: Mapping[str, torch.Tensor]) -> None:
         """The stage before `stage` is over. fisher: [out, in] of each layer, or nothing where it is not asked for."""
         self.stage = stage
         self.theta = {name: value.detach().cpu().clone() for name, value in self.adapter.parameters().items()}
@@ -52,7 +52,6 @@ class Anchor:
         return sum(self.pull_layer(name) for name in sorted(self.fisher))
 
     def pull_layer(self, name: str) -> float:
-        """One layer's share."""
         layer = self.adapter.layers[name]
         device = layer.lora_A.device
         a, b = (self.theta[f"{name}.{half}"].to(device) for half in PAIR)
@@ -62,10 +61,10 @@ class Anchor:
     def reference(self) -> AbstractContextManager[None]:
         """Inside, the model is what the objective's KL is taken to."""
         stage = self.config.kl_to == "stage" and self.theta
-        return self.held() if stage else self.adapter.switched_off()
+        return self.at_anchor() if stage else self.adapter.switched_off()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def at_anchor(self) -> Iterator[None]:
         """Inside, the adapter has the anchor's values."""
         parameters = self.adapter.parameters()
         now = {name: value.detach().clone() for name, value in parameters.items()}
@@ -82,12 +81,10 @@ class Anchor:
         return pairs + 2 * weights * (self.config.ewc > 0.0)
 
     def state_bytes(self) -> bytes:
-        """A safetensors file."""
         fishers = {f"{name}{FISHER}": values for name, values in self.fisher.items()}
         return save(self.theta | fishers | {STAGE: torch.tensor(self.stage)})
 
     def load_state_bytes(self, data: bytes) -> None:
-        """The inverse."""
         tensors = load(data)
         self.stage = int(tensors.pop(STAGE))
         self.fisher = {name.removesuffix(FISHER): t for name, t in tensors.items() if name.endswith(FISHER)}

@@ -1,13 +1,14 @@
-"""The diagonal Fisher information of the adapted weights, from answers of the policy itself.
+"""The diagonal Fisher information of the adapted weights, from completions of the policy itself.
 
     F_W = 1/N sum_i (d log p(y_i | x_i) / d dW)^2,    y_i ~ p(. | x_i),    dW = s B A
 
-Squared for each answer before averaging: the square of a mean gradient is not a Fisher. Because the answers are the
-policy's own this is the true Fisher, not the empirical one. It is taken in dW and not in A and B, since (R A, B R^-1)
+Squared for each completion before averaging: the square of a mean gradient is not a Fisher. Because these are the
+policy's own, this is the true Fisher, not the empirical one. It is taken in dW and not in A and B, since (R A, B R^-1)
 is the same policy with other gradients; so it does not vanish at B = 0 either.
 
 A layer's gradient d/d dW is the sum of dy x^T over all rows that passed it, so the hooks below need its input and the
-gradient of its output, and no tensor of the base requires a gradient. Left out on purpose: several answers in one pass.
+gradient of its output, and no tensor of the base requires a gradient. Left out on purpose: several completions in one
+pass.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from learner.objective.pass_counts import Observed, pass_rate
+from learner.objective.judged import PassCount, pass_rate
 from shared.seeding import permutation
 
 
@@ -36,7 +36,7 @@ class Curriculum(Protocol):
         """The next `count` tasks."""
         ...
 
-    def observe(self, groups: Sequence[Observed]) -> None:
+    def observe(self, groups: Sequence[PassCount]) -> None:
         """The results of one step's groups; called in the order of steps."""
         ...
 
@@ -73,7 +73,7 @@ class Shuffled:
         epoch, offset = divmod(position, self.num_tasks)
         return int(permutation(self.seed, epoch, self.num_tasks)[offset])
 
-    def observe(self, groups: Sequence[Observed]) -> None:
+    def observe(self, groups: Sequence[PassCount]) -> None:
         """Only for the metrics; the order does not depend on it."""
         self.pass_rate = pass_rate(groups)
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from learner.curriculum.curriculum import CurriculumFigures
-from learner.objective.pass_counts import Observed, pass_rate
+from learner.objective.judged import PassCount, pass_rate
 from shared.config.data import CurriculumConfig
 from shared.seeding import derive, uniforms
 
@@ -78,14 +78,14 @@ class PassRate:
         right, samples = (np.bincount(self.strata, weights=counts) for counts in (self.right, self.samples))
         return (right + 1) / (samples + 2)
 
-    def observe(self, groups: Sequence[Observed]) -> None:
+    def observe(self, groups: Sequence[PassCount]) -> None:
         """Decay the counts, then add the new ones."""
         fade = 0.5 ** (1 / self.config.half_life)
         self.right *= fade
         self.samples *= fade
         for group in groups:
             self.right[group.task] += group.right
-            self.samples[group.task] += group.samples
+            self.samples[group.task] += group.counted
             self.in_flight.remove(group.task)
         self.last = pass_rate(groups)
 

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from learner.curriculum.curriculum import CurriculumFigures, Shuffled
-from learner.objective.pass_counts import Observed, pass_rate
+from learner.objective.judged import PassCount, pass_rate
 from shared.errors import DamageError
 from shared.seeding import derive
 
@@ -56,10 +56,10 @@ class Staged:
         fresh = [tasks[place] for place in self.fresh.next(count - replayed)]
         return fresh + [self.earlier[place] for place in self.again.next(replayed)]
 
-    def observe(self, groups: Sequence[Observed]) -> None:
+    def observe(self, groups: Sequence[PassCount]) -> None:
         """Count the groups of this stage, and enter the next one if this one is over."""
         self.last = pass_rate(groups)
-        own = [group for group in groups if self.stage_of[group.task] == self.stage and group.samples]
+        own = [group for group in groups if self.stage_of[group.task] == self.stage and group.counted]
         if not own:
             return
         self.steps += 1

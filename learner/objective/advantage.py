@@ -5,7 +5,7 @@
 Mean and std run over the group's kept samples. The std is the population's: TRL, verl and torch divide by G - 1, so
 advantages here are sqrt(G / (G - 1)) times theirs, 6.9 % more at G = 8; Adam takes most of that out again. A group
 teaches only if its verifier scores differ: shaped rewards (a length penalty, say) do not make a group of all-wrong
-answers informative. Left out: a critic.
+completions informative. Left out: a critic.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 """From the groups of a step to the micro-batches of an update.
 
-    groups -> samples that teach, with advantages -> token mask over the step -> token weights -> micro-batches
-           -> idle samples, of groups that teach nothing: in the divisor, and in the KL
+    judged groups -> samples that teach, with advantages -> token mask over the step -> token weights -> micro-batches
+                  -> idle samples, of groups that teach nothing: in the divisor, and in the KL
 
-Everything that couples samples (mean rewards, entropy threshold, divisor of the loss) is settled here, once, for the
+Everything that couples samples (mean rewards, entropy threshold, divisor of the loss) is fixed here, once, for the
 whole step. What follows is a plain sum over tokens, so any cut into micro-batches gives the same gradient.
 
 A group of equal scores has A = 0, and in the papers its samples still count in the divisor and in the KL: the fewer
@@ -19,24 +19,22 @@ from itertools import accumulate
 
 import numpy as np
 
-from learner.objective.advantage import group_advantages, teaches
-from learner.objective.constraint import held_tokens
+from learner.objective.advantage import group_advantages
+from learner.objective.constraint import penalty_coefficients
 from learner.objective.entropy_mask import select_tokens
+from learner.objective.judged import JudgedGroup
 from learner.objective.loss import token_weights
-from learner.objective.rewards import refuse_other_rewards, rewards
 from protocol.messages import FilledOrder, Group, Outcome
-from shared.config.tree import Config
-from shared.errors import TrainingStopped
+from shared.config.tree import ConstraintConfig, LossConfig
 
 
-def flat(answers: Iterable[FilledOrder]) -> list[Group]:
-    """All groups, in order."""
-    return [group for answer in answers for group in answer.groups]
+def flat(filled: Iterable[FilledOrder]) -> list[Group]:
+    return [group for order in filled for group in order.groups]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One answer that will be trained on."""
+    """One completion that will be trained on."""
 
     name: str
     """group id and index, for error messages."""
@@ -59,15 +57,15 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSample:
-    """A sample with its share in the loss settled."""
+    """A sample with its share in the loss."""
 
     sample: Sample
-    """The answer."""
+    """The completion."""
     selected: np.ndarray
     """[T] bool: tokens that carry gradient."""
     weight: float
     """What each selected token counts in the loss."""
-    held: np.ndarray
+    penalties: np.ndarray
     """[T] fp32 what each token counts in the constraint, before the weight; zeros where none is configured."""
     in_kl: bool
     """Whether its tokens, all of them, count in the KL to the base."""
@@ -75,7 +73,7 @@ class TrainSample:
     @property
     def scored(self) -> np.ndarray:
         """[T] bool: tokens whose log-prob the update needs."""
-        return self.selected | (self.held != 0) | self.in_kl
+        return self.selected | (self.penalties != 0) | self.in_kl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +86,8 @@ class StepBatch:
     """Samples that only the KL needs; empty if there is none."""
     dropped: int
     """Groups whose scores were all equal."""
+    on_policy: bool
+    """All of it was sampled from the version that is updated, so the actor must agree about it."""
     response_tokens: int
     """All response tokens of the groups that teach, masked ones too."""
 
@@ -102,45 +102,14 @@ class StepBatch:
         return self.dropped + len({sample.sample.group for sample in self.samples})
 
 
-class StopOnOutcome(TrainingStopped):
-    """The config says stop for an outcome that occurred."""
-
-
-def kept_samples(group: Group, config: Config) -> np.ndarray:
-    """[G] bool: samples that enter means. Raises where the config says stop, or asked for other rewards."""
-    refuse_other_rewards(group, config)
-    treatments = [config.verifier.treatment(outcome) for outcome in group.outcomes]
-    if "stop" in treatments:
-        index = treatments.index("stop")
-        raise StopOnOutcome(
-            f"The verifier's outcome for sample {index} of group {group.group_id} is '{group.outcomes[index]}' and"
-            f" verifier.on_{group.outcomes[index]} is 'stop'; see logs/actor0.log, mend the verifier, then resume."
-        )
-    return np.array([treatment != "drop" for treatment in treatments])
-
-
-def trained_samples(group: Group, config: Config) -> np.ndarray:
-    """[G] bool: samples that enter the loss as well."""
-    masked = np.array([config.verifier.treatment(outcome) == "mask" for outcome in group.outcomes])
-    return kept_samples(group, config) & ~masked
-
-
-def group_teaches(group: Group, config: Config) -> bool:
-    """Whether this group has anything to say."""
-    shaped = config.reward.shaped_groups == "train"
-    differ = teaches(rewards(group, config) if shaped else np.array(group.scores), kept_samples(group, config))
-    return differ and bool(trained_samples(group, config).any())
-
-
-def samples_of(group: Group, config: Config) -> list[Sample]:
-    """The samples of one group that are trained on, with their advantages."""
-    advantages = group_advantages(rewards(group, config), kept_samples(group, config), config.divides_by_std)
-    samples = all_samples(group, advantages)
-    return [samples[index] for index in np.flatnonzero(trained_samples(group, config))]
+def samples_of(judged: JudgedGroup, advantages: np.ndarray) -> list[Sample]:
+    """The samples of one group that are trained on. advantages: [G]."""
+    samples = all_samples(judged.group, advantages)
+    return [samples[index] for index in np.flatnonzero(judged.trained)]
 
 
 def all_samples(group: Group, advantages: np.ndarray) -> list[Sample]:
-    """Every sample of a group, whatever the verifier said of it."""
+    """Every sample of a group, trained on or not."""
     cuts = np.cumsum(group.lengths)[:-1]
     ids, logprobs = np.split(group.completion_ids, cuts), np.split(group.logprobs, cuts)
     entropies = [None] * len(ids) if group.entropies is None else np.split(group.entropies, cuts)
@@ -157,17 +126,28 @@ def all_samples(group: Group, advantages: np.ndarray) -> list[Sample]:
     ]
 
 
-def teaching_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
-    """What is trained on of the groups that teach, in batch order."""
-    return [sample for group in groups if group_teaches(group, config) for sample in samples_of(group, config)]
+def teaching_samples(groups: Sequence[JudgedGroup], divide_by_std: bool) -> list[Sample]:
+    return [
+        sample
+        for judged in groups
+        if judged.teaches
+        for sample in samples_of(judged, group_advantages(judged.rewards, judged.kept, divide_by_std))
+    ]
 
 
-def idle_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
-    """What would be trained on of the groups that teach nothing and were not replaced, in batch order."""
-    teaching = [group_teaches(group, config) for group in groups]
-    idle = [group for group, teaches_something in zip(groups, teaching, strict=True) if not teaches_something]
-    unreplaced = first_ordered(teaching, config.rollout.replacement_rounds) - sum(teaching)
-    return [sample for group in idle[len(idle) - unreplaced :] for sample in without_advantage(group, config)]
+def idle_samples(groups: Sequence[JudgedGroup], rounds: int) -> list[Sample]:
+    """The samples of the groups that teach nothing and were not replaced, without an advantage, in batch order.
+
+    rounds: of replacements.
+    """
+    teaching = [judged.teaches for judged in groups]
+    idle = [judged for judged in groups if not judged.teaches]
+    unreplaced = first_ordered(teaching, rounds) - sum(teaching)
+    return [
+        sample
+        for judged in idle[len(idle) - unreplaced :]
+        for sample in samples_of(judged, np.zeros(len(judged.group.lengths)))
+    ]
 
 
 def first_ordered(teaching: Sequence[bool], rounds: int) -> int:
@@ -187,36 +167,39 @@ def first_ordered(teaching: Sequence[bool], rounds: int) -> int:
     return bisect_left(range(len(teaching)), len(teaching), key=ordered)
 
 
-def without_advantage(group: Group, config: Config) -> list[Sample]:
-    """The samples of a group that teaches nothing."""
-    samples = all_samples(group, np.zeros(len(group.lengths)))
-    return [samples[index] for index in np.flatnonzero(trained_samples(group, config))]
-
-
-def step_batch(samples: Sequence[Sample], dropped: int, config: Config, idle: Sequence[Sample] = ()) -> StepBatch:
-    """Settle mask, constraint and weights over the whole step. Samples must carry entropies if these ask for them."""
+def step_batch(
+    samples: Sequence[Sample],
+    idle: Sequence[Sample],
+    *,
+    dropped: int,
+    on_policy: bool,
+    loss: LossConfig,
+    constraint: ConstraintConfig,
+    max_new_tokens: int,
+) -> StepBatch:
+    """Fix mask, constraint and weights over the whole step. Samples must carry entropies if these choose by them."""
     lengths = [len(sample.completion_ids) for sample in [*samples, *idle]]
-    weights = token_weights(config.loss.kind, lengths, config.rollout.max_new_tokens)
-    regularised = config.loss.kl_beta > 0.0
-    rows = zip(samples, selection(samples, config.loss.entropy_fraction), held_back(samples, config), strict=True)
+    weights = token_weights(loss.kind, lengths, max_new_tokens)
+    regularised = loss.kl_beta > 0.0
+    rows = zip(samples, selection(samples, loss.entropy_fraction), penalties(samples, constraint), strict=True)
     trained = [
-        TrainSample(sample=sample, selected=mask, weight=weight, held=held, in_kl=regularised)
-        for (sample, mask, held), weight in zip(rows, weights[: len(samples)], strict=True)
+        TrainSample(sample=sample, selected=mask, weight=weight, penalties=penalty, in_kl=regularised)
+        for (sample, mask, penalty), weight in zip(rows, weights[: len(samples)], strict=True)
     ]
     unmoved = zip(idle, weights[len(samples) :], strict=True) if regularised else ()
     return StepBatch(
         samples=tuple(trained),
         idle=tuple(only_in_kl(sample, weight) for sample, weight in unmoved),
         dropped=dropped,
+        on_policy=on_policy,
         response_tokens=sum(lengths[: len(samples)]),
     )
 
 
 def only_in_kl(sample: Sample, weight: float) -> TrainSample:
-    """No token of the objective."""
     nothing = np.zeros(len(sample.completion_ids))
     return TrainSample(
-        sample=sample, selected=nothing.astype(bool), weight=weight, held=nothing.astype(np.float32), in_kl=True
+        sample=sample, selected=nothing.astype(bool), weight=weight, penalties=nothing.astype(np.float32), in_kl=True
     )
 
 
@@ -228,22 +211,21 @@ def selection(samples: Sequence[Sample], fraction: float, *, lowest: bool = Fals
     return select_tokens([-row for row in entropies] if lowest else entropies, fraction)
 
 
-def held_back(samples: Sequence[Sample], config: Config) -> list[np.ndarray]:
+def penalties(samples: Sequence[Sample], config: ConstraintConfig) -> list[np.ndarray]:
     """[T] fp32 for each sample: its tokens' coefficients in the constraint."""
-    if config.constraint.beta == 0.0 or not samples:
+    if config.beta == 0.0 or not samples:
         return [np.zeros(len(sample.completion_ids), dtype=np.float32) for sample in samples]
-    return held_tokens(
-        selection(samples, config.constraint.low_entropy, lowest=True),
+    return penalty_coefficients(
+        selection(samples, config.low_entropy, lowest=True),
         [sample.actor_logprobs for sample in samples],
         [sample.advantage for sample in samples],
-        config.constraint,
+        config,
     )
 
 
-def needs_entropies(config: Config) -> bool:
+def needs_entropies(loss: LossConfig, constraint: ConstraintConfig) -> bool:
     """Whether mask or constraint choose by entropy."""
-    constrained = config.constraint.beta > 0.0 and config.constraint.low_entropy < 1.0
-    return config.loss.entropy_fraction < 1.0 or constrained
+    return loss.entropy_fraction < 1.0 or (constraint.beta > 0.0 and constraint.low_entropy < 1.0)
 
 
 def outcome_counts(groups: Sequence[Group]) -> dict[Outcome, int]:

@@ -2,8 +2,8 @@
 
     k = ceil(rho * S);  the threshold is the entropy of the k-th token from above;  all tokens at it or above carry
 
-Equals are taken together: the answers of a group often begin alike, with the same entropies, and a cut through such a
-class would keep an advantage in one answer and leave out the one that cancels it in another. So ties may add to the k.
+Equals are taken together: the completions of a group often begin alike, with the same entropies, and a cut through such
+a class would keep an advantage in one completion and drop the one that cancels it in another. So ties may add to the k.
 S counts the samples that are trained on. The threshold is taken over the whole step, so it does not depend on how the
 step is cut into micro-batches. The loss is still divided by all tokens. rho = 1 selects everything and needs no
 entropies.

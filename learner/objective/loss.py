@@ -19,8 +19,8 @@ With one gradient pass pi_old = sg(pi): r = 1, clipping has no effect, and the g
 
 The ratio in front of k_it carries gradient (DeepSeek-V3.2, 2512.02556). Without it the mean of the gradient is that of
 KL(base || pi), another quantity (2506.09477); `loss.kl_gradient = "k3"` is DeepSeekMath's term as published, w_i k_it.
-gspo's c_i is a mean where verl and TRL take a product, which one long answer makes 0 or the cap; its KL has the c_it of
-tokens. It goes with all tokens of an answer only: a ratio over selected ones is in no paper, and is refused.
+gspo's c_i is a mean where verl and TRL take a product, which one long completion makes 0 or the cap; its KL has the
+c_it of tokens. It needs all tokens of a completion: a ratio over selected ones is in no paper, and is refused.
 """
 
 from collections.abc import Sequence

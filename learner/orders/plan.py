@@ -23,11 +23,10 @@ from copy import deepcopy
 from typing import Any, Protocol
 
 from learner.curriculum.curriculum import Curriculum
-from learner.objective.batch import flat, group_teaches
-from learner.objective.pass_counts import observed
+from learner.objective.judged import Collected, Judge, collected
 from learner.orders.orders import TRAIN_LANE, build_orders
 from learner.tasks.tasks import Task
-from learner.update.figures import Skipped, UpdateStats
+from learner.update.figures import StepResult
 from learner.update.gradient_noise import GradientNoise
 from protocol.messages import FilledOrder, Order, Policy, Sampling
 from shared.config.tree import Config, GrowthConfig
@@ -107,6 +106,7 @@ class StepPlan:
         self.tasks = tasks
         self.curriculum = curriculum
         self.desk = desk
+        self.judge = Judge(verifier=config.verifier, reward=config.reward, max_new_tokens=config.rollout.max_new_tokens)
         self.size = BatchSize(config.rollout.prompts, config.growth)
         self.sampling = Sampling(temperature=config.rollout.temperature, max_new_tokens=config.rollout.max_new_tokens)
         self.pending: list[Pending] = []
@@ -119,43 +119,43 @@ class StepPlan:
             self.desk.submit(self.orders(self.pending[-1], first_slot=0))
             self.next_step += 1
 
-    def collect(self, step: int) -> list[FilledOrder]:
-        """The filled orders of a step with replacements, in slot order. Unfilled leaves the plan unchanged."""
+    def collect(self, step: int) -> Collected:
+        """The judged groups of a step, replacements included. Unfilled leaves the plan unchanged."""
         pending = self.pending[0]
         assert pending.step == step
         filled = self.desk.collect([order.order_id for order in self.orders(pending, first_slot=0)])
-        tasks, filled = self.replaced(pending, filled)
+        tasks, found = self.replaced(pending, collected(filled, self.judge))
         self.pending.pop(0)
-        self.curriculum.observe(observed(tasks, flat(filled), self.config))
-        return filled
+        self.curriculum.observe(found.pass_counts(tasks))
+        return found
 
-    def replaced(self, pending: Pending, filled: list[FilledOrder]) -> tuple[list[int], list[FilledOrder]]:
-        """Tasks and filled orders of a step, with replacements for the groups that teach nothing."""
+    def replaced(self, pending: Pending, found: Collected) -> tuple[list[int], Collected]:
+        """Tasks and groups of a step, with replacements for the groups that teach nothing."""
         before = deepcopy(self.curriculum.state_dict()) if self.config.rollout.replacement_rounds else {}
         tasks = pending.tasks
         for _ in range(self.config.rollout.replacement_rounds):
-            missing = len(pending.tasks) - sum(group_teaches(g, self.config) for g in flat(filled))
+            missing = len(pending.tasks) - found.teaching
             if missing == 0:
                 break
             more = Pending(pending.step, pending.version, self.curriculum.next(missing))
             try:
-                filled = filled + self.replace(more, first_slot=len(tasks))
+                found += self.replace(more, first_slot=len(tasks))
             except Unfilled:
                 self.curriculum.load_state_dict(before)
                 raise
             tasks = tasks + more.tasks
-        return tasks, filled
+        return tasks, found
 
-    def resize(self, stats: UpdateStats | Skipped | None) -> None:
+    def resize(self, result: StepResult) -> None:
         """Steps that are ordered from now on may be larger, if the update measured its noise."""
-        if isinstance(stats, UpdateStats) and stats.noise:
-            self.size.observe(stats.noise)
+        if result.stats and result.stats.noise:
+            self.size.observe(result.stats.noise)
 
-    def replace(self, more: Pending, first_slot: int) -> list[FilledOrder]:
+    def replace(self, more: Pending, first_slot: int) -> Collected:
         """Sample further groups for a step, from the same version."""
         orders = self.orders(more, first_slot)
         self.desk.submit(orders)
-        return self.desk.collect([order.order_id for order in orders])
+        return collected(self.desk.collect([order.order_id for order in orders]), self.judge)
 
     def orders(self, pending: Pending, first_slot: int) -> list[Order]:
         """The orders of a step; every call builds the same ones."""

@@ -1,106 +1,90 @@
 """Applies the updates of a run, and sets aside the batch of one that must not be applied.
 
-    update refused -> everything as it was before the step -> batch into quarantine -> stop, or go on without it
+    refused update: restore the position before the step -> batch into quarantine/ -> stop, or go on without the batch
 
-Going on means: the step has no update, its policy version holds the adapter of the one before. The decision follows
-from the numbers alone, so a resumed or replayed run makes it again; `guard.skips_in_a_row` ends a run that has nothing
-but such steps, since its fault is not in the batches.
+A step without its batch has no update: its policy version holds the adapter of the one before. The decision follows
+from the numbers alone, so a resumed or replayed run makes it again. `guard.skips_in_a_row` ends a run that has nothing
+but such steps, since the fault is then not in the batches.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from learner.durable.resample import way_back
 from learner.objective.batch import StepBatch
-from learner.quarantine.quarantine import KeptBatch, Position
-from learner.update.figures import Skipped, UpdateStats
+from learner.quarantine.quarantine import KeptBatch
+from learner.update.figures import StepResult
 from learner.update.gradient_check import NumericalFault
-from learner.update.update import Update
+from learner.update.update import Position, Update
 from protocol.messages import FilledOrder
-from shared.config.load import config_to_json
-from shared.config.tree import Config
+from shared.config.tree import GuardConfig
 from shared.errors import TrainingStopped
-from shared.model.adapter_file import adapter_bytes, install_adapter
 
 log = logging.getLogger("learner")
-
-
-class Quarantine(Protocol):
-    """Where batches are set aside: the run's books."""
-
-    def quarantine(self, batch: KeptBatch) -> Path | None:
-        """Keep it; the file in the run's quarantine/, or None where nothing is written."""
-        ...
+Keep = Callable[[KeptBatch], Path | None]
+"""Keeps a batch; returns the file, or None where nothing is written."""
 
 
 class Guard:
     """Between the loop and the update."""
 
-    def __init__(self, update: Update, quarantine: Quarantine, config: Config) -> None:
+    def __init__(self, update: Update, config: GuardConfig, config_json: bytes, keep: Keep) -> None:
+        """config_json: of the run, for the batches that are kept."""
         self.update = update
-        self.quarantine = quarantine
         self.config = config
+        self.config_json = config_json
+        self.keep = keep
+        self.skips = 0
+        """Steps in a row until now whose batch was set aside."""
 
-    def apply(self, step: int, answers: Sequence[FilledOrder], batch: StepBatch) -> UpdateStats | Skipped | None:
-        """The update of a step; None if no group taught anything and there is no KL."""
-        # With one pass nothing has been applied when a fault is found, and nothing needs to be kept for it.
-        before = self.position() if self.config.loss.passes > 1 else None
+    def apply(self, step: int, filled: Sequence[FilledOrder], batch: StepBatch) -> StepResult:
+        """The update of a step. filled: the orders that the batch was built from."""
+        if not batch.scored:
+            return StepResult()
+        # With one pass nothing has been applied when a fault is found, so nothing needs to be kept for it.
+        before = self.update.position() if self.update.loss.passes > 1 else None
         try:
-            # Samples of an older version differ rightly.
-            stats = self.update.apply(step, batch, gated=all(answer.policy_version == step for answer in answers))
+            stats = self.update.apply(step, batch)
         except NumericalFault as fault:
             if before:
-                self.restore(before)
-            return self.set_aside(fault, answers)
-        if stats:
-            self.update.norms.skips = 0
-        return stats
+                self.update.restore(before)
+            return self.set_aside(fault, filled)
+        self.skips = 0
+        return StepResult(stats=stats)
 
-    def set_aside(self, fault: NumericalFault, answers: Sequence[FilledOrder]) -> Skipped:
+    def set_aside(self, fault: NumericalFault, filled: Sequence[FilledOrder]) -> StepResult:
         """Quarantine; then stop or go on, as configured."""
-        path = self.quarantine.quarantine(self.kept(fault, answers))
-        norms, limit = self.update.norms, self.config.guard.skips_in_a_row
-        if self.config.guard.on_fault == "stop":
+        path = self.keep(self.kept(fault, filled, self.update.position()))
+        if self.config.on_fault == "stop":
             raise TrainingStopped(f"{fault} {next_steps(path, fault.step + 1)}") from fault
-        norms.skips += 1
-        if norms.skips > limit:
+        self.skips += 1
+        if self.skips > self.config.skips_in_a_row:
             raise TrainingStopped(
-                f"{fault} It is one more in a row than guard.skips_in_a_row = {limit} allows, so the fault is hardly in"
-                f" the batches; the last one is kept in {path}."
+                f"{fault} It is one more in a row than guard.skips_in_a_row = {self.config.skips_in_a_row} allows, so"
+                f" the fault is hardly in the batches; the last one is kept in {path}."
             ) from fault
         log.warning("%s Training goes on without its batch, kept in %s.", fault, path)
-        return Skipped(groups=sum(len(answer.groups) for answer in answers))
+        return StepResult(quarantined=sum(len(order.groups) for order in filled))
 
-    def kept(self, fault: NumericalFault, answers: Sequence[FilledOrder]) -> KeptBatch:
-        """All that the update needs."""
+    def kept(self, fault: NumericalFault, filled: Sequence[FilledOrder], position: Position) -> KeptBatch:
         return KeptBatch(
             step=fault.step,
             kind=fault.refusal.kind,
             what=fault.refusal.what,
             sample=fault.suspect.sample,
             base_digest=self.update.policy.base_digest,
-            config=config_to_json(self.config),
-            position=self.position(),
-            answers=tuple(answers),
+            config=self.config_json,
+            position=position,
+            filled=tuple(filled),
         )
 
-    def position(self) -> Position:
-        """What the next update starts from."""
-        update = self.update
-        return Position(
-            adapter=adapter_bytes(update.policy.adapter),
-            optimizer=update.optimizer.state_bytes(),
-            norms=update.norms.state_dict(),
-            anchor=update.anchor.state_bytes() if update.anchor else b"",
-        )
+    def state_dict(self) -> dict[str, Any]:
+        return {"skips": self.skips}
 
-    def restore(self, position: Position) -> None:
-        """Take back the passes of this step that were applied."""
-        install_adapter(self.update.policy.adapter, position.adapter, finite=False)
-        self.update.optimizer.load_state_bytes(position.optimizer)
-        self.update.norms.load_state_dict(position.norms)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.skips = int(state["skips"])
 
 
 def next_steps(path: Path | None, step: int) -> str:

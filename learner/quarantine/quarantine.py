@@ -1,12 +1,12 @@
-"""A batch that was set aside, in one file with all that its update needs: no journal, no checkpoint, no actor.
+"""A quarantined batch in one file, with all that its update needs: no journal, no checkpoint, no actor.
 
     quarantine/step-000013.safetensors    a safetensors file of byte strings
       config.json                         the run's
       adapter_model.safetensors           before the step, PEFT's format
       optimizer.safetensors               before the step
-      anchor.safetensors                  what the policy was held to, where a stage of its curriculum had ended
+      anchor.safetensors                  what the policy is kept close to, if the curriculum has stages
       fault.json                          step, kind, words, suspect; digest of the base; norms of the steps before
-      groups/000 ...                      the step's answers, each the frames of its FilledOrder message
+      groups/000 ...                      the step's filled orders, each the frames of its FilledOrder message
       sha256                              over all others, names and lengths included
 
 The base is named by its digest, not copied. The same fault gives the same bytes, so a resumed run replaces the file by
@@ -18,35 +18,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from learner.update.gradient_check import Kind
+from learner.update.update import Position
 from protocol.codec import decode, encode, pack, unpack
 from protocol.errors import ProtocolError
 from protocol.messages import FilledOrder
 from shared.errors import DamageError
+from shared.run.files import make_folder, write_whole
 
 DIGEST = "sha256"
 ANCHOR = "anchor.safetensors"
 GROUPS = "groups/"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """What an update starts from."""
-
-    adapter: bytes
-    """A safetensors file in PEFT's format."""
-    optimizer: bytes
-    """AdamW's moments, a safetensors file."""
-    norms: dict[str, Any]
-    """State of learner/update/gradient_check.py."""
-    anchor: bytes = b""
-    """What the policy was held to, a safetensors file; empty where nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +54,8 @@ class KeptBatch:
     """config.json"""
     position: Position
     """Before the step."""
-    answers: tuple[FilledOrder, ...]
-    """The step's, as collected."""
+    filled: tuple[FilledOrder, ...]
+    """The orders of the step, as collected."""
 
 
 def file_name(step: int) -> str:
@@ -77,7 +64,6 @@ def file_name(step: int) -> str:
 
 
 def pack_batch(batch: KeptBatch) -> bytes:
-    """The file's content."""
     fault = {name: getattr(batch, name) for name in ("step", "kind", "what", "sample", "base_digest")}
     parts = {
         "config.json": batch.config,
@@ -87,8 +73,20 @@ def pack_batch(batch: KeptBatch) -> bytes:
     }
     if batch.position.anchor:
         parts[ANCHOR] = batch.position.anchor
-    parts |= {f"{GROUPS}{index:03d}": pack(encode(groups)) for index, groups in enumerate(batch.answers)}
+    parts |= {f"{GROUPS}{index:03d}": pack(encode(groups)) for index, groups in enumerate(batch.filled)}
     return save({name: np.frombuffer(part, np.uint8) for name, part in (parts | {DIGEST: digest(parts)}).items()})
+
+
+def write_batch(folder: Path, batch: KeptBatch) -> Path:
+    """Into the run's quarantine/; returns the file."""
+    make_folder(folder)
+    path = folder / file_name(batch.step)
+    write_whole(path, pack_batch(batch))
+    return path
+
+
+def keep_nowhere(batch: KeptBatch) -> None:
+    """For a replay, which writes nothing."""
 
 
 def read_batch(path: Path) -> KeptBatch:
@@ -97,7 +95,7 @@ def read_batch(path: Path) -> KeptBatch:
         parts = {name: array.tobytes() for name, array in load(path.read_bytes()).items()}
         if parts.pop(DIGEST, b"") != digest(parts):
             raise DamageError(f"{path} does not match its own sha256; restore it from a copy, or `resume` the run.")
-        answers = [decode(unpack(parts[name])) for name in sorted(parts) if name.startswith(GROUPS)]
+        messages = [decode(unpack(parts[name])) for name in sorted(parts) if name.startswith(GROUPS)]
     except OSError as error:
         raise DamageError(f"{path} cannot be read ({error.strerror}); give a file of a run's quarantine/.") from error
     except (SafetensorError, ProtocolError) as error:
@@ -109,8 +107,8 @@ def read_batch(path: Path) -> KeptBatch:
         norms=fault.pop("norms"),
         anchor=parts.get(ANCHOR, b""),
     )
-    groups = tuple(answer for answer in answers if isinstance(answer, FilledOrder))
-    return KeptBatch(**fault, config=parts["config.json"], position=position, answers=groups)
+    groups = tuple(message for message in messages if isinstance(message, FilledOrder))
+    return KeptBatch(**fault, config=parts["config.json"], position=position, filled=groups)
 
 
 def digest(parts: Mapping[str, bytes]) -> bytes:

@@ -10,29 +10,23 @@ Where the numbers of one sample first go wrong: the first tensor, in the order o
 Where all of them are finite (a spike), the adapter entry with the largest gradient is named instead.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
-from learner.continual.anchor import Anchor
 from learner.objective.batch import StepBatch, TrainSample
+from learner.objective.judged import Judge, collected
 from learner.quarantine.quarantine import KeptBatch
 from learner.update.batches import Batches
-from learner.update.gradient_check import Finding, Norms, NumericalFault
-from learner.update.optimizer import Optimizer
+from learner.update.gradient_check import Finding, NumericalFault
+from learner.update.scorer import UNCHANGED, OldLogprobs
 from learner.update.update import Update
-from shared.config.tree import Config
 from shared.errors import DamageError
-from shared.model.adapter_file import install_adapter
-from shared.model.base_cache import cached_base
-from shared.model.load import load_policy, pick_device
-from shared.model.policy import Policy
-from shared.process.determinism import pin_torch
 
 Where = Literal["adapter", "batch", "forward", "backward", "gradient"]
 
@@ -70,7 +64,6 @@ class Watch:
                 handle.remove()
 
     def seen(self, name: str, output: Any) -> None:
-        """A module is done."""
         tensor = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", output)
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
             return
@@ -81,7 +74,7 @@ class Watch:
             tensor.register_hook(lambda grad: None if finite(grad) else self.backward.append(name))
 
 
-def first_bad(update: Update, sample: TrainSample, old: dict[str, torch.Tensor]) -> BadTensor:
+def first_bad(update: Update, sample: TrainSample, old: OldLogprobs) -> BadTensor:
     """One pass over this sample alone; leaves no gradient behind."""
     parameters = update.optimizer.parameters
     broken = [name for name, value in parameters.items() if not finite(value)]
@@ -102,7 +95,6 @@ def first_bad(update: Update, sample: TrainSample, old: dict[str, torch.Tensor])
 
 
 def watch_gradients(watch: Watch, gradients: Mapping[str, torch.Tensor]) -> BadTensor:
-    """The way back."""
     bad = watch.backward or [name for name, grad in gradients.items() if not finite(grad)]
     if bad:
         return BadTensor(where="backward", name=bad[0], value="gets a gradient that is not finite")
@@ -122,7 +114,6 @@ def broken_field(sample: TrainSample) -> str:
 
 
 def finite(tensor: torch.Tensor) -> bool:
-    """All of it."""
     return bool(torch.isfinite(tensor).all())
 
 
@@ -142,50 +133,21 @@ class Reproduction:
     """Where the suspect's numbers first go wrong; None if nothing of it is refused."""
 
 
-def reproduce(kept: KeptBatch, config: Config, progress: Callable[[], None]) -> Reproduction:
-    """Build what the update needs, apply it, look at what happened."""
-    update = build_update(kept, load_base(kept, config), config, progress)
-    batch = Batches(config, update).build(kept.answers)
-    findings = tuple(update.each_alone(batch.scored, {}))
+def reproduce(kept: KeptBatch, judge: Judge, batches: Batches, update: Update) -> Reproduction:
+    """Restore the position before the step, apply the batch, look at what happened. update: on the CPU, of the
+    batch's own config."""
+    if update.policy.base_digest != kept.base_digest:
+        raise DamageError(
+            f"The batch was trained on another base model ({kept.base_digest[:12]}, here"
+            f" {update.policy.base_digest[:12]}); restore the model files that the run began with."
+        )
+    update.restore(kept.position)
+    batch = replace(batches.build(kept.step, collected(kept.filled, judge)), on_policy=False)
+    findings = tuple(update.each_alone(batch.scored, UNCHANGED))
     try:
         stats = update.apply(kept.step, batch)
     except NumericalFault as fault:
         blamed = next(sample for sample in batch.scored if sample.sample.name == fault.suspect.sample)
-        bad = first_bad(update, blamed, dict(fault.old))
+        bad = first_bad(update, blamed, OldLogprobs(by_sample=fault.old))
         return Reproduction(batch=batch, fault=fault, findings=fault.findings, grad_norm=float("nan"), bad=bad)
-    norm = stats.grad_norm if stats else 0.0
-    return Reproduction(batch=batch, fault=None, findings=findings, grad_norm=norm, bad=None)
-
-
-def load_base(kept: KeptBatch, config: Config) -> Policy:
-    """The frozen base of the run, on the CPU."""
-    pin_torch(config.compute.learner_threads)
-    base = cached_base(config.model)
-    if base.digest != kept.base_digest:
-        raise DamageError(
-            f"The batch was trained on another base model ({kept.base_digest[:12]}, here {base.digest[:12]});"
-            " restore the model files that the run began with."
-        )
-    return load_policy(base, config.model, config.lora, pick_device("cpu"))
-
-
-def build_update(kept: KeptBatch, policy: Policy, config: Config, progress: Callable[[], None]) -> Update:
-    """As it stood before the step, broken values included."""
-    install_adapter(policy.adapter, kept.position.adapter, finite=False)
-    policy.adapter.requires_grad()
-    if config.batch.checkpointing:
-        policy.checkpoint_activations()
-    optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps)
-    optimizer.load_state_bytes(kept.position.optimizer)
-    norms = Norms(config.guard)
-    norms.load_state_dict(kept.position.norms)
-    return Update(policy, optimizer, norms, config, progress, anchor_of(kept, policy, config))
-
-
-def anchor_of(kept: KeptBatch, policy: Policy, config: Config) -> Anchor | None:
-    """What the policy was held to, if anything."""
-    if not kept.position.anchor:
-        return None
-    anchor = Anchor(policy.adapter, config.curriculum)
-    anchor.load_state_bytes(kept.position.anchor)
-    return anchor
+    return Reproduction(batch=batch, fault=None, findings=findings, grad_norm=stats.grad_norm, bad=None)

@@ -1,26 +1,22 @@
 """The files a run writes as it goes: metrics.jsonl, rollouts.jsonl, checkpoints, eval/*.json, summary.json.
 
-rollouts.jsonl: a few groups of each step in full, for people: text, ids, outcomes, entropies, mask.
+rollouts.jsonl: a few groups of each step in full, for people to read: text, ids, outcomes, entropies, mask.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.recorder import Compaction
-from learner.objective.batch import StepBatch, flat
-from learner.objective.rewards import reward_parts, rewards
-from learner.quarantine.quarantine import KeptBatch, file_name, pack_batch
-from learner.state import Best, LearnerState, Past, better
-from protocol.messages import FilledOrder, Group
-from shared.config.tree import Config
+from learner.durable.state import Best, LearnerState, RunTotals, better
+from learner.objective.batch import StepBatch
+from learner.objective.judged import Collected, JudgedGroup
 from shared.model.base_checksum import BaseChecksum
 from shared.run.evaluation import Evaluation, read_evaluation, write_evaluation
-from shared.run.files import LineLog, make_folder, write_whole
+from shared.run.files import LineLog
 from shared.run.metrics import MetricsLog, StepMetrics
 from shared.run.run_dir import RunDir
 from shared.run.summary import Status, Summary, write_summary
@@ -31,32 +27,31 @@ DIGITS = 4
 class RolloutLog:
     """Writes the first groups of each step."""
 
-    def __init__(self, lines: LineLog, config: Config, text: Callable[[list[int]], str]) -> None:
+    def __init__(self, lines: LineLog, groups_per_step: int, text: Callable[[list[int]], str]) -> None:
         self.lines = lines
-        self.config = config
+        self.groups_per_step = groups_per_step
         self.text = text
 
-    def log(self, step: int, answers: Sequence[FilledOrder], batch: StepBatch) -> None:
-        """One row a group."""
+    def log(self, step: int, collected: Collected, batch: StepBatch) -> None:
         masks = {sample.sample.name: sample.selected for sample in batch.samples}
-        for group in flat(answers)[: self.config.log.rollouts_per_step]:
-            self.lines.append(self.row(step, group, masks))
+        for judged in collected.groups[: self.groups_per_step]:
+            self.lines.append(self.row(step, judged, masks))
 
     def resume_at(self, step: int) -> None:
-        """Drop rows of steps that will be done again."""
         self.lines.truncate_from(step)
 
-    def row(self, step: int, group: Group, masks: dict[str, np.ndarray]) -> dict[str, Any]:
+    def row(self, step: int, judged: JudgedGroup, masks: dict[str, np.ndarray]) -> dict[str, Any]:
         """A group as plain JSON; a sample that was not trained on has no mask."""
+        group = judged.group
         return {
             "step": step + 1,
             "group_id": group.group_id,
             "prompt": self.text(group.prompt_ids.tolist()),
-            "samples": [self.sample(group, index, masks) for index in range(len(group.lengths))],
+            "samples": [self.sample(judged, index, masks) for index in range(len(group.lengths))],
         }
 
-    def sample(self, group: Group, index: int, masks: dict[str, np.ndarray]) -> dict[str, Any]:
-        """One answer."""
+    def sample(self, judged: JudgedGroup, index: int, masks: dict[str, np.ndarray]) -> dict[str, Any]:
+        group = judged.group
         start = sum(group.lengths[:index])
         part = slice(start, start + group.lengths[index])
         ids = group.completion_ids[part].tolist()
@@ -65,8 +60,8 @@ class RolloutLog:
             "text": self.text(ids),
             "ids": ids,
             "outcome": group.outcomes[index],
-            "reward": float(rewards(group, self.config)[index]),
-            "rewards": {name: float(values[index]) for name, values in reward_parts(group, self.config).items()},
+            "reward": float(judged.rewards[index]),
+            "rewards": {name: float(values[index]) for name, values in judged.parts.items()},
             "finish": group.finishes[index],
             "entropy": None if group.entropies is None else rounded(group.entropies[part]),
             "mask": None if mask is None else mask.astype(int).tolist(),
@@ -74,17 +69,16 @@ class RolloutLog:
 
 
 def rounded(values: np.ndarray) -> list[float]:
-    """Short enough to read."""
     return [round(float(value), DIGITS) for value in values]
 
 
-class RunBooks:
+class RunFiles:
     """Writes into a run directory."""
 
     def __init__(
         self,
         run: RunDir,
-        config: Config,
+        groups_per_step: int,
         state: LearnerState,
         checkpoints: CheckpointStore,
         compaction: Compaction,
@@ -92,7 +86,7 @@ class RunBooks:
         text: Callable[[list[int]], str],
         best: Best | None = None,
     ) -> None:
-        """best: of the earlier lives of this run."""
+        """groups_per_step: in rollouts.jsonl. best: of the run before this start."""
         self.run = run
         self.state = state
         self.checkpoints = checkpoints
@@ -100,36 +94,27 @@ class RunBooks:
         self.base = base
         self.best = best
         self.metrics = MetricsLog(LineLog(run.metrics))
-        self.rollouts = RolloutLog(LineLog(run.rollouts), config, text)
+        self.rollouts = RolloutLog(LineLog(run.rollouts), groups_per_step, text)
 
     def resume_at(self, step: int) -> None:
-        """Drop the rows of steps that will be done again."""
         self.metrics.resume_at(step)
         self.rollouts.resume_at(step)
 
-    def step(self, step: int, metrics: StepMetrics, answers: Sequence[FilledOrder], batch: StepBatch) -> None:
+    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch) -> None:
         """A row and a few rollouts."""
-        self.rollouts.log(step, answers, batch)
+        self.rollouts.log(step, collected, batch)
         self.metrics.log(metrics)
 
-    def checkpoint(self, step: int, past: Past) -> None:
+    def checkpoint(self, step: int, totals: RunTotals) -> None:
         """The whole state after `step` updates, if the base they used is whole; then the journal may shrink."""
         self.base.check()
-        # A later life begins behind this checkpoint and writes the rows of its steps no more.
+        # A resumed run starts after this checkpoint and does not write the rows of its steps again.
         self.metrics.sync()
-        saved = self.state.save(step, replace(past, best=self.best))
+        saved = self.state.save(step, replace(totals, best=self.best))
         self.checkpoints.save(saved, keep_also=self.best.step if self.best else None)
         self.compaction.after_checkpoint(step)
 
-    def quarantine(self, batch: KeptBatch) -> Path:
-        """quarantine/step-000013.safetensors"""
-        make_folder(self.run.quarantine)
-        path = self.run.quarantine / file_name(batch.step)
-        write_whole(path, pack_batch(batch))
-        return path
-
     def evaluation(self, label: str) -> Evaluation | None:
-        """A report of an earlier life of this run."""
         return read_evaluation(self.run.eval / f"{label}.json")
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
@@ -143,7 +128,6 @@ class RunBooks:
         self.checkpoints.note_best(self.best.step, self.best.score)
 
     def write_summary(self, status: Status, steps: int, wall_s: float) -> None:
-        """summary.json, whole, whenever the status changes."""
         versions = self.state.publisher.versions
         summary = Summary(
             status=status,
@@ -155,14 +139,11 @@ class RunBooks:
         write_summary(self.run, summary)
 
 
-class NoBooks:
+class NoFiles:
     """A replay writes nothing."""
 
-    def step(self, step: int, metrics: StepMetrics, answers: Sequence[FilledOrder], batch: StepBatch) -> None:
+    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch) -> None:
         """Not written."""
 
-    def checkpoint(self, step: int, past: Past) -> None:
-        """Not written."""
-
-    def quarantine(self, batch: KeptBatch) -> None:
+    def checkpoint(self, step: int, totals: RunTotals) -> None:
         """Not written."""

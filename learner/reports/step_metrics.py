@@ -1,4 +1,4 @@
-"""The figures of one step, as the row that metrics.jsonl holds."""
+"""The figures of one step: its row of metrics.jsonl."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from learner.curriculum.curriculum import CurriculumFigures
-from learner.objective.batch import StepBatch, flat, outcome_counts
-from learner.objective.rewards import reward_parts, rewards
-from learner.update.figures import Skipped, UpdateStats
+from learner.objective.batch import StepBatch, outcome_counts
+from learner.objective.judged import Collected, JudgedGroup
+from learner.update.figures import StepResult, UpdateStats
 from learner.update.mismatch import gap_of
-from protocol.messages import FilledOrder, Finish, Group, Outcome
-from shared.config.tree import Config
+from protocol.messages import Finish, Group, Outcome
+from shared.config.data import CurriculumConfig
+from shared.config.tree import ConstraintConfig, LossConfig
 from shared.run.metrics import StepMetrics
 
 NAN = float("nan")
@@ -31,30 +32,39 @@ class Clock:
     """Peak resident memory."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """The sections that say which figures a run has."""
+
+    loss: LossConfig
+    constraint: ConstraintConfig
+    curriculum: CurriculumConfig
+
+
 def step_metrics(
     step: int,
-    answers: Sequence[FilledOrder],
+    collected: Collected,
     batch: StepBatch,
-    done: UpdateStats | Skipped | None,
+    result: StepResult,
     clock: Clock,
     curriculum: CurriculumFigures,
-    config: Config,
+    shown: Shown,
 ) -> StepMetrics:
     """One row; what a step without an update cannot know is NaN."""
-    stats = done if isinstance(done, UpdateStats) else None
-    groups = flat(answers)
+    stats, filled, judged = result.stats, collected.filled, collected.groups
+    groups = [one.group for one in judged]
     tokens = sum(sum(group.lengths) for group in groups)
     num_samples = sum(len(group.lengths) for group in groups)
-    rollout_s = sum(answer.timings.rollout_s for answer in answers)
-    verify_s = sum(answer.timings.verify_s for answer in answers)
-    constrained = batch.samples and config.constraint.beta > 0.0
+    rollout_s = sum(order.timings.rollout_s for order in filled)
+    verify_s = sum(order.timings.verify_s for order in filled)
+    constrained = batch.samples and shown.constraint.beta > 0.0
     return StepMetrics(
         step=step + 1,
         time_s=clock.time_s,
-        rewards=reward_means(groups, config),
+        rewards=reward_means(judged),
         outcomes=outcome_shares(groups),
         groups_dropped=batch.dropped,
-        groups_quarantined=done.groups if isinstance(done, Skipped) else 0,
+        groups_quarantined=result.quarantined,
         groups_total=len(groups),
         entropy_mean=mean_entropy(groups, batch, stats),
         mask_fraction=masked_fraction(batch),
@@ -66,17 +76,17 @@ def step_metrics(
         update_s=clock.update_s,
         idle_s=max(0.0, clock.step_s - clock.update_s - rollout_s - verify_s),
         step_s=clock.step_s,
-        actor_mb=max(answer.timings.memory_mb for answer in answers),
+        actor_mb=max(order.timings.memory_mb for order in filled),
         learner_mb=clock.learner_mb,
         weight_sum=stats.weight_sum if stats else 0.0,
-        held_fraction=held_fraction(batch) if constrained else NAN,
-        policy_version=min(answer.policy_version for answer in answers),
+        held_fraction=penalised_fraction(batch) if constrained else NAN,
+        policy_version=min(order.policy_version for order in filled),
         curriculum_stage=curriculum.stage,
         curriculum_pass_rate=curriculum.pass_rate,
         curriculum_effective_tasks=curriculum.effective_tasks,
-        **spread("reward", np.concatenate([rewards(group, config) for group in groups])),
+        **spread("reward", np.concatenate([one.rewards for one in judged])),
         **spread("advantage", np.array([sample.sample.advantage for sample in batch.samples])),
-        **(of_update(stats, config) if stats else dict.fromkeys(OF_UPDATE, NAN)),
+        **(of_update(stats, shown) if stats else dict.fromkeys(OF_UPDATE, NAN)),
     )
 
 
@@ -88,30 +98,29 @@ OF_UPDATE = (
 """What only a step with an update can know."""
 
 
-def of_update(stats: UpdateStats, config: Config) -> dict[str, float]:
+def of_update(stats: UpdateStats, shown: Shown) -> dict[str, float]:
     """Those figures, NaN for what the configuration leaves out."""
     gap, noise = gap_of(stats.mismatch), stats.noise
-    cap, constrained = config.loss.importance_cap, config.constraint.beta > 0.0
+    cap, constrained = shown.loss.importance_cap, shown.constraint.beta > 0.0
     figures = (
         *(mean(stats.ratios), mean(stats.clipped)),
         *(mean(stats.importance), mean(stats.importance > cap) if cap else NAN, effective_share(stats.importance)),
         *(gap.mean, gap.p95, gap.p99, gap.largest),
         *(stats.loss, mean(stats.kl), stats.grad_norm, stats.lr),
-        *(mean(stats.held_kl) if constrained else NAN, stats.constraint_loss if constrained else NAN),
+        *(mean(stats.penalised_kl) if constrained else NAN, stats.constraint_loss if constrained else NAN),
         *(noise.signal if noise else NAN, noise.spread if noise else NAN),
-        stats.ewc_penalty if config.curriculum.ewc else NAN,
+        stats.ewc_penalty if shown.curriculum.ewc else NAN,
     )
     return dict(zip(OF_UPDATE, figures, strict=True))
 
 
-def reward_means(groups: Sequence[Group], config: Config) -> dict[str, float]:
+def reward_means(groups: Sequence[JudgedGroup]) -> dict[str, float]:
     """Mean of each part of the reward, unweighted, over all samples."""
-    parts = [reward_parts(group, config) for group in groups]
+    parts = [judged.parts for judged in groups]
     return {name: float(np.concatenate([part[name] for part in parts]).mean()) for name in parts[0]}
 
 
 def outcome_shares(groups: Sequence[Group]) -> dict[Outcome, float]:
-    """Share of samples with each outcome."""
     counts = outcome_counts(groups)
     total = sum(counts.values())
     return {outcome: count / total for outcome, count in counts.items()}
@@ -132,9 +141,9 @@ def masked_fraction(batch: StepBatch) -> float:
     return selected / batch.response_tokens if batch.samples else NAN
 
 
-def held_fraction(batch: StepBatch) -> float:
-    """Share of the batch's response tokens that the constraint held back."""
-    return sum(int((sample.held != 0).sum()) for sample in batch.samples) / batch.response_tokens
+def penalised_fraction(batch: StepBatch) -> float:
+    """Share of the batch's response tokens that the constraint penalised."""
+    return sum(int((sample.penalties != 0).sum()) for sample in batch.samples) / batch.response_tokens
 
 
 def effective_share(weights: np.ndarray) -> float:
@@ -155,5 +164,4 @@ def spread(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 def mean(values: np.ndarray) -> float:
-    """As a plain number; NaN of nothing."""
     return float(values.mean()) if len(values) else NAN

@@ -1,28 +1,47 @@
-"""From the answers of a step to the batch of an update; batch.py says what is settled on the way."""
+"""From the judged groups of a step to the batch of its update; objective/batch.py says what is fixed on the way."""
 
-from collections.abc import Sequence
-
-from learner.objective.batch import StepBatch, flat, group_teaches, idle_samples, step_batch, teaching_samples
+from learner.objective.batch import StepBatch, idle_samples, needs_entropies, step_batch, teaching_samples
+from learner.objective.judged import Collected
+from learner.update.scorer import Scorer
 from learner.update.stage_end import StageEnd
-from learner.update.update import Update
-from protocol.messages import FilledOrder
-from shared.config.tree import Config
+from shared.config.tree import ConstraintConfig, LossConfig, RolloutConfig
 
 
 class Batches:
-    """Builds batches; asks the policy for entropies where the engine had none and the mask needs them."""
+    """Builds batches; has the policy score entropies where the engine sent none and the mask needs them."""
 
-    def __init__(self, config: Config, update: Update, stage_end: StageEnd | None = None) -> None:
-        """stage_end: looks at the groups first, where a curriculum in stages leaves something behind."""
-        self.config = config
-        self.update = update
+    def __init__(
+        self,
+        scorer: Scorer,
+        *,
+        loss: LossConfig,
+        constraint: ConstraintConfig,
+        rollout: RolloutConfig,
+        divide_by_std: bool,
+        stage_end: StageEnd | None = None,
+    ) -> None:
+        """stage_end: sees the groups first, if the curriculum has stages and keeps the policy close to them."""
+        self.scorer = scorer
+        self.loss = loss
+        self.constraint = constraint
+        self.rollout = rollout
+        self.divide_by_std = divide_by_std
         self.stage_end = stage_end
 
-    def build(self, answers: Sequence[FilledOrder]) -> StepBatch:
-        """All groups of the step."""
-        groups = flat(answers)
+    def build(self, step: int, collected: Collected) -> StepBatch:
+        groups = collected.groups
         if self.stage_end:
-            self.stage_end.before_update(groups)
-        dropped = sum(not group_teaches(group, self.config) for group in groups)
-        samples = self.update.with_entropies(teaching_samples(groups, self.config))
-        return step_batch(samples, dropped, self.config, idle_samples(groups, self.config))
+            self.stage_end.before_update([judged.group for judged in groups])
+        samples = teaching_samples(groups, self.divide_by_std)
+        if needs_entropies(self.loss, self.constraint):
+            samples = self.scorer.with_entropies(samples)
+        return step_batch(
+            samples,
+            idle_samples(groups, self.rollout.replacement_rounds),
+            dropped=len(groups) - collected.teaching,
+            # Samples of an older version rightly differ from the policy.
+            on_policy=all(order.policy_version == step for order in collected.filled),
+            loss=self.loss,
+            constraint=self.constraint,
+            max_new_tokens=self.rollout.max_new_tokens,
+        )

@@ -1,4 +1,4 @@
-"""What an update came to, from the small to the large: a micro-batch, a pass, a step."""
+"""Statistics of an update: of a micro-batch, of a pass, of a step."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,6 @@ from learner.update.gradient_noise import GradientNoise
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skipped:
-    """A step without an update, because of its batch."""
-
-    groups: int
-    """Set aside."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class PassPart:
     """One micro-batch of a pass, done."""
 
@@ -26,8 +18,8 @@ class PassPart:
     """The objective and its per-token figures."""
     kl: KlTerms
     """To the base."""
-    held: KlTerms
-    """What was held back."""
+    penalty: KlTerms
+    """Of the penalised tokens."""
     mismatch: torch.Tensor
     """[u], of all scored tokens."""
     entropies: torch.Tensor
@@ -37,8 +29,7 @@ class PassPart:
 
     @property
     def loss(self) -> torch.Tensor:
-        """All terms together, detached."""
-        return (self.terms.loss + self.kl.loss + self.held.loss).detach()
+        return (self.terms.loss + self.kl.loss + self.penalty.loss).detach()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +75,26 @@ class UpdateStats:
     weight_sum: float
     """Sum of the weights of all selected tokens: the mask's share of the loss's divisor."""
     constraint_loss: float
-    """What holding tokens back added to the loss of the last pass."""
-    held_kl: np.ndarray
-    """[m] k3 of the held tokens to their reference, in the last pass."""
+    """What penalised tokens added to the loss of the last pass."""
+    penalised_kl: np.ndarray
+    """[m] k3 of the penalised tokens to their reference, in the last pass."""
     noise: GradientNoise | None
     """Of the first pass; None where it is not measured."""
     ewc_penalty: float
-    """In the last pass; 0 where nothing holds the policy to an earlier stage."""
+    """In the last pass; 0 where there is no earlier stage to stay close to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What became of a step's batch."""
+
+    stats: UpdateStats | None = None
+    """None if no update was applied: no group taught anything and there is no KL, or the batch was set aside."""
+    quarantined: int = 0
+    """Groups that were set aside."""
 
 
 def gathered(gradient: Gradient, lr: float) -> UpdateStats:
-    """The figures of one pass."""
     parts = gradient.parts
 
     def column(tensors: list[torch.Tensor]) -> np.ndarray:
@@ -111,8 +111,8 @@ def gathered(gradient: Gradient, lr: float) -> UpdateStats:
         mismatch=column([part.mismatch for part in parts]),
         entropies=column([part.entropies for part in parts]),
         weight_sum=sum(part.weight_sum for part in parts),
-        constraint_loss=sum(float(part.held.loss.detach()) for part in parts),
-        held_kl=column([part.held.kl for part in parts]),
+        constraint_loss=sum(float(part.penalty.loss.detach()) for part in parts),
+        penalised_kl=column([part.penalty.kl for part in parts]),
         noise=gradient.noise,
         ewc_penalty=gradient.ewc_penalty,
     )

@@ -49,7 +49,6 @@ class Finding:
 
     @property
     def finite(self) -> bool:
-        """Whether both are numbers."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
@@ -68,18 +67,15 @@ class NumericalFault(TrainingStopped):
 
     @property
     def suspect(self) -> Finding:
-        """Who is to blame."""
         return suspect(self.findings)
 
 
 def suspect(findings: Sequence[Finding]) -> Finding:
-    """The first that is not finite, else the one with the largest gradient."""
     broken = [finding for finding in findings if not finding.finite]
     return broken[0] if broken else max(findings, key=lambda finding: finding.grad_norm)
 
 
 def sentence(step: int, refusal: Refusal, findings: Sequence[Finding]) -> str:
-    """Step, what, who."""
     who = suspect(findings)
     return (
         f"Step {step + 1}: {refusal.what}; the suspect is sample {who.sample}"
@@ -97,8 +93,6 @@ class Norms:
     def __init__(self, config: GuardConfig) -> None:
         self.config = config
         self.recent: deque[float] = deque(maxlen=config.spike_window)
-        self.skips = 0
-        """Steps in a row until now whose batch was set aside."""
 
     def refusal(self, loss: float, norm: float) -> Refusal | None:
         """Why this gradient is not to be used, if so."""
@@ -122,14 +116,11 @@ class Norms:
         return self.config.spike_factor * median(self.recent) if enough else 0.0
 
     def applied(self, norm: float) -> None:
-        """This one was used."""
         self.recent.append(norm)
 
     def state_dict(self) -> dict[str, Any]:
         """As JSON values; a float's shortest form gives the same float back."""
-        return {"recent": list(self.recent), "skips": self.skips}
+        return {"recent": list(self.recent)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
         self.recent = deque(state["recent"], maxlen=self.config.spike_window)
-        self.skips = int(state["skips"])

@@ -37,7 +37,7 @@ class GroupGradients:
         """Sum of |g_j|^2."""
 
     def take(self) -> None:
-        """What lies in the parameters now is one group's."""
+        """The gradient in the parameters is one group's."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         self.squares += squared_norm(gradients)
         if self.total:
@@ -54,11 +54,9 @@ class GroupGradients:
 
 
 def noise_of(squares: float, whole: float, sampled: int) -> GradientNoise:
-    """From sum |g_j|^2, |G|^2 and n."""
     spread = sampled / (sampled - 1) * (sampled * squares - whole)
     return GradientNoise(spread=spread, signal=whole - spread / sampled)
 
 
 def squared_norm(tensors: Sequence[torch.Tensor]) -> float:
-    """Of all together."""
     return float(nn.utils.get_total_norm(tensors)) ** 2

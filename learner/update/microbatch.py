@@ -2,8 +2,8 @@
 
 The position before a token predicts it: the prompt's last position the first token of a completion, the completion's
 position t - 1 its token t. So the last token of a completion is never fed. Only the hidden rows that predict scored
-tokens (selected by the entropy mask, held by the constraint, or all of them for the KL) meet the head: that is where
-the mask saves work.
+tokens (selected by the entropy mask, penalised by the constraint, or all of them for the KL) meet the head: that is
+where the mask saves work.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def by_group(samples: Sequence[TrainSample]) -> list[list[TrainSample]]:
 
 
 def longest_first(samples: Sequence[TrainSample], share_prompts: bool) -> list[TrainSample]:
-    """By length, or by the length of the group's longest answer, so that little is padding."""
+    """By length, or by the length of the group's longest sample, so that little is padding."""
     if not share_prompts:
         return sorted(samples, key=total_tokens, reverse=True)
     longest: dict[str, int] = {}
@@ -55,13 +55,12 @@ def padded_tokens(samples: Sequence[TrainSample], share_prompts: bool) -> int:
 
 
 def total_tokens(sample: TrainSample) -> int:
-    """Prompt and completion."""
     return len(sample.sample.prompt_ids) + len(sample.sample.completion_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """B answers and the u tokens among them that are scored: n carry the objective, m are held back, k count in the KL;
+    """B samples and the u tokens among them that are scored: n carry the objective, m are penalised, k count in the KL;
     a token may be several of these."""
 
     sequences: Sequences
@@ -72,9 +71,9 @@ class MicroBatch:
     """[u] int64 the scored tokens."""
     selected: torch.Tensor
     """[n] int64 in [0, u): tokens of the objective."""
-    held: torch.Tensor
+    penalised: torch.Tensor
     """[m] int64 in [0, u): tokens of the constraint."""
-    held_weights: torch.Tensor
+    penalties: torch.Tensor
     """[m] fp32, what each counts there."""
     in_kl: torch.Tensor
     """[k] int64 in [0, u): tokens of the KL."""
@@ -91,11 +90,10 @@ class MicroBatch:
 
 
 def micro_batch(samples: Sequence[TrainSample], device: torch.device, share_prompts: bool) -> MicroBatch:
-    """Pad, flatten, move."""
     sequences, rows = shared_layout(samples) if share_prompts else whole_layout(samples)
     counts = [int(s.selected.sum()) for s in samples]
     tokens = [s.sample.completion_ids[s.scored] for s in samples]
-    held = np.concatenate([s.held[s.scored] * np.float32(s.weight) for s in samples])
+    penalties = np.concatenate([s.penalties[s.scored] * np.float32(s.weight) for s in samples])
     actor = [s.sample.actor_logprobs[s.scored] for s in samples]
     selected = np.concatenate([s.selected[s.scored] for s in samples])
     advantages = np.repeat([s.sample.advantage for s in samples], counts)
@@ -107,8 +105,8 @@ def micro_batch(samples: Sequence[TrainSample], device: torch.device, share_prom
         rows=torch.from_numpy(np.concatenate(rows)).to(device),
         targets=torch.from_numpy(np.concatenate(tokens).astype(np.int64)).to(device),
         selected=torch.from_numpy(np.flatnonzero(selected)).to(device),
-        held=torch.from_numpy(np.flatnonzero(held)).to(device),
-        held_weights=torch.from_numpy(held[held != 0]).to(device),
+        penalised=torch.from_numpy(np.flatnonzero(penalties)).to(device),
+        penalties=torch.from_numpy(penalties[penalties != 0]).to(device),
         in_kl=torch.from_numpy(np.flatnonzero(in_kl)).to(device),
         actor_logprobs=torch.from_numpy(np.concatenate(actor)).to(device),
         weights=torch.from_numpy(weights.astype(np.float32)).to(device),
@@ -119,7 +117,7 @@ def micro_batch(samples: Sequence[TrainSample], device: torch.device, share_prom
 
 
 def whole_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.ndarray]]:
-    """Every answer with its own copy of the prompt."""
+    """Every sample with its own copy of the prompt."""
     whole = [np.concatenate([s.sample.prompt_ids, s.sample.completion_ids])[:-1] for s in samples]
     ids = padded(whole)
     rows = [
@@ -155,7 +153,6 @@ def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
 def sequences_of(
     prompts: np.ndarray, lengths: Sequence[int], completions: np.ndarray | None, owner: Sequence[int]
 ) -> Sequences:
-    """Arrays as tensors."""
     return Sequences(
         prompts=torch.from_numpy(prompts),
         lengths=torch.tensor(lengths, dtype=torch.int64),
@@ -165,7 +162,6 @@ def sequences_of(
 
 
 def moved(sequences: Sequences, device: torch.device) -> Sequences:
-    """On the policy's device."""
     completions = sequences.completions
     return Sequences(
         prompts=sequences.prompts.to(device),

@@ -57,8 +57,10 @@ class Tokens:
     """Of log pi."""
 
 
-Rescore = Callable[[float, bool], np.ndarray]
-"""(temperature, with the adapter) -> [n] log-probs of the same tokens by the learner."""
+Rescore = Callable[[float], np.ndarray]
+"""temperature -> [n] log-probs of the same tokens by the learner."""
+RescoreByBase = Callable[[], np.ndarray]
+"""[n] log-probs of the same tokens by the base, at the temperature that was ordered."""
 
 
 def gap_of(mismatch: np.ndarray) -> Gap:
@@ -67,29 +69,29 @@ def gap_of(mismatch: np.ndarray) -> Gap:
     return Gap(mean=float(mismatch.mean()), p95=float(p95), p99=float(p99), largest=float(mismatch.max()))
 
 
-def refusal(step: int, tokens: Tokens, allowed: float, rescore: Rescore) -> Mismatch:
+def refusal(step: int, tokens: Tokens, allowed: float, rescore: Rescore, by_base: RescoreByBase) -> Mismatch:
     """In words, with the likely cause."""
     gap = gap_of(np.abs(tokens.actor - tokens.learner))
     return Mismatch(
         f"Step {step + 1}: actor and learner differ by {gap.p99:.3g} in log-prob (99th percentile, allowed {allowed:g};"
         f" {gap}) on {len(tokens.actor)} tokens of the same policy version, and nothing was learned from them. Likely"
-        f" cause: {likely_cause(tokens, allowed, rescore)}. Raise loss.max_mismatch only if you know why."
+        f" cause: {likely_cause(tokens, allowed, rescore, by_base)}. Raise loss.max_mismatch only if you know why."
     )
 
 
-def likely_cause(tokens: Tokens, allowed: float, rescore: Rescore) -> str:
+def likely_cause(tokens: Tokens, allowed: float, rescore: Rescore, by_base: RescoreByBase) -> str:
     """What explains d, the most particular first."""
     difference = tokens.actor - tokens.learner
     small = max(allowed, EXPLAINED * remainder(tokens.actor, tokens.learner))
     others = [t for t in TEMPERATURES if t != tokens.temperature]
-    left = {t: remainder(tokens.actor, rescore(t, True)) for t in others}
+    left = {t: remainder(tokens.actor, rescore(t)) for t in others}
     nearest = min(left, key=lambda t: left[t])
     if left[nearest] <= small:
         return (
             f"the actor samples at temperature {nearest:g} where {tokens.temperature:g} was ordered (not applied, or"
             " the checkpoint's own)"
         )
-    if remainder(tokens.actor, rescore(tokens.temperature, False)) <= small:
+    if remainder(tokens.actor, by_base()) <= small:
         return "a stale adapter: the actor's log-probs are those of the base without one"
     if (difference > -allowed / 2).mean() >= 0.99:
         return "truncation: the actor's log-probs are higher throughout, as under top-p, top-k or min-p"

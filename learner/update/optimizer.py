@@ -32,7 +32,6 @@ class Optimizer:
         )
 
     def zero_grad(self) -> None:
-        """Forget gradients."""
         self.adamw.zero_grad(set_to_none=True)
 
     def clip(self) -> float:
@@ -63,7 +62,6 @@ class Optimizer:
         return save(tensors)
 
     def load_state_bytes(self, data: bytes) -> None:
-        """The inverse of `state_bytes`."""
         tensors = load(data)
         self.adamw.state.clear()
         named = {key.rpartition(".")[0] for key in tensors}

@@ -1,9 +1,9 @@
-"""Lays the anchor when a stage of the curriculum has ended, before that step's update.
+"""Sets the anchor when a stage of the curriculum has ended, before that step's update.
 
-The step that ended the stage has just been collected: its answers were drawn from the policy as it still is, so they
-are what the Fisher needs and cost one backward pass each. (With pipeline.max_lag the version they were drawn from is
-older by that many steps.) Taken are all answers, right or wrong, of groups that teach or not: the Fisher is about what
-the policy says, not about what it is paid for.
+The step that ended the stage has just been collected. Its completions were sampled from the current policy, so they
+are what the Fisher needs, at one backward pass each. (With pipeline.max_lag the version they were drawn from is
+older by that many steps.) All completions count, right or wrong, of groups that teach or not: the Fisher is about
+what the policy samples, not about its reward.
 """
 
 import logging
@@ -16,18 +16,18 @@ from learner.continual.anchor import Anchor
 from learner.continual.fisher import diagonal_fisher
 from learner.curriculum.curriculum import CurriculumFigures
 from learner.objective.batch import Sample, all_samples
-from learner.update.update import Update, whole
+from learner.update.scorer import Scorer, whole
 from protocol.messages import Group
 
 log = logging.getLogger("learner")
 
 
 class StageEnd:
-    """Between curriculum, update and anchor."""
+    """Between curriculum, policy and anchor."""
 
-    def __init__(self, curriculum: Callable[[], CurriculumFigures], update: Update, anchor: Anchor) -> None:
+    def __init__(self, curriculum: Callable[[], CurriculumFigures], scorer: Scorer, anchor: Anchor) -> None:
         self.curriculum = curriculum
-        self.update = update
+        self.scorer = scorer
         self.anchor = anchor
 
     def before_update(self, groups: Sequence[Group]) -> None:
@@ -35,22 +35,21 @@ class StageEnd:
         stage = self.curriculum().stage
         if stage == self.anchor.stage:
             return
-        log.info("stage %d begins; the policy is held to what it is now", stage)
-        answers = [sample for group in groups for sample in all_samples(group, np.zeros(len(group.lengths)))]
-        samples = spread(answers, self.anchor.config.ewc_samples)
-        fisher = diagonal_fisher(self.update.policy.adapter, self.log_likelihoods(samples)) if self.penalises else {}
-        self.anchor.lay(stage, fisher)
+        log.info("stage %d begins; the policy is kept close to what it is now", stage)
+        samples = [sample for group in groups for sample in all_samples(group, np.zeros(len(group.lengths)))]
+        samples = spread(samples, self.anchor.config.ewc_samples)
+        fisher = diagonal_fisher(self.scorer.policy.adapter, self.log_likelihoods(samples)) if self.penalises else {}
+        self.anchor.set(stage, fisher)
 
     @property
     def penalises(self) -> bool:
-        """Whether a Fisher is wanted."""
         return self.anchor.config.ewc > 0.0
 
     def log_likelihoods(self, samples: Sequence[Sample]) -> Iterator[torch.Tensor]:
-        """log p(y | x) of one answer after the other."""
+        """log p(y | x) of one sample after the other."""
         for sample in samples:
-            yield self.update.forward(self.update.on_device([whole(sample)])).logprobs.sum()
-            self.update.progress()
+            yield self.scorer.forward(self.scorer.on_device([whole(sample)])).logprobs.sum()
+            self.scorer.progress()
 
 
 def spread(samples: Sequence[Sample], count: int) -> list[Sample]:

@@ -18,14 +18,14 @@ from launch.preset import load_config
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder
+from learner.durable.state import RunTotals
 from learner.loop import train
-from learner.quarantine.quarantine import read_batch
-from learner.quarantine.reproduce import reproduce
-from learner.reports.run_files import RunBooks
-from learner.reports.step_report import Ledger
-from learner.state import Past
+from learner.quarantine.quarantine import KeptBatch, read_batch, write_batch
+from learner.quarantine.reproduce import Reproduction, reproduce
+from learner.reports.run_files import RunFiles
+from learner.reports.step_report import StepReport
 from learner.update.gradient_check import NumericalFault
-from learner.wiring import build_parts, build_state, load_model
+from learner.wiring import build_learner, build_trainer, load_model, load_trained_policy
 from protocol.messages import FilledOrder, Group, Order
 from shared.config.load import config_from_json, config_to_json
 from shared.config.tree import Config
@@ -34,6 +34,7 @@ from shared.model.base_checksum import BaseChecksum, frozen_tensors
 from shared.process.lease import NoLease
 from shared.run.run_dir import RunDir
 from tests.support.fakes import ScriptedScorer
+from tests.support.steps import judge_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -96,20 +97,22 @@ class Life:
         scorer = ScriptedScorer(lambda ids: sum(ids) % 2 == 0)
         self.policy = model.policy
         self.desk = SpoiledDesk(Rollout(engine, scorer, NoLease(), prompter.text), spoil, always)
-        self.state = build_state(model, self.desk)
+        learner = build_learner(model, self.desk, lambda batch: write_batch(run.quarantine, batch))
+        self.state, self.guard = learner.state, learner.guard
         store = CheckpointStore(run.checkpoints, keep=10)
         checkpoint = store.load_latest()
         self.first = checkpoint.step if checkpoint else 0
-        past = self.state.load(checkpoint) if checkpoint else Past()
+        totals = self.state.load(checkpoint) if checkpoint else RunTotals()
         for policy in self.state.publisher.versions.values():
             self.desk.publish(policy, oldest_needed=0)
         self.state.plan.submit_pending()
         recorder = JournalRecorder(Journal.open(run.journal), self.first, admit=lambda group: None)
         compaction = Compaction(config.journal, store, recorder)
-        books = RunBooks(run, config, self.state, store, compaction, BaseChecksum(model.policy), prompter.text)
-        books.resume_at(self.first + 1)
-        ledger = Ledger(config, books, past, lambda: False, self.state.plan.curriculum.metrics)
-        self.parts = build_parts(model, self.state, self.desk, ledger, path / "lease")
+        base = BaseChecksum(model.policy)
+        files = RunFiles(run, config.log.rollouts_per_step, self.state, store, compaction, base, prompter.text)
+        files.resume_at(self.first + 1)
+        report = StepReport(config, files, totals, lambda: False, self.state.plan.curriculum.metrics)
+        self.parts = learner.parts(report, NoLease())
         self.shas = {version: policy.sha256 for version, policy in self.state.publisher.versions.items()}
 
     def train(self, last: int | None = None) -> str:
@@ -200,8 +203,14 @@ def test_several_passes_are_taken_back_together(run_path: Path, tmp_path: Path) 
     before = life.state.publisher.versions[0].sha256
     assert life.train(1) == before
     assert not life.state.optimizer.adamw.state and not life.state.norms.recent
-    found = reproduce(kept := read_batch(run_path / "quarantine/step-000001.safetensors"), life.config, lambda: None)
+    found = reproduced(kept := read_batch(run_path / "quarantine/step-000001.safetensors"))
     assert found.fault is not None and found.fault.suspect.sample == kept.sample
+
+
+def reproduced(kept: KeptBatch) -> Reproduction:
+    config = config_from_json(kept.config)
+    trainer = build_trainer(load_trained_policy(config, "cpu"), config, lambda: None)
+    return reproduce(kept, judge_of(config), trainer.batches, trainer.update)
 
 
 def guard_with(config: Config, limit: float) -> Any:
@@ -214,7 +223,7 @@ def test_nothing_but_faults_ends_the_run(run_path: Path) -> None:
         life.train()
     # Counted over lives: the checkpoint knows of the two before.
     again = Life(run_path, life.config, always=True)
-    assert again.first == 2 and again.state.norms.skips == 2
+    assert again.first == 2 and again.guard.skips == 2
     with pytest.raises(TrainingStopped, match="Step 3"):
         again.train()
 
@@ -231,7 +240,7 @@ def test_a_weight_that_overflows_is_found_though_no_batch_is_to_blame(run_path: 
         life.train()
     assert isinstance(caught.value.__cause__, NumericalFault)
     kept = read_batch(run_path / FILE)
-    found = reproduce(kept, config_from_json(kept.config), lambda: None)
+    found = reproduced(kept)
     assert found.fault is not None and found.bad is not None
     assert (found.bad.where, found.bad.name) == ("adapter", name)
     assert not all(finding.finite for finding in found.findings)
@@ -267,4 +276,4 @@ def test_a_changed_byte_of_the_file_is_found(run_path: Path, tmp_path: Path) -> 
     with pytest.raises(DamageError, match="cannot be read"):
         read_batch(tmp_path / "none")
     again = read_batch(run_path / FILE)
-    assert [type(answer) for answer in again.answers] == [FilledOrder]
+    assert [type(answer) for answer in again.filled] == [FilledOrder]

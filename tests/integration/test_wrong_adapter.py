@@ -1,6 +1,6 @@
 """An actor that holds other weights than it says is caught: by the canary before it samples, or by its samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,16 +10,16 @@ from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.commands.in_process import LocalDesk
 from launch.preset import load_config
+from learner.durable.state import RunTotals
 from learner.loop import train
 from learner.objective.batch import StepBatch
-from learner.quarantine.quarantine import KeptBatch
-from learner.reports.step_report import Ledger
-from learner.state import Past
+from learner.objective.judged import Collected
+from learner.quarantine.quarantine import keep_nowhere
+from learner.reports.step_report import StepReport
 from learner.update.mismatch import Mismatch
-from learner.wiring import build_parts, build_state, load_model
-from protocol.messages import FilledOrder
+from learner.wiring import build_learner, load_model
 from shared.config.tree import Config
-from shared.process.lease import Lease
+from shared.process.lease import Lease, NoLease
 from shared.run.metrics import StepMetrics
 from tests.support.fakes import ScriptedScorer
 
@@ -46,14 +46,11 @@ class Rows:
     def __init__(self) -> None:
         self.rows: list[StepMetrics] = []
 
-    def step(self, step: int, metrics: StepMetrics, answers: Sequence[FilledOrder], batch: StepBatch) -> None:
+    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch) -> None:
         """One row."""
         self.rows.append(metrics)
 
-    def quarantine(self, batch: KeptBatch) -> None:
-        """Not kept."""
-
-    def checkpoint(self, step: int, past: Past) -> None:
+    def checkpoint(self, step: int, totals: RunTotals) -> None:
         """Not kept."""
 
 
@@ -66,11 +63,12 @@ def run(tmp_path: Path, skip: Callable[[int], bool], *more: str) -> list[StepMet
     scorer = ScriptedScorer(lambda ids: sum(ids) % 2 == 0)
     model = load_model(config)
     desk = LocalDesk(Rollout(engine, scorer, Lease(tmp_path / "actor"), model.prompter.text))
-    state = build_state(model, desk)
+    learner = build_learner(model, desk, keep_nowhere)
+    state = learner.state
     desk.publish(state.publisher.versions[0], oldest_needed=0)
     books = Rows()
-    ledger = Ledger(config, books, Past(), lambda: False, state.plan.curriculum.metrics)
-    train(build_parts(model, state, desk, ledger, tmp_path / "lease"), 0, config.run.steps)
+    report = StepReport(config, books, RunTotals(), lambda: False, state.plan.curriculum.metrics)
+    train(learner.parts(report, NoLease()), 0, config.run.steps)
     return books.rows
 
 

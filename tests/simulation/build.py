@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from actor.link import Link
 from actor.rollout import Rollout
 from learner.durable.recorder import JournalRecorder
+from learner.durable.state import LearnerState
 from learner.orders.dispatch import Dispatcher
 from learner.orders.plan import StepPlan
-from learner.reports.run_files import RunBooks
-from learner.state import LearnerState
+from learner.reports.run_files import RunFiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Build:
     """What is ordered."""
     state: type[LearnerState] = LearnerState
     """What a checkpoint holds."""
-    books: type[RunBooks] = RunBooks
+    files: type[RunFiles] = RunFiles
     """Metrics and checkpoints."""
     link: type[Link] = Link
     """The actor's end of the wire."""

@@ -14,16 +14,17 @@ from learner.curriculum.curriculum import Shuffled
 from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction
 from learner.durable.resample import sample_again
+from learner.durable.state import RunTotals
 from learner.loop import Parts, train
-from learner.objective.batch import kept_samples
+from learner.objective.judged import admit
 from learner.orders.plan import Unfilled
 from learner.quarantine.guard import Guard
-from learner.reports.step_report import Ledger
-from learner.state import Past
+from learner.quarantine.quarantine import keep_nowhere
+from learner.reports.step_report import StepReport
 from learner.update.gradient_check import Norms
 from learner.update.publisher import Publisher
 from protocol.messages import FilledOrder, Hello, Order, Policy, Welcome
-from shared.config.tree import Config
+from shared.config.tree import Config, LossConfig
 from shared.process.lease import NoLease
 from shared.run.metrics import MetricsLog
 from tests.simulation.baton import Killed
@@ -56,8 +57,9 @@ class WatchedUpdate:
     def __init__(self, update: ToyUpdate, watch: Watch) -> None:
         self.update = update
         self.watch = watch
+        self.loss = LossConfig()
 
-    def apply(self, step: int, batch: ToyBatch, *, gated: bool = False) -> None:
+    def apply(self, step: int, batch: ToyBatch) -> None:
         """One step; a toy's actor and learner cannot disagree."""
         self.update.apply(step, batch)
         self.watch.consumed(step, list(batch.answers), self.update.optimizer.consumed)
@@ -94,7 +96,7 @@ class LearnerLife:
         self.first_step = checkpoint.step if checkpoint else 0
         watch.learner_is_new(recorded_in(self.journal), self.first_step)
         journal = cast(Journal, WatchedJournal(self.journal, disk, watch, point))
-        recorder = build.recorder(journal, self.first_step, admit=lambda group: kept_samples(group, config))
+        recorder = build.recorder(journal, self.first_step, admit=lambda group: admit(group, config.verifier))
         self.desk = port.desk = build.dispatcher(
             port, recorder, expected(), welcome(config), CHECK, clock, config.link.late_s, stop
         )
@@ -104,15 +106,20 @@ class LearnerLife:
         self.optimizer = ToyOptimizer()
         self.plan = build.plan(config, TASKS, Shuffled(len(TASKS), config.run.seed), self.desk)
         optimizer, norms = cast(Any, self.optimizer), Norms(config.guard)
-        state = build.state(config, self.publisher, optimizer, norms, self.plan, IDENTITY.base_digest)
-        self.past = state.load(checkpoint) if checkpoint else Past()
-        compaction = Compaction(config.journal, checkpoints, recorder)
-        self.books = build.books(disk.run, config, state, checkpoints, compaction, cast(Any, ToyBase()), spelled)
-        self.rows = WatchedLines(self.books.metrics._lines, disk)
-        self.books.metrics = MetricsLog(cast(Any, self.rows))
-        self.stop = stop
         update = ToyUpdate(adapter, self.optimizer, lambda: work(self.desk.pump))
-        self.update = WatchedUpdate(update, watch)
+        watched = cast(Any, WatchedUpdate(update, watch))
+        self.guard = Guard(watched, config.guard, b"", keep_nowhere)
+        state = build.state(
+            config.run.seed, b"{}", self.publisher, optimizer, norms, self.plan, self.guard, IDENTITY.base_digest
+        )
+        self.totals = state.load(checkpoint) if checkpoint else RunTotals()
+        compaction = Compaction(config.journal, checkpoints, recorder)
+        self.files = build.files(
+            disk.run, config.log.rollouts_per_step, state, checkpoints, compaction, cast(Any, ToyBase()), spelled
+        )
+        self.rows = WatchedLines(self.files.metrics._lines, disk)
+        self.files.metrics = MetricsLog(cast(Any, self.rows))
+        self.stop = stop
 
     def void(self, step: int, point: Point) -> None:
         """The step and later ones are sampled again; a death within the write leaves a part of it."""
@@ -134,7 +141,7 @@ class LearnerLife:
 
     def live(self) -> Outcome | None:
         """What the run came to, or None if it was asked to stop before its end."""
-        self.books.resume_at(self.first_step + 1)
+        self.files.resume_at(self.first_step + 1)
         for version in sorted(self.publisher.versions):
             self.desk.publish(self.publisher.versions[version], oldest_needed=0)
         self.plan.submit_pending()
@@ -144,7 +151,7 @@ class LearnerLife:
             done = train(parts, self.first_step, steps)
         except Unfilled:
             done = max(self.publisher.versions)
-            parts.ledger.save(done)
+            parts.report.save(done)
         outcome = None
         if done == steps:
             policies = tuple(self.watch.policies[version] for version in sorted(self.watch.policies))
@@ -159,9 +166,9 @@ class LearnerLife:
             plan=self.plan,
             desk=self.desk,
             batches=cast(Any, ToyBatches()),
-            guard=Guard(cast(Any, self.update), self.books, self.config),
+            guard=self.guard,
             publisher=self.publisher,
-            ledger=Ledger(self.config, self.books, self.past, self.stop, self.plan.curriculum.metrics),
+            report=StepReport(self.config, self.files, self.totals, self.stop, self.plan.curriculum.metrics),
             lease=NoLease(),
         )
 
@@ -169,7 +176,7 @@ class LearnerLife:
         """Give the descriptors back, as the kernel does for the dead."""
         self.journal.close()
         self.rows.close()
-        self.books.rollouts.lines.close()
+        self.files.rollouts.lines.close()
 
 
 class WatchedRollout:

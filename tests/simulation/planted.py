@@ -15,11 +15,11 @@ from actor.link import Link
 from actor.rollout import Rollout
 from learner.durable.checkpoint import Checkpoint
 from learner.durable.recorder import JournalRecorder, voided_from
+from learner.durable.state import LearnerState, RunTotals
 from learner.orders.dispatch import Dispatcher
 from learner.orders.peers import Peer
 from learner.orders.plan import Pending, StepPlan
-from learner.reports.run_files import RunBooks
-from learner.state import LearnerState, Past
+from learner.reports.run_files import RunFiles
 from protocol.codec import encode, pack
 from protocol.messages import Ack, FilledOrder, Hello, Order, Policy
 from tests.simulation.build import Build
@@ -134,10 +134,10 @@ class CheckpointBeforeJournal(JournalRecorder):
 class PendingNotSaved(LearnerState):
     """A checkpoint without the orders that are out."""
 
-    def save(self, step: int, past: Past) -> Checkpoint:
+    def save(self, step: int, totals: RunTotals) -> Checkpoint:
         pending, self.plan.pending = self.plan.pending, []
         try:
-            return super().save(step, past)
+            return super().save(step, totals)
         finally:
             self.plan.pending = pending
 
@@ -220,15 +220,15 @@ class PolicyRepeated(Dispatcher):
         super().greet(address, msgspec.structs.replace(hello, mark=1, version=None) if known else hello)
 
 
-class RowsNotSynced(RunBooks):
+class RowsNotSynced(RunFiles):
     """Leaves the rows of steps that a checkpoint holds to the kernel."""
 
-    def checkpoint(self, step: int, past: Past) -> None:
-        self.checkpoints.save(self.state.save(step, past))
+    def checkpoint(self, step: int, totals: RunTotals) -> None:
+        self.checkpoints.save(self.state.save(step, totals))
         self.compaction.after_checkpoint(step)
 
 
-class RowsTwice(RunBooks):
+class RowsTwice(RunFiles):
     """Leaves the rows of steps that are done again."""
 
     def resume_at(self, step: int) -> None:
@@ -271,6 +271,6 @@ PLANTED = {
     "second hello not answered": planted("credits", "liveness", dispatcher=HelloIgnored),
     "policy not repeated": planted("liveness", dispatcher=PolicyNotRepeated),
     "policy repeated while under way": planted("memory", "credits", dispatcher=PolicyRepeated),
-    "rows not synced before a checkpoint": planted("metrics", books=RowsNotSynced),
-    "rows of repeated steps kept": planted("metrics", books=RowsTwice),
+    "rows not synced before a checkpoint": planted("metrics", files=RowsNotSynced),
+    "rows of repeated steps kept": planted("metrics", files=RowsTwice),
 }

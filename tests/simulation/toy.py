@@ -21,6 +21,7 @@ from actor.engines.engine import Completion, Identity, Progress
 from actor.scoring.scores import Scores, ScoresTogether
 from actor.verifiers.verdict import ScoreJob, Verdict
 from learner.objective.batch import flat
+from learner.objective.judged import Collected
 from learner.orders.order_check import OrderCheck
 from learner.tasks.tasks import Task
 from learner.update.mismatch import Mismatch
@@ -63,6 +64,8 @@ class ToyBatch:
     """Of the step, in slot order."""
     samples: tuple[()] = ()
     """None is trained on by the real loss."""
+    scored: tuple[str, ...] = ("all",)
+    """Something, so that there is an update."""
     dropped: int = 0
     """Not counted."""
     response_tokens: int = 0
@@ -72,9 +75,9 @@ class ToyBatch:
 class ToyBatches:
     """Hands the answers on."""
 
-    def build(self, answers: Sequence[FilledOrder]) -> ToyBatch:
+    def build(self, step: int, collected: Collected) -> ToyBatch:
         """As they came."""
-        return ToyBatch(answers=answers)
+        return ToyBatch(answers=collected.filled)
 
 
 class ToyOptimizer:

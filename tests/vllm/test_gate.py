@@ -10,12 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from actor.engines.engine import Completion
 from actor.engines.vllm_engine import VLLMEngine
-from learner.objective.batch import Sample, step_batch
+from learner.objective.batch import Sample
 from learner.orders.dispatch import Dispatcher
-from learner.update.gradient_check import Norms
 from learner.update.mismatch import Mismatch
-from learner.update.optimizer import Optimizer
-from learner.update.update import Update
 from protocol.messages import GroupOrder, Order, Policy, Refused, Sampling, Welcome
 from shared.config.model import ModelConfig
 from shared.config.tree import Config
@@ -26,6 +23,7 @@ from tests.support.dispatch_bench import inbox
 from tests.support.fakes import CHECK, hello_of, toy_orders, toy_policy
 from tests.support.live_run import OnceRecorder
 from tests.support.memory_transport import MemoryHub
+from tests.support.steps import step_batch, update_of
 from tests.vllm.bench import Bench
 from tests.vllm.test_sampling import silent
 
@@ -38,7 +36,6 @@ def learned_from(bench: Bench, answers: list[list[Completion]], groups: tuple[Gr
     config: Config = change(bench.config, rollout=change(bench.config.rollout, temperature=ORDERED))
     for parameter in bench.policy.adapter.parameters().values():
         parameter.requires_grad_(True)
-    optimizer = Optimizer(bench.policy.adapter.parameters(), config.optimizer, 1)
     samples = [
         Sample(
             name=f"{group.group_id}[{index}]",
@@ -51,8 +48,7 @@ def learned_from(bench: Bench, answers: list[list[Completion]], groups: tuple[Gr
         for group, some in zip(groups, answers, strict=True)
         for index, answer in enumerate(some)
     ]
-    update = Update(bench.policy, optimizer, Norms(config.guard), config, silent)
-    update.apply(0, step_batch(samples, 0, config), gated=True)
+    update_of(bench.policy, config).apply(0, step_batch(samples, 0, config, on_policy=True))
 
 
 def sampled(bench: Bench, temperature: float) -> tuple[list[list[Completion]], tuple[GroupOrder, ...]]:

@@ -42,7 +42,7 @@ def deltas(policy: Policy) -> dict[str, torch.Tensor]:
 
 def laid(policy: Policy, config: CurriculumConfig = CONFIG) -> Anchor:
     anchor = Anchor(policy.adapter, config)
-    anchor.lay(1, fisher_of(policy))
+    anchor.set(1, fisher_of(policy))
     return anchor
 
 
@@ -111,7 +111,7 @@ def test_a_later_stage_moves_the_anchor_and_keeps_a_share_of_the_older_fisher(po
     first = {name: values.float() for name, values in anchor.fisher.items()}
     shake(policy, seed=5)
     zero_grads(policy)
-    anchor.lay(2, {name: torch.ones_like(values) for name, values in first.items()})
+    anchor.set(2, {name: torch.ones_like(values) for name, values in first.items()})
     assert anchor.stage == 2 and anchor.pull() == 0.0
     for name, values in anchor.fisher.items():
         assert torch.allclose(values.float(), 1 + 0.5 * first[name], rtol=0.01)
@@ -126,7 +126,7 @@ def test_the_reference_is_the_base_until_a_stage_has_ended_then_the_policy_of_th
         with policy.adapter.switched_off():
             assert torch.equal(first, hidden_of(policy, IDS))
         then = hidden_of(policy, IDS)
-        anchor.lay(1, {})
+        anchor.set(1, {})
         shake(policy, seed=5)
         now = hidden_of(policy, IDS)
         with anchor.reference():
@@ -152,6 +152,6 @@ def test_saved_and_loaded_it_pulls_the_same(policy: Policy, checkpoint: Path) ->
 def test_its_file_is_no_larger_than_was_said(policy: Policy) -> None:
     for config in (CONFIG, msgspec.structs.replace(CONFIG, ewc=0.0)):
         anchor = Anchor(policy.adapter, config)
-        anchor.lay(1, fisher_of(policy) if config.ewc else {})
+        anchor.set(1, fisher_of(policy) if config.ewc else {})
         tensors = sum(t.nbytes for t in [*anchor.theta.values(), *anchor.fisher.values()])
         assert tensors == anchor.most_bytes() < len(anchor.state_bytes())

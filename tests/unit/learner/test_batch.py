@@ -9,31 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.objective.batch import (
-    StopOnOutcome,
     TrainSample,
     first_ordered,
-    group_teaches,
-    idle_samples,
-    kept_samples,
     outcome_counts,
-    rewards,
-    samples_of,
-    step_batch,
-    teaching_samples,
 )
+from learner.objective.judged import admit
 from learner.update.microbatch import cut, micro_batch, total_tokens
 from protocol.messages import Finish, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.tree import Config, LossConfig, RolloutConfig
 from tests import reference
 from tests.support.fakes import tiny_group
+from tests.support.steps import idle_samples, judge_of, step_batch, teaches, teaching_samples
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 
 
 def samples_with(lengths: list[int], group_id: str = "g") -> list[TrainSample]:
     group = tiny_group([1.0, *[0.0] * (len(lengths) - 1)], lengths, group_id=group_id)
-    return list(step_batch(samples_of(group, Config()), 0, Config()).samples)
+    return list(step_batch(teaching_samples([group], Config()), 0, Config()).samples)
 
 
 def tokens_fed(samples: list[TrainSample], share_prompts: bool) -> int:
@@ -78,7 +72,7 @@ def test_the_budget_is_used_to_the_last_token() -> None:
 
 def test_samples_are_the_groups_rows_with_their_advantages() -> None:
     group = tiny_group([1.0, 0.0, 1.0], [2, 4, 3], group_id="train/000003/001")
-    first, second, third = samples_of(group, Config())
+    first, second, third = teaching_samples([group], Config())
     assert [s.name for s in (first, second, third)] == [f"train/000003/001[{i}]" for i in range(3)]
     np.testing.assert_array_equal(second.completion_ids, group.completion_ids[2:6])
     np.testing.assert_array_equal(third.actor_logprobs, group.logprobs[6:])
@@ -96,12 +90,12 @@ def test_a_truncated_sample_is_penalised_or_left_out_of_the_mean(divide_by_std: 
     shaped = RewardConfig(truncated=-0.5, divide_by_std=divide_by_std)
 
     trained = Config(reward=shaped)
-    assert rewards(group, trained).tolist() == [1.0, 0.0, -0.5]
+    assert judge_of(trained)(group).rewards.tolist() == [1.0, 0.0, -0.5]
     expected = reference.group_advantages([1.0, 0.0, -0.5], divide_by_std)
-    assert [s.advantage for s in samples_of(group, trained)] == pytest.approx(expected)
+    assert [s.advantage for s in teaching_samples([group], trained)] == pytest.approx(expected)
 
     dropped = Config(reward=shaped, verifier=VerifierConfig(on_truncated="drop"))
-    kept = samples_of(group, dropped)
+    kept = teaching_samples([group], dropped)
     assert [s.name[-3:] for s in kept] == ["[0]", "[1]"]
     assert [s.advantage for s in kept] == pytest.approx(reference.group_advantages([1.0, 0.0], divide_by_std))
 
@@ -114,7 +108,7 @@ def test_a_masked_sample_is_in_the_mean_and_in_no_loss() -> None:
     scores = [1.0] * 2 + [0.0] * 6
     outcomes = [Outcome.CORRECT] * 2 + [Outcome.WRONG] * 2 + [Outcome.TRUNCATED] * 4
     group = tiny_group(scores, [3] * 8, outcomes=outcomes)
-    samples = samples_of(group, MASKING)
+    samples = teaching_samples([group], MASKING)
     assert [s.advantage for s in samples] == pytest.approx(reference.group_advantages(scores, True)[:4])
     assert [round(s.advantage, 2) for s in samples] == [1.73, 1.73, -0.58, -0.58]
     batch = step_batch(samples, 0, MASKING)
@@ -126,11 +120,11 @@ def test_a_masked_sample_may_make_its_group_teach_but_not_alone() -> None:
     group = tiny_group([1.0, 0.0], [2, 3], group_id="a", outcomes=finished)
     assert [s.name for s in teaching_samples([group], MASKING)] == ["a[0]"]
     alike = tiny_group([0.0, 0.0], [2, 3], group_id="b", outcomes=cut_off)
-    assert not group_teaches(alike, MASKING) and idle_samples([alike], MASKING) == []
+    assert not teaches(alike, MASKING) and idle_samples([alike], MASKING) == []
     shaped = Config(
         verifier=VerifierConfig(on_truncated="mask"), reward=RewardConfig(shaped_groups="train", length=-1.0)
     )
-    assert not group_teaches(alike, shaped), "rewards differ, but there is nothing to train on"
+    assert not teaches(alike, shaped), "rewards differ, but there is nothing to train on"
 
 
 def test_groups_of_equal_scores_are_dropped_whatever_their_shaped_rewards() -> None:
@@ -140,7 +134,7 @@ def test_groups_of_equal_scores_are_dropped_whatever_their_shaped_rewards() -> N
     timed_out = [Outcome.TIMEOUT, Outcome.CORRECT]
     alone = tiny_group([0.0, 1.0], [2, 3], group_id="alone", outcomes=timed_out)
     config = Config(reward=RewardConfig(truncated=-1.0))
-    assert [group_teaches(group, config) for group in (equal, alive, alone)] == [False, True, False]
+    assert [teaches(group, config) for group in (equal, alive, alone)] == [False, True, False]
     names = [s.name for s in teaching_samples([equal, alive, alone], config)]
     assert names == ["alive[0]", "alive[1]"]
 
@@ -148,8 +142,8 @@ def test_groups_of_equal_scores_are_dropped_whatever_their_shaped_rewards() -> N
 def test_an_outcome_that_says_stop_stops_and_names_the_sample() -> None:
     outcomes = [Outcome.CORRECT, Outcome.ERROR]
     group = tiny_group([1.0, 0.0], [2, 2], group_id="train/000007/002", outcomes=outcomes)
-    with pytest.raises(StopOnOutcome, match=r"sample 1 of group train/000007/002 is 'error' and verifier\.on_error"):
-        kept_samples(group, Config())
+    with pytest.raises(match=r"sample 1 of group train/000007/002 is 'error' and verifier\.on_error"):
+        admit(group, Config().verifier)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +161,7 @@ def test_weights_count_masked_tokens_and_idle_samples(kind: str, expected: list[
     loss = LossConfig(kind=kind, entropy_fraction=fraction)  # pyright: ignore[reportArgumentType]
     config = Config(loss=loss, rollout=RolloutConfig(max_new_tokens=20))
     idle = idle_samples([tiny_group([1.0, 1.0], [3, 5], group_id="equal")], config)
-    batch = step_batch(samples_of(tiny_group([1.0, 0.0, 0.0], [2, 4, 1]), config), 1, config, idle)
+    batch = step_batch(teaching_samples([tiny_group([1.0, 0.0, 0.0], [2, 4, 1])], config), 1, config, idle)
     assert [s.weight for s in batch.samples] == pytest.approx(expected)
     assert sum(int(s.selected.sum()) for s in batch.samples) == math.ceil(fraction * 7)
     assert (batch.response_tokens, batch.idle, batch.sampled) == (7, (), 2)
@@ -184,7 +178,9 @@ def test_idle_samples_are_kept_answers_without_an_advantage() -> None:
     assert [(s.name, s.advantage) for s in idle] == [("equal[0]", 0.0), ("equal[2]", 0.0)]
     batch = step_batch(teaching_samples([equal, alive, nothing], config), 2, config, idle)
     assert [s.sample.name for s in batch.scored] == ["alive[0]", "alive[1]", "equal[0]", "equal[2]"]
-    assert not any(s.selected.any() or s.held.any() for s in batch.idle) and all(s.scored.all() for s in batch.scored)
+    assert not any(s.selected.any() or s.penalties.any() for s in batch.idle) and all(
+        s.scored.all() for s in batch.scored
+    )
     assert all(s.weight == pytest.approx(1 / 11) for s in batch.scored)
 
 
@@ -217,7 +213,7 @@ def test_the_mask_runs_over_the_samples_of_the_whole_step(fraction: float) -> No
 
 
 def test_a_full_mask_needs_no_entropies_and_a_step_may_teach_nothing() -> None:
-    blind = samples_of(tiny_group([1.0, 0.0], [2, 3], entropies=False), Config())
+    blind = teaching_samples([tiny_group([1.0, 0.0], [2, 3], entropies=False)], Config())
     assert all(s.selected.all() for s in step_batch(blind, 0, Config()).samples)
     for fraction in (0.2, 1.0):
         empty = step_batch([], 5, Config(loss=LossConfig(entropy_fraction=fraction)))
@@ -225,8 +221,8 @@ def test_a_full_mask_needs_no_entropies_and_a_step_may_teach_nothing() -> None:
 
 
 def test_a_mask_without_entropies_is_refused() -> None:
-    blind = samples_of(tiny_group([1.0, 0.0], [2, 3], entropies=False), Config())
-    seeing = samples_of(tiny_group([1.0, 0.0], [2, 3]), Config())
+    blind = teaching_samples([tiny_group([1.0, 0.0], [2, 3], entropies=False)], Config())
+    seeing = teaching_samples([tiny_group([1.0, 0.0], [2, 3])], Config())
     with pytest.raises(ValueError, match="shorter"):
         step_batch([*blind, *seeing], 0, Config(loss=LossConfig(entropy_fraction=0.2)))
 

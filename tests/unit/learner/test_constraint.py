@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from learner.objective.batch import Sample, TrainSample, needs_entropies, step_batch, teaching_samples
-from learner.objective.constraint import HeldTokens, constraint_loss, held_tokens
+from learner.objective.batch import Sample, TrainSample, needs_entropies
+from learner.objective.constraint import PenalisedTokens, constraint_loss, penalty_coefficients
 from learner.update.figures import UpdateStats
-from learner.update.gradient_check import Norms
-from learner.update.optimizer import Optimizer
-from learner.update.update import Update
+from protocol.messages import Group
 from shared.config.tree import BatchConfig, Config, ConstraintConfig, LossConfig, OptimizerConfig, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy
 from tests import reference
 from tests.support.dense_truth import Named, Truth, held_strengths, near_policy, sampled_nearby
 from tests.support.fakes import CrampedBackbone, shake, tiny_group, tiny_policy
+from tests.support.steps import batch_of, later_pass, step_batch, teaching_samples, update_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,18 +48,16 @@ def config_for(
 
 def samples_for(config: Config) -> list[Sample]:
     """Ragged groups with more than two advantages."""
-    groups = [
+    return teaching_samples(groups_of_a_step(), config)
+
+
+def groups_of_a_step() -> list[Group]:
+    return [
         tiny_group(scores, lengths, group_id=name, seed=seed)
         for seed, (name, scores, lengths) in enumerate(
             [("a", [1.0, 0.0, 0.0], [3, 12, 7]), ("b", [0.0, 1.0, 1.0, 1.0], [1, 5, 2, 8]), ("c", [1.0, 0.0], [6, 9])]
         )
     ]
-    return teaching_samples(groups, config)
-
-
-def update_of(policy: Policy, config: Config) -> Update:
-    optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, 10)
-    return Update(policy, optimizer, Norms(config.guard), config, lambda: None)
 
 
 def gradients(policy: Policy) -> Named:
@@ -82,7 +79,7 @@ def policy(checkpoint: Path) -> Policy:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("low_entropy", "share"), list(itertools.product((0.3, 0.8, 1.0), (1e-4, 0.1, 0.5))))
-def test_the_held_tokens_are_the_papers(low_entropy: float, share: float, seed: int) -> None:
+def test_the_penalised_tokens_are_the_papers(low_entropy: float, share: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 20, 6)
     entropies = [rng.random(n).astype(np.float32) for n in lengths]
@@ -90,7 +87,7 @@ def test_the_held_tokens_are_the_papers(low_entropy: float, share: float, seed: 
     advantages = rng.standard_normal(6).tolist()
     config = ConstraintConfig(beta=0.25, low_entropy=low_entropy, share=share, high=2.0, low=0.5)
     low = reference.top_tokens([(-row).tolist() for row in entropies], low_entropy)
-    got = held_tokens([np.array(row) for row in low], logprobs, advantages, config)
+    got = penalty_coefficients([np.array(row) for row in low], logprobs, advantages, config)
     expected = reference.held_tokens(
         [row.tolist() for row in entropies],
         [row.tolist() for row in logprobs],
@@ -108,7 +105,9 @@ def test_a_token_that_runs_away_is_held_and_one_that_turns_round_counts_least() 
     """Likely and good, unlikely and bad: these the update drives on. Likely and bad: that one it turns round."""
     logprobs = [np.array([-0.1, -3.0], np.float32), np.array([-0.1, -3.0], np.float32)]
     everything = [np.ones(2, bool)] * 2
-    got = held_tokens(everything, logprobs, [1.0, -1.0], ConstraintConfig(beta=1.0, share=0.5, high=2.0, low=0.5))
+    got = penalty_coefficients(
+        everything, logprobs, [1.0, -1.0], ConstraintConfig(beta=1.0, share=0.5, high=2.0, low=0.5)
+    )
     assert [row.tolist() for row in got] == [[2.0, 0.5], [0.5, 2.0]]
 
 
@@ -118,13 +117,13 @@ def test_half_at_each_end_with_equal_strengths_holds_all_of_low_entropy() -> Non
     low = [rng.random(n) < 0.8 for n in (5, 8, 4)]
     logprobs = [-rng.exponential(2.0, len(row)).astype(np.float32) for row in low]
     config = ConstraintConfig(beta=0.25, share=0.5, high=1.0, low=1.0)
-    got = held_tokens(low, logprobs, [1.0, -1.0, 0.5], config)
+    got = penalty_coefficients(low, logprobs, [1.0, -1.0, 0.5], config)
     assert [row.tolist() for row in got] == [(0.25 * row).tolist() for row in low]
 
 
 def test_the_penalty_is_zero_with_zero_gradient_at_its_reference() -> None:
     logprobs = torch.tensor([-1.0, -0.2, -3.0], dtype=torch.float64, requires_grad=True)
-    terms = constraint_loss(HeldTokens(logprobs=logprobs, reference=logprobs.detach(), weights=torch.ones(3)))
+    terms = constraint_loss(PenalisedTokens(logprobs=logprobs, reference=logprobs.detach(), weights=torch.ones(3)))
     terms.loss.backward()
     assert terms.loss.item() == 0.0 and logprobs.grad is not None and (logprobs.grad == 0).all()
 
@@ -149,7 +148,7 @@ def test_the_gradient_with_sent_is_that_of_the_paper_for_any_cut(
     for budget, share_prompts in itertools.product(BUDGETS, (True, False)):
         shake(policy, 1)
         update = update_of(policy, config_for(SENT, kind=kind, fraction=fraction, budget=budget, kl_beta=kl_beta))
-        update.share_prompts = share_prompts
+        update.scorer.share_prompts = share_prompts
         stats = update.apply(0, batch)
         assert stats is not None
         assert_close(gradients(policy), expected)
@@ -160,13 +159,13 @@ def assert_figures(stats: UpdateStats, truth: Truth, samples: tuple[TrainSample,
     """Its share of the loss and its KL, logged apart; the mask's figures know nothing of it."""
     kl, loss = [], 0.0
     for s in samples:
-        pairs = zip(truth.logprobs(s.sample), truth.logprobs(s.sample, adapter=False), s.held, strict=True)
+        pairs = zip(truth.logprobs(s.sample), truth.logprobs(s.sample, adapter=False), s.penalties, strict=True)
         found = [(reference.k3(p, q).item(), float(c)) for p, q, c in pairs if c]
         kl += [k3 for k3, _ in found]
         loss += s.weight * sum(k3 * c for k3, c in found)
-    np.testing.assert_allclose(np.sort(stats.held_kl), np.sort(kl), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(np.sort(stats.penalised_kl), np.sort(kl), rtol=1e-4, atol=1e-6)
     assert stats.constraint_loss == pytest.approx(loss, rel=1e-4)
-    assert len(stats.ratios) == math.ceil(fraction * sum(len(s.held) for s in samples))
+    assert len(stats.ratios) == math.ceil(fraction * sum(len(s.penalties) for s in samples))
 
 
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
@@ -184,16 +183,16 @@ def test_the_gradient_with_kl_cov_is_that_of_the_paper_in_a_later_pass(
         update = update_of(policy, config_for(KL_COV, fraction=fraction, budget=budget, passes=2))
         batch = step_batch(samples, 0, config)
         scored = {s.sample.name: old[s.sample.name][torch.from_numpy(s.scored)] for s in batch.samples}
-        update.gradient_pass(0, batch.samples, scored)
+        later_pass(update, batch.samples, scored)
         assert_close(gradients(policy), expected)
 
 
-def test_old_log_probs_cover_held_tokens_so_that_a_second_pass_feels_them(policy: Policy) -> None:
+def test_old_log_probs_cover_penalised_tokens_so_that_a_second_pass_feels_them(policy: Policy) -> None:
     config = config_for(msgspec.structs.replace(KL_COV, beta=5.0), fraction=0.2, passes=2)
     config = msgspec.structs.replace(config, optimizer=OptimizerConfig(lr=0.05))
     shake(policy, 1)
     stats = update_of(policy, config).apply(0, step_batch(samples_for(config), 0, config))
-    assert stats is not None and stats.held_kl.max() > 1e-3 and stats.constraint_loss > 0
+    assert stats is not None and stats.penalised_kl.max() > 1e-3 and stats.constraint_loss > 0
 
 
 def test_the_step_settles_the_same_coefficients_as_the_reference() -> None:
@@ -202,10 +201,10 @@ def test_the_step_settles_the_same_coefficients_as_the_reference() -> None:
     batch = step_batch(samples, 0, config)
     wanted = [[SENT.beta * strength for strength in row] for row in held_strengths(samples, config)]
     for sample, row in zip(batch.samples, wanted, strict=True):
-        np.testing.assert_allclose(sample.held, row, rtol=1e-6)
+        np.testing.assert_allclose(sample.penalties, row, rtol=1e-6)
         assert (sample.scored == (sample.selected | (np.array(row) != 0))).all()
     selected, held = (
-        np.concatenate([getattr(s, name) for s in batch.samples]).astype(bool) for name in ("selected", "held")
+        np.concatenate([getattr(s, name) for s in batch.samples]).astype(bool) for name in ("selected", "penalties")
     )
     assert (held & ~selected).any(), "a token may be masked out and held"
 
@@ -215,11 +214,11 @@ def test_held_answers_alone_meet_the_base(checkpoint: Path) -> None:
     policy = tiny_policy(checkpoint)
     config = config_for(msgspec.structs.replace(SENT, share=1e-4, low=0.0), budget=1)
     batch = step_batch(samples_for(config), 0, config)
-    holding = [s for s in batch.samples if s.held.any()]
+    holding = [s for s in batch.samples if s.penalties.any()]
     assert len(holding) == 1 < len(batch.samples)
     update = update_of(policy, config)
-    found = [update.held_base_logprobs([s]) for s in batch.samples]
-    assert [None if x is None else len(x) for x in found] == [1 if s.held.any() else None for s in batch.samples]
+    found = [update.penalty_reference([s]) for s in batch.samples]
+    assert [None if x is None else len(x) for x in found] == [1 if s.penalties.any() else None for s in batch.samples]
 
 
 def test_without_the_term_nothing_is_held_and_not_a_bit_changes(policy: Policy) -> None:
@@ -229,9 +228,9 @@ def test_without_the_term_nothing_is_held_and_not_a_bit_changes(policy: Policy) 
     for config in (plain, absent):
         shake(policy, 1)
         batch = step_batch(samples_for(config), 0, config)
-        assert not any(s.held.any() for s in batch.samples)
+        assert not any(s.penalties.any() for s in batch.samples)
         stats = update_of(policy, config).apply(0, batch)
-        assert stats is not None and stats.constraint_loss == 0.0 and len(stats.held_kl) == 0
+        assert stats is not None and stats.constraint_loss == 0.0 and len(stats.penalised_kl) == 0
         found.append(adapter_bytes(policy.adapter))
     assert found[0] == found[1]
 
@@ -250,13 +249,13 @@ def test_entropies_are_asked_for_only_where_something_is_chosen_by_them(
     policy: Policy, fraction: float, constraint: ConstraintConfig, needed: bool
 ) -> None:
     config = config_for(constraint, fraction=fraction, passes=2)
-    assert needs_entropies(config) is needed
-    blind = [replace(s, entropies=None) for s in samples_for(config)]
-    filled = update_of(policy, config).with_entropies(blind)
-    assert all((s.entropies is not None) is needed for s in filled)
+    assert needs_entropies(config.loss, config.constraint) is needed
+    blind = [msgspec.structs.replace(group, entropies=None) for group in groups_of_a_step()]
+    filled = batch_of(blind, policy, config).samples
+    assert filled and all((s.sample.entropies is not None) is needed for s in filled)
 
 
-def test_running_out_of_memory_with_held_tokens_replays_the_pass(checkpoint: Path) -> None:
+def test_running_out_of_memory_with_penalised_tokens_replays_the_pass(checkpoint: Path) -> None:
     config = config_for(SENT, fraction=0.5, budget=10_000)
     roomy, small = tiny_policy(checkpoint), tiny_policy(checkpoint)
     cramped = CrampedBackbone(small.backbone, limit=48)

@@ -8,14 +8,12 @@ import pytest
 
 from actor.engines.hf_engine import HFEngine
 from learner.objective.batch import Sample, selection
-from learner.update.gradient_check import Norms
-from learner.update.optimizer import Optimizer
-from learner.update.update import Update
 from protocol.messages import GroupOrder, Sampling
 from shared.config.tree import Config, LossConfig, RolloutConfig
 from shared.model.policy import Policy
 from shared.seeding import sample_seeds
 from tests.support.fakes import tiny_policy, tiny_prompter
+from tests.support.steps import scorer_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -59,11 +57,9 @@ def sampled(policy: Policy) -> list[Sample]:
 def test_both_sources_select_the_same_tokens_of_one_batch(checkpoint: Path, fraction: float) -> None:
     policy = tiny_policy(checkpoint)
     config = Config(rollout=RolloutConfig(temperature=TEMPERATURE), loss=LossConfig(entropy_fraction=fraction))
-    update = Update(
-        policy, Optimizer(policy.adapter.parameters(), config.optimizer, 1), Norms(config.guard), config, silent
-    )
+    scorer = scorer_of(policy, config)
     told = sampled(policy)
-    found = update.with_entropies([replace(sample, entropies=None) for sample in told])
+    found = scorer.with_entropies([replace(sample, entropies=None) for sample in told])
     for ours, theirs in zip(found, told, strict=True):
         assert ours.entropies is not None and theirs.entropies is not None
         np.testing.assert_allclose(ours.entropies, theirs.entropies, atol=1e-4)

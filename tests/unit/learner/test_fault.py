@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from learner.objective.batch import StepBatch, step_batch, teaching_samples
+from learner.objective.batch import StepBatch
 from learner.quarantine.reproduce import first_bad
-from learner.update.gradient_check import Finding, Norms, NumericalFault, suspect
-from learner.update.optimizer import Optimizer
+from learner.update.gradient_check import Finding, NumericalFault, suspect
+from learner.update.scorer import UNCHANGED
 from learner.update.update import Update, WeightsNotFinite
 from shared.config.tree import BatchConfig, Config, GuardConfig, LossConfig, OptimizerConfig, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
-from shared.model.policy import Policy
 from tests.support.fakes import OverflowOnTheWayBack, tiny_group, tiny_policy
+from tests.support.steps import step_batch, teaching_samples, update_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,11 +33,6 @@ def config_for(budget: int = 45, passes: int = 1, fraction: float = 1.0, lr: flo
         optimizer=OptimizerConfig(lr=lr, max_grad_norm=1e9),
         guard=GuardConfig(**guard),
     )
-
-
-def update_of(policy: Policy, config: Config) -> Update:
-    optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, 10)
-    return Update(policy, optimizer, Norms(config.guard), config, lambda: None)
 
 
 def batch_of(config: Config, **changes: Any) -> StepBatch:
@@ -105,17 +100,17 @@ def test_the_samples_gradients_add_up_to_the_steps(checkpoint: Path) -> None:
     """Alone each sample has exactly its share: weights were settled over the step."""
     config = config_for(fraction=0.3)
     update, batch = update_of(tiny_policy(checkpoint), config), batch_of(config)
-    whole = update.gradient(batch.samples, {})
+    whole = update.gradient(batch.samples, UNCHANGED, update.accumulate)
     found = {name: value.grad.clone() for name, value in update.optimizer.parameters.items() if value.grad is not None}
     total = {name: torch.zeros_like(grad) for name, grad in found.items()}
     for sample in batch.samples:
-        update.gradient([sample], {})
+        update.gradient([sample], UNCHANGED, update.accumulate)
         for name, value in update.optimizer.parameters.items():
             assert value.grad is not None
             total[name] += value.grad
     for name, grad in found.items():
         assert (total[name] - grad).norm() <= 1e-5 * grad.norm()
-    assert sum(f.loss for f in update.each_alone(batch.samples, {})) == pytest.approx(whole.loss, rel=1e-4)
+    assert sum(f.loss for f in update.each_alone(batch.samples, UNCHANGED)) == pytest.approx(whole.loss, rel=1e-4)
 
 
 def test_a_gradient_that_overflows_on_the_way_back_stops_before_the_step(checkpoint: Path) -> None:
@@ -173,20 +168,23 @@ def test_the_first_bad_tensor_is_named(checkpoint: Path) -> None:
     config = config_for()
     policy = tiny_policy(checkpoint)
     update, guilty = update_of(policy, config), batch_of(config).samples[4]
-    healthy = first_bad(update, guilty, {})
+    healthy = first_bad(update, guilty, UNCHANGED)
     assert healthy.where == "gradient" and healthy.name in update.optimizer.parameters
     hurt = replace(guilty, sample=replace(guilty.sample, actor_logprobs=spoiled_logprobs(config)))
-    assert (first_bad(update, hurt, {}).where, first_bad(update, hurt, {}).name) == ("batch", "actor_logprobs")
+    assert (first_bad(update, hurt, UNCHANGED).where, first_bad(update, hurt, UNCHANGED).name) == (
+        "batch",
+        "actor_logprobs",
+    )
     back = update_of(replace(policy, backbone=OverflowOnTheWayBack(policy.backbone)), config)
-    assert first_bad(back, guilty, {}).where == "backward"
+    assert first_bad(back, guilty, UNCHANGED).where == "backward"
     # Large enough that this layer's output overflows, small enough to be a number itself.
     huge = policy.adapter.layers["model.layers.1.mlp.down_proj"]
     with torch.no_grad():
         huge.lora_B.fill_(1e38)
-    found = first_bad(update, guilty, {})
+    found = first_bad(update, guilty, UNCHANGED)
     assert (found.where, found.name) == ("forward", "layers.1.mlp.down_proj")
     with torch.no_grad():
         huge.lora_A[0, 0] = torch.inf
-    found = first_bad(update, guilty, {})
+    found = first_bad(update, guilty, UNCHANGED)
     assert (found.where, found.name) == ("adapter", "model.layers.1.mlp.down_proj.lora_A")
     assert all(value.grad is None for value in update.optimizer.parameters.values())

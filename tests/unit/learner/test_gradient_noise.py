@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from learner.objective.batch import Sample, step_batch, teaching_samples
+from learner.objective.batch import Sample
 from learner.update.figures import UpdateStats
-from learner.update.gradient_check import Norms
 from learner.update.gradient_noise import GradientNoise, noise_of
-from learner.update.optimizer import Optimizer
-from learner.update.update import Update
 from shared.config.tree import BatchConfig, Config, GrowthConfig, LossConfig, OptimizerConfig, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy
 from tests.support.dense_truth import Truth
 from tests.support.fakes import CrampedBackbone, shake, tiny_group, tiny_policy
+from tests.support.steps import step_batch, teaching_samples, update_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,11 +39,6 @@ def samples_for(config: Config, count: int = 4) -> list[Sample]:
     lengths = [[3, 12, 7], [1, 5, 2], [8, 9, 14], [4, 4, 6]]
     groups = [tiny_group([1.0, 0.0, 0.0], lengths[j], group_id="abcd"[j], seed=j) for j in range(count)]
     return teaching_samples(groups, config)
-
-
-def update_of(policy: Policy, config: Config) -> Update:
-    optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, 10)
-    return Update(policy, optimizer, Norms(config.guard), config, lambda: None)
 
 
 def applied(policy: Policy, config: Config, samples: list[Sample]) -> UpdateStats:

@@ -7,28 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.objective.batch import Sample, StepBatch, step_batch
-from learner.update.gradient_check import Norms
+from learner.objective.batch import Sample, StepBatch
 from learner.update.mismatch import Gap, Mismatch, Tokens, gap_of, likely_cause
-from learner.update.optimizer import Optimizer
-from learner.update.update import Update
 from shared.config.tree import Config, LossConfig, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy
 from tests.support.fakes import shake, tiny_policy
+from tests.support.steps import scorer_of, step_batch, update_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CONFIG = Config(rollout=RolloutConfig(temperature=0.8), loss=LossConfig(max_mismatch=0.02))
-
-
-def silent() -> None:
-    """Progress that nobody watches."""
-
-
-def update_of(policy: Policy, config: Config = CONFIG) -> Update:
-    optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, 10)
-    return Update(policy, optimizer, Norms(config.guard), config, silent)
 
 
 def samples(count: int = 6) -> list[Sample]:
@@ -49,13 +38,14 @@ def samples(count: int = 6) -> list[Sample]:
 def scored(policy: Policy, temperature: float, adapter: bool = True) -> list[Sample]:
     """The samples with the log-probs of an actor that computes like this."""
     batch = step_batch(samples(), 0, CONFIG)
-    flat = update_of(policy).rescored(batch.samples, temperature, adapter)
+    scorer = scorer_of(policy, CONFIG)
+    flat = scorer.rescored(batch.samples, temperature) if adapter else scorer.rescored_by_base(batch.samples)
     cuts = np.cumsum([len(s.completion_ids) for s in samples()])[:-1]
     return [replace(s, actor_logprobs=found) for s, found in zip(samples(), np.split(flat, cuts), strict=True)]
 
 
 def batch_of(found: list[Sample], config: Config = CONFIG) -> StepBatch:
-    return step_batch(found, 0, config)
+    return step_batch(found, 0, config, on_policy=True)
 
 
 def changed(found: list[Sample], change: Callable[[np.ndarray], np.ndarray]) -> list[Sample]:
@@ -74,7 +64,7 @@ def test_four_figures() -> None:
 def test_rounding_is_let_through_and_learned_from(policy: Policy) -> None:
     found = changed(scored(policy, 0.8), lambda values: values + 0.01 * (-1.0) ** np.arange(len(values)))
     before = adapter_bytes(policy.adapter)
-    stats = update_of(policy).apply(0, batch_of(found), gated=True)
+    stats = update_of(policy, CONFIG).apply(0, batch_of(found))
     assert stats is not None and np.quantile(stats.mismatch, 0.99) == pytest.approx(0.01, rel=0.01)
     assert adapter_bytes(policy.adapter) != before
 
@@ -83,7 +73,7 @@ def refused(policy: Policy, found: list[Sample], config: Config = CONFIG) -> str
     """The sentence; nothing may have been learned."""
     before = adapter_bytes(policy.adapter)
     with pytest.raises(Mismatch) as caught:
-        update_of(policy, config).apply(3, batch_of(found, config), gated=True)
+        update_of(policy, config).apply(3, batch_of(found, config))
     assert adapter_bytes(policy.adapter) == before
     sentence = str(caught.value)
     assert sentence.startswith("Step 4: actor and learner differ by ") and "nothing was learned from them" in sentence
@@ -124,17 +114,17 @@ def test_a_compute_type_is_named(policy: Policy) -> None:
 
 
 def test_samples_of_an_older_version_are_not_judged(policy: Policy) -> None:
-    assert update_of(policy).apply(3, batch_of(scored(policy, 1.0)), gated=False) is not None
+    assert update_of(policy, CONFIG).apply(3, step_batch(scored(policy, 1.0), 0, CONFIG)) is not None
 
 
 def test_only_the_tokens_that_are_learned_from_are_judged(policy: Policy) -> None:
     config = replace_loss(CONFIG, entropy_fraction=0.25)
-    found = update_of(policy, config).with_entropies(scored(policy, 0.8))
+    found = scorer_of(policy, config).with_entropies(scored(policy, 0.8))
     spoiled = [
         replace(s, actor_logprobs=np.where(mask, s.actor_logprobs, -9.0).astype(np.float32))
         for s, mask in zip(found, [sample.selected for sample in batch_of(found, config).samples], strict=True)
     ]
-    assert update_of(policy, config).apply(0, batch_of(spoiled, config), gated=True) is not None
+    assert update_of(policy, config).apply(0, batch_of(spoiled, config)) is not None
 
 
 def replace_loss(config: Config, **changes: float) -> Config:
@@ -161,5 +151,5 @@ def test_what_is_particular_is_named_before_what_is_general() -> None:
     actor = np.array([-1.0, -2.0, -3.0])
     tokens = Tokens(actor=actor, learner=actor + np.array([0.03, -0.03, 0.03]), temperature=1.0)
     exact = {0.9: actor}
-    cause = likely_cause(tokens, 0.001, lambda t, adapter: exact.get(t, actor + 9.0))
+    cause = likely_cause(tokens, 0.001, lambda t: exact.get(t, actor + 9.0), lambda: actor + 9.0)
     assert "temperature 0.9" in cause

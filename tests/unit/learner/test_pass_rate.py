@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from learner.curriculum.pass_rate import PassRate
-from learner.objective.pass_counts import Observed
+from learner.objective.judged import PassCount
 from shared.config.data import CurriculumConfig
 from tests.reference import beta_variance
 
@@ -21,7 +21,7 @@ def curriculum(strata: list[int], config: CurriculumConfig = EVEN, seed: int = 0
 def told(chosen: PassRate, results: dict[int, tuple[int, int]]) -> None:
     """Has these tasks sampled, as one step."""
     chosen.in_flight += list(results)
-    chosen.observe([Observed(task=task, right=right, samples=n) for task, (right, n) in results.items()])
+    chosen.observe([PassCount(task=task, right=right, counted=n) for task, (right, n) in results.items()])
 
 
 def test_before_anything_is_seen_all_tasks_are_as_likely() -> None:
@@ -87,7 +87,7 @@ def test_more_tasks_than_there_are() -> None:
     chosen = curriculum([0] * 3)
     drawn = chosen.next(7)
     assert sorted(drawn[:3]) == sorted(drawn[3:6]) == [0, 1, 2]
-    chosen.observe([Observed(task=task, right=1, samples=2) for task in drawn])
+    chosen.observe([PassCount(task=task, right=1, counted=2) for task in drawn])
     assert chosen.in_flight == []
 
 
@@ -101,7 +101,7 @@ def test_saved_and_loaded_it_goes_on_where_it_was() -> None:
         tasks = chosen.next(4)
         if number:
             due = chosen.in_flight[:4]
-            chosen.observe([Observed(task=t, right=(t * 7 + number) % 9, samples=8) for t in due])
+            chosen.observe([PassCount(task=t, right=(t * 7 + number) % 9, counted=8) for t in due])
         return tasks
 
     undisturbed, saved, loaded = (curriculum([task % 3 for task in range(20)]) for _ in range(3))

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
-from learner.reports.run_files import RunBooks
-from learner.state import Best, Past, better
+from learner.durable.state import Best, RunTotals, better
+from learner.reports.run_files import RunFiles
 from shared.config.load import config_to_json
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir
@@ -19,8 +19,8 @@ class Whole:
 
     def after_checkpoint(self, step: int) -> None: ...
 
-    def save(self, step: int, past: Past) -> Checkpoint:
-        self.past = past
+    def save(self, step: int, totals: RunTotals) -> Checkpoint:
+        self.totals = totals
         return Checkpoint(step=step, files={"a": b"%d" % step})
 
 
@@ -31,13 +31,13 @@ class Life:
         run = RunDir(path) if path.exists() else RunDir.create(path, config_to_json(Config()))
         self.store = CheckpointStore(run.checkpoints, keep=1)
         self.whole: Any = Whole()
-        self.books = RunBooks(run, Config(), self.whole, self.store, self.whole, self.whole, str, best)
+        self.files = RunFiles(run, 0, self.whole, self.store, self.whole, self.whole, str, best)
 
     def step(self, step: int, share: float | None) -> None:
         """A checkpoint, and its evaluation."""
-        self.books.checkpoint(step, Past())
+        self.files.checkpoint(step, RunTotals())
         if share is not None:
-            self.books.judge(toy_evaluation([i < 10 * share for i in range(10)], version=step))
+            self.files.judge(toy_evaluation([i < 10 * share for i in range(10)], version=step))
 
 
 def test_the_highest_held_out_score_is_kept_and_the_later_of_two_equals(tmp_path: Path) -> None:
@@ -46,18 +46,18 @@ def test_the_highest_held_out_score_is_kept_and_the_later_of_two_equals(tmp_path
         life.step(step, share)
     assert life.store.load_best().step == 30
     assert sorted(path.name for path in life.store.path(1).parent.glob("step-*")) == ["step-000030", "step-000050"]
-    assert life.whole.past == Past(best=Best(step=30, score=0.7))
+    assert life.whole.totals == RunTotals(best=Best(step=30, score=0.7))
 
 
 def test_a_later_life_goes_on_from_what_its_checkpoint_says(tmp_path: Path) -> None:
     first = Life(tmp_path / "run")
     first.step(10, 0.9)
     first.step(20, 0.5)
-    second = Life(tmp_path / "run", best=first.whole.past.best)
+    second = Life(tmp_path / "run", best=first.whole.totals.best)
     second.step(30, 0.6)
     assert second.store.load_best().step == 10
     # What the next checkpoint would say, and what the first life would have said there.
-    assert second.books.best == Best(step=10, score=0.9)
+    assert second.files.best == Best(step=10, score=0.9)
 
 
 def test_a_step_that_is_judged_again_replaces_itself() -> None:

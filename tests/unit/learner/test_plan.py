@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from learner.curriculum.curriculum import Shuffled
-from learner.objective.batch import flat, group_teaches
-from learner.objective.pass_counts import Observed
+from learner.objective.batch import flat
+from learner.objective.judged import PassCount
 from learner.orders.plan import StepPlan, Unfilled
 from protocol.messages import FilledOrder, Order, Policy
 from shared.config.processes import PipelineConfig
 from shared.config.tree import Config, RolloutConfig, RunConfig
 from tests.support.fakes import filled, toy_policy, toy_tasks
+from tests.support.steps import teaches
 from tests.support.wire_examples import plain
 
 NUM_STEPS = 8
@@ -49,7 +50,7 @@ class CountingCurriculum(Shuffled):
         super().__init__(num_tasks, seed)
         self.observed: list[list[int]] = []
 
-    def observe(self, groups: Sequence[Observed]) -> None:
+    def observe(self, groups: Sequence[PassCount]) -> None:
         self.observed.append([group.task for group in groups])
 
 
@@ -67,12 +68,12 @@ def build(config: Config, desk: NotedDesk) -> StepPlan:
     return StepPlan(config, toy_tasks(30), CountingCurriculum(30, config.run.seed), desk)
 
 
-def run(plan: StepPlan, desk: NotedDesk, first: int, last: int) -> list[list[FilledOrder]]:
+def run(plan: StepPlan, desk: NotedDesk, first: int, last: int) -> list[Sequence[FilledOrder]]:
     """The learner's loop without learning."""
-    collected: list[list[FilledOrder]] = []
+    collected: list[Sequence[FilledOrder]] = []
     for step in range(first, last):
         plan.order_ahead(version=step)
-        collected.append(plan.collect(step))
+        collected.append(plan.collect(step).filled)
         desk.publish(toy_policy(step + 1), plan.oldest_needed())
     return collected
 
@@ -136,7 +137,7 @@ def test_groups_that_teach_nothing_are_replaced_within_the_step() -> None:
     for answers in collected:
         groups = flat(answers)
         assert [int(group.group_id.split("/")[2]) for group in groups] == list(range(len(groups)))
-        first, teaching = groups[:4], [group_teaches(group, config) for group in groups]
+        first, teaching = groups[:4], [teaches(group, config) for group in groups]
         expected = 4
         for _ in range(2):
             expected += 4 - sum(teaching[:expected])

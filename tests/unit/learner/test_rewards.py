@@ -5,14 +5,14 @@ import pytest
 from msgspec import structs
 
 from launch.preset import load_config
-from learner.objective.batch import group_teaches, kept_samples
-from learner.objective.rewards import reward_parts, rewards
+from learner.objective.judged import admit
 from learner.reports.step_metrics import reward_means
 from protocol.messages import Finish, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.errors import ConfigError, TrainingStopped
 from tests.support.fakes import tiny_group
+from tests.support.steps import judge_of, judged, teaches
 
 CONFIG = Config(
     rollout=RolloutConfig(max_new_tokens=10),
@@ -33,45 +33,45 @@ def test_the_parts_add_up_with_their_weights() -> None:
         0.0 + 0.5 * 1.0 - 2.0 * 0.25 - (7 - 4) / (10 - 4),
         1.0 + 0.5 * 0.0 - 2.0 * 1.0 - 1.0 - 0.25,
     ]
-    assert rewards(GROUP, CONFIG).tolist() == pytest.approx(by_hand)
+    assert judge_of(CONFIG)(GROUP).rewards.tolist() == pytest.approx(by_hand)
 
 
 def test_each_part_is_logged_unweighted_by_its_name() -> None:
-    parts = reward_parts(GROUP, CONFIG)
+    parts = judge_of(CONFIG)(GROUP).parts
     assert list(parts) == ["outcome", "think_tags", "brevity", "length"]
     assert parts["length"].tolist() == [0.0, 0.5, 1.0]
-    means = reward_means([GROUP, structs.replace(GROUP, scores=(0.0, 0.0, 0.0))], CONFIG)
+    means = reward_means(judged([GROUP, structs.replace(GROUP, scores=(0.0, 0.0, 0.0))], CONFIG))
     assert means == pytest.approx({"outcome": 1 / 3, "think_tags": 2 / 3, "brevity": 5 / 12, "length": 0.5})
 
 
 def test_the_score_alone_has_no_parts() -> None:
     plain = tiny_group([1.0, 0.0], [2, 2])
-    assert reward_parts(plain, Config()) == {} and reward_means([plain], Config()) == {}
-    assert rewards(plain, Config()).tolist() == [1.0, 0.0]
+    assert judge_of(Config())(plain).parts == {} and reward_means(judged([plain], Config())) == {}
+    assert judge_of(Config())(plain).rewards.tolist() == [1.0, 0.0]
 
 
 def test_length_beyond_the_cap_or_without_room_stays_between_its_bounds() -> None:
     tight = Config(rollout=RolloutConfig(max_new_tokens=3), reward=RewardConfig(length=1.0, length_free=3))
-    assert rewards(tiny_group([0.0, 0.0], [3, 9]), tight).tolist() == [0.0, 1.0]
+    assert judge_of(tight)(tiny_group([0.0, 0.0], [3, 9])).rewards.tolist() == [0.0, 1.0]
 
 
-@pytest.mark.parametrize(("shaped", "teaches"), [("drop", False), ("train", True)])
-def test_whether_form_alone_teaches_is_configured(shaped: str, teaches: bool) -> None:
+@pytest.mark.parametrize(("shaped", "expected"), [("drop", False), ("train", True)])
+def test_whether_form_alone_teaches_is_configured(shaped: str, expected: bool) -> None:
     config = Config(
         verifier=VerifierConfig(rewards={"think_tags": 0.5}),
         reward=RewardConfig(shaped_groups=shaped),  # pyright: ignore[reportArgumentType]
     )
     wrong = tiny_group([0.0, 0.0], [2, 2], rewards={"think_tags": [1.0, 0.0]})
-    assert group_teaches(wrong, config) is teaches
+    assert teaches(wrong, config) is expected
     alike = tiny_group([0.0, 0.0], [2, 2], rewards={"think_tags": [1.0, 1.0]})
-    assert not group_teaches(alike, config)
+    assert not teaches(alike, config)
 
 
 def test_a_group_with_other_rewards_is_refused_before_it_is_kept() -> None:
     for stray in (tiny_group([1.0, 0.0], [2, 2]), structs.replace(GROUP, rewards=GROUP.rewards | {"x": (0.0,) * 3})):
         with pytest.raises(TrainingStopped, match="start the actor with this run's"):
-            kept_samples(stray, CONFIG)
-    assert np.all(kept_samples(GROUP, CONFIG))
+            admit(stray, CONFIG.verifier)
+    assert np.all(judge_of(CONFIG)(GROUP).kept)
     assert GROUP.outcomes[0] is Outcome.CORRECT
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.objective.batch import StepBatch, step_batch, teaching_samples
+from learner.objective.batch import StepBatch
 from learner.reports.run_files import RolloutLog
 from protocol.messages import FilledOrder, Finish, Outcome, Timings
 from shared.config.data import RewardConfig, VerifierConfig
@@ -15,6 +15,7 @@ from shared.config.processes import LogConfig
 from shared.config.tree import Config, LossConfig
 from shared.run.files import LineLog
 from tests.support.fakes import spelled, tiny_group
+from tests.support.steps import collected_of, step_batch, teaching_samples
 
 CONFIG = Config(
     loss=LossConfig(entropy_fraction=0.5),
@@ -56,7 +57,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def logged(path: Path, config: Config = CONFIG) -> list[dict[str, Any]]:
-    RolloutLog(LineLog(path), config, spelled).log(4, answers(), batch())
+    RolloutLog(LineLog(path), config.log.rollouts_per_step, spelled).log(4, collected_of(answers(), config), batch())
     return rows(path)
 
 
@@ -92,10 +93,10 @@ def test_as_many_as_the_config_says(limit: int, written: int, tmp_path: Path) ->
 
 def test_steps_that_are_done_again_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
-    log = RolloutLog(LineLog(path), CONFIG, spelled)
+    log = RolloutLog(LineLog(path), CONFIG.log.rollouts_per_step, spelled)
     for step in range(4):
-        log.log(step, answers(), batch())
+        log.log(step, collected_of(answers(), CONFIG), batch())
     log.resume_at(3)
     assert [row["step"] for row in rows(path)] == [1, 1, 2, 2]
-    log.log(2, answers(), batch())
+    log.log(2, collected_of(answers(), CONFIG), batch())
     assert [row["step"] for row in rows(path)] == [1, 1, 2, 2, 3, 3]

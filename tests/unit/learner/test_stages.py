@@ -5,7 +5,7 @@ import json
 import pytest
 
 from learner.curriculum.stages import WINDOW, Staged
-from learner.objective.pass_counts import Observed
+from learner.objective.judged import PassCount
 from shared.errors import DamageError
 
 STAGES = [[0, 1, 2, 3], [10, 11, 12], [20, 21, 22, 23, 24]]
@@ -15,8 +15,8 @@ def staged(advance_at: float = 0.8, stage_steps: int = 20, replay: float = 0.0) 
     return Staged(STAGES, 3, advance_at=advance_at, stage_steps=stage_steps, replay=replay)
 
 
-def groups(tasks: list[int], right: int, samples: int = 4) -> list[Observed]:
-    return [Observed(task=task, right=right, samples=samples) for task in tasks]
+def groups(tasks: list[int], right: int, samples: int = 4) -> list[PassCount]:
+    return [PassCount(task=task, right=right, counted=samples) for task in tasks]
 
 
 def stage_after(chosen: Staged, rights: list[int]) -> list[int]:
@@ -52,7 +52,7 @@ def test_only_the_stage_s_own_groups_count() -> None:
     chosen.observe(groups(late, 4))
     assert (chosen.stage, chosen.steps) == (1, 0)
     assert chosen.metrics().pass_rate == 1.0
-    chosen.observe([Observed(task=10, right=0, samples=0)])
+    chosen.observe([PassCount(task=10, right=0, counted=0)])
     assert (chosen.stage, chosen.steps) == (1, 0)
 
 

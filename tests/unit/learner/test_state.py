@@ -11,21 +11,21 @@ import pytest
 from learner.curriculum.curriculum import Shuffled
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.recorder import RecordedOrders
-from learner.objective.batch import StepBatch, step_batch, teaching_samples
+from learner.durable.state import Best, LearnerState, RunTotals
+from learner.objective.batch import StepBatch
 from learner.orders.plan import StepPlan
-from learner.state import Best, LearnerState, Past
-from learner.update.gradient_check import Norms
-from learner.update.optimizer import Optimizer
+from learner.quarantine.guard import Guard
+from learner.quarantine.quarantine import keep_nowhere
 from learner.update.publisher import Publisher
-from learner.update.update import Update
 from protocol.messages import Group
 from shared.config.model import LoraConfig
 from shared.config.processes import PipelineConfig
 from shared.config.tree import Config, OptimizerConfig, RunConfig
 from shared.errors import ConfigError, DamageError
-from shared.model.adapter_file import adapter_bytes
+from shared.model.adapter_file import adapter_bytes, adapter_config
 from shared.model.policy import Policy
 from tests.support.fakes import RANK, tiny_group, tiny_policy, toy_tasks
+from tests.support.steps import step_batch, teaching_samples, update_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,11 +44,20 @@ class Learner:
         self.policy = policy
         publisher = Publisher(policy.adapter)
         publisher.snapshot(version=0)
-        optimizer = Optimizer(policy.adapter.parameters(), CONFIG.optimizer, CONFIG.run.steps)
+        self.update = update_of(policy, CONFIG)
         plan = StepPlan(CONFIG, toy_tasks(12), Shuffled(12, seed=0), RecordedOrders([]))
-        norms = Norms(CONFIG.guard)
-        self.state = LearnerState(CONFIG, publisher, optimizer, norms, plan, policy.base_digest)
-        self.update = Update(policy, optimizer, norms, CONFIG, lambda: None)
+        optimizer, norms = self.update.optimizer, self.update.norms
+        self.guard = Guard(self.update, CONFIG.guard, b"", keep_nowhere)
+        self.state = LearnerState(
+            CONFIG.run.seed,
+            adapter_config(CONFIG.lora, CONFIG.model.path),
+            publisher,
+            optimizer,
+            norms,
+            plan,
+            self.guard,
+            policy.base_digest,
+        )
 
     def step(self, step: int) -> bytes:
         """One update on made-up groups, published; the adapter afterwards."""
@@ -76,7 +85,8 @@ def test_what_is_loaded_makes_the_next_updates_bit_for_bit(learner: Callable[[],
         first.step(step)
     first.state.plan.order_ahead(version=3)
     store = CheckpointStore(tmp_path, keep=3)
-    past = Past(wall_s=12.5, best=Best(step=2, score=1 / 3))
+    past = RunTotals(wall_s=12.5, best=Best(step=2, score=1 / 3))
+    first.guard.skips = 2
     store.save(first.state.save(3, past))
     loaded = store.load_latest()
     assert loaded is not None
@@ -86,6 +96,7 @@ def test_what_is_loaded_makes_the_next_updates_bit_for_bit(learner: Callable[[],
         assert first.step(step) == second.step(step)
     assert first.state.optimizer.state_bytes() == second.state.optimizer.state_bytes()
     assert first.state.norms.state_dict() == second.state.norms.state_dict()
+    assert first.guard.skips == second.guard.skips == 2
     assert len(second.state.norms.recent) == 6
 
 
@@ -95,7 +106,7 @@ def test_position_pending_steps_and_versions_come_back(learner: Callable[[], Lea
     for step in range(3):
         first.step(step)
     first.state.publisher.forget_before(1)
-    second.state.load(first.state.save(3, Past()))
+    second.state.load(first.state.save(3, RunTotals()))
     assert second.state.plan.state_dict() == first.state.plan.state_dict()
     assert [entry[0] for entry in second.state.plan.state_dict()["pending"]] == [0, 1, 2]
     versions = first.state.publisher.versions
@@ -109,7 +120,7 @@ def test_position_pending_steps_and_versions_come_back(learner: Callable[[], Lea
 def test_a_checkpoint_has_the_files_that_other_tools_read(learner: Callable[[], Learner]) -> None:
     saved = learner()
     saved.step(0)
-    files = saved.state.save(1, Past(wall_s=3.0)).files
+    files = saved.state.save(1, RunTotals(wall_s=3.0)).files
     assert set(files) == {
         "adapter_model.safetensors",
         "adapter_config.json",
@@ -128,13 +139,13 @@ def test_saving_is_a_function_of_the_state(learner: Callable[[], Learner]) -> No
     first, second = learner(), learner()
     first.step(0)
     second.step(0)
-    assert first.state.save(1, Past()).files == second.state.save(1, Past()).files
+    assert first.state.save(1, RunTotals()).files == second.state.save(1, RunTotals()).files
 
 
 def test_a_checkpoint_of_another_base_is_refused_and_changes_nothing(learner: Callable[[], Learner]) -> None:
     saved, other = learner(), learner()
     saved.step(0)
-    checkpoint = saved.state.save(1, Past())
+    checkpoint = saved.state.save(1, RunTotals())
     facts = json.loads(checkpoint.files["state.json"]) | {"base_digest": "f" * 64}
     foreign = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(facts).encode()})
     before = adapter_bytes(other.policy.adapter)
@@ -146,9 +157,9 @@ def test_a_checkpoint_of_another_base_is_refused_and_changes_nothing(learner: Ca
 def test_another_seed_than_the_run_began_with_is_refused(learner: Callable[[], Learner]) -> None:
     saved = learner()
     saved.step(0)
-    checkpoint = saved.state.save(1, Past())
+    checkpoint = saved.state.save(1, RunTotals())
     other = learner()
-    other.state.config = msgspec.structs.replace(CONFIG, run=msgspec.structs.replace(CONFIG.run, seed=7))
+    other.state.seed = 7
     with pytest.raises(ConfigError, match=r"^run\.seed is 7 in .*, but .* began with 0; set it back to 0, or"):
         other.state.load(checkpoint)
 
@@ -157,7 +168,7 @@ def test_another_seed_than_the_run_began_with_is_refused(learner: Callable[[], L
 def test_a_checkpoint_without_a_key_is_damage_in_words(learner: Callable[[], Learner], lost: str) -> None:
     saved = learner()
     saved.step(0)
-    checkpoint = saved.state.save(1, Past())
+    checkpoint = saved.state.save(1, RunTotals())
     facts = json.loads(checkpoint.files["state.json"])
     del facts[lost]
     bare = Checkpoint(step=1, files={**checkpoint.files, "state.json": json.dumps(facts).encode()})
@@ -168,7 +179,7 @@ def test_a_checkpoint_without_a_key_is_damage_in_words(learner: Callable[[], Lea
 def test_a_checkpoint_without_a_file_is_damage_in_words(learner: Callable[[], Learner]) -> None:
     saved = learner()
     saved.step(0)
-    checkpoint = saved.state.save(1, Past())
+    checkpoint = saved.state.save(1, RunTotals())
     for lost in checkpoint.files.keys() - {"adapter_config.json"}:
         bare = Checkpoint(step=1, files={name: data for name, data in checkpoint.files.items() if name != lost})
         with pytest.raises(DamageError, match=rf"^The checkpoint of step 1 has no '{lost}'; "):
@@ -180,4 +191,4 @@ def test_an_adapter_of_another_rank_is_refused(learner: Callable[[], Learner], c
     saved.step(0)
     wider = Learner(tiny_policy(checkpoint, lora=msgspec.structs.replace(CONFIG.lora, rank=2 * RANK)))
     with pytest.raises(DamageError, match="the model needs"):
-        wider.state.load(saved.state.save(1, Past()))
+        wider.state.load(saved.state.save(1, RunTotals()))

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from learner.curriculum.curriculum import CurriculumFigures
-from learner.objective.batch import StepBatch, step_batch, teaching_samples
-from learner.reports.step_metrics import Clock, step_metrics
-from learner.update.figures import Skipped, UpdateStats
+from learner.objective.batch import StepBatch
+from learner.reports.step_metrics import Clock, Shown, step_metrics
+from learner.update.figures import StepResult, UpdateStats
 from learner.update.gradient_noise import GradientNoise
 from protocol.messages import FilledOrder, Finish, Group, Outcome, Timings
 from shared.config.data import CurriculumConfig, RewardConfig
 from shared.config.tree import Config, ConstraintConfig, LossConfig
 from tests.support.fakes import tiny_group
+from tests.support.steps import collected_of, step_batch, teaching_samples
 
 CONTRACT = """
 step time_s reward/mean reward/std reward/min reward/max outcome/correct outcome/wrong outcome/unparsable
@@ -34,6 +35,7 @@ CONFIG = Config(
     reward=RewardConfig(truncated=-0.5),
     curriculum=CurriculumConfig(kind="levels", ewc=1.0),
 )
+SHOWN = Shown(loss=CONFIG.loss, constraint=CONFIG.constraint, curriculum=CONFIG.curriculum)
 CLOCK = Clock(time_s=100.0, step_s=10.0, update_s=3.0, learner_mb=300.0)
 STATS = UpdateStats(
     loss=-0.125,
@@ -47,7 +49,7 @@ STATS = UpdateStats(
     mismatch=np.linspace(0.0, 1.0, 101),
     weight_sum=0.5,
     constraint_loss=0.25,
-    held_kl=np.array([0.0, 0.5]),
+    penalised_kl=np.array([0.0, 0.5]),
     ewc_penalty=0.375,
     noise=GradientNoise(spread=3.0, signal=0.5),
 )
@@ -85,9 +87,10 @@ def batch_of(groups: list[Group]) -> StepBatch:
 
 
 def row_of(
-    answers: list[FilledOrder], batch: StepBatch, stats: UpdateStats | Skipped | None, clock: Clock = CLOCK
+    answers: list[FilledOrder], batch: StepBatch, done: UpdateStats | StepResult | None, clock: Clock = CLOCK
 ) -> dict[str, Any]:
-    return step_metrics(4, answers, batch, stats, clock, FIGURES, CONFIG).to_row()
+    result = done if isinstance(done, StepResult) else StepResult(stats=done)
+    return step_metrics(4, collected_of(answers, CONFIG), batch, result, clock, FIGURES, SHOWN).to_row()
 
 
 EXPECTED = {
@@ -191,7 +194,7 @@ def test_a_step_in_which_nothing_teaches_has_nulls_where_nothing_was_measured() 
 
 
 def test_a_step_whose_batch_was_set_aside_counts_its_groups_and_has_no_update() -> None:
-    row = row_of(ANSWERS, batch_of([TEACHING, SAME]), Skipped(groups=2))
+    row = row_of(ANSWERS, batch_of([TEACHING, SAME]), StepResult(quarantined=2))
     assert row["groups/quarantined"] == 2 and row["reward/mean"] == (1.0 - 0.5) / 4
     assert row["grad_norm"] is None and row["lr"] is None and row["weight/sum"] == 0.0
 
@@ -210,8 +213,10 @@ def test_a_step_with_the_kl_alone_has_its_figures_and_no_others() -> None:
 
 
 def test_without_a_cap_none_of_the_weights_is_at_it() -> None:
-    config = msgspec.structs.replace(CONFIG, loss=LossConfig(importance_cap=0.0))
-    row = step_metrics(4, ANSWERS, batch_of([TEACHING]), STATS, CLOCK, FIGURES, config).to_row()
+    shown = replace(SHOWN, loss=LossConfig(importance_cap=0.0))
+    result = StepResult(stats=STATS)
+    found = step_metrics(4, collected_of(ANSWERS, CONFIG), batch_of([TEACHING]), result, CLOCK, FIGURES, shown)
+    row = found.to_row()
     assert row["importance/capped"] is None and row["importance/mean"] == 1.5
 
 

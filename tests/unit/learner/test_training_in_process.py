@@ -18,27 +18,19 @@ from actor.engines.engine import Engine
 from actor.engines.hf_engine import HFEngine
 from actor.rollout import Rollout
 from launch.commands.in_process import LocalDesk
-from learner.continual.anchor import Anchor
-from learner.curriculum.build import build_curriculum
 from learner.durable.checkpoint import Checkpoint
+from learner.durable.state import LearnerState, RunTotals
 from learner.evaluation.evaluate import Evaluator
 from learner.evaluation.schedule import EvalSchedule
-from learner.loop import Parts, train
-from learner.orders.plan import StepPlan
-from learner.quarantine.guard import Guard
-from learner.quarantine.quarantine import KeptBatch
-from learner.reports.step_report import Ledger
-from learner.state import LearnerState, Past
-from learner.update.batches import Batches
-from learner.update.gradient_check import Norms
+from learner.loop import train
+from learner.quarantine.quarantine import keep_nowhere
+from learner.reports.step_report import StepReport
+from learner.tasks.tasks import TaskSet
 from learner.update.mismatch import Mismatch
-from learner.update.optimizer import Optimizer
-from learner.update.publisher import Publisher
-from learner.update.stage_end import StageEnd
-from learner.update.update import Update
+from learner.wiring import Model, build_learner
 from shared.config.data import CurriculumConfig
 from shared.config.processes import CheckpointConfig, EvalConfig, PipelineConfig
-from shared.config.tree import Config, GrowthConfig, LossConfig, OptimizerConfig, RolloutConfig, RunConfig
+from shared.config.tree import Config, GrowthConfig, GuardConfig, LossConfig, OptimizerConfig, RolloutConfig, RunConfig
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter
 from shared.process.lease import Lease
@@ -55,16 +47,15 @@ SHUFFLED = CurriculumConfig()
 CURRICULA = (CurriculumConfig(kind="pass_rate"), CurriculumConfig(kind="levels", stage_steps=2, replay=0.25))
 
 
-class KeptBooks:
-    """Keeps rows, and checkpoints as they would lie on disk."""
+class KeptFiles:
+    """Keeps rows, and checkpoints as they would be on disk."""
 
     def __init__(self, state: LearnerState) -> None:
         self.state = state
         self.rows: list[StepMetrics] = []
-        self.set_aside: list[KeptBatch] = []
         self.checkpoints: dict[int, Checkpoint] = {}
 
-    def step(self, step: int, metrics: StepMetrics, answers: object, batch: object) -> None:
+    def step(self, step: int, metrics: StepMetrics, collected: object, batch: object) -> None:
         self.rows.append(metrics)
 
     @property
@@ -72,11 +63,8 @@ class KeptBooks:
         """The curve."""
         return [row.reward_mean for row in self.rows]
 
-    def quarantine(self, batch: KeptBatch) -> None:
-        self.set_aside.append(batch)
-
-    def checkpoint(self, step: int, past: Past) -> None:
-        self.checkpoints[step] = self.state.save(step, past)
+    def checkpoint(self, step: int, totals: RunTotals) -> None:
+        self.checkpoints[step] = self.state.save(step, totals)
 
 
 class KeptEvaluations:
@@ -108,34 +96,25 @@ class Run:
         sampling_policy = tiny_policy(checkpoint, shaken=False)
         rollout = Rollout(engine(sampling_policy, tiny_prompter(END)), self.scorer, lease, spelled)
         self.desk = LocalDesk(rollout)
-        publisher = Publisher(policy.adapter)
-        self.desk.publish(publisher.snapshot(version=0), oldest_needed=0)
         tasks = [replace(t, columns=t.columns | {"level": str(i % 3)}) for i, t in enumerate(toy_tasks(12))]
-        optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps)
-        plan = StepPlan(config, tasks, build_curriculum(config, tasks, policy.base_digest, ""), self.desk)
-        norms = Norms(config.guard)
-        anchor = Anchor(policy.adapter, config.curriculum) if config.curriculum.anchored else None
-        self.state = LearnerState(config, publisher, optimizer, norms, plan, policy.base_digest, anchor)
-        self.books = KeptBooks(self.state)
-        update = Update(policy, optimizer, norms, config, self.desk.pump, anchor)
-        stage_end = StageEnd(plan.curriculum.metrics, update, anchor) if anchor else None
-        self.parts = Parts(
-            plan=plan,
-            desk=self.desk,
-            batches=Batches(config, update, stage_end),
-            guard=Guard(update, self.books, config),
-            publisher=publisher,
-            ledger=self.ledger(Past()),
-            lease=lease,
+        model = Model(
+            config=config,
+            policy=policy,
+            prompter=tiny_prompter(END),
+            tasks=TaskSet(train=tuple(tasks), held_out=(), dropped={}),
         )
+        learner = build_learner(model, self.desk, keep_nowhere)
+        self.state = learner.state
+        self.desk.publish(self.state.publisher.versions[0], oldest_needed=0)
+        self.files = KeptFiles(self.state)
+        self.parts = learner.parts(self.report(RunTotals()), lease)
 
-    def ledger(self, past: Past) -> Ledger:
-        """Keeps the books of one life."""
-        return Ledger(self.config, self.books, past, lambda: False, self.state.plan.curriculum.metrics)
+    def report(self, totals: RunTotals) -> StepReport:
+        return StepReport(self.config, self.files, totals, lambda: False, self.state.plan.curriculum.metrics)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint, as a session does."""
-        self.parts = replace(self.parts, ledger=self.ledger(self.state.load(checkpoint)))
+        self.parts = replace(self.parts, report=self.report(self.state.load(checkpoint)))
         for version in sorted(self.state.publisher.versions):
             self.desk.publish(self.state.publisher.versions[version], oldest_needed=0)
         self.state.plan.submit_pending()
@@ -158,7 +137,7 @@ class Run:
     def until(self, step: int) -> Checkpoint:
         """The state after so many steps."""
         self.train(last=step)
-        return self.state.save(step, Past())
+        return self.state.save(step, RunTotals())
 
     def train(self, first: int = 0, last: int | None = None) -> str:
         """Run these steps; the adapter's digest."""
@@ -187,6 +166,7 @@ def config_for(
         curriculum=curriculum,
         checkpoint=CheckpointConfig(every=3),
         growth=growth or GrowthConfig(),
+        guard=GuardConfig(canary_tokens=0),
     )
 
 
@@ -198,7 +178,7 @@ def start(checkpoint: Path, tmp_path: Path) -> Callable[[Config], Run]:
 def test_the_policy_learns_the_toy(start: Callable[[Config], Run]) -> None:
     run = start(config_for(steps=30, lr=2e-2))
     run.train()
-    rewards = run.books.rewards
+    rewards = run.files.rewards
     first, last = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
     assert first < 0.6 and last > 0.9, rewards
 
@@ -215,9 +195,9 @@ def test_a_run_repeated_or_resumed_ends_in_the_same_bits(
     stopped, resumed = start(config), start(config)
     halfway = stopped.train(last=3)
     assert halfway != digest
-    resumed.load(stopped.books.checkpoints[3])
+    resumed.load(stopped.files.checkpoints[3])
     assert resumed.train(first=3) == digest
-    assert resumed.books.rewards == undisturbed.books.rewards[3:]
+    assert resumed.files.rewards == undisturbed.files.rewards[3:]
     assert saved(resumed) == saved(undisturbed)
 
 
@@ -232,12 +212,12 @@ def test_a_run_with_a_curriculum_resumed_ends_in_the_same_bits(
     assert start(config_for(max_lag=max_lag, rounds=1)).train() != digest
     stopped, resumed = start(config), start(config)
     stopped.train(last=3)
-    resumed.load(stopped.books.checkpoints[3])
+    resumed.load(stopped.files.checkpoints[3])
     assert resumed.train(first=3) == digest
     assert saved(resumed) == saved(undisturbed)
-    figures = [[row.curriculum_stage, row.curriculum_effective_tasks] for row in undisturbed.books.rows]
+    figures = [[row.curriculum_stage, row.curriculum_effective_tasks] for row in undisturbed.files.rows]
     assert len({tuple(figure) for figure in figures}) > 1
-    assert [[row.curriculum_stage, row.curriculum_effective_tasks] for row in resumed.books.rows] == figures[3:]
+    assert [[row.curriculum_stage, row.curriculum_effective_tasks] for row in resumed.files.rows] == figures[3:]
 
 
 @pytest.mark.parametrize("max_lag", [0, 2])
@@ -245,14 +225,14 @@ def test_steps_that_grow_with_the_noise_resume_in_the_same_bits(max_lag: int, st
     config = config_for(max_lag=max_lag, growth=GrowthConfig(max_prompts=7, factor=100.0, memory=0.5))
     undisturbed = start(config)
     digest = undisturbed.train()
-    sizes = [row.groups_total for row in undisturbed.books.rows]
+    sizes = [row.groups_total for row in undisturbed.files.rows]
     assert sizes == ([4, 5, 7, 7, 7, 7] if max_lag == 0 else [4, 4, 4, 5, 7, 7])
-    assert all(row.noise_spread > 0 for row in undisturbed.books.rows)
+    assert all(row.noise_spread > 0 for row in undisturbed.files.rows)
     stopped, resumed = start(config), start(config)
     stopped.train(last=3)
-    resumed.load(stopped.books.checkpoints[3])
+    resumed.load(stopped.files.checkpoints[3])
     assert resumed.train(first=3) == digest
-    assert [row.groups_total for row in resumed.books.rows] == sizes[3:]
+    assert [row.groups_total for row in resumed.files.rows] == sizes[3:]
     assert saved(resumed) == saved(undisturbed)
     assert start(config_for(max_lag=max_lag)).train() != digest
 
@@ -275,7 +255,7 @@ def test_a_run_that_is_held_to_its_stages_resumed_ends_in_the_same_bits(
         resumed.load(checkpoint)
         assert resumed.train(first=stop) == digest
         assert saved(resumed) == saved(undisturbed)
-        assert [row.ewc_penalty for row in resumed.books.rows] == [r.ewc_penalty for r in undisturbed.books.rows[stop:]]
+        assert [row.ewc_penalty for row in resumed.files.rows] == [r.ewc_penalty for r in undisturbed.files.rows[stop:]]
 
 
 def test_the_anchor_is_the_policy_that_the_stage_s_last_answers_came_from(start: Callable[[Config], Run]) -> None:
@@ -291,14 +271,14 @@ def test_the_anchor_is_the_policy_that_the_stage_s_last_answers_came_from(start:
     means = [float(values.float().mean()) for values in anchor.fisher.values()]
     assert set(anchor.fisher) == set(anchor.adapter.layers) and min(means) > 0.0
     run.train(first=2, last=4)
-    penalties = [row.ewc_penalty for row in run.books.rows]
+    penalties = [row.ewc_penalty for row in run.files.rows]
     assert penalties[:2] == [0.0, 0.0] and penalties[2] > 0.0
-    assert run.books.rows[1].kl == 0.0 < run.books.rows[2].kl, "to the base it would have been more than 0 before"
+    assert run.files.rows[1].kl == 0.0 < run.files.rows[2].kl, "to the base it would have been more than 0 before"
 
 
 def saved(run: Run) -> dict[str, Any]:
     """The files of the last checkpoint, but for the wall time."""
-    files = run.books.checkpoints[STEPS].files
+    files = run.files.checkpoints[STEPS].files
     return {**files, "state.json": json.loads(files["state.json"]) | {"wall_s": 0.0}}
 
 
@@ -317,7 +297,7 @@ def test_evaluations_on_the_way_change_no_bit_also_after_a_resume(
     first.train(last=4)
     # As if the first life had ended after the checkpoint of step 3, and its evaluation of step 4 were lost with it.
     del kept["step-000004"]
-    second.load(first.books.checkpoints[3])
+    second.load(first.files.checkpoints[3])
     second.evaluate_into(kept)
     assert second.train(first=3) == digest
     assert {label: report.greedy for label, report in kept.items()} == {
@@ -334,7 +314,7 @@ def test_seed_and_lag_make_a_difference(start: Callable[[Config], Run]) -> None:
 def test_actor_and_learner_agree_on_every_token(start: Callable[[Config], Run]) -> None:
     run = start(config_for(max_mismatch=1e-4))
     run.train()
-    assert max(row.mismatch_p99 for row in run.books.rows) < 1e-4
+    assert max(row.mismatch_p99 for row in run.files.rows) < 1e-4
 
 
 class StaleEngine(HFEngine):
@@ -349,7 +329,7 @@ def test_a_stale_adapter_stops_the_run(checkpoint: Path, tmp_path: Path) -> None
     run = Run(checkpoint, tmp_path, config_for(max_mismatch=1e-4), StaleEngine)
     with pytest.raises(Mismatch, match=r"Step 2: .*stale adapter"):
         run.train()
-    assert run.books.checkpoints == {}
+    assert run.files.checkpoints == {}
 
 
 def test_a_step_in_which_nothing_teaches_changes_nothing(start: Callable[[Config], Run]) -> None:
@@ -357,5 +337,5 @@ def test_a_step_in_which_nothing_teaches_changes_nothing(start: Callable[[Config
     run.scorer.rule = lambda ids: True
     before = run.state.publisher.versions[0].sha256
     assert run.train() == before
-    assert [row.groups_dropped for row in run.books.rows] == [4, 4]
+    assert [row.groups_dropped for row in run.files.rows] == [4, 4]
     assert len(run.state.optimizer.adamw.state) == 0

@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from learner.objective.batch import Sample, idle_samples, step_batch, teaching_samples
-from learner.update.figures import UpdateStats
-from learner.update.gradient_check import Norms
-from learner.update.optimizer import Optimizer
-from learner.update.update import Update
+from learner.objective.batch import Sample
+from learner.quarantine.guard import Guard
+from learner.quarantine.quarantine import keep_nowhere
+from learner.update.figures import StepResult, UpdateStats
 from protocol.messages import Finish, Group, Outcome
 from shared.config.data import VerifierConfig
 from shared.config.tree import BatchConfig, Config, LossConfig, OptimizerConfig, RolloutConfig
@@ -28,6 +27,7 @@ from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy
 from tests.support.dense_truth import Truth, near_policy, sampled_nearby
 from tests.support.fakes import CrampedBackbone, shake, tiny_group, tiny_policy
+from tests.support.steps import batch_of, idle_samples, later_pass, scorer_of, step_batch, teaching_samples, update_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,15 +49,6 @@ def config_for(kind: str, fraction: float, budget: int = 45, **loss: Any) -> Con
         batch=BatchConfig(token_budget=budget, head_rows=5),
         verifier=VerifierConfig(on_truncated="drop"),
     )
-
-
-def silent() -> None:
-    """Progress that nobody watches."""
-
-
-def update_of(policy: Policy, config: Config) -> Update:
-    optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, 10)
-    return Update(policy, optimizer, Norms(config.guard), config, silent)
 
 
 def values(policy: Policy) -> dict[str, torch.Tensor]:
@@ -124,7 +115,7 @@ def test_the_gradient_is_that_of_the_papers_for_any_cut(
     for budget, share_prompts in itertools.product(BUDGETS, (True, False)):
         shake(policy, 1)
         update = update_of(policy, config_for(kind, fraction, budget, importance_cap=1.2, kl_beta=0.05))
-        update.share_prompts = share_prompts
+        update.scorer.share_prompts = share_prompts
         stats = update.apply(0, step_batch(samples, 1, config, idle))
         assert stats is not None
         assert_equal_gradients(gradients(policy), expected)
@@ -151,7 +142,7 @@ def test_the_gradient_is_that_of_the_papers_away_from_the_old_policy(
         update = update_of(policy, config_for(kind, fraction, budget, importance_cap=1.2, **clip))
         batch = step_batch(samples, 1, config)
         selected = {s.sample.name: old[s.sample.name][torch.from_numpy(s.selected)] for s in batch.samples}
-        stats = update.gradient_pass(0, batch.samples, selected)
+        stats = later_pass(update, batch.samples, selected)
         assert_equal_gradients(gradients(policy), expected)
         assert (stats.ratios != 1).any() and stats.clipped.any() and not stats.clipped.all()
 
@@ -204,7 +195,7 @@ def test_the_kl_in_a_later_pass_is_weighted_by_the_ratio_or_not_at_all(
     idle = sampled_nearby(truth, idle_samples(step_groups(), config))
     old = near_policy(truth, [*samples, *idle], 0.6)
     expected = truth.gradients(samples, config, old, idle)
-    update_of(policy, config).gradient_pass(0, step_batch(samples, 1, config, idle).scored, old)
+    later_pass(update_of(policy, config), step_batch(samples, 1, config, idle).scored, old)
     assert_equal_gradients(gradients(policy), expected)
 
 
@@ -245,7 +236,8 @@ def test_a_step_without_teachers_touches_nothing(policy: Policy) -> None:
     before = adapter_bytes(policy.adapter)
     update = update_of(policy, config)
     batch = step_batch(teaching_samples([EQUAL], config), 1, config, idle_samples([EQUAL], config))
-    assert update.apply(0, batch) is None
+    guard = Guard(update, config.guard, b"", keep_nowhere)
+    assert guard.apply(0, [], batch) == StepResult()
     assert adapter_bytes(policy.adapter) == before
     assert not update.optimizer.adamw.state
 
@@ -326,7 +318,7 @@ def test_entropies_that_the_engine_could_not_tell_are_filled_in(checkpoint: Path
     truth = Truth(checkpoint, policy, TEMPERATURE)
     config = config_for("dapo", 0.2)
     blind = [replace(s, entropies=None) for s in step_samples(config)]
-    filled = update_of(policy, config).with_entropies(blind)
+    filled = scorer_of(policy, config).with_entropies(blind)
     assert [s.name for s in filled] == [s.name for s in blind]
     for sample in filled:
         assert sample.entropies is not None
@@ -336,10 +328,10 @@ def test_entropies_that_the_engine_could_not_tell_are_filled_in(checkpoint: Path
 def test_known_entropies_and_full_masks_cost_no_pass(policy: Policy) -> None:
     config, full = config_for("dapo", 0.2), config_for("dapo", 1.0)
     samples = step_samples(config)
-    blind = [replace(s, entropies=None) for s in samples]
+    blind = [msgspec.structs.replace(group, entropies=None) for group in step_groups()]
     nothing_fits = replace(policy, backbone=CrampedBackbone(policy.backbone, limit=0))
-    assert update_of(nothing_fits, config).with_entropies(samples) == samples
-    assert update_of(nothing_fits, full).with_entropies(blind) == blind
+    assert scorer_of(nothing_fits, config).with_entropies(samples) == samples
+    assert all(s.sample.entropies is None for s in batch_of(blind, nothing_fits, full).samples)
 
 
 def test_the_figures_of_a_step(checkpoint: Path, policy: Policy) -> None:

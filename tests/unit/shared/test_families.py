@@ -19,10 +19,10 @@ from actor.wiring import build_engine
 from launch.__main__ import main
 from launch.commands.in_process import LocalDesk
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.state import RunTotals
 from learner.loop import train
-from learner.reports.step_report import Ledger
-from learner.state import Past
-from learner.wiring import build_parts, build_state, load_model
+from learner.reports.step_report import StepReport
+from learner.wiring import build_learner, load_model
 from shared.config.load import config_to_json, resolve
 from shared.config.tree import Config
 from shared.errors import ModelError
@@ -70,17 +70,18 @@ class Kept:
     def __init__(self) -> None:
         self.rows: list[StepMetrics] = []
         self.checkpoints: dict[int, Checkpoint] = {}
-        self.save: Callable[[int, Past], Checkpoint] | None = None
+        self.save: Callable[[int, RunTotals], Checkpoint] | None = None
 
-    def step(self, step: int, metrics: StepMetrics, answers: object, batch: object) -> None:
+    def step(self, step: int, metrics: StepMetrics, collected: object, batch: object) -> None:
         self.rows.append(metrics)
 
-    def checkpoint(self, step: int, past: Past) -> None:
+    def checkpoint(self, step: int, totals: RunTotals) -> None:
         assert self.save
-        self.checkpoints[step] = self.save(step, past)
+        self.checkpoints[step] = self.save(step, totals)
 
-    def quarantine(self, batch: object) -> None:
-        raise AssertionError("no update of these is to be refused")
+
+def never(batch: object) -> None:
+    raise AssertionError("no update of these is to be refused")
 
 
 def one_life(config: Config, folder: Path, start: Checkpoint | None = None, last: int = STEPS) -> tuple[str, Kept]:
@@ -90,14 +91,15 @@ def one_life(config: Config, folder: Path, start: Checkpoint | None = None, last
     # Even ids are right: whatever the vocabulary, some samples are and some are not.
     rollout = Rollout(engine, ScriptedScorer(lambda ids: ids[0] % 2 == 0), NoLease(), prompter.text)
     desk = LocalDesk(rollout)
-    state = build_state(model, desk)
+    learner = build_learner(model, desk, never)
+    state = learner.state
     kept.save = state.save
-    past = state.load(start) if start else Past()
+    totals = state.load(start) if start else RunTotals()
     for version in state.publisher.versions.values():
         desk.publish(version, oldest_needed=0)
     state.plan.submit_pending()
-    ledger = Ledger(config, kept, past, lambda: False, state.plan.curriculum.metrics)
-    done = train(build_parts(model, state, desk, ledger, folder / "lease"), start.step if start else 0, last)
+    report = StepReport(config, kept, totals, lambda: False, state.plan.curriculum.metrics)
+    done = train(learner.parts(report, NoLease()), start.step if start else 0, last)
     return state.publisher.versions[done].sha256, kept
 
 

@@ -1,7 +1,6 @@
 """Log-probs and entropies in chunks: equal to full float64 logits, and never more rows than asked for."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from learner.objective.batch import step_batch, teaching_samples
-from learner.update.gradient_check import Norms
-from learner.update.optimizer import Optimizer
-from learner.update.update import Update
 from shared.config.tree import BatchConfig, Config, LossConfig
 from shared.model.head import LogitForm, head_logits, token_stats
 from tests import reference
 from tests.support.fakes import VOCAB, tiny_group, tiny_policy
+from tests.support.steps import step_batch, teaching_samples, update_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -135,12 +131,8 @@ def test_masked_tokens_never_meet_the_head(checkpoint: Path, fraction: float) ->
     policy = tiny_policy(checkpoint)
     groups = [tiny_group([1.0, 0.0], [5, 11], group_id=f"g{i}", seed=i) for i in range(3)]
     batch = step_batch(teaching_samples(groups, config), 0, config)
-    optimizer = Optimizer(policy.adapter.parameters(), config.optimizer, 10)
-    update = Update(policy, optimizer, Norms(config.guard), config, nothing)
+    update = update_of(policy, config)
     with HeadRows() as seen:
         update.apply(0, batch)
     assert sum(seen.multiplied) == 2 * math.ceil(fraction * 48)
     assert seen.largest <= 6
-
-
-nothing: Callable[[], None] = lambda: None  # noqa: E731

@@ -3,22 +3,21 @@
     adapter_model.safetensors, adapter_config.json   PEFT's format: the folder loads in PEFT and vLLM as it is
     optimizer.safetensors                            AdamW's moments
     policy-000012.safetensors                        older versions that pending orders name (max_lag > 0 only)
-    anchor.safetensors                               what the policy is held to (curriculum.ewc, curriculum.kl_to)
-    state.json                                       step, versions, curriculum, pending orders, norms, best step, seed
+    anchor.safetensors                               what the policy is kept close to (curriculum.ewc, curriculum.kl_to)
+    state.json                                       step, versions, curriculum, pending orders, norms, skips, totals
 
 Random streams are derived from the run's seed and a name (shared/seeding.py), so seed and positions are all there is
 to save. An update is a function of this state and the journal.
 
-What a run must know of the steps behind it. It is in a checkpoint, so that a resume changes nothing of it.
-
-The best checkpoint is the one with the highest held-out accuracy (greedy answers, evaluated during the run); of two
-equals, the later one. Training reward does not choose: a curriculum decides how hard the tasks behind it are, and
-shaping counts in it. So a run without `eval.every` has no best checkpoint.
+RunTotals (elapsed time, best checkpoint) are in it too, so that a resume keeps them. The best checkpoint has the
+highest held-out accuracy (greedy, evaluated during the run); of two equals, the later one. Training reward does not
+choose: it depends on how hard the curriculum's tasks are, and includes shaping. So a run without `eval.every` has no
+best checkpoint.
 """
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from learner.continual.anchor import Anchor
 from learner.durable.checkpoint import Checkpoint
@@ -26,9 +25,7 @@ from learner.orders.plan import StepPlan
 from learner.update.gradient_check import Norms
 from learner.update.optimizer import Optimizer
 from learner.update.publisher import Publisher
-from shared.config.tree import Config
 from shared.errors import ConfigError, DamageError
-from shared.model.adapter_file import adapter_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +35,15 @@ class Best:
     step: int
     """Updates behind it."""
     score: float
-    """Share of right greedy answers to the held-out tasks."""
+    """Share of held-out tasks with a correct greedy completion."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Past:
-    """The steps until now."""
+class RunTotals:
+    """Of all steps until now, across restarts."""
 
     wall_s: float = 0.0
-    """Time spent on them, all lives of the run together."""
+    """Time spent on them."""
     best: Best | None = None
     """The best of the checkpoints that were evaluated; None if none was."""
 
@@ -62,44 +59,58 @@ ADAPTER = "adapter_model.safetensors"
 ANCHOR = "anchor.safetensors"
 
 
+class Resumable(Protocol):
+    """A part whose state is a few JSON values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 class LearnerState:
-    """Everything that must survive: adapter, optimizer, plan, published versions."""
+    """Everything that must survive: adapter, optimizer, plan, published versions, guard."""
 
     def __init__(
         self,
-        config: Config,
+        seed: int,
+        adapter_config: bytes,
         publisher: Publisher,
         optimizer: Optimizer,
         norms: Norms,
         plan: StepPlan,
+        guard: Resumable,
         base_digest: str,
         anchor: Anchor | None = None,
     ) -> None:
-        self.config = config
+        """seed: of the run. adapter_config: of PEFT, for the folder of a checkpoint."""
+        self.seed = seed
+        self.adapter_config = adapter_config
         self.publisher = publisher
         self.optimizer = optimizer
         self.norms = norms
         self.plan = plan
+        self.guard = guard
         self.base_digest = base_digest
         self.anchor = anchor
 
-    def save(self, step: int, past: Past) -> Checkpoint:
+    def save(self, step: int, totals: RunTotals) -> Checkpoint:
         """The state after `step` updates."""
         versions = self.publisher.versions
         facts: dict[str, Any] = {
             "step": step,
-            "wall_s": past.wall_s,
-            "best": asdict(past.best) if past.best else None,
-            "seed": self.config.run.seed,
+            "wall_s": totals.wall_s,
+            "best": asdict(totals.best) if totals.best else None,
+            "seed": self.seed,
             "base_digest": self.base_digest,
             "adapter_sha256": versions[step].sha256,
             "versions": sorted(versions),
             "sampler": self.plan.state_dict(),
             "norms": self.norms.state_dict(),
+            "guard": self.guard.state_dict(),
         }
         files = {
             ADAPTER: versions[step].adapter.tobytes(),
-            "adapter_config.json": adapter_config(self.config.lora, self.config.model.path),
+            "adapter_config.json": self.adapter_config,
             "optimizer.safetensors": self.optimizer.state_bytes(),
             "state.json": json.dumps(facts, indent=2).encode(),
         }
@@ -108,7 +119,7 @@ class LearnerState:
         older = {version_file(v, step): versions[v].adapter.tobytes() for v in versions if v < step}
         return Checkpoint(step=step, files=files | older)
 
-    def load(self, checkpoint: Checkpoint) -> Past:
+    def load(self, checkpoint: Checkpoint) -> RunTotals:
         """Put everything back; returns what else must be known of the steps until then."""
         try:
             return self._load(checkpoint)
@@ -118,7 +129,7 @@ class LearnerState:
                 " version of Tandem that wrote it."
             ) from error
 
-    def _load(self, checkpoint: Checkpoint) -> Past:
+    def _load(self, checkpoint: Checkpoint) -> RunTotals:
         facts = json.loads(checkpoint.files["state.json"])
         if facts["base_digest"] != self.base_digest:
             raise DamageError(
@@ -129,16 +140,16 @@ class LearnerState:
         self.optimizer.load_state_bytes(checkpoint.files["optimizer.safetensors"])
         self.plan.load_state_dict(facts["sampler"])
         self.norms.load_state_dict(facts["norms"])
+        self.guard.load_state_dict(facts["guard"])
         if self.anchor:
             self.anchor.load_state_bytes(checkpoint.files[ANCHOR])
         names = {version: version_file(version, checkpoint.step) for version in facts["versions"]}
         self.publisher.restore({version: checkpoint.files[name] for version, name in names.items()})
         best = Best(**facts["best"]) if facts["best"] else None
-        return Past(wall_s=facts["wall_s"], best=best)
+        return RunTotals(wall_s=facts["wall_s"], best=best)
 
     def _refuse_another_seed(self, seed: int) -> None:
-        """What was trained drew from this seed; a journal of two seeds could not be replayed."""
-        now = self.config.run.seed
+        now = self.seed
         if now != seed:
             raise ConfigError(
                 f"run.seed is {now} in config.json, but the run began with {seed}; set it back to {seed}, or begin"

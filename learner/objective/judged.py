@@ -1,0 +1,143 @@
+"""What one group came to, worked out once, when its step is collected.
+
+    group -> admit (before the journal) -> Judge -> JudgedGroup -> curriculum, replacements, batch, metrics, rollout log
+
+    kept      the sample enters means: the verifier's treatment of its outcome is `train` or `mask`
+    trained   it enters the loss as well: `train`
+    teaches   the kept scores differ (or rewards, with reward.shaped_groups = "train") and something is trained on
+    right     kept samples whose outcome is `correct`, so a truncated one is not; counted: all kept samples
+
+A reward function of the user's own is `correct` from one half on. Left out on purpose: scores in the pass counts. What
+a group can teach follows from right and wrong, and p (1 - p) needs nothing else.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from learner.objective.advantage import teaches
+from learner.objective.rewards import reward_parts, rewards
+from protocol.messages import FilledOrder, Group, Outcome
+from shared.config.data import RewardConfig, VerifierConfig
+from shared.config.named_rewards import weights
+from shared.errors import TrainingStopped
+
+
+class StopOnOutcome(TrainingStopped):
+    """The config says stop for an outcome that occurred."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassCount:
+    """How often one group's task was solved, as a curriculum sees it."""
+
+    task: int
+    """Index of the task."""
+    right: int
+    """Samples that are correct."""
+    counted: int
+    """Samples that count, G at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedGroup:
+    """A group and everything that follows from its outcomes, scores and lengths."""
+
+    group: Group
+    """As it came."""
+    kept: np.ndarray
+    """[G] bool: samples that enter means."""
+    trained: np.ndarray
+    """[G] bool: samples that enter the loss as well."""
+    rewards: np.ndarray
+    """[G] all parts, weighted."""
+    parts: Mapping[str, np.ndarray]
+    """[G] by name, unweighted; empty if the score is the only part."""
+    teaches: bool
+    """Whether an update can learn from it."""
+    right: int
+    """Kept samples that are correct."""
+    counted: int
+    """Kept samples."""
+
+    def pass_count(self, task: int) -> PassCount:
+        return PassCount(task=task, right=self.right, counted=self.counted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """Makes a JudgedGroup of a group."""
+
+    verifier: VerifierConfig
+    reward: RewardConfig
+    max_new_tokens: int
+
+    def __call__(self, group: Group) -> JudgedGroup:
+        """Raises as `admit` does: a journal of an earlier life may hold what the configuration now refuses."""
+        admit(group, self.verifier)
+        treatments = [self.verifier.treatment(outcome) for outcome in group.outcomes]
+        kept = np.array([treatment != "drop" for treatment in treatments])
+        trained = kept & np.array([treatment != "mask" for treatment in treatments])
+        total = rewards(group, weights(self.verifier.rewards), self.reward, self.max_new_tokens)
+        compared = total if self.reward.shaped_groups == "train" else np.array(group.scores)
+        right = np.array([outcome is Outcome.CORRECT for outcome in group.outcomes])
+        return JudgedGroup(
+            group=group,
+            kept=kept,
+            trained=trained,
+            rewards=total,
+            parts=reward_parts(group, self.reward, self.max_new_tokens),
+            teaches=teaches(compared, kept) and bool(trained.any()),
+            right=int((right & kept).sum()),
+            counted=int(kept.sum()),
+        )
+
+
+def admit(group: Group, verifier: VerifierConfig) -> None:
+    """Raise if a run cannot go on with this group: it has other rewards, or an outcome whose treatment is `stop`."""
+    wanted = set(weights(verifier.rewards))
+    if group.rewards.keys() != wanted:
+        raise TrainingStopped(
+            f"Group {group.group_id} came with the rewards {sorted(group.rewards)} and the run asks for"
+            f" {sorted(wanted)}; start the actor with this run's config.json."
+        )
+    treatments = [verifier.treatment(outcome) for outcome in group.outcomes]
+    if "stop" in treatments:
+        index = treatments.index("stop")
+        raise StopOnOutcome(
+            f"The verifier's outcome for sample {index} of group {group.group_id} is '{group.outcomes[index]}' and"
+            f" verifier.on_{group.outcomes[index]} is 'stop'; see logs/actor0.log, fix the verifier, then resume."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """The groups of a step, in slot order."""
+
+    filled: tuple[FilledOrder, ...]
+    """The filled orders, as they came."""
+    groups: tuple[JudgedGroup, ...]
+    """Their groups."""
+
+    def __add__(self, other: "Collected") -> "Collected":
+        return Collected(filled=self.filled + other.filled, groups=self.groups + other.groups)
+
+    @property
+    def teaching(self) -> int:
+        return sum(group.teaches for group in self.groups)
+
+    def pass_counts(self, tasks: Sequence[int]) -> list[PassCount]:
+        """tasks: of all groups, in slot order."""
+        return [group.pass_count(task) for task, group in zip(tasks, self.groups, strict=True)]
+
+
+def collected(filled: Iterable[FilledOrder], judge: Callable[[Group], JudgedGroup]) -> Collected:
+    orders = tuple(filled)
+    return Collected(filled=orders, groups=tuple(judge(group) for order in orders for group in order.groups))
+
+
+def pass_rate(counts: Sequence[PassCount]) -> float:
+    """Share of correct samples; NaN where none was counted."""
+    samples = sum(count.counted for count in counts)
+    return sum(count.right for count in counts) / samples if samples else float("nan")

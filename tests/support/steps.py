@@ -1,0 +1,83 @@
+"""The stages of a step, given a whole configuration: judge, select, batch, update."""
+
+from collections.abc import Sequence
+
+import torch
+
+from learner.objective import batch as product
+from learner.objective.batch import Sample, StepBatch, TrainSample
+from learner.objective.judged import Collected, Judge, JudgedGroup, collected
+from learner.update.figures import UpdateStats
+from learner.update.scorer import OldLogprobs, Scorer
+from learner.update.update import Update
+from learner.wiring import build_trainer
+from protocol.messages import FilledOrder, Group, Timings
+from shared.config.tree import Config
+from shared.model.policy import Policy
+
+
+def judge_of(config: Config) -> Judge:
+    return Judge(verifier=config.verifier, reward=config.reward, max_new_tokens=config.rollout.max_new_tokens)
+
+
+def judged(groups: Sequence[Group], config: Config) -> list[JudgedGroup]:
+    return [judge_of(config)(group) for group in groups]
+
+
+def collected_of(filled: Sequence[FilledOrder], config: Config) -> Collected:
+    return collected(filled, judge_of(config))
+
+
+def teaches(group: Group, config: Config) -> bool:
+    return judge_of(config)(group).teaches
+
+
+def teaching_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
+    return product.teaching_samples(judged(groups, config), config.divides_by_std)
+
+
+def idle_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
+    return product.idle_samples(judged(groups, config), config.rollout.replacement_rounds)
+
+
+def step_batch(
+    samples: Sequence[Sample],
+    dropped: int,
+    config: Config,
+    idle: Sequence[Sample] = (),
+    *,
+    on_policy: bool = False,
+) -> StepBatch:
+    return product.step_batch(
+        samples,
+        idle,
+        dropped=dropped,
+        on_policy=on_policy,
+        loss=config.loss,
+        constraint=config.constraint,
+        max_new_tokens=config.rollout.max_new_tokens,
+    )
+
+
+def update_of(policy: Policy, config: Config) -> Update:
+    """At step 0, as the product builds it."""
+    return build_trainer(policy, config, lambda: None).update
+
+
+def scorer_of(policy: Policy, config: Config) -> Scorer:
+    return update_of(policy, config).scorer
+
+
+def batch_of(groups: Sequence[Group], policy: Policy, config: Config) -> StepBatch:
+    """Of one order that was filled with these groups, as the product builds it."""
+    timings = Timings(wait_s=0.0, rollout_s=0.0, verify_s=0.0, memory_mb=1.0)
+    order = FilledOrder(
+        order_id="train/000000/u0000", policy_version=0, adapter_sha256="a" * 64, groups=tuple(groups), timings=timings
+    )
+    return build_trainer(policy, config, lambda: None).batches.build(0, collected_of([order], config))
+
+
+def later_pass(update: Update, samples: Sequence[TrainSample], old: dict[str, torch.Tensor]) -> UpdateStats:
+    """One pass of a step with several, at given log-probs of the old policy."""
+    gradient = update.usable_gradient(0, samples, OldLogprobs(by_sample=old), update.accumulate)
+    return update.applied(0, gradient)
