@@ -6,9 +6,9 @@
 MANIFEST.json has step, size and sha256 of each file, and its own sha256, so any changed byte is found. Saving a step
 again replaces its folder as a whole: after a crash the same steps are repeated and end in the same bytes. A damaged
 checkpoint is not fatal if an older one is good, since the journal brings the learner forward from there.
-The newest `keep` checkpoints up to the step just saved stay, and the best one, which the caller knows (`Past` in
-learner/state.py). Later checkpoints can only be ones that did not load; they stay until they are replaced. Left out on
-purpose: what the files mean (bytes in, bytes out), and copies in other places.
+The newest `keep` checkpoints up to the step just saved stay, and the best one, which the caller knows (`RunTotals` in
+learner/durable/state.py). Later checkpoints can only be ones that did not load; they stay until they are replaced. Left
+out on purpose: what the files mean (bytes in, bytes out), and copies in other places.
 """
 
 import hashlib

@@ -5,7 +5,8 @@
 An evaluation follows the checkpoint of its step. If the process ended between the two, the next life makes the missing
 evaluation first; one that exists for the same adapter is not repeated. Training is not affected: nothing is recorded in
 the journal, no training order changes, and the evaluated policy is published anyway. With `eval.every`, each evaluation
-after step 0 also scores the checkpoint before it, and the best checkpoint is kept (`Past` in learner/state.py).
+after step 0 also scores the checkpoint before it, and the best checkpoint is kept (`RunTotals` in
+learner/durable/state.py).
 """
 
 import logging
