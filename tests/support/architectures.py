@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "Mamba": ({}, "'mamba' is not supported"),
     "GPTJ": ({}, "'gptj' is not supported: its class computes attention in a way of its own"),
-    "GPTNeoX": ({}, "'gpt_neox' is not supported: .* wants a tensor 'lm_head.weight', and the checkpoint has none"),
+    "GPTNeoX": ({}, "'gpt_neox' is not supported: .* needs a tensor 'lm_head.weight', but the checkpoint has none"),
     "GPT2": ({}, "'gpt2' is not supported"),
     "Bloom": ({}, "'bloom' is not supported"),
 }

@@ -215,7 +215,7 @@ def test_a_model_type_that_transformers_does_not_know_is_refused(tmp_path: Path)
     folder = architecture_checkpoint(tmp_path, "Llama")
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"llama"', '"lama"'))
-    with pytest.raises(ModelError, match=r"no configuration that transformers 5[^\n]*`lama`"):
+    with pytest.raises(ModelError, match=r"not a configuration that transformers 5[^\n]*`lama`"):
         tiny_policy(folder)
 
 
