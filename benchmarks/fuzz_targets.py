@@ -33,7 +33,7 @@ import torch
 from benchmarks.fuzz_desk import converse
 from benchmarks.mutate import mutate_bytes, mutate_tree
 from launch.display.watch import Watch, outcome_shares, rewards, steps_done, time_shares
-from launch.preset import load_config
+from launch.presets.load import load_config
 from learner.durable.checkpoint import MANIFEST, Broken, Checkpoint, pack_manifest, read_manifest
 from learner.durable.journal_format import pack_record, scan
 from protocol.access.keys import create_keys, load_actor_key, read_allowed

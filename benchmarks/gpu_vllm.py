@@ -50,7 +50,7 @@ def case(model: str, weights: str, part: str) -> dict[str, Any]:
     import torch
 
     from actor.wiring import build_engine
-    from launch.preset import load_config
+    from launch.presets.load import load_config
     from protocol.messages import GroupOrder, Sampling
     from shared.seeding import sample_seeds
 

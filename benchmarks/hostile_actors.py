@@ -37,7 +37,7 @@ from benchmarks.fuzz_desk import SPOILS
 from benchmarks.gauges import descendants, folder_mb, gauges
 from benchmarks.machine import write_result
 from launch.commands.run import make_run
-from launch.preset import load_config
+from launch.presets.load import load_config
 from learner.wiring import load_model
 from protocol.access.keys import create_actor_key, load_actor_key
 from protocol.codec import decode, encode

@@ -25,7 +25,7 @@ from benchmarks.gauges import BOUNDS, descendants, folder_mb, gauges, is_zombie
 from benchmarks.machine import write_result
 from benchmarks.slope import Slope, slope
 from launch.commands.run import make_run
-from launch.preset import load_config
+from launch.presets.load import load_config
 from launch.supervisor.child import Child
 from launch.supervisor.growing_file import GrowingFile
 from launch.supervisor.starter import ForkedProcess, ForkServerStarter

@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.gauges import gauges
 from benchmarks.machine import write_result
 from launch.commands.run import make_run
-from launch.preset import load_config
+from launch.presets.load import load_config
 from tests.chaos.prepared import CHAOS
 from tests.support.runs import ROOT, num_rows, summary
 from tests.support.stranger import KINDS

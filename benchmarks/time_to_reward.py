@@ -30,7 +30,7 @@ from benchmarks.machine import write_result
 from benchmarks.plain_checkpoint import write_plain_checkpoint
 from benchmarks.process_tree import run_watched
 from benchmarks.student import mean_interval, ratio_interval
-from launch.preset import load_config
+from launch.presets.load import load_config
 from learner.tasks.tasks import load_rows
 from shared.process.determinism import cpu_environment
 

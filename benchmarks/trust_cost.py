@@ -27,7 +27,7 @@ from actor.wiring import build_engine
 from benchmarks.machine import write_result
 from benchmarks.overhead import exchange
 from benchmarks.trust_arms import Arm, DirectScorer, Off, On
-from launch.preset import load_config
+from launch.presets.load import load_config
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.state import LearnerState, RunTotals
 from learner.objective.judged import collected

@@ -76,7 +76,7 @@ def fresh(engine: str, path: str, name: str, args: argparse.Namespace) -> dict[s
 def case(engine_name: str, path: str, tokens: int, repeats: int) -> dict[str, Any]:
     """Start, install, decode."""
     from actor.wiring import build_engine
-    from launch.preset import load_config
+    from launch.presets.load import load_config
     from protocol.messages import GroupOrder, Sampling
     from shared.model.adapter_file import read_layout
     from shared.model.base_cache import cached_base

@@ -60,9 +60,7 @@ class Engine(Protocol):
     """Samples completions from the base with the adapter that was installed last."""
 
     @property
-    def identity(self) -> Identity:
-        """What it has loaded."""
-        ...
+    def identity(self) -> Identity: ...
 
     def install(self, version: int, adapter: bytes) -> None:
         """Sample from this adapter (a safetensors file) from now on."""

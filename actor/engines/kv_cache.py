@@ -41,7 +41,6 @@ class KVCache:
 
     @property
     def slots(self) -> int:
-        """S"""
         return len(self.visible) * self.places
 
     def update(
@@ -80,7 +79,6 @@ class KVCache:
         )
 
     def in_rows(self, slots: torch.Tensor) -> torch.Tensor:
-        """The inverse."""
         return slots if self.full else slots.index_select(0, self.slot_of_row)
 
     def keep(self, going: torch.Tensor) -> None:

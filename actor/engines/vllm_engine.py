@@ -107,7 +107,6 @@ class VLLMEngine:
         return in_order(groups, done)
 
     def draw(self, seed: int, sampling: Sampling) -> DrawOptions:
-        """One sample of this sampling."""
         return DrawOptions(
             seed=seed,
             temperature=sampling.temperature,

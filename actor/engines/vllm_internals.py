@@ -115,7 +115,6 @@ class VLLM:
         return Installed(name=name, number=self.places, path=folder or f"/nonexistent/{name}")
 
     def submit(self, request: str, prompt_ids: list[int], draw: DrawOptions) -> None:
-        """Queue one sample."""
         self.add(request, prompt_ids, draw, prompt_logprobs=None)
 
     def score(self, ids: list[int]) -> list[float]:
@@ -161,7 +160,6 @@ class VLLM:
         return self.engine.has_unfinished_requests()
 
     def step(self) -> list[FinishedRequest]:
-        """One pass: what it finished."""
         return [finished_request(output) for output in self.engine.step() if output.finished]
 
     def forget_prefixes(self) -> None:
@@ -218,7 +216,6 @@ class VLLM:
 
 
 def engine_arguments(options: VLLMOptions) -> dict[str, Any]:
-    """As vLLM's EngineArgs names them."""
     quantised = {"quantization": "bitsandbytes", "load_format": "bitsandbytes"} if options.nf4 else {}
     return quantised | {
         "model": str(options.folder),
@@ -260,7 +257,6 @@ def free_card() -> None:
 
 
 def lora_request(adapter: Installed) -> Any:
-    """How a request names it."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(adapter.name, adapter.number, adapter.path)

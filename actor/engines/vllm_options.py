@@ -111,7 +111,6 @@ def longest(config: Config) -> int:
 
 
 def token_bytes(model: dict[str, Any], value_bytes: int) -> int:
-    """K."""
     heads = model["num_attention_heads"]
     size = model.get("head_dim") or model["hidden_size"] // heads
     return 2 * model["num_hidden_layers"] * (model.get("num_key_value_heads") or heads) * size * value_bytes

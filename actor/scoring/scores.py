@@ -25,9 +25,7 @@ class Scores(Protocol):
 class Scorer(Protocol):
     """Scores completions; in a run this is the ScorePool."""
 
-    def begin(self) -> Scores:
-        """Start with the next order."""
-        ...
+    def begin(self) -> Scores: ...
 
 
 class ScoresTogether:

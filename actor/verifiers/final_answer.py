@@ -188,7 +188,6 @@ def items(text: str) -> list[Span]:
 
 
 def numbers(text: str, start: int, end: int) -> list[Span]:
-    """Plain numbers between two places."""
     return [(match.start(), match.end(), match[0]) for match in PLAIN_NUMBER.finditer(text, start, end)]
 
 

@@ -72,7 +72,6 @@ def read_formula(written: str) -> Formula | None:
 
 
 def tokens(written: str) -> list[str]:
-    """Commands, numbers, letters and signs."""
     if "E" in written or "I" in written:
         raise NotRead
     found: list[str] = []
@@ -108,18 +107,15 @@ class Reader:
         return self.tokens[self.place] if self.place < len(self.tokens) else ""
 
     def take(self) -> str:
-        """The token ahead, and on."""
         token = self.next
         self.place += 1
         return token
 
     def expect(self, token: str) -> None:
-        """This token and no other."""
         if self.take() != token:
             raise NotRead
 
     def sum(self) -> Value:
-        """Terms, added and subtracted."""
         total = self.term()
         while self.next in ("+", "-"):
             total = combine(Values.add if self.take() == "+" else Values.subtract, total, self.term())
@@ -160,7 +156,6 @@ class Reader:
         raise NotRead
 
     def atom(self) -> Value:
-        """What an exponent applies to."""
         token = self.take()
         if token == "(":
             return self.until(")")
@@ -183,7 +178,6 @@ class Reader:
         return number(token)
 
     def letter(self, token: str) -> Value:
-        """A variable or a constant."""
         if (token in MAY_NAME_A_FUNCTION and self.next == "(") or (token == "d" and self.next[:1].isalpha()):
             raise NotRead
         if token in ("e", "i", "\\pi"):
@@ -192,7 +186,6 @@ class Reader:
         return lambda values, at: at[token]
 
     def fraction(self) -> Value:
-        """Both parts in braces."""
         return combine(Values.divide, self.braced(), self.braced())
 
     def root(self) -> Value:
@@ -240,7 +233,6 @@ class Reader:
         raise NotRead
 
     def braced(self) -> Value:
-        """A sum in braces."""
         self.expect("{")
         return self.until("}")
 
@@ -261,5 +253,4 @@ def number(token: str) -> Value:
 
 
 def combine(operation: Callable[[Values, Any, Any], Any], left: Value, right: Value) -> Value:
-    """Two values to one."""
     return lambda values, at: operation(values, left(values, at), right(values, at))

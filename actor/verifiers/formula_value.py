@@ -40,7 +40,6 @@ class Values:
         }
 
     def number(self, written: str) -> Any:
-        """A decimal number."""
         return self.context.mpf(written.rstrip("."))
 
     def as_fraction(self, value: Any) -> Fraction | None:
@@ -63,28 +62,23 @@ class Values:
         return total
 
     def subtract(self, left: Any, right: Any) -> Any:
-        """The difference."""
         return self.add(left, -right)
 
     def multiply(self, left: Any, right: Any) -> Any:
-        """The product."""
         return self.bounded(left * right)
 
     def divide(self, left: Any, right: Any) -> Any:
-        """The quotient."""
         if not right:
             raise Unsure
         return self.bounded(left / right)
 
     def power(self, base: Any, exponent: Any) -> Any:
-        """The principal value."""
         if abs(exponent) > MAX_EXPONENT or not base:
             raise Unsure
         self.off_the_cut(base)
         return self.bounded(base**exponent)
 
     def apply(self, name: str, value: Any) -> Any:
-        """A function's value."""
         if name == "\\ln":
             if not value:
                 raise Unsure

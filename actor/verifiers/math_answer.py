@@ -67,7 +67,6 @@ class Comparison:
         self.rounded_digits = rounded_digits
 
     def same(self, gold: FinalAnswer, given: FinalAnswer) -> bool:
-        """Surroundings first, then the value."""
         if (given.percent and not gold.percent) or given.base not in ("", gold.base):
             return False
         if given.unit and gold.unit and given.unit != gold.unit:
@@ -214,11 +213,9 @@ class Comparison:
         return len(rows) == len(other_rows) and all(map(self.in_order, rows, other_rows))
 
     def in_order(self, gold: list[str], given: list[str]) -> bool:
-        """One by one."""
         return len(gold) == len(given) and all(map(self.same_part, gold, given))
 
     def in_any_order(self, gold: list[str], given: list[str]) -> bool:
-        """Each of them once."""
         if len(gold) != len(given):
             return False
         left = list(given)

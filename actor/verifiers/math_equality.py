@@ -126,7 +126,6 @@ def value_at(formula: Formula, letters: tuple[str, ...], shift: int) -> Any:
 
 @lru_cache(maxsize=4096)
 def read(value: str) -> Any:
-    """The formula, or None."""
     found = parse(
         f"\\boxed{{{value}}}",
         extraction_config=CONFIG,

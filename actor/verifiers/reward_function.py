@@ -143,7 +143,6 @@ def accepted(function: RewardFunction, offered: dict[str, list[Any]]) -> dict[st
 
 
 def verdict(value: object, truncated: bool) -> Verdict:
-    """What one returned value says."""
     if value is None:
         return fault(Outcome.ABSTAIN, "The reward function returned None.")
     if not isinstance(value, Real):

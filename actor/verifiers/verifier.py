@@ -49,7 +49,6 @@ Reader = Callable[[str], list[str]]
 
 
 def score_job(kind: VerifierKind, job: ScoreJob, *, strict: bool, rounded_digits: int = 0) -> Verdict:
-    """The verdict on one completion."""
     if job.truncated:
         return fault(Outcome.TRUNCATED, "")
     if "answer" not in job.columns:
@@ -148,7 +147,6 @@ class Scoring:
 
 
 def judge(verifier: VerifierConfig) -> Judge:
-    """What decides the outcome."""
     if verifier.kind == "callable":
         function = load_reward_function(verifier.function)
         return lambda jobs: score_with(function, jobs)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from launch.commands.open_run import pin_cpu
-from launch.preset import load_config
+from launch.presets.load import load_config
 from protocol.outcome import Outcome
 from shared.config.tree import Config, RolloutConfig
 from shared.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from launch.preset import load_config
+from launch.presets.load import load_config
 from learner.tasks.overlap import find_overlap
 from learner.tasks.tasks import Task, TaskSet, load_tasks, load_test
 from shared.model.base_cache import find_checkpoint

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from launch.commands.open_run import open_run, pin_cpu
-from launch.preset import load_config
+from launch.presets.load import load_config
 from learner.durable.checkpoint import Checkpoint, choose_checkpoint
 from protocol.messages import GroupOrder, Sampling
 from protocol.plain_text import for_terminal

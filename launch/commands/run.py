@@ -13,7 +13,7 @@ import msgspec
 
 from actor.engines.vllm_options import check_engine
 from launch.display.next_command import next_command
-from launch.preset import load_config
+from launch.presets.load import load_config
 from launch.supervisor.topology import Process, Topology, topology
 from protocol.access.keys import create_keys
 from shared.config.load import config_to_json

@@ -25,7 +25,7 @@ from launch.display.console import make_console
 from launch.doctor import hardware_checks, run_checks
 from launch.doctor.finding import LEVELS, Finding, Level, UnknownFact, warning
 from launch.doctor.machine import Machine, gather
-from launch.preset import load_config
+from launch.presets.load import load_config
 from shared.config.load import apply_override, config_from_json, config_to_json, resolve
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir

@@ -44,13 +44,9 @@ class Curriculum(Protocol):
         """For the row of this step."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        ...
+    def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what state_dict returned."""
-        ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Shuffled:
@@ -63,7 +59,6 @@ class Shuffled:
         self.pass_rate = float("nan")
 
     def next(self, count: int) -> list[int]:
-        """Positions count on across epochs."""
         positions = range(self.position, self.position + count)
         self.position += count
         return [self.task_at(position) for position in positions]

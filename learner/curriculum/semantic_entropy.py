@@ -50,7 +50,6 @@ class TaskMeanings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def entropy(self) -> float:
-        """SE in nats."""
         total = sum(self.clusters)
         return -math.fsum(n / total * math.log(n / total) for n in self.clusters)
 

@@ -127,7 +127,6 @@ class CheckpointStore:
             raise DamageError(f"{broken}; restore it from a copy, or choose another step.") from broken
 
     def load_best(self) -> Checkpoint:
-        """The checkpoint that best.json names."""
         if not (self._folder / BEST).is_file():
             raise RunDirError(
                 f"{self._folder} has no best checkpoint: none was evaluated during the run. Set eval.every in the next"

@@ -52,7 +52,6 @@ class Segment:
 
     @property
     def number(self) -> int:
-        """Counts from 1."""
         return segment_number(self.path)
 
     def payloads(self) -> Iterator[bytes]:
@@ -133,7 +132,6 @@ class Journal:
 
     @property
     def tail(self) -> int:
-        """Number of the last segment."""
         return max(self.firsts)
 
     def append(self, payload: bytes) -> None:
@@ -176,7 +174,6 @@ class Journal:
 
 
 def segment_path(folder: Path, segment: int) -> Path:
-    """The first is 000001.log."""
     return folder / f"{segment:06d}.log"
 
 

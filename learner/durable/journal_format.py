@@ -167,7 +167,6 @@ def read_start(folder: Path) -> tuple[Start, int]:
 
 
 def write_start(folder: Path, start: Start, first_record: int) -> None:
-    """Durable when this returns."""
     write_whole(folder / START, pack_record(first_record, msgspec.json.encode(start)))
 
 

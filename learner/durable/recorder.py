@@ -137,7 +137,6 @@ def index_records(records: Iterable[bytes]) -> dict[str, bytes]:
 
 
 def before(index: dict[str, bytes], step: int) -> dict[str, bytes]:
-    """The records of earlier steps."""
     return {order_id: payload for order_id, payload in index.items() if step_of(order_id) < step}
 
 

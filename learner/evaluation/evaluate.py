@@ -121,7 +121,6 @@ class Evaluator:
         self.count = count
 
     def run(self, label: str, version: int, adapter_sha256: str) -> Evaluation:
-        """Evaluate one version."""
         rollout, evaluation = self.config.rollout, self.config.eval
         cap, long_cap = evaluation.max_new_tokens or rollout.max_new_tokens, evaluation.long_cap
         samplings = {

@@ -34,9 +34,7 @@ class Books(Protocol):
         """The stored evaluation with this label; None if there is none."""
         ...
 
-    def write_evaluation(self, evaluation: Evaluation) -> None:
-        """Store it."""
-        ...
+    def write_evaluation(self, evaluation: Evaluation) -> None: ...
 
     def judge(self, evaluation: Evaluation) -> None:
         """Note the score of the checkpoint that was evaluated, which may be the best."""

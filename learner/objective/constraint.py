@@ -45,7 +45,6 @@ class PenalisedTokens:
 
 
 def constraint_loss(tokens: PenalisedTokens) -> KlTerms:
-    """sum w c k3"""
     kl = k3(tokens.logprobs, tokens.reference)
     return KlTerms(loss=(tokens.weights * kl).sum(), kl=kl.detach())
 

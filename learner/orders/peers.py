@@ -61,7 +61,6 @@ class Peer:
 
     @property
     def free(self) -> int:
-        """Credits that are left."""
         return self.hello.credits - len(self.orders)
 
     def takes(self, version: int) -> bool:
@@ -195,7 +194,6 @@ class Peers:
         return min(peers, key=self.rank, default=None)
 
     def idle(self) -> Peer | None:
-        """The best peer without orders."""
         return min((peer for peer in self.by_address.values() if not peer.orders), key=self.rank, default=None)
 
     def with_order(self, order_id: str) -> list[Peer]:

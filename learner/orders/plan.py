@@ -42,7 +42,6 @@ class BatchSize:
         self.signal = 0.0
 
     def observe(self, noise: GradientNoise) -> None:
-        """After an update."""
         memory = self.config.memory
         self.spread = memory * self.spread + (1 - memory) * noise.spread
         self.signal = memory * self.signal + (1 - memory) * noise.signal
@@ -76,9 +75,7 @@ class OrderDesk(Protocol):
         """Make a version available to sample from."""
         ...
 
-    def submit(self, orders: Iterable[Order]) -> None:
-        """Have these filled."""
-        ...
+    def submit(self, orders: Iterable[Order]) -> None: ...
 
     def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
         """Wait until these are filled; raises Unfilled if they will not be."""
@@ -176,7 +173,6 @@ class StepPlan:
         return min([pending.version for pending in self.pending], default=self.next_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values."""
         pending = [[p.step, p.version, p.tasks] for p in self.pending]
         return {
             "next_step": self.next_step,

@@ -62,7 +62,6 @@ def group_bytes(rollout: RolloutConfig, max_prompt_tokens: int) -> int:
 
 
 def rollout_bytes(rollout: RolloutConfig, logged_groups: int) -> int:
-    """A step's rows of rollouts.jsonl."""
     return logged_groups * rollout.group * rollout.max_new_tokens * ROLLOUT_TOKEN_BYTES
 
 

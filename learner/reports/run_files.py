@@ -118,7 +118,6 @@ class RunFiles:
         return read_evaluation(self.run.eval / f"{label}.json")
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
-        """eval/<label>.json"""
         write_evaluation(self.run.eval, evaluation)
 
     def judge(self, evaluation: Evaluation) -> None:

@@ -74,7 +74,6 @@ def find_overlap(train: Sequence[Mapping[str, str]], held_out: Sequence[Mapping[
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Words in lower case."""
     return tuple(WORD.findall(text.lower()))
 
 

@@ -127,7 +127,6 @@ def whole_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.nda
 
 
 def shared_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.ndarray]]:
-    """Each group's prompt once."""
     prompts = {s.sample.group: s.sample.prompt_ids for s in samples}
     number = {group: index for index, group in enumerate(prompts)}
     owner = [number[s.sample.group] for s in samples]

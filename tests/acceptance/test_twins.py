@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launch.preset import PRESETS_DIR
+from launch.presets.load import PRESETS_DIR
 from tests.support.runs import launch, rows, sets, summary
 
 TWINS = sorted(path.stem for path in PRESETS_DIR.glob("*_embedded.toml"))

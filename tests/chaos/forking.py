@@ -23,7 +23,7 @@ OURS = {"protocol", "shared", "actor", "learner", "launch"}
 def load_libraries() -> None:
     """Everything that a process of a run imports or sets up lazily, by doing its first work once."""
     from actor.wiring import build_engine
-    from launch.preset import load_config
+    from launch.presets.load import load_config
     from learner.wiring import load_model
 
     one = ["compute.learner_threads=1", "compute.actor_threads=1", "tasks.limit=1", "tasks.levels=[1]"]

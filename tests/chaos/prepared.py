@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from launch.commands.run import make_run
-from launch.preset import load_config
+from launch.presets.load import load_config
 
 CHAOS = {
     "run.steps": 5,

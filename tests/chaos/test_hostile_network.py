@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launch.commands.run import make_run
-from launch.preset import load_config
+from launch.presets.load import load_config
 from protocol.limits import MAX_HANDSHAKE_FAILURES
 from tests.chaos.byte_proxy import ByteProxy, byte_proxy
 from tests.chaos.message_proxy import FAULTS, message_proxy

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_what_is_given_back_is_free_and_comes_back_whole(part: str, tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="the extra `vllm` is not installed here")
     from actor.wiring import build_engine
-    from launch.preset import load_config
+    from launch.presets.load import load_config
     from shared.model.adapter_file import adapter_bytes, read_layout
     from shared.model.base_cache import cached_base
     from shared.model.canary import canary_ids

@@ -13,7 +13,7 @@ import pytest
 
 from launch.commands.run import make_run
 from launch.commands.watch_run import starter_for
-from launch.preset import load_config
+from launch.presets.load import load_config
 from launch.supervisor.starter import ForkedProcess, ForkServerStarter, FreshStarter, Starter
 from launch.supervisor.topology import Process, ProcessFailed, Topology, topology
 from tests.support.runs import ROOT
@@ -146,7 +146,7 @@ import sys
 from launch.commands.watch_run import starter_for
 from launch.supervisor.topology import topology
 from pathlib import Path
-from launch.preset import load_config
+from launch.presets.load import load_config
 starter = starter_for(topology(Path(sys.argv[1]), load_config("embedded", [])))
 print(starter.popen.pid, flush=True)
 starter.listen(60)

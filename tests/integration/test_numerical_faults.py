@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.preset import load_config
+from launch.presets.load import load_config
 from learner.curriculum.curriculum import Shuffled
 from learner.tasks.tasks import load_tasks
 from shared.model.base_cache import cached_base

@@ -14,7 +14,7 @@ from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.commands.in_process import LocalDesk
 from launch.commands.replay import replay_batch
-from launch.preset import load_config
+from launch.presets.load import load_config
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder

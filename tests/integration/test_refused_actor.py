@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launch.preset import load_config
+from launch.presets.load import load_config
 from protocol.access.keys import create_keys
 from shared.config.load import config_to_json
 from tests.support.live_run import live_run

@@ -9,7 +9,7 @@ from actor.installer import CanaryMismatch
 from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.commands.in_process import LocalDesk
-from launch.preset import load_config
+from launch.presets.load import load_config
 from learner.durable.state import RunTotals
 from learner.loop import train
 from learner.objective.batch import StepBatch

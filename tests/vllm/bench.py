@@ -9,7 +9,7 @@ from actor.engines.hf_engine import HFEngine
 from actor.engines.vllm_engine import VLLMEngine
 from actor.engines.vllm_internals import VLLM
 from actor.engines.vllm_options import vllm_options
-from launch.preset import load_config
+from launch.presets.load import load_config
 from protocol.messages import GroupOrder
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_bytes, read_layout

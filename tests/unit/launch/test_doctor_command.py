@@ -16,7 +16,7 @@ from launch.commands.run import make_run
 from launch.doctor.command import CHECKS, as_tree, choose_source, examine, finding_of, num_errors, read_config, show
 from launch.doctor.finding import Missing, warning
 from launch.doctor.machine import Machine
-from launch.preset import load_config
+from launch.presets.load import load_config
 from shared.errors import ConfigError
 from tests.support.machines import but, sound
 

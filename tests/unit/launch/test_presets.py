@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.commands.run import describe
-from launch.preset import PRESETS_DIR, load_config
+from launch.presets.load import PRESETS_DIR, load_config
 from launch.supervisor.topology import topology
 from shared.config.tree import Config
 

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
 from benchmarks.embedded.accuracy import chat_prompt, decoder_linears, grade, nf4_values, stated_answer, to_nf4_values
 from benchmarks.embedded.corpus import HABITS, SLIPS, Example, Slip, draw_example, slipped, wrong_share
-from learner.tasks.stories import GROWTH, STORIES
-from learner.tasks.word_problems import LEVELS, Move, Plot, problems, split_of
+from learner.tasks.word_problems import GROWTH, LEVELS, STORIES, Move, Plot, problems, split_of
 from shared.embedded import EMBEDDED_DIR
 
 EQUATION = re.compile(r"(\d+) ([-+*]) (\d+) = (\d+)")

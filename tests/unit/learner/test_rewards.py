@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from launch.preset import load_config
+from launch.presets.load import load_config
 from learner.objective.judged import admit
 from learner.reports.step_metrics import reward_means
 from protocol.messages import Finish, Outcome

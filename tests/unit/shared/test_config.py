@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from launch.preset import PRESETS_DIR, load_config
+from launch.presets.load import PRESETS_DIR, load_config
 from protocol.messages import Outcome
 from shared.config.data import VerifierConfig
 from shared.config.load import apply_override, config_from_json, config_to_json, resolve, rules_digest

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.time_to_reward import SEEDS, SIDES, summary, trl_argv
-from launch.preset import load_config
+from launch.presets.load import load_config
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "trl_grpo.py"
 

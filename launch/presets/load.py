@@ -10,7 +10,7 @@ from shared.config.load import read_config
 from shared.config.tree import Config
 from shared.errors import ConfigError
 
-PRESETS_DIR = Path(__file__).with_name("presets")
+PRESETS_DIR = Path(__file__).parent
 
 
 def load_config(source: str, overrides: Iterable[str] = ()) -> Config:

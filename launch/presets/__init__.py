@@ -1,0 +1,1 @@
+"""Configurations to start from, and how they are found."""
