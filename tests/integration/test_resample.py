@@ -49,6 +49,6 @@ def test_a_step_that_the_gate_refuses_is_sampled_again_and_the_run_ends_as_undis
         assert command in refused.stderr.replace("\n", " ")
     done = launch("resume", run, "--resample-step", str(BAD))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "recorded answers of step 5 and later are void" in done.stderr
+    assert "recorded orders of step 5 and later are void" in done.stderr
     assert summary(run)["adapter_sha256"] == undisturbed
     assert replayed(run)["match"]
