@@ -65,7 +65,7 @@ def test_every_point_named_in_the_code_is_one_that_plans_are_made_from(
     points: list[str], rare_points: list[str]
 ) -> None:
     named = set(
-        names_in([*(ROOT / "actor").glob("*.py"), *(ROOT / "learner").glob("*.py"), ROOT / "shared/run/disk.py"])
+        names_in([*(ROOT / "actor").rglob("*.py"), *(ROOT / "learner").rglob("*.py"), ROOT / "shared/run/disk.py"])
     )
     assert len(named) > 20
     passed = {

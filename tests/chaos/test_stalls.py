@@ -170,5 +170,5 @@ def test_a_stopped_learner_is_named_with_what_was_awaited(tmp_path: Path) -> Non
     for name in ("learner", "actor0"):
         assert f"stacks-{name}.txt" in said
     assert "(most recent call first)" in stacks(out, "learner")
-    assert "in wait\n" in stacks(out, "actor0")
+    assert "in wait_once\n" in stacks(out, "actor0")
     assert not processes_of(out, "learner") + processes_of(out, "actor")
