@@ -17,11 +17,12 @@ from actor.rollout import Rollout
 from actor.scoring.pool import ScorePool
 from protocol.messages import Bye
 from protocol.transport import ActorPort
+from shared.base.cache import CachedBase, cached_base
+from shared.base.load import check_once, load_policy, pick_device, pick_dtype
 from shared.config.load import rules_digest
 from shared.config.tree import Config
 from shared.errors import DamageError
-from shared.model.base_cache import WEIGHTS, CachedBase, cached_base
-from shared.model.load import check_once, load_policy, pick_device, pick_dtype
+from shared.model.nf4 import WEIGHTS
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.determinism import pin_torch, record
 from shared.process.lease import lease_for
@@ -62,8 +63,8 @@ def build_vllm(
     from actor.engines.vllm_engine import VLLMEngine
     from actor.engines.vllm_internals import VLLM
     from actor.engines.vllm_options import vllm_options
+    from shared.base.cache import plain_base
     from shared.model.adapter_file import read_layout
-    from shared.model.base_cache import plain_base
 
     check_engine(config.actor)
     if device.type == "cuda":

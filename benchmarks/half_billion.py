@@ -24,8 +24,8 @@ import psutil
 
 from benchmarks import parity_reward
 from benchmarks.machine import write_result
+from shared.base.cache import cached_base
 from shared.config.model import ModelConfig
-from shared.model.base_cache import cached_base
 
 ROLES = {"learner": "-m learner --run", "actor": "-m actor --run"}
 POLL_S = 0.5

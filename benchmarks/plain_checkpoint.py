@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from shared.base.cache import cached_base
 from shared.config.model import ModelConfig
-from shared.model.base_cache import WEIGHTS, cached_base
-from shared.model.nf4 import from_tensors
+from shared.model.nf4 import WEIGHTS, from_tensors
 
 
 def write_plain_checkpoint(model: ModelConfig, folder: Path) -> None:

@@ -78,8 +78,8 @@ def case(engine_name: str, path: str, tokens: int, repeats: int) -> dict[str, An
     from actor.wiring import build_engine
     from launch.presets.load import load_config
     from protocol.messages import GroupOrder, Sampling
+    from shared.base.cache import cached_base
     from shared.model.adapter_file import read_layout
-    from shared.model.base_cache import cached_base
     from shared.seeding import sample_seeds
 
     keys = {"model.path": path, "actor.engine": engine_name, "rollout.prompts": 1, "rollout.group": max(GROUPS)}

@@ -32,9 +32,9 @@ from learner.wiring import Model, build_learner, load_model
 from protocol.access.keys import load_learner_keys
 from protocol.messages import Welcome
 from protocol.transport import LearnerPort, ZmqLearnerPort
+from shared.base.checksum import BaseChecksum, frozen_sums
 from shared.config.processes import LinkConfig, bind_address
 from shared.config.tree import Config
-from shared.model.base_checksum import BaseChecksum, frozen_sums
 from shared.process.determinism import record
 from shared.process.lease import lease_for
 from shared.process.watchdog import Watchdog, WatchedLearnerPort

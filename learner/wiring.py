@@ -30,12 +30,12 @@ from learner.update.publisher import Publisher
 from learner.update.stage_end import StageEnd
 from learner.update.update import Update
 from protocol.messages import Hello
+from shared.base.cache import cached_base
+from shared.base.load import load_policy, pick_device, pick_dtype
 from shared.config.load import config_to_json, rules_digest
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_config, layout_digest
-from shared.model.base_cache import cached_base
 from shared.model.canary import canary_ids, canary_of
-from shared.model.load import load_policy, pick_device, pick_dtype
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.determinism import pin_torch

@@ -13,10 +13,10 @@ from actor.engines.engine import Completion, EndedCompletion, Identity, Progress
 from actor.engines.kv_cache import KVCache
 from actor.engines.sampler import draw
 from protocol.messages import Finish, GroupOrder, Sampling
+from shared.base.checksum import BaseChecksum, frozen_sums
+from shared.base.load import checking, class_logprobs, refuse_difference, sample_ids, whole_rows
 from shared.model.adapter_file import install_adapter, layout_digest
-from shared.model.base_checksum import BaseChecksum, frozen_sums
 from shared.model.canary import sequence_logprobs
-from shared.model.load import checking, class_logprobs, refuse_difference, sample_ids, whole_rows
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter
 from shared.seeding import uniforms

@@ -19,10 +19,10 @@ from actor.engines.engine import Completion, EndedCompletion, Identity, Progress
 from actor.engines.vllm_internals import VLLM, DrawOptions, FinishedRequest
 from actor.engines.vllm_options import GiveBack, VLLMOptions
 from protocol.messages import Finish, GroupOrder, Sampling
+from shared.base.checksum import BaseChecksum
 from shared.config.model import LoraConfig
 from shared.errors import ModelError
 from shared.model.adapter_file import LoraLayout, adapter_config, read_adapter
-from shared.model.base_checksum import BaseChecksum
 from shared.model.prompt import Prompter
 
 SHARED_MEMORY = Path("/dev/shm")

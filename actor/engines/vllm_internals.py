@@ -305,8 +305,8 @@ class AdapterWorker:
         compare(loaded_adapter(manager, rank), sent_adapter(tensors, scale, manager.lora_config.lora_dtype))
 
     def weight_sums(self) -> dict[str, int]:
-        """Sum of the words of every frozen tensor, as shared/model/base_checksum.py has it."""
-        from shared.model.base_checksum import word_sum
+        """Sum of the words of every frozen tensor, as shared/base/checksum.py has it."""
+        from shared.base.checksum import word_sum
 
         tensors = self.model_runner.get_model().state_dict()
         return {name: word_sum(tensor) for name, tensor in tensors.items() if "lora_" not in name}

@@ -124,9 +124,9 @@ def chat(
 def open_conversations(config: Config, checkpoint: "Checkpoint | None") -> list[Conversation]:
     """With the base, and with the trained policy if there is a checkpoint."""
     from learner.durable.state import ADAPTER
+    from shared.base.cache import cached_base
+    from shared.base.load import load_policy, pick_device, pick_dtype
     from shared.model.adapter_file import install_adapter
-    from shared.model.base_cache import cached_base
-    from shared.model.load import load_policy, pick_device, pick_dtype
     from shared.model.prompt import load_prompter
     from shared.process.determinism import pin_torch
 

@@ -52,7 +52,7 @@ def entropies(config: Config) -> "tuple[Path, SemanticEntropies]":
     from launch.commands.in_process import local_actor
     from learner.curriculum.semantic_entropy import SemanticEntropies, cache_file, measured_with, read_entropies
     from learner.tasks.tasks import load_tasks
-    from shared.model.base_cache import cached_base
+    from shared.base.cache import cached_base
 
     file = cache_file(config.curriculum, config.model, config.tasks.source)
     with local_actor(config) as actor:

@@ -15,7 +15,7 @@ from launch.presets.load import load_config
 from learner.tasks.overlap import find_overlap
 from learner.tasks.tasks import Task, TaskSet, load_tasks, load_test
 from protocol.plain_text import for_terminal
-from shared.model.base_cache import find_checkpoint
+from shared.base.cache import find_checkpoint
 from shared.model.prompt import Prompter, load_prompter
 
 SHOWN = 3

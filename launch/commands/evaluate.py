@@ -102,8 +102,8 @@ def name_of_test(config: TasksConfig) -> str:
 
 def first_adapter(model: ModelConfig, lora: LoraConfig, seed: int) -> bytes:
     """The run's adapter before its first step; it changes nothing about the base."""
+    from shared.base.cache import cached_base
     from shared.model.adapter_file import adapter_bytes, read_layout
-    from shared.model.base_cache import cached_base
     from shared.seeding import derive
 
     adapter = read_layout(cached_base(model).folder, lora).adapter()

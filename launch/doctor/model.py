@@ -86,7 +86,7 @@ def look_at_model(model: ModelConfig, targets: Sequence[str], tasks: TasksConfig
 
 
 def kind_of(model: ModelConfig) -> Literal["embedded", "folder", "hub"]:
-    """As shared/model/base_cache.py reads model.path."""
+    """As shared/base/cache.py reads model.path."""
     if model.path == "embedded":
         return "embedded"
     return "folder" if Path(model.path).is_dir() else "hub"

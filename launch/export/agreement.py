@@ -22,11 +22,11 @@ from transformers.utils.logging import disable_progress_bar
 from launch.export.folders import ADAPTER_CONFIG, Form, TrainedPolicy
 from launch.export.weights import Deltas, merged_weights
 from learner.durable.state import ADAPTER
+from shared.base.cache import CachedBase
+from shared.base.load import load_policy
 from shared.errors import DamageError
 from shared.model.adapter_file import install_adapter
-from shared.model.base_cache import CachedBase
 from shared.model.canary import canary_ids, sequence_logprobs
-from shared.model.load import load_policy
 from shared.seeding import derive
 
 NUM_SEQUENCES = 4

@@ -117,7 +117,7 @@ def write(export: Export, out: Path) -> "Agreement":
     from launch.export.agreement import measure, refuse_disagreement
     from launch.export.folders import TrainedPolicy, model_card, write_merged, write_peft
     from learner.durable.state import ADAPTER
-    from shared.model.base_cache import cached_base
+    from shared.base.cache import cached_base
     from shared.process.determinism import pin_torch
 
     config, form = export.config, export.form

@@ -20,11 +20,12 @@ import torch
 
 from launch.export.weights import Deltas, merged_weights, write_weights
 from learner.durable.state import ADAPTER
+from shared.base.cache import DIGESTS, CachedBase
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
 from shared.model.adapter_file import adapter_config
-from shared.model.base_cache import DIGESTS, WEIGHTS, CachedBase
+from shared.model.nf4 import WEIGHTS
 from shared.run.evaluation import Evaluation
 from shared.run.run_dir import RunInfo
 

@@ -14,7 +14,7 @@ from learner.durable.recorder import Compaction
 from learner.durable.state import Best, LearnerState, RunTotals, better
 from learner.objective.batch import StepBatch
 from learner.objective.judged import Collected, JudgedGroup
-from shared.model.base_checksum import BaseChecksum
+from shared.base.checksum import BaseChecksum
 from shared.run.evaluation import Evaluation, read_evaluation, write_evaluation
 from shared.run.files import LineLog
 from shared.run.metrics import MetricsLog, StepMetrics

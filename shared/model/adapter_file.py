@@ -21,10 +21,9 @@ from safetensors.torch import load, save
 
 from shared.config.model import LoraConfig
 from shared.errors import DamageError
-from shared.model.base_cache import WEIGHTS
 from shared.model.linears import is_decoder_linear
 from shared.model.lora import PAIR, Adapter, DenseMatmul, FrozenLinear, LoraLinear
-from shared.model.nf4 import STATE_KEY, read_facts
+from shared.model.nf4 import STATE_KEY, WEIGHTS, read_facts
 
 PREFIX = "base_model.model."
 LENGTH_BYTES = 8

@@ -4,7 +4,7 @@
 
 This is the only definition, for files and for modules; the header of a file is enough to apply it. Embeddings and head
 are in no numbered layer, and a norm with a row for each head has `norm` in its name. A layer with any other
-matrix is refused (shared/model/architecture.py). No torch here: `doctor` uses this without it.
+matrix is refused (shared/base/architecture.py). No torch here: `doctor` uses this without it.
 """
 
 import re

@@ -21,6 +21,8 @@ import torch.nn.functional as F
 BLOCK = 64
 SLICE_BLOCKS = 4096
 """Blocks that are dequantised at once."""
+WEIGHTS = "model.safetensors"
+"""File name of the weights in the folder of a base."""
 STATE_KEY = "quant_state.bitsandbytes__nf4"
 PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", STATE_KEY)
 

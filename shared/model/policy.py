@@ -2,7 +2,7 @@
 
     hidden = backbone(ids),   logits = form(head hidden) / temperature
 
-This module only computes. shared/model/load.py builds a policy from the cached base and checks it.
+This module only computes. shared/base/load.py builds a policy from the cached base and checks it.
 """
 
 from dataclasses import dataclass

@@ -18,8 +18,8 @@ def test_what_is_given_back_is_free_and_comes_back_whole(part: str, tmp_path: Pa
     pytest.importorskip("vllm", reason="the extra `vllm` is not installed here")
     from actor.wiring import build_engine
     from launch.presets.load import load_config
+    from shared.base.cache import cached_base
     from shared.model.adapter_file import adapter_bytes, read_layout
-    from shared.model.base_cache import cached_base
     from shared.model.canary import canary_ids
 
     sets = ("actor.engine=vllm", f"actor.give_back={part}", "actor.kv_mb=512", "compute.device=cuda")

@@ -8,7 +8,7 @@ import pytest
 from launch.presets.load import load_config
 from learner.curriculum.curriculum import Shuffled
 from learner.tasks.tasks import load_tasks
-from shared.model.base_cache import cached_base
+from shared.base.cache import cached_base
 from shared.model.prompt import load_prompter
 from tests.support.runs import SMALL, launch, rows, sets, summary
 

@@ -27,10 +27,10 @@ from learner.reports.step_report import StepReport
 from learner.update.gradient_check import NumericalFault
 from learner.wiring import build_learner, build_trainer, load_model, load_trained_policy
 from protocol.messages import FilledOrder, Group, Order
+from shared.base.checksum import BaseChecksum, frozen_sums, frozen_tensors
 from shared.config.load import config_from_json, config_to_json
 from shared.config.tree import Config
 from shared.errors import DamageError, TrainingStopped
-from shared.model.base_checksum import BaseChecksum, frozen_sums, frozen_tensors
 from shared.process.lease import NoLease
 from shared.run.run_dir import RunDir
 from tests.support.fakes import ScriptedScorer

@@ -22,9 +22,9 @@ from learner.tasks.tasks import Task
 from learner.update.publisher import policy_message
 from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Hello, Order, Outcome, Sampling, Timings
 from protocol.messages import Policy as PolicyMessage
+from shared.base.cache import cached_base
+from shared.base.load import load_policy
 from shared.config.model import LoraConfig, ModelConfig
-from shared.model.base_cache import cached_base
-from shared.model.load import load_policy
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter
 from shared.model.sequences import Sequences

@@ -11,10 +11,10 @@ from actor.engines.vllm_internals import VLLM
 from actor.engines.vllm_options import vllm_options
 from launch.presets.load import load_config
 from protocol.messages import GroupOrder
+from shared.base.cache import cached_base, plain_base
+from shared.base.load import load_policy
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_bytes, read_layout
-from shared.model.base_cache import cached_base, plain_base
-from shared.model.load import load_policy
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.determinism import pin_torch

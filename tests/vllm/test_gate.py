@@ -15,11 +15,11 @@ from learner.objective.batch import Sample
 from learner.orders.dispatch import Dispatcher
 from learner.update.mismatch import Mismatch
 from protocol.messages import GroupOrder, Order, Policy, Refused, Sampling, Welcome
+from shared.base.cache import plain_base
 from shared.config.model import ModelConfig
 from shared.config.tree import Config
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes
-from shared.model.base_cache import plain_base
 from tests.support.dispatch_bench import inbox
 from tests.support.fakes import CHECK, hello_of, toy_orders, toy_policy
 from tests.support.live_run import OnceRecorder
@@ -97,7 +97,7 @@ def test_keys_and_values_of_another_version(bench: Bench) -> None:
 
 
 def test_a_base_of_other_codes_has_another_digest_and_another_folder(bench: Bench) -> None:
-    from shared.model.base_cache import CachedBase, cached_base
+    from shared.base.cache import CachedBase, cached_base
 
     base = cached_base(bench.config.model)
     assert bench.engine.identity.base_digest == base.digest == bench.policy.base_digest
@@ -109,7 +109,7 @@ def test_a_base_of_other_codes_has_another_digest_and_another_folder(bench: Benc
 
 
 def test_an_actor_on_another_base_is_refused_in_words_and_given_nothing(bench: Bench, tmp_path: Path) -> None:
-    from shared.model.base_cache import cached_base
+    from shared.base.cache import cached_base
 
     shutil.copytree(EMBEDDED, checkpoint := tmp_path / "checkpoint")
     weights = load_file(checkpoint / "model.safetensors")
@@ -136,7 +136,8 @@ def test_an_actor_on_another_base_is_refused_in_words_and_given_nothing(bench: B
 
 
 def test_a_plain_base_with_one_other_bit_is_not_served(bench: Bench) -> None:
-    from shared.model.base_cache import WEIGHTS, cached_base
+    from shared.base.cache import cached_base
+    from shared.model.nf4 import WEIGHTS
 
     file = bench.engine.options.folder / WEIGHTS
     data = bytearray(file.read_bytes())

@@ -18,11 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, LlamaCo
 from actor.engines.hf_engine import HFEngine
 from actor.engines.stream import stream
 from protocol.messages import GroupOrder, Sampling
+from shared.base.architecture import decoder_linears, empty_model, read_architecture
+from shared.base.cache import cached_base
 from shared.config.model import LoraConfig, ModelConfig
 from shared.errors import ModelError
 from shared.model.adapter_file import read_layout
-from shared.model.architecture import decoder_linears, empty_model, read_architecture
-from shared.model.base_cache import cached_base
 from shared.model.policy import Policy
 from shared.model.sequences import Sequences
 from tests.support.architectures import REFUSED, SUPPORTED, VOCAB, architecture_checkpoint

@@ -16,13 +16,13 @@ from launch.__main__ import main
 from launch.commands.chat import PARTIAL_CHARACTER, Conversation, converse, print_in_turn, show_in_columns
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from protocol.messages import GroupOrder, Sampling
+from shared.base.cache import cached_base
+from shared.base.load import load_policy
 from shared.config.load import config_to_json, resolve
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.tree import Config
 from shared.errors import DataError
 from shared.model.adapter_file import adapter_bytes
-from shared.model.base_cache import cached_base
-from shared.model.load import load_policy
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
 from shared.run.run_dir import RunDir

@@ -15,12 +15,12 @@ from launch.export.agreement import Agreement, refuse_disagreement
 from launch.export.command import push, run_export
 from launch.export.weights import Deltas, merged_weights, write_weights
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from shared.base.cache import cached_base
+from shared.base.load import load_policy
 from shared.config.load import config_to_json, resolve
 from shared.config.tree import Config
 from shared.errors import DamageError, RunDirError
 from shared.model.adapter_file import adapter_bytes, digest
-from shared.model.base_cache import cached_base
-from shared.model.load import load_policy
 from shared.run.evaluation import write_evaluation
 from shared.run.run_dir import RunDir
 from tests.support.fakes import shake, toy_evaluation

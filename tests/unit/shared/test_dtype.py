@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from actor.engines.hf_engine import HFEngine
+from shared.base.cache import cached_base
+from shared.base.checksum import frozen_tensors
+from shared.base.load import load_policy, pick_device, pick_dtype
 from shared.config.model import LoraConfig, ModelConfig
 from shared.errors import ModelError
-from shared.model.base_cache import cached_base
-from shared.model.base_checksum import frozen_tensors
 from shared.model.canary import sequence_logprobs
-from shared.model.load import load_policy, pick_device, pick_dtype
 from shared.model.policy import Policy
 from tests.support.fakes import CPU, shake, tiny_prompter
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from shared.base.cache import CachedBase, cached_base
+from shared.base.load import check_once
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
-from shared.model.base_cache import CachedBase, cached_base
-from shared.model.load import check_once
 from shared.model.policy import Policy
 from tests.support.architectures import architecture_checkpoint
 from tests.support.fakes import tiny_policy

@@ -12,11 +12,11 @@ from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from shared.base.cache import CachedBase, cached_base, is_decoder_linear
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
-from shared.model.base_cache import WEIGHTS, CachedBase, cached_base, is_decoder_linear
 from shared.model.lora import DequantizingMatmul
-from shared.model.nf4 import from_tensors, quantize
+from shared.model.nf4 import WEIGHTS, from_tensors, quantize
 from tests import reference
 from tests.support.fakes import CPU, dense_twin, hidden_of, tiny_checkpoint, tiny_policy
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from shared.base.cache import CachedBase, cached_base, plain_base
+from shared.base.checksum import frozen_tensors
+from shared.base.load import load_policy
 from shared.config.model import LoraConfig, ModelConfig
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes, layout_digest, read_layout
-from shared.model.base_cache import WEIGHTS, CachedBase, cached_base, plain_base
-from shared.model.base_checksum import frozen_tensors
-from shared.model.load import load_policy
+from shared.model.nf4 import WEIGHTS
 from tests.support.fakes import CPU, RANK, dense_twin, tiny_policy
 
 TARGETS = ("q_proj", "down_proj")

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from actor.engines.hf_engine import HFEngine
+from shared.base.checksum import SLICE_WORDS, WORDS, BaseChecksum, frozen_sums, frozen_tensors, word_sum
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes
-from shared.model.base_checksum import SLICE_WORDS, WORDS, BaseChecksum, frozen_sums, frozen_tensors, word_sum
 from tests.support.fakes import shake, tiny_checkpoint, tiny_policy, tiny_prompter
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -32,16 +32,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from shared.base.architecture import empty_model, read_architecture
 from shared.config.model import PLACE, ModelConfig, cache_root
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import DamageError, ModelError
-from shared.model.architecture import empty_model, read_architecture
 from shared.model.linears import is_decoder_linear as is_linear
-from shared.model.nf4 import BLOCK, PARTS, STATE_KEY, from_tensors, quantize, read_facts
+from shared.model.nf4 import BLOCK, PARTS, STATE_KEY, WEIGHTS, from_tensors, quantize, read_facts
 from shared.run.file_lock import exclusive
 from shared.run.files import made_whole, make_folder, remove_unfinished, sync_files
 
-WEIGHTS = "model.safetensors"
 DIGESTS = "DIGESTS.json"
 CACHE_FORMAT = 3
 """Changes with the content of a cached folder, so that older folders are not used."""

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from shared.base.cache import DIGESTS, CachedBase, cached_base, file_digest
 from shared.config.model import ModelConfig, cache_root
 from shared.errors import DamageError, RunDirError
-from shared.model.base_cache import DIGESTS, WEIGHTS, CachedBase, cached_base, file_digest
+from shared.model.nf4 import WEIGHTS
 from shared.run.files import UNFINISHED, beside
 
 
@@ -76,7 +77,7 @@ def test_a_model_whose_name_has_a_dot_has_a_lock_of_its_own(checkpoint: Path, tm
 
 LIMITED = """
 import resource, sys
-from shared.model.base_cache import cached_base
+from shared.base.cache import cached_base
 from shared.config.tree import ModelConfig
 from shared.errors import UserError
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

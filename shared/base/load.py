@@ -36,9 +36,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from shared.config.model import PLACE, LoraConfig, ModelConfig
-from shared.errors import ModelError
-from shared.model.architecture import (
+from shared.base.architecture import (
     UNFIT,
     decoder_linears,
     empty_model,
@@ -47,9 +45,11 @@ from shared.model.architecture import (
     read_architecture,
     unsupported,
 )
-from shared.model.base_cache import WEIGHTS, CachedBase, plain_base
+from shared.base.cache import CachedBase, plain_base
+from shared.config.model import PLACE, LoraConfig, ModelConfig
+from shared.errors import ModelError
 from shared.model.lora import Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
-from shared.model.nf4 import from_tensors
+from shared.model.nf4 import WEIGHTS, from_tensors
 from shared.model.policy import Policy
 from shared.model.sequences import Sequences
 from shared.run.files import write_whole

@@ -2,7 +2,7 @@
 
 A policy needs a decoder in which every matrix of a layer is an `nn.Linear`, attention that goes through transformers'
 attention interface, and logits of the form in shared/model/head.py. There is no list of architectures that are computed
-correctly: shared/model/load.py compares each with its own class. This module refuses what cannot work at all, before a
+correctly: shared/base/load.py compares each with its own class. This module refuses what cannot work at all, before a
 large checkpoint is quantised. Dropout is always off, also if config.json says otherwise, because it would make the
 numbers of the two processes differ.
 """
