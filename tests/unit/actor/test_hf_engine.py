@@ -1,5 +1,6 @@
 """Our decode loop has the numbers of a teacher-forced pass, and draws from the distribution that it names."""
 
+import gc
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,6 +100,20 @@ def test_the_same_order_gives_the_same_bits(engine: HFEngine) -> None:
     first = engine.generate(orders(), sampling(), silent)
     engine.generate(orders(1), sampling(0.5), silent)
     assert_same_bits(engine.generate(orders(), sampling(), silent), first)
+
+
+def test_an_order_leaves_nothing_that_waits_for_the_garbage_collector(engine: HFEngine) -> None:
+    """It runs so seldom that the keys and values of dozens of orders would be in memory."""
+    engine.generate(orders(), sampling(), silent)
+    gc.collect()
+    gc.disable()
+    try:
+        engine.generate(orders(), sampling(), silent)
+        engine.logprobs(order(0).prompt_ids)
+        left = gc.collect()
+    finally:
+        gc.enable()
+    assert left == 0
 
 
 def test_a_group_alone_gives_the_ids_it_gives_among_others(engine: HFEngine) -> None:

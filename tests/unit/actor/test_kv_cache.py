@@ -107,17 +107,17 @@ def test_rows_that_end_leave_the_others_as_they_were() -> None:
     step(cache, twins)
     end(cache, twins, 1, 6)
     step(cache, twins)
-    assert cache.slots == 3 * 4, "three quarters are in use: nothing is packed yet"
+    assert cache.slots.count == 3 * 4, "three quarters are in use: nothing is packed yet"
 
 
 def test_half_empty_slots_are_packed_and_prompts_without_completions_dropped() -> None:
     cache, twins = prefilled()
     step(cache, twins)
     end(cache, twins, 0, 1, 4, 5)
-    assert (len(cache.visible), cache.places, cache.slots) == (2, 3, 6)
+    assert (len(cache.slots.visible), cache.slots.places, cache.slots.count) == (2, 3, 6)
     step(cache, twins)
     end(cache, twins, 2, 3, 7)
-    assert (len(cache.visible), cache.places, cache.slots) == (1, 2, 2) and cache.full
+    assert (len(cache.slots.visible), cache.slots.places, cache.slots.count) == (1, 2, 2) and cache.slots.full
     for _ in range(4):
         step(cache, twins)
     assert [len(layer.prompt_keys) for layer in cache.layers] == [1, 1]
@@ -127,12 +127,12 @@ def test_when_the_last_row_has_ended_nothing_is_left_to_pack() -> None:
     cache, twins = prefilled()
     step(cache, twins)
     end(cache, twins, *range(9))
-    assert len(cache.slot_of_row) == 0
+    assert len(cache.slots.of_row) == 0
 
 
 def test_a_group_of_one_completion_each_takes_a_slot_a_prompt() -> None:
     cache = KVCache(torch.tensor([0, 1]), 2, torch.tensor([0, 1]), ROOM)
-    assert (cache.places, cache.slots, cache.full) == (1, 2, True)
+    assert (cache.slots.places, cache.slots.count, cache.slots.full) == (1, 2, True)
 
 
 def test_the_prompt_mask_hides_padding_and_the_future_but_never_a_column_from_itself() -> None:
