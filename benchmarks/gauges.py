@@ -1,10 +1,14 @@
-"""What a process holds at a moment: memory, open files, threads."""
+"""What a process holds at a moment: memory, open files, threads.
+
+`rss_mb` is all resident memory and `anon_mb` the part of it that belongs to no file. The rest is mostly the mapped
+base, whose pages come when they are first read and go when the kernel needs room.
+"""
 
 from pathlib import Path
 
 import psutil
 
-BOUNDS = {"rss_mb": 1.0, "fds": 0.5, "threads": 0.5}
+BOUNDS = {"rss_mb": 1.0, "anon_mb": 1.0, "fds": 0.5, "threads": 0.5}
 """Growth per 1,000 steps that still counts as flat."""
 
 
@@ -13,8 +17,10 @@ def gauges(pid: int) -> dict[str, float]:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
+            memory = process.memory_info()
             return {
-                "rss_mb": process.memory_info().rss / 2**20,
+                "rss_mb": memory.rss / 2**20,
+                "anon_mb": (memory.rss - memory.shared) / 2**20,
                 "fds": process.num_fds(),
                 "threads": process.num_threads(),
             }

@@ -1,9 +1,10 @@
 """Thousands of steps with actors coming and going: does anything grow?
 
 One learner and one actor stay; up to two guests join and are killed (SIGKILL, or SIGTERM one time in four) by a seeded
-schedule. Real processes over real sockets, the embedded model on tiny shapes. Every second: resident memory, open files
-and threads of each, size of journal and checkpoints, zombies. At the end: each step once in metrics.jsonl, `replay`
-matches, nothing of the run is left. benchmarks/slope.py says how growth is judged.
+schedule. Real processes over real sockets, the embedded model on tiny shapes. Every second: resident memory (all, and
+the part that belongs to no file), open files and threads of each, size of journal and checkpoints, zombies. At the end:
+each step once in metrics.jsonl, `replay` matches, nothing of the run is left. benchmarks/slope.py says how growth is
+judged; the result keeps the curves of memory, too.
 
     python -m benchmarks.soak [--steps 10000] [--minutes 20] [--seed 0]
 """
@@ -20,6 +21,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.gauges import BOUNDS, descendants, folder_mb, gauges, is_zombie
 from benchmarks.machine import write_result
@@ -55,6 +58,8 @@ EVENT_EVERY = (20, 80)
 """Steps between two arrivals or departures, drawn evenly."""
 SHARE_TERMINATED = 0.25
 JOURNAL_BOUND_MB = 0.02
+NAMES = ("learner", "actor0", "fork_server")
+CURVE_POINTS = 40
 
 
 class Crew:
@@ -160,12 +165,22 @@ class Soak:
         row["zombies"] = sum(is_zombie(child) for child in descendants(os.getpid()))
         self.samples.append(row)
 
+    def whole(self) -> list[dict[str, float]]:
+        """Samples with all processes."""
+        return [row for row in self.samples if "learner.fds" in row and "actor0.fds" in row]
+
+    def curves(self) -> dict[str, list[float]]:
+        """Memory over the steps, at evenly chosen samples from the first to the last."""
+        rows = self.whole()
+        chosen = [rows[round(place)] for place in np.linspace(0, len(rows) - 1, CURVE_POINTS)]
+        names = ("step", *(f"{name}.{what}" for name in NAMES for what in ("rss_mb", "anon_mb")))
+        return {name: [round(row[name], 2) for row in chosen] for name in names}
+
     def slopes(self) -> dict[str, Slope]:
         """Of everything that should be flat."""
-        whole = [row for row in self.samples if "learner.fds" in row and "actor0.fds" in row]
+        whole = self.whole()
         steps = [row["step"] for row in whole]
-        names = ("learner", "actor0", "fork_server")
-        bounds = {f"{name}.{what}": bound for name in names for what, bound in BOUNDS.items()}
+        bounds = {f"{name}.{what}": bound for name in NAMES for what, bound in BOUNDS.items()}
         bounds |= {"journal_mb": JOURNAL_BOUND_MB, "checkpoints_mb": JOURNAL_BOUND_MB}
         return {name: slope(steps, [row[name] for row in whole], bound) for name, bound in bounds.items()}
 
@@ -201,6 +216,7 @@ def judged(soak: Soak) -> dict[str, Any]:
         "samples": len(soak.samples),
         "per_1000_steps": {name: found.figures() for name, found in slopes.items()},
         "all_flat": all(found.flat for found in slopes.values()),
+        "curves": soak.curves(),
         "most_zombies_at_once": max(row["zombies"] for row in soak.samples),
         "left_behind": len(descendants(os.getpid())),
     }
