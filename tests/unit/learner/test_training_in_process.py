@@ -4,6 +4,7 @@ The toy pays for completions whose first token is among the first third of the v
 curves, wherever a run is repeated, resumed or run at a lag.
 """
 
+import gc
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec import structs
 from safetensors.numpy import load
 
@@ -274,6 +276,23 @@ def test_the_anchor_is_the_policy_that_the_stage_s_last_completions_came_from(st
     penalties = [row.ewc_penalty for row in run.files.rows]
     assert penalties[:2] == [0.0, 0.0] and penalties[2] > 0.0
     assert run.files.rows[1].kl == 0.0 < run.files.rows[2].kl, "to the base it would have been more than 0 before"
+
+
+def test_no_tensor_of_a_step_waits_for_the_garbage_collector(start: Callable[[Config], Run]) -> None:
+    run = start(config_for(max_lag=2, rounds=1, curriculum=ANCHORED, kl_beta=0.1))
+    run.train(last=3)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        run.train(first=3)
+        gc.collect()
+        left = [found for found in gc.garbage if issubclass(type(found), torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []
 
 
 def saved(run: Run) -> dict[str, Any]:
