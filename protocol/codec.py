@@ -12,6 +12,7 @@ Left out on purpose: pickle, msgpack's extension types, more than one dimension,
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, cast, get_args
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
@@ -33,6 +34,8 @@ from protocol.limits import (
 from protocol.messages import PROTOCOL_VERSION, AnyMessage, Name, Record
 
 DTYPES = {"uint8": np.dtype("u1"), "int32": np.dtype("<i4"), "float32": np.dtype("<f4")}
+NAMES = {dtype.str[1:]: name for name, dtype in DTYPES.items()}
+"""By numpy's code without the byte order: `i4` is `int32`."""
 FRAME_LIMITS = (MAX_HEADER_BYTES, MAX_BODY_BYTES, MAX_BUFFER_BYTES)
 LENGTH = struct.Struct("<I")
 
@@ -73,12 +76,13 @@ class BufferWriter:
         if not isinstance(array, np.ndarray):
             raise MalformedMessage(f"A {type(array).__name__} cannot be sent; use Python's own types or a numpy array.")
         values = cast("np.ndarray[Any, np.dtype[Any]]", array)
-        if values.dtype.name not in DTYPES or values.ndim != 1:
+        name = NAMES.get(values.dtype.str[1:])
+        if name is None or values.ndim != 1:
             raise MalformedMessage(
                 f"An array of dtype {values.dtype} and shape {values.shape} cannot be sent; "
                 f"one dimension of {', '.join(DTYPES)} can."
             )
-        little_endian = np.ascontiguousarray(values, DTYPES[values.dtype.name])
+        little_endian = np.ascontiguousarray(values, DTYPES[name])
         padding = -self.size % BUFFER_ALIGNMENT
         offset = self.size + padding
         self.parts += [bytes(padding), little_endian.view(np.uint8).data]
@@ -87,7 +91,7 @@ class BufferWriter:
             raise MalformedMessage(
                 f"The arrays take more than {MAX_BUFFER_BYTES} bytes, the limit of the buffer frame."
             )
-        return {"dtype": values.dtype.name, "shape": [values.size], "offset": offset}
+        return {"dtype": name, "shape": [values.size], "offset": offset}
 
     def frame(self) -> bytes:
         return b"".join(self.parts)
@@ -103,7 +107,7 @@ class BufferReader:
     def view(self, kind: type, raw: object) -> np.ndarray[Any, np.dtype[Any]]:
         """The array that a Slice in the body represents. msgspec adds the field's path to a ValueError from here."""
         where = msgspec.convert(raw, Slice)
-        expected = np.dtype(get_args(get_args(kind)[1])[0]).name
+        expected = dtype_name(kind)
         if where.dtype != expected:
             raise ValueError(f"Expected dtype {expected}, got {where.dtype}")
         dtype = DTYPES[where.dtype]
@@ -122,6 +126,12 @@ class BufferReader:
             end = offset + num_bytes
         if end != len(self.frame):
             raise ValueError(f"The arrays fill {end} of {len(self.frame)} bytes of buffers")
+
+
+@cache
+def dtype_name(kind: type) -> str:
+    """`int32` for NDArray[np.int32]. Cached: a message has many arrays of few types."""
+    return np.dtype(get_args(get_args(kind)[1])[0]).name
 
 
 def encode(message: AnyMessage) -> list[bytes]:
