@@ -61,9 +61,12 @@ def test_an_actor_installs_nothing_beside_a_base_that_changed(checkpoint: Path) 
         engine.install(1, adapter_bytes(policy.adapter))
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("length", [7, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.int64])
-def test_every_bit_of_a_word_counts_in_the_sum(dtype: torch.dtype) -> None:
-    tensor = torch.arange(7).to(dtype)
+def test_every_bit_of_a_word_counts_in_the_sum(dtype: torch.dtype, length: int, first: int) -> None:
+    """Tensors that divide into words of 64 bits, and tensors whose length or place in a larger one does not."""
+    tensor = torch.arange(9).to(dtype)[first : first + length]
     before = word_sum(tensor)
     for bit in range(8 * tensor.element_size()):
         flip(tensor, 3, bit)
@@ -78,3 +81,5 @@ def test_a_sum_over_many_slices_is_the_sum_of_all_words() -> None:
     assert word_sum(words) == int(words.sum())
     floats = torch.randn(2 * SLICE_WORDS + 5, generator=torch.Generator().manual_seed(1))
     assert word_sum(floats) == int(floats.view(torch.int32).sum(dtype=torch.int64))
+    assert word_sum(floats[1:]) == int(floats[1:].view(torch.int32).sum(dtype=torch.int64))
+    assert word_sum(floats[:-1]) == int(floats[:-1].view(torch.int64).sum())
