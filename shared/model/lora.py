@@ -122,7 +122,8 @@ class LoraLinear(nn.Module):
             return F.linear(x, self.folded, self.base.bias)
         if not self.enabled:
             return self.base(x)
-        y: Any = LoraProduct.apply(x.flatten(0, -2), self.lora_A, self.lora_B, self.base, self.scale)
+        product: Any = LoraProduct.apply if torch.is_grad_enabled() else without_gradient
+        y = product(x.flatten(0, -2), self.lora_A, self.lora_B, self.base, self.scale)
         return y.view(*x.shape[:-1], -1)
 
     def fold(self) -> None:
@@ -144,10 +145,10 @@ class LoraProduct(torch.autograd.Function):
     ) -> torch.Tensor:
         """[n, in] -> [n, out]"""
         a, b = a.to(x.dtype), b.to(x.dtype)
-        low = F.linear(x, a)
+        y, low = with_adapter(x, a, b, base, scale)
         ctx.save_for_backward(x, low, a, b)
         ctx.base, ctx.scale = base, scale
-        return base(x).addmm_(low, b.t(), alpha=scale)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, None, None]:
@@ -157,6 +158,21 @@ class LoraProduct(torch.autograd.Function):
         low_grad = (grad @ b).mul_(ctx.scale)
         x_grad = ctx.base.matmul.input_gradient(grad).addmm_(low_grad, a) if ctx.needs_input_grad[0] else None
         return x_grad, product_fp32(low_grad.t(), x), product_fp32(grad.t(), low).mul_(ctx.scale), None, None
+
+
+def without_gradient(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, base: FrozenLinear, scale: float
+) -> torch.Tensor:
+    """The bits of LoraProduct, without what autograd costs in each call."""
+    return with_adapter(x, a.to(x.dtype), b.to(x.dtype), base, scale)[0]
+
+
+def with_adapter(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, base: FrozenLinear, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """y [n, out] and A x [n, R]"""
+    low = F.linear(x, a)
+    return base(x).addmm_(low, b.t(), alpha=scale), low
 
 
 class Adapter:
