@@ -42,6 +42,8 @@ from protocol.limits import (
 )
 
 POLL_MS = 50
+IDLE_POLL_MS = 500
+"""How often it looks when nothing can have happened without an event: no connection over TCP, and not paused."""
 MAX_EVENTS_A_POLL = 64
 SPARE_SHARE = 4
 BYTES_ACKED_AND_RECEIVED = struct.Struct("<120xQQ")
@@ -169,7 +171,7 @@ class ConnectionMonitor:
     def watch(self) -> None:
         """Body of the thread."""
         while True:
-            self.events.poll(POLL_MS)
+            self.events.poll(self.poll_ms())
             for _ in range(MAX_EVENTS_A_POLL):
                 with self.lock:
                     self.pause_or_resume()
@@ -182,6 +184,12 @@ class ConnectionMonitor:
                     self.on_event(event["event"], event["value"])
             with self.lock:
                 self.cut_oversized()
+
+    def poll_ms(self) -> int:
+        """Backlogs and descriptors that become free cause no event."""
+        with self.lock:
+            over_tcp = any(not connection.is_local() for connection in self.connections.values())
+        return POLL_MS if over_tcp or self.is_paused else IDLE_POLL_MS
 
     def on_event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_LISTENING:

@@ -15,7 +15,13 @@ import zmq
 
 from protocol import limits
 from protocol.access.allowance import Allowances
-from protocol.access.connection_monitor import Connection, ConnectionMonitor, is_short_of_descriptors
+from protocol.access.connection_monitor import (
+    IDLE_POLL_MS,
+    POLL_MS,
+    Connection,
+    ConnectionMonitor,
+    is_short_of_descriptors,
+)
 from protocol.access.keys import create_keys, load_learner_keys
 from protocol.access.sparse_log import SparseLog
 from protocol.transport import ZmqLearnerPort
@@ -125,6 +131,19 @@ def test_while_few_descriptors_are_free_no_connection_is_accepted() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         wait_until(lambda: not monitor.is_paused, seconds=10)
         socket.create_connection(address(router), timeout=5.0).close()
+
+
+def test_it_looks_often_only_while_there_are_byte_counts_to_look_at() -> None:
+    with monitored() as (router, monitor):
+        assert monitor.poll_ms() == IDLE_POLL_MS
+        with socket.create_connection(address(router)):
+            wait_until(lambda: monitor.poll_ms() == POLL_MS, seconds=10)
+        wait_until(lambda: monitor.poll_ms() == IDLE_POLL_MS, seconds=10)
+    with tempfile.TemporaryDirectory() as folder, monitored(f"ipc://{folder}/socket") as (_, monitor):
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(f"{folder}/socket")
+            wait_until(lambda: bool(monitor.connections), seconds=10)
+            assert monitor.poll_ms() == IDLE_POLL_MS
 
 
 def test_no_free_descriptor_at_all_is_short_of_descriptors() -> None:
