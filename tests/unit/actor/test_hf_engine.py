@@ -12,7 +12,7 @@ import torch
 
 from actor.engines.engine import Completion, EndedCompletion
 from actor.engines.hf_engine import HFEngine
-from actor.engines.sampler import draw, inverse_cdf
+from actor.engines.sampler import BLOCK, block_sums, draw, first_above, inverse_cdf
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.model.adapter_file import adapter_bytes, layout_digest
 from shared.model.policy import Policy
@@ -255,16 +255,46 @@ def test_sampled_frequencies_are_the_distribution(engine: HFEngine, temperature:
     assert uniform > quantile, "the test can tell distributions apart"
 
 
+def inverse(p: torch.Tensor, u: torch.Tensor) -> list[int]:
+    """[B, V] weights, [B] -> ids, through the sums of blocks."""
+    sums = torch.empty((len(p), -(-p.shape[1] // BLOCK)), dtype=torch.float64)
+    block_sums(p, sums)
+    return inverse_cdf(sums, u, p.shape[1], lambda columns: p.gather(1, columns)).tolist()
+
+
 def test_a_draw_is_the_inverse_of_the_distribution_function() -> None:
     p = torch.tensor([[0.25, 0.0, 0.5, 0.25]] * 6)
     u = torch.tensor([0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53], dtype=torch.float64)
-    assert inverse_cdf(p, u).tolist() == [0, 0, 2, 2, 3, 3]
+    assert inverse(p, u) == first_above(p, u[:, None]).tolist() == [0, 0, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 7])
+def test_the_search_in_blocks_finds_what_a_search_in_the_whole_row_finds(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    p = torch.rand(64, size, generator=generator) ** 8
+    p[:, ::3] = 0.0
+    u = torch.rand(64, generator=generator, dtype=torch.float64)
+    u[0], u[1] = 0.0, 1 - 2**-53
+    upto = p.double().cumsum(dim=-1)
+    expected = torch.searchsorted(upto, u[:, None] * upto[:, -1:], right=True).squeeze(1)
+    found = torch.tensor(inverse(p, u))
+    assert torch.equal(found, expected)
+    assert (p.gather(1, found[:, None]) > 0).all(), "a token without a weight is never drawn"
+
+
+@pytest.mark.parametrize("size", [97, 5000])
+def test_log_prob_and_entropy_of_a_draw_are_those_of_the_softmax(size: int) -> None:
+    logits = 4 * torch.randn(7, size, generator=torch.Generator().manual_seed(1)) + 30
+    drawn = draw(logits.clone(), torch.from_numpy(uniforms(3, 7)))
+    logprobs, entropies = reference.softmax_stats(logits, drawn.ids, 1.0)
+    np.testing.assert_allclose(drawn.logprobs, logprobs, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(drawn.entropies, entropies, rtol=1e-5, atol=1e-5)
 
 
 def test_a_draw_depends_on_its_own_row_alone() -> None:
     logits = torch.randn(6, 97, generator=torch.Generator().manual_seed(0))
     u = torch.from_numpy(uniforms(3, 6))
-    together = draw(logits, u)
+    together = draw(logits.clone(), u)
     for row in range(6):
         alone = draw(logits[row : row + 1], u[row : row + 1])
         assert alone.ids.tolist() == together.ids[row : row + 1].tolist()
@@ -278,4 +308,4 @@ def test_the_tail_of_a_large_vocabulary_is_drawn() -> None:
     cumulative = np.cumsum(p[0].double().numpy())
     wanted = [3, 20_011, 75_000, 149_998]
     middles = [(cumulative[token] - 0.5e-10) / cumulative[-1] for token in wanted]
-    assert inverse_cdf(p.expand(4, -1), torch.tensor(middles, dtype=torch.float64)).tolist() == wanted
+    assert inverse(p.expand(4, -1), torch.tensor(middles, dtype=torch.float64)) == wanted
