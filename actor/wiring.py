@@ -50,7 +50,7 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
     if config.actor.engine == "vllm":
         return build_vllm(config, base, prompter, device, dtype), prompter
     policy = load_policy(base, config.model, config.lora, device, dtype)
-    engine = HFEngine(policy, prompter)
+    engine = HFEngine(policy, prompter, config.actor)
     check_once(policy, base, "decode loop", engine.check, ENGINES)
     return engine, prompter
 

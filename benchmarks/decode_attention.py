@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from actor.engines.kv_cache import KVCache
+from actor.engines.kv_cache import KVCache, PromptPass
 from benchmarks.timed_shapes import in_turn, time_shapes
 
 # prompts, completions of each, heads, key heads, head size, prompt tokens, completion tokens so far
@@ -28,9 +28,13 @@ def measured(
     """Median microseconds of both, taken alternately, and their ratio."""
     rows, scaling = prompts * group, size**-0.5
     owner = torch.arange(prompts).repeat_interleave(group)
-    cache = KVCache(torch.zeros(prompts, dtype=torch.int64), prompt_tokens, owner, completion_tokens + 1)
-    cache.update(*torch.randn(2, prompts, kv_heads, prompt_tokens, size), layer=0)
-    for _ in range(completion_tokens):
+    cache = KVCache(rows, completion_tokens + 1, prompt_tokens, owner.device)
+    passed = PromptPass(torch.zeros(prompts, dtype=torch.int64), prompt_tokens)
+    passed.update(*torch.randn(2, prompts, kv_heads, prompt_tokens, size), layer=0)
+    cache.add_prompts(passed)
+    cache.assign(owner)
+    for token in range(completion_tokens):
+        cache.step(torch.full((rows,), token + 1))
         cache.update(*torch.randn(2, rows, kv_heads, 1, size), layer=0)
     query = torch.randn(rows, heads, 1, size)
     key, value = torch.randn(2, rows, kv_heads, prompt_tokens + completion_tokens + 40, size)[

@@ -1,11 +1,16 @@
-"""Keys and values of the tokens so far: once for each prompt, and in a slot of its own for each completion.
+"""Keys and values of the tokens so far: once for each prompt, and in a row of its own for each completion.
 
-    scores = [ q K_prompt^T | q K_completion^T ]        output = p_prompt V_prompt + p_completion V_completion
+    scores = [ q K_prompt^T | q K_completion^T ] + bias        output = p_prompt V_prompt + p_completion V_completion
 
 The new token of a row attends to both. The completions of a prompt are queries side by side over the same keys, so a
-prompt is read from memory once a step instead of G times, and is never copied. Prompts are left-padded. Completions
-need no mask, because all rows have the same number of new tokens. The slot of a row that has ended is empty; when half
-of the slots are, the cache is packed.
+prompt is read from memory once a step instead of G times, and is never copied. Prompts are left-padded.
+
+Rows have tokens of different number, because a row that has ended is taken over by another completion. All rows write
+the token of one step into the same column, and columns are used again in turn: a completion has at most `room` tokens,
+so nothing that it still needs is overwritten. The bias hides from a row what was there before its first token, the
+padding of its prompt, and what is outside a sliding window; it is made once a step for all layers.
+
+    column of step s: (s - 1) mod room      age of a column in step s: (s - 1 - column) mod room      seen: age < tokens
 
 Duck-typed after transformers' cache: the attention layers call `update` and attend to what it returns.
 Left out on purpose: paging. An order's shape is known before it starts.
@@ -17,159 +22,183 @@ from shared.model.attention import capped
 from shared.model.products import scaled_product
 
 
-class Slots:
-    """Where the tokens of each row are; S = P * places slots."""
-
-    def __init__(self, visible: torch.Tensor, prompt_of_row: torch.Tensor) -> None:
-        """visible: [P, width] the columns of a prompt that are not empty. prompt_of_row: [N], sorted."""
-        self.visible = visible
-        self.assign(prompt_of_row)
-
-    def assign(self, prompt_of_row: torch.Tensor) -> None:
-        """A slot for each row, those of a prompt side by side."""
-        place = torch.arange(len(prompt_of_row), device=prompt_of_row.device)
-        place = place - torch.searchsorted(prompt_of_row, prompt_of_row)
-        self.places = int(place.max()) + 1
-        self.of_row = prompt_of_row * self.places + place
-        self.full = len(self.of_row) == self.count
-        self.bias = torch.zeros(self.visible.shape, device=place.device).masked_fill_(~self.visible, float("-inf"))
-
-    @property
-    def count(self) -> int:
-        return len(self.visible) * self.places
-
-    def in_slots(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, ...] -> [S, ...], zeros where a row has ended."""
-        return rows if self.full else rows.new_zeros((self.count, *rows.shape[1:])).index_copy_(0, self.of_row, rows)
-
-    def in_rows(self, slots: torch.Tensor) -> torch.Tensor:
-        return slots if self.full else slots.index_select(0, self.of_row)
-
-    def keep(self, going: torch.Tensor) -> bool:
-        """[n] bool: the rows that go on, in their order. Whether half of the slots are empty now."""
-        self.of_row = self.of_row[going]
-        self.full = False
-        return 0 < 2 * len(self.of_row) <= self.count
-
-    def pack(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Drop prompts that no row continues any more, and places that no prompt needs any more: [P'] prompts that
-        are kept, [S'] which slot's tokens come into each."""
-        before = self.of_row
-        needed, prompt_of_row = torch.unique(before // self.places, return_inverse=True)
-        self.visible = self.visible[needed]
-        self.assign(prompt_of_row)
-        source = torch.zeros(self.count, dtype=torch.int64, device=before.device)
-        source[self.of_row] = before
-        return needed, source
-
-
-class KVCache:
-    """Room for `room` new tokens of each of N rows, which continue P prompts."""
+class PromptPass:
+    """Records keys and values of the prompts while they are run, [P, width] left-padded."""
 
     is_compileable = False
 
-    def __init__(self, padding: torch.Tensor, width: int, prompt_of_row: torch.Tensor, room: int) -> None:
-        """padding: [P] how many of a prompt's `width` columns are empty. prompt_of_row: [N], sorted."""
-        self.room = room
-        self.layers: list[LayerCache] = []
-        self.slots = Slots(torch.arange(width, device=padding.device) >= padding[:, None], prompt_of_row)
+    def __init__(self, padding: torch.Tensor, width: int) -> None:
+        """padding: [P] how many of a prompt's `width` columns are empty."""
+        self.visible = torch.arange(width, device=padding.device) >= padding[:, None]
+        self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
-    ) -> "tuple[torch.Tensor | LayerCache, torch.Tensor]":
-        """First run: the prompts, [P, heads, width, D], which attend to themselves. Then one token a row."""
-        if layer == len(self.layers):
-            self.layers.append(LayerCache(self.slots, keys, values, self.room))
-            return keys, values
-        self.layers[layer].append(keys, values)
-        return self.layers[layer], values
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[P, heads, width, D] prompts attend to themselves."""
+        self.layers.append((keys, values))
+        return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns so far, under the name transformers asks for."""
-        return self.slots.visible.shape[1] + self.layers[0].length if self.layers else 0
+        """Columns before these, under the name transformers asks for."""
+        return 0
 
-    def prompt_mask(self) -> torch.Tensor:
+    def mask(self) -> torch.Tensor:
         """[P, 1, width, width] what a prompt's columns may attend to.
 
         Every column sees itself: an empty one would otherwise turn into NaN, and 0 * NaN would reach the others.
         """
-        visible = self.slots.visible
-        columns = torch.arange(visible.shape[1], device=visible.device)
-        seen = (columns <= columns[:, None]) & visible[:, None]
+        columns = torch.arange(self.visible.shape[1], device=self.visible.device)
+        seen = (columns <= columns[:, None]) & self.visible[:, None]
         return (seen | (columns == columns[:, None]))[:, None]
+
+
+class KVCache:
+    """Up to `most` rows with room for `room` new tokens each, which continue the P prompts in memory."""
+
+    is_compileable = False
+
+    def __init__(self, most: int, room: int, width: int, device: torch.device) -> None:
+        self.most, self.room, self.width, self.device = most, room, width, device
+        self.layers: list[LayerCache] = []
+        self.visible = torch.empty((0, width), dtype=torch.bool, device=device)
+        self.now = 0
+        self.rows = 0
+        self.biases: dict[int | None, torch.Tensor | None] = {}
+
+    def add_prompts(self, prompts: PromptPass) -> None:
+        """Behind those in memory."""
+        self.visible = torch.cat([self.visible, prompts.visible])
+        for layer, (keys, values) in enumerate(prompts.layers):
+            if layer == len(self.layers):
+                self.layers.append(LayerCache(self, keys, values))
+            else:
+                self.layers[layer].add_prompts(keys, values)
+
+    def keep_prompts(self, needed: torch.Tensor) -> None:
+        """[P'] indices of those that stay in memory. `assign` follows."""
+        self.visible = self.visible[needed]
+        for layer in self.layers:
+            layer.prompt_keys, layer.prompt_values = layer.prompt_keys[needed], layer.prompt_values[needed]
+
+    def move_rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Rows whose place has changed. `assign` follows."""
+        used = slice(0, min(self.now, self.room))
+        for layer in self.layers:
+            for kept in (layer.keys, layer.values):
+                kept[target, :, used] = kept[source, :, used]
+
+    def assign(self, prompt_of_row: torch.Tensor) -> None:
+        """[n] the prompt in memory that each row continues. The rows of a prompt get places side by side."""
+        self.rows, prompts = len(prompt_of_row), len(self.visible)
+        order = torch.argsort(prompt_of_row, stable=True)
+        ordered, rows = prompt_of_row[order], torch.arange(self.rows, device=self.device)
+        place = torch.empty_like(rows)
+        place[order] = rows - torch.searchsorted(ordered, ordered)
+        self.places = int(place.max()) + 1
+        self.prompt_of_row, self.place_of_row = prompt_of_row, place
+        slot = prompt_of_row * self.places + place
+        self.full = self.rows == prompts * self.places and bool((slot == rows).all())
+        self.row_of_slot = torch.zeros(prompts * self.places, dtype=torch.int64, device=self.device)
+        self.row_of_slot[slot] = rows
+
+    def step(self, tokens: torch.Tensor) -> None:
+        """Begin a step; [n] how many tokens each row will have with it, 0 for a row whose token does not count."""
+        self.now += 1
+        self.tokens = tokens
+        self.biases.clear()
+
+    @property
+    def column(self) -> int:
+        return (self.now - 1) % self.room
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
+    ) -> "tuple[LayerCache, torch.Tensor]":
+        """[n, heads, 1, D] one token of each row."""
+        self.layers[layer].append(keys, values)
+        return self.layers[layer], values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.width + min(self.now, self.room)
 
     def token_mask(self) -> torch.Tensor:
         """[1, 1, 1, 1] for transformers, which makes one if it is given none; what attends by itself needs none."""
-        return torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.slots.visible.device)
+        return torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.device)
 
-    def keep(self, going: torch.Tensor) -> None:
-        """[n] bool: the rows that go on, in their order."""
-        if self.slots.keep(going):
-            prompts, slots = self.slots.pack()
-            for layer in self.layers:
-                layer.pack(prompts, slots)
+    def bias(self, window: int | None) -> torch.Tensor | None:
+        """[n, 1, 1, width + columns] 0 where a row sees a column; None if every row sees all of them."""
+        if window not in self.biases:
+            self.biases[window] = self.made_bias(window)
+        return self.biases[window]
+
+    def made_bias(self, window: int | None) -> torch.Tensor | None:
+        columns = min(self.now, self.room)
+        age = (self.now - 1 - torch.arange(columns, device=self.device)) % self.room
+        prompt, completion = self.visible[self.prompt_of_row], age < self.tokens[:, None]
+        if window is not None:
+            before = self.width - torch.arange(self.width, device=self.device)
+            prompt = prompt & (before - 1 + self.tokens.clamp(min=1)[:, None] < window)
+            completion = completion & (age < window)
+        seen = torch.cat([prompt, completion], dim=1)
+        if bool(seen.all()):
+            return None
+        # A row whose token does not count may see nothing at all.
+        seen[:, -1] |= ~seen.any(dim=1)
+        return torch.zeros(seen.shape, device=self.device).masked_fill_(~seen, float("-inf"))[:, None, None]
+
+    def in_slots(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, ...] -> [P, places, ...], anything where no row is."""
+        slots = rows if self.full else rows.index_select(0, self.row_of_slot)
+        return slots.unflatten(0, (-1, self.places))
+
+    def in_rows(self, slots: torch.Tensor) -> torch.Tensor:
+        """[P, heads, places, ...] -> [n, heads, ...]"""
+        if self.full:
+            return slots.transpose(1, 2).flatten(0, 1)
+        return slots[self.prompt_of_row, :, self.place_of_row]
 
 
 class LayerCache:
-    """One layer's part.
+    """One layer's part."""
 
-    It refers to the slots and not to the cache, which refers to it: in a circle, the tensors of an order would stay in
-    memory until Python's garbage collector runs, which may be dozens of orders later.
-    """
-
-    def __init__(self, slots: Slots, keys: torch.Tensor, values: torch.Tensor, room: int) -> None:
-        self.slots = slots
-        self.length = 0
+    def __init__(self, cache: KVCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.cache = cache
         self.prompt_keys, self.prompt_values = keys.contiguous(), values.contiguous()
-        shape = (slots.count, keys.shape[1], room, keys.shape[3])
-        self.completion_keys, self.completion_values = keys.new_zeros(shape), values.new_zeros(shape)
+        shape = (cache.most, keys.shape[1], cache.room, keys.shape[3])
+        self.keys, self.values = keys.new_zeros(shape), values.new_zeros((*shape[:3], values.shape[3]))
+
+    def add_prompts(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.prompt_keys = torch.cat([self.prompt_keys, keys])
+        self.prompt_values = torch.cat([self.prompt_values, values])
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """[n, heads, 1, D] one token of each row."""
-        self.completion_keys[self.slots.of_row, :, self.length] = keys[:, :, 0]
-        self.completion_values[self.slots.of_row, :, self.length] = values[:, :, 0]
-        self.length += 1
-
-    def pack(self, prompts: torch.Tensor, slots: torch.Tensor) -> None:
-        """[P'] prompts to keep, [S'] which slot's tokens come into each."""
-        self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
-        self.completion_keys, self.completion_values = self.completion_keys[slots], self.completion_values[slots]
+        """[n, heads, 1, D] the token of this step."""
+        rows, column = self.cache.rows, self.cache.column
+        self.keys[:rows, :, column] = keys[:, :, 0]
+        self.values[:rows, :, column] = values[:, :, 0]
 
     def attend(
         self, query: torch.Tensor, scaling: float, window: int | None = None, cap: float | None = None
     ) -> torch.Tensor:
-        """query [n, heads, 1, D] -> [n, 1, heads, D]; h stands for a key's head and q for the queries that share it.
-
-        All rows have the same number of new tokens and prompts end in the same column, so a window starts in the same
-        column everywhere.
-        """
-        slots, (prompts, heads, width, size) = self.slots, self.prompt_keys.shape
-        first = 0 if window is None else max(0, width + self.length - window)
-        seen, in_completion = slice(min(first, width), width), slice(max(0, first - width), self.length)
-        queries = slots.in_slots(query[:, :, 0]).view(prompts, slots.places, heads, -1, size)
-        prompt_keys, prompt_values = (t.flatten(0, 1)[:, seen] for t in (self.prompt_keys, self.prompt_values))
-        keys, values = (t.flatten(0, 1)[:, in_completion] for t in (self.completion_keys, self.completion_values))
-        to_prompt = capped(scaled_product(by_prompt(queries), prompt_keys.transpose(1, 2), scaling), cap)
-        to_prompt = to_prompt.unflatten(0, (prompts, heads)).add_(slots.bias[:, None, None, seen])
-        to_completion = capped(scaled_product(by_completion(queries), keys.transpose(1, 2), scaling), cap)
-        scores = [by_slot(to_prompt, queries), to_completion.view(*queries.shape[:-1], -1)]
-        weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(query.dtype)
-        of_prompt = by_prompt(weights[..., : to_prompt.shape[-1]]) @ prompt_values
-        of_completion = by_completion(weights[..., to_prompt.shape[-1] :]) @ values
-        mixed = of_completion.view(queries.shape).add_(by_slot(of_prompt.view(prompts, heads, -1, size), queries))
-        return slots.in_rows(mixed.view(slots.count, 1, -1, size))
+        """query [n, heads, 1, D] -> [n, 1, heads, D]; h stands for a key's head and q for the queries that share it."""
+        cache, (prompts, heads, width, size) = self.cache, self.prompt_keys.shape
+        rows, columns = cache.rows, min(cache.now, cache.room)
+        prompt_keys, prompt_values = self.prompt_keys.flatten(0, 1), self.prompt_values.flatten(0, 1)
+        keys, values = (t[:rows, :, :columns].flatten(0, 1) for t in (self.keys, self.values))
+        queries = query.view(rows, heads, -1, size)
+        to_prompt = scaled_product(by_prompt(cache.in_slots(queries)), prompt_keys.transpose(1, 2), scaling)
+        to_prompt = cache.in_rows(to_prompt.view(prompts, heads, cache.places, -1, width))
+        to_completion = scaled_product(queries.flatten(0, 1), keys.transpose(1, 2), scaling)
+        scores = capped(torch.cat([to_prompt, to_completion.view(*queries.shape[:3], columns)], dim=-1), cap)
+        bias = cache.bias(window)
+        weights = torch.softmax(scores if bias is None else scores.add_(bias), dim=-1).to(query.dtype)
+        of_prompt = by_prompt(cache.in_slots(weights[..., :width])) @ prompt_values
+        of_completion = weights[..., width:].flatten(0, 1) @ values
+        mixed = cache.in_rows(of_prompt.view(prompts, heads, cache.places, -1, of_prompt.shape[-1]))
+        return of_completion.view(mixed.shape).add_(mixed).view(rows, 1, -1, mixed.shape[-1])
 
 
 def by_prompt(slots: torch.Tensor) -> torch.Tensor:
     """[P, places, h, q, X] -> [P * h, places * q, X]"""
     return slots.transpose(1, 2).flatten(2, 3).flatten(0, 1)
-
-
-def by_completion(slots: torch.Tensor) -> torch.Tensor:
-    """[P, places, h, q, X] -> [S * h, q, X]"""
-    return slots.flatten(0, 2)
-
-
-def by_slot(prompts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[P, h, places * q, X] -> [P, places, h, q, X], the first four sizes being those of `like`."""
-    return prompts.unflatten(2, (like.shape[1], like.shape[3])).transpose(1, 2)

@@ -85,8 +85,8 @@ def inverse_cdf(
 
 
 def first_above(weights: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    """[B, n], [B, 1] -> [B] the place where the running sum exceeds the threshold. Rounding cannot leave the row or find
-    a place without a weight: the threshold is kept below the last sum."""
+    """[B, n], [B, 1] -> [B] the place where the running sum exceeds the threshold, which is kept below the last sum:
+    rounding cannot leave the row or find a place without a weight."""
     upto = weights.double().cumsum(dim=-1)
     below = torch.nextafter(upto[:, -1:], torch.zeros_like(threshold))
     return torch.searchsorted(upto, torch.minimum(threshold, below), right=True).squeeze(1)

@@ -100,7 +100,8 @@ class LogConfig(Section, frozen=True, kw_only=True):
 
 
 class ActorConfig(Section, frozen=True, kw_only=True):
-    """The rollout engine. All keys but `engine` are options of `vllm`, which the extra `vllm` installs."""
+    """The rollout engine. All keys but `engine`, `max_sequences` and `fold` are options of `vllm`, which the extra `vllm`
+    installs."""
 
     engine: Literal["hf", "vllm"] = "hf"
     """`hf`: our own decode loop. `vllm`: vLLM inside the process of the actor."""
@@ -118,8 +119,13 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     which wait in host memory. `stop`: everything. `nothing`: none. `auto` frees the least that leaves the learner
     enough. On a CPU nothing is freed."""
     max_sequences: Annotated[int, Meta(ge=0, le=4096)] = 0
-    """Number of completions decoded at once, at most 4096. 0 takes rollout.prompts x rollout.group, at most 256. The
-    sampled tokens depend on it."""
+    """Number of completions of an order that are decoded at once, at most 4096; the others wait until one has ended. 0
+    takes 256, or fewer: with `hf`, as many as need 512 MiB for keys, values and logits (2 GiB on a card); with `vllm`,
+    rollout.prompts x rollout.group. The sampled tokens depend on it."""
+    fold: Literal["auto", "always", "never"] = "auto"
+    """Whether `hf` samples from the sum of base and adapter, which takes one product instead of three and a second copy
+    of the linears in this process. Only dense fp32 weights can be summed. `auto` does so up to 64 MiB of weights: there
+    the number of products counts, and beyond it the bytes that are read."""
 
 
 def dial_address(link: LinkConfig, run_dir: Path) -> str:

@@ -54,6 +54,7 @@ PINNED: dict[str, object] = {
     "actor.kv_mb": 0,
     "actor.give_back": "auto",
     "actor.max_sequences": 0,
+    "actor.fold": "auto",
     "verifier.kind": "gsm8k",
     "verifier.strict": False,
     "verifier.rounded_digits": 0,

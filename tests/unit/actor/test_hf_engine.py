@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from actor.engines.engine import Completion, EndedCompletion
-from actor.engines.hf_engine import HFEngine
+from actor.engines.hf_engine import HFEngine, folds
 from actor.engines.sampler import BLOCK, block_sums, draw, first_above, inverse_cdf
 from protocol.messages import Finish, GroupOrder, Sampling
+from shared.config.processes import ActorConfig
 from shared.model.adapter_file import adapter_bytes, layout_digest
 from shared.model.policy import Policy
 from shared.seeding import derive, uniforms
@@ -190,6 +191,49 @@ def test_every_end_id_counts(engine: HFEngine) -> None:
     assert again[longest].ids.tolist() == ids[: ids.index(ids[2]) + 1]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("width", [1, 3, 8])
+def test_rows_that_are_taken_over_give_what_each_completion_gives_alone(
+    tmp_path: Path, family: Family, width: int
+) -> None:
+    """Seven groups of different sizes, so prompts come into memory and leave it while rows are at different tokens."""
+    policy = tiny_policy(tiny_checkpoint(tmp_path, family))
+    asked = tuple(order(index, group=size) for index, size in enumerate((4, 1, 5, 2, 3, 1, 4)))
+    narrow = HFEngine(policy, tiny_prompter(*ENDS), ActorConfig(max_sequences=width))
+    found = narrow.generate(asked, sampling(), silent)
+    together = HFEngine(policy, tiny_prompter(*ENDS)).generate(asked, sampling(), silent)
+    for group, completions, others in zip(asked, found, together, strict=True):
+        for completion, other in zip(completions, others, strict=True):
+            assert completion.ids.tolist() == other.ids.tolist() and completion.finish is other.finish
+            logprobs, entropies = teacher_forced(policy, group.prompt_ids, completion.ids, 1.0)
+            np.testing.assert_allclose(completion.logprobs, logprobs, rtol=1e-5, atol=1e-5)
+            assert completion.entropies is not None
+            np.testing.assert_allclose(completion.entropies, entropies, rtol=1e-5, atol=1e-5)
+    assert_same_bits(narrow.generate(asked, sampling(), silent), found)
+
+
+def test_at_most_the_width_is_decoded_at_once_and_no_row_is_empty_while_one_waits(engine: HFEngine) -> None:
+    asked = tuple(order(index, group=4) for index in range(6))
+    narrow = HFEngine(engine.policy, tiny_prompter(*ENDS), ActorConfig(max_sequences=5))
+    told: list[Sequence[EndedCompletion]] = []
+    lengths = [len(one.ids) for one in flat(narrow.generate(asked, sampling(), told.append))]
+    # A list schedule: the next completion begins when the first of five rows is free. It draws its first token in
+    # the step after the one in which the row was free.
+    rows = [0] * 5
+    for length in lengths:
+        row = rows.index(min(rows))
+        rows[row] += length
+    assert len(told) == max(rows)
+
+
+def test_the_width_follows_from_the_order_and_the_model(engine: HFEngine) -> None:
+    assert engine.width(orders(), sampling()) == 256
+    token = 4 * 2 * 2 * 16 * 2
+    cap = 2**29 // 100 // token
+    assert 90 <= engine.width(orders(), sampling(cap=cap)) <= 100
+    assert engine.width(orders(), sampling(cap=2**29)) == 1
+
+
 def test_progress_is_shown_once_a_token(engine: HFEngine) -> None:
     told: list[Sequence[EndedCompletion]] = []
     found = engine.generate(orders(), sampling(), told.append)
@@ -219,6 +263,21 @@ def test_an_installed_adapter_is_what_is_sampled_from(engine: HFEngine, checkpoi
     other.adapter.fold()
     assert_same_bits(found, HFEngine(other, tiny_prompter(*ENDS)).generate(orders(), sampling(), silent))
     assert [s.ids.tolist() for s in flat(before)] != [s.ids.tolist() for s in flat(expected)]
+
+
+def linear_bytes(policy: Policy) -> int:
+    return sum(4 * layer.lora_B.shape[0] * layer.lora_A.shape[1] for layer in policy.adapter.layers.values())
+
+
+def test_only_small_linears_are_folded_unless_the_configuration_says_otherwise(engine: HFEngine) -> None:
+    adapter, size = engine.policy.adapter, linear_bytes(engine.policy)
+    assert folds("auto", adapter, most=size) and not folds("auto", adapter, most=size - 1)
+    assert folds("always", adapter, most=0) and not folds("never", adapter, most=size)
+    never = HFEngine(engine.policy, tiny_prompter(*ENDS), ActorConfig(fold="never"))
+    never.install(1, adapter_bytes(adapter))
+    assert all(layer.folded is None for layer in adapter.layers.values())
+    engine.install(1, adapter_bytes(adapter))
+    assert all(layer.folded is not None for layer in adapter.layers.values())
 
 
 def test_identity(engine: HFEngine) -> None:

@@ -1,0 +1,154 @@
+"""Which completions of an order are decoded at the moment, and what has been drawn of each.
+
+Completions wait in the order of the groups. At most `width` have a row. A row whose completion has ended is taken over
+by the next one that waits, so that the weights are always read for a full batch; when none waits, the row leaves, and
+the last row takes its place. The sequence of batch shapes follows from the order and the tokens alone. A prompt is in
+memory from the first completion that gets a row until none of its completions has one.
+
+The first token of a completion is drawn from the last hidden row of its prompt. A row that is taken over skips the step
+in which the prompt is run: it is computed with any token, which nothing attends to.
+"""
+
+import numpy as np
+import torch
+
+from actor.engines.engine import Completion, EndedCompletion
+from actor.engines.kv_cache import KVCache, PromptPass
+from actor.engines.sampler import draw
+from protocol.messages import Finish, GroupOrder, Sampling
+from shared.seeding import uniforms
+
+
+class Decoding:
+    """The completions of one order while they are being decoded; all tensors over rows have the rows' order."""
+
+    def __init__(self, groups: tuple[GroupOrder, ...], sampling: Sampling, width: int, device: torch.device) -> None:
+        self.groups, self.cap, self.device = groups, sampling.max_new_tokens, device
+        self.places = [(row, column) for row, group in enumerate(groups) for column in range(len(group.seeds))]
+        self.group_of = torch.tensor([row for row, _ in self.places], device=device)
+        self.prompt_lengths = torch.tensor([len(group.prompt_ids) for group in groups], device=device)
+        rows = min(width, len(self.places))
+        self.cache = KVCache(rows, self.cap, int(self.prompt_lengths.max()), device)
+        self.uniforms = self.draw_uniforms() if sampling.temperature > 0 else None
+        self.ids = torch.zeros((len(self.places), self.cap), dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(self.ids.shape, device=device)
+        self.entropies = torch.zeros_like(self.logprobs)
+        self.done: list[EndedCompletion] = []
+        self.rows = torch.arange(rows, device=device)
+        """[n] index of each row's completion."""
+        self.tokens = torch.zeros_like(self.rows)
+        """[n] how many of its tokens are drawn."""
+        self.last_ids = torch.zeros_like(self.rows)
+        self.next = rows
+        self.loaded: list[int] = []
+        """Groups whose prompts are in memory."""
+        self.last_hidden = torch.empty(0, device=device)
+        """[P, H] of these prompts."""
+        self.settled, self.begun = False, False
+        """Whether the cache knows the rows; whether every row has a token."""
+
+    def draw_uniforms(self) -> torch.Tensor:
+        """[N, cap] each completion's own stream."""
+        streams = [uniforms(seed, self.cap) for group in self.groups for seed in group.seeds]
+        return torch.from_numpy(np.stack(streams)).to(self.device)
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """[n] of the tokens that were drawn last."""
+        return self.prompt_lengths[self.group_of[self.rows]] + self.tokens - 1
+
+    def append(self, logits: torch.Tensor, end_ids: torch.Tensor) -> list[EndedCompletion]:
+        """Draw the next token of every row; those that end are returned, and their rows go to others or leave."""
+        drawn = draw(logits, None if self.uniforms is None else self.uniforms[self.rows, self.tokens])
+        self.ids[self.rows, self.tokens] = drawn.ids
+        self.logprobs[self.rows, self.tokens] = drawn.logprobs
+        self.entropies[self.rows, self.tokens] = drawn.entropies
+        self.tokens += 1
+        self.begun = True
+        self.last_ids = drawn.ids
+        stopped = torch.isin(drawn.ids, end_ids)
+        over = stopped | (self.tokens == self.cap)
+        return self.replace(over, stopped) if bool(over.any()) else []
+
+    def replace(self, over: torch.Tensor, stopped: torch.Tensor) -> list[EndedCompletion]:
+        """The first rows that are over are taken over by those that wait; the others leave."""
+        places = over.nonzero().squeeze(1)
+        ended = self.ended(places, stopped[places].tolist())
+        self.done += ended
+        taken, left = places.tensor_split([min(len(places), len(self.places) - self.next)])
+        self.rows[taken] = torch.arange(self.next, self.next + len(taken), device=self.device)
+        self.tokens[taken] = 0
+        self.next += len(taken)
+        if len(left):
+            self.leave(left)
+        self.settled, self.begun = False, not len(taken)
+        return ended
+
+    def leave(self, left: torch.Tensor) -> None:
+        """Rows at the end take the places of those that leave."""
+        remaining = len(self.rows) - len(left)
+        going = torch.ones(len(self.rows), dtype=torch.bool, device=self.device).index_fill_(0, left, False)
+        target = left[left < remaining]
+        source = going[remaining:].nonzero().squeeze(1) + remaining
+        self.cache.move_rows(source, target)
+        for kept in (self.rows, self.tokens, self.last_ids):
+            kept[target] = kept[source]
+        self.rows, self.tokens, self.last_ids = (kept[:remaining] for kept in (self.rows, self.tokens, self.last_ids))
+
+    def ended(self, places: torch.Tensor, stopped: list[bool]) -> list[EndedCompletion]:
+        """What these rows have sampled."""
+        found: list[EndedCompletion] = []
+        for index, tokens, stop in zip(self.rows[places].tolist(), self.tokens[places].tolist(), stopped, strict=True):
+            ids = self.ids[index, :tokens].int().cpu().numpy()
+            logprobs, entropies = (kept[index, :tokens].cpu().numpy() for kept in (self.logprobs, self.entropies))
+            finish = Finish.STOP if stop else Finish.LENGTH
+            completion = Completion(ids=ids, logprobs=logprobs, entropies=entropies, finish=finish)
+            row, column = self.places[index]
+            found.append(EndedCompletion(row=row, column=column, completion=completion))
+        return found
+
+    def missing(self) -> list[int]:
+        """Groups that have a row and whose prompts are not in memory."""
+        return sorted(set(self.group_of[self.rows].tolist()) - set(self.loaded))
+
+    def load(self, groups: list[int], prompts: PromptPass, last_hidden: torch.Tensor) -> None:
+        """Take the prompts of these groups into memory, those that no row needs any more out of it."""
+        if self.loaded:
+            self.drop_prompts()
+        self.cache.add_prompts(prompts)
+        self.last_hidden = torch.cat([self.last_hidden, last_hidden]) if self.loaded else last_hidden
+        self.loaded += groups
+
+    def drop_prompts(self) -> None:
+        """Those of which no row is decoded."""
+        used = set(self.group_of[self.rows].tolist())
+        kept = [place for place, group in enumerate(self.loaded) if group in used]
+        if len(kept) < len(self.loaded):
+            needed = torch.tensor(kept, dtype=torch.int64, device=self.device)
+            self.cache.keep_prompts(needed)
+            self.last_hidden = self.last_hidden[needed]
+            self.loaded = [self.loaded[place] for place in kept]
+
+    def settle(self) -> None:
+        """Tell the cache which rows there are now. Half-empty places are given up."""
+        self.assign()
+        if 2 * len(self.rows) <= len(self.loaded) * self.cache.places:
+            self.drop_prompts()
+            self.assign()
+        self.settled = True
+
+    def assign(self) -> None:
+        place_of_group = torch.full((len(self.groups),), -1, device=self.device)
+        place_of_group[torch.tensor(self.loaded, device=self.device)] = torch.arange(
+            len(self.loaded), device=self.device
+        )
+        self.prompt_of_row = place_of_group[self.group_of[self.rows]]
+        self.cache.assign(self.prompt_of_row)
+
+    def with_first(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, H] of this step; rows whose completion has no token yet get the last one of their prompt."""
+        if self.begun:
+            return hidden
+        new = self.tokens == 0
+        hidden[new] = self.last_hidden[self.prompt_of_row[new]]
+        return hidden
