@@ -29,6 +29,7 @@ from shared.model.lora import Adapter
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter
 
+DEFAULTS = ActorConfig()
 MOST_ROWS = 256
 LOGITS = 8
 """Bytes for each entry of the vocabulary and each row: the logits, and the weights that are drawn from."""
@@ -50,7 +51,7 @@ def folds(wanted: Literal["auto", "always", "never"], adapter: Adapter, most: in
 class HFEngine:
     """Engine over a Policy of our own."""
 
-    def __init__(self, policy: Policy, prompter: Prompter, config: ActorConfig = ActorConfig()) -> None:
+    def __init__(self, policy: Policy, prompter: Prompter, config: ActorConfig = DEFAULTS) -> None:
         self.policy, self.max_sequences = policy, config.max_sequences
         self.folds = folds(config.fold, policy.adapter)
         self.base = BaseChecksum(lambda: frozen_sums(policy))

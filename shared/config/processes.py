@@ -100,8 +100,8 @@ class LogConfig(Section, frozen=True, kw_only=True):
 
 
 class ActorConfig(Section, frozen=True, kw_only=True):
-    """The rollout engine. All keys but `engine`, `max_sequences` and `fold` are options of `vllm`, which the extra `vllm`
-    installs."""
+    """The rollout engine. `max_sequences` is for both engines and `fold` for `hf`; all others are options of `vllm`,
+    which the extra `vllm` installs."""
 
     engine: Literal["hf", "vllm"] = "hf"
     """`hf`: our own decode loop. `vllm`: vLLM inside the process of the actor."""

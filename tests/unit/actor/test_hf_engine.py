@@ -269,14 +269,15 @@ def linear_bytes(policy: Policy) -> int:
     return sum(4 * layer.lora_B.shape[0] * layer.lora_A.shape[1] for layer in policy.adapter.layers.values())
 
 
-def test_only_small_linears_are_folded_unless_the_configuration_says_otherwise(engine: HFEngine) -> None:
-    adapter, size = engine.policy.adapter, linear_bytes(engine.policy)
+def test_only_small_linears_are_folded_unless_the_configuration_says_otherwise(checkpoint: Path) -> None:
+    policy = tiny_policy(checkpoint)
+    adapter, size = policy.adapter, linear_bytes(policy)
     assert folds("auto", adapter, most=size) and not folds("auto", adapter, most=size - 1)
     assert folds("always", adapter, most=0) and not folds("never", adapter, most=size)
-    never = HFEngine(engine.policy, tiny_prompter(*ENDS), ActorConfig(fold="never"))
+    never = HFEngine(policy, tiny_prompter(*ENDS), ActorConfig(fold="never"))
     never.install(1, adapter_bytes(adapter))
     assert all(layer.folded is None for layer in adapter.layers.values())
-    engine.install(1, adapter_bytes(adapter))
+    HFEngine(policy, tiny_prompter(*ENDS)).install(1, adapter_bytes(adapter))
     assert all(layer.folded is not None for layer in adapter.layers.values())
 
 

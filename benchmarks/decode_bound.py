@@ -1,0 +1,139 @@
+"""How close a decode step is to the time that it takes to read the weights once.
+
+    bound = bytes of the weights of all products / bandwidth        ratio = step / bound
+
+Bandwidth is that of plain reading: the sum over a gigabyte of fp32 with the same threads, the fastest of several in each
+round. A step is the median time between two tokens of a real order in the real engine, adapter installed, 60 tokens of
+prompt, with products, attention, head and sampling. The widths take turns, so that other load on the machine falls on
+all of them alike. The folder is a Hugging Face model; the base is cached as a run caches it.
+
+    python -m benchmarks.decode_bound MODEL_FOLDER [--dtype bf16] [--threads 2] [--rows 8 32] [--rounds 5]
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from actor.engines.engine import EndedCompletion
+from actor.engines.hf_engine import HFEngine
+from benchmarks.machine import write_result
+from protocol.messages import GroupOrder, Sampling
+from shared.base.cache import cached_base
+from shared.base.load import DTYPES, load_policy
+from shared.config.model import LoraConfig, ModelConfig
+from shared.model.adapter_file import adapter_bytes
+from shared.model.linears import is_decoder_linear
+from shared.model.policy import Policy
+from shared.model.prompt import load_prompter
+from shared.process.determinism import pin_torch
+
+GROUP, PROMPT, TOKENS = 8, 60, 24
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rows", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    pin_torch(args.threads)
+    engine = opened(args.folder, args.dtype)
+    reads: list[float] = []
+    steps: dict[int, list[float]] = {rows: [] for rows in args.rows}
+    for _ in range(args.rounds):
+        reads.append(gigabytes_per_s())
+        for rows, found in steps.items():
+            found.append(step_s(engine, rows))
+    weights, bandwidth = weight_bytes(engine.policy), max(reads)
+    bound = weights / bandwidth / 1e9
+    typical = {rows: statistics.median(found) for rows, found in steps.items()}
+    figures = {
+        "model": Path(args.folder).name,
+        "dtype": args.dtype,
+        "threads": args.threads,
+        "prompt_tokens": PROMPT,
+        "weights_mb": round(weights / 2**20),
+        "bandwidth_gb_per_s": [round(read, 2) for read in reads],
+        "bound_ms": round(1e3 * bound, 1),
+        "rows": {
+            rows: {
+                "step_ms": [round(1e3 * step, 1) for step in found],
+                "median_ms": round(1e3 * typical[rows], 1),
+                "of_bound": round(typical[rows] / bound, 2),
+                "tokens_per_s": round(rows / typical[rows], 1),
+            }
+            for rows, found in steps.items()
+        },
+    }
+    for name, value in figures.items():
+        print(name, value)
+    print(write_result(f"decode_bound_{figures['model']}_{args.dtype}", figures))
+
+
+def opened(folder: str, dtype: str) -> HFEngine:
+    """An engine whose completions never end, with an adapter that is not zero."""
+    model, lora = ModelConfig(path=folder), LoraConfig()
+    base = cached_base(model)
+    policy = load_policy(base, model, lora, torch.device("cpu"), DTYPES[dtype])
+    policy.adapter.initialise(0)
+    generator = torch.Generator().manual_seed(1)
+    for layer in policy.adapter.layers.values():
+        layer.lora_B.data.normal_(0, 1e-3, generator=generator)
+    engine = HFEngine(policy, load_prompter(base.folder))
+    engine.end_ids = engine.end_ids[:0]
+    engine.install(1, adapter_bytes(policy.adapter))
+    return engine
+
+
+def weight_bytes(policy: Policy) -> int:
+    """Of the decoder's linears and the head."""
+    linears = {
+        tensor.data_ptr(): tensor.nbytes
+        for name, module in policy.backbone.named_modules()
+        for part, tensor in getattr(module, "tensors", dict)().items()
+        if is_decoder_linear(f"layers.0.{name}.{part}", tensor.dim())
+    }
+    return sum(linears.values()) + policy.head.nbytes
+
+
+def gigabytes_per_s() -> float:
+    """Sums of one fp32 gigabyte."""
+    values = torch.ones(2**28)
+    times: list[float] = []
+    for _ in range(5):
+        start = time.perf_counter()
+        values.sum()
+        times.append(time.perf_counter() - start)
+    return values.nbytes / min(times) / 1e9
+
+
+def step_s(engine: HFEngine, rows: int) -> float:
+    """Median seconds between two tokens."""
+    rng = np.random.default_rng(rows)
+    groups = tuple(
+        GroupOrder(
+            group_id=str(group),
+            prompt_ids=rng.integers(0, len(engine.policy.head), PROMPT).astype(np.int32),
+            columns={},
+            seeds=tuple(range(group * GROUP, group * GROUP + GROUP)),
+        )
+        for group in range(rows // GROUP)
+    )
+    times: list[float] = []
+
+    def told(_: Sequence[EndedCompletion]) -> None:
+        times.append(time.perf_counter())
+
+    engine.generate(groups, Sampling(temperature=1.0, max_new_tokens=TOKENS), told)
+    return statistics.median(np.diff(times))
+
+
+if __name__ == "__main__":
+    main()
