@@ -18,6 +18,7 @@ import torch
 from actor.engines.decoding import Decoding
 from actor.engines.engine import Completion, Identity, Progress, in_order
 from actor.engines.kv_cache import KVCache, PromptPass
+from actor.engines.layers import layers_of
 from actor.engines.vllm_options import token_bytes
 from protocol.messages import GroupOrder, Sampling
 from shared.base.checksum import BaseChecksum, frozen_sums
@@ -54,6 +55,8 @@ class HFEngine:
     def __init__(self, policy: Policy, prompter: Prompter, config: ActorConfig = DEFAULTS) -> None:
         self.policy, self.max_sequences = policy, config.max_sequences
         self.folds = folds(config.fold, policy.adapter)
+        self.layers = layers_of(policy)
+        self.prepare()
         self.base = BaseChecksum(lambda: frozen_sums(policy))
         self.end_ids = torch.tensor(prompter.end_ids, device=policy.device)
         self.identity = Identity(
@@ -67,8 +70,14 @@ class HFEngine:
         """Copy the adapter in, after a check that the base still is what was loaded."""
         self.base.check()
         install_adapter(self.policy.adapter, adapter)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Compute once for an adapter what every step needs of it."""
         if self.folds:
             self.policy.adapter.fold()
+        if self.layers:
+            self.layers.prepare()
 
     @torch.inference_mode()
     def generate(
@@ -86,11 +95,15 @@ class HFEngine:
                 return in_order(groups, decoding.done)
             if not decoding.settled:
                 self.load_prompts(decoding)
-            cache = decoding.cache
-            cache.step(decoding.tokens)
-            hidden = decoding.with_first(
-                self.forward(decoding.last_ids[:, None], decoding.positions[:, None], cache.token_mask(), cache)
-            )
+            hidden = decoding.with_first(self.step(decoding))
+
+    def step(self, decoding: Decoding) -> torch.Tensor:
+        """One token through the decoder: [n, H]."""
+        cache, ids, positions = decoding.cache, decoding.last_ids, decoding.positions
+        cache.step(decoding.tokens)
+        if self.layers:
+            return self.layers(ids, positions, cache)
+        return self.forward(ids[:, None], positions[:, None], cache.token_mask(), cache)
 
     def width(self, groups: tuple[GroupOrder, ...], sampling: Sampling) -> int:
         """How many completions of an order are decoded at once if `actor.max_sequences` does not say so."""

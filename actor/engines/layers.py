@@ -1,0 +1,162 @@
+"""A decode step through the layers of a Llama, Qwen2 or Qwen3 model without their modules.
+
+    q, k, v = rotate(W_qkv norm(x)),   x += W_o attend(q),   x += W_down (silu(W_gate h) W_up h),   h = norm(x)
+
+For one token a row, a small model spends most of its time between the operations: in module calls, in products of two
+or three linears with the same input, in rotary tables for each call. Here such linears are one product where they are
+folded (actor/engines/hf_engine.py), and their A matrices are one product where they are not. A and B are cast to the
+compute type once for each version. In fp32 operations are also joined where that changes the last bit only; in bf16
+each is rounded exactly as in the modules, because the learner computes with those and rounding there is 0.4 %.
+
+Modules and weights are the policy's own, and the engine compares its decode loop with the model's class before it is
+used (HFEngine.check). Prompts, and models of other types, go through transformers' layers.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from actor.engines.kv_cache import KVCache
+from shared.model.lora import FrozenLinear, LoraLinear
+from shared.model.policy import Policy
+
+TYPES = {"llama", "qwen2", "qwen3"}
+"""Model types whose layers are these."""
+
+Linear = LoraLinear | FrozenLinear
+
+
+class Stack:
+    """Linears that read the same input."""
+
+    def __init__(self, *linears: Any) -> None:
+        self.linears: tuple[Linear, ...] = linears
+        self.weight: torch.Tensor | None = None
+        self.bias: torch.Tensor | None = None
+        self.sizes: list[int] = []
+        self.low: torch.Tensor | None = None
+        self.high: list[torch.Tensor | None] = []
+
+    def prepare(self, dtype: torch.dtype) -> None:
+        """Take the adapter as it is now."""
+        adapted = [linear for linear in self.linears if isinstance(linear, LoraLinear)]
+        folded = [linear.folded for linear in adapted if linear.folded is not None]
+        if len(folded) == len(self.linears):
+            self.join(adapted, folded)
+            return
+        self.weight = None
+        self.low = torch.cat([linear.lora_A.detach() for linear in adapted]).to(dtype) if adapted else None
+        self.high = [
+            linear.lora_B.detach().to(dtype).t() if isinstance(linear, LoraLinear) else None for linear in self.linears
+        ]
+
+    def join(self, linears: list[LoraLinear], folded: list[torch.Tensor]) -> None:
+        """One weight, of which the folded ones become views, so that nothing is in memory twice."""
+        self.weight, self.sizes = torch.cat(folded), [len(weight) for weight in folded]
+        for linear, part in zip(linears, self.weight.split(self.sizes), strict=True):
+            linear.folded = part
+        self.bias = None
+        biases = [linear.base.bias for linear in linears]
+        if any(bias is not None for bias in biases):
+            parts = [w.new_zeros(len(w)) if bias is None else bias for w, bias in zip(folded, biases, strict=True)]
+            self.bias = torch.cat(parts)
+
+    def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """[n, in] -> [n, out] of each."""
+        if self.weight is not None:
+            return F.linear(x, self.weight, self.bias).split(self.sizes, dim=1)
+        low = None if self.low is None else F.linear(x, self.low)
+        first, outputs = 0, list[torch.Tensor]()
+        for linear, high in zip(self.linears, self.high, strict=True):
+            if low is not None and high is not None and isinstance(linear, LoraLinear):
+                part = low[:, first : first + len(high)]
+                outputs.append(linear.base(x).addmm_(part, high, alpha=linear.scale))
+                first += len(high)
+            else:
+                outputs.append(linear(x))
+        return outputs
+
+    def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual + W x + b, of a single linear."""
+        if self.weight is not None and self.bias is None:
+            return torch.addmm(residual, x, self.weight.t())
+        return residual + self(x)[0]
+
+
+class Layer:
+    """One decoder layer."""
+
+    def __init__(self, module: Any) -> None:
+        attention, mlp = module.self_attn, module.mlp
+        self.attention = attention
+        self.norm_in, self.norm_mlp = module.input_layernorm, module.post_attention_layernorm
+        self.norm_q, self.norm_k = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self.qkv = Stack(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.gate_up, self.activation = Stack(mlp.gate_proj, mlp.up_proj), mlp.act_fn
+        self.out, self.down = Stack(attention.o_proj), Stack(mlp.down_proj)
+
+    def __call__(
+        self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], cache: KVCache, index: int
+    ) -> torch.Tensor:
+        """[n, H] one token of each row -> [n, H]"""
+        attention, kept = self.attention, cache.layers[index]
+        parts = self.qkv(normed(self.norm_in, x))
+        query, key, value = (part.unflatten(1, (-1, attention.head_dim)) for part in parts)
+        heads = query.shape[1]
+        if self.norm_q is not None:
+            query, key = normed(self.norm_q, query), normed(self.norm_k, key)
+        turned = rotated(torch.cat([query, key], dim=1), *rotation)
+        kept.append(turned[:, heads:, None], value[:, :, None])
+        # Read in each call: a check of the loop makes windows narrow.
+        window = getattr(attention, "sliding_window", None)
+        mixed = kept.attend(turned[:, :heads, None], attention.scaling, window)
+        x = self.out.added(mixed.flatten(1), x)
+        gate, up = self.gate_up(normed(self.norm_mlp, x))
+        return self.down.added(self.activation(gate) * up, x)
+
+
+class Layers:
+    """The decoder, for one token of each row."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.backbone: Any = policy.backbone
+        self.dtype = policy.dtype
+        self.layers = [Layer(module) for module in self.backbone.layers]
+
+    def prepare(self) -> None:
+        """Take the adapter as it is now."""
+        for layer in self.layers:
+            for stack in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                stack.prepare(self.dtype)
+
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """[n], [n] -> [n, H]"""
+        x = self.backbone.embed_tokens(ids)
+        cos, sin = self.backbone.rotary_emb(x[:, None], positions[:, None])
+        half = sin.shape[-1] // 2
+        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, (cos, sin), cache, index)
+        return normed(self.backbone.norm, x)
+
+
+def layers_of(policy: Policy) -> Layers | None:
+    """None if the layers of this model are others."""
+    return Layers(policy) if policy.config.model_type in TYPES else None
+
+
+def normed(norm: Any, x: torch.Tensor) -> torch.Tensor:
+    """RMSNorm. In bf16 the module rounds before it multiplies by the weight."""
+    if x.dtype != torch.float32:
+        return norm(x)
+    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """[n, heads, D]; the halves change places, and the sine of the first one is negative."""
+    swapped = x.roll(x.shape[-1] // 2, -1)
+    if x.dtype != torch.float32:
+        return x * cos + swapped * signed_sin
+    return torch.addcmul(x * cos, swapped, signed_sin)
