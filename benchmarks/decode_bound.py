@@ -2,10 +2,10 @@
 
     bound = bytes of the weights of all products / bandwidth        ratio = step / bound
 
-Bandwidth is that of plain reading: the sum over a gigabyte of fp32 with the same threads, the fastest of several in each
-round. A step is the median time between two tokens of a real order in the real engine, adapter installed, 60 tokens of
-prompt, with products, attention, head and sampling. The widths take turns, so that other load on the machine falls on
-all of them alike. The folder is a Hugging Face model; the base is cached as a run caches it.
+Bandwidth is that of plain reading: the sum over a gigabyte of fp32 with the same threads, the fastest of all. A step is
+the median time between two tokens of a real order in the real engine, adapter installed, 60 tokens of prompt, with
+products, attention, head and sampling. The widths take turns, so that other load on the machine falls on all of them
+alike. The folder is a Hugging Face model; the base is cached as a run caches it.
 
     python -m benchmarks.decode_bound MODEL_FOLDER [--dtype bf16] [--threads 2] [--rows 8 32] [--rounds 5]
 """

@@ -132,7 +132,7 @@ class Decoding:
     def settle(self) -> None:
         """Tell the cache which rows there are now. Half-empty places are given up."""
         self.assign()
-        if 2 * len(self.rows) <= len(self.loaded) * self.cache.places:
+        if 2 * len(self.rows) <= len(self.loaded) * self.cache.rows.places:
             self.drop_prompts()
             self.assign()
         self.settled = True
@@ -143,7 +143,7 @@ class Decoding:
             len(self.loaded), device=self.device
         )
         self.prompt_of_row = place_of_group[self.group_of[self.rows]]
-        self.cache.assign(self.prompt_of_row)
+        self.cache.rows.assign(self.prompt_of_row)
 
     def with_first(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, H] of this step; rows whose completion has no token yet get the last one of their prompt."""

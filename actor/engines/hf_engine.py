@@ -100,7 +100,7 @@ class HFEngine:
     def step(self, decoding: Decoding) -> torch.Tensor:
         """One token through the decoder: [n, H]."""
         cache, ids, positions = decoding.cache, decoding.last_ids, decoding.positions
-        cache.step(decoding.tokens)
+        cache.rows.step(decoding.tokens)
         if self.layers:
             return self.layers(ids, positions, cache)
         return self.forward(ids[:, None], positions[:, None], cache.token_mask(), cache)
@@ -115,7 +115,7 @@ class HFEngine:
     def load_prompts(self, decoding: Decoding) -> None:
         """Run the prompts of completions that are new, left-padded."""
         if missing := decoding.missing():
-            width, device = decoding.cache.width, self.policy.device
+            width, device = decoding.cache.rows.width, self.policy.device
             lengths = decoding.prompt_lengths[missing]
             ids = torch.zeros((len(missing), width), dtype=torch.int64, device=device)
             for row, group in enumerate(missing):

@@ -19,7 +19,7 @@ Left out on purpose: paging. An order's shape is known before it starts.
 import torch
 
 from shared.model.attention import capped
-from shared.model.products import scaled_product
+from shared.model.products import product_fp32
 
 
 class PromptPass:
@@ -53,78 +53,45 @@ class PromptPass:
         return (seen | (columns == columns[:, None]))[:, None]
 
 
-class KVCache:
-    """Up to `most` rows with room for `room` new tokens each, which continue the P prompts in memory."""
+class Rows:
+    """Which prompt each row continues, and what it sees."""
 
-    is_compileable = False
-
-    def __init__(self, most: int, room: int, width: int, device: torch.device) -> None:
-        self.most, self.room, self.width, self.device = most, room, width, device
-        self.layers: list[LayerCache] = []
+    def __init__(self, room: int, width: int, device: torch.device) -> None:
+        self.room, self.width, self.device = room, width, device
         self.visible = torch.empty((0, width), dtype=torch.bool, device=device)
+        """[P, width] the columns of the prompts in memory that are not empty."""
         self.now = 0
-        self.rows = 0
         self.biases: dict[int | None, torch.Tensor | None] = {}
-
-    def add_prompts(self, prompts: PromptPass) -> None:
-        """Behind those in memory."""
-        self.visible = torch.cat([self.visible, prompts.visible])
-        for layer, (keys, values) in enumerate(prompts.layers):
-            if layer == len(self.layers):
-                self.layers.append(LayerCache(self, keys, values))
-            else:
-                self.layers[layer].add_prompts(keys, values)
-
-    def keep_prompts(self, needed: torch.Tensor) -> None:
-        """[P'] indices of those that stay in memory. `assign` follows."""
-        self.visible = self.visible[needed]
-        for layer in self.layers:
-            layer.prompt_keys, layer.prompt_values = layer.prompt_keys[needed], layer.prompt_values[needed]
-
-    def move_rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Rows whose place has changed. `assign` follows."""
-        used = slice(0, min(self.now, self.room))
-        for layer in self.layers:
-            for kept in (layer.keys, layer.values):
-                kept[target, :, used] = kept[source, :, used]
 
     def assign(self, prompt_of_row: torch.Tensor) -> None:
         """[n] the prompt in memory that each row continues. The rows of a prompt get places side by side."""
-        self.rows, prompts = len(prompt_of_row), len(self.visible)
+        self.count, prompts = len(prompt_of_row), len(self.visible)
         order = torch.argsort(prompt_of_row, stable=True)
-        ordered, rows = prompt_of_row[order], torch.arange(self.rows, device=self.device)
+        ordered, rows = prompt_of_row[order], torch.arange(self.count, device=self.device)
         place = torch.empty_like(rows)
         place[order] = rows - torch.searchsorted(ordered, ordered)
         self.places = int(place.max()) + 1
         self.prompt_of_row, self.place_of_row = prompt_of_row, place
         slot = prompt_of_row * self.places + place
-        self.full = self.rows == prompts * self.places and bool((slot == rows).all())
-        self.row_of_slot = torch.zeros(prompts * self.places, dtype=torch.int64, device=self.device)
-        self.row_of_slot[slot] = rows
+        self.full = self.count == prompts * self.places and bool((slot == rows).all())
+        self.of_slot = torch.zeros(prompts * self.places, dtype=torch.int64, device=self.device)
+        self.of_slot[slot] = rows
 
     def step(self, tokens: torch.Tensor) -> None:
-        """Begin a step; [n] how many tokens each row will have with it, 0 for a row whose token does not count."""
+        """[n] how many tokens each row has with that of this step, 0 if that does not count."""
         self.now += 1
         self.tokens = tokens
         self.biases.clear()
 
     @property
+    def columns(self) -> int:
+        """How many are in use."""
+        return min(self.now, self.room)
+
+    @property
     def column(self) -> int:
+        """Of this step."""
         return (self.now - 1) % self.room
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
-    ) -> "tuple[LayerCache, torch.Tensor]":
-        """[n, heads, 1, D] one token of each row."""
-        self.layers[layer].append(keys, values)
-        return self.layers[layer], values
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.width + min(self.now, self.room)
-
-    def token_mask(self) -> torch.Tensor:
-        """[1, 1, 1, 1] for transformers, which makes one if it is given none; what attends by itself needs none."""
-        return torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.device)
 
     def bias(self, window: int | None) -> torch.Tensor | None:
         """[n, 1, 1, width + columns] 0 where a row sees a column; None if every row sees all of them."""
@@ -133,12 +100,11 @@ class KVCache:
         return self.biases[window]
 
     def made_bias(self, window: int | None) -> torch.Tensor | None:
-        columns = min(self.now, self.room)
-        age = (self.now - 1 - torch.arange(columns, device=self.device)) % self.room
+        age = (self.now - 1 - torch.arange(self.columns, device=self.device)) % self.room
         prompt, completion = self.visible[self.prompt_of_row], age < self.tokens[:, None]
         if window is not None:
             before = self.width - torch.arange(self.width, device=self.device)
-            prompt = prompt & (before - 1 + self.tokens.clamp(min=1)[:, None] < window)
+            prompt = prompt & (before - 1 + self.tokens[:, None] < window)
             completion = completion & (age < window)
         seen = torch.cat([prompt, completion], dim=1)
         if bool(seen.all()):
@@ -149,24 +115,77 @@ class KVCache:
 
     def in_slots(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, ...] -> [P, places, ...], anything where no row is."""
-        slots = rows if self.full else rows.index_select(0, self.row_of_slot)
+        slots = rows if self.full else rows.index_select(0, self.of_slot)
         return slots.unflatten(0, (-1, self.places))
 
-    def in_rows(self, slots: torch.Tensor) -> torch.Tensor:
-        """[P, heads, places, ...] -> [n, heads, ...]"""
+    def write(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """[P, heads, places, ...] into [n, heads, ...]"""
         if self.full:
-            return slots.transpose(1, 2).flatten(0, 1)
-        return slots[self.prompt_of_row, :, self.place_of_row]
+            rows.unflatten(0, (-1, self.places)).copy_(slots.transpose(1, 2))
+        else:
+            rows.copy_(slots[self.prompt_of_row, :, self.place_of_row])
+
+
+class KVCache:
+    """Up to `most` rows with room for `room` new tokens each, which continue the P prompts in memory."""
+
+    is_compileable = False
+
+    def __init__(self, most: int, room: int, width: int, device: torch.device) -> None:
+        self.most = most
+        self.rows = Rows(room, width, device)
+        self.layers: list[LayerCache] = []
+
+    def add_prompts(self, prompts: PromptPass) -> None:
+        """Behind those in memory."""
+        self.rows.visible = torch.cat([self.rows.visible, prompts.visible])
+        for layer, (keys, values) in enumerate(prompts.layers):
+            if layer == len(self.layers):
+                self.layers.append(LayerCache(self.rows, self.most, keys, values))
+            else:
+                self.layers[layer].add_prompts(keys, values)
+
+    def keep_prompts(self, needed: torch.Tensor) -> None:
+        """[P'] indices of those that stay in memory. `assign` follows."""
+        self.rows.visible = self.rows.visible[needed]
+        for layer in self.layers:
+            layer.prompt_keys, layer.prompt_values = layer.prompt_keys[needed], layer.prompt_values[needed]
+
+    def move_rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Rows whose place has changed. `assign` follows."""
+        used = slice(0, self.rows.columns)
+        for layer in self.layers:
+            for kept in (layer.keys, layer.values):
+                kept[target, :, used] = kept[source, :, used]
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
+    ) -> "tuple[LayerCache, torch.Tensor]":
+        """[n, heads, 1, D] one token of each row."""
+        self.layers[layer].append(keys, values)
+        return self.layers[layer], values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns so far, under the name transformers asks for."""
+        return self.rows.width + self.rows.columns
+
+    def token_mask(self) -> torch.Tensor:
+        """[1, 1, 1, 1] for transformers, which makes one if it is given none; what attends by itself needs none."""
+        return torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.rows.device)
 
 
 class LayerCache:
-    """One layer's part."""
+    """One layer's part.
 
-    def __init__(self, cache: KVCache, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.cache = cache
+    It refers to the rows and not to the cache, which refers to it: in a circle, the tensors of an order would stay in
+    memory until Python's garbage collector runs, which may be dozens of orders later.
+    """
+
+    def __init__(self, rows: Rows, most: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.rows = rows
         self.prompt_keys, self.prompt_values = keys.contiguous(), values.contiguous()
-        shape = (cache.most, keys.shape[1], cache.room, keys.shape[3])
-        self.keys, self.values = keys.new_zeros(shape), values.new_zeros((*shape[:3], values.shape[3]))
+        shape = (most, keys.shape[1], rows.room)
+        self.keys, self.values = (t.new_zeros((*shape, t.shape[3])) for t in (keys, values))
 
     def add_prompts(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.prompt_keys = torch.cat([self.prompt_keys, keys])
@@ -174,29 +193,33 @@ class LayerCache:
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """[n, heads, 1, D] the token of this step."""
-        rows, column = self.cache.rows, self.cache.column
-        self.keys[:rows, :, column] = keys[:, :, 0]
-        self.values[:rows, :, column] = values[:, :, 0]
+        self.keys[: len(keys), :, self.rows.column] = keys[:, :, 0]
+        self.values[: len(keys), :, self.rows.column] = values[:, :, 0]
 
     def attend(
         self, query: torch.Tensor, scaling: float, window: int | None = None, cap: float | None = None
     ) -> torch.Tensor:
         """query [n, heads, 1, D] -> [n, 1, heads, D]; h stands for a key's head and q for the queries that share it."""
-        cache, (prompts, heads, width, size) = self.cache, self.prompt_keys.shape
-        rows, columns = cache.rows, min(cache.now, cache.room)
+        rows, (prompts, heads, width, size) = self.rows, self.prompt_keys.shape
+        count, columns = rows.count, rows.columns
         prompt_keys, prompt_values = self.prompt_keys.flatten(0, 1), self.prompt_values.flatten(0, 1)
-        keys, values = (t[:rows, :, :columns].flatten(0, 1) for t in (self.keys, self.values))
-        queries = query.view(rows, heads, -1, size)
-        to_prompt = scaled_product(by_prompt(cache.in_slots(queries)), prompt_keys.transpose(1, 2), scaling)
-        to_prompt = cache.in_rows(to_prompt.view(prompts, heads, cache.places, -1, width))
-        to_completion = scaled_product(queries.flatten(0, 1), keys.transpose(1, 2), scaling)
-        scores = capped(torch.cat([to_prompt, to_completion.view(*queries.shape[:3], columns)], dim=-1), cap)
-        bias = cache.bias(window)
+        keys, values = (t[:count, :, :columns].flatten(0, 1) for t in (self.keys, self.values))
+        # A bf16 query would be rounded once more, so there the scores are scaled.
+        exact = query.dtype == torch.float32
+        queries = (query * scaling if exact else query).view(count, heads, -1, size)
+        scores = torch.empty((*queries.shape[:3], width + columns), device=query.device)
+        to_prompt = product_fp32(by_prompt(rows.in_slots(queries)), prompt_keys.transpose(1, 2))
+        rows.write(to_prompt.view(prompts, heads, rows.places, -1, width), scores[..., :width])
+        to_completion = product_fp32(queries.flatten(0, 1), keys.transpose(1, 2))
+        scores[..., width:] = to_completion.view(*queries.shape[:3], columns)
+        scores = capped(scores if exact else scores.mul_(scaling), cap)
+        bias = rows.bias(window)
         weights = torch.softmax(scores if bias is None else scores.add_(bias), dim=-1).to(query.dtype)
-        of_prompt = by_prompt(cache.in_slots(weights[..., :width])) @ prompt_values
-        of_completion = weights[..., width:].flatten(0, 1) @ values
-        mixed = cache.in_rows(of_prompt.view(prompts, heads, cache.places, -1, of_prompt.shape[-1]))
-        return of_completion.view(mixed.shape).add_(mixed).view(rows, 1, -1, mixed.shape[-1])
+        of_prompt = by_prompt(rows.in_slots(weights[..., :width])) @ prompt_values
+        mixed = torch.empty((*queries.shape[:3], values.shape[-1]), dtype=query.dtype, device=query.device)
+        rows.write(of_prompt.view(prompts, heads, rows.places, -1, mixed.shape[-1]), mixed)
+        mixed += (weights[..., width:].flatten(0, 1) @ values).view(mixed.shape)
+        return mixed.view(count, 1, -1, mixed.shape[-1])
 
 
 def by_prompt(slots: torch.Tensor) -> torch.Tensor:

@@ -56,12 +56,12 @@ class Rows:
         self.cache.add_prompts(passed(PADDING, [(key, value) for key, value in made]))
         self.twins = [Twin(key, value) for key, value in made]
         self.prompt_of_row, self.tokens = PROMPT_OF_ROW, torch.zeros(len(PROMPT_OF_ROW), dtype=torch.int64)
-        self.cache.assign(PROMPT_OF_ROW)
+        self.cache.rows.assign(PROMPT_OF_ROW)
 
     def step(self, window: int | None = None, cap: float | None = None) -> None:
         """One token of every row through every layer, compared."""
         self.tokens = self.tokens + 1
-        self.cache.step(self.tokens)
+        self.cache.rows.step(self.tokens)
         for layer, twin in enumerate(self.twins):
             query = torch.randn(len(twin.rows), KV_HEADS * SHARED, 1, SIZE)
             keys, values = torch.randn(2, len(twin.rows), KV_HEADS, 1, SIZE)
@@ -82,7 +82,7 @@ class Rows:
         for twin in self.twins:
             twin.rows = [twin.rows[row] for row in rows]
         if rows:
-            self.cache.assign(self.prompt_of_row)
+            self.cache.rows.assign(self.prompt_of_row)
 
     def take_over(self, place: int, prompt: int) -> None:
         """Another completion, of this prompt, begins in a row."""
@@ -90,7 +90,7 @@ class Rows:
         self.prompt_of_row[place], self.tokens[place] = prompt, 0
         for twin in self.twins:
             twin.begin(place, prompt)
-        self.cache.assign(self.prompt_of_row)
+        self.cache.rows.assign(self.prompt_of_row)
 
 
 def test_every_row_attends_to_its_prompt_and_to_itself() -> None:
@@ -131,7 +131,7 @@ def test_a_token_that_does_not_count_is_seen_by_none() -> None:
     rows.take_over(3, 1)
     tokens = rows.tokens + 1
     tokens[3] = 0
-    rows.cache.step(tokens)
+    rows.cache.rows.step(tokens)
     keys, values = torch.randn(2, 9, KV_HEADS, 1, SIZE)
     keys[3] = values[3] = 1e4
     cached, _ = rows.cache.update(keys, values, 0)
@@ -154,8 +154,8 @@ def test_scores_are_scaled_in_fp32_and_not_the_bf16_query() -> None:
     query = 60 * torch.randn(9, KV_HEADS * SHARED, 1, SIZE, generator=generator).bfloat16()
     cache = KVCache(9, ROOM, WIDTH, PADDING.device)
     cache.add_prompts(passed(torch.tensor([0]), [(keys, values)]))
-    cache.assign(torch.zeros(9, dtype=torch.int64))
-    cache.step(torch.ones(9, dtype=torch.int64))
+    cache.rows.assign(torch.zeros(9, dtype=torch.int64))
+    cache.rows.step(torch.ones(9, dtype=torch.int64))
     cached, _ = cache.update(mine, more, 0)
     every = [torch.cat([a.expand(9, -1, -1, -1), b], 2).double() for a, b in ((keys, mine), (values, more))]
     k, v = (t.repeat_interleave(SHARED, dim=1) for t in every)
@@ -194,8 +194,8 @@ def test_prompts_that_no_row_continues_can_leave_and_others_come() -> None:
 def test_a_group_of_one_completion_each_takes_a_slot_a_prompt() -> None:
     cache = KVCache(2, ROOM, 2, PADDING.device)
     cache.add_prompts(PromptPass(torch.tensor([0, 1]), 2))
-    cache.assign(torch.tensor([0, 1]))
-    assert (cache.places, len(cache.row_of_slot), cache.full) == (1, 2, True)
+    cache.rows.assign(torch.tensor([0, 1]))
+    assert (cache.rows.places, len(cache.rows.of_slot), cache.rows.full) == (1, 2, True)
 
 
 def test_the_prompt_mask_hides_padding_and_the_future_but_never_a_column_from_itself() -> None:
