@@ -55,6 +55,7 @@ class HFEngine:
     def __init__(self, policy: Policy, prompter: Prompter, config: ActorConfig = DEFAULTS) -> None:
         self.policy, self.max_sequences = policy, config.max_sequences
         self.folds = folds(config.fold, policy.adapter)
+        self.token_bytes = token_bytes(policy.config.to_dict(), policy.dtype.itemsize)
         self.layers = layers_of(policy)
         self.prepare()
         self.base = BaseChecksum(lambda: frozen_sums(policy))
@@ -108,8 +109,7 @@ class HFEngine:
     def width(self, groups: tuple[GroupOrder, ...], sampling: Sampling) -> int:
         """How many completions of an order are decoded at once if `actor.max_sequences` does not say so."""
         tokens = max(len(group.prompt_ids) for group in groups) + sampling.max_new_tokens
-        token = token_bytes(self.policy.config.to_dict(), self.policy.dtype.itemsize)
-        row = tokens * token + LOGITS * len(self.policy.head)
+        row = tokens * self.token_bytes + LOGITS * len(self.policy.head)
         return max(1, min(MOST_ROWS, ROOM_BYTES[self.policy.device.type] // row))
 
     def load_prompts(self, decoding: Decoding) -> None:
