@@ -49,7 +49,8 @@ class Stack:
         self.weight = None
         self.low = torch.cat([linear.lora_A.detach() for linear in adapted]).to(dtype) if adapted else None
         self.high = [
-            linear.lora_B.detach().to(dtype).t() if isinstance(linear, LoraLinear) else None for linear in self.linears
+            linear.lora_B.detach().t().to(dtype).contiguous() if isinstance(linear, LoraLinear) else None
+            for linear in self.linears
         ]
 
     def join(self, linears: list[LoraLinear], folded: list[torch.Tensor]) -> None:
@@ -150,7 +151,7 @@ def layers_of(policy: Policy) -> Layers | None:
 def normed(norm: Any, x: torch.Tensor) -> torch.Tensor:
     """RMSNorm. In bf16 the module rounds before it multiplies by the weight."""
     if x.dtype != torch.float32:
-        return norm(x)
+        return F.rms_norm(x.float(), norm.weight.shape, None, norm.variance_epsilon).to(x.dtype).mul_(norm.weight)
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 

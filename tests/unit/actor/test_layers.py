@@ -1,0 +1,98 @@
+"""A step through the layers without their modules gives the numbers of the modules."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actor.engines.engine import Completion
+from actor.engines.hf_engine import HFEngine
+from actor.engines.layers import layers_of
+from protocol.messages import GroupOrder, Sampling
+from shared.base.cache import cached_base
+from shared.base.load import load_policy
+from shared.config.model import LoraConfig, ModelConfig
+from shared.config.processes import ActorConfig
+from shared.model.policy import Policy
+from tests.support.architectures import VOCAB, architecture_checkpoint
+from tests.support.fakes import shake, tiny_prompter, unheard
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+OURS = ["Llama", "Qwen2", "Qwen2 windowed", "Qwen3"]
+ADAPTED = [
+    ("q_proj", "v_proj", "up_proj"),
+    ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+]
+
+
+def policy_of(folder: Path, name: str, dtype: torch.dtype, targets: tuple[str, ...]) -> Policy:
+    checkpoint = architecture_checkpoint(folder, name)
+    model = ModelConfig(path=str(checkpoint), cache_dir=str(folder / "cache"))
+    lora = LoraConfig(rank=4, alpha=8.0, targets=targets)
+    policy = load_policy(cached_base(model), model, lora, torch.device("cpu"), dtype)
+    shake(policy, 3)
+    return policy
+
+
+def groups() -> tuple[GroupOrder, ...]:
+    rng = np.random.default_rng(0)
+    return tuple(
+        GroupOrder(
+            group_id=str(n), prompt_ids=rng.integers(6, VOCAB, n).astype(np.int32), columns={}, seeds=(n, n + 1, 9)
+        )
+        for n in (3, 9, 14)
+    )
+
+
+def decoded(engine: HFEngine) -> list[Completion]:
+    found = engine.generate(groups(), Sampling(temperature=0.9, max_new_tokens=12), unheard)
+    return [completion for group in found for completion in group]
+
+
+def both(policy: Policy, config: ActorConfig) -> tuple[list[Completion], list[Completion]]:
+    """By our layers, and by those of transformers."""
+    engine = HFEngine(policy, tiny_prompter(*range(6)), config)
+    assert engine.layers is not None
+    ours, engine.layers = decoded(engine), None
+    return ours, decoded(engine)
+
+
+@pytest.mark.parametrize("targets", ADAPTED, ids=["some linears", "all linears"])
+@pytest.mark.parametrize("fold", ["always", "never"])
+@pytest.mark.parametrize("name", OURS)
+def test_in_fp32_numbers_agree_to_rounding(tmp_path: Path, name: str, fold: Any, targets: tuple[str, ...]) -> None:
+    policy = policy_of(tmp_path, name, torch.float32, targets)
+    for mine, theirs in zip(*both(policy, ActorConfig(fold=fold, max_sequences=4)), strict=True):
+        assert mine.ids.tolist() == theirs.ids.tolist()
+        np.testing.assert_allclose(mine.logprobs, theirs.logprobs, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_in_bf16_every_operation_is_rounded_as_in_the_modules(tmp_path: Path, name: str) -> None:
+    policy = policy_of(tmp_path, name, torch.bfloat16, ADAPTED[1])
+    for mine, theirs in zip(*both(policy, ActorConfig(max_sequences=4)), strict=True):
+        assert mine.ids.tolist() == theirs.ids.tolist()
+        assert mine.logprobs.tobytes() == theirs.logprobs.tobytes()
+
+
+def test_folded_weights_are_in_memory_once(tmp_path: Path) -> None:
+    policy = policy_of(tmp_path, "Qwen2", torch.float32, ADAPTED[1])
+    HFEngine(policy, tiny_prompter(0))
+    storages = {
+        name: layer.folded.untyped_storage()
+        for name, layer in policy.adapter.layers.items()
+        if layer.folded is not None
+    }
+    assert len(storages) == len(policy.adapter.layers)
+    together = {storage.data_ptr(): storage.nbytes() for storage in storages.values()}
+    assert len(together) == 4 * 4, "q, k and v are parts of one tensor, and gate and up of another"
+    size = sum(4 * layer.lora_B.shape[0] * layer.lora_A.shape[1] for layer in policy.adapter.layers.values())
+    assert sum(together.values()) == size
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Gemma"])
+def test_other_models_go_through_their_own_layers(tmp_path: Path, name: str) -> None:
+    assert layers_of(policy_of(tmp_path, name, torch.float32, ("o_proj",))) is None
