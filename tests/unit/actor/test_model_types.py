@@ -21,6 +21,7 @@ from protocol.messages import GroupOrder, Sampling
 from shared.base.architecture import decoder_linears, empty_model, read_architecture
 from shared.base.cache import cached_base
 from shared.config.model import LoraConfig, ModelConfig
+from shared.config.processes import ActorConfig
 from shared.errors import ModelError
 from shared.model.adapter_file import read_layout
 from shared.model.policy import Policy
@@ -112,9 +113,11 @@ def test_shared_prompts_and_their_gradient_are_those_of_the_class(pair: Pair) ->
     compare(pair, torch.nn.utils.rnn.pad_sequence(whole, batch_first=True), rows.flatten(0, 1), places)
 
 
+@pytest.mark.parametrize("width", [0, 4])
 @torch.no_grad()
-def test_decoded_completions_have_the_classs_log_probs(pair: Pair) -> None:
-    engine = HFEngine(pair.policy, tiny_prompter(*range(3)))
+def test_decoded_completions_have_the_classs_log_probs(pair: Pair, width: int) -> None:
+    """Nine completions: all at once, or four rows that are taken over at different times."""
+    engine = HFEngine(pair.policy, tiny_prompter(*range(3)), ActorConfig(max_sequences=width))
     sampling = Sampling(temperature=TEMPERATURE, max_new_tokens=14)
     groups = tuple(
         GroupOrder(group_id=f"g{n}", prompt_ids=drawn(n).int().numpy(), columns={}, seeds=(1, 2, 3)) for n in (3, 8, 11)
