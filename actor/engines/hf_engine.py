@@ -10,15 +10,13 @@ batch shapes follow from the tokens, and each completion draws from its own stre
 Left out on purpose: top-k, top-p, beams (see sampler.py), speculative decoding.
 """
 
-from typing import Literal
-
 import numpy as np
 import torch
 
 from actor.engines.decoding import Decoding
 from actor.engines.engine import Completion, Identity, Progress, in_order
 from actor.engines.kv_cache import KVCache, PromptPass
-from actor.engines.layers import layers_of
+from actor.engines.layers import folds, layers_of
 from actor.engines.vllm_options import token_bytes
 from protocol.messages import GroupOrder, Sampling
 from shared.base.checksum import BaseChecksum, frozen_sums
@@ -26,7 +24,6 @@ from shared.base.load import checking, class_logprobs, refuse_difference, sample
 from shared.config.processes import ActorConfig
 from shared.model.adapter_file import install_adapter, layout_digest
 from shared.model.canary import sequence_logprobs
-from shared.model.lora import Adapter
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter
 
@@ -36,17 +33,6 @@ LOGITS = 8
 """Bytes for each entry of the vocabulary and each row: the logits, and the weights that are drawn from."""
 ROOM_BYTES = {"cpu": 512 * 2**20, "cuda": 2048 * 2**20}
 """For keys, values and logits of all rows. Constants, because the numbers depend on the width in the last bit."""
-
-
-FOLDED_BYTES = 64 * 2**20
-"""Largest size of the linears for which the sum with the adapter was measured to help."""
-
-
-def folds(wanted: Literal["auto", "always", "never"], adapter: Adapter, most: int = FOLDED_BYTES) -> bool:
-    """Whether this process samples from sums of base and adapter."""
-    dense = [layer.base.matmul.dense for layer in adapter.layers.values()]
-    size = sum(weight.nbytes for weight in dense if weight is not None)
-    return wanted == "always" or (wanted == "auto" and size <= most)
 
 
 class HFEngine:

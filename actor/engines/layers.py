@@ -4,7 +4,7 @@
 
 For one token a row, a small model spends most of its time between the operations: in module calls, in products of two
 or three linears with the same input, in rotary tables for each call. Here such linears are one product where they are
-folded (actor/engines/hf_engine.py), and their A matrices are one product where they are not. A and B are cast to the
+folded, and their A matrices are one product where they are not. A and B are cast to the
 compute type once for each version. In fp32 operations are also joined where that changes the last bit only; in bf16
 each is rounded exactly as in the modules, because the learner computes with those and rounding there is 0.4 %.
 
@@ -13,19 +13,29 @@ used (HFEngine.check). Prompts, and models of other types, go through transforme
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
 from actor.engines.kv_cache import KVCache
-from shared.model.lora import FrozenLinear, LoraLinear
+from shared.model.lora import Adapter, FrozenLinear, LoraLinear
 from shared.model.policy import Policy
 
 TYPES = {"llama", "qwen2", "qwen3"}
 """Model types whose layers are these."""
 
+FOLDED_BYTES = 64 * 2**20
+"""Largest size of the linears for which the sum with the adapter was measured to help."""
+
 Linear = LoraLinear | FrozenLinear
+
+
+def folds(wanted: Literal["auto", "always", "never"], adapter: Adapter, most: int = FOLDED_BYTES) -> bool:
+    """Whether this process samples from sums of base and adapter."""
+    dense = [layer.base.matmul.dense for layer in adapter.layers.values()]
+    size = sum(weight.nbytes for weight in dense if weight is not None)
+    return wanted == "always" or (wanted == "auto" and size <= most)
 
 
 class Stack:

@@ -123,6 +123,7 @@ def chat(
 
 def open_conversations(config: Config, checkpoint: "Checkpoint | None") -> list[Conversation]:
     """With the base, and with the trained policy if there is a checkpoint."""
+    from actor.engines.layers import folds
     from learner.durable.state import ADAPTER
     from shared.base.cache import cached_base
     from shared.base.load import load_policy, pick_device, pick_dtype
@@ -141,7 +142,8 @@ def open_conversations(config: Config, checkpoint: "Checkpoint | None") -> list[
     conversations = [Conversation("base", policy, prompter, opening, policy.adapter.switched_off)]
     if checkpoint is not None:
         install_adapter(policy.adapter, checkpoint.files[ADAPTER])
-        policy.adapter.fold()
+        if folds(config.actor.fold, policy.adapter):
+            policy.adapter.fold()
         conversations.append(Conversation(f"step {checkpoint.step}", policy, prompter, opening, nullcontext))
     return conversations
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from actor.engines.engine import Completion, EndedCompletion
-from actor.engines.hf_engine import HFEngine, folds
+from actor.engines.hf_engine import HFEngine
+from actor.engines.layers import folds
 from actor.engines.sampler import BLOCK, block_sums, draw, first_above, inverse_cdf
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.config.processes import ActorConfig
