@@ -4,9 +4,12 @@
 
 For one token a row, a small model spends most of its time between the operations: in module calls, in products of two
 or three linears with the same input, in rotary tables for each call. Here such linears are one product where they are
-folded, and their A matrices are one product where they are not. A and B are cast to the
-compute type once for each version. In fp32 operations are also joined where that changes the last bit only; in bf16
-each is rounded exactly as in the modules, because the learner computes with those and rounding there is 0.4 %.
+folded, and their A matrices are one product where they are not. A and B are cast to the compute type once for each
+version. In fp32 operations are also joined where that changes the last bit only. In bf16 each is rounded exactly as in
+the modules, because the learner computes with those, and rounding changes a value by up to 0.4 % there.
+
+Left out: one product for q, k and v (or gate and up) over the base itself. It would need a second copy of the base, or
+a file in which those weights are neighbours, and brings less than a tenth where reading the weights takes the time.
 
 Modules and weights are the policy's own, and the engine compares its decode loop with the model's class before it is
 used (HFEngine.check). Prompts, and models of other types, go through transformers' layers.
