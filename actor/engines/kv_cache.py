@@ -183,12 +183,13 @@ class LayerCache:
 
     def __init__(self, rows: Rows, most: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.rows = rows
+        keys = widened(keys)
         self.prompt_keys, self.prompt_values = keys.contiguous(), values.contiguous()
         shape = (most, keys.shape[1], rows.room)
         self.keys, self.values = (t.new_zeros((*shape, t.shape[3])) for t in (keys, values))
 
     def add_prompts(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.prompt_keys = torch.cat([self.prompt_keys, keys])
+        self.prompt_keys = torch.cat([self.prompt_keys, widened(keys)])
         self.prompt_values = torch.cat([self.prompt_values, values])
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -205,8 +206,8 @@ class LayerCache:
         prompt_keys, prompt_values = self.prompt_keys.flatten(0, 1), self.prompt_values.flatten(0, 1)
         keys, values = (t[:count, :, :columns].flatten(0, 1) for t in (self.keys, self.values))
         # A bf16 query would be rounded once more, so there the scores are scaled.
-        exact = query.dtype == torch.float32
-        queries = (query * scaling if exact else query).view(count, heads, -1, size)
+        exact = keys.dtype == torch.float32
+        queries = (query.float() * scaling if exact else query).view(count, heads, -1, size)
         scores = torch.empty((*queries.shape[:3], width + columns), device=query.device)
         to_prompt = product_fp32(by_prompt(rows.in_slots(queries)), prompt_keys.transpose(1, 2))
         rows.write(to_prompt.view(prompts, heads, rows.places, -1, width), scores[..., :width])
@@ -220,6 +221,12 @@ class LayerCache:
         rows.write(of_prompt.view(prompts, heads, rows.places, -1, mixed.shape[-1]), mixed)
         mixed += (weights[..., width:].flatten(0, 1) @ values).view(mixed.shape)
         return mixed.view(count, 1, -1, mixed.shape[-1])
+
+
+def widened(keys: torch.Tensor) -> torch.Tensor:
+    """In fp32 on a CPU, which has no product of bf16 factors with an fp32 result: else they would be widened in each
+    step."""
+    return keys if keys.is_cuda else keys.float()
 
 
 def by_prompt(slots: torch.Tensor) -> torch.Tensor:

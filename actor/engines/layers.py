@@ -164,7 +164,7 @@ def layers_of(policy: Policy) -> Layers | None:
 def normed(norm: Any, x: torch.Tensor) -> torch.Tensor:
     """RMSNorm. In bf16 the module rounds before it multiplies by the weight."""
     if x.dtype != torch.float32:
-        return F.rms_norm(x.float(), norm.weight.shape, None, norm.variance_epsilon).to(x.dtype).mul_(norm.weight)
+        return F.rms_norm(x, norm.weight.shape, None, norm.variance_epsilon).mul_(norm.weight)
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
