@@ -124,8 +124,8 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     rollout.prompts x rollout.group. The sampled tokens depend on it."""
     fold: Literal["auto", "always", "never"] = "auto"
     """Whether `hf` samples from the sum of base and adapter, which takes one product instead of three and a second copy
-    of the linears in this process. Only dense fp32 weights can be summed. `auto` does so up to 64 MiB of weights: there
-    the number of products counts, and beyond it the bytes that are read."""
+    of the linears in this process. Only dense fp32 weights can be summed. `auto` does so up to 64 MiB of weights, where
+    the number of products counts and the copy is small."""
 
 
 def dial_address(link: LinkConfig, run_dir: Path) -> str:
