@@ -139,11 +139,14 @@ def test_it_looks_often_only_while_there_are_byte_counts_to_look_at() -> None:
         with socket.create_connection(address(router)):
             wait_until(lambda: monitor.poll_ms() == POLL_MS, seconds=10)
         wait_until(lambda: monitor.poll_ms() == IDLE_POLL_MS, seconds=10)
-    with tempfile.TemporaryDirectory() as folder, monitored(f"ipc://{folder}/socket") as (_, monitor):
-        with socket.socket(socket.AF_UNIX) as link:
-            link.connect(f"{folder}/socket")
-            wait_until(lambda: bool(monitor.connections), seconds=10)
-            assert monitor.poll_ms() == IDLE_POLL_MS
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        monitored(f"ipc://{folder}/socket") as (_, monitor),
+        socket.socket(socket.AF_UNIX) as link,
+    ):
+        link.connect(f"{folder}/socket")
+        wait_until(lambda: bool(monitor.connections), seconds=10)
+        assert monitor.poll_ms() == IDLE_POLL_MS
 
 
 def test_no_free_descriptor_at_all_is_short_of_descriptors() -> None:
