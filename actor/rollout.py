@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from actor.engines.engine import Completion, EndedCompletion, Engine
-from actor.installer import TOLERANCE, Installer
+from actor.installer import EXACT, Allowed, Installer
 from actor.scoring.scores import Scorer, Scores
 from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Order, Policy, Timings
@@ -29,10 +29,10 @@ class Rollout:
         scorer: Scorer,
         lease: ComputeLease,
         text: Callable[[list[int]], str],
-        canary_tolerance: float = TOLERANCE,
+        canary: Allowed = EXACT,
     ) -> None:
         self.engine = engine
-        self.installer = Installer(engine, canary_tolerance)
+        self.installer = Installer(engine, canary)
         self.scorer = scorer
         self.lease = lease
         self.text = text

@@ -10,7 +10,7 @@ import torch
 from actor.engines.engine import Engine
 from actor.engines.hf_engine import HFEngine
 from actor.engines.vllm_options import check_engine
-from actor.installer import TOLERANCE, CanaryMismatch
+from actor.installer import EXACT, Allowed, CanaryMismatch
 from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shared.model.adapter_file import LoraLayout
 
 BF16_TOLERANCE = 0.25
-"""bf16 has 8 bits: two kernels that sum in another order may differ by this in the log-prob of an unlikely token."""
+"""vLLM's kernels sum in another order than the learner's: in bf16 this much in the log-prob of an unlikely token."""
 
 ENGINES = Path(__file__).parent / "engines"
 """The source that computes a completion."""
@@ -99,13 +99,15 @@ def given_back(config: Config, base: CachedBase, layout: "LoraLayout", options: 
     return plan_give_back(card, learner, EngineMemory(weights=weights, kv=options.kv_bytes))
 
 
-def canary_tolerance(config: Config, device: torch.device) -> float:
-    """As configured, or what the engine's compute type allows."""
+def allowed_difference(config: Config, device: torch.device) -> Allowed:
+    """Of the canary: as configured, or what engine and compute type allow."""
+    if config.guard.canary_tolerance:
+        return Allowed(largest=config.guard.canary_tolerance)
     is_bf16 = pick_dtype(config.compute.dtype, device) == torch.bfloat16
-    # The vLLM plugin computes NF4 in bf16 on every device.
-    through_plugin = config.actor.engine == "vllm" and config.actor.weights == "nf4"
-    rounding = BF16_TOLERANCE if through_plugin or is_bf16 else TOLERANCE
-    return config.guard.canary_tolerance or rounding
+    if config.actor.engine == "hf":
+        return Allowed(measured=is_bf16)
+    # The plugin computes NF4 in bf16 on every device.
+    return Allowed(largest=BF16_TOLERANCE) if is_bf16 or config.actor.weights == "nf4" else EXACT
 
 
 def serve_or_send_bye(link: Link, rollout: Rollout) -> None:
@@ -127,7 +129,7 @@ def serve_orders(config: Config, port: ActorPort, endpoint: str, actor_id: str, 
     log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))
     scorer = ScorePool(config.verifier)
     try:
-        rollout = Rollout(engine, scorer, lease, prompter.text, canary_tolerance(config, device))
+        rollout = Rollout(engine, scorer, lease, prompter.text, allowed_difference(config, device))
         rules = rules_digest(config.verifier, config.rollout)
         link = Link(port, endpoint, actor_id, engine.identity, config.link.credits, rules)
         welcome = link.join(config.link.silence_s)

@@ -11,6 +11,8 @@ where batches are quarantined; what is written of a step is the report's.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from learner.continual.anchor import Anchor
 from learner.curriculum.build import build_curriculum
 from learner.curriculum.curriculum import CurriculumFigures
@@ -25,6 +27,7 @@ from learner.tasks.tasks import TaskSet, load_tasks
 from learner.update.batches import Batches
 from learner.update.forward_pass import ForwardPass
 from learner.update.gradient_check import Norms
+from learner.update.mismatch import BF16, FP32, NF4_PLUGIN, Gate, Limits
 from learner.update.optimizer import Optimizer
 from learner.update.publisher import Publisher
 from learner.update.stage_end import StageEnd
@@ -33,6 +36,7 @@ from protocol.messages import Hello
 from shared.base.cache import cached_base
 from shared.base.load import load_policy, pick_device, pick_dtype
 from shared.config.load import config_to_json, rules_digest
+from shared.config.processes import ActorConfig
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_config, layout_digest
 from shared.model.canary import canary_ids, canary_of
@@ -140,6 +144,7 @@ def build_trainer(
         Norms(config.guard),
         loss=config.loss,
         constraint=config.constraint,
+        gate=Gate(config.loss.max_mismatch, floor_of(policy, config.actor)),
         measures_noise=config.growth.max_prompts > 0,
         anchor=anchor,
     )
@@ -152,6 +157,13 @@ def build_trainer(
         stage_end=StageEnd(curriculum, forward_pass, anchor) if anchor and curriculum else None,
     )
     return Trainer(batches=batches, update=update)
+
+
+def floor_of(policy: Policy, actor: ActorConfig) -> Limits:
+    """What the mismatch gate lets through without a measurement."""
+    if actor.engine == "vllm" and actor.weights == "nf4":
+        return NF4_PLUGIN
+    return BF16 if policy.dtype == torch.bfloat16 else FP32
 
 
 def build_learner(model: Model, filler: OrderFiller, keep: Keep) -> Learner:

@@ -1,14 +1,24 @@
 """The mismatch gate: before a batch is learned from, actor and learner must agree about its tokens.
 
     d_t = log mu(o_t) - log pi(o_t),  the same tokens, the same version, before the optimizer's step
-    refused: 99th percentile of |d| > loss.max_mismatch, or not a number
+    refused: mean |d| or its 99th percentile is above its limit, or not a number
+    limit:   max(floor of the compute type, factor * the same figure of r)
+    r_t = log pi(o_t) among the others - log pi(o_t) alone,  both by the learner
 
 Both compute with the same weights, so d is rounding alone; what is left of it is corrected by the truncated importance
 weight. It is the cheapest end-to-end test of the whole system, and costs nothing: the gradient's own pass has log pi.
-When it fails, the log-probs are computed again under what is likely to have gone wrong, and the cause that explains d
-is named. Samples of an older version are expected to differ and are not judged.
+How much rounding is normal depends on the model: in bf16 the mean of |d| is 0.0005 with a million parameters and 0.025
+with 135 million. So the learner measures its own, r, on the tokens in question, but only if d is above the floor and
+above what was measured before. `loss.max_mismatch` replaces all of this by one limit of the percentile.
+
+When the gate refuses, the log-probs are computed again under what is likely to have gone wrong, and the cause that
+explains d is named. A wrong adapter that no guess explains is still told from rounding: then d is proportional to the
+adapter's effect e, the difference between policy and base. Samples of an older version are expected to differ and are
+not judged.
 """
 
+import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,10 +28,19 @@ from shared.errors import TrainingStopped
 
 TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0)
 """What a sampler may have used instead."""
+FACTORS = (0.25, 0.5, 2.0, 4.0)
+"""Wrong scales of the adapter, as multiples of the right one."""
 EXPLAINED = 0.1
 """A cause explains d if it leaves a tenth of it."""
 ROUNDING = 0.5
 """A difference in log-prob that bf16 or 4 bits can make; a wrong adapter makes more."""
+RELATED = 4.0
+"""Correlation of d with the adapter's effect from which on chance is no explanation, times the root of the count."""
+TIMES_MEAN, TIMES_P99 = 2.5, 3.0
+"""Limits as multiples of the learner's own rounding. The mean varies less from batch to batch."""
+
+
+log = logging.getLogger("learner")
 
 
 class Mismatch(TrainingStopped):
@@ -46,6 +65,55 @@ class Gap:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Largest figures of |d| that are let through."""
+
+    mean: float
+    """Nats."""
+    p99: float
+    """99th percentile."""
+
+    def admit(self, gap: Gap) -> bool:
+        """False for NaN too."""
+        return gap.mean <= self.mean and gap.p99 <= self.p99
+
+    def at_least(self, rounding: Gap) -> "Limits":
+        """Raised to what this much rounding allows."""
+        return Limits(
+            mean=max(self.mean, TIMES_MEAN * rounding.mean),
+            p99=max(self.p99, TIMES_P99 * rounding.p99),
+        )
+
+    def __str__(self) -> str:
+        mean = "" if math.isinf(self.mean) else f"; mean, allowed {self.mean:.3g}"
+        return f"99th percentile, allowed {self.p99:.3g}{mean}"
+
+
+FP32 = Limits(mean=1e-3, p99=0.01)
+"""At half a billion parameters, rounding is a hundredth of this."""
+BF16 = Limits(mean=0.005, p99=0.05)
+"""Ten times the rounding of the embedded model in the mean, four times in the percentile."""
+NF4_PLUGIN = Limits(mean=0.06, p99=0.5)
+"""vLLM's plugin multiplies in bf16 whatever the learner computes in, so the learner's own rounding says nothing."""
+
+
+class Gate:
+    """The limits of a run. They only rise, with the largest rounding that this process has measured."""
+
+    def __init__(self, max_mismatch: float, floor: Limits) -> None:
+        """max_mismatch: as configured, 0 for automatic limits."""
+        self.measures = max_mismatch == 0.0
+        self.limits = floor if self.measures else Limits(mean=math.inf, p99=max_mismatch)
+
+    def admits(self, gap: Gap, rounding: Callable[[], Gap]) -> bool:
+        """rounding: the learner's own on these tokens, measured only where it decides."""
+        if self.measures and not self.limits.admit(gap):
+            self.limits = self.limits.at_least(found := rounding())
+            log.info("rounding of this policy: %s; allowed: %s", found, self.limits)
+        return self.limits.admit(gap)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tokens:
     """The log-probs of a step, computed by both."""
 
@@ -57,10 +125,14 @@ class Tokens:
     """Of log pi."""
 
 
-Recompute = Callable[[float], np.ndarray]
-"""temperature -> [n] log-probs of the same tokens by the learner."""
-ByBase = Callable[[], np.ndarray]
-"""[n] log-probs of the same tokens by the base, at the temperature that was ordered."""
+@dataclass(frozen=True, kw_only=True)
+class Suspects:
+    """The learner's log-probs of the same tokens, each [n], had something gone wrong."""
+
+    at_temperature: Callable[[float], np.ndarray]
+    """With another temperature."""
+    at_scale: Callable[[float], np.ndarray]
+    """With the adapter's scale multiplied by this, at the temperature that was ordered; 0 is the base."""
 
 
 def gap_of(mismatch: np.ndarray) -> Gap:
@@ -69,33 +141,39 @@ def gap_of(mismatch: np.ndarray) -> Gap:
     return Gap(mean=float(mismatch.mean()), p95=float(p95), p99=float(p99), largest=float(mismatch.max()))
 
 
-def refusal(step: int, tokens: Tokens, allowed: float, recompute: Recompute, by_base: ByBase) -> Mismatch:
+def refusal(step: int, tokens: Tokens, limits: Limits, suspects: Suspects) -> Mismatch:
     """In words, with the likely cause."""
     gap = gap_of(np.abs(tokens.actor - tokens.learner))
     return Mismatch(
-        f"Step {step + 1}: actor and learner differ by {gap.p99:.3g} in log-prob (99th percentile, allowed {allowed:g};"
-        f" {gap}) on {len(tokens.actor)} tokens of the same policy version, and nothing was learned from them. Likely"
-        f" cause: {likely_cause(tokens, allowed, recompute, by_base)}. Raise loss.max_mismatch only if you know why."
+        f"Step {step + 1}: actor and learner differ by {gap.p99:.3g} in log-prob ({limits}; {gap}) on"
+        f" {len(tokens.actor)} tokens of the same policy version, and nothing was learned from them. Likely cause:"
+        f" {likely_cause(tokens, limits, suspects)}. Raise loss.max_mismatch only if you know why."
     )
 
 
-def likely_cause(tokens: Tokens, allowed: float, recompute: Recompute, by_base: ByBase) -> str:
-    """What explains d, the most particular first."""
-    difference = tokens.actor - tokens.learner
-    small = max(allowed, EXPLAINED * remainder(tokens.actor, tokens.learner))
+def likely_cause(tokens: Tokens, limits: Limits, suspects: Suspects) -> str:
+    """What explains d best, and where nothing does, what d looks like."""
+    base = suspects.at_scale(0.0)
     others = [t for t in TEMPERATURES if t != tokens.temperature]
-    left = {t: remainder(tokens.actor, recompute(t)) for t in others}
-    nearest = min(left, key=lambda t: left[t])
-    if left[nearest] <= small:
-        return (
-            f"the actor samples at temperature {nearest:g} where {tokens.temperature:g} was ordered (not applied, or"
-            " the checkpoint's own)"
-        )
-    if remainder(tokens.actor, by_base()) <= small:
-        return "a stale adapter: the actor's log-probs are those of the base without one"
-    if (difference > -allowed / 2).mean() >= 0.99:
+    causes = {temperature_cause(t, tokens.temperature): suspects.at_temperature(t) for t in others}
+    causes["a stale adapter: the actor's log-probs are those of the base without one"] = base
+    causes |= {scale_cause(factor): suspects.at_scale(factor) for factor in FACTORS}
+    left = {cause: gap_of(np.abs(tokens.actor - found)) for cause, found in causes.items()}
+    nearest = min(left, key=lambda cause: left[cause].mean)
+    gap = gap_of(np.abs(tokens.actor - tokens.learner))
+    if explains(left[nearest], gap, limits):
+        return nearest
+    difference = tokens.actor - tokens.learner
+    if (difference > -limits.p99 / 2).mean() >= 0.99 and difference.mean() > 0.0:
         return "truncation: the actor's log-probs are higher throughout, as under top-p, top-k or min-p"
-    if gap_of(np.abs(difference)).p99 <= ROUNDING and abs(difference.mean()) <= np.abs(difference).mean() / 2:
+    effect = tokens.learner - base
+    if abs(related := correlation(difference, effect)) >= RELATED / math.sqrt(len(effect)):
+        share = 1.0 + related * float(np.linalg.norm(difference) / np.linalg.norm(effect))
+        return (
+            f"a stale adapter, half of one, or a wrong scale: the actor's log-probs show about {share:.0%} of the"
+            " adapter's effect"
+        )
+    if gap.p99 <= ROUNDING and abs(difference.mean()) <= gap.mean / 2:
         return (
             "another compute type, another quantisation of the base, or a stale adapter that differs by little: the"
             " differences are small and go both ways"
@@ -103,6 +181,24 @@ def likely_cause(tokens: Tokens, allowed: float, recompute: Recompute, by_base: 
     return "a stale adapter or half of one, or another base, on the actor's side"
 
 
-def remainder(actor: np.ndarray, learner: np.ndarray) -> float:
-    """What is left of d: its 99th percentile."""
-    return float(np.quantile(np.abs(actor - learner), 0.99))
+def temperature_cause(found: float, ordered: float) -> str:
+    return (
+        f"the actor samples at temperature {found:g} where {ordered:g} was ordered (not applied, or the checkpoint's"
+        " own)"
+    )
+
+
+def scale_cause(factor: float) -> str:
+    return f"a wrong scale: the actor applies its adapter {factor:g} times (lora.alpha or lora.rank)"
+
+
+def explains(left: Gap, gap: Gap, limits: Limits) -> bool:
+    """What is left is rounding, or a tenth of what there was; and it is much less than there was."""
+    within = left.mean <= max(min(limits.mean, limits.p99), EXPLAINED * gap.mean)
+    return within and left.p99 <= max(limits.p99, EXPLAINED * gap.p99) and left.mean <= gap.mean / 2
+
+
+def correlation(one: np.ndarray, other: np.ndarray) -> float:
+    """Of two vectors about zero; 0 where one of them is zero or not finite."""
+    norms = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / norms if norms > 0.0 and math.isfinite(norms) else 0.0

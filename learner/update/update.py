@@ -26,14 +26,16 @@ from learner.update.figures import Gradient, PassPart, UpdateStats, gathered
 from learner.update.forward_pass import UNCHANGED, ForwardPass, OldLogprobs
 from learner.update.gradient_check import Finding, Norms, NumericalFault
 from learner.update.gradient_noise import GradientNoise, GroupGradients
-from learner.update.microbatch import MicroBatch, by_group
-from learner.update.mismatch import Tokens, gap_of, refusal
+from learner.update.microbatch import MicroBatch, by_group, micro_batch
+from learner.update.mismatch import Gap, Gate, Suspects, Tokens, gap_of, refusal
 from learner.update.optimizer import Optimizer
 from shared.config.tree import ConstraintConfig, LossConfig
 from shared.errors import TrainingStopped
 from shared.model.adapter_file import adapter_bytes, install_adapter
 
 log = logging.getLogger("learner")
+ROUNDING_SAMPLES = 8
+"""Their tokens are enough for a mean, and a pass over them is short."""
 Accumulated = tuple[list[PassPart], GradientNoise | None]
 """The micro-batches of a pass, whose gradients add up in the parameters; the noise, if it was measured."""
 Accumulate = Callable[[Sequence[TrainSample], OldLogprobs], Accumulated]
@@ -68,6 +70,7 @@ class Update:
         *,
         loss: LossConfig,
         constraint: ConstraintConfig,
+        gate: Gate,
         measures_noise: bool,
         anchor: Anchor | None = None,
     ) -> None:
@@ -78,6 +81,7 @@ class Update:
         self.norms = norms
         self.loss = loss
         self.constraint = constraint
+        self.gate = gate
         self.measures_noise = measures_noise
         self.anchor = anchor
 
@@ -158,17 +162,18 @@ class Update:
 
     def check_mismatch(self, step: int, samples: Sequence[TrainSample], gradient: Gradient) -> None:
         mismatch = np.concatenate([part.mismatch.cpu().numpy() for part in gradient.parts])
-        allowed = self.loss.max_mismatch
-        # "not <=" and not ">": NaN does not agree either.
-        if len(mismatch) and not gap_of(mismatch).p99 <= allowed:
-            temperature = self.forward_pass.temperature
+        if len(mismatch) and not self.gate.admits(gap_of(mismatch), lambda: rounding(self.forward_pass, samples)):
+            ordered, forward_pass = self.forward_pass.temperature, self.forward_pass
             tokens = Tokens(
                 actor=np.concatenate([s.sample.actor_logprobs[s.used] for s in samples]),
-                learner=self.forward_pass.recomputed(samples, temperature),
-                temperature=temperature,
+                learner=forward_pass.recomputed(samples, ordered),
+                temperature=ordered,
             )
-            recomputed = partial(self.forward_pass.recomputed, samples)
-            raise refusal(step, tokens, allowed, recomputed, lambda: self.forward_pass.recomputed_by_base(samples))
+            suspects = Suspects(
+                at_temperature=partial(forward_pass.recomputed, samples),
+                at_scale=partial(at_scale, forward_pass, samples),
+            )
+            raise refusal(step, tokens, self.gate.limits, suspects)
 
     def check_weights(self, step: int) -> None:
         """After the last pass. The gradients were finite, so only the rate can be the cause."""
@@ -238,6 +243,33 @@ class Update:
         self.norms.load_state_dict(position.norms)
         if self.anchor and position.anchor:
             self.anchor.load_state_bytes(position.anchor)
+
+
+@torch.no_grad()
+def rounding(forward_pass: ForwardPass, samples: Sequence[TrainSample]) -> Gap:
+    """The learner against itself: some of the samples together, as in an update, and each in a batch of its own."""
+    some = samples[:: -(-len(samples) // ROUNDING_SAMPLES)]
+    together = forward_pass.recomputed(some, forward_pass.temperature)
+    alone = [
+        forward_pass.stats(micro_batch([sample], forward_pass.policy.device, share_prompts=False)).logprobs
+        for sample in some
+    ]
+    return gap_of(np.abs(torch.cat(alone).cpu().numpy() - together))
+
+
+def at_scale(forward_pass: ForwardPass, samples: Sequence[TrainSample], factor: float) -> np.ndarray:
+    """[n] log-probs of the used tokens with the adapter's scale multiplied by a factor."""
+    if factor == 0.0:
+        return forward_pass.recomputed_by_base(samples)
+    layers = forward_pass.policy.adapter.layers.values()
+    scales = [layer.scale for layer in layers]
+    try:
+        for layer in layers:
+            layer.scale *= factor
+        return forward_pass.recomputed(samples, forward_pass.temperature)
+    finally:
+        for layer, scale in zip(layers, scales, strict=True):
+            layer.scale = scale
 
 
 def loss_of(parts: Sequence[PassPart]) -> float:

@@ -44,9 +44,10 @@ class LossConfig(Section, frozen=True, kw_only=True):
     turns the mask off."""
     passes: Positive = 1
     """Gradient passes over the batch of a step. Clipping has an effect from the second pass on."""
-    max_mismatch: PositiveFloat = 0.05
+    max_mismatch: NonNegativeFloat = 0.0
     """Training stops if the 99th percentile of |actor - learner log-prob| is larger than this, on samples of the
-    current version."""
+    current version. 0 takes limits of mean and percentile by the compute type, raised to a multiple of the learner's
+    own rounding: the difference that the same tokens make in two different batches."""
 
     @property
     def ratio_bounds(self) -> tuple[float, float]:
@@ -144,5 +145,6 @@ class GuardConfig(Section, frozen=True, kw_only=True):
     """Number of log-probs that an actor compares with the learner's after each install of an adapter, before it
     samples. 0 turns this off; at most 4096."""
     canary_tolerance: NonNegativeFloat = 0.0
-    """Largest difference that one of these log-probs may have. 0 takes 1e-3 where the policy computes in fp32, and 0.25
-    where it computes in bf16."""
+    """Largest difference that one of these log-probs may have. 0 takes 1e-3, and 0.25 where vLLM computes in bf16. If
+    our own engine computes in bf16, larger differences pass where their mean is within a multiple of its own
+    rounding."""

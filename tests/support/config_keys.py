@@ -82,7 +82,7 @@ PINNED: dict[str, object] = {
     "loss.kl_gradient": "kl",
     "loss.entropy_fraction": 1.0,
     "loss.passes": 1,
-    "loss.max_mismatch": 0.05,
+    "loss.max_mismatch": 0.0,
     "constraint.beta": 0.0,
     "constraint.low_entropy": 0.8,
     "constraint.share": 2e-4,

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from learner.objective.batch import Sample, StepBatch
-from learner.update.mismatch import Gap, Mismatch, Tokens, gap_of, likely_cause
+from learner.update.mismatch import BF16, FP32, Gap, Gate, Limits, Mismatch, Suspects, Tokens, gap_of, likely_cause
+from learner.update.update import at_scale, rounding
+from shared.base.cache import cached_base
+from shared.base.load import load_policy
+from shared.config.model import LoraConfig, ModelConfig
 from shared.config.tree import Config, LossConfig, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy
@@ -103,7 +108,25 @@ def test_an_adapter_that_never_went_in_is_named(policy: Policy) -> None:
 def test_another_adapter_is_named(policy: Policy, checkpoint: Path) -> None:
     other = tiny_policy(checkpoint)
     shake(other, 7)
-    assert refused(policy, samples_of(other, 0.8)).startswith("a stale adapter or half of one, or another base")
+    assert refused(policy, samples_of(other, 0.8)).startswith("a stale adapter, half of one, or a wrong scale")
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_wrong_scale_is_named(policy: Policy, checkpoint: Path, factor: float) -> None:
+    other = tiny_policy(checkpoint)
+    for layer in other.adapter.layers.values():
+        layer.scale *= factor
+    assert refused(policy, samples_of(other, 0.8)).startswith(
+        f"a wrong scale: the actor applies its adapter {factor:g} times"
+    )
+
+
+def test_half_an_adapter_is_named_with_its_share(policy: Policy, checkpoint: Path) -> None:
+    other = tiny_policy(checkpoint)
+    for name in sorted(other.adapter.layers)[::2]:
+        other.adapter.layers[name].scale = 0.0
+    cause = refused(policy, samples_of(other, 0.8))
+    assert cause.startswith("a stale adapter, half of one, or a wrong scale: the actor's log-probs show about ")
 
 
 def test_truncation_is_named(policy: Policy) -> None:
@@ -157,5 +180,76 @@ def test_what_is_particular_is_named_before_what_is_general() -> None:
     actor = np.array([-1.0, -2.0, -3.0])
     tokens = Tokens(actor=actor, learner=actor + np.array([0.03, -0.03, 0.03]), temperature=1.0)
     exact = {0.9: actor}
-    cause = likely_cause(tokens, 0.001, lambda t: exact.get(t, actor + 9.0), lambda: actor + 9.0)
-    assert "temperature 0.9" in cause
+    suspects = Suspects(at_temperature=lambda t: exact.get(t, actor + 9.0), at_scale=lambda factor: actor + 9.0)
+    assert "temperature 0.9" in likely_cause(tokens, Limits(mean=0.001, p99=0.001), suspects)
+
+
+def gap(mean: float, p99: float) -> Gap:
+    return Gap(mean=mean, p95=p99, p99=p99, largest=p99)
+
+
+class Measured:
+    """Rounding that counts how often it was asked for."""
+
+    def __init__(self, *found: Gap) -> None:
+        self.found = list(found)
+        self.asked = 0
+
+    def __call__(self) -> Gap:
+        self.asked += 1
+        return self.found[self.asked - 1]
+
+
+def test_below_the_floor_nothing_is_measured() -> None:
+    measured = Measured()
+    assert Gate(0.0, FP32).admits(gap(FP32.mean, FP32.p99), measured)
+    assert measured.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "admitted"), [(gap(0.06, 0.3), True), (gap(0.07, 0.3), False), (gap(0.06, 0.5), False)]
+)
+def test_above_the_floor_the_learners_own_rounding_decides(found: Gap, admitted: bool) -> None:
+    measured = Measured(gap(0.025, 0.15))
+    assert Gate(0.0, BF16).admits(found, measured) is admitted
+    assert measured.asked == 1
+
+
+def test_the_largest_rounding_is_remembered() -> None:
+    measured, gate = Measured(gap(0.02, 0.1), gap(0.01, 0.05)), Gate(0.0, BF16)
+    assert gate.admits(gap(0.04, 0.2), measured) and gate.admits(gap(0.045, 0.25), measured)
+    assert measured.asked == 1
+    assert not gate.admits(gap(0.06, 0.25), measured)
+    assert measured.asked == 2 and gate.limits.mean == 0.05 and gate.limits.p99 == pytest.approx(0.3)
+
+
+def test_a_configured_limit_is_of_the_percentile_and_nothing_is_measured() -> None:
+    measured, gate = Measured(), Gate(0.2, BF16)
+    assert gate.admits(gap(0.19, 0.2), measured) and not gate.admits(gap(0.0, 0.21), measured)
+    assert measured.asked == 0
+
+
+def test_a_gap_or_a_rounding_that_is_no_number_admits_nothing() -> None:
+    nan = gap(float("nan"), float("nan"))
+    assert not Gate(0.0, BF16).admits(nan, Measured(gap(9.0, 9.0)))
+    assert not Gate(0.0, BF16).admits(gap(0.006, 0.01), Measured(nan))
+    assert not Gate(0.2, BF16).admits(nan, Measured())
+
+
+@pytest.mark.parametrize(("dtype", "least", "most"), [(torch.float32, 0.0, 1e-5), (torch.bfloat16, 1e-4, 0.06)])
+def test_the_learner_differs_from_itself_by_the_rounding_of_its_type(
+    checkpoint: Path, dtype: torch.dtype, least: float, most: float
+) -> None:
+    model, lora = ModelConfig(path=str(checkpoint), cache_dir=str(checkpoint.parent / "mismatch")), LoraConfig(rank=4)
+    policy = load_policy(cached_base(model), model, lora, torch.device("cpu"), dtype)
+    shake(policy, 3)
+    found = rounding(forward_pass_of(policy, CONFIG), step_batch(samples(), 0, CONFIG).samples)
+    assert least <= found.mean <= most
+
+
+def test_the_scale_is_put_back(policy: Policy) -> None:
+    before = [layer.scale for layer in policy.adapter.layers.values()]
+    batch, forward_pass = step_batch(samples(), 0, CONFIG), forward_pass_of(policy, CONFIG)
+    base = at_scale(forward_pass, batch.samples, 0.0)
+    np.testing.assert_allclose(base, at_scale(forward_pass, batch.samples, 1e-9), atol=1e-5)
+    assert [layer.scale for layer in policy.adapter.layers.values()] == before

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actor.engines.hf_engine import HFEngine
-from actor.installer import TOLERANCE, CanaryMismatch, Installer
+from actor.installer import TOLERANCE, Allowed, CanaryMismatch, Installer
 from learner.update.publisher import Publisher
 from shared.model.adapter_file import adapter_bytes
 from shared.model.canary import NO_CANARY, canary_ids, canary_of, sequence_logprobs
@@ -46,7 +46,7 @@ def test_the_scores_are_those_of_full_float64_logits(checkpoint: Path) -> None:
 
 def test_an_adapter_that_went_in_is_proved_within_a_tenth_of_the_tolerance(checkpoint: Path) -> None:
     learner, actor = tiny_policy(checkpoint), tiny_policy(checkpoint, shaken=False)
-    installer = Installer(HFEngine(actor, tiny_prompter()), TOLERANCE / 10)
+    installer = Installer(HFEngine(actor, tiny_prompter()), Allowed(largest=TOLERANCE / 10))
     publisher = publisher_of(learner)
     for version in range(3):
         shake(learner, version)
