@@ -10,11 +10,12 @@ from datetime import datetime
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from actor.engines.vllm_options import check_engine
 from launch.display.next_command import next_command
 from launch.presets.load import load_config
-from launch.supervisor.topology import Process, Topology, topology
+from launch.supervisor.topology import Process, Topology, arithmetic, topology
 from protocol.access.keys import create_keys
 from shared.config.load import config_to_json
 from shared.config.processes import EvalConfig
@@ -23,7 +24,7 @@ from shared.config.tree import Config, RolloutConfig
 from shared.run.run_dir import RunDir
 
 WRITTEN = {
-    "config.json, run.json": "the configuration with every default; versions, processor",
+    "config.json, run.json": "the configuration with every default; versions, processor, arithmetic",
     "journal/, checkpoints/": "what resume and replay need; adapters in PEFT format",
     "metrics.jsonl, rollouts.jsonl": "one line for each step; sampled completions",
     "eval/, summary.json": "held-out accuracy before and after; how the run ended",
@@ -34,7 +35,7 @@ WRITTEN = {
 def start_run(
     *, source: str, overrides: Sequence[str], out: Path | None, dry_run: bool, prepare: bool, verbose: bool
 ) -> int:
-    config = load_config(source, overrides)
+    config = load_config(source, overrides, here=not prepare)
     folder = out or default_folder(source, datetime.now())
     if dry_run:
         print(describe(topology(folder, config), config))
@@ -60,7 +61,12 @@ def default_folder(source: str, now: datetime) -> Path:
 def make_run(folder: Path, config: Config) -> RunDir:
     """The run directory, with its configuration and keys."""
     actor_ids = [actor.name for actor in topology(folder, config).actors]
-    return RunDir.create(folder, config_to_json(config), create_keys=lambda keys: create_keys(keys, actor_ids))
+    return RunDir.create(
+        folder,
+        config_to_json(config),
+        compute=structs.asdict(config.compute),
+        create_keys=lambda keys: create_keys(keys, actor_ids),
+    )
 
 
 def describe(plan: Topology, config: Config) -> str:
@@ -74,6 +80,7 @@ def describe(plan: Topology, config: Config) -> str:
             f"amount         {amount(config.rollout, config.run.steps, config.most_prompts)}",
             f"evaluation     {evaluation(config.eval)}",
             f"endpoint       {plan.endpoint}",
+            f"arithmetic     {arithmetic(config.compute)}",
         ],
         changed_block(config, Config()),
         process_block(plan),

@@ -9,7 +9,7 @@ from launch.display.screens import make_screen
 from launch.supervisor.restarts import SupervisorLimits
 from launch.supervisor.starter import ForkServerStarter, FreshStarter, Starter
 from launch.supervisor.supervise import Supervisor
-from launch.supervisor.topology import Topology, topology
+from launch.supervisor.topology import Topology, arithmetic, topology
 from shared.config.tree import Config
 from shared.process.entry_point import keep_to_itself
 from shared.run.run_dir import RunDir
@@ -19,6 +19,7 @@ def watch_run(run: RunDir, config: Config, *, verbose: bool) -> None:
     """Returns when the run has ended; raises ProcessFailed if one of its processes crashed."""
     keep_to_itself()
     console = make_console()
+    print(f"computes in {arithmetic(config.compute)}")
     try:
         with make_screen(console, run, config.run.steps, verbose=verbose) as screen:
             plan = topology(run.path, config)

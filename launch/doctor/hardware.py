@@ -10,18 +10,15 @@ import platform
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.process.processor import CGROUPS, OWN_CGROUP, container_cores, group_paths, levels, number, read_flags
 from shared.run.run_dir import CPUINFO, cpu_name
 
 PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "ATEN_", "ONEDNN_", "DNNL_")
 MEMINFO = Path("/proc/meminfo")
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUP = Path("/proc/self/cgroup")
-NO_LIMIT = 2**60
-"""Version 1 writes a number near 2^63 where there is no limit."""
 NVIDIA_SMI = "nvidia-smi"
 NVIDIA_SMI_S = 8.0
 """Time limit of one call."""
@@ -62,13 +59,6 @@ def look_at_processor() -> Processor:
         cores=len(os.sched_getaffinity(0)),
         variables={name: text for name, text in os.environ.items() if name.startswith(PREFIXES)},
     )
-
-
-def read_flags(cpuinfo: Path) -> frozenset[str]:
-    """The flags of the first core."""
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    named = [line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))]
-    return frozenset(named[0]) if named else frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +102,8 @@ class Cgroup:
 
 
 def look_at_cgroup(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> Cgroup:
-    lines = own.read_text(encoding="utf-8").splitlines() if own.exists() else []
-    paths = {name: path for _, names, path in (line.split(":", 2) for line in lines) for name in names.split(",")}
-    cpu = [*levels(root, paths.get("", "/")), *levels(root / "cpu", paths.get("cpu", "/"))]
+    paths = group_paths(own)
     memory = [*levels(root, paths.get("", "/")), *levels(root / "memory", paths.get("memory", "/"))]
-    shares = [share for folder in cpu if (share := cpu_share(folder)) is not None]
     limits = [
         (limit - used, limit)
         for folder in memory
@@ -124,30 +111,7 @@ def look_at_cgroup(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> Cgroup:
         and (used := number(folder, "memory.current", "memory.usage_in_bytes")) is not None
     ]
     left, limit = min(limits, default=(None, None))
-    return Cgroup(cpus=min(shares, default=None), memory_limit=limit, memory_left=left)
-
-
-def levels(root: Path, path: str) -> Iterable[Path]:
-    """The folder of the group and those above it. In a container, the path may name folders that only the host has."""
-    folder = root / path.lstrip("/")
-    return [level for level in (folder, *folder.parents) if level.is_relative_to(root) and level.is_dir()]
-
-
-def cpu_share(folder: Path) -> float | None:
-    """Processor time, in cores."""
-    both = folder / "cpu.max"
-    if both.is_file():
-        quota, period = both.read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    old = number(folder, "cpu.cfs_quota_us"), number(folder, "cpu.cfs_period_us")
-    return old[0] / old[1] if old[0] is not None and old[1] else None
-
-
-def number(folder: Path, *names: str) -> int | None:
-    """The number in the first of these files that exists; None for `max` and -1."""
-    texts = [(folder / name).read_text().strip() for name in names if (folder / name).is_file()]
-    value = int(texts[0]) if texts and texts[0].isdecimal() else NO_LIMIT
-    return value if value < NO_LIMIT else None
+    return Cgroup(cpus=container_cores(root, own), memory_limit=limit, memory_left=left)
 
 
 @dataclass(frozen=True, kw_only=True)

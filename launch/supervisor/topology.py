@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.config.processes import ComputeConfig
 from shared.config.tree import Config
 from shared.process.determinism import Blas, cpu_environment
 from shared.run.run_dir import RunDir
@@ -62,6 +63,12 @@ def topology(run_dir: Path, config: Config) -> Topology:
         learner=process("learner", ("learner", *run), compute.learner_threads, compute.blas, run_dir),
         actors=(process("actor0", ("actor", *run, "--id", "actor0"), compute.actor_threads, compute.blas, run_dir),),
     )
+
+
+def arithmetic(compute: ComputeConfig) -> str:
+    """What a run computes with, as chosen when it was made."""
+    dtype = "bf16 on a card, else fp32" if compute.dtype == "auto" else compute.dtype
+    return f"{dtype}, {compute.learner_threads} threads for the learner and {compute.actor_threads} for an actor"
 
 
 def process(name: str, module: tuple[str, ...], threads: int, blas: Blas, run_dir: Path) -> Process:

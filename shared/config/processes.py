@@ -43,12 +43,14 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes the graphics card if there is one, else the CPU."""
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """Number type of the base, the activations and their products; all else is fp32. `auto` takes bf16 on a card and
-    fp32 on a CPU."""
-    learner_threads: Annotated[int, Meta(ge=1, le=256)] = 2
-    """CPU threads of the learner, from 1 to 256."""
-    actor_threads: Annotated[int, Meta(ge=1, le=256)] = 2
-    """CPU threads of an actor, from 1 to 256."""
+    """Number type of the base, the activations and their products; all else is fp32. `auto` takes bf16 on a card, and
+    on a CPU that has instructions for it if the weight files have 40 MB or more; else fp32. The choice is made and
+    kept when a run is made."""
+    learner_threads: Annotated[int, Meta(ge=0, le=256)] = 0
+    """CPU threads of the learner, at most 256. 0 takes all physical cores, or half of them if `pipeline.max_lag` is
+    above 0; at most two for a small model or on a card. The choice is made and kept when a run is made."""
+    actor_threads: Annotated[int, Meta(ge=0, le=256)] = 0
+    """CPU threads of an actor, chosen in the same way."""
     blas: Literal["fast", "portable"] = "fast"
     """`fast`: the widest vector units of this machine. `portable`: AVX2 kernels only, which give the same bits on more
     machines."""

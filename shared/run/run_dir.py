@@ -1,7 +1,7 @@
 """The run directory: where each file of a run is, how a run is made, opened and locked.
 
     config.json   the resolved configuration; written last, so a folder that has it is a run
-    run.json      run id, versions, processor
+    run.json      run id, versions, processor, number type and threads
     lock          flock: one learner per run
     turns/        flock: which process may compute, where the two share a device; actors write here and into logs/ only
     keys/         CURVE keys, 0700
@@ -13,21 +13,22 @@
 Only the owner may read the directory (0700), because it has the policy, prompts and completions.
 Left out on purpose: the content of those files; each has a module of its own.
 
-run.json is written once, when the run is made. Bits on a CPU depend on the versions of packages, the processor and the
-numbers of threads: the first two are here, the threads in config.json. Versions come from the metadata of installed
-packages, so torch is not imported.
+run.json is written once, when the run is made. Bits on a CPU depend on the versions of packages, the processor, the
+number type and the numbers of threads: all are here, and the last two in config.json too, which decides. Versions come
+from the metadata of installed packages, so torch is not imported.
 """
 
 import os
 import platform
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import msgspec
@@ -57,9 +58,11 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the processor."""
     cpu_count: int
     """Logical cores of the machine."""
+    compute: dict[str, str | int] = {}
+    """Device, number type, threads and vector units, as chosen when the run was made; also in config.json."""
 
 
-def gather_run_info() -> RunInfo:
+def gather_run_info(compute: Mapping[str, str | int]) -> RunInfo:
     return RunInfo(
         run_id=secrets.token_hex(16),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -68,6 +71,7 @@ def gather_run_info() -> RunInfo:
         platform=platform.platform(),
         cpu=cpu_name(),
         cpu_count=os.cpu_count() or 1,
+        compute=dict(compute),
     )
 
 
@@ -95,12 +99,14 @@ class RunDir:
         path: Path,
         config_json: bytes,
         *,
+        compute: Mapping[str, str | int] = MappingProxyType({}),
         create_keys: Callable[[Path], None] = lambda folder: None,
         min_free_bytes: int = MIN_FREE_BYTES,
     ) -> Self:
         """Make a new run. RunDirError if the folder has files, cannot be written, or has too little space.
 
-        create_keys: writes keys into the folder it gets. config.json is written last, so a folder with it is whole.
+        compute: that section of the configuration. create_keys: writes keys into the folder it gets. config.json is
+        written last, so a folder with it is whole.
         """
         run = cls(path)
         with disk_errors(path):
@@ -113,7 +119,7 @@ class RunDir:
         with disk_errors(run.keys):
             create_keys(run.keys)
             sync_folder(run.keys)
-        write_whole(run.run_info, msgspec.json.format(msgspec.json.encode(gather_run_info()), indent=2))
+        write_whole(run.run_info, msgspec.json.format(msgspec.json.encode(gather_run_info(compute)), indent=2))
         write_whole(run.config, config_json)
         return run
 

@@ -46,7 +46,7 @@ ROUND_TRIP = RoundTrip(version="0.50.2", device="cpu", round_trip=0.15, kernel_g
 
 def config(**sections: Mapping[str, object]) -> Config:
     """With these keys, for example `config(compute={"device": "cpu"})`."""
-    return resolve(sections)
+    return resolve({**sections, "compute": {"learner_threads": 2, "actor_threads": 2, **sections.get("compute", {})}})
 
 
 def sound() -> Machine:

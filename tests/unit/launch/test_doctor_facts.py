@@ -18,10 +18,10 @@ from launch.doctor.hardware import (
     look_at_limits,
     look_at_memory,
     look_at_processor,
-    read_flags,
 )
 from launch.doctor.libraries import look_at_software
 from launch.doctor.probe import Look
+from shared.process.processor import read_flags
 from tests.support.machines import GIB, but, sound
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,7 +40,6 @@ dependencies = [
     "no-such-library-anywhere==1.0",
 ]
 """
-
 
 # --- software
 

@@ -53,13 +53,15 @@ def test_only_what_differs_from_the_defaults_is_listed() -> None:
 
 
 def test_the_plan_tells_everything_before_anything_starts() -> None:
-    config = resolve({"run": {"steps": 3}, "rollout": {"prompts": 4, "group": 6}, "optimizer": {"lr": 2e-3}})
+    sections = {"run": {"steps": 3}, "rollout": {"prompts": 4, "group": 6}, "optimizer": {"lr": 2e-3}}
+    config = resolve(sections | {"compute": {"dtype": "bf16", "learner_threads": 2, "actor_threads": 2}})
     text = describe(topology(RUN, config), config)
     for expected in (
         "run directory  runs/first",
         "3 steps x 4 prompts x 6 samples = 72 completions of at most 64 tokens",
         "256 held-out problems before and after",
         "endpoint       ipc",
+        "arithmetic     bf16, 2 threads for the learner and 2 for an actor",
         "optimizer.lr = 0.002  (default 0.0001)",
         "-m learner --run runs/first",
         "-m actor --run runs/first --id actor0",

@@ -1,0 +1,146 @@
+"""What a run computes with on this machine: the values that `auto` and 0 in [compute] become, once, when a run is made.
+
+    dtype    bf16 on a card; on a CPU with instructions for it, if the weights are large enough to gain; else fp32
+    threads  all physical cores that the container allows; half of them for each process if both compute at once
+
+They are kept in the run's config.json. Resume, actors that join later, replay and eval take them from there: another
+choice on another machine would give other numbers. Only files are read, since torch must not be loaded before the
+environment of a run is set.
+
+With small matrices, bf16 is slower where it counts: at 8 rows, as in decoding, a product with a 384 x 128 weight takes
+1.6 times as long as in fp32, one of 1152 x 384 takes 0.8 times and one of 1728 x 576 0.35 times (one core with AMX).
+A small model, and the CPU's part of work on a card, do not gain from more than two threads.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import structs
+
+from shared.config.model import ModelConfig
+from shared.config.processes import ComputeConfig
+from shared.embedded import EMBEDDED_DIR
+from shared.run.run_dir import CPUINFO
+
+BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
+"""As Linux lists them: x86 and Arm."""
+WEIGHT_FILES = ("*.safetensors", "*.gguf")
+LARGE_BYTES = 40 * 10**6
+"""Weight files from which on bf16 gains: 20 million parameters in two bytes."""
+MAX_THREADS_SMALL = 2
+CARD_NODES = ("/dev/nvidiactl", "/dev/dxg")
+"""What the driver makes where a card can be used: Linux, WSL."""
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+CPUS = Path("/sys/devices/system/cpu")
+NO_LIMIT = 2**60
+"""Version 1 of cgroups writes a number near 2^63 where there is no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """What this machine offers to a run."""
+
+    flags: frozenset[str]
+    """Features of the processor."""
+    cores: int
+    """Physical cores that may be used."""
+    card: bool
+    """Whether there seems to be a card."""
+
+
+def look_at_capacity() -> Capacity:
+    return Capacity(
+        flags=read_flags(CPUINFO),
+        cores=usable_cores(os.sched_getaffinity(0), CPUS, container_cores(CGROUPS, OWN_CGROUP)),
+        card=any(Path(node).exists() for node in CARD_NODES),
+    )
+
+
+def settled(compute: ComputeConfig, model: ModelConfig, max_lag: int, found: Capacity, *, here: bool) -> ComputeConfig:
+    """With nothing left to choose. here: whether the run computes on this machine; if not, nobody can say whether there
+    is a card, and `dtype = auto` stays where `device` is `auto` too."""
+    on_card = compute.device == "cuda" or (compute.device == "auto" and found.card)
+    large = is_large(model)
+    share = max(found.cores // (2 if max_lag else 1), 1)
+    threads = min(share, 256 if large and not on_card else MAX_THREADS_SMALL)
+    dtype = compute.dtype
+    if dtype == "auto" and (here or compute.device != "auto"):
+        dtype = "bf16" if on_card or (large and bf16_instructions(compute, found)) else "fp32"
+    return structs.replace(
+        compute,
+        dtype=dtype,
+        learner_threads=compute.learner_threads or threads,
+        actor_threads=compute.actor_threads or threads,
+    )
+
+
+def bf16_instructions(compute: ComputeConfig, found: Capacity) -> str:
+    """The widest that may be used; empty if there are none."""
+    known = [flag for flag in BF16_FLAGS if flag in found.flags]
+    return known[0] if known and compute.blas == "fast" else ""
+
+
+def is_large(model: ModelConfig) -> bool:
+    """By the size of the weight files. A model that is not on this machine yet counts as large."""
+    place = EMBEDDED_DIR if model.path == "embedded" else Path(model.path)
+    if place.is_file():
+        return place.stat().st_size >= LARGE_BYTES
+    sizes = [file.stat().st_size for pattern in WEIGHT_FILES for file in place.glob(pattern)]
+    return not sizes or sum(sizes) >= LARGE_BYTES
+
+
+def read_flags(cpuinfo: Path) -> frozenset[str]:
+    """The flags of the first core."""
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    named = [line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))]
+    return frozenset(named[0]) if named else frozenset()
+
+
+def usable_cores(allowed: Iterable[int], cpus: Path, container: float | None) -> int:
+    """Physical cores among the logical ones that this process may use, at most what the container allows."""
+    logical = sorted(allowed)
+    files = [cpus / f"cpu{number}" / "topology" / "thread_siblings_list" for number in logical]
+    cores = {file.read_text() if file.is_file() else file.parent.parent.name for file in files}
+    return max(min(len(cores), int(container or len(cores))), 1)
+
+
+def container_cores(root: Path, own: Path) -> float | None:
+    """Processor time in cores that the container allows; None if there is no limit."""
+    return min((share for folder in cpu_groups(root, own) if (share := cpu_share(folder)) is not None), default=None)
+
+
+def cpu_groups(root: Path, own: Path) -> list[Path]:
+    paths = group_paths(own)
+    return [*levels(root, paths.get("", "/")), *levels(root / "cpu", paths.get("cpu", "/"))]
+
+
+def group_paths(own: Path) -> dict[str, str]:
+    """Controller -> path of this process's group; version 2 has one for all, under an empty name."""
+    lines = own.read_text(encoding="utf-8").splitlines() if own.exists() else []
+    return {name: path for _, names, path in (line.split(":", 2) for line in lines) for name in names.split(",")}
+
+
+def levels(root: Path, path: str) -> list[Path]:
+    """The folder of the group and those above it. In a container, the path may name folders that only the host has."""
+    folder = root / path.lstrip("/")
+    return [level for level in (folder, *folder.parents) if level.is_relative_to(root) and level.is_dir()]
+
+
+def cpu_share(folder: Path) -> float | None:
+    """Processor time, in cores."""
+    both = folder / "cpu.max"
+    if both.is_file():
+        quota, period = both.read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    old = number(folder, "cpu.cfs_quota_us"), number(folder, "cpu.cfs_period_us")
+    return old[0] / old[1] if old[0] is not None and old[1] else None
+
+
+def number(folder: Path, *names: str) -> int | None:
+    """The number in the first of these files that exists; None for `max` and -1."""
+    texts = [(folder / name).read_text().strip() for name in names if (folder / name).is_file()]
+    value = int(texts[0]) if texts and texts[0].isdecimal() else NO_LIMIT
+    return value if value < NO_LIMIT else None

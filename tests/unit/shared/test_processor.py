@@ -1,0 +1,115 @@
+"""What `auto` and 0 in [compute] become: by processor, model and container, from files made up for each case."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.config.model import ModelConfig
+from shared.config.processes import ComputeConfig
+from shared.process.processor import (
+    LARGE_BYTES,
+    Capacity,
+    container_cores,
+    is_large,
+    look_at_capacity,
+    settled,
+    usable_cores,
+)
+
+EMBEDDED = ModelConfig()
+HUB = ModelConfig(path="somebody/a-model-that-is-not-here")
+
+
+def capacity(*flags: str, cores: int = 8, card: bool = False) -> Capacity:
+    return Capacity(flags=frozenset(flags), cores=cores, card=card)
+
+
+@pytest.mark.parametrize(
+    ("compute", "model", "found", "dtype"),
+    [
+        ({}, HUB, capacity("avx512_bf16"), "bf16"),
+        ({}, HUB, capacity("amx_bf16"), "bf16"),
+        ({}, HUB, capacity("bf16"), "bf16"),
+        ({}, HUB, capacity("avx512f"), "fp32"),
+        ({}, EMBEDDED, capacity("avx512_bf16"), "fp32"),
+        ({}, EMBEDDED, capacity(card=True), "bf16"),
+        ({"device": "cpu"}, EMBEDDED, capacity(card=True), "fp32"),
+        ({"device": "cuda"}, EMBEDDED, capacity(), "bf16"),
+        ({"blas": "portable"}, HUB, capacity("avx512_bf16"), "fp32"),
+        ({"dtype": "bf16"}, EMBEDDED, capacity(), "bf16"),
+        ({"dtype": "fp32"}, HUB, capacity("amx_bf16", card=True), "fp32"),
+    ],
+)
+def test_the_number_type_follows_from_instructions_and_size(
+    compute: dict[str, str], model: ModelConfig, found: Capacity, dtype: str
+) -> None:
+    assert settled(ComputeConfig(**compute), model, 0, found, here=True).dtype == dtype
+
+
+def test_a_run_that_is_prepared_for_another_machine_leaves_open_what_depends_on_a_card() -> None:
+    found = capacity("amx_bf16")
+    assert settled(ComputeConfig(), HUB, 0, found, here=False).dtype == "auto"
+    assert settled(ComputeConfig(device="cpu"), HUB, 0, found, here=False).dtype == "bf16"
+    assert settled(ComputeConfig(), HUB, 0, found, here=False).actor_threads == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "found", "max_lag", "threads"),
+    [
+        (HUB, capacity(), 0, 8),
+        (HUB, capacity(), 1, 4),
+        (HUB, capacity(cores=1), 1, 1),
+        (HUB, capacity(card=True), 0, 2),
+        (EMBEDDED, capacity(), 0, 2),
+        (EMBEDDED, capacity(cores=2), 1, 1),
+    ],
+)
+def test_threads_are_the_cores_divided_where_both_compute(
+    model: ModelConfig, found: Capacity, max_lag: int, threads: int
+) -> None:
+    compute = settled(ComputeConfig(), model, max_lag, found, here=True)
+    assert (compute.learner_threads, compute.actor_threads) == (threads, threads)
+    given = settled(ComputeConfig(learner_threads=3, actor_threads=5), model, max_lag, found, here=True)
+    assert (given.learner_threads, given.actor_threads) == (3, 5)
+
+
+def test_what_was_settled_once_stays_on_any_machine() -> None:
+    once = settled(ComputeConfig(), HUB, 0, capacity("amx_bf16", cores=6), here=True)
+    assert settled(once, HUB, 0, capacity(cores=2, card=True), here=True) == once
+
+
+def test_a_model_is_large_by_its_weight_files(tmp_path: Path) -> None:
+    assert is_large(ModelConfig(path=str(tmp_path)))
+    for name in ("a.safetensors", "b.safetensors"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(LARGE_BYTES // 2 - 1)
+    assert not is_large(ModelConfig(path=str(tmp_path)))
+    with (tmp_path / "c.safetensors").open("wb") as file:
+        file.truncate(2)
+    assert is_large(ModelConfig(path=str(tmp_path)))
+    assert not is_large(ModelConfig(path=str(tmp_path / "c.safetensors"))) and not is_large(EMBEDDED)
+
+
+def test_siblings_are_one_core_and_a_container_may_allow_less(tmp_path: Path) -> None:
+    for number in range(8):
+        (folder := tmp_path / f"cpu{number}" / "topology").mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{number % 4},{number % 4 + 4}\n")
+    assert usable_cores(range(8), tmp_path, None) == 4
+    assert usable_cores({0, 4}, tmp_path, None) == 1
+    assert usable_cores(range(8), tmp_path, 2.5) == 2
+    assert usable_cores(range(8), tmp_path, 0.5) == 1
+    assert usable_cores(range(3), tmp_path / "none", None) == 3
+
+
+def test_the_smallest_limit_of_all_levels_counts(tmp_path: Path) -> None:
+    own, root = tmp_path / "own", tmp_path / "groups"
+    own.write_text("0::/a/b\n")
+    (root / "a" / "b").mkdir(parents=True)
+    for folder, text in ((root / "a", "150000 100000"), (root / "a" / "b", "max 100000")):
+        (folder / "cpu.max").write_text(text)
+    assert container_cores(root, own) == 1.5
+    assert container_cores(tmp_path / "none", own) is None
+
+
+def test_this_machine_has_a_core() -> None:
+    assert look_at_capacity().cores >= 1
