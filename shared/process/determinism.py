@@ -9,6 +9,10 @@ AUTO,STRICT it gave one result for every alignment and thread count, at the same
     portable  AVX2 kernels in MKL, ATen and oneDNN: the same bits on more machines, about as fast at small sizes.
               MKL's COMPATIBLE mode supports older CPUs at half the speed, and is left out
 
+Threads that wait for others sleep at once. By default libgomp lets them spin for milliseconds, and beside a busy
+process that takes the core from the very thread that is waited for (benchmarks/busy_machine.py). Bits do not depend on
+it.
+
 The environment must be set before torch is loaded, so the launcher sets it; `pin_torch` does the rest.
 """
 
@@ -18,6 +22,7 @@ from typing import Any, Literal
 Blas = Literal["fast", "portable"]
 PINNED = (
     "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_DYNAMIC",
@@ -34,6 +39,7 @@ def cpu_environment(threads: int, blas: Blas) -> dict[str, str]:
     count = str(threads)
     environment = {
         "OMP_NUM_THREADS": count,
+        "OMP_WAIT_POLICY": "PASSIVE",
         "MKL_NUM_THREADS": count,
         "OPENBLAS_NUM_THREADS": count,
         # MKL may otherwise take fewer threads than it was given.

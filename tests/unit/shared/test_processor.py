@@ -1,6 +1,7 @@
 """What `auto` and 0 in [compute] become: by processor, model and container, from files made up for each case."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def capacity(*flags: str, cores: int = 8, card: bool = False) -> Capacity:
     ],
 )
 def test_the_number_type_follows_from_instructions_and_size(
-    compute: dict[str, str], model: ModelConfig, found: Capacity, dtype: str
+    compute: dict[str, Any], model: ModelConfig, found: Capacity, dtype: str
 ) -> None:
     assert settled(ComputeConfig(**compute), model, 0, found, here=True).dtype == dtype
 
