@@ -23,7 +23,7 @@ class PassPart:
     mismatch: torch.Tensor
     """[u], of all used tokens."""
     entropies: torch.Tensor
-    """[u]."""
+    """[u], or [0] if the engine told those of all samples."""
     weight_sum: float
     """Of the objective's tokens."""
 
@@ -71,7 +71,7 @@ class UpdateStats:
     mismatch: np.ndarray
     """[u] |learner - actor log-prob| before the first update."""
     entropies: np.ndarray
-    """[u] nats, of all used tokens in the first pass."""
+    """[u] nats, of the used tokens in the first pass; without those of micro-batches whose engine told them all."""
     weight_sum: float
     """Sum of the weights of all selected tokens: the mask's share of the loss's divisor."""
     constraint_loss: float

@@ -73,37 +73,40 @@ class ForwardPass:
     def on_device(self, samples: Sequence[TrainSample]) -> MicroBatch:
         return micro_batch(samples, self.policy.device, self.share_prompts)
 
-    def stats(self, batch: MicroBatch) -> TokenStats:
-        return self.stats_at(batch, self.temperature)
+    def stats(self, batch: MicroBatch, *, entropies: bool = False) -> TokenStats:
+        return self.stats_at(batch, self.temperature, entropies=entropies)
 
-    def stats_at(self, batch: MicroBatch, temperature: float) -> TokenStats:
+    def stats_at(self, batch: MicroBatch, temperature: float, *, entropies: bool = False) -> TokenStats:
         """[u] figures of the used tokens at a temperature, with gradient where the caller has it on."""
         hidden = self.policy.hidden(batch.sequences).index_select(0, batch.rows)
-        return self.policy.stats(hidden, batch.targets, temperature=temperature, rows=self.head_rows)
+        return self.policy.stats(
+            hidden, batch.targets, temperature=temperature, rows=self.head_rows, entropies=entropies
+        )
 
     @torch.no_grad()
-    def per_sample(self, samples: Sequence[TrainSample], temperature: float) -> dict[str, TokenStats]:
-        """The used tokens of each sample, by its name."""
+    def per_sample(
+        self, samples: Sequence[TrainSample], temperature: float, *, entropies: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """Log-probs, or else entropies, of the used tokens of each sample, by its name."""
 
-        def stats_of(part: list[TrainSample]) -> dict[str, TokenStats]:
+        def stats_of(part: list[TrainSample]) -> dict[str, torch.Tensor]:
             batch = self.on_device(part)
-            found = self.stats_at(batch, temperature)
+            found = self.stats_at(batch, temperature, entropies=entropies)
             counts = [int(sample.used.sum()) for sample in part]
-            rows = zip(batch.names, found.logprobs.split(counts), found.entropies.split(counts), strict=True)
+            values = found.entropies if entropies else found.logprobs
             self.progress()
-            return {name: TokenStats(logprobs=logprobs, entropies=entropies) for name, logprobs, entropies in rows}
+            return dict(zip(batch.names, values.split(counts), strict=True))
 
-        return {name: stats for part in self.over_cuts(samples, stats_of) for name, stats in part.items()}
+        return {name: values for part in self.over_cuts(samples, stats_of) for name, values in part.items()}
 
     def old(self, samples: Sequence[TrainSample]) -> OldLogprobs:
         """Of the policy as it is now."""
-        found = self.per_sample(samples, self.temperature)
-        return OldLogprobs(by_sample={name: stats.logprobs for name, stats in found.items()})
+        return OldLogprobs(by_sample=self.per_sample(samples, self.temperature))
 
     def recomputed(self, samples: Sequence[TrainSample], temperature: float) -> np.ndarray:
         """[n] log-probs of the used tokens, in the samples' order."""
         found = self.per_sample(samples, temperature)
-        return np.concatenate([found[sample.sample.name].logprobs.cpu().numpy() for sample in samples])
+        return np.concatenate([found[sample.sample.name].cpu().numpy() for sample in samples])
 
     def recomputed_by_base(self, samples: Sequence[TrainSample]) -> np.ndarray:
         """[n] the same with the adapter switched off, at the samples' temperature."""
@@ -120,8 +123,8 @@ class ForwardPass:
         """The same samples; where the engine sent no entropies, one pass without gradient adds them."""
         if all(sample.entropies is not None for sample in samples):
             return list(samples)
-        found = self.per_sample([whole(sample) for sample in samples], self.temperature)
-        return [replace(sample, entropies=found[sample.name].entropies.cpu().numpy()) for sample in samples]
+        found = self.per_sample([whole(sample) for sample in samples], self.temperature, entropies=True)
+        return [replace(sample, entropies=found[sample.name].cpu().numpy()) for sample in samples]
 
 
 def whole(sample: Sample) -> TrainSample:

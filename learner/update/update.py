@@ -188,7 +188,8 @@ class Update:
         batch = self.forward_pass.on_device(samples)
         reference = self.reference_logprobs(batch) if self.loss.kl_beta > 0.0 else None
         penalty_reference = self.penalty_reference(samples)
-        found = self.forward_pass.stats(batch)
+        untold = any(sample.sample.entropies is None for sample in samples)
+        found = self.forward_pass.stats(batch, entropies=untold)
         logprobs = found.logprobs
         before = old.of(batch, logprobs)
         terms = policy_loss(token_batch(batch, logprobs, before), self.loss)

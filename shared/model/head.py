@@ -3,9 +3,18 @@
     y = scale (W h + b),     z = cap tanh(y / cap) / temperature,     most models: y = W h, z = y / temperature
     log p_t = z_t - logsumexp(z),     H = logsumexp(z) - sum_j p_j z_j
 
-Rows go through the head in chunks of at most `rows`, and the backward pass recomputes each chunk:
+The vocabulary goes through the head in tiles of columns, and maximum, sum and entropy are carried from tile to tile:
 
-    d log p_t / dz_j = 1[j = t] - p_j,     dz / dy = (1 - tanh(y / cap)^2) / temperature
+    m' = max(m, max z),    f = exp(m - m'),    s' = f s + sum exp(z - m')
+    u' = f (u + s (m - m')) + sum exp(z - m') (z - m')
+    logsumexp(z) = m + log s,    H = log s - u / s
+
+The gradient of a log-prob is linear in what arrives for it, so its direction is known with the sums, and every product
+is computed once, in the forward pass. The target is left out of the sum, because with p_t near 1 the difference would
+be rounding alone.
+
+    d log p_t / dh = (1 - p_t) dz_t / dy_t W_t - sum_{j != t} p_j dz_j / dy_j W_j
+    dz / dy = scale (1 - tanh(y / cap)^2) / temperature
 
 The head is frozen, so there is no weight gradient; the entropy is a statistic and carries none either.
 """
@@ -15,7 +24,7 @@ from typing import Any
 
 import torch
 
-from shared.model.products import product_fp32
+from shared.model.products import product_fp32, product_tiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +34,7 @@ class TokenStats:
     logprobs: torch.Tensor
     """[n] fp32 log-prob of each target, differentiable with respect to the hidden rows."""
     entropies: torch.Tensor
-    """[n] fp32 entropy in nats, detached."""
+    """[n] fp32 entropy in nats, detached; [0] if they were not asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +48,20 @@ class LogitForm:
     cap: float | None = None
     """Gemma 2"""
 
-    def logits(self, product: torch.Tensor) -> torch.Tensor:
-        """[n, V] W h -> [n, V] at temperature 1"""
-        logits = product if self.bias is None else product + self.bias
+    def logits(self, product: torch.Tensor, columns: slice = slice(None)) -> torch.Tensor:
+        """[n, v] these columns of W h -> [n, v] at temperature 1"""
+        logits = product if self.bias is None else product + self.bias[columns]
         logits = logits if self.scale == 1.0 else logits * self.scale
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
-    def through(self, grad: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """dL / dlogits -> dL / dW h; logits at temperature 1"""
-        grad = grad if self.cap is None else grad * (1 - (logits / self.cap).square())
-        return grad if self.scale == 1.0 else grad * self.scale
+    def slope(self, logits: torch.Tensor) -> torch.Tensor | float:
+        """dlogits / dW h; logits at temperature 1"""
+        return self.scale if self.cap is None else self.scale * (1 - (logits / self.cap).square())
 
 
 PLAIN = LogitForm()
+COLUMNS = 1024
+"""Of the vocabulary that are in memory at once."""
 
 
 def token_stats(
@@ -62,59 +72,111 @@ def token_stats(
     temperature: float,
     rows: int,
     form: LogitForm = PLAIN,
+    entropies: bool = True,
 ) -> TokenStats:
-    """hidden [n, H], weight [V, H], targets [n] -> statistics of n tokens."""
-    logprobs, entropies = ChunkedHead.apply(hidden, weight, targets, temperature, rows, form)  # pyright: ignore
-    return TokenStats(logprobs=logprobs, entropies=entropies)
+    """hidden [n, H], weight [V, H], targets [n] -> statistics of n tokens, `rows` of them at a time."""
+    wanted = torch.is_grad_enabled() and hidden.requires_grad
+    parts = [
+        over_vocabulary(rows_of, weight, goals, temperature, form, entropies=entropies, directions=wanted)
+        for rows_of, goals in zip(hidden.detach().split(rows), targets.split(rows), strict=True)
+    ]
+    logprobs, found, directions = (torch.cat(column) for column in zip(*parts, strict=True))
+    if wanted:
+        logprobs = KnownGradient.apply(hidden, logprobs, directions)
+    return TokenStats(logprobs=logprobs, entropies=found)  # pyright: ignore[reportArgumentType]
 
 
 def head_logits(
     hidden: torch.Tensor, weight: torch.Tensor, temperature: float, form: LogitForm = PLAIN
 ) -> torch.Tensor:
-    """[n, H] x [V, H] -> [n, V] fp32; both processes use this one function so that they agree."""
+    """[n, H] x [V, H] -> [n, V] fp32; both processes multiply by the functions of products.py so that they agree."""
     logits = form.logits(product_fp32(hidden, weight.t()))
     return logits if temperature == 1.0 else logits / temperature
 
 
-class ChunkedHead(torch.autograd.Function):
-    """The pass in chunks, with its own backward pass."""
+def over_vocabulary(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    form: LogitForm,
+    *,
+    entropies: bool,
+    directions: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[n] log-probs, [n] entropies, [n, H] fp32 their gradients; the last two with no rows if not asked for."""
+    sums = Sums(hidden, entropies=entropies, directions=directions)
+    for columns, product in product_tiles(hidden, weight.t(), COLUMNS):
+        logits = form.logits(product, columns)
+        slope = form.slope(logits) if directions else 1.0
+        sums.add(logits.div_(temperature), slope, weight[columns], targets - columns.start)
+    logprobs = sums.target - sums.largest - sums.total.log()
+    if not directions:
+        return logprobs, sums.entropies(), hidden[:0]
+    slope = form.slope(sums.target * temperature) if form.cap is not None else form.scale
+    own = (-torch.expm1(logprobs) * slope)[:, None] * weight[targets]
+    return logprobs, sums.entropies(), (own - sums.mean()).div_(temperature)
+
+
+class Sums:
+    """What is carried from tile to tile, for n rows."""
+
+    def __init__(self, hidden: torch.Tensor, *, entropies: bool, directions: bool) -> None:
+        count = len(hidden)
+        self.largest = hidden.new_full((count,), torch.finfo(torch.float32).min, dtype=torch.float32)
+        """[n] m"""
+        self.total = torch.zeros_like(self.largest)
+        """[n] s"""
+        self.target = torch.zeros_like(self.largest)
+        """[n] logit of the target"""
+        self.spread = torch.zeros_like(self.largest) if entropies else None
+        """[n] u"""
+        self.weighted = torch.zeros_like(hidden, dtype=torch.float32) if directions else None
+        """[n, H] sum of exp(z - m) dz / dy W without the target"""
+
+    def add(
+        self, logits: torch.Tensor, slope: torch.Tensor | float, weight: torch.Tensor, targets: torch.Tensor
+    ) -> None:
+        """logits [n, v], which is overwritten; weight [v, H]; targets [n] counted from the tile's first column."""
+        inside = (targets >= 0) & (targets < logits.shape[1])
+        column = targets.clamp(0, logits.shape[1] - 1)[:, None]
+        self.target = torch.where(inside, logits.gather(1, column).squeeze(1), self.target)
+        largest = torch.maximum(self.largest, logits.amax(dim=1))
+        fade = (self.largest - largest).exp_()
+        shifted = logits.sub_(largest[:, None])
+        if self.spread is None:
+            share = shifted.exp_()
+        else:
+            share = shifted.exp()
+            moved = self.spread + self.total * (self.largest - largest)
+            self.spread = moved * fade + shifted.mul_(share).sum(dim=1)
+        self.total = self.total * fade + share.sum(dim=1)
+        self.largest = largest
+        if self.weighted is not None:
+            share = share if isinstance(slope, float) and slope == 1.0 else share.mul_(slope)
+            share.scatter_(1, column, share.gather(1, column).masked_fill_(inside[:, None], 0.0))
+            self.weighted.mul_(fade[:, None]).add_(share.to(weight.dtype) @ weight)
+
+    def entropies(self) -> torch.Tensor:
+        return self.largest[:0] if self.spread is None else self.total.log() - self.spread / self.total
+
+    def mean(self) -> torch.Tensor:
+        """[n, H] sum of p dz / dy W without the target, at temperature 1."""
+        assert self.weighted is not None
+        return self.weighted / self.total[:, None]
+
+
+class KnownGradient(torch.autograd.Function):
+    """Log-probs whose gradient was computed with them."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
-        temperature: float,
-        rows: int,
-        form: LogitForm,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Only the inputs are kept."""
-        logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
-        entropies = torch.empty_like(logprobs)
-        for start in range(0, len(targets), rows):
-            part = slice(start, start + rows)
-            logits = head_logits(hidden[part], weight, temperature, form)
-            log_p = torch.log_softmax(logits, dim=-1)
-            logprobs[part] = log_p.gather(1, targets[part, None]).squeeze(1)
-            entropies[part] = -(log_p.exp() * log_p).sum(dim=-1)
-        ctx.save_for_backward(hidden, weight, targets)
-        ctx.temperature, ctx.rows, ctx.form = temperature, rows, form
-        ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies
+    def forward(ctx: Any, hidden: torch.Tensor, logprobs: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
+        """hidden: what the gradient is of."""
+        ctx.save_for_backward(directions)
+        ctx.dtype = hidden.dtype
+        return logprobs.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
-        """dh = (1[j = t] - p_j) dz_j / dy_j W / temperature * d log p"""
-        hidden, weight, targets = ctx.saved_tensors
-        grad_hidden = torch.empty_like(hidden)
-        for start in range(0, len(targets), ctx.rows):
-            part = slice(start, start + ctx.rows)
-            grad = grads[0][part, None] / ctx.temperature
-            logits = head_logits(hidden[part], weight, ctx.temperature, ctx.form)
-            grad_logits = torch.softmax(logits, dim=-1).mul_(-grad)
-            grad_logits.scatter_add_(1, targets[part, None], grad)
-            if ctx.form is not PLAIN:
-                grad_logits = ctx.form.through(grad_logits, logits * ctx.temperature)
-            grad_hidden[part] = grad_logits.to(weight.dtype) @ weight
-        return grad_hidden, None, None, None, None, None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """[n] -> [n, H]"""
+        return (grads[0][:, None] * ctx.saved_tensors[0]).to(ctx.dtype), None, None

@@ -44,9 +44,13 @@ class Policy:
         """Hidden rows of all positions, [P * Lp + B * Lc, H]; see shared/model/sequences.py."""
         return hidden_rows(self.backbone, sequences)
 
-    def stats(self, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, rows: int) -> TokenStats:
-        """Hidden rows [n, H] and the tokens that followed [n] -> log-probs and entropies."""
-        return token_stats(hidden, self.head, targets, temperature=temperature, rows=rows, form=self.form)
+    def stats(
+        self, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, rows: int, entropies: bool = True
+    ) -> TokenStats:
+        """Hidden rows [n, H] and the tokens that followed [n] -> log-probs, and entropies if asked for."""
+        return token_stats(
+            hidden, self.head, targets, temperature=temperature, rows=rows, form=self.form, entropies=entropies
+        )
 
     def logits(self, hidden: torch.Tensor, temperature: float) -> torch.Tensor:
         """Hidden rows [n, H] -> [n, V] fp32"""

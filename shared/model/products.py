@@ -1,19 +1,81 @@
 """Matrix products with an fp32 result for any factors: scores and logits lose too much when rounded to bf16.
 
-fp32 x fp32: the product    bf16 x bf16 on a card: summed and kept in fp32    elsewhere: factors widened first
+    fp32 x fp32              the product
+    bf16 x bf16 on a card    summed and kept in fp32
+    bf16 x bf16 on a CPU     factors widened to fp32, a wide second factor in tiles that stay in the cache
+
+PyTorch has no bf16 product with an fp32 result on a CPU. With `narrowed`, oneDNN multiplies fp32 factors in bf16 and
+sums in fp32. Factors that were widened lose nothing by that, and the bf16 units of the processor do the work.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+
+FEW = 16
+"""Below this number of rows, reading the weight takes longer than the product, and `narrowed` costs more than it
+saves."""
+TILE, NARROW_TILE = 1024, 256
+"""Columns that are widened at once, for many rows and for few."""
 
 
 def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """[..., n, k] x [..., k, m] -> [..., n, m] fp32; equal leading dimensions."""
     if a.dtype == torch.float32:
         return a @ b
-    if not a.is_cuda:
-        return a.float() @ b.float()
-    flat = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]), out_dtype=torch.float32)
-    return flat.view(*a.shape[:-1], b.shape[-1])
+    if a.is_cuda:
+        flat = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]), out_dtype=torch.float32)
+        return flat.view(*a.shape[:-1], b.shape[-1])
+    if a.dim() > 2 or b.shape[1] <= NARROW_TILE:
+        with narrowed(a.shape[-2]):
+            return a.float() @ b.float()
+    result, wide = torch.empty(a.shape[0], b.shape[1]), a.float()
+    for part, tile in widened_columns(b, NARROW_TILE if a.shape[0] < FEW else TILE):
+        with narrowed(a.shape[0]):
+            torch.mm(wide, tile, out=result[:, part])
+    return result
+
+
+def product_tiles(a: torch.Tensor, b: torch.Tensor, columns: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """[n, k] x [k, m] -> the fp32 product in tiles [n, columns], each with its columns."""
+    if a.dtype == torch.float32 or a.is_cuda:
+        for part in slices(b.shape[1], columns):
+            yield part, product_fp32(a, b[:, part])
+        return
+    wide = a.float()
+    for part, tile in widened_columns(b, columns):
+        with narrowed(a.shape[0]):
+            product = wide @ tile
+        yield part, product
+
+
+def widened_columns(b: torch.Tensor, columns: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """[k, m] -> tiles [k, columns] in fp32, all in the same memory."""
+    memory = torch.empty(columns, b.shape[0])
+    for part in slices(b.shape[1], columns):
+        tile = memory[: part.stop - part.start]
+        yield part, tile.copy_(b[:, part].t()).t()
+
+
+def slices(length: int, size: int) -> Iterator[slice]:
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))
+
+
+@contextmanager
+def narrowed(rows: int) -> Iterator[None]:
+    """Inside the block, fp32 factors on a CPU are rounded to bf16, their products summed in fp32."""
+    if rows < FEW:
+        yield
+        return
+    setting = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    before = setting.fp32_precision
+    setting.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        setting.fp32_precision = before
 
 
 def scaled_product(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:

@@ -9,7 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.config.tree import BatchConfig, Config, LossConfig
-from shared.model.head import LogitForm, head_logits, token_stats
+from shared.model.head import COLUMNS, LogitForm, head_logits, token_stats
+from shared.model.products import product_fp32, product_tiles
 from tests import reference
 from tests.support.fakes import VOCAB, tiny_group, tiny_policy
 from tests.support.steps import step_batch, teaching_samples, update_of
@@ -17,6 +18,11 @@ from tests.support.steps import step_batch, teaching_samples, update_of
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROWS, WIDTH = 23, 16
+WIDE = 2 * COLUMNS + 400
+
+
+OPS = torch.ops.aten
+VIEWS = (OPS.t.default, OPS.transpose.int, OPS.slice.Tensor, OPS.alias.default)
 
 
 class HeadRows(TorchDispatchMode):
@@ -30,20 +36,20 @@ class HeadRows(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and result.dim() and result.shape[-1] == VOCAB:
-            # A transposed view of the [V, H] weight is no logits.
-            if func not in (torch.ops.aten.t.default, torch.ops.aten.transpose.int):
+            # Views of the [V, H] weight are no logits.
+            if func not in VIEWS:
                 self.largest = max(self.largest, result.numel() // VOCAB)
             if func is torch.ops.aten.mm.default:
                 self.multiplied.append(result.shape[0])
         return result
 
 
-def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs(seed: int = 0, vocab: int = VOCAB) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """hidden, weight, targets, and a gradient that arrives from the loss."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(ROWS, WIDTH, generator=generator)
-    weight = torch.randn(VOCAB, WIDTH, generator=generator)
-    return hidden, weight, torch.randint(VOCAB, (ROWS,), generator=generator), torch.randn(ROWS, generator=generator)
+    weight = torch.randn(vocab, WIDTH, generator=generator)
+    return hidden, weight, torch.randint(vocab, (ROWS,), generator=generator), torch.randn(ROWS, generator=generator)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
@@ -80,6 +86,53 @@ def test_bias_scale_and_soft_cap_of_the_logits_are_part_of_both(temperature: flo
     assert (leaf.grad.double() - exact.grad).norm() <= 1e-6 * exact.grad.norm()
 
 
+@pytest.mark.parametrize("form", [LogitForm(), LogitForm(bias=torch.linspace(-1, 1, WIDE), scale=2.0, cap=3.0)])
+@pytest.mark.parametrize("entropies", [True, False])
+def test_a_vocabulary_of_several_tiles_is_one_distribution(form: LogitForm, entropies: bool) -> None:
+    hidden, weight, targets, arriving = inputs(vocab=WIDE)
+    logprobs, expected, gradient = exact_stats(hidden, weight, targets, arriving, form)
+    leaf = hidden.clone().requires_grad_()
+    stats = token_stats(leaf, weight, targets, temperature=0.7, rows=7, form=form, entropies=entropies)
+    (stats.logprobs * arriving).sum().backward()
+    torch.testing.assert_close(stats.logprobs.double(), logprobs, rtol=1e-6, atol=1e-5)
+    if entropies:
+        torch.testing.assert_close(stats.entropies.double(), expected, rtol=1e-5, atol=1e-6)
+    else:
+        assert stats.entropies.shape == (0,)
+    assert leaf.grad is not None
+    assert (leaf.grad.double() - gradient).norm() <= 1e-6 * gradient.norm()
+
+
+@pytest.mark.parametrize("sharpness", [0.3, 3.0])
+def test_in_bf16_only_the_factors_of_the_gradient_are_rounded(sharpness: float) -> None:
+    """p and the result have 8 bits; the rounding of a row is at most 2^-8 of its own length."""
+    hidden, weight, targets, arriving = inputs(vocab=WIDE)
+    hidden, weight = (sharpness * hidden).bfloat16(), weight.bfloat16()
+    # Some rows are sure of their target, and the gradient is a small difference.
+    targets[::2] = (hidden.double() @ weight.double().t()).argmax(dim=1)[::2]
+    logprobs, entropies, gradient = exact_stats(hidden, weight, targets, arriving, LogitForm())
+    leaf = hidden.clone().requires_grad_()
+    stats = token_stats(leaf, weight, targets, temperature=0.7, rows=64)
+    (stats.logprobs * arriving).sum().backward()
+    torch.testing.assert_close(stats.logprobs.double(), logprobs, rtol=1e-6, atol=2e-5)
+    torch.testing.assert_close(stats.entropies.double(), entropies, rtol=1e-5, atol=2e-5)
+    assert leaf.grad is not None and leaf.grad.dtype == torch.bfloat16
+    assert ((leaf.grad.double() - gradient).norm(dim=1) <= 2**-8 * gradient.norm(dim=1)).all()
+
+
+def exact_stats(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, arriving: torch.Tensor, form: LogitForm
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probs, entropies and gradient at temperature 0.7 from full logits in float64."""
+    exact = hidden.double().requires_grad_()
+    logits = (exact @ weight.double().t() + (0 if form.bias is None else form.bias.double())) * form.scale
+    logits = logits if form.cap is None else form.cap * torch.tanh(logits / form.cap)
+    logprobs, entropies = reference.softmax_stats(logits, targets, 0.7)
+    (logprobs * arriving.double()).sum().backward()
+    assert exact.grad is not None
+    return logprobs, entropies, exact.grad
+
+
 def test_entropies_carry_no_gradient() -> None:
     hidden, weight, targets, _ = inputs()
     stats = token_stats(hidden.requires_grad_(), weight, targets, temperature=1.0, rows=5)
@@ -105,8 +158,8 @@ def test_no_more_than_the_given_rows_are_ever_vocabulary_wide(rows: int) -> None
         stats = token_stats(hidden.requires_grad_(), weight, targets, temperature=0.7, rows=rows)
         stats.logprobs.backward(arriving)
     assert seen.largest == min(rows, ROWS)
-    # Once in the forward pass and once more in the backward pass.
-    assert sum(seen.multiplied) == 2 * ROWS
+    # The backward pass computes no logits.
+    assert sum(seen.multiplied) == ROWS
 
 
 def test_no_rows_are_fine() -> None:
@@ -134,5 +187,22 @@ def test_masked_tokens_never_meet_the_head(checkpoint: Path, fraction: float) ->
     update = update_of(policy, config)
     with HeadRows() as seen:
         update.apply(0, batch)
-    assert sum(seen.multiplied) == 2 * math.ceil(fraction * 48)
+    assert sum(seen.multiplied) == math.ceil(fraction * 48)
     assert seen.largest <= 6
+
+
+@pytest.mark.parametrize("rows", [1, 8, 40])
+@pytest.mark.parametrize("vocab", [100, WIDE])
+def test_a_bf16_product_is_summed_and_kept_in_fp32(rows: int, vocab: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.randn(n, 200, generator=generator).bfloat16() for n in (rows, vocab))
+    before = torch.backends.mkldnn.matmul.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
+    found = product_fp32(a, b.t())
+    exact = a.double() @ b.double().t()
+    assert found.dtype == torch.float32
+    bound = 200 * 2**-24 * (a.double().abs() @ b.double().abs().t())
+    assert ((found.double() - exact).abs() <= bound).all()
+    tiles = torch.cat([tile for _, tile in product_tiles(a, b.t(), 64)], dim=1)
+    assert ((tiles.double() - exact).abs() <= bound).all()
+    # Other products of fp32 factors are not rounded.
+    assert torch.backends.mkldnn.matmul.fp32_precision == before  # pyright: ignore[reportAttributeAccessIssue]
