@@ -50,8 +50,6 @@ class ForwardPass:
         self.progress = progress
         self.head_rows = config.head_rows
         self.token_budget = config.token_budget
-        # transformers cannot recompute activations of layers that read a cache.
-        self.share_prompts = not config.checkpointing
 
     def over_cuts(
         self,
@@ -62,7 +60,7 @@ class ForwardPass:
         """`work` on every micro-batch. If memory runs out: `begin` and all of them again, with half the budget."""
         while True:
             begin()
-            cuts = cut(samples, self.token_budget, self.share_prompts)
+            cuts = cut(samples, self.token_budget)
             try:
                 return [work(part) for part in cuts]
             except torch.OutOfMemoryError:
@@ -71,7 +69,7 @@ class ForwardPass:
                 self.token_budget //= 2
 
     def on_device(self, samples: Sequence[TrainSample]) -> MicroBatch:
-        return micro_batch(samples, self.policy.device, self.share_prompts)
+        return micro_batch(samples, self.policy.device)
 
     def stats(self, batch: MicroBatch, *, entropies: bool = False) -> TokenStats:
         return self.stats_at(batch, self.temperature, entropies=entropies)

@@ -16,11 +16,11 @@ from learner.objective.batch import TrainSample
 from shared.model.sequences import Sequences
 
 
-def cut(samples: Sequence[TrainSample], token_budget: int, share_prompts: bool) -> list[list[TrainSample]]:
-    """Fill micro-batches up to the budget of padded tokens, longest first, groups together where prompts are shared."""
+def cut(samples: Sequence[TrainSample], token_budget: int) -> list[list[TrainSample]]:
+    """Fill micro-batches up to the budget of padded tokens, groups together, those with the longest samples first."""
     cuts: list[list[TrainSample]] = []
-    for sample in longest_first(samples, share_prompts):
-        if cuts and padded_tokens([*cuts[-1], sample], share_prompts) <= token_budget:
+    for sample in longest_first(samples):
+        if cuts and padded_tokens([*cuts[-1], sample]) <= token_budget:
             cuts[-1].append(sample)
         else:
             cuts.append([sample])
@@ -35,20 +35,16 @@ def by_group(samples: Sequence[TrainSample]) -> list[list[TrainSample]]:
     return list(groups.values())
 
 
-def longest_first(samples: Sequence[TrainSample], share_prompts: bool) -> list[TrainSample]:
-    """By length, or by the length of the group's longest sample, so that little is padding."""
-    if not share_prompts:
-        return sorted(samples, key=total_tokens, reverse=True)
+def longest_first(samples: Sequence[TrainSample]) -> list[TrainSample]:
+    """By the length of the group's longest sample, so that little is padding."""
     longest: dict[str, int] = {}
     for sample in samples:
         longest[sample.sample.group] = max(total_tokens(sample), longest.get(sample.sample.group, 0))
     return sorted(samples, key=lambda sample: (-longest[sample.sample.group], sample.sample.group))
 
 
-def padded_tokens(samples: Sequence[TrainSample], share_prompts: bool) -> int:
+def padded_tokens(samples: Sequence[TrainSample]) -> int:
     """What a micro-batch of these costs."""
-    if not share_prompts:
-        return len(samples) * max(total_tokens(sample) for sample in samples)
     prompts = {sample.sample.group: len(sample.sample.prompt_ids) for sample in samples}
     completion = max(len(sample.sample.completion_ids) for sample in samples)
     return len(prompts) * max(prompts.values()) + len(samples) * completion
@@ -89,8 +85,8 @@ class MicroBatch:
     """[B] for error messages."""
 
 
-def micro_batch(samples: Sequence[TrainSample], device: torch.device, share_prompts: bool) -> MicroBatch:
-    sequences, rows = shared_layout(samples) if share_prompts else whole_layout(samples)
+def micro_batch(samples: Sequence[TrainSample], device: torch.device) -> MicroBatch:
+    sequences, rows = shared_layout(samples)
     counts = [int(s.selected.sum()) for s in samples]
     tokens = [s.sample.completion_ids[s.used] for s in samples]
     penalties = np.concatenate([s.penalties[s.used] * np.float32(s.weight) for s in samples])
@@ -116,15 +112,8 @@ def micro_batch(samples: Sequence[TrainSample], device: torch.device, share_prom
     )
 
 
-def whole_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.ndarray]]:
-    """Every sample with its own copy of the prompt."""
-    whole = [np.concatenate([s.sample.prompt_ids, s.sample.completion_ids])[:-1] for s in samples]
-    ids = padded(whole)
-    rows = [row * ids.shape[1] + len(s.sample.prompt_ids) - 1 + np.flatnonzero(s.used) for row, s in enumerate(samples)]
-    return sequences_of(ids, lengths=[len(row) for row in whole], completions=None, owner=[]), rows
-
-
 def shared_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.ndarray]]:
+    """Each group's prompt once; of each sample, the rows that predict its used tokens."""
     prompts = {s.sample.group: s.sample.prompt_ids for s in samples}
     number = {group: index for index, group in enumerate(prompts)}
     owner = [number[s.sample.group] for s in samples]
@@ -148,12 +137,12 @@ def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def sequences_of(
-    prompts: np.ndarray, lengths: Sequence[int], completions: np.ndarray | None, owner: Sequence[int]
+    prompts: np.ndarray, lengths: Sequence[int], completions: np.ndarray, owner: Sequence[int]
 ) -> Sequences:
     return Sequences(
         prompts=torch.from_numpy(prompts),
         lengths=torch.tensor(lengths, dtype=torch.int64),
-        completions=None if completions is None else torch.from_numpy(completions),
+        completions=torch.from_numpy(completions),
         owner=torch.tensor(owner, dtype=torch.int64),
     )
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from shared.model.head import PLAIN, LogitForm, TokenStats, head_logits, token_stats
 from shared.model.lora import Adapter
-from shared.model.sequences import Sequences, hidden_rows
+from shared.model.sequences import Sequences, hidden_rows, recompute_activations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +56,5 @@ class Policy:
         return head_logits(hidden, self.head, temperature, self.form)
 
     def checkpoint_activations(self) -> None:
-        """Keep one activation a layer and recompute the rest in the backward pass.
-
-        transformers does so in layers in training mode. Only the layers are set to it, not the modules inside them,
-        where it would turn dropout on.
-        """
-        for module in self.backbone.modules():
-            if isinstance(module, GradientCheckpointingLayer):
-                module.training = True
-        self.backbone.activation_checkpointing_enable({"use_reentrant": False})  # pyright: ignore[reportCallIssue]
+        """Keep what enters a layer and recompute the rest in the backward pass."""
+        recompute_activations(self.backbone)

@@ -6,14 +6,24 @@
 The numbers are those of whole sequences, up to rounding. The work on a prompt is done once instead of G times, and
 gradients flow back into it through its keys and values. Without completions the prompts are whole sequences,
 right-padded and without a mask: causality makes the padding harmless, and the fast kernels need no mask.
-Left out on purpose: activation checkpointing with shared prompts, which transformers cannot combine with a cache.
+
+
+    layer, prompts         hidden -> hidden, K, V         with activation checkpointing: arguments and results are kept,
+    layer, completions     hidden, K, V -> hidden         the rest is computed again in the backward pass
+
+transformers refuses to recompute layers with a cache, since a second call would change it. Here each call of a layer
+gets a part of the cache that is new, and the prompts' keys and values are arguments, so that gradients reach them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +40,10 @@ class Sequences:
     """[B] int64 index of each completion's prompt."""
 
 
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values of the prompts in one layer, [P, heads, Lp, D] each."""
+
+
 class PromptCache:
     """Keys and values of the prompts; in the second run they come before those of the completions.
 
@@ -41,24 +55,71 @@ class PromptCache:
     def __init__(self, owner: torch.Tensor) -> None:
         """owner: [B] index of each completion's prompt."""
         self.owner = owner
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-        self.recorded = False
+        self.layers: dict[int, Pair] = {}
+        """By the number of the layer."""
+        self.width = 0
+        """Columns of the prompts, once they are recorded."""
 
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object) -> Pair:
         """First run: record. Second run: the prompt, then the completion."""
-        if not self.recorded:
-            self.keys.append(keys)
-            self.values.append(values)
+        if not self.width:
+            self.layers[layer] = keys, values
             return keys, values
-        before = (self.keys[layer][self.owner], self.values[layer][self.owner])
-        return torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)
+        return before(self.layers[layer], (keys, values), self.owner)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns before the current run. transformers calls this method."""
-        return self.keys[0].shape[2] if self.recorded else 0
+        return self.width
+
+
+class CachePart:
+    """What one call of one layer may read or record."""
+
+    is_compileable = False
+
+    def __init__(self, owner: torch.Tensor, known: Pair | None) -> None:
+        self.owner = owner
+        self.known = known
+        self.found: Pair | None = None
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: object, **__: object) -> Pair:
+        self.found = keys, values
+        return before(self.known, self.found, self.owner) if self.known else self.found
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.known[0].shape[2] if self.known else 0
+
+
+def before(prompts: Pair, own: Pair, owner: torch.Tensor) -> Pair:
+    """[P, heads, Lp, D] and [B, heads, L, D] -> [B, heads, Lp + L, D]"""
+    return torch.cat([prompts[0][owner], own[0]], dim=2), torch.cat([prompts[1][owner], own[1]], dim=2)
+
+
+def recompute_activations(backbone: nn.Module) -> None:
+    """Keep the arguments of each layer and compute the rest again in the backward pass."""
+    layers = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for number, layer in enumerate(layers):
+        layer.forward = partial(recomputed, layer.forward, number)
+
+
+def recomputed(forward: Callable[..., Any], number: int, *args: Any, **kwargs: Any) -> Any:
+    """forward(*args, **kwargs) of a layer, whose activations are computed again in the backward pass."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, PromptCache)), None)
+    if cache is None:
+        return again(forward, *args, **kwargs)
+
+    def with_part(known: Pair | None, *args: Any) -> tuple[Any, Pair | None]:
+        part = CachePart(cache.owner, known)
+        named = {name: part if value is cache else value for name, value in kwargs.items()}
+        return forward(*(part if value is cache else value for value in args), **named), part.found
+
+    result, found = again(with_part, cache.layers[number] if cache.width else None, *args)
+    if not cache.width:
+        cache.layers[number] = found
+    return result
 
 
 def hidden_rows(backbone: nn.Module, sequences: Sequences) -> torch.Tensor:
@@ -74,12 +135,12 @@ def hidden_rows(backbone: nn.Module, sequences: Sequences) -> torch.Tensor:
     cache = PromptCache(owner)
     none = torch.zeros_like(lengths)
     mask = visible(none, 0, prompts.shape[1])
-    before = run(backbone, cache, input_ids=prompts, position_ids=positions(none, prompts), attention_mask=mask)
-    cache.recorded = True
+    first = run(backbone, cache, input_ids=prompts, position_ids=positions(none, prompts), attention_mask=mask)
+    cache.width = prompts.shape[1]
     mask = visible(lengths[owner], prompts.shape[1], completions.shape[1])
     starts = positions(lengths[owner], completions)
-    after = run(backbone, cache, input_ids=completions, position_ids=starts, attention_mask=mask)
-    return torch.cat([before, after])
+    second = run(backbone, cache, input_ids=completions, position_ids=starts, attention_mask=mask)
+    return torch.cat([first, second])
 
 
 def run(backbone: nn.Module, cache: PromptCache | None = None, **inputs: Any) -> torch.Tensor:

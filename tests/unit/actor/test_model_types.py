@@ -5,7 +5,7 @@ itself, so computed buffers and names of tensors are part of what is compared.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,12 @@ def test_whole_rows_and_their_gradient_are_those_of_the_class(pair: Pair) -> Non
     compare(pair, ids, hidden, [(row, column) for row in range(3) for column in range(1, 21)])
 
 
-def test_shared_prompts_and_their_gradient_are_those_of_the_class(pair: Pair) -> None:
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_shared_prompts_and_their_gradient_are_those_of_the_class(pair: Pair, checkpointing: bool) -> None:
+    if checkpointing:
+        policy = tiny_policy(pair.folder, lora=pair.lora)
+        policy.checkpoint_activations()
+        pair = replace(pair, policy=policy)
     prompts, completions = [drawn(length) for length in LENGTHS], drawn(len(OWNER), COMPLETION)
     lengths, owner = torch.tensor(LENGTHS), torch.tensor(OWNER)
     padded = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)

@@ -14,7 +14,7 @@ from learner.objective.batch import (
     outcome_counts,
 )
 from learner.objective.judged import admit
-from learner.update.microbatch import cut, micro_batch, total_tokens
+from learner.update.microbatch import cut, micro_batch
 from protocol.messages import Finish, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.tree import Config, LossConfig, RolloutConfig
@@ -30,30 +30,24 @@ def samples_with(lengths: list[int], group_id: str = "g") -> list[TrainSample]:
     return list(step_batch(teaching_samples([group], Config()), 0, Config()).samples)
 
 
-def tokens_fed(samples: list[TrainSample], share_prompts: bool) -> int:
+def tokens_fed(samples: list[TrainSample]) -> int:
     """What the backbone sees of a micro-batch, padding included; the last token of a completion never is."""
-    sequences = micro_batch(samples, torch.device("cpu"), share_prompts).sequences
+    sequences = micro_batch(samples, torch.device("cpu")).sequences
     return sequences.prompts.numel() + (0 if sequences.completions is None else sequences.completions.numel())
 
 
-@given(groups=st.lists(LENGTHS, min_size=1, max_size=4), budget=st.integers(1, 300), share=st.booleans())
-def test_a_cut_holds_every_sample_once_within_the_budget(groups: list[list[int]], budget: int, share: bool) -> None:
+@given(groups=st.lists(LENGTHS, min_size=1, max_size=4), budget=st.integers(1, 300))
+def test_a_cut_holds_every_sample_once_within_the_budget(groups: list[list[int]], budget: int) -> None:
     samples = [s for index, lengths in enumerate(groups) for s in samples_with(lengths, f"g{index}")]
-    cuts = cut(samples, budget, share)
+    cuts = cut(samples, budget)
     assert sorted(s.sample.name for part in cuts for s in part) == sorted(s.sample.name for s in samples)
-    assert all(len(part) == 1 or tokens_fed(part, share) <= budget for part in cuts)
+    assert all(len(part) == 1 or tokens_fed(part) <= budget for part in cuts)
 
 
-def test_whole_sequences_are_cut_longest_first() -> None:
-    cuts = cut(samples_with([3, 9, 1, 7, 9, 2]), 40, False)
-    tokens = [total_tokens(s) for part in cuts for s in part]
-    assert tokens == sorted(tokens, reverse=True) and len(cuts) > 1
-
-
-def test_groups_stay_together_where_prompts_are_shared() -> None:
+def test_groups_stay_together_the_longest_first() -> None:
     samples = [s for index, lengths in enumerate([[3, 9], [8, 8], [2, 30]]) for s in samples_with(lengths, f"g{index}")]
     samples = samples[::2] + samples[1::2]
-    (part,) = cut(samples, 10_000, True)
+    (part,) = cut(samples, 10_000)
     groups = [s.sample.group for s in part]
     assert groups[0] == "g2" and [groups[i] for i in (0, 2, 4)] == [groups[i] for i in (1, 3, 5)]
     assert len(set(groups)) == 3
@@ -61,13 +55,10 @@ def test_groups_stay_together_where_prompts_are_shared() -> None:
 
 def test_the_budget_is_used_to_the_last_token() -> None:
     samples = samples_with([5, 5, 5, 5])
-    width = total_tokens(samples[0])
-    assert [len(part) for part in cut(samples, 4 * width, False)] == [4]
-    assert [len(part) for part in cut(samples, 4 * width - 1, False)] == [3, 1]
     prompt = len(samples[0].sample.prompt_ids)
-    assert [len(part) for part in cut(samples, prompt + 20, True)] == [4]
-    assert [len(part) for part in cut(samples, prompt + 19, True)] == [3, 1]
-    assert [len(part) for part in cut(samples, 1, True)] == [1, 1, 1, 1]
+    assert [len(part) for part in cut(samples, prompt + 20)] == [4]
+    assert [len(part) for part in cut(samples, prompt + 19)] == [3, 1]
+    assert [len(part) for part in cut(samples, 1)] == [1, 1, 1, 1]
 
 
 def test_samples_are_the_groups_rows_with_their_advantages() -> None:
