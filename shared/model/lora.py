@@ -157,7 +157,9 @@ class LoraProduct(torch.autograd.Function):
         x, low, a, b = ctx.saved_tensors
         low_grad = (grad @ b).mul_(ctx.scale)
         x_grad = ctx.base.matmul.input_gradient(grad).addmm_(low_grad, a) if ctx.needs_input_grad[0] else None
-        return x_grad, product_fp32(low_grad.t(), x), product_fp32(grad.t(), low).mul_(ctx.scale), None, None
+        # The narrow factor comes first: the wide one is widened in tiles.
+        b_grad = product_fp32(low.t(), grad).mul_(ctx.scale).t()
+        return x_grad, product_fp32(low_grad.t(), x), b_grad, None, None
 
 
 def without_gradient(

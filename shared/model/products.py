@@ -51,11 +51,14 @@ def product_tiles(a: torch.Tensor, b: torch.Tensor, columns: int) -> Iterator[tu
 
 
 def widened_columns(b: torch.Tensor, columns: int) -> Iterator[tuple[slice, torch.Tensor]]:
-    """[k, m] -> tiles [k, columns] in fp32, all in the same memory."""
-    memory = torch.empty(columns, b.shape[0])
+    """[k, m] -> tiles [k, columns] in fp32, all in the same memory; its layout is that of b."""
+    transposed = b.stride(0) == 1
+    memory = torch.empty(columns * b.shape[0])
     for part in slices(b.shape[1], columns):
-        tile = memory[: part.stop - part.start]
-        yield part, tile.copy_(b[:, part].t()).t()
+        width = part.stop - part.start
+        tile = memory[: width * b.shape[0]]
+        tile = tile.view(width, b.shape[0]).t() if transposed else tile.view(b.shape[0], width)
+        yield part, tile.copy_(b[:, part])
 
 
 def slices(length: int, size: int) -> Iterator[slice]:
