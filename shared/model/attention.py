@@ -92,6 +92,6 @@ def short_attention(
     rows, heads, length, size = query.shape
     side_by_side = (rows, key.shape[1], -1, size)
     scores = capped(scaled_product(query.reshape(side_by_side), key.transpose(2, 3), scaling), cap)
-    scores = scores.unflatten(2, (-1, length)).masked_fill(~mask[:, :, None], float("-inf"))
+    scores = scores.unflatten(2, (-1, length)).masked_fill_(~mask[:, :, None], float("-inf"))
     weights = torch.softmax(scores, dim=-1).to(query.dtype).flatten(2, 3)
     return (weights @ value).view(rows, heads, length, -1).transpose(1, 2)

@@ -109,7 +109,8 @@ def over_vocabulary(
     for columns, product in product_tiles(hidden, weight.t(), COLUMNS):
         logits = form.logits(product, columns)
         slope = form.slope(logits) if directions else 1.0
-        sums.add(logits.div_(temperature), slope, weight[columns], targets - columns.start)
+        scaled = logits if temperature == 1.0 else logits.div_(temperature)
+        sums.add(scaled, slope, weight[columns], targets - columns.start)
     logprobs = sums.target - sums.largest - sums.total.log()
     if not directions:
         return logprobs, sums.entropies(), hidden[:0]

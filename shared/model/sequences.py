@@ -111,13 +111,19 @@ def recomputed(forward: Callable[..., Any], number: int, *args: Any, **kwargs: A
     if cache is None:
         return again(forward, *args, **kwargs)
 
-    def with_part(known: Pair | None, *args: Any) -> tuple[Any, Pair | None]:
-        part = CachePart(cache.owner, known)
-        named = {name: part if value is cache else value for name, value in kwargs.items()}
-        return forward(*(part if value is cache else value for value in args), **named), part.found
+    owner, first = cache.owner, not cache.width
+    # The function must not hold the cache, which holds its results: nothing would free such a cycle.
+    args = tuple(CachePart if value is cache else value for value in args)
+    kwargs = {name: CachePart if value is cache else value for name, value in kwargs.items()}
 
-    result, found = again(with_part, cache.layers[number] if cache.width else None, *args)
-    if not cache.width:
+    def with_part(known: Pair | None, *args: Any) -> tuple[Any, Pair | None]:
+        part = CachePart(owner, known)
+        named = {name: part if value is CachePart else value for name, value in kwargs.items()}
+        result = forward(*(part if value is CachePart else value for value in args), **named)
+        return result, part.found if known is None else None
+
+    result, found = again(with_part, None if first else cache.layers[number], *args)
+    if first:
         cache.layers[number] = found
     return result
 
