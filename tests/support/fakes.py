@@ -76,12 +76,13 @@ def tiny_policy(
     dequantize: Literal["auto", "once", "each_call"] = "auto",
     lora: LoraConfig | None = None,
     shaken: bool = True,
+    dtype: torch.dtype = torch.float32,
 ) -> Policy:
     """A policy over a checkpoint, its quantised base cached beside it; `shaken` gives A and B random values."""
     cache = str(checkpoint.parent / "cache")
     model = ModelConfig(path=str(checkpoint), cache_dir=cache, quantization=quantization, dequantize=dequantize)
     lora = lora or LoraConfig(rank=RANK, alpha=2.0 * RANK)
-    policy = load_policy(cached_base(model), model, lora, CPU, torch.float32)
+    policy = load_policy(cached_base(model), model, lora, CPU, dtype)
     policy.adapter.initialise(1)
     policy.adapter.requires_grad()
     if shaken:

@@ -176,6 +176,32 @@ def test_recomputed_activations_give_the_same_bits(checkpoint: Path) -> None:
         assert torch.equal(gradients(lean)[name], expected), name
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_in_bf16_the_gradient_differs_by_rounding(checkpoint: Path, checkpointing: bool) -> None:
+    """Some 250 roundings of 2^-9 on the way there and back, independent of one another: 16 of them in length. They are
+    relative to the gradients of the samples, which partly cancel in the sum. The error of a log-prob counts twice, in
+    the probabilities that the gradient is made of and in the importance weight."""
+    policy = tiny_policy(checkpoint, dtype=torch.bfloat16)
+    if checkpointing:
+        policy.checkpoint_activations()
+    config = config_for("dapo", 1.0)
+    truth = Truth(checkpoint, policy, TEMPERATURE)
+    samples = sampled_nearby(truth, step_samples(config))
+    expected = truth.gradients(samples, config, {})
+    tokens = sum(len(sample.completion_ids) for sample in samples)
+    shares = [(len(sample.completion_ids) / tokens, truth.gradients([sample], config, {})) for sample in samples]
+    batch = step_batch(samples, 0, config)
+    logprobs = forward_pass_of(policy, config).recomputed(batch.samples, TEMPERATURE)
+    exact = np.concatenate([truth.logprobs(sample).detach().numpy() for sample in samples])
+    off = float(np.sqrt(np.square(logprobs - exact).mean()))
+    assert off < 0.1
+    update_of(policy, config).apply(0, batch)
+    for name, wanted in expected.items():
+        found, size = gradients(policy)[name], math.hypot(*(share * float(grad[name].norm()) for share, grad in shares))
+        assert found.dtype == torch.float32
+        assert (found.double() - wanted).norm() <= (16 * 2**-9 + 2 * off) * size, name
+
+
 def test_clipping_comes_alive_in_the_second_pass(policy: Policy) -> None:
     config = config_for("grpo", 1.0, passes=2)
     config = msgspec.structs.replace(config, optimizer=OptimizerConfig(lr=0.05))
