@@ -13,7 +13,7 @@ from shared.config.tree import Config, LossConfig, RolloutConfig
 from shared.model.policy import Policy
 from shared.seeding import sample_seeds
 from tests.support.fakes import tiny_policy, tiny_prompter
-from tests.support.steps import forward_pass_of
+from tests.support.steps import forward_pass_of, step_batch, update_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -66,3 +66,13 @@ def test_both_sources_select_the_same_tokens_of_one_batch(checkpoint: Path, frac
     by_learner, by_engine = selection(found, fraction), selection(told, fraction)
     assert [rows.tolist() for rows in by_learner] == [rows.tolist() for rows in by_engine]
     assert 0 < sum(rows.sum() for rows in by_engine) < sum(len(rows) for rows in by_engine)
+
+
+def test_an_update_tells_the_entropies_that_no_engine_told(checkpoint: Path) -> None:
+    policy = tiny_policy(checkpoint)
+    config = Config(rollout=RolloutConfig(temperature=TEMPERATURE), loss=LossConfig(entropy_fraction=1.0))
+    told = sampled(policy)
+    known = [sample.entropies for sample in told if sample.entropies is not None]
+    blind = [replace(sample, entropies=None) for sample in told]
+    stats = update_of(policy, config).apply(0, step_batch(blind, 0, config))
+    np.testing.assert_allclose(np.sort(stats.entropies), np.sort(np.concatenate(known)), atol=1e-4)

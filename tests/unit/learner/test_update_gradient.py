@@ -391,14 +391,3 @@ def test_the_figures_of_a_step(checkpoint: Path, policy: Policy) -> None:
     assert len(stats.entropies) == 0
     assert stats.loss == pytest.approx(truth.loss(samples, config, {}).item(), rel=1e-4)
     assert len(stats.kl) == 0 and stats.lr == config.optimizer.lr
-
-
-def test_an_update_tells_the_entropies_that_no_engine_told(checkpoint: Path, policy: Policy) -> None:
-    shake(policy, 1)
-    truth = Truth(checkpoint, policy, TEMPERATURE)
-    config = config_for("dapo", 1.0, 1)
-    blind = [replace(s, entropies=None) for s in step_samples(config)]
-    stats = applied(policy, config, blind)
-    shake(policy, 1)
-    entropies = np.concatenate([truth.entropies(sample) for sample in blind])
-    np.testing.assert_allclose(np.sort(stats.entropies), np.sort(entropies), rtol=1e-4)
