@@ -18,6 +18,7 @@ from learner.update.microbatch import MicroBatch, cut, micro_batch
 from shared.config.tree import BatchConfig
 from shared.model.head import TokenStats
 from shared.model.policy import Policy
+from shared.model.sequences import Sequences
 
 Done = TypeVar("Done")
 
@@ -110,6 +111,19 @@ class ForwardPass:
         """[n] the same with the adapter switched off, at the samples' temperature."""
         with self.policy.adapter.switched_off():
             return self.recomputed(samples, self.temperature)
+
+    @torch.no_grad()
+    def in_one_row(self, sample: TrainSample) -> torch.Tensor:
+        """[n] log-probs of the used tokens, with prompt and completion as one sequence: the same numbers up to
+        rounding, in products of other shapes."""
+        prompt, completion = sample.sample.prompt_ids, sample.sample.completion_ids
+        device = self.policy.device
+        ids = torch.from_numpy(np.concatenate([prompt, completion])[:-1].astype(np.int64)).to(device)
+        row = Sequences(prompts=ids[None], lengths=ids.new_tensor([len(ids)]), completions=None, owner=ids[:0])
+        before_token = torch.from_numpy(len(prompt) - 1 + np.flatnonzero(sample.used)).to(device)
+        targets = torch.from_numpy(completion[sample.used].astype(np.int64)).to(device)
+        hidden = self.policy.hidden(row).index_select(0, before_token)
+        return self.policy.stats(hidden, targets, temperature=self.temperature, rows=self.head_rows).logprobs
 
     @torch.no_grad()
     def base_logprobs(self, batch: MicroBatch) -> torch.Tensor:

@@ -26,7 +26,7 @@ from learner.update.figures import Gradient, PassPart, UpdateStats, gathered
 from learner.update.forward_pass import UNCHANGED, ForwardPass, OldLogprobs
 from learner.update.gradient_check import Finding, Norms, NumericalFault
 from learner.update.gradient_noise import GradientNoise, GroupGradients
-from learner.update.microbatch import MicroBatch, by_group, micro_batch
+from learner.update.microbatch import MicroBatch, by_group
 from learner.update.mismatch import Gap, Gate, Suspects, Tokens, gap_of, refusal
 from learner.update.optimizer import Optimizer
 from shared.config.tree import ConstraintConfig, LossConfig
@@ -246,16 +246,12 @@ class Update:
             self.anchor.load_state_bytes(position.anchor)
 
 
-@torch.no_grad()
 def rounding(forward_pass: ForwardPass, samples: Sequence[TrainSample]) -> Gap:
-    """The learner against itself: some of the samples together, as in an update, and each in a batch of its own."""
+    """The learner against itself: some of the samples together, as in an update, and each as one row of its own."""
     some = samples[:: -(-len(samples) // ROUNDING_SAMPLES)]
     together = forward_pass.recomputed(some, forward_pass.temperature)
-    alone = [
-        forward_pass.stats(micro_batch([sample], forward_pass.policy.device, share_prompts=False)).logprobs
-        for sample in some
-    ]
-    return gap_of(np.abs(torch.cat(alone).cpu().numpy() - together))
+    alone = torch.cat([forward_pass.in_one_row(sample) for sample in some]).cpu().numpy()
+    return gap_of(np.abs(alone - together))
 
 
 def at_scale(forward_pass: ForwardPass, samples: Sequence[TrainSample], factor: float) -> np.ndarray:
