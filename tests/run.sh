@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every check of the project, after the set-up with development tools. All stages run; any failure fails the call.
+# Every check of the project, after the set-up with development tools and the extra `gguf`. All stages run; any failure fails the call.
 #
 #   tests/run.sh                      format, lint, types, unit tests with their coverage, other tests, chaos
 #   tests/run.sh static               format, lint, types
@@ -38,7 +38,7 @@ if [[ ${1-} == vllm ]]; then
         exit 3
     fi
 else
-    set_up dev || exit
+    set_up dev gguf || exit
 fi
 
 python="$TANDEM_VENV/bin/python"

