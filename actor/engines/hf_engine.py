@@ -72,6 +72,7 @@ class HFEngine:
         self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
     ) -> list[list[Completion]]:
         """Decode as many completions at once as the width allows, until the last has ended."""
+        self.policy.refuse_if_too_long(max(len(group.prompt_ids) for group in groups), sampling.max_new_tokens)
         width = self.max_sequences or self.width(groups, sampling)
         decoding = Decoding(groups, sampling, width, self.policy.device)
         self.load_prompts(decoding)

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from launch.doctor.disk import Folder, look_at_folder
 from launch.doctor.finding import Missing
+from shared.base.gguf_file import config_of, is_gguf, open_gguf, tensor_shapes
 from shared.config.data import TasksConfig
 from shared.config.model import ModelConfig, cache_root
 from shared.embedded import EMBEDDED_DIR
+from shared.errors import ModelError
 from shared.model.linears import is_decoder_linear
 
 if TYPE_CHECKING:
@@ -52,10 +54,10 @@ class ModelShape:
 class Model:
     """What is on this machine already."""
 
-    kind: Literal["embedded", "folder", "hub"]
+    kind: Literal["embedded", "folder", "gguf", "hub"]
     """Where it comes from."""
     folder: Path | None
-    """Its folder; None if it has to be fetched."""
+    """Its folder or its .gguf file; None if it has to be fetched."""
     shape: ModelShape | Missing
     """Its size."""
     base_cache: Folder
@@ -85,16 +87,20 @@ def look_at_model(model: ModelConfig, targets: Sequence[str], tasks: TasksConfig
     )
 
 
-def kind_of(model: ModelConfig) -> Literal["embedded", "folder", "hub"]:
+def kind_of(model: ModelConfig) -> Literal["embedded", "folder", "gguf", "hub"]:
     """As shared/base/cache.py reads model.path."""
     if model.path == "embedded":
         return "embedded"
+    if is_gguf(model.path):
+        return "gguf"
     return "folder" if Path(model.path).is_dir() else "hub"
 
 
 def local_folder(model: ModelConfig) -> Path | None:
-    """The folder of the checkpoint; None unless all of it is on this machine."""
+    """The folder of the checkpoint, or its file; None unless all of it is on this machine."""
     match kind_of(model):
+        case "gguf":
+            return Path(model.path) if Path(model.path).is_file() else None
         case "embedded":
             folder = EMBEDDED_DIR
         case "folder":
@@ -119,26 +125,44 @@ def in_hub_cache(model: ModelConfig) -> Path | None:
 
 def shape_of(folder: Path, targets: Sequence[str]) -> ModelShape | Missing:
     """Reads config.json and the headers of the weight files, but no weights."""
+    if is_gguf(folder):
+        return shape_of_gguf(folder, targets)
     config = read_config(folder)
-    text = config.get("text_config", config)
+    file_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     try:
-        heads, hidden = text["num_attention_heads"], text["hidden_size"]
-        width = text.get("head_dim") or hidden // heads
-        tensors = list(named_shapes(folder))
-        linear = [(name, shape) for name, shape in tensors if is_decoder_linear(name, len(shape))]
-        packed = sum(math.prod(shape) for _, shape in linear)
-        return ModelShape(
-            linear=packed,
-            rest=sum(math.prod(shape) for _, shape in tensors) - packed,
-            adapter=sum(sum(shape) for name, shape in linear if name.split(".")[-2] in targets),
-            file_bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
-            layers=text["num_hidden_layers"],
-            hidden=hidden,
-            key_value=text.get("num_key_value_heads", heads) * width,
-            vocabulary=text["vocab_size"],
-        )
+        return shape_from(config.get("text_config", config), list(named_shapes(folder)), targets, file_bytes)
     except KeyError as error:
         return Missing(f"{folder / 'config.json'} has no {error}")
+
+
+def shape_of_gguf(path: Path, targets: Sequence[str]) -> ModelShape | Missing:
+    """The size of its weights is that in bf16: the file itself has fewer bits."""
+    try:
+        file = open_gguf(path)
+        tensors = [(name, list(shape)) for name, shape in tensor_shapes(file).items()]
+        return shape_from(config_of(file), tensors, targets, 2 * sum(math.prod(shape) for _, shape in tensors))
+    except ModelError as error:
+        return Missing(str(error))
+
+
+def shape_from(
+    config: dict[str, Any], tensors: Sequence[tuple[str, list[int]]], targets: Sequence[str], file_bytes: int
+) -> ModelShape:
+    """tensors: name and shape."""
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    width = config.get("head_dim") or hidden // heads
+    linear = [(name, shape) for name, shape in tensors if is_decoder_linear(name, len(shape))]
+    packed = sum(math.prod(shape) for _, shape in linear)
+    return ModelShape(
+        linear=packed,
+        rest=sum(math.prod(shape) for _, shape in tensors) - packed,
+        adapter=sum(sum(shape) for name, shape in linear if name.split(".")[-2] in targets),
+        file_bytes=file_bytes,
+        layers=config["num_hidden_layers"],
+        hidden=hidden,
+        key_value=config.get("num_key_value_heads", heads) * width,
+        vocabulary=config["vocab_size"],
+    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:

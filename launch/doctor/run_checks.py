@@ -211,6 +211,10 @@ def address(machine: Machine) -> Finding:
 def present(machine: Machine) -> Finding:
     """Whether the model is on this machine or can be fetched."""
     model, config = known(machine.model), machine.config.model
+    if model.kind == "gguf" and not model.folder:
+        return error(f"there is no file {config.path}", "check model.path")
+    if model.kind == "gguf" and isinstance(model.shape, Missing):
+        return error(model.shape.reason, "get the file again, or use the model's folder in Hugging Face format")
     if model.folder:
         return ok(f"model.path = '{config.path}' is on this machine")
     if model.kind == "folder":

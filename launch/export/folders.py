@@ -21,6 +21,7 @@ import torch
 from launch.export.weights import Deltas, merged_weights, write_weights
 from learner.durable.state import ADAPTER
 from shared.base.cache import DIGESTS, CachedBase
+from shared.base.gguf_file import is_gguf
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
@@ -96,7 +97,7 @@ def copy_other_files(base: Path, out: Path, left_out: set[str]) -> None:
 
 def is_local(path: str) -> bool:
     """Whether model.path is on this machine; if not, it is a hub id."""
-    return path == "embedded" or Path(path).is_dir()
+    return path == "embedded" or is_gguf(path) or Path(path).is_dir()
 
 
 def base_name(path: str) -> str:
@@ -163,7 +164,10 @@ def usage(facts: CardFacts) -> Iterator[str]:
     """The base of the adapter, how to load it, and how to convert a GGUF-ready export."""
     base = facts.config.model.path if not is_local(facts.config.model.path) else short_name(facts.config.model.path)
     nf4 = facts.config.model.quantization == "nf4"
-    if facts.form == "peft" and nf4:
+    if facts.form == "peft" and is_gguf(base):
+        yield f"The adapter was trained on the values of `{base}`{' in NF4' if nf4 else ''}. Programs that do not read"
+        yield "such a file need the whole model: `export --as merged`.\n"
+    elif facts.form == "peft" and nf4:
         yield f"The adapter was trained on `{base}` in NF4 (block 64, double quantisation). To load both:\n"
         yield "```python"
         yield "from peft import AutoPeftModelForCausalLM"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shared.errors import ModelError
 from shared.model.head import PLAIN, LogitForm, TokenStats, head_logits, token_stats
 from shared.model.lora import Adapter
 from shared.model.sequences import Sequences, hidden_rows, recompute_activations
@@ -54,6 +55,16 @@ class Policy:
     def logits(self, hidden: torch.Tensor, temperature: float) -> torch.Tensor:
         """Hidden rows [n, H] -> [n, V] fp32"""
         return head_logits(hidden, self.head, temperature, self.form)
+
+    def refuse_if_too_long(self, prompt: int, completion: int) -> None:
+        """ModelError if the model has no positions for so many tokens. It would compute some answer beyond them."""
+        room = getattr(self.config, "max_position_embeddings", None)
+        if room is not None and prompt + completion > room:
+            raise ModelError(
+                f"A prompt of {prompt} tokens and a completion of up to {completion} do not fit into the {room}"
+                " positions of this model; use a shorter prompt, or lower tasks.max_prompt_tokens,"
+                " rollout.max_new_tokens or the caps of [eval]."
+            )
 
     def checkpoint_activations(self) -> None:
         """Keep what enters a layer and recompute the rest in the backward pass."""

@@ -3,6 +3,9 @@
 import re
 from pathlib import Path
 
+import pytest
+
+from tests.support.gguf_files import Written, write_gguf
 from tests.support.hub_checkpoints import hub_checkpoint
 from tests.support.runs import launch, replayed, rows, summary
 
@@ -42,8 +45,14 @@ def even(prompts, completions, completion_ids, **columns):
 """
 
 
-def test_a_llama_is_trained_replayed_and_taken_home(tmp_path: Path) -> None:
-    source, reward = hub_checkpoint(tmp_path, "llama", tied=False), tmp_path / "reward.py"
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_a_llama_is_trained_replayed_and_taken_home(tmp_path: Path, form: str) -> None:
+    source, reward = tmp_path / "tiny.gguf", tmp_path / "reward.py"
+    if form == "folder":
+        source = hub_checkpoint(tmp_path, "llama", tied=False)
+    else:
+        pytest.importorskip("gguf", reason="the extra `gguf` is not installed here")
+        write_gguf(source, "llama", tied=False, written=Written(kind="Q8_0"))
     reward.write_text(REWARD)
     (tmp_path / "my.toml").write_text(CONFIG.format(source=source, reward=reward))
     out = tmp_path / "run"

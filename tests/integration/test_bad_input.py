@@ -59,6 +59,12 @@ def test_a_missing_model(tmp_path: Path) -> None:
     refused(done, str(empty), "config.json", "model.path")
 
 
+@pytest.mark.parametrize("key", ["rollout.max_new_tokens", "eval.long_cap"])
+def test_completions_that_the_model_has_no_positions_for(tmp_path: Path, key: str) -> None:
+    done = launch("run", "embedded", "--out", tmp_path / "run", *sets(SMALL | {key: 600, "eval.problems": 4}))
+    refused(done, "up to 600 do not fit into the 512 positions", key.partition(".")[0])
+
+
 @pytest.mark.skipif(version_of(*DISTRIBUTIONS) is not None, reason="vLLM is installed here")
 def test_an_engine_that_is_not_installed(tmp_path: Path) -> None:
     done = launch("run", "embedded", "--out", tmp_path / "new", "--set", "actor.engine=vllm")

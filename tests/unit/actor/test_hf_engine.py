@@ -16,6 +16,7 @@ from actor.engines.layers import folds
 from actor.engines.sampler import BLOCK, block_sums, draw, first_above, inverse_cdf
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.config.processes import ActorConfig
+from shared.errors import ModelError
 from shared.model.adapter_file import adapter_bytes, layout_digest
 from shared.model.policy import Policy
 from shared.seeding import derive, uniforms
@@ -181,6 +182,14 @@ def test_an_end_id_at_the_cap_is_a_stop(engine: HFEngine) -> None:
     ending = HFEngine(engine.policy, tiny_prompter(*ENDS, *last))
     (again,) = ending.generate((order(0),), sampling(cap=1), silent)
     assert all(completion.finish is Finish.STOP and len(completion.ids) == 1 for completion in again)
+
+
+def test_a_sequence_may_fill_the_models_positions_and_no_more(engine: HFEngine) -> None:
+    room = engine.policy.config.max_position_embeddings
+    (group,) = engine.generate((order(0, group=2, length=room - 3),), sampling(cap=3), silent)
+    assert len(group) == 2
+    with pytest.raises(ModelError, match=rf"A prompt of {room - 2} tokens .* up to 3 do not fit into the {room} pos"):
+        engine.generate((order(0), order(1, length=room - 2)), sampling(cap=3), silent)
 
 
 def test_every_end_id_counts(engine: HFEngine) -> None:
