@@ -15,7 +15,7 @@ from rich.text import Text
 
 from launch.display.next_command import next_command
 from launch.display.sparkline import sparkline
-from launch.display.watch import WINDOW, Row, Watch, clock, mean, rewards
+from launch.display.watch import WINDOW, Row, Watch, clock, mean, rewards, value
 from protocol.outcome import Outcome
 from protocol.plain_text import for_terminal
 from shared.run.evaluation import Decoded, Evaluation, Example, Share, read_evaluation, right
@@ -25,6 +25,8 @@ from shared.statistics import paired
 
 CURVE_WIDTH = 40
 SAMPLES = 3
+MANY_CUT = 0.5
+"""Share of truncated completions from which the report mentions it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,7 @@ def report(results: Results, *, ascii_only: bool = False) -> RenderableType:
     """The report without the next commands."""
     parts: list[RenderableType] = [Text(), Text(headline(results), "bold")]
     if results.rows:
-        parts += [Text(), reward_line(results.rows, ascii_only)]
+        parts += [Text(), reward_line(results.rows, ascii_only), *map(Text, little_learned(results.rows))]
     if results.base:
         parts += [Text(), accuracy_table(results.base, results.final)]
     if results.base and results.final:
@@ -99,6 +101,19 @@ def reward_line(rows: Sequence[Row], ascii_only: bool) -> Text:
         "  last five ",
         (f"{mean(rows[-WINDOW:], 'reward/mean'):.2f}", "bold green"),
     )
+
+
+def little_learned(rows: Sequence[Row]) -> Iterator[str]:
+    """Why most steps changed nothing. A model that is too weak for its tasks, or is cut off, looks like this."""
+    unused = sum(value(row, "groups/dropped") == value(row, "groups/total") for row in rows)
+    if 2 * unused > len(rows):
+        yield (
+            f"{unused} of {len(rows)} steps did not change the policy: in every group all completions got the same"
+            " score. Look at rollouts.jsonl; try other tasks, another prompt, or a larger rollout.group."
+        )
+    cut = mean(rows, "outcome/truncated")
+    if cut > MANY_CUT:
+        yield f"{cut:.0%} of the completions were cut off at rollout.max_new_tokens.".replace("%", " %")
 
 
 def accuracy_table(base: Evaluation, final: Evaluation | None) -> RenderableType:

@@ -15,7 +15,7 @@ from shared.run.run_dir import RunDir
 from shared.run.summary import read_summary
 from shared.statistics import paired
 from tests.support.fakes import toy_evaluation
-from tests.support.run_files import SHA, write_run
+from tests.support.run_files import SHA, append_rows, metrics_row, metrics_rows, write_run
 
 REWARDS = [0.5] * 5 + [0.7] * 30 + [0.9] * 5
 
@@ -53,6 +53,21 @@ def test_the_gain_is_told_in_pairs_where_both_were_evaluated_on_the_same_tasks(t
     assert f"in pairs: +37.5 points  ({100 * found.low:+.1f} to {100 * found.high:+.1f})" in text and "seed 3" in text
     write_evaluation(run.eval, toy_evaluation(after, tasks_sha256="others"))
     assert "in pairs" not in reported(run)
+
+
+def test_a_run_that_learned_nothing_says_so_and_why(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_run(run, status="done", rewards=REWARDS, evaluated=())
+    text = reported(run)
+    assert "did not change the policy" not in text and "cut off" not in text
+    run.metrics.unlink()
+    nothing = {"groups/dropped": 16, "outcome/truncated": 0.92}
+    append_rows(run.metrics, [metrics_row(step, 0.0, **nothing) for step in range(1, 6)])
+    text = " ".join(reported(run).split())
+    assert "5 of 5 steps did not change the policy: in every group all completions got the same score" in text
+    assert "92 % of the completions were cut off at rollout.max_new_tokens" in text
+    append_rows(run.metrics, metrics_rows(REWARDS))
+    assert "did not change the policy" not in reported(run)
 
 
 def test_what_a_model_wrote_cannot_command_the_terminal(tmp_path: Path) -> None:
