@@ -31,6 +31,7 @@ Shots = Sequence[tuple[str, str]]
 THINKING = ("<think>", "</think>")
 CLOCK = "strftime_now"
 CLOCK_CALL = re.compile(CLOCK + r"""\(\s*(['"])(.*?)\1\s*\)""")
+REPLY = "A reply."
 EVERY_DAY = date(2024, 7, 26)
 """The date that Llama 3's own template uses by default."""
 TEMPLATE_LIMIT_S = 10.0
@@ -152,12 +153,26 @@ def undated(template: str, folder: Path) -> str:
 
 
 def find_end_ids(folder: Path, tokenizer: Any) -> list[int]:
-    """The tokenizer's end id and those of generation_config.json, where chat models add more."""
-    ids = {tokenizer.eos_token_id} - {None}
-    file = folder / "generation_config.json"
-    if file.is_file():
+    """The tokenizer's end id, those of the model's files, and the one that the template writes after a reply: the base
+    models of some families have another end token than their template."""
+    ids = {tokenizer.eos_token_id, turn_end(tokenizer)} - {None}
+    files = (folder / "generation_config.json", folder / "config.json")
+    if file := next((file for file in files if file.is_file()), None):
         extra = json.loads(file.read_text()).get("eos_token_id") or []
         ids |= set(extra) if isinstance(extra, list) else {extra}
     if not ids:
         raise ModelError(f"The checkpoint in {folder} names no end token; set eos_token_id in generation_config.json.")
     return sorted(ids)
+
+
+def turn_end(tokenizer: Any) -> int | None:
+    """The special token right after an assistant's message; None if there is none, or the template takes no reply."""
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": REPLY}]
+    try:
+        with at_most(TEMPLATE_LIMIT_S):
+            text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception:
+        return None
+    after = text.rpartition(REPLY)[2].lstrip()
+    special = {entry.content: token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special}
+    return next((token for content, token in special.items() if after.startswith(content)), None)

@@ -44,6 +44,36 @@ def test_examples_stand_between_system_turn_and_question() -> None:
     assert places == sorted(places) and seen.endswith(prompter.as_the_model_sees(prompter.prompt_ids("c?"))[-12:])
 
 
+def ending_with(folder: Path, **files: object) -> tuple[int, ...]:
+    """End ids of the embedded model when its tokenizer names <|endoftext|> as the end, and these files say more."""
+    shutil.copytree(EMBEDDED_DIR, folder)
+    (folder / "generation_config.json").unlink()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.save_pretrained(folder)
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return load_prompter(folder).end_ids
+
+
+def test_the_token_that_the_template_writes_after_a_reply_ends_it_too(tmp_path: Path) -> None:
+    # As in the base models of Qwen2.5: the tokenizer's own end token is not the one of the template.
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_DIR)
+    end, turn = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    assert ending_with(tmp_path / "model", config={}) == tuple(sorted({end, turn}))
+
+
+def test_end_tokens_of_the_configuration_count_where_there_is_no_other_list(tmp_path: Path) -> None:
+    assert set(ending_with(tmp_path / "one", config={"eos_token_id": [7, 8]})) >= {7, 8}
+    more = ending_with(tmp_path / "two", config={"eos_token_id": [7, 8]}, generation_config={"eos_token_id": 9})
+    assert 9 in more and not {7, 8} & set(more)
+
+
+def test_a_template_that_takes_no_reply_adds_no_end_token(tmp_path: Path) -> None:
+    fussy = "{% if messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}{{ messages[-1].content }}"
+    assert load_prompter(model_with(tmp_path / "model", fussy)).end_ids == load_prompter(EMBEDDED_DIR).end_ids
+
+
 def model_with(folder: Path, template: str) -> Path:
     """The embedded model with another chat template."""
     shutil.copytree(EMBEDDED_DIR, folder)
