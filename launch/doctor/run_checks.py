@@ -4,9 +4,9 @@ model, the task files, the reward function."""
 from packaging.specifiers import SpecifierSet
 
 from launch.doctor.disk import Folder
-from launch.doctor.estimate import adapter_bytes, anchor_bytes
+from launch.doctor.estimate import BF16_BYTES, FP32_BYTES, NF4_BYTES, adapter_bytes, anchor_bytes
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
-from launch.doctor.machine import Machine
+from launch.doctor.machine import Machine, on_card
 from learner.reports.disk_need import bytes_needed
 from shared.run.run_dir import MIN_FREE_BYTES, RunDir
 
@@ -276,10 +276,19 @@ def hub_cache(machine: Machine) -> Finding:
 
 
 def base_cache(machine: Machine) -> Finding:
-    """The quantised base may be as large as the checkpoint."""
-    model = known(machine.model)
-    needed = UNKNOWN_MODEL_BYTES if isinstance(model.shape, Missing) else model.shape.file_bytes
-    return cache_folder(model.base_cache, needed, "model.cache_dir")
+    """A CPU reads the dequantised base, which is kept beside the quantised one."""
+    model, config = known(machine.model), machine.config
+    if isinstance(model.shape, Missing):
+        return cache_folder(model.base_cache, UNKNOWN_MODEL_BYTES, "model.cache_dir")
+    quantised = model.shape.file_bytes
+    if config.model.quantization == "nf4":
+        quantised = int(NF4_BYTES * model.shape.linear) + BF16_BYTES * model.shape.rest
+    plain = 0 if on_card(machine) else bytes_per_value(config.compute.dtype) * (model.shape.linear + model.shape.rest)
+    return cache_folder(model.base_cache, quantised + plain, "model.cache_dir")
+
+
+def bytes_per_value(dtype: str) -> int:
+    return BF16_BYTES if dtype == "bf16" else FP32_BYTES
 
 
 def cache_folder(folder: Folder, needed: int, key: str) -> Finding:
