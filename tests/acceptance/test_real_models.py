@@ -42,7 +42,7 @@ kind = "exact"
 [rollout]
 prompts = 2
 group = 4
-max_new_tokens = 24
+max_new_tokens = 16
 
 [reward]
 length = -0.2
@@ -58,7 +58,6 @@ every = 1
 problems = 2
 
 [compute]
-dtype = "bf16"
 learner_threads = 1
 actor_threads = 1
 """
@@ -109,6 +108,7 @@ def test_completions_end_where_the_model_ends_them(run: Path) -> None:
 
 
 def test_actor_and_learner_agree_on_real_weights(run: Path) -> None:
+    # In bf16 both sides round. A run with other weights is stopped by its own gate.
     assert max(row["mismatch/p99"] or 0.0 for row in rows(run)) < 0.3
     assert any(row["grad_norm"] for row in rows(run))
 
@@ -125,8 +125,6 @@ def test_eval_and_generate(run: Path) -> None:
     assert done.returncode == 0 and "written to" in done.stdout, done.stdout + done.stderr
     done = launch("generate", run, "--prompt", "What is 3 plus 4?", "--max-new-tokens", "12")
     assert done.returncode == 0 and done.stdout.strip() and "<|im_" not in done.stdout, done.stdout + done.stderr
-    too_long = launch("generate", run, "--prompt", "word " * 8200)
-    assert too_long.returncode == 2 and "do not fit into the 8192 positions" in too_long.stderr
 
 
 def test_the_export_is_the_policy(run: Path, tmp_path: Path) -> None:
