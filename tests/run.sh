@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every check of the project, after the set-up with development tools and the extra `gguf`. All stages run; any failure fails the call.
+# Every check of the project, after the set-up with development tools and the extra `gguf`. All stages run; any failure
+# fails the call.
 #
 #   tests/run.sh                      format, lint, types, unit tests with their coverage, other tests, chaos
 #   tests/run.sh static               format, lint, types

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from launch.doctor.disk import Folder, look_at_folder
 from launch.doctor.finding import Missing
-from shared.base.gguf_file import config_of, is_gguf, open_gguf, tensor_shapes
+from shared.base.gguf import config_of, is_gguf, open_gguf, tensor_shapes
 from shared.config.data import TasksConfig
 from shared.config.model import ModelConfig, cache_root
 from shared.embedded import EMBEDDED_DIR

@@ -21,7 +21,7 @@ import torch
 from launch.export.weights import Deltas, merged_weights, write_weights
 from learner.durable.state import ADAPTER
 from shared.base.cache import DIGESTS, CachedBase
-from shared.base.gguf_file import is_gguf
+from shared.base.gguf import is_gguf
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR

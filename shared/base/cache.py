@@ -36,8 +36,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from shared.base.architecture import empty_model, read_architecture
-from shared.base.gguf import read_tensors, write_files
-from shared.base.gguf_file import is_gguf, open_gguf
+from shared.base.gguf import is_gguf, open_gguf, read_tensors, write_files
 from shared.config.model import PLACE, ModelConfig, cache_root
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import DamageError, ModelError

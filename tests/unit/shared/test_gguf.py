@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -34,9 +34,8 @@ FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
 QUESTION = "Tom has 312 apples,  and\nbuys 4 more. \u00e9\U0001f980"
 
 
-def base_of(path: Path, quantization: str = "none") -> CachedBase:
-    cache = str(path.parent / "cache")
-    return cached_base(ModelConfig(path=str(path), cache_dir=cache, quantization=quantization))  # pyright: ignore[reportArgumentType]
+def base_of(path: Path, quantization: Literal["nf4", "none"] = "none") -> CachedBase:
+    return cached_base(ModelConfig(path=str(path), cache_dir=str(path.parent / "cache"), quantization=quantization))
 
 
 @pytest.mark.parametrize("tied", [True, False])
