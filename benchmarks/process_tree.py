@@ -25,8 +25,9 @@ class Watched:
     """Largest resident sum: a shared page counts in every process that maps it."""
 
 
-def run_watched(argv: Sequence[str], log: Path, environment: dict[str, str]) -> Watched:
-    """The command, its descendants, and their memory at its largest."""
+def run_watched(argv: Sequence[str], log: Path, environment: dict[str, str], poll_s: float = POLL_S) -> Watched:
+    """The command, its descendants, and their memory at its largest. To count the pages of gigabytes takes milliseconds
+    in which a process waits for new ones, so large models are asked less often."""
     start = time.monotonic()
     pss = rss = 0.0
     with log.open("wb") as output:
@@ -34,7 +35,7 @@ def run_watched(argv: Sequence[str], log: Path, environment: dict[str, str]) -> 
         while process.poll() is None:
             now = memory_mb(process.pid)
             pss, rss = max(pss, now[0]), max(rss, now[1])
-            time.sleep(POLL_S)
+            time.sleep(poll_s)
     return Watched(code=process.returncode, wall_s=time.monotonic() - start, pss_mb=pss, rss_mb=rss)
 
 

@@ -32,6 +32,7 @@ from benchmarks.process_tree import run_watched
 from benchmarks.student import mean_interval, ratio_interval
 from launch.presets.load import load_config
 from learner.tasks.tasks import load_rows
+from shared.config.tree import Config
 from shared.process.determinism import cpu_environment
 
 Run = dict[str, Any]
@@ -113,22 +114,37 @@ def tandem_argv(side: str, rate: str, seed: int, args: argparse.Namespace, out: 
 
 def trl_argv(rate: str, seed: int, args: argparse.Namespace, work: Path, out: Path) -> list[str]:
     """The script beside this one, in TRL's environment."""
-    script, optimizer = Path(__file__).with_name("trl_grpo.py"), load_config("embedded").optimizer
     options = {
         "--model": work / "plain",
         "--tasks": work / "tasks.jsonl",
-        "--lr": rate,
-        "--beta1": optimizer.beta1,
-        "--beta2": optimizer.beta2,
-        "--weight-decay": optimizer.weight_decay,
-        "--max-grad-norm": optimizer.max_grad_norm,
+        "--dtype": "fp32",
+        "--reward": "answer",
         "--target": args.target,
         "--max-steps": args.max_steps,
         "--out": out.with_suffix(".json"),
         "--seed": seed,
         "--threads": args.threads,
     }
-    return [args.trl_python, str(script), *(str(word) for pair in options.items() for word in pair)]
+    return trl_command(args.trl_python, load_config("embedded"), options | {"--lr": rate})
+
+
+def trl_command(python: str, config: Config, options: dict[str, Any]) -> list[str]:
+    """trl_grpo.py with the sizes, LoRA and optimizer of a configuration of ours, and options that win over them."""
+    optimizer, rollout, lora = config.optimizer, config.rollout, config.lora
+    ours = {
+        "--prompts": rollout.prompts,
+        "--group": rollout.group,
+        "--tokens": rollout.max_new_tokens,
+        "--rank": lora.rank,
+        "--alpha": lora.alpha,
+        "--lr": optimizer.lr,
+        "--beta1": optimizer.beta1,
+        "--beta2": optimizer.beta2,
+        "--weight-decay": optimizer.weight_decay,
+        "--max-grad-norm": optimizer.max_grad_norm,
+    }
+    script = Path(__file__).with_name("trl_grpo.py")
+    return [python, str(script), *(str(word) for pair in (ours | options).items() for word in pair)]
 
 
 def tandem_rows(out: Path) -> list[dict[str, float]]:

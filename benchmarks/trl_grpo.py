@@ -1,8 +1,10 @@
-"""The other side of time_to_reward.py: TRL's GRPOTrainer with PEFT, in TRL's own environment.
+"""The other side of time_to_reward.py and race_half_billion.py: TRL's GRPOTrainer with PEFT, in TRL's own environment.
 
-Same checkpoint (the dequantised NF4 values), prompts, G, LoRA, temperature, cap and reward as Tandem's embedded preset.
-The optimizer's numbers come from there by the command line, so that they cannot differ. Stops when the mean reward of
-five steps reaches the target. Imports nothing of Tandem; time_to_reward.py builds the command line.
+Checkpoint, prompts, sizes, LoRA and the optimizer's numbers come by the command line from Tandem's configuration, so
+that they cannot differ. The rest is the fastest setting of TRL on a CPU: its own generation with a cache, no gradient
+checkpointing, no reference model (beta = 0). With bf16 the whole base is loaded in bf16, which TRL recommends, and PEFT
+keeps the adapter in fp32; mixed precision over an fp32 base takes more time and memory. Stops when the mean reward of
+five steps reaches the target. Imports nothing of Tandem but the reward in the file beside it.
 """
 
 import argparse
@@ -14,12 +16,15 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from parity_reward import parity  # pyright: ignore[reportMissingImports]
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
 OPTIMIZER = ("--lr", "--beta1", "--beta2", "--weight-decay", "--max-grad-norm")
+SIZES = ("--prompts", "--group", "--tokens", "--rank", "--alpha", "--max-steps", "--threads", "--seed")
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def right_answer(completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
@@ -33,8 +38,11 @@ def last_number(text: str) -> str | None:
     return found[-1] if found else None
 
 
+REWARDS = {"answer": right_answer, "parity": parity}
+
+
 class Watch(TrainerCallback):
-    """Notes reward and time of each step; stops at the target."""
+    """Notes reward, time, length and gradient of each step; stops at the target."""
 
     def __init__(self, target: float) -> None:
         self.target = target
@@ -46,7 +54,14 @@ class Watch(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **rest: Any) -> None:
         if logs and "reward" in logs:
-            self.rows.append({"reward": logs["reward"], "time_s": time.monotonic() - self.started})
+            self.rows.append(
+                {
+                    "reward": logs["reward"],
+                    "time_s": time.monotonic() - self.started,
+                    "length": logs["completions/mean_length"],
+                    "grad_norm": float(logs["grad_norm"]),
+                }
+            )
             last = [row["reward"] for row in self.rows[-5:]]
             if len(last) == 5 and sum(last) / 5 >= self.target:
                 control.should_training_stop = True
@@ -55,13 +70,37 @@ class Watch(TrainerCallback):
 def main() -> None:
     """Train and write the curve."""
     parser = argparse.ArgumentParser()
-    for name in ("--model", "--tasks", "--target", "--max-steps", "--out", "--seed", "--threads", *OPTIMIZER):
+    for name in ("--model", "--tasks", "--target", "--out", *SIZES, *OPTIMIZER):
         parser.add_argument(name, required=True)
+    parser.add_argument("--dtype", choices=DTYPES, required=True)
+    parser.add_argument("--reward", choices=REWARDS, required=True)
     args = parser.parse_args()
     torch.set_num_threads(int(args.threads))
     rows = [json.loads(line) for line in Path(args.tasks).read_text().splitlines()]
     dataset = [{"prompt": [{"role": "user", "content": row["question"]}], "answer": row["answer"]} for row in rows]
-    config = GRPOConfig(
+    watch = Watch(float(args.target))
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(args.model, dtype=DTYPES[args.dtype]),
+        processing_class=AutoTokenizer.from_pretrained(args.model),
+        reward_funcs=REWARDS[args.reward],
+        args=settings(args),
+        train_dataset=Dataset.from_list(dataset),
+        peft_config=LoraConfig(
+            r=int(args.rank),
+            lora_alpha=int(float(args.alpha)),
+            lora_dropout=0.0,
+            target_modules=TARGETS,
+            task_type="CAUSAL_LM",
+        ),
+        callbacks=[watch],
+    )
+    trainer.train()
+    Path(args.out).write_text(json.dumps(watch.rows))
+
+
+def settings(args: argparse.Namespace) -> GRPOConfig:
+    """Everything but model, data and LoRA."""
+    return GRPOConfig(
         output_dir=str(Path(args.out).with_suffix("")),
         use_cpu=True,
         bf16=False,
@@ -73,10 +112,10 @@ def main() -> None:
         adam_epsilon=1e-8,
         weight_decay=float(args.weight_decay),
         max_grad_norm=float(args.max_grad_norm),
-        per_device_train_batch_size=128,
+        per_device_train_batch_size=int(args.prompts) * int(args.group),
         gradient_accumulation_steps=1,
-        num_generations=8,
-        max_completion_length=64,
+        num_generations=int(args.group),
+        max_completion_length=int(args.tokens),
         temperature=1.0,
         top_k=0,
         top_p=1.0,
@@ -87,18 +126,6 @@ def main() -> None:
         report_to="none",
         seed=int(args.seed),
     )
-    watch = Watch(float(args.target))
-    trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),
-        processing_class=AutoTokenizer.from_pretrained(args.model),
-        reward_funcs=right_answer,
-        args=config,
-        train_dataset=Dataset.from_list(dataset),
-        peft_config=LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=TARGETS, task_type="CAUSAL_LM"),
-        callbacks=[watch],
-    )
-    trainer.train()
-    Path(args.out).write_text(json.dumps(watch.rows))
 
 
 if __name__ == "__main__":

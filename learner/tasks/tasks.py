@@ -116,7 +116,9 @@ def unspaced(row: Columns) -> str:
 def embedded_rows(split: Literal["train", "held_out"], count: int, levels: tuple[int, ...]) -> Rows:
     """Problems of the embedded generator; the two splits share none."""
     found = problems(split, count=count, seed=0, levels=levels)
-    return [{"question": p.question, "answer": str(p.answer), "level": str(p.level)} for p in found]
+    return [
+        {"question": p.question, "answer": str(p.answer), "level": str(p.level), "solution": p.solution} for p in found
+    ]
 
 
 def shuffled(rows: list[Columns], seed: int) -> list[Columns]:

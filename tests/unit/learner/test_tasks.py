@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def test_embedded_tasks_hold_out_problems_of_their_own(prompter: Prompter) -> No
     task = tasks.train[0]
     assert task.prompt_ids.dtype == "int32"
     assert task.prompt_ids.tolist() == prompter.prompt_ids(task.columns["question"])
-    assert task.columns.keys() == {"question", "answer", "level"}
+    assert task.columns.keys() == {"question", "answer", "level", "solution"}
     assert int(task.columns["answer"]) >= 0
 
 
@@ -269,3 +270,11 @@ def test_examples_are_turns_before_every_question_and_not_trained_on(tmp_path: P
     wanted = prompter.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert prompter.as_the_model_sees(tasks.held_out[0].prompt_ids.tolist()) == wanted
     assert [f"{task.columns['answer']}?" for task in tasks.train] == train
+
+
+def test_examples_of_the_embedded_source_are_worked_out(prompter: Prompter) -> None:
+    tasks = load_tasks(TasksConfig(levels=(2,), limit=8, few_shot=1), prompter, "gsm8k")
+    prompt = prompter.as_the_model_sees(tasks.train[0].prompt_ids.tolist())
+    shown, _, asked = prompt.rpartition(tasks.train[0].columns["question"])
+    assert re.search(r"How .*\?.*\d+ [+*-] \d+ = \d+\n\d+ [+*-] \d+ = \d+\n#### \d+", shown, re.DOTALL)
+    assert "####" not in asked
