@@ -37,7 +37,7 @@ from shared.base.cache import cached_base, plain_base
 from shared.config.data import TasksConfig
 from shared.config.tree import Config
 from shared.model.nf4 import WEIGHTS
-from shared.model.prompt import load_tokenizer, special_ids
+from shared.model.prompt import THINKING, load_tokenizer, special_ids
 from shared.process.determinism import cpu_environment
 
 Run = dict[str, Any]
@@ -59,9 +59,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--set", action="append", default=[], help="one more key for Tandem, as in `run`"
-    )
+    parser.add_argument("--set", action="append", default=[], help="one more key for Tandem, as in `run`")
     parser.add_argument("--name", default="race_half_billion", help="of the result file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -76,19 +74,32 @@ def main() -> None:
 
 
 def write_endless(checkpoint: Path, folder: Path) -> None:
-    """The same weights, with an end token that is never sampled: the tokenizer's last special one."""
+    """The same weights, with an end token that is never sampled."""
     folder.mkdir()
     for file in checkpoint.iterdir():
         (folder / file.name).symlink_to(file.resolve())
-    tokenizer = load_tokenizer(checkpoint)
-    end = max(special_ids(tokenizer))
-    named = {"tokenizer_config.json": tokenizer.convert_ids_to_tokens(end), "generation_config.json": end}
-    for name, token in (*named.items(), ("config.json", end)):
-        settings = json.loads((checkpoint / name).read_text()) | {
-            "eos_token" if name == "tokenizer_config.json" else "eos_token_id": token
-        }
+    token, index = unused_token(checkpoint)
+    renamed = {
+        "tokenizer_config.json": {"eos_token": token},
+        "generation_config.json": {"eos_token_id": index},
+        "config.json": {"eos_token_id": index},
+    }
+    for name, end in renamed.items():
+        settings = json.loads((checkpoint / name).read_text()) | end
         (folder / name).unlink()
         (folder / name).write_text(json.dumps(settings, indent=2))
+
+
+def unused_token(checkpoint: Path) -> tuple[str, int]:
+    """The last special token that has no part in chats: a base model's mark between files, for example."""
+    tokenizer = load_tokenizer(checkpoint)
+    named = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token, tokenizer.unk_token}
+    special = {tokenizer.convert_ids_to_tokens(index): index for index in special_ids(tokenizer)}
+    free = {token: index for token, index in special.items() if token not in named | {*THINKING}}
+    free = {token: index for token, index in free.items() if token not in tokenizer.get_chat_template()}
+    if not free:
+        raise SystemExit(f"every special token of {checkpoint} is in use, so none can be an end that is never sampled")
+    return max(free.items(), key=lambda entry: entry[1])
 
 
 def prepared_mb(config: Config) -> int:
