@@ -10,19 +10,20 @@ trained on, and a training run does not read the test set. Both have a seeded or
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from learner.tasks.list_questions import list_questions
 from learner.tasks.sources import Columns, held_out_rows, rows_of_test, training_rows
-from learner.tasks.word_problems import problems
+from learner.tasks.word_problems import Split, problems
 from protocol.limits import MAX_KEYS, MAX_TEXT_CHARS
 from shared.config.data import TasksConfig, VerifierKind
 from shared.errors import DataError
 from shared.gold_answer import gold_number
 from shared.model.prompt import Prompter, Shots
 
-EMBEDDED_HELD_OUT = 512
+GENERATED = ("embedded", "numbers")
+GENERATED_HELD_OUT = 512
 MAX_FORMULA_CHARS = 500
 Rows = Sequence[Columns]
 
@@ -76,9 +77,9 @@ def load_test(
 
 def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows]:
     """Training and held-out rows. The first `tasks.few_shot` training rows are the examples."""
-    if config.source == "embedded":
+    if config.source in GENERATED:
         count = (config.limit or 8192) + config.few_shot
-        return embedded_rows("train", count, config.levels), embedded_rows("held_out", EMBEDDED_HELD_OUT, config.levels)
+        return generated_rows("train", count, config), generated_rows("held_out", GENERATED_HELD_OUT, config)
     rows = training_rows(config, needs_answer=needs_answers(config, kind))
     shown, train = rows[: config.few_shot], shuffled(rows[config.few_shot :], config.seed)
     held_out = held_out_rows(config, needs_answer=needs_answers(config, kind))
@@ -113,11 +114,17 @@ def unspaced(row: Columns) -> str:
     return " ".join(row["question"].split())
 
 
-def embedded_rows(split: Literal["train", "held_out"], count: int, levels: tuple[int, ...]) -> Rows:
-    """Problems of the embedded generator; the two splits share none."""
-    found = problems(split, count=count, seed=0, levels=levels)
+def generated_rows(split: Split, count: int, config: TasksConfig) -> Rows:
+    """Problems that are made here; the two splits share none."""
+    if config.source == "numbers":
+        questions = list_questions(split, count, seed=0)
+        return [
+            {"question": q.question, "answer": str(q.answer), "subject": q.kind, "solution": q.solution}
+            for q in questions
+        ]
     return [
-        {"question": p.question, "answer": str(p.answer), "level": str(p.level), "solution": p.solution} for p in found
+        {"question": p.question, "answer": str(p.answer), "level": str(p.level), "solution": p.solution}
+        for p in problems(split, count=count, seed=0, levels=config.levels)
     ]
 
 

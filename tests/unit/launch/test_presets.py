@@ -31,7 +31,7 @@ assert not any(codes) and not heavy, (codes, heavy)
 
 
 def test_the_presets_are_those_of_the_readme() -> None:
-    assert {"gsm8k_8gb", "math_8gb", "cpu_05b", "sent_two_stage", "continual_3stage"} <= set(REAL)
+    assert {"gsm8k_8gb", "math_8gb", "cpu_135m", "cpu_05b", "sent_two_stage", "continual_3stage"} <= set(REAL)
     assert {name + TWIN for name in REAL} | {"embedded"} == set(PRESETS) - set(REAL)
     readme = (Path(__file__).resolve().parents[3] / "launch" / "README.md").read_text()
     assert [name for name in PRESETS if f"launch/presets/{name}.toml" not in readme] == []
