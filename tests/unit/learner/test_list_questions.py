@@ -1,10 +1,12 @@
 """Questions about a list of numbers: their answers are right, and no question is for training and held out."""
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from launch.presets.load import load_config
 from learner.tasks.list_questions import KINDS, list_questions
 from learner.tasks.tasks import load_tasks
 from learner.tasks.word_problems import Split
@@ -13,6 +15,7 @@ from shared.embedded import EMBEDDED_DIR
 from shared.gold_answer import gold_number
 from shared.model.prompt import Prompter, load_prompter
 
+MODELS = os.environ.get("TANDEM_MODELS")
 ASKED = re.compile(r"Which number is the (\w+)\? (\d\d(?:, \d\d){2,5})")
 
 
@@ -56,3 +59,12 @@ def test_they_are_a_source_with_examples_of_each_kind(prompter: Prompter) -> Non
     assert prompt.count("####") == 3
     shown = {match[0] for match in list(ASKED.finditer(prompt))[:3]}
     assert len(shown) == 3 and not shown & {one.columns["question"] for one in tasks.train}
+
+
+@pytest.mark.skipif(not MODELS, reason="TANDEM_MODELS names no folder of pretrained models")
+def test_prompts_and_solutions_fit_the_caps_of_the_preset() -> None:
+    prompter, config = load_prompter(Path(MODELS or "") / "smollm2-135m"), load_config("cpu_135m")
+    tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
+    assert (len(tasks.train), len(tasks.held_out), tasks.dropped) == (config.tasks.limit, 512, {})
+    solutions = [prompter.tokenizer(task.columns["solution"])["input_ids"] for task in tasks.train]
+    assert max(map(len, solutions)) + 1 < config.rollout.max_new_tokens
