@@ -45,6 +45,7 @@ Run = dict[str, Any]
 PRESET = "cpu_05b"
 TRL_SIDES = {"trl_fp32": "fp32", "trl_bf16": "bf16"}
 SIDES = ("tandem", *TRL_SIDES)
+GROUP = 8
 POLL_S = 0.5
 
 
@@ -126,7 +127,7 @@ def overrides(prompts: int, args: argparse.Namespace, work: Path) -> list[str]:
         "verifier.function": f"{parity_reward.__file__}:parity",
         "reward.truncated": 0,
         "rollout.prompts": prompts,
-        "rollout.group": 8,
+        "rollout.group": GROUP,
         "rollout.max_new_tokens": args.tokens,
         "rollout.groups_per_order": 0,
         "optimizer.warmup_steps": 0,
@@ -178,6 +179,8 @@ def trl_argv(side: str, prompts: int, args: argparse.Namespace, work: Path, out:
         "--tasks": work / f"tasks-{prompts}.jsonl",
         "--dtype": TRL_SIDES[side],
         "--reward": "parity",
+        # One group at a time, so that the logits of all groups are not in memory together.
+        "--micro-batch": GROUP,
         "--target": 2.0,
         "--max-steps": args.steps,
         "--out": out.with_suffix(".json"),

@@ -134,6 +134,7 @@ def trl_command(python: str, config: Config, options: dict[str, Any]) -> list[st
     ours = {
         "--prompts": rollout.prompts,
         "--group": rollout.group,
+        "--micro-batch": rollout.prompts * rollout.group,
         "--tokens": rollout.max_new_tokens,
         "--rank": lora.rank,
         "--alpha": lora.alpha,

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
 OPTIMIZER = ("--lr", "--beta1", "--beta2", "--weight-decay", "--max-grad-norm")
-SIZES = ("--prompts", "--group", "--tokens", "--rank", "--alpha", "--max-steps", "--threads", "--seed")
+SIZES = ("--prompts", "--group", "--micro-batch", "--tokens", "--rank", "--alpha", "--max-steps", "--threads", "--seed")
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -112,8 +112,9 @@ def settings(args: argparse.Namespace) -> GRPOConfig:
         adam_epsilon=1e-8,
         weight_decay=float(args.weight_decay),
         max_grad_norm=float(args.max_grad_norm),
-        per_device_train_batch_size=int(args.prompts) * int(args.group),
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=int(args.micro_batch),
+        # All completions of a step are sampled at once, however many micro-batches they are learned from.
+        gradient_accumulation_steps=int(args.prompts) * int(args.group) // int(args.micro_batch),
         num_generations=int(args.group),
         max_completion_length=int(args.tokens),
         temperature=1.0,

@@ -27,6 +27,7 @@ def test_both_sides_get_the_same_sizes_lora_and_optimizer(tmp_path: Path) -> Non
         given = dict(zip(argv[2::2], argv[3::2], strict=True))
         assert given["--dtype"] == side.removeprefix("trl_")
         assert (given["--prompts"], given["--group"], given["--tokens"]) == ("4", "8", "64")
+        assert given["--micro-batch"] == "8"
         assert (given["--rank"], float(given["--alpha"])) == ("8", ours.lora.alpha)
         assert (float(given["--lr"]), float(given["--beta2"])) == (3e-4, ours.optimizer.beta2)
         assert (given["--model"], given["--tasks"]) == (ours.model.path, ours.tasks.source)
