@@ -6,8 +6,7 @@
 
 What is asked for is the largest, the smallest or the second number; `subject` says which. The lists have three to six
 distinct numbers from 10 to 99. As with the word problems, a hash of the text decides whether a question is for training
-or held out. The kinds and the wording were chosen by measuring SmolLM2-135M-Instruct on training questions of several
-sorts, with and without solved examples (`benchmarks.prompt_forms`): a model learns from tasks that it solves sometimes.
+or held out. A model learns from tasks that it solves sometimes; `benchmarks.prompt_forms` measures how often it does.
 Left out: more kinds, and levels; three kinds are enough to see a model learn in some minutes.
 """
 
