@@ -122,6 +122,7 @@ def run(args: "argparse.Namespace") -> int:
         dry_run=args.dry_run,
         prepare=args.prepare,
         verbose=args.verbose,
+        json_only=args.json,
     )
 
 

@@ -66,6 +66,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="N", help="same as --set run.seed=N")
     add_set(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the plan; start and write nothing")
+    parser.add_argument("--json", action="store_true", help="with --dry-run: print predicted memory and time as JSON")
     parser.add_argument("--prepare", action="store_true", help="make the run directory and its keys, and stop")
     add_verbose(parser)
 

@@ -10,13 +10,17 @@ batch shapes follow from the tokens, and each completion draws from its own stre
 Left out on purpose: top-k, top-p, beams (see sampler.py), speculative decoding.
 """
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import torch
+from transformers import DynamicCache
 
 from actor.engines.decoding import Decoding
 from actor.engines.engine import Completion, Identity, Progress, in_order
 from actor.engines.kv_cache import KVCache, PromptPass
 from actor.engines.layers import folds, layers_of
+from actor.engines.sampler import draw
 from actor.engines.vllm_options import token_bytes
 from protocol.messages import GroupOrder, Sampling
 from shared.base.checksum import BaseChecksum, frozen_sums
@@ -26,6 +30,7 @@ from shared.model.adapter_file import install_adapter, layout_digest
 from shared.model.canary import sequence_logprobs
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter
+from shared.seeding import uniforms
 
 DEFAULTS = ActorConfig()
 MOST_ROWS = 256
@@ -153,3 +158,28 @@ class HFEngine:
     def wake(self) -> bool:
         """The model has not left memory."""
         return False
+
+
+def stream(
+    policy: Policy, prompt_ids: Sequence[int], end_ids: Sequence[int], sampling: Sampling, seed: int
+) -> Iterator[int]:
+    """The tokens of one completion, the end token included, each computed when it is asked for: for showing it while it
+    is sampled. The same head and draws as in an order, but transformers' own cache and layers."""
+    cache, tokens = DynamicCache(), torch.tensor([list(prompt_ids)], device=policy.device)
+    draws = torch.from_numpy(uniforms(seed, sampling.max_new_tokens)).to(policy.device)
+    for time in range(sampling.max_new_tokens):
+        token = next_token(policy, tokens, cache, sampling.temperature, draws[time : time + 1])
+        yield token
+        if token in end_ids:
+            return
+        tokens = torch.tensor([[token]], device=policy.device)
+
+
+@torch.inference_mode()
+def next_token(
+    policy: Policy, tokens: torch.Tensor, cache: DynamicCache, temperature: float, uniform: torch.Tensor
+) -> int:
+    """[1, t] new tokens -> the one that follows."""
+    hidden = policy.backbone(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+    logits = policy.logits(hidden, temperature or 1.0)
+    return int(draw(logits, uniform if temperature else None).ids)

@@ -10,7 +10,7 @@ import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
-from actor.verifiers.units import take_unit
+from actor.verifiers.words_beside import take_unit
 
 DOUBLED = re.compile(
     r"(?<!\\)\\\\(?=(?:[dtc]?frac|sqrt|boxed|fbox|text|left|right|pi|begin|end|cdot|times|div|in|cup|infty|le|ge|leq"

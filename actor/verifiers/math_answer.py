@@ -18,9 +18,9 @@ r"""Compares a final answer with the gold answer: as text, as numbers, part by p
     words       the same words and signs; letters of words are never multiplied
     formulas    math_equality.py
 
-A percent sign or a base must be in the gold answer too. A unit may be missing on either side, but two units must be the
-same one (units.py). `\log` without a base is the logarithm to base ten. A percent sign is never computed: 25% is not
-0.25.
+A percent sign or a base must be in the gold answer too. A unit may be missing on either side, but two units must be
+the same one (words_beside.py). `\log` without a base is the logarithm to base ten. A percent sign is never computed:
+25% is not 0.25.
 """
 
 import re
@@ -52,7 +52,7 @@ from actor.verifiers.answer_parts import (
 from actor.verifiers.answer_text import FinalAnswer, Unreadable, read_answer
 from actor.verifiers.final_answer import boxed_answers
 from actor.verifiers.number_answer import DECIMAL, EXPONENT, SCIENTIFIC, as_number, squeeze
-from actor.verifiers.units import same_unit
+from actor.verifiers.words_beside import same_unit
 
 DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})|(-?0),([0-9]+)")
 GOLD_COMMA = re.compile(r"(-?0),([0-9]{2,})")

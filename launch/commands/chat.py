@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from actor.engines.stream import stream
+from actor.engines.hf_engine import stream
 from launch.commands.generate import open_policy
 from protocol.messages import Sampling
 from protocol.plain_text import for_terminal

@@ -1,10 +1,16 @@
 """`run`: train a new run from a preset or a TOML file.
 
 `--prepare` makes the run directory and stops, for other ways to start the processes (containers, another machine).
-`--dry-run` makes nothing: it prints what would be sampled, which processes would run, and what they would write.
+`--dry-run` makes nothing: it prints what would be sampled, which processes would run, what they would write, and how
+much memory and time the run would take; `--json` prints this last part for programs. A run that cannot fit into memory
+is refused, before anything is made (launch/plan). The machine is measured once, which takes a few seconds, and the
+result is kept in the cache folder.
 """
 
+import json
+import os
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,17 +20,24 @@ from msgspec import structs
 
 from actor.engines.vllm_options import check_engine
 from launch.display.next_command import next_command
+from launch.plan.cost import NoPlan, Plan, find_shape, make_plan, plan_as_json, summary_line, table, work_of
+from launch.plan.free_memory import free_memory
+from launch.plan.machine import Speed, machine_speed
+from launch.plan.remedies import refuse_if_too_large
 from launch.presets.load import load_config
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
 from protocol.access.keys import create_keys
 from shared.config.load import config_to_json
-from shared.config.processes import EvalConfig
+from shared.config.model import cache_root
+from shared.config.processes import ComputeConfig, EvalConfig
 from shared.config.training import LossConfig
 from shared.config.tree import Config, RolloutConfig
+from shared.run.forecast import write_prediction
 from shared.run.run_dir import RunDir
 
 WRITTEN = {
     "config.json, run.json": "the configuration with every default; versions, processor, arithmetic",
+    "plan.json": "memory and time as predicted; summary.json has them next to what was measured",
     "journal/, checkpoints/": "what resume and replay need; adapters in PEFT format",
     "metrics.jsonl, rollouts.jsonl": "one line for each step; sampled completions",
     "eval/, summary.json": "held-out accuracy before and after; how the run ended",
@@ -33,24 +46,71 @@ WRITTEN = {
 
 
 def start_run(
-    *, source: str, overrides: Sequence[str], out: Path | None, dry_run: bool, prepare: bool, verbose: bool
+    *,
+    source: str,
+    overrides: Sequence[str],
+    out: Path | None,
+    dry_run: bool,
+    prepare: bool,
+    verbose: bool,
+    json_only: bool = False,
 ) -> int:
     config = load_config(source, overrides, here=not prepare)
     folder = out or default_folder(source, datetime.now())
     if dry_run:
-        print(describe(topology(folder, config), config))
-        return 0
-    if not prepare:
-        check_engine(config.actor)
-    run = make_run(folder, config)
+        what = "" if json_only else describe(topology(folder, config), config)
+        return show_plan(what, plan_of(config), config.model.path)
     if prepare:
+        make_run(folder, config)
         print(f"{folder} is prepared; start it with: {next_command('resume', str(folder))}")
         return 0
+    check_engine(config.actor)
+    cost = plan_of(config)
+    if isinstance(cost, Plan):
+        refuse_if_too_large(cost.memory, cost.free, cost.remedies, config.model.path)
+    run = make_run(folder, config)
+    if isinstance(cost, Plan):
+        write_prediction(run, cost.figures)
+        print(summary_line(cost))
     # Imported late, so that a mistake in the input is reported before the display is loaded.
     from launch.commands.watch_run import watch_run
 
     watch_run(run, config, verbose=verbose)
     return 0
+
+
+def show_plan(what: str, cost: Plan | str, path: str) -> int:
+    """what: the run in words; empty for JSON. Raises ConfigError in the end if the run cannot fit."""
+    if what:
+        predicted = table(cost) if isinstance(cost, Plan) else [f"predicted memory and time: unknown, {cost}"]
+        print(what, "\n".join(predicted), sep="\n\n")
+    else:
+        print(json.dumps(plan_as_json(cost) if isinstance(cost, Plan) else {"fits": None, "reason": cost}, indent=2))
+    if isinstance(cost, Plan):
+        refuse_if_too_large(cost.memory, cost.free, cost.remedies, path)
+    return 0
+
+
+def plan_of(config: Config) -> Plan | str:
+    """The plan of a run on this machine, or the reason why there is none."""
+    compute = config.compute
+    if compute.device == "cuda" or (compute.device == "auto" and shutil.which("nvidia-smi")):
+        return "`doctor` estimates what a card needs"
+    if config.actor.engine != "hf":
+        return "vLLM plans its memory itself"
+    try:
+        shape = find_shape(config.model, config.lora.targets)
+    except NoPlan as reason:
+        return str(reason)
+    work = work_of(config, on_card=False, cores=len(os.sched_getaffinity(0)))
+    speeds = lambda: speeds_of(compute, cache_root(config.model))  # noqa: E731
+    return make_plan(shape, work, free_memory(), steps=config.run.steps, speeds=speeds)
+
+
+def speeds_of(compute: ComputeConfig, cache: Path) -> tuple[Speed, Speed]:
+    """Of actor and learner."""
+    actor = machine_speed(cache, compute.actor_threads, compute.blas)
+    return actor, machine_speed(cache, compute.learner_threads, compute.blas)
 
 
 def default_folder(source: str, now: datetime) -> Path:

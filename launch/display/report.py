@@ -16,9 +16,11 @@ from rich.text import Text
 from launch.display.next_command import next_command
 from launch.display.sparkline import sparkline
 from launch.display.watch import WINDOW, Row, Watch, clock, mean, rewards, value
+from launch.plan.duration import seconds
 from protocol.outcome import Outcome
 from protocol.plain_text import for_terminal
 from shared.run.evaluation import Decoded, Evaluation, Example, Share, read_evaluation, right
+from shared.run.forecast import Figures
 from shared.run.run_dir import RunDir
 from shared.run.summary import Summary, read_summary
 from shared.statistics import paired
@@ -27,6 +29,15 @@ CURVE_WIDTH = 40
 SAMPLES = 3
 MANY_CUT = 0.5
 """Share of truncated completions from which the report mentions it."""
+COSTS = (
+    ("time per step", "step_s", "s"),
+    ("  decoding", "rollout_s", "s"),
+    ("  update", "update_s", "s"),
+    ("memory of the learner", "learner_mb", " MiB"),
+    ("memory of the actor", "actor_mb", " MiB"),
+    ("tokens per completion", "completion_tokens", ""),
+)
+"""Name, field of Figures, unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +89,8 @@ def report(results: Results, *, ascii_only: bool = False) -> RenderableType:
         parts += [Text(), accuracy_table(results.base, results.final)]
     if results.base and results.final:
         parts += side_by_side(results.base.examples, results.final.examples)
+    if results.summary:
+        parts += forecast(results.summary.predicted, results.summary.measured)
     return Group(*parts, Text(), facts(results), Text())
 
 
@@ -154,6 +167,21 @@ def side_by_side(before: Sequence[Example], after: Sequence[Example]) -> Iterato
 
 def outcome(sample: Example) -> Text:
     return Text(sample.outcome, "green" if sample.outcome == Outcome.CORRECT else "red")
+
+
+def forecast(predicted: Figures | None, measured: Figures | None) -> Iterator[RenderableType]:
+    """Predicted and measured cost side by side; nothing if one of them is missing."""
+    if predicted is None or measured is None:
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("", "predicted", "measured"):
+        table.add_column(name, no_wrap=True, justify="right" if name else "left")
+    for name, field, unit in COSTS:
+        pair = [getattr(figures, field) for figures in (predicted, measured)]
+        if None not in pair:
+            table.add_row(name, *(seconds(amount) if unit == "s" else f"{amount:.0f}{unit}" for amount in pair))
+    if table.row_count:
+        yield table
 
 
 def facts(results: Results) -> Text:

@@ -3,6 +3,7 @@
     libraries, hardware, disk, model   facts: frozen records, and the `look_at_...` functions that fill them
     machine.py                         gathers all facts, each within its time limit
     hardware_checks, run_checks        functions from these facts to one finding each
+    launch/plan                        what a run needs: doctor compares it with what is free
     command.py                         the list of checks, and what is printed
     probe.py, probes.py                looks in a process of their own at what may crash or hang: torch, bitsandbytes,
                                        a user's reward function

@@ -1,7 +1,6 @@
-"""Facts about the hardware: processor, memory and cards, and the limits that a container or a shell sets for them.
-
-A container's limit (cgroups, version 2 or 1) may be set on any level above this process, so every level is read; the
-smallest limit counts. Cards and the processes on them are read from nvidia-smi, which comes with the driver.
+"""Facts about the hardware: processor and cards, and the limits that a shell sets. Memory and the limits of a container
+are read by launch/plan/free_memory.py. Cards and the processes on them are read from nvidia-smi, which comes with the
+driver.
 """
 
 import csv
@@ -12,13 +11,11 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from shared.process.processor import CGROUPS, OWN_CGROUP, container_cores, group_paths, levels, number, read_flags
+from shared.process.processor import read_flags
 from shared.run.run_dir import CPUINFO, cpu_name
 
 PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "ATEN_", "ONEDNN_", "DNNL_")
-MEMINFO = Path("/proc/meminfo")
 NVIDIA_SMI = "nvidia-smi"
 NVIDIA_SMI_S = 8.0
 """Time limit of one call."""
@@ -59,59 +56,6 @@ def look_at_processor() -> Processor:
         cores=len(os.sched_getaffinity(0)),
         variables={name: text for name, text in os.environ.items() if name.startswith(PREFIXES)},
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """The machine's memory, in bytes."""
-
-    total: int
-    """All of it."""
-    available: int
-    """What new processes can use without swapping, by Linux's estimate."""
-    swap_total: int
-    """Swap space, used or not."""
-    swap_free: int
-    """Swap space that is not used."""
-    wsl: bool
-    """Whether this is the Windows Subsystem for Linux."""
-
-
-def look_at_memory(meminfo: Path = MEMINFO) -> Memory:
-    rows = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())
-    kib = {row[0].rstrip(":"): int(row[1]) for row in rows}
-    return Memory(
-        total=kib["MemTotal"] * 1024,
-        available=kib["MemAvailable"] * 1024,
-        swap_total=kib["SwapTotal"] * 1024,
-        swap_free=kib["SwapFree"] * 1024,
-        wsl="microsoft" in platform.release().lower(),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cgroup:
-    """Limits of the container; None if there is no limit."""
-
-    cpus: float | None
-    """Processor time, in cores."""
-    memory_limit: int | None
-    """Bytes that all its processes may use together."""
-    memory_left: int | None
-    """Bytes of it that are not used yet."""
-
-
-def look_at_cgroup(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> Cgroup:
-    paths = group_paths(own)
-    memory = [*levels(root, paths.get("", "/")), *levels(root / "memory", paths.get("memory", "/"))]
-    limits = [
-        (limit - used, limit)
-        for folder in memory
-        if (limit := number(folder, "memory.max", "memory.limit_in_bytes")) is not None
-        and (used := number(folder, "memory.current", "memory.usage_in_bytes")) is not None
-    ]
-    left, limit = min(limits, default=(None, None))
-    return Cgroup(cpus=container_cores(root, own), memory_limit=limit, memory_left=left)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,15 @@
-"""Checks of the hardware: threads against cores, an estimate of the memory a run needs against what is free, the cards,
+"""Checks of the hardware: threads against cores, the memory a run needs (launch/plan) against what is free, the cards,
 and the limits that a container or a shell sets."""
 
 import re
 from collections.abc import Mapping
 
-from launch.doctor.estimate import Need, card_need, host_need, work_of
-from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
+from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
 from launch.doctor.hardware import Card, CardProcess, Cards
 from launch.doctor.machine import Machine, on_card
+from launch.plan.cost import work_of
+from launch.plan.memory import card_memory, host_memory, host_memory_of_cards, size
+from launch.plan.remedies import fits, remedies
 from learner.durable.journal import SEGMENT_BYTES
 from shared.process.determinism import cpu_environment
 
@@ -104,42 +106,34 @@ def variables(machine: Machine) -> Finding:
 
 
 def available(machine: Machine) -> Finding:
-    memory, need = known(machine.memory), needed(machine)
-    return compare_memory(
-        memory.available,
-        f"{size(memory.available)} of {size(memory.total)} are free",
-        need,
-        f"end other programs; or {SMALLER}",
-    )
+    memory = known(machine.memory)
+    found = f"{size(memory.available)} of {size(memory.total)} are free"
+    return compare_memory(machine, memory.available, found, "end other programs")
 
 
 def container_limit(machine: Machine) -> Finding:
     cgroup = known(machine.cgroup)
     if cgroup.memory_limit is None or cgroup.memory_left is None:
         return ok("no limit on memory")
-    return compare_memory(
-        cgroup.memory_left,
-        f"the container may use {size(cgroup.memory_limit)}, {size(cgroup.memory_left)} of it are free",
-        needed(machine),
-        f"raise the limit (docker: --memory); or {SMALLER}",
-    )
+    found = f"the container may use {size(cgroup.memory_limit)}, {size(cgroup.memory_left)} of it are free"
+    return compare_memory(machine, cgroup.memory_left, found, "raise the limit (docker: --memory)")
 
 
-def needed(machine: Machine) -> Need | None:
-    """By both processes; None if the model has to be fetched first."""
+def compare_memory(machine: Machine, free: int, found: str, first: str) -> Finding:
+    """`run` refuses what cannot fit; what fits only just may fail. `first`: what to do rather than change the run."""
     shape = known(machine.model).shape
     if isinstance(shape, Missing):
-        return None
-    config = machine.config
-    return host_need(config.model, work_of(config), shape, card=on_card(machine), dtype=config.compute.dtype)
-
-
-def compare_memory(free: int, found: str, need: Need | None, remedy: str) -> Finding:
-    """With less than the weights need, a run cannot start; with less than the estimate, it may fail."""
-    if need is None:
         return note(f"{found}; {NOT_FETCHED}")
-    found = f"{found}; a run needs about {size(need.total)}"
-    if free < need.weights:
+    if on_card(machine):
+        need = host_memory_of_cards(shape)
+        found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.weights, ()
+    else:
+        work = work_of(machine.config, on_card=False, cores=known(machine.processor).cores)
+        need = host_memory(shape, work)
+        found, too_large = f"{found}; a run needs about {size(need.total)}", not fits(need.total, free)
+        ways = tuple(remedies(shape, work, free))
+    remedy = "; or ".join((first, *(map(str, ways) if ways else (SMALLER,))))
+    if too_large:
         return error(found, remedy)
     return warning(found, remedy) if free < need.total else ok(found)
 
@@ -265,7 +259,7 @@ def memory(machine: Machine) -> Finding:
     shape = known(machine.model).shape
     if isinstance(shape, Missing):
         return note(f"{found}; {NOT_FETCHED}")
-    need = card_need(machine.config.model, work_of(machine.config), shape)
+    need = card_memory(shape, work_of(machine.config, on_card=True, cores=known(machine.processor).cores))
     found = f"{found}; a run needs about {size(need.total)}"
     remedy = (
         "end the processes named, or use a smaller batch.head_rows, batch.token_budget or rollout.groups_per_order, "

@@ -8,14 +8,10 @@ from launch.doctor.finding import Missing
 from launch.doctor.hardware import (
     NVIDIA_SMI_S,
     Cards,
-    Cgroup,
     Limits,
-    Memory,
     Processor,
     look_at_cards,
-    look_at_cgroup,
     look_at_limits,
-    look_at_memory,
     look_at_processor,
 )
 from launch.doctor.libraries import (
@@ -31,6 +27,7 @@ from launch.doctor.libraries import (
 )
 from launch.doctor.model import Hub, Model, ask_hub, look_at_model
 from launch.doctor.probe import Look
+from launch.plan.free_memory import Cgroup, Memory, look_at_cgroup, look_at_memory
 from shared.config.tree import Config
 
 QUICK_S = 3.0

@@ -4,9 +4,11 @@ model, the task files, the reward function."""
 from packaging.specifiers import SpecifierSet
 
 from launch.doctor.disk import Folder
-from launch.doctor.estimate import BF16_BYTES, FP32_BYTES, NF4_BYTES, adapter_bytes, anchor_bytes
-from launch.doctor.finding import Finding, Missing, error, known, note, ok, size, warning
+from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
 from launch.doctor.machine import Machine, on_card
+from launch.doctor.model import weight_bytes
+from launch.plan.cost import dtype_of
+from launch.plan.memory import NF4_BYTES, VALUE_BYTES, adapter_bytes, anchor_bytes, size
 from learner.reports.disk_need import bytes_needed
 from shared.run.run_dir import MIN_FREE_BYTES, RunDir
 
@@ -23,8 +25,6 @@ REMOTE = {"nfs", "nfs4", "cifs", "smb3", "9p", "drvfs", "virtiofs", "fuse.sshfs"
 """Stored by another machine, or by Windows."""
 IN_CONTAINER = {"overlay", "aufs"}
 OTHER_OUT = "choose an --out on a disk of this machine"
-UNKNOWN_MODEL_BYTES = 2 * 2**30
-"""What a model may need if the hub did not say how large it is."""
 FETCH = "fetch it where there is a network (hf download {path}), or give a local folder as model.path"
 
 
@@ -269,26 +269,21 @@ def hub_cache(machine: Machine) -> Finding:
     model = known(machine.model)
     if model.folder or model.kind != "hub":
         return ok("nothing is fetched from the hub")
-    needed = UNKNOWN_MODEL_BYTES
-    if not isinstance(machine.hub, Missing) and machine.hub.num_bytes:
-        needed = machine.hub.num_bytes
-    return cache_folder(model.hub_cache, needed, "HF_HOME")
+    said = None if isinstance(machine.hub, Missing) else machine.hub.num_bytes
+    return cache_folder(model.hub_cache, said or weight_bytes(model), "HF_HOME")
 
 
 def base_cache(machine: Machine) -> Finding:
     """A CPU reads the dequantised base, which is kept beside the quantised one."""
     model, config = known(machine.model), machine.config
     if isinstance(model.shape, Missing):
-        return cache_folder(model.base_cache, UNKNOWN_MODEL_BYTES, "model.cache_dir")
+        return cache_folder(model.base_cache, weight_bytes(model), "model.cache_dir")
     quantised = model.shape.file_bytes
     if config.model.quantization == "nf4":
-        quantised = int(NF4_BYTES * model.shape.linear) + BF16_BYTES * model.shape.rest
-    plain = 0 if on_card(machine) else bytes_per_value(config.compute.dtype) * (model.shape.linear + model.shape.rest)
+        quantised = int(NF4_BYTES * model.shape.linear) + VALUE_BYTES["bf16"] * model.shape.rest
+    values = VALUE_BYTES[dtype_of(config.compute.dtype, on_card=on_card(machine))]
+    plain = 0 if on_card(machine) else values * (model.shape.linear + model.shape.rest)
     return cache_folder(model.base_cache, quantised + plain, "model.cache_dir")
-
-
-def bytes_per_value(dtype: str) -> int:
-    return BF16_BYTES if dtype == "bf16" else FP32_BYTES
 
 
 def cache_folder(folder: Folder, needed: int, key: str) -> Finding:

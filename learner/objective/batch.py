@@ -19,11 +19,11 @@ from itertools import accumulate
 
 import numpy as np
 
-from learner.objective.advantage import group_advantages
 from learner.objective.constraint import penalty_coefficients
 from learner.objective.entropy_mask import select_tokens
 from learner.objective.judged import JudgedGroup
 from learner.objective.loss import token_weights
+from learner.objective.rewards import group_advantages
 from protocol.messages import FilledOrder, Group, Outcome
 from shared.config.tree import ConstraintConfig, LossConfig
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from learner.objective.advantage import teaches
-from learner.objective.rewards import reward_parts, rewards
+from learner.objective.rewards import reward_parts, rewards, teaches
 from protocol.messages import FilledOrder, Group, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.named_rewards import weights

@@ -17,6 +17,7 @@ from learner.objective.judged import Collected, JudgedGroup
 from shared.base.checksum import BaseChecksum
 from shared.run.evaluation import Evaluation, read_evaluation, write_evaluation
 from shared.run.files import LineLog
+from shared.run.forecast import measured, read_prediction
 from shared.run.metrics import MetricsLog, StepMetrics
 from shared.run.run_dir import RunDir
 from shared.run.summary import Status, Summary, write_summary
@@ -133,6 +134,8 @@ class RunFiles:
             steps=steps,
             wall_s=round(wall_s, 3),
             adapter_sha256=versions[max(versions)].sha256,
+            predicted=read_prediction(self.run),
+            measured=measured(self.run),
             eval={label: report for label in ("base", "final") if (report := self.evaluation(label))},
         )
         write_summary(self.run, summary)

@@ -136,7 +136,7 @@ def find_checkpoint(model: ModelConfig) -> Source:
     if is_gguf(model.path):
         return Source(folder=gguf_folder(Path(model.path), cache_root(model)), gguf=Path(model.path))
     folder = EMBEDDED_DIR if model.path == "embedded" else Path(model.path)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         folder = fetch_from_hub(model)
     if not (folder / "config.json").is_file() or not sorted(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} is not a model: expected config.json and *.safetensors there; check model.path.")
@@ -145,7 +145,7 @@ def find_checkpoint(model: ModelConfig) -> Source:
 
 def gguf_folder(file: Path, root: Path) -> Path:
     """The folder with what the file says besides its tensors, made now if it does not exist."""
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise ModelError(f"model.path = '{file}' is not a file; check the name.")
     folder = root / f"{file.stem}-gguf-{CACHE_FORMAT}-{file_digest(file)[:16]}"
     make_folder(root, place=PLACE)

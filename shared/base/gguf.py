@@ -19,6 +19,7 @@ shapes without them.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -108,7 +109,7 @@ def is_gguf(path: str | Path) -> bool:
 
 def open_gguf(path: Path) -> GGUFFile:
     """Reads the metadata and the list of tensors, and refuses what is not understood."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ModelError(f"model.path = '{path}' is not a file; check the name.")
     reader = read(path)
     metadata = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}

@@ -118,7 +118,8 @@ class LoraLinear(nn.Module):
         self.folded: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.folded is not None and self.enabled:
+        # The sum carries no gradient.
+        if self.folded is not None and self.enabled and not torch.is_grad_enabled():
             return F.linear(x, self.folded, self.base.bias)
         if not self.enabled:
             return self.base(x)

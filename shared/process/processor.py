@@ -86,9 +86,11 @@ def bf16_instructions(compute: ComputeConfig, found: Capacity) -> str:
 def is_large(model: ModelConfig) -> bool:
     """By the size of the weight files. A model that is not on this machine yet counts as large."""
     place = EMBEDDED_DIR if model.path == "embedded" else Path(model.path)
-    if place.is_file():
+    # Unlike those of Path, these say no to a name that no file can have.
+    if os.path.isfile(place):
         return place.stat().st_size >= LARGE_BYTES
-    sizes = [file.stat().st_size for pattern in WEIGHT_FILES for file in place.glob(pattern)]
+    patterns = WEIGHT_FILES if os.path.isdir(place) else ()
+    sizes = [file.stat().st_size for pattern in patterns for file in place.glob(pattern)]
     return not sizes or sum(sizes) >= LARGE_BYTES
 
 

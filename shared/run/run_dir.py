@@ -2,6 +2,7 @@
 
     config.json   the resolved configuration; written last, so a folder that has it is a run
     run.json      run id, versions, processor, number type and threads
+    plan.json     what the run was predicted to take
     lock          flock: one learner per run
     turns/        flock: which process may compute, where the two share a device; actors write here and into logs/ only
     keys/         CURVE keys, 0700
@@ -163,6 +164,10 @@ class RunDir:
     @property
     def run_info(self) -> Path:
         return self.path / "run.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
 
     @property
     def lock(self) -> Path:

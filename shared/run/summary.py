@@ -12,6 +12,7 @@ import msgspec
 from shared.errors import DamageError
 from shared.run.evaluation import Evaluation
 from shared.run.files import write_whole
+from shared.run.forecast import Figures
 from shared.run.run_dir import RunDir
 
 Status = Literal["running", "done", "stopped", "failed"]
@@ -28,6 +29,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Time the run took, restarts included."""
     adapter_sha256: str
     """sha256 of the newest adapter."""
+    predicted: Figures | None = None
+    """Memory and time, before the run began; None if nothing was predicted."""
+    measured: Figures | None = None
+    """The same as it was measured until now; None before the first step."""
     eval: Mapping[str, Evaluation] = {}
     """`base` and `final` if they exist, without the results of single tasks."""
 

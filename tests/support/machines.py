@@ -9,10 +9,12 @@ import msgspec
 
 from launch.doctor.disk import Disk, Folder, Link, RunFolder
 from launch.doctor.finding import Missing
-from launch.doctor.hardware import Card, Cards, Cgroup, Limits, Memory, Processor
+from launch.doctor.hardware import Card, Cards, Limits, Processor
 from launch.doctor.libraries import Device, Driver, Library, Reward, RoundTrip, Software, TorchBuild
 from launch.doctor.machine import Machine
-from launch.doctor.model import Hub, Model, ModelShape
+from launch.doctor.model import Hub, Model
+from launch.plan.free_memory import Cgroup, Memory
+from launch.plan.shape import ModelShape
 from shared.config.load import resolve
 from shared.config.tree import Config
 
@@ -21,7 +23,16 @@ GIB = 2**30
 RUN = Path("runs/first")
 FOLDER = Folder(path=RUN, existing=Path("runs"), writable=True, free=100 * GIB)
 SMALL = ModelShape(
-    linear=700_000, rest=70_000, adapter=10_000, file_bytes=3 << 20, layers=4, hidden=128, key_value=64, vocabulary=512
+    linear=700_000,
+    rest=70_000,
+    adapter=10_000,
+    file_bytes=3 << 20,
+    layers=4,
+    hidden=128,
+    key_value=64,
+    vocabulary=512,
+    heads=4,
+    outputs=4 * 1280,
 )
 QWEN_15B = ModelShape(
     linear=1_310_000_000,
@@ -32,6 +43,8 @@ QWEN_15B = ModelShape(
     hidden=1536,
     key_value=256,
     vocabulary=151_936,
+    heads=12,
+    outputs=28 * (3 * 1536 + 2 * 256 + 2 * 8960),
 )
 CARD = Card(uuid="GPU-a", name="RTX 3070", driver="580.1", total=8 * GIB, free=7 * GIB, mode="Default", processes=())
 TORCH_CUDA = TorchBuild(

@@ -15,8 +15,7 @@ import torch
 from torch.func import functional_call
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, LlamaConfig, LlamaForCausalLM
 
-from actor.engines.hf_engine import HFEngine
-from actor.engines.stream import stream
+from actor.engines.hf_engine import HFEngine, stream
 from protocol.messages import GroupOrder, Sampling
 from shared.base.architecture import decoder_linears, empty_model, read_architecture
 from shared.base.cache import cached_base

@@ -10,8 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from actor.engines.hf_engine import HFEngine
-from actor.engines.stream import stream
+from actor.engines.hf_engine import HFEngine, stream
 from launch.__main__ import main
 from launch.commands.chat import PARTIAL_CHARACTER, Conversation, converse, print_in_turn, show_in_columns
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
@@ -171,7 +170,9 @@ def test_converse_knows_its_commands(loaded: tuple[Policy, Prompter], capsys: py
 
 def config_of(source: Path) -> Config:
     model = {"path": str(source), "cache_dir": str(source.parent / "cache")}
-    return resolve({"model": model, "lora": {"rank": 4, "alpha": 8.0}, "rollout": {"max_new_tokens": 6}})
+    compute = {"learner_threads": 1, "actor_threads": 1}
+    shapes = {"lora": {"rank": 4, "alpha": 8.0}, "rollout": {"max_new_tokens": 6}}
+    return resolve({"model": model, "compute": compute, **shapes})
 
 
 def test_chat_from_a_pipe(

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from launch.doctor import estimate, run_checks
-from launch.doctor.estimate import Need, work_of
+from launch.doctor import run_checks
 from launch.doctor.finding import Missing
 from launch.doctor.libraries import look_at_reward
-from launch.doctor.model import Model, ModelShape, ask_hub, look_at_hub, look_at_model, shape_of
+from launch.doctor.model import Model, ask_hub, look_at_hub, look_at_model
+from launch.plan.cost import work_of
+from launch.plan.memory import CardMemory, HostMemory, card_memory, host_memory, host_memory_of_cards
+from launch.plan.shape import ModelShape, shape_of
 from shared.config.data import VerifierConfig
 from shared.config.model import ModelConfig
 from shared.config.tree import Config
@@ -209,7 +211,16 @@ def test_the_size_of_a_model_with_a_text_part_and_a_head_size_of_its_own(tmp_pat
     }
     size = write_model(tmp_path, {"text_config": text}, tensors)
     assert shape_of(tmp_path, ["q_proj"]) == ModelShape(
-        linear=30, rest=644, adapter=9, file_bytes=size, layers=3, hidden=64, key_value=64, vocabulary=10
+        linear=30,
+        rest=644,
+        adapter=9,
+        file_bytes=size,
+        layers=3,
+        hidden=64,
+        key_value=64,
+        vocabulary=10,
+        heads=8,
+        outputs=6,
     )
 
 
@@ -291,12 +302,12 @@ def test_a_built_in_verifier_needs_no_look() -> None:
 # --- how much memory
 
 
-def card_need(config: Config, shape: ModelShape) -> Need:
-    return estimate.card_need(config.model, work_of(config), shape)
+def card_need(config: Config, shape: ModelShape) -> CardMemory:
+    return card_memory(shape, work_of(config, on_card=True, cores=2))
 
 
-def host_need(config: Config, shape: ModelShape, *, card: bool) -> Need:
-    return estimate.host_need(config.model, work_of(config), shape, card=card, dtype=config.compute.dtype)
+def host_need(config: Config, shape: ModelShape) -> HostMemory:
+    return host_memory(shape, work_of(config, on_card=False, cores=2))
 
 
 def test_a_card_of_8_gib_holds_two_copies_of_a_1_5b_base() -> None:
@@ -313,25 +324,27 @@ def test_nf4_takes_less_of_a_card_than_its_values() -> None:
     assert packed < card_need(config(model={"quantization": "none"}), QWEN_15B).weights
 
 
-def test_a_cpu_has_the_base_once_and_the_actors_sums_in_fp32() -> None:
-    needed = host_need(Config(), QWEN_15B, card=False).weights
+def test_a_cpu_has_the_base_once_and_the_actors_sums_if_they_are_wanted() -> None:
+    needed = host_need(config(actor={"fold": "always"}), QWEN_15B).weights
     values = QWEN_15B.linear + QWEN_15B.rest
-    half = host_need(config(compute={"dtype": "bf16"}), QWEN_15B, card=False).weights
+    half = host_need(config(compute={"dtype": "bf16"}), QWEN_15B).weights
     assert needed - half == 4 * (values + QWEN_15B.linear) - 2 * values
-    assert host_need(config(model={"dequantize": "each_call"}), QWEN_15B, card=False).weights < needed / 2
-    assert host_need(Config(), QWEN_15B, card=True).weights < needed / 2
+    assert needed - host_need(Config(), QWEN_15B).weights == 4 * QWEN_15B.linear, "by default a large model has none"
+    assert host_need(config(model={"dequantize": "each_call"}), QWEN_15B).weights < needed / 2
+    assert host_memory_of_cards(QWEN_15B).weights < needed / 2
 
 
 def test_each_key_that_is_named_as_a_remedy_helps() -> None:
-    base = host_need(Config(), SMALL, card=False).total
+    base = host_need(Config(), SMALL).total
     for batch in ({"token_budget": 1024}, {"checkpointing": True}):
-        assert host_need(config(batch=batch), SMALL, card=False).total < base
+        assert host_need(config(batch=batch), SMALL).total < base
 
 
 def test_long_completions_need_room_for_keys_and_values() -> None:
     tasks, tiny = {"max_prompt_tokens": 256}, {"token_budget": 1, "head_rows": 1}
-    short = card_need(config(tasks=tasks, rollout={"max_new_tokens": 64}, batch=tiny), QWEN_15B)
-    long = card_need(config(tasks=tasks, rollout={"max_new_tokens": 4096}, batch=tiny), QWEN_15B)
+    rows = {"max_sequences": 16 * 8}
+    short = card_need(config(tasks=tasks, actor=rows, rollout={"max_new_tokens": 64}, batch=tiny), QWEN_15B)
+    long = card_need(config(tasks=tasks, actor=rows, rollout={"max_new_tokens": 4096}, batch=tiny), QWEN_15B)
     tokens = 16 * 8 * (4096 - 64)
     # 28 KiB a token: two times 28 layers of 256 values in bf16.
     assert long.total - short.total == pytest.approx(tokens * 28 * 1024, rel=0.05)
@@ -340,12 +353,10 @@ def test_long_completions_need_room_for_keys_and_values() -> None:
     assert need.total - need.weights < (long.total - long.weights) / 10
 
 
-def test_the_heads_forward_pass_has_four_fp32_tiles_on_a_card_and_on_a_cpu() -> None:
+def test_the_heads_tiles_do_not_grow_with_the_vocabulary() -> None:
     few, many = config(batch={"head_rows": 512}), config(batch={"head_rows": 1024})
-    tiles = 4 * 512 * QWEN_15B.vocabulary * 4
-    assert card_need(many, QWEN_15B).total - card_need(few, QWEN_15B).total == tiles
-    host = host_need(many, QWEN_15B, card=False).total - host_need(few, QWEN_15B, card=False).total
-    assert host == tiles
+    assert card_need(many, QWEN_15B).total - card_need(few, QWEN_15B).total == 3 * 512 * 1024 * 4
+    assert host_need(many, QWEN_15B).total - host_need(few, QWEN_15B).total == 3 * 512 * 1024 * 4
 
 
 def test_on_one_card_the_peaks_of_both_processes_add_up() -> None:

@@ -11,8 +11,9 @@ from launch.display.next_command import interpreter
 from launch.display.report import print_evaluation, print_report
 from shared.errors import DamageError
 from shared.run.evaluation import Example, share_of, write_evaluation
+from shared.run.forecast import Figures
 from shared.run.run_dir import RunDir
-from shared.run.summary import read_summary
+from shared.run.summary import read_summary, write_summary
 from shared.statistics import paired
 from tests.support.fakes import toy_evaluation
 from tests.support.run_files import SHA, append_rows, metrics_row, metrics_rows, write_run
@@ -99,6 +100,23 @@ def test_three_questions_are_shown_with_both_completions(tmp_path: Path) -> None
     assert any("base says 6 * 9 = 52" in line and "final says 6 * 9 = 52" in line for line in text.splitlines())
     assert "base: truncated" in text
     assert "fourth" not in text
+
+
+def test_predicted_and_measured_cost_are_side_by_side(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_run(run, status="done", rewards=REWARDS, evaluated=())
+    assert "tokens per completion" not in reported(run)
+    summary = read_summary(run)
+    assert summary
+    predicted = Figures(step_s=2.0, rollout_s=1.25, learner_mb=1500, actor_mb=900, completion_tokens=64)
+    measured = Figures(step_s=2.5, rollout_s=1.5, update_s=0.9, learner_mb=1400, completion_tokens=41.4)
+    write_summary(run, structs.replace(summary, predicted=predicted, measured=measured))
+    lines = [line.split() for line in reported(run).splitlines()]
+    assert ["time", "per", "step", "2", "s", "2.5", "s"] in lines
+    assert ["decoding", "1.2", "s", "1.5", "s"] in lines
+    assert ["memory", "of", "the", "learner", "1500", "MiB", "1400", "MiB"] in lines
+    assert ["tokens", "per", "completion", "64", "41"] in lines
+    assert not any(line[:1] == ["update"] for line in lines), "not predicted"
 
 
 def test_the_next_commands_of_a_finished_run(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.objective.advantage import group_advantages, teaches
+from learner.objective.rewards import group_advantages, teaches
 from tests import reference
 
 REWARDS = st.lists(st.floats(-5, 5, width=16), min_size=2, max_size=9)

@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from shared.errors import DamageError
+from shared.run.forecast import Figures, measured, read_prediction, write_prediction
 from shared.run.run_dir import RunDir
 from shared.run.summary import Summary, read_summary, write_summary
 from tests.support.fakes import toy_evaluation
@@ -20,7 +21,7 @@ def test_what_is_written_is_read_without_the_results_of_single_tasks(tmp_path: P
     write_summary(run, structs.replace(SUMMARY, eval={"final": final}))
     assert read_summary(run) == structs.replace(SUMMARY, eval={"final": structs.replace(final, task_results=())})
     raw = json.loads(run.summary.read_bytes())
-    assert list(raw) == ["status", "steps", "wall_s", "adapter_sha256", "eval"]
+    assert list(raw) == ["status", "steps", "wall_s", "adapter_sha256", "predicted", "measured", "eval"]
     assert raw["eval"]["final"]["greedy"]["accuracy"] == 0.5
 
 
@@ -35,3 +36,16 @@ def test_a_damaged_one_is_told_in_one_sentence(content: str, tmp_path: Path) -> 
     assert "\n" not in str(caught.value)
     run.summary.write_text(json.dumps({"status": "done", "steps": 1, "wall_s": 1, "adapter_sha256": "", "mine": 2}))
     assert read_summary(run) == Summary(status="done", steps=1, wall_s=1, adapter_sha256="")
+
+
+def test_what_was_measured_comes_from_the_rows_of_the_steps(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert measured(run) is None and read_prediction(run) is None
+    rows = [{"time/step_s": t, "mem/learner_mb": 100 * t, "length/mean": 10.0, "mem/actor_mb": None} for t in (3, 1, 2)]
+    run.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "\0\0\n{")
+    assert measured(run) == Figures(step_s=2.0, learner_mb=300.0, completion_tokens=10.0)
+    predicted = Figures(step_s=1.5, learner_mb=310.0, all_mb=700.0)
+    write_prediction(run, predicted)
+    assert read_prediction(run) == predicted
+    run.plan.write_bytes(b"{")
+    assert read_prediction(run) is None, "nothing depends on it"

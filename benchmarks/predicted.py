@@ -1,0 +1,134 @@
+"""Predicted against measured cost of a run, for models of several sizes.
+
+Each model is run twice with the command that a user types: once to fill the cache, then for a few steps that count. The
+prediction is that of `run` (launch/plan), made before the start. Memory is the largest proportional sum of all
+processes (a shared page counts once) and the largest resident size of learner and actor; times are medians of steps.
+Lengths are not known before the start, so times are predicted once more with the lengths that were sampled. The reward
+is the parity of token ids, because groups without differences would not be trained on; only the embedded model solves
+its own tasks.
+
+    python -m benchmarks.predicted [--models FOLDER ...] [--steps 5] [--prompts 2] [--tokens 64] [--set KEY=VALUE ...]
+
+Without --models: the embedded model, and one of 28 million parameters with random weights.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks import parity_reward
+from benchmarks.machine import write_result
+from benchmarks.process_tree import run_watched
+from launch.commands.run import speeds_of
+from launch.plan.cost import find_shape, work_of
+from launch.plan.duration import step_time
+from shared.config.load import config_from_json
+from shared.config.model import cache_root
+from shared.run.forecast import Figures, read_prediction
+from shared.run.run_dir import RunDir
+from shared.run.summary import read_summary
+
+SMALL = {
+    "vocab_size": 16_384,
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 10,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
+COMPARED = ("all_mb", "learner_mb", "actor_mb", "rollout_s", "update_s", "step_s")
+
+
+def main() -> None:
+    """Run, compare, write."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", type=Path, nargs="*", default=[], help="checkpoint folders")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all models")
+    parser.add_argument("--out", default="predicted", help="name of the result file")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        models = {"embedded": None, "random-28m": small_model(work)} | {folder.name: folder for folder in args.models}
+        found = {name: compared(name, folder, args, work) for name, folder in models.items()}
+    figures = {"prompts": args.prompts, "max_new_tokens": args.tokens, "set": args.set, "models": found}
+    print(json.dumps(figures, indent=2))
+    print(write_result(args.out, figures))
+
+
+def small_model(work: Path) -> Path:
+    """In a process of its own, so that no page of torch is shared with the runs."""
+    folder = work / "random-28m"
+    argv = [sys.executable, "-m", "benchmarks.half_billion_model", str(folder), "0", json.dumps(SMALL)]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def compared(name: str, folder: Path | None, args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Figures of one model."""
+    runs = work / "runs"
+    runs.mkdir(exist_ok=True)
+    run_once(folder, args, runs / f"{name}-first", steps=1)
+    watched = run_once(folder, args, runs / name, steps=args.steps)
+    run = RunDir(runs / name)
+    summary, predicted = read_summary(run), read_prediction(run)
+    assert summary and summary.measured and predicted
+    measured = msgspec.structs.replace(summary.measured, all_mb=round(watched))
+    return {
+        "predicted": msgspec.to_builtins(predicted),
+        "measured": msgspec.to_builtins(measured),
+        "predicted_over_measured": ratios(predicted, measured),
+        "at_the_sampled_lengths": ratios(at_lengths(run, predicted, measured), measured),
+    }
+
+
+def run_once(folder: Path | None, args: argparse.Namespace, out: Path, steps: int) -> float:
+    """Largest proportional memory in MB of a run."""
+    keys = {"run.steps": steps, "eval.problems": 0, "compute.device": "cpu"}
+    if folder:
+        keys |= {
+            "model.path": folder,
+            "rollout.prompts": args.prompts,
+            "rollout.max_new_tokens": args.tokens,
+            "verifier.kind": "callable",
+            "verifier.function": f"{parity_reward.__file__}:parity",
+        }
+    words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    words += [word for given in args.set for word in ("--set", given)]
+    argv = [sys.executable, "-m", "launch", "run", "embedded", "--out", str(out), *words]
+    log = out.with_suffix(".log")
+    found = run_watched(argv, log, dict(os.environ))
+    if found.code != 0:
+        raise SystemExit(f"the run of {folder or 'embedded'} ended with {found.code}:\n{log.read_text()[-3000:]}")
+    return found.pss_mb
+
+
+def at_lengths(run: RunDir, predicted: Figures, measured: Figures) -> Figures:
+    """The prediction of times for completions as long as those that were sampled."""
+    config = config_from_json(run.config.read_bytes())
+    work = work_of(config, on_card=False, cores=len(os.sched_getaffinity(0)))
+    mean = measured.completion_tokens or work.lengths.completion
+    work = replace(work, lengths=replace(work.lengths, completion=max(1, round(mean))))
+    actor, learner = speeds_of(config.compute, cache_root(config.model))
+    time = step_time(find_shape(config.model, config.lora.targets), work, actor, learner)
+    return msgspec.structs.replace(predicted, rollout_s=time.rollout, update_s=time.update, step_s=time.step)
+
+
+def ratios(predicted: Figures, measured: Figures) -> dict[str, float]:
+    """Predicted over measured."""
+    pairs = {name: (getattr(predicted, name), getattr(measured, name)) for name in COMPARED}
+    return {name: round(ours / theirs, 3) for name, (ours, theirs) in pairs.items() if ours and theirs}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""The plan of a run: its memory and its time, whether it fits, and what would make it fit; as text and as JSON.
+
+`run` makes it before anything is started, from the configuration, the files of the model and this machine's measured
+speed; `doctor` judges memory by the same figures. Left out: runs on a card, whose memory `doctor` estimates, and runs
+whose model has to be fetched first. Both start without a plan.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from launch.plan.duration import StepTime, evaluation_s, seconds, step_time, total_s
+from launch.plan.machine import NotMeasured, Speed
+from launch.plan.memory import MIB, Dtype, HostMemory, Items, Lengths, Work, host_memory, size, size_of
+from launch.plan.remedies import Remedy, fits, remedies
+from launch.plan.shape import ModelShape, hub_cache_folder, local_folder, shape_of
+from shared.config.data import TasksConfig
+from shared.config.model import ModelConfig
+from shared.config.tree import Config
+from shared.errors import ModelError
+from shared.run.forecast import Figures
+
+QUESTION_TOKENS = 64
+"""Of a question with its chat template: about what GSM8K has."""
+CHARACTERS_PER_TOKEN = 4
+EMBEDDED = Lengths(prompt=46, completion=22, longest=44)
+"""The embedded model answers its own problems in so many tokens."""
+
+
+class NoPlan(Exception):
+    """The reason as one sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run will take."""
+
+    work: Work
+    """What was planned."""
+    memory: HostMemory
+    """Bytes by item."""
+    free: int | None
+    """Bytes that are free on this machine; None if unknown."""
+    time: StepTime | None
+    """None if the machine could not be measured."""
+    total_s: float | None
+    """The whole run, evaluations included."""
+    no_time: str
+    """Why there is no time."""
+    remedies: tuple[Remedy, ...]
+    """Empty if the run fits, or if nothing helps."""
+
+    @property
+    def fits(self) -> bool:
+        return fits(self.memory.total, self.free)
+
+    @property
+    def figures(self) -> Figures:
+        """What can be compared with the run."""
+        time = self.time
+        return Figures(
+            learner_mb=round(self.memory.learner_resident / MIB),
+            actor_mb=round(self.memory.actor_resident / MIB),
+            all_mb=round(self.memory.total / MIB),
+            rollout_s=round(time.rollout, 3) if time else None,
+            update_s=round(time.update, 3) if time else None,
+            step_s=round(time.step, 3) if time else None,
+            completion_tokens=self.work.lengths.completion,
+        )
+
+
+def work_of(config: Config, *, on_card: bool, cores: int) -> Work:
+    """What the keys say. cores: that this process may use."""
+    compute, rollout = config.compute, config.rollout
+    threads = compute.learner_threads + compute.actor_threads
+    return Work(
+        model=config.model,
+        actor=config.actor,
+        rollout=rollout,
+        batch=config.batch,
+        evaluation=config.eval,
+        rank=config.lora.rank,
+        groups=config.most_prompts,
+        workers=config.verifier.workers,
+        dtype=dtype_of(compute.dtype, on_card=on_card),
+        on_card=on_card,
+        # As shared/process/lease.py decides.
+        overlaps=not on_card and threads <= cores and config.pipeline.max_lag > 0,
+        lengths=lengths_of(config.model.path, rollout.max_new_tokens, config.tasks),
+    )
+
+
+def dtype_of(name: str, *, on_card: bool) -> Dtype:
+    """As shared/base/load.py resolves it, without torch."""
+    if name == "auto":
+        return "bf16" if on_card else "fp32"
+    return "bf16" if name == "bf16" else "fp32"
+
+
+def lengths_of(path: str, cap: int, tasks: TasksConfig) -> Lengths:
+    """Before anything was sampled: completions are as long as they may be."""
+    if path == "embedded" and tasks.source == "embedded":
+        return replace(EMBEDDED, completion=min(EMBEDDED.completion, cap), longest=min(EMBEDDED.longest, cap))
+    prompt = QUESTION_TOKENS + len(tasks.system_prompt) // CHARACTERS_PER_TOKEN
+    return Lengths(prompt=min(prompt, tasks.max_prompt_tokens), completion=cap, longest=cap)
+
+
+def find_shape(model: ModelConfig, targets: Sequence[str]) -> ModelShape:
+    """NoPlan if the model has to be fetched first, or if its files do not tell its sizes."""
+    folder = local_folder(model, hub_cache_folder())
+    if folder is None:
+        raise NoPlan(f"'{model.path}' is not on this machine yet")
+    try:
+        return shape_of(folder, targets)
+    except ModelError as error:
+        raise NoPlan(str(error)) from error
+
+
+def make_plan(
+    shape: ModelShape,
+    work: Work,
+    free: int | None,
+    *,
+    steps: int,
+    speeds: Callable[[], tuple[Speed, Speed]],
+) -> Plan:
+    """speeds: of actor and learner; asked for only if the run fits, because measuring takes seconds."""
+    memory = host_memory(shape, work)
+    time, total, why = None, None, ""
+    if fits(memory.total, free):
+        try:
+            actor, learner = speeds()
+            time = step_time(shape, work, actor, learner)
+            evaluation = evaluation_s(shape, work, actor)
+            every = work.evaluation.every
+            total = total_s(time, evaluation, steps=steps, evaluations=2 + ((steps - 1) // every if every else 0))
+        except NotMeasured as error:
+            why = str(error)
+    else:
+        why = "the run does not fit"
+    return Plan(
+        work=work,
+        memory=memory,
+        free=free,
+        time=time,
+        total_s=total,
+        no_time=why,
+        remedies=tuple(remedies(shape, work, free)),
+    )
+
+
+def table(plan: Plan) -> list[str]:
+    """The plan in a dozen lines."""
+    memory, free = plan.memory, "" if plan.free is None else f", {size(plan.free)} are free"
+    parts = {
+        "shared": memory.shared,
+        "launcher": memory.launcher,
+        "learner": memory.learner,
+        "  an update": memory.update,
+        "actor": memory.actor,
+        "  an order": memory.rollout,
+        "  an evaluation": memory.evaluation,
+    }
+    rows = [f"  {name:<17}{size(size_of(items)):>9}  {itemised(items)}" for name, items in parts.items() if items]
+    return [f"predicted memory: {size(memory.total)} at the peak{free}", *rows, *time_lines(plan)]
+
+
+def itemised(items: Items) -> str:
+    """The largest three."""
+    largest = sorted(items.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{name} {size(amount)}" for name, amount in largest if amount >= MIB)
+
+
+def time_lines(plan: Plan) -> list[str]:
+    if plan.time is None or plan.total_s is None:
+        return [f"predicted time: unknown, {plan.no_time}"]
+    tokens, time = plan.work.lengths.completion, plan.time
+    return [
+        f"predicted time: {seconds(time.step)} per step (decoding {seconds(time.rollout)}, update"
+        f" {seconds(time.update)}), {seconds(plan.total_s)} in total, if a completion has {tokens} tokens"
+    ]
+
+
+def summary_line(plan: Plan) -> str:
+    """One line, for the start of a run."""
+    return f"predicted: {size(plan.memory.total)} of memory; {time_lines(plan)[0].removeprefix('predicted time: ')}"
+
+
+def plan_as_json(plan: Plan) -> dict[str, Any]:
+    """For programs. Bytes and seconds."""
+    memory = plan.memory
+    return {
+        "fits": plan.fits,
+        "budget_bytes": plan.free,
+        "peak_bytes": memory.total,
+        "shared": memory.shared,
+        "launcher": memory.launcher,
+        "processes": {
+            "actor": phases({"decode": {**memory.actor, **memory.rollout}, "evaluation": evaluating(memory)}),
+            "learner": phases({"update": {**memory.learner, **memory.update}}),
+        },
+        "choices": {"dtype": plan.work.dtype, "overlaps": plan.work.overlaps},
+        "time": None if plan.time is None else {"step_s": plan.time.step, "total_s": plan.total_s} | times(plan.time),
+        "remedies": [{change.key: change.value for change in remedy.changes} for remedy in plan.remedies],
+    }
+
+
+def evaluating(memory: HostMemory) -> Items:
+    return {**memory.actor, **memory.evaluation} if memory.evaluation else {}
+
+
+def phases(parts: Mapping[str, Items]) -> list[dict[str, Any]]:
+    return [{"phase": name, "bytes": size_of(items), "items": items} for name, items in parts.items() if items]
+
+
+def times(time: StepTime) -> dict[str, float]:
+    return {"rollout_s": time.rollout, "update_s": time.update}

@@ -1,0 +1,148 @@
+"""How long a step takes on this machine, from its measured speed.
+
+    rollout   tokens of the longest completion x (weights x product(rows) + sampler + keys and values + calls)
+    update    micro-batches x weights x (product forward, once more if recomputed, gradient backward) + head + elements
+
+Times per weight and row are those of launch/plan/machine.py. Decoding a few rows costs the time to read the weights;
+an update costs its arithmetic. Work besides the products is counted by bytes and by calls, with factors that were
+fitted to runs (`benchmarks/predicted.py`), so a figure is good to about 30 % on a machine that does nothing else.
+Lengths are assumed: every completion has the largest length, but for the embedded model, whose lengths are known.
+
+Left out: how many groups teach nothing and cost no update, replacements, and time that a user's reward takes.
+"""
+
+from dataclasses import dataclass
+
+from launch.plan.machine import SAMPLER_ROWS, Speed
+from launch.plan.memory import (
+    Lengths,
+    Work,
+    adapter_bytes,
+    layer_activations,
+    micro_batch_tokens,
+    rows_at_once,
+    used_tokens,
+)
+from launch.plan.shape import ModelShape
+
+DECODE_CALLS = 700
+"""Small operations that take as long as all Python of one layer in a token step."""
+ADAPTER_CALLS = 1200
+"""The same for what the adapter of one layer adds, unless it is folded into the base."""
+NARROW_CALLS = 1300
+"""The same for what bf16 adds: conversions to fp32 and back."""
+STEP_CALLS = 500
+"""The same for one token step outside the layers: sampler, bookkeeping, scoring."""
+UPDATE_CALLS = 30_000
+"""The same for one layer and one micro-batch, forward and backward."""
+ELEMENT_PASSES = 15.0
+"""How often an update reads and writes what it keeps of each token."""
+THIN_PRODUCTS = 1.15
+"""Products of the adapter beside those of the base."""
+OPTIMIZER_PASSES = 16
+"""How often clipping and AdamW read and write a value of the adapter."""
+BETWEEN_S = 0.03
+"""Messages, journal and metrics of a step."""
+START_S = 6.0
+"""Until the first step begins: imports, base, checks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds."""
+
+    rollout: float
+    """Decoding all orders of a step."""
+    update: float
+    """The learner's part."""
+    overlaps: bool
+    """Whether both are at the same time."""
+
+    @property
+    def step(self) -> float:
+        parts = (self.rollout, self.update)
+        return BETWEEN_S + (max(parts) if self.overlaps else sum(parts))
+
+
+def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> StepTime:
+    """actor, learner: what this machine does with the threads of each."""
+    orders = -(-work.groups // work.order_groups)
+    rows = work.order_groups * work.rollout.group
+    rollout = orders * decode_s(shape, work, actor, groups=work.order_groups, rows=rows, lengths=work.lengths)
+    return StepTime(rollout=rollout, update=update_s(shape, work, learner), overlaps=work.overlaps)
+
+
+def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: int, lengths: Lengths) -> float:
+    """One order: its prompts once, then one token of each row at a time; rows that have ended cost nothing."""
+    prefill = shape.linear * speed.product_s(work.dtype, groups * lengths.prompt)
+    width = min(rows, rows_at_once(shape, work, lengths.longest))
+    # A row that has ended is taken over by the next completion; the last ones end one after the other.
+    steps = lengths.longest + max(0.0, rows / width - 1) * lengths.completion
+    active = rows * lengths.completion / steps
+    at_once = groups * width / rows
+    return prefill + steps * token_step_s(shape, work, speed, groups=at_once, rows=active, lengths=lengths)
+
+
+def token_step_s(shape: ModelShape, work: Work, speed: Speed, *, groups: float, rows: float, lengths: Lengths) -> float:
+    """One token of each row."""
+    rates = speed.rates[work.dtype]
+    products = shape.linear * speed.product_s(work.dtype, rows) * (1.0 if work.folds(shape) else THIN_PRODUCTS)
+    more_rows = speed.product_s(work.dtype, rows) - speed.product_s(work.dtype, SAMPLER_ROWS)
+    head = shape.vocabulary * shape.hidden * max(rates.head_step + more_rows, rates.product[0])
+    sampler = rows * shape.vocabulary * speed.sampler
+    seen = groups * lengths.prompt + rows * lengths.longest / 2
+    cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.element
+    calls = (shape.layers * layer_calls(shape, work) + STEP_CALLS) * speed.operation
+    return products + head + sampler + cache + calls
+
+
+def layer_calls(shape: ModelShape, work: Work) -> int:
+    adapter = 0 if work.folds(shape) else ADAPTER_CALLS
+    return DECODE_CALLS + adapter + (NARROW_CALLS if work.dtype == "bf16" else 0)
+
+
+def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
+    """All micro-batches of a step, and the optimizer."""
+    lengths, group = work.lengths, work.rollout.group
+    tokens = work.groups * (lengths.prompt + group * lengths.completion)
+    largest = min(tokens, micro_batch_tokens(work))
+    batches = tokens / largest
+    rates = speed.rates[work.dtype]
+    # Prompts and completions go through the layers one after the other.
+    used = used_tokens(work, largest)
+    runs = (used, largest - used)
+    forward = shape.linear * sum(speed.product_s(work.dtype, rows) for rows in runs)
+    backward = forward * rates.gradient / rates.product[-1]
+    again = 2 if work.batch.checkpointing else 1
+    elements = ELEMENT_PASSES * largest * shape.layers * layer_activations(shape, work) * speed.element
+    calls = shape.layers * UPDATE_CALLS * speed.operation
+    beside = (elements + calls) * (1 + again) / 2
+    head = shape.vocabulary * shape.hidden * rates.head * used
+    optimizer = OPTIMIZER_PASSES * adapter_bytes(work.rank, shape) * speed.element
+    return batches * (THIN_PRODUCTS * (again * forward + backward) + beside + head) + optimizer
+
+
+def evaluation_s(shape: ModelShape, work: Work, speed: Speed) -> float:
+    """One evaluation: a greedy completion of each problem and the sampled ones, at each of its caps."""
+    evaluation, usual = work.evaluation, work.lengths
+    if not evaluation.problems:
+        return 0.0
+    at_once = min(evaluation.problems, work.rollout.prompts * work.rollout.group)
+    orders = (1 + evaluation.samples) * evaluation.problems / at_once
+    seconds = 0.0
+    for cap in filter(None, (evaluation.max_new_tokens or usual.longest, evaluation.long_cap)):
+        mean = max(1, round(usual.completion * cap / usual.longest))
+        lengths = Lengths(prompt=usual.prompt, completion=mean, longest=cap)
+        seconds += orders * decode_s(shape, work, speed, groups=at_once, rows=at_once, lengths=lengths)
+    return seconds
+
+
+def total_s(step: StepTime, evaluation: float, *, steps: int, evaluations: int) -> float:
+    return START_S + steps * step.step + evaluations * evaluation
+
+
+def seconds(amount: float) -> str:
+    """`0.42 s`, `12 s`, `21 min`, `3.5 h`."""
+    if amount < 120:
+        return f"{amount:.2g} s" if amount < 10 else f"{amount:.0f} s"
+    return f"{amount / 60:.0f} min" if amount < 7200 else f"{amount / 3600:.1f} h"

@@ -1,0 +1,242 @@
+"""How fast this machine computes: a measurement of about two seconds, kept in the cache folder.
+
+    product     seconds per weight of `x W^T` for 1 to 512 rows; with one row it is the time to read a weight
+    gradient    seconds per weight of `dy W` for 512 rows
+    head        the same of logits with log-probs, forward and backward, as the learner computes them
+    sampler     seconds per row and token of the vocabulary
+    operation   seconds of an operation on a tensor so small that only the call counts
+    element     seconds per byte that an operation on a large tensor reads, or writes to memory that is new to it
+
+Weights of 64 MB are used in turn, so that they come from memory and not from a processor's cache, as in a real model.
+Head and sampler are measured by calling the functions of a run. The measurement has a process of its own, with the
+threads and variables that the processes of a run get, because torch reads them once, and because the launcher never
+loads torch.
+
+The cache's file belongs to one processor, one set of versions, one number of threads: its name is a digest of them. An
+older file than MAX_AGE_DAYS, a damaged one and one with another content are measured again.
+Left out on purpose: a card, whose times are not planned yet, and any wait for a quiet machine.
+"""
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.errors import UserError
+from shared.process.determinism import Blas, cpu_environment
+from shared.run.files import make_folder, write_whole
+from shared.run.run_dir import cpu_name
+
+FORMAT = 1
+"""Changes with what is measured."""
+MAX_AGE_DAYS = 30.0
+LIMIT_S = 60.0
+"""Of the process that measures. Importing torch from a slow disk takes half of it."""
+ROWS = (1, 8, 32, 128, 512)
+DTYPES = ("fp32", "bf16")
+WEIGHTS_BYTES = 64 * 2**20
+OUT, IN = 2048, 1024
+VOCABULARY, HEAD_ROWS, SAMPLER_ROWS = 4096, 128, 8
+ENOUGH_S = 0.08
+"""Each measurement is repeated for about this long."""
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one number type."""
+
+    product: tuple[float, ...]
+    """Seconds per weight for each of ROWS."""
+    gradient: float
+    """Seconds per weight for the last of ROWS."""
+    head: float
+    """Seconds per weight of the head and row, forward and backward."""
+    head_step: float
+    """Seconds per weight of the head for the logits of SAMPLER_ROWS rows."""
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """What this machine was measured to do with a number of threads."""
+
+    rates: Mapping[str, Rates]
+    """By number type."""
+    sampler: float
+    """Seconds per row and token of the vocabulary."""
+    operation: float
+    """Seconds."""
+    element: float
+    """Seconds per byte."""
+
+    def product_s(self, dtype: str, rows: float) -> float:
+        """Seconds per weight for this many rows: between two measurements a straight line, beyond the last one
+        proportional."""
+        times = self.rates[dtype].product
+        if rows >= ROWS[-1]:
+            return times[-1] * rows / ROWS[-1]
+        for (low, high), (first, second) in zip(pairwise(ROWS), pairwise(times), strict=True):
+            if rows <= high:
+                return first + (second - first) * max(rows - low, 0) / (high - low)
+        raise AssertionError("the last of ROWS was compared above")
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a file in the cache."""
+
+    facts: Mapping[str, Any]
+    """What the measurement depends on; the file's name is their digest."""
+    seconds_since_1970: float
+    """When it was made."""
+    speed: Speed
+    """The result."""
+
+
+class NotMeasured(Exception):
+    """The reason as one sentence."""
+
+
+def machine_speed(
+    cache: Path, threads: int, blas: Blas, *, measure: Callable[[int, Blas], Speed] | None = None
+) -> Speed:
+    """From the cache folder, or measured now. NotMeasured if it cannot be."""
+    facts = facts_of(threads, blas)
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    file = cache / f"speed-{digest}.json"
+    found = read(file)
+    if found and found.facts == facts and 0 <= time.time() - found.seconds_since_1970 < MAX_AGE_DAYS * 86_400:
+        return found.speed
+    speed = (measure or measure_elsewhere)(threads, blas)
+    kept = Measured(facts=facts, seconds_since_1970=time.time(), speed=speed)
+    try:
+        make_folder(cache)
+        write_whole(file, msgspec.json.format(msgspec.json.encode(kept), indent=2), durable=False)
+    except (OSError, UserError):
+        # A cache that cannot be written costs one more measurement; a run will say what is wrong with the folder.
+        pass
+    return speed
+
+
+def facts_of(threads: int, blas: Blas) -> dict[str, Any]:
+    """Everything that the measured times depend on."""
+    return {
+        "format": FORMAT,
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": version("torch"),
+        "threads": threads,
+        "blas": blas,
+    }
+
+
+def read(file: Path) -> Measured | None:
+    """None if there is no whole one."""
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=Measured)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if is_sound(found.speed) else None
+
+
+def is_sound(speed: Speed) -> bool:
+    """Whether every figure is a time."""
+    rates = [speed.rates[dtype] for dtype in DTYPES if dtype in speed.rates]
+    times = [t for one in rates for t in (*one.product, one.gradient, one.head, one.head_step)]
+    times += [speed.sampler, speed.operation, speed.element]
+    whole = len(rates) == len(DTYPES) and all(len(one.product) == len(ROWS) for one in rates)
+    return whole and all(math.isfinite(t) and t > 0 for t in times)
+
+
+def measure_elsewhere(threads: int, blas: Blas) -> Speed:
+    """In a process with the environment of a run's processes."""
+    try:
+        done = subprocess.run(
+            (sys.executable, "-m", "launch.plan.machine", str(threads)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=LIMIT_S,
+            env=os.environ | cpu_environment(threads, blas),
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotMeasured(f"the measurement took more than {LIMIT_S:g} s") from error
+    try:
+        speed = msgspec.json.decode(done.stdout, type=Speed)
+    except ValueError as error:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise NotMeasured(f"the measurement failed: {lines[-1]}") from error
+    if not is_sound(speed):
+        raise NotMeasured("the measurement gave a time of zero")
+    return speed
+
+
+def best_time(*work: Callable[[], object]) -> float:
+    """Seconds of the fastest call, so that other programs disturb little. All are called in turn for a while; the
+    first round does not count."""
+    for call in work:
+        call()
+    best, until = math.inf, time.perf_counter() + ENOUGH_S
+    while not math.isfinite(best) or time.perf_counter() < until:
+        for call in work:
+            start = time.perf_counter()
+            call()
+            best = min(best, time.perf_counter() - start)
+    return best
+
+
+def measure(threads: int) -> Speed:
+    """In this process, which must have been started for it."""
+    import torch
+
+    from actor.engines.sampler import draw
+    from shared.process.determinism import pin_torch
+
+    pin_torch(threads)
+    torch.manual_seed(0)
+    logits = torch.randn(SAMPLER_ROWS, VOCABULARY)
+    uniforms = torch.rand(SAMPLER_ROWS, dtype=torch.float64)
+    small, large = torch.randn(8, 8), torch.randn(4 * 2**20)
+    with torch.inference_mode():
+        sampler = best_time(lambda: draw(logits, uniforms)) / logits.numel()
+        operation = best_time(lambda: [small + small for _ in range(100)]) / 100
+        element = best_time(lambda: large * 2.0) / (2 * 4 * large.numel())
+    rates = {"fp32": measure_rates(torch.float32), "bf16": measure_rates(torch.bfloat16)}
+    return Speed(rates=rates, sampler=sampler, operation=operation, element=element)
+
+
+def measure_rates(dtype: Any) -> Rates:
+    import torch
+    from torch.nn.functional import linear
+
+    from shared.model.head import head_logits, token_stats
+
+    count = WEIGHTS_BYTES // (OUT * IN * dtype.itemsize)
+    weights = [torch.randn(OUT, IN).to(dtype) for _ in range(count)]
+    xs = [torch.randn(rows, IN).to(dtype) for rows in ROWS]
+    grad = torch.randn(ROWS[-1], OUT).to(dtype)
+    with torch.inference_mode():
+        product = tuple(best_time(*(partial(linear, x, w) for w in weights)) / (OUT * IN) for x in xs)
+        gradient = best_time(*(partial(torch.matmul, grad, w) for w in weights[:4])) / (OUT * IN)
+    # Logits as a model has them: probabilities so small that they are denormal would take many times as long.
+    head = (0.1 * torch.randn(VOCABULARY, IN)).to(dtype)
+    hidden = torch.randn(HEAD_ROWS, IN).to(dtype).requires_grad_()
+    targets = torch.randint(0, VOCABULARY, (HEAD_ROWS,))
+
+    def both_ways() -> None:
+        token_stats(hidden, head, targets, temperature=1.0, rows=HEAD_ROWS).logprobs.sum().backward()
+
+    with torch.inference_mode():
+        head_step = best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0)) / head.numel()
+    whole = best_time(both_ways) / (head.numel() * HEAD_ROWS)
+    return Rates(product=product, gradient=gradient, head=whole, head_step=head_step)
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(measure(int(sys.argv[1]))).decode())

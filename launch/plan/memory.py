@@ -1,0 +1,324 @@
+"""How much memory a run needs, item by item, before anything is loaded.
+
+    CPU      shared + launcher + learner + actor + the larger of rollout and update (their sum if both compute at once)
+    card     2 x (context + weights) + rollout + update
+
+    shared   libraries, and the base as a mapped file: pages that all processes have in common, counted once
+    rollout  keys and values of an order's prompts and completions, and the sampler's rows over the vocabulary; an
+             evaluation has a prompt for each row and may have a larger cap
+    update   activations of the largest micro-batch, and the tiles of the head
+
+On a CPU freed memory goes back to the system, so only the larger of the two peaks counts when the processes take turns.
+On a card both count: PyTorch keeps what a process has once used, and the processes share the card for the whole run.
+The constants were measured with `benchmarks/predicted.py`, which compares every prediction with a run.
+
+Left out: the first start, which converts the checkpoint (its pages can be dropped while it is read), and fragments
+that an allocator cannot use.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from launch.plan.shape import ModelShape
+from shared.config.data import CurriculumConfig
+from shared.config.model import ModelConfig
+from shared.config.processes import ActorConfig, EvalConfig
+from shared.config.training import BatchConfig
+from shared.config.tree import RolloutConfig
+
+MIB = 2**20
+LAUNCHER_BYTES = 45 * MIB
+LIBRARIES_BYTES = 330 * MIB
+"""Python, torch and transformers, imported once by the fork server."""
+LEARNER_BYTES = 75 * MIB
+"""What a learner has besides, before its first step: tasks, tokenizer, threads."""
+ACTOR_BYTES = 50 * MIB
+"""What an actor has besides."""
+WORKER_BYTES = 8 * MIB
+"""A process that scores completions."""
+CUDA_RUNTIME_BYTES = 1500 * MIB
+"""A process on a card, in host memory."""
+CONTEXT_BYTES = 400 * MIB
+"""What one process takes of a card before its first tensor."""
+VALUES_PER_OUTPUT: Mapping[str, float] = {"fp32": 2.5, "bf16": 3.2}
+"""Values that the backward pass of a layer keeps for each value that its products give: inputs of norms and products,
+rotated queries and keys, both sides of the gate. In bf16 some of them are kept in fp32."""
+WORKING_LAYERS = 1.5
+"""What the backward pass of one layer computes with, as a multiple of what the layer keeps."""
+NF4_BYTES = 0.53
+"""A parameter with its share of the scales."""
+HEAD_COLUMNS = 1024
+"""Of the vocabulary, in a tile of shared/model/head.py."""
+HEAD_TILES = 3
+"""Logits, their exponentials and the widened weights."""
+HEAD_ROWS = 2
+"""For each used token, directions of the gradient with the hidden size in fp32: those of all, and those in work."""
+SAMPLER_ROW_BYTES = 8
+"""For each token of the vocabulary: logits and weights."""
+ROOM_BYTES, CARD_ROOM_BYTES, MOST_ROWS = 512 * MIB, 2048 * MIB, 256
+"""As actor/engines/hf_engine.py limits the rows of a decode step."""
+FOLDED_BYTES = 64 * MIB
+"""As in actor/engines/hf_engine.py, up to this size `actor.fold = auto` keeps sums."""
+SHORT = 128 * 128
+"""As in shared/model/attention.py, up to this number of scores per head they are kept for the backward pass."""
+FP32_BYTES = 4
+BF16_BYTES = 2
+VALUE_BYTES: Mapping[str, int] = {"fp32": FP32_BYTES, "bf16": BF16_BYTES}
+
+Dtype = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Tokens of a sample."""
+
+    prompt: int
+    """Of a prompt."""
+    completion: int
+    """Of a completion, on average."""
+    longest: int
+    """Of the longest completion that is decoded with others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a step computes, and with what."""
+
+    model: ModelConfig
+    """How the base is kept."""
+    actor: ActorConfig
+    """How it decodes."""
+    rollout: RolloutConfig
+    """What is sampled."""
+    batch: BatchConfig
+    """How the learner cuts its batch."""
+    evaluation: EvalConfig
+    """What is evaluated."""
+    rank: int
+    """Of the adapter."""
+    groups: int
+    """Largest number of groups in a step."""
+    workers: int
+    """Processes that score."""
+    dtype: Dtype
+    """Of the base and the activations."""
+    on_card: bool
+    """Whether it is computed on a card."""
+    overlaps: bool
+    """Whether both processes compute at the same time."""
+    lengths: Lengths
+    """Of its samples."""
+
+    @property
+    def order_groups(self) -> int:
+        """Groups that are decoded together."""
+        return min(self.rollout.groups_per_order or self.groups, self.groups)
+
+    @property
+    def value_bytes(self) -> int:
+        return VALUE_BYTES[self.dtype]
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the dequantised base is mapped; on a CPU."""
+        return self.model.quantization == "none" or self.model.dequantize != "each_call"
+
+    def folds(self, shape: ModelShape) -> bool:
+        """Whether the actor has sums of weights and adapter."""
+        wanted, small = self.actor.fold, FP32_BYTES * shape.linear <= FOLDED_BYTES
+        return self.is_dense and self.dtype == "fp32" and (wanted == "always" or (wanted == "auto" and small))
+
+
+Items = dict[str, int]
+"""What the bytes are for -> bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostMemory:
+    """Bytes, by what they are for."""
+
+    shared: Items
+    """In memory once."""
+    launcher: Items
+    """The launcher and the processes that score."""
+    learner: Items
+    """What the learner always has."""
+    actor: Items
+    """What the actor always has."""
+    update: Items
+    """What the learner has besides while it computes an update."""
+    rollout: Items
+    """What the actor has besides while it decodes an order."""
+    evaluation: Items
+    """The same while it decodes an order of an evaluation."""
+    overlaps: bool
+    """Whether update and rollout are at the same time."""
+
+    @property
+    def total(self) -> int:
+        """At the peak of all processes together."""
+        update, decode = size_of(self.update), max(size_of(self.rollout), size_of(self.evaluation))
+        return self.weights + (update + decode if self.overlaps else max(update, decode))
+
+    @property
+    def weights(self) -> int:
+        """What all processes have before the first step. With less, a run cannot start."""
+        return size_of(self.shared) + size_of(self.launcher) + size_of(self.learner) + size_of(self.actor)
+
+    @property
+    def learner_resident(self) -> int:
+        """Peak of the learner, shared pages included, as the system counts it."""
+        return size_of(self.shared) + size_of(self.learner) + size_of(self.update)
+
+    @property
+    def actor_resident(self) -> int:
+        """Peak of the actor, shared pages included."""
+        decode = max(size_of(self.rollout), size_of(self.evaluation))
+        return size_of(self.shared) + size_of(self.actor) + decode
+
+
+def size_of(items: Items) -> int:
+    return sum(items.values())
+
+
+def size(num_bytes: float) -> str:
+    """`3.2 GiB`, `64 MiB`."""
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / MIB:.0f} MiB"
+
+
+def host_memory(shape: ModelShape, work: Work) -> HostMemory:
+    """On a machine where both processes compute on the CPU."""
+    adapter, dense = adapter_bytes(work.rank, shape), work.value_bytes * shape.linear
+    rest = work.value_bytes * shape.rest
+    codes = int(NF4_BYTES * shape.linear)
+    own_rest = {} if work.is_dense else {"embedding and head": rest}
+    moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * adapter, "adapter as messages": adapter}
+    return HostMemory(
+        shared={"libraries": LIBRARIES_BYTES, "base": dense + rest if work.is_dense else codes},
+        launcher={"launcher": LAUNCHER_BYTES, "scoring": work.workers * WORKER_BYTES},
+        learner={"Python, tasks, tokenizer": LEARNER_BYTES, **own_rest, **moments},
+        actor={
+            "Python, tokenizer": ACTOR_BYTES,
+            **own_rest,
+            **({"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}),
+            "adapter": adapter,
+            "adapter as a message": adapter,
+        },
+        update=update_items(shape, work),
+        rollout=decode_items(shape, work, work.order_groups, work.order_groups * work.rollout.group),
+        evaluation=evaluation_items(shape, work),
+        overlaps=work.overlaps,
+    )
+
+
+def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: int = 0) -> Items:
+    """While so many completions of so many prompts are decoded. cap: 0 for that of training."""
+    cap = cap or work.rollout.max_new_tokens
+    at_once = min(rows, rows_at_once(shape, work, cap))
+    prompts = min(prompts, at_once)
+    slots = prompts * work.lengths.prompt + at_once * cap
+    prefill = prompts * work.lengths.prompt * layer_outputs(shape) * work.value_bytes
+    return {
+        "keys and values": slots * token_bytes(shape, work),
+        "sampler": at_once * shape.vocabulary * SAMPLER_ROW_BYTES,
+        "prompts": prefill,
+    }
+
+
+def token_bytes(shape: ModelShape, work: Work) -> int:
+    """Keys and values of one token."""
+    return 2 * shape.layers * shape.key_value * work.value_bytes
+
+
+def rows_at_once(shape: ModelShape, work: Work, cap: int) -> int:
+    """As actor/engines/hf_engine.py chooses the width of a decode step."""
+    row = (work.lengths.prompt + cap) * token_bytes(shape, work) + SAMPLER_ROW_BYTES * shape.vocabulary
+    return work.actor.max_sequences or max(1, min(MOST_ROWS, (CARD_ROOM_BYTES if work.on_card else ROOM_BYTES) // row))
+
+
+def evaluation_items(shape: ModelShape, work: Work) -> Items:
+    """Empty if there is none. An order has about as many completions as a step (learner/evaluation/evaluate.py)."""
+    evaluation = work.evaluation
+    if not evaluation.problems:
+        return {}
+    rows = min(work.rollout.prompts * work.rollout.group, evaluation.problems)
+    return decode_items(shape, work, rows, rows, max(evaluation.max_new_tokens, evaluation.long_cap))
+
+
+def update_items(shape: ModelShape, work: Work) -> Items:
+    tokens = micro_batch_tokens(work)
+    layer = layer_activations(shape, work)
+    kept = shape.hidden * work.value_bytes if work.batch.checkpointing else layer
+    recomputed = layer if work.batch.checkpointing else 0
+    rows = min(work.batch.head_rows, used_tokens(work, tokens))
+    return {
+        "activations": int(tokens * (shape.layers * kept + recomputed)),
+        "a layer's backward pass": int(WORKING_LAYERS * tokens * layer),
+        "head": FP32_BYTES * (HEAD_TILES * rows * HEAD_COLUMNS + HEAD_ROWS * used_tokens(work, tokens) * shape.hidden),
+    }
+
+
+def layer_outputs(shape: ModelShape) -> int:
+    return shape.outputs // shape.layers
+
+
+def layer_activations(shape: ModelShape, work: Work) -> float:
+    """Bytes that one layer keeps of a token for its backward pass."""
+    width = work.lengths.prompt + work.lengths.longest
+    scores = shape.heads * width * (FP32_BYTES + work.value_bytes) if work.lengths.longest * width <= SHORT else 0
+    return VALUES_PER_OUTPUT[work.dtype] * layer_outputs(shape) * work.value_bytes + scores
+
+
+def micro_batch_tokens(work: Work) -> int:
+    """Tokens of the largest micro-batch, as learner/update/microbatch.py fills it."""
+    prompt, completion, group = work.lengths.prompt, work.lengths.longest, work.rollout.group
+    budget = work.batch.token_budget
+    whole_groups, left = divmod(budget, prompt + group * completion)
+    if whole_groups >= work.groups:
+        return work.groups * (prompt + group * completion)
+    more = max(0, left - prompt) // completion
+    tokens = whole_groups * (prompt + group * completion) + (prompt + more * completion if more else 0)
+    return max(tokens, prompt + completion)
+
+
+def used_tokens(work: Work, tokens: int) -> int:
+    """Of a micro-batch with so many tokens, those of completions: only they meet the head."""
+    prompt, completion, group = work.lengths.prompt, work.lengths.completion, work.rollout.group
+    return max(1, round(tokens * completion / (prompt / group + completion)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardMemory:
+    """Bytes that both processes take of a card, or of the machine's memory beside one."""
+
+    weights: int
+    """For as long as they live. With less, a run cannot start."""
+    total: int
+    """With the work of a step."""
+
+
+def card_memory(shape: ModelShape, work: Work) -> CardMemory:
+    """Keys and values are counted for prompts of any length, and micro-batches as full."""
+    packed = work.model.quantization == "nf4" and work.model.dequantize != "once"
+    linear_bytes = shape.linear * (NF4_BYTES if packed else BF16_BYTES)
+    weights = 2 * int(CONTEXT_BYTES + linear_bytes + BF16_BYTES * shape.rest)
+    order = decode_items(shape, work, work.order_groups, work.order_groups * work.rollout.group)
+    peaks = size_of(order) + size_of(update_items(shape, work))
+    return CardMemory(weights=weights, total=weights + peaks)
+
+
+def host_memory_of_cards(shape: ModelShape) -> CardMemory:
+    """What both processes take of the machine's memory while they compute on a card; loading reads the file."""
+    return CardMemory(weights=2 * CUDA_RUNTIME_BYTES, total=2 * CUDA_RUNTIME_BYTES + shape.file_bytes)
+
+
+def adapter_bytes(rank: int, shape: ModelShape) -> int:
+    """A and B in fp32."""
+    return FP32_BYTES * rank * shape.adapter
+
+
+def anchor_bytes(rank: int, curriculum: CurriculumConfig, shape: ModelShape) -> int:
+    """What a checkpoint keeps of the end of a stage: the adapter of that time, and Fisher's weights in two bytes each,
+    as if every matrix had an adapter."""
+    return adapter_bytes(rank, shape) * curriculum.anchored + 2 * shape.linear * (curriculum.ewc > 0.0)

@@ -1,0 +1,157 @@
+"""The smallest changes of a configuration that make a run fit into memory.
+
+    fits   predicted memory x CERTAIN <= what is free
+
+Predictions are good to 10 %, so a run is refused only if it would not fit even 10 % below its prediction. Changes are
+tried one key at a time, each with its gentlest value that is enough. If none is enough alone, changes are added one
+after the other, in the order of what they cost, and those that turn out not to be needed are taken back.
+Left out: changes of the model or of the machine, which the text of a refusal names.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from launch.plan.memory import HostMemory, Items, Work, host_memory, size
+from launch.plan.shape import ModelShape
+from shared.errors import ConfigError
+
+CERTAIN = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One key with another value."""
+
+    key: str
+    """`section.key`"""
+    value: str
+    """As `--set` takes it."""
+    apply: Callable[[Work], Work]
+    """The work with it."""
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """Changes that are enough together."""
+
+    changes: tuple[Change, ...]
+    """One for each key."""
+    total: int
+    """Predicted bytes with them."""
+
+    def __str__(self) -> str:
+        return f"{' '.join(f'--set {change}' for change in self.changes)} ({size(self.total)})"
+
+
+def fits(total: int, free: int | None) -> bool:
+    return free is None or total * CERTAIN <= free
+
+
+def refuse_if_too_large(memory: HostMemory, free: int | None, ways: Sequence[Remedy], path: str) -> None:
+    """ConfigError that names the changes. path: of the model."""
+    if free is None or fits(memory.total, free):
+        return
+    found = f"The run needs about {size(memory.total)} of memory and {size(free)} are free"
+    if not ways:
+        largest = max(all_items(memory).items(), key=lambda item: item[1])
+        raise ConfigError(
+            f"{found}; no change of its sizes is enough (the largest part is {largest[0]}, {size(largest[1])}): take a"
+            f" smaller model than '{path}', or a machine with more memory."
+        )
+    listed = "; or ".join(map(str, ways))
+    raise ConfigError(f"{found}. It would fit with {listed}. Or end other programs, or take a smaller model.")
+
+
+def all_items(memory: HostMemory) -> Items:
+    parts = (memory.shared, memory.launcher, memory.learner, memory.actor, memory.update, memory.rollout)
+    return {name: amount for part in parts for name, amount in part.items()}
+
+
+def remedies(shape: ModelShape, work: Work, free: int | None) -> Iterator[Remedy]:
+    """Nothing if the run fits; else every single change that is enough, or the smallest combination that was found."""
+    if free is None or fits(host_memory(shape, work).total, free):
+        return
+    ladders = [list(ladder) for ladder in changes(work)]
+    alone = [remedy for ladder in ladders if (remedy := gentlest(shape, work, free, ladder))]
+    if alone:
+        yield from alone
+        return
+    chosen: list[Change] = []
+    for change in (ladder[-1] for ladder in ladders if ladder):
+        chosen.append(change)
+        if is_enough(shape, work, free, chosen):
+            yield combined(shape, work, smallest(shape, work, free, chosen))
+            return
+
+
+def gentlest(shape: ModelShape, work: Work, free: int, ladder: Sequence[Change]) -> Remedy | None:
+    """The first change of one key that is enough."""
+    for change in ladder:
+        if is_enough(shape, work, free, [change]):
+            return combined(shape, work, [change])
+    return None
+
+
+def smallest(shape: ModelShape, work: Work, free: int, chosen: Sequence[Change]) -> list[Change]:
+    """Without the changes that the others do not need."""
+    kept = list(chosen)
+    for change in chosen:
+        others = [other for other in kept if other is not change]
+        if is_enough(shape, work, free, others):
+            kept = others
+    return kept
+
+
+def is_enough(shape: ModelShape, work: Work, free: int, chosen: Sequence[Change]) -> bool:
+    return fits(combined(shape, work, chosen).total, free)
+
+
+def combined(shape: ModelShape, work: Work, chosen: Sequence[Change]) -> Remedy:
+    for change in chosen:
+        work = change.apply(work)
+    return Remedy(changes=tuple(chosen), total=host_memory(shape, work).total)
+
+
+def changes(work: Work) -> Iterator[Iterator[Change]]:
+    """For each key its values from the gentlest on. First those that cost time only, then those that change what is
+    sampled."""
+    if not work.batch.checkpointing:
+        yield iter([set_key("batch", "checkpointing", True)])
+    yield (set_key("batch", "token_budget", value) for value in halves(work.batch.token_budget, 64))
+    yield (set_key("batch", "head_rows", value) for value in halves(work.batch.head_rows, 32))
+    if work.dtype == "fp32":
+        yield iter([Change(key="compute.dtype", value="bf16", apply=lambda one: replace(one, dtype="bf16"))])
+    if work.model.quantization == "nf4" and work.model.dequantize != "each_call":
+        yield iter([set_key("model", "dequantize", "each_call")])
+    yield (set_key("rollout", "groups_per_order", value) for value in halves(work.order_groups, 1))
+    yield (fewer_prompts(value) for value in halves(work.rollout.prompts, 1))
+    yield (set_key("rollout", "max_new_tokens", value) for value in halves(work.rollout.max_new_tokens, 16))
+
+
+def halves(value: int, least: int) -> Iterator[int]:
+    while value // 2 >= least:
+        value //= 2
+        yield value
+
+
+def set_key(section: str, key: str, value: object) -> Change:
+    """A key of a section that a Work has whole."""
+
+    def apply(work: Work) -> Work:
+        changed = msgspec.structs.replace(getattr(work, section), **{key: value})
+        work = replace(work, **{section: changed})
+        lengths, cap = work.lengths, work.rollout.max_new_tokens
+        shorter = replace(lengths, completion=min(lengths.completion, cap), longest=min(lengths.longest, cap))
+        return replace(work, lengths=shorter)
+
+    return Change(key=f"{section}.{key}", value=str(value).lower(), apply=apply)
+
+
+def fewer_prompts(value: int) -> Change:
+    change = set_key("rollout", "prompts", value)
+    return replace(change, apply=lambda work: replace(change.apply(work), groups=min(work.groups, value)))

@@ -1,0 +1,140 @@
+"""The sizes of a checkpoint, read from its config.json and the headers of its weight files, in milliseconds.
+
+No weights are read and no torch is imported, so `run` can plan before it starts anything. The headers name every
+tensor, so no list of architectures is needed: what NF4 packs, what gets an adapter and what is left are counted as
+shared/base/cache.py and shared/base/load.py will find them.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from shared.base.gguf import config_of, is_gguf, open_gguf, tensor_shapes
+from shared.config.model import ModelConfig
+from shared.embedded import EMBEDDED_DIR
+from shared.errors import ModelError
+from shared.model.linears import is_decoder_linear
+
+MAX_HEADER_BYTES = 100 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """What the files of a checkpoint say about its size."""
+
+    linear: int
+    """Parameters in the matrices of the layers: what NF4 packs."""
+    rest: int
+    """All others: embedding, head, norms."""
+    adapter: int
+    """Rows and columns of the matrices that get an adapter: its parameters for each unit of rank."""
+    file_bytes: int
+    """Size of its weight files."""
+    layers: int
+    """Decoder layers."""
+    hidden: int
+    """Hidden size."""
+    key_value: int
+    """Width of a token's keys: heads times head size."""
+    vocabulary: int
+    """Tokens."""
+    heads: int
+    """Heads of a query."""
+    outputs: int
+    """Rows of all matrices of the layers: the values that their products give for one token."""
+
+
+def kind_of(model: ModelConfig) -> Literal["embedded", "folder", "gguf", "hub"]:
+    """As shared/base/cache.py reads model.path."""
+    if model.path == "embedded":
+        return "embedded"
+    if is_gguf(model.path):
+        return "gguf"
+    return "folder" if os.path.isdir(model.path) else "hub"
+
+
+def local_folder(model: ModelConfig, hub_cache: Path) -> Path | None:
+    """The folder of the checkpoint, or its file; None unless all of it is on this machine."""
+    match kind_of(model):
+        case "gguf":
+            return Path(model.path) if os.path.isfile(model.path) else None
+        case "embedded":
+            folder = EMBEDDED_DIR
+        case "folder":
+            folder = Path(model.path)
+        case "hub":
+            folder = in_hub_cache(model, hub_cache)
+    complete = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    return folder if complete else None
+
+
+def in_hub_cache(model: ModelConfig, hub_cache: Path) -> Path:
+    """Where the hub's library keeps this revision once it was fetched."""
+    repository = hub_cache / f"models--{model.path.replace('/', '--')}"
+    named = repository / "refs" / model.revision
+    commit = named.read_text(encoding="utf-8").strip() if named.is_file() else model.revision
+    return repository / "snapshots" / commit
+
+
+def hub_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """As huggingface_hub finds it, without importing it."""
+    home = environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(environment.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser().absolute()
+
+
+def shape_of(folder: Path, targets: Sequence[str]) -> ModelShape:
+    """ModelError if the configuration has not what is needed. `targets`: lora.targets."""
+    if is_gguf(folder):
+        return shape_of_gguf(folder, targets)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        file_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        return sizes(config.get("text_config", config), list(named_shapes(folder)), targets, file_bytes)
+    except KeyError as error:
+        raise ModelError(f"{folder / 'config.json'} has no {error}; check model.path.") from error
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(
+            f"The sizes of the model in {folder} cannot be read ({type(error).__name__}: {error}); check model.path."
+        ) from error
+
+
+def shape_of_gguf(path: Path, targets: Sequence[str]) -> ModelShape:
+    """The size of its weights is that in bf16: the file itself has fewer bits."""
+    file = open_gguf(path)
+    tensors = [(name, list(shape)) for name, shape in tensor_shapes(file).items()]
+    return sizes(config_of(file), tensors, targets, 2 * sum(math.prod(shape) for _, shape in tensors))
+
+
+def sizes(
+    text: Mapping[str, Any], tensors: Sequence[tuple[str, list[int]]], targets: Sequence[str], file_bytes: int
+) -> ModelShape:
+    """tensors: name and shape."""
+    heads, hidden = text["num_attention_heads"], text["hidden_size"]
+    width = text.get("head_dim") or hidden // heads
+    linear = [(name, shape) for name, shape in tensors if is_decoder_linear(name, len(shape))]
+    packed = sum(math.prod(shape) for _, shape in linear)
+    return ModelShape(
+        linear=packed,
+        rest=sum(math.prod(shape) for _, shape in tensors) - packed,
+        adapter=sum(sum(shape) for name, shape in linear if name.split(".")[-2] in targets),
+        file_bytes=file_bytes,
+        layers=text["num_hidden_layers"],
+        hidden=hidden,
+        key_value=text.get("num_key_value_heads", heads) * width,
+        vocabulary=text["vocab_size"],
+        heads=heads,
+        outputs=sum(shape[0] for _, shape in linear),
+    )
+
+
+def named_shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
+    """Name and shape of every tensor."""
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            length = min(int.from_bytes(stream.read(8), "little"), MAX_HEADER_BYTES)
+            header = json.loads(stream.read(length))
+        yield from ((name, entry["shape"]) for name, entry in header.items() if name != "__metadata__")

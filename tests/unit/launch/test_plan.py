@@ -1,0 +1,370 @@
+"""The plan of a run: items computed by hand, refusals whose remedies help, and a machine that is measured once."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch.__main__ import main
+from launch.plan.cost import Plan, make_plan, plan_as_json, table, work_of
+from launch.plan.duration import decode_s, seconds, step_time
+from launch.plan.machine import DTYPES, ROWS, NotMeasured, Rates, Speed, machine_speed, measure_elsewhere
+from launch.plan.memory import (
+    HEAD_COLUMNS,
+    HEAD_ROWS,
+    HEAD_TILES,
+    SAMPLER_ROW_BYTES,
+    VALUES_PER_OUTPUT,
+    WORKING_LAYERS,
+    Lengths,
+    Work,
+    host_memory,
+    micro_batch_tokens,
+    size_of,
+    used_tokens,
+)
+from launch.plan.remedies import fits, refuse_if_too_large
+from launch.plan.shape import ModelShape, hub_cache_folder, shape_of
+from shared.config.load import resolve
+from shared.embedded import EMBEDDED_DIR
+from shared.errors import ConfigError, ModelError
+from tests.support.machines import GIB, QWEN_15B
+
+HALF = ModelShape(
+    linear=357_826_560,
+    rest=136_206_720,
+    adapter=24 * (2 * 896 + 2 * (896 + 128) + 2 * 896 + 3 * (896 + 4864)),
+    file_bytes=988_097_824,
+    layers=24,
+    hidden=896,
+    key_value=128,
+    vocabulary=151_936,
+    heads=14,
+    outputs=24 * (3 * 896 + 2 * 128 + 2 * 4864),
+)
+"""Qwen2.5-0.5B."""
+LENGTHS = Lengths(prompt=64, completion=64, longest=64)
+RATES = Rates(product=(1e-9, 1e-9, 1e-9, 2e-9, 8e-9), gradient=8e-9, head=5e-11, head_step=1e-9)
+SPEED = Speed(rates=dict.fromkeys(DTYPES, RATES), sampler=5e-9, operation=1e-6, element=1e-10)
+
+
+def work(lengths: Lengths = LENGTHS, **sections: Mapping[str, object]) -> Work:
+    """One prompt, 8 completions of 64 tokens, unless the sections say otherwise."""
+    small = {"prompts": 1, "group": 8, "max_new_tokens": 64}
+    given = {**sections, "rollout": {**small, **sections.get("rollout", {})}}
+    config = resolve({"model": {"path": "somewhere"}, "eval": {"problems": 0}, **given})
+    return replace(work_of(config, on_card=False, cores=2), lengths=lengths)
+
+
+def plan(shape: ModelShape, one: Work, free: int | None) -> Plan:
+    return make_plan(shape, one, free, steps=10, speeds=lambda: (SPEED, SPEED))
+
+
+# --- memory
+
+
+def test_the_items_of_half_a_billion_parameters_by_hand() -> None:
+    found = host_memory(HALF, work(batch={"checkpointing": True, "token_budget": 1024, "head_rows": 256}))
+    parameters = 357_826_560 + 136_206_720
+    assert found.shared["base"] == 4 * parameters
+    adapter = 4 * 16 * HALF.adapter
+    assert (found.learner["adapter"], found.learner["gradient"]) == (adapter, adapter)
+    assert found.learner["Adam's moments"] == 2 * adapter
+    assert found.actor["adapter"] == adapter
+    # Two arrays, 24 layers, 2 heads of 64, fp32: one prompt, and 8 completions with room for 64 tokens.
+    assert found.rollout["keys and values"] == 2 * 24 * 128 * 4 * (64 + 8 * 64)
+    assert found.rollout["sampler"] == 8 * 151_936 * SAMPLER_ROW_BYTES
+    # One prompt and its 8 completions are all there is.
+    layer = VALUES_PER_OUTPUT["fp32"] * (3 * 896 + 2 * 128 + 2 * 4864) * 4 + 14 * 128 * 8
+    assert found.update["activations"] == pytest.approx(576 * (24 * 896 * 4 + layer))
+    assert found.update["a layer's backward pass"] == pytest.approx(WORKING_LAYERS * 576 * layer)
+    assert found.update["head"] == 4 * (HEAD_TILES * 256 * HEAD_COLUMNS + HEAD_ROWS * 512 * 896)
+
+
+def test_half_the_bytes_in_bf16_and_no_sums_in_the_actor() -> None:
+    folded = {"fold": "always"}
+    fp32, bf16 = (host_memory(HALF, work(actor=folded, compute={"dtype": name})) for name in ("fp32", "bf16"))
+    assert bf16.shared["base"] * 2 == fp32.shared["base"]
+    assert bf16.rollout["keys and values"] * 2 == fp32.rollout["keys and values"]
+    assert fp32.actor["base + adapter"] == 4 * HALF.linear
+    assert "base + adapter" not in bf16.actor
+    assert "base + adapter" not in host_memory(HALF, work()).actor, "only small models are folded by default"
+    assert bf16.learner["adapter"] == fp32.learner["adapter"], "always fp32"
+
+
+def test_only_the_larger_peak_counts_where_processes_take_turns() -> None:
+    turns = host_memory(HALF, work())
+    update, rollout = size_of(turns.update), size_of(turns.rollout)
+    assert turns.total == turns.weights + max(update, rollout)
+    both = work(compute={"learner_threads": 1, "actor_threads": 1}, pipeline={"max_lag": 1})
+    assert both.overlaps
+    assert host_memory(HALF, both).total == turns.weights + update + rollout
+
+
+def test_an_evaluation_has_a_prompt_for_each_row() -> None:
+    without, with_one = host_memory(HALF, work()), host_memory(HALF, work(eval={"problems": 100, "long_cap": 512}))
+    assert without.evaluation == {}
+    assert with_one.evaluation["keys and values"] == 2 * 24 * 128 * 4 * (8 * 64 + 8 * 512)
+    assert with_one.actor_resident > without.actor_resident
+
+
+def test_micro_batches_are_filled_as_the_learner_fills_them() -> None:
+    def tokens(budget: int, *, checkpointing: bool, prompts: int = 2) -> int:
+        batch = {"token_budget": budget, "checkpointing": checkpointing}
+        return micro_batch_tokens(work(batch=batch, rollout={"prompts": prompts}))
+
+    whole_group = 64 + 8 * 64
+    assert tokens(8192, checkpointing=False) == 2 * whole_group, "all there is"
+    assert tokens(600, checkpointing=False) == whole_group
+    assert tokens(whole_group + 64 + 128, checkpointing=False) == whole_group + 64 + 128
+    assert tokens(1, checkpointing=False) == 128, "one sample is always computed"
+    assert tokens(600, checkpointing=True) == whole_group, "prompts are shared there too"
+    assert used_tokens(work(), whole_group) == 8 * 64
+
+
+# --- what cannot run
+
+
+@pytest.mark.parametrize("share", [0.97, 0.85, 0.6, 0.45, 0.3])
+def test_a_run_that_does_not_fit_is_refused_with_changes_that_make_it_fit(share: float) -> None:
+    one = work(replace(LENGTHS, longest=512), rollout={"prompts": 16, "group": 8, "max_new_tokens": 512})
+    free = int(share * 0.9 * host_memory(QWEN_15B, one).total)
+    found = plan(QWEN_15B, one, free)
+    assert not found.fits and found.time is None and found.remedies
+    for remedy in found.remedies:
+        changed = one
+        for change in remedy.changes:
+            changed = change.apply(changed)
+        assert host_memory(QWEN_15B, changed).total == remedy.total
+        assert plan(QWEN_15B, changed, free).fits, str(remedy)
+        for left_out in remedy.changes:
+            fewer = one
+            for change in remedy.changes:
+                fewer = fewer if change is left_out else change.apply(fewer)
+            assert not plan(QWEN_15B, fewer, free).fits, f"{left_out} is not needed in {remedy}"
+    with pytest.raises(ConfigError, match="would fit with --set") as refusal:
+        refuse_if_too_large(found.memory, found.free, found.remedies, "a model")
+    assert all(str(change) in str(refusal.value) for remedy in found.remedies for change in remedy.changes)
+
+
+def test_what_a_remedy_says_can_be_typed() -> None:
+    """Its words are overrides that `run` takes, and the run that they make is the one that was planned."""
+    sections = {"rollout": {"prompts": 16, "group": 8, "max_new_tokens": 64, "groups_per_order": 0}}
+    one = work(LENGTHS, **sections)
+    for remedy in plan(QWEN_15B, one, 7 * GIB).remedies:
+        typed: dict[str, dict[str, object]] = {name: dict(keys) for name, keys in sections.items()}
+        for change in remedy.changes:
+            section, key = change.key.split(".")
+            text = change.value
+            value: object = text if not (text.isdigit() or text == "true") else json.loads(text)
+            typed.setdefault(section, {})[key] = value
+        assert host_memory(QWEN_15B, work(LENGTHS, **typed)).total == remedy.total
+
+
+def test_a_model_that_nothing_makes_fit_is_refused_too() -> None:
+    found = plan(QWEN_15B, work(), GIB // 2)
+    assert found.remedies == ()
+    with pytest.raises(ConfigError, match="take a smaller model"):
+        refuse_if_too_large(found.memory, found.free, found.remedies, "a model")
+
+
+def test_what_fits_is_not_refused_and_neither_is_what_may_fit() -> None:
+    total = host_memory(HALF, work()).total
+    for free in (2 * total, total, int(0.91 * total), None):
+        found = plan(HALF, work(), free)
+        assert found.fits and not found.remedies and fits(total, free)
+        refuse_if_too_large(found.memory, free, (), "a model")
+
+
+def write_headers(folder: Path, layers: int, hidden: int) -> None:
+    """A checkpoint without a single weight."""
+    tensors = {f"model.layers.{i}.mlp.up_proj.weight": {"shape": [hidden, hidden]} for i in range(layers)}
+    header = json.dumps(tensors).encode()
+    facts = {"num_attention_heads": 8, "hidden_size": hidden, "num_hidden_layers": layers, "vocab_size": 1000}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(facts))
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+def test_run_refuses_before_it_makes_anything(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_headers(tmp_path / "huge", layers=100, hidden=200_000)
+    path, out = f"model.path={tmp_path / 'huge'}", str(tmp_path / "run")
+    assert main(["run", "--set", path, "--set", "compute.device=cpu", "--out", out, *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: The run needs about ") and said.count("\n") == 1
+    assert "smaller model" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_that_do_not_tell_sizes_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 0, "hidden_size": 4}')
+    with pytest.raises(ModelError, match="cannot be read"):
+        shape_of(tmp_path, ["q_proj"])
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="num_attention_heads"):
+        shape_of(tmp_path, ["q_proj"])
+
+
+def test_the_hubs_cache_is_where_its_library_looks(tmp_path: Path) -> None:
+    for environment in (
+        {},
+        {"HF_HOME": str(tmp_path)},
+        {"HF_HUB_CACHE": str(tmp_path / "x")},
+        {"XDG_CACHE_HOME": "/y"},
+    ):
+        code = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
+        home = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        done = subprocess.run([sys.executable, "-c", code], env=home | environment, capture_output=True, text=True)
+        ours = hub_cache_folder(environment)
+        expected = Path(done.stdout.strip())
+        if environment:
+            assert ours == expected
+        else:
+            assert ours.parts[-3:] == expected.parts[-3:]
+
+
+# --- time
+
+
+def test_products_between_two_measurements_are_on_a_line() -> None:
+    assert ROWS == (1, 8, 32, 128, 512)
+    for rows, expected in ((1, 1e-9), (20, 1e-9), (80, 1.5e-9), (128, 2e-9), (320, 5e-9), (512, 8e-9), (1024, 16e-9)):
+        assert SPEED.product_s("bf16", rows) == pytest.approx(expected)
+    assert SPEED.product_s("fp32", 0.5) == pytest.approx(1e-9)
+
+
+def test_decoding_costs_what_reading_the_weights_costs() -> None:
+    one = work()
+    found = decode_s(HALF, one, SPEED, groups=1, rows=8, lengths=LENGTHS)
+    products = 64 * (HALF.linear + 151_936 * 896) * 1e-9
+    assert products < found < 1.4 * products
+    longer = decode_s(HALF, one, SPEED, groups=1, rows=8, lengths=Lengths(prompt=64, completion=128, longest=128))
+    assert longer == pytest.approx(2 * found, rel=0.05)
+    ended_early = decode_s(HALF, one, SPEED, groups=1, rows=8, lengths=replace(LENGTHS, completion=32))
+    assert ended_early < found
+
+
+def test_a_step_has_its_parts_after_one_another_or_at_the_same_time() -> None:
+    found = step_time(HALF, work(), SPEED, SPEED)
+    assert found.step == pytest.approx(found.rollout + found.update, rel=0.05)
+    together = replace(found, overlaps=True)
+    assert together.step < found.step
+    recomputed = step_time(HALF, work(batch={"checkpointing": True}), SPEED, SPEED)
+    assert recomputed.update > 1.3 * found.update, "a product more"
+
+
+def test_times_are_told_in_a_unit_that_fits() -> None:
+    assert [seconds(t) for t in (0.042, 1.26, 45.2, 300, 9000)] == ["0.042 s", "1.3 s", "45 s", "5 min", "2.5 h"]
+
+
+# --- the machine
+
+
+class Measuring:
+    """Counts how often it is asked."""
+
+    def __init__(self, speed: Speed = SPEED) -> None:
+        self.speed = speed
+        self.asked: list[int] = []
+
+    def __call__(self, threads: int, blas: str) -> Speed:
+        self.asked.append(threads)
+        return self.speed
+
+
+def test_a_measurement_is_kept_for_its_number_of_threads(tmp_path: Path) -> None:
+    measuring = Measuring()
+    for threads in (2, 2, 1, 2, 1):
+        assert machine_speed(tmp_path / "cache", threads, "fast", measure=measuring) == SPEED
+    assert measuring.asked == [2, 1]
+    machine_speed(tmp_path / "cache", 2, "portable", measure=measuring)
+    assert measuring.asked == [2, 1, 2]
+
+
+@pytest.mark.parametrize("damage", ["torn", "zeros", "no json", "other facts", "old", "from the future", "negative"])
+def test_a_file_that_cannot_be_used_is_measured_again(damage: str, tmp_path: Path) -> None:
+    measuring = Measuring()
+    machine_speed(tmp_path, 2, "fast", measure=measuring)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    content = json.loads(whole)
+    changed = {
+        "other facts": {"facts": content["facts"] | {"torch": "1.0"}},
+        "old": {"seconds_since_1970": content["seconds_since_1970"] - 40 * 86_400},
+        "from the future": {"seconds_since_1970": content["seconds_since_1970"] + 86_400},
+        "negative": {"speed": content["speed"] | {"element": -1.0}},
+    }
+    bytes_of = {"torn": whole[: len(whole) // 2], "zeros": bytes(len(whole)), "no json": b"\xff{"}
+    file.write_bytes(bytes_of.get(damage) or json.dumps(content | changed[damage]).encode())
+    assert machine_speed(tmp_path, 2, "fast", measure=measuring) == SPEED
+    assert measuring.asked == [2, 2]
+    assert machine_speed(tmp_path, 2, "fast", measure=measuring) == SPEED
+    assert measuring.asked == [2, 2], "the file is whole again"
+
+
+def test_a_cache_that_cannot_be_written_costs_a_measurement(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert machine_speed(tmp_path / "file" / "cache", 2, "fast", measure=Measuring()) == SPEED
+
+
+def test_a_machine_that_cannot_be_measured_has_no_time() -> None:
+    def fail() -> tuple[Speed, Speed]:
+        raise NotMeasured("it has no torch")
+
+    found = make_plan(HALF, work(), None, steps=10, speeds=fail)
+    assert found.time is None and found.fits
+    assert "predicted time: unknown, it has no torch" in table(found)
+
+
+def test_this_machine_is_measured_within_seconds() -> None:
+    speed = measure_elsewhere(1, "fast")
+    assert set(speed.rates) == set(DTYPES)
+    for rates in speed.rates.values():
+        assert rates.product[-1] > rates.product[0] > 0, "512 rows take longer than one"
+
+
+# --- what is shown
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["run", "embedded", "--dry-run", "--set", "compute.device=cpu", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_dry_run_shows_memory_and_time(capsys: pytest.CaptureFixture[str]) -> None:
+    text = dry_run(capsys)
+    assert "predicted memory: " in text and "are free" in text
+    for words in ("shared", "launcher", "learner", "an update", "actor", "an order", "an evaluation"):
+        assert words in text
+    assert "predicted time: " in text and "per step (decoding " in text and "in total" in text
+
+
+def test_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(dry_run(capsys, "--json"))
+    assert found["fits"] is True and found["remedies"] == []
+    assert found["peak_bytes"] < found["budget_bytes"]
+    (update,) = found["processes"]["learner"]
+    assert update["phase"] == "update" and update["bytes"] == sum(update["items"].values())
+    assert found["time"]["step_s"] > 0 and found["time"]["total_s"] > 40 * found["time"]["step_s"]
+    refused = plan_as_json(plan(QWEN_15B, work(), 9 * GIB))
+    assert refused["fits"] is False and refused["time"] is None
+    assert {"compute.dtype": "bf16"} in refused["remedies"]
+
+
+def test_a_model_that_is_not_here_has_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    text = dry_run(capsys, "--set", "model.path=owner/name")
+    assert "predicted memory and time: unknown, 'owner/name' is not on this machine yet" in text
+    found = json.loads(dry_run(capsys, "--json", "--set", "model.path=owner/name"))
+    assert found["fits"] is None
+
+
+def test_the_embedded_model_is_read_in_no_time() -> None:
+    shape = shape_of(EMBEDDED_DIR, ["q_proj"])
+    assert (shape.heads, shape.outputs) == (4, 4 * (3 * 128 + 2 * 64 + 2 * 384))
