@@ -9,9 +9,10 @@ AUTO,STRICT it gave one result for every alignment and thread count, at the same
     portable  AVX2 kernels in MKL, ATen and oneDNN: the same bits on more machines, about as fast at small sizes.
               MKL's COMPATIBLE mode supports older CPUs at half the speed, and is left out
 
-Threads that wait for others sleep at once. By default libgomp lets them spin for milliseconds, and beside a busy
-process that takes the core from the very thread that is waited for (benchmarks/busy_machine.py). Bits do not depend on
-it.
+Threads that wait for others spin for a fraction of a millisecond and then sleep. By default libgomp lets them spin five
+times as long, and beside busy processes that takes the core from the very thread that is waited for; if they sleep at
+once, waking them takes longer than many an operation of a small model (benchmarks/busy_machine.py). Bits do not depend
+on it.
 
 The environment must be set before torch is loaded, so the launcher sets it; `pin_torch` does the rest.
 """
@@ -22,6 +23,7 @@ from typing import Any, Literal
 Blas = Literal["fast", "portable"]
 PINNED = (
     "OMP_NUM_THREADS",
+    "GOMP_SPINCOUNT",
     "OMP_WAIT_POLICY",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -32,6 +34,8 @@ PINNED = (
     "CUBLAS_WORKSPACE_CONFIG",
     "TOKENIZERS_PARALLELISM",
 )
+SPINS = "60000"
+"""libgomp's own default is 300,000."""
 
 
 def cpu_environment(threads: int, blas: Blas) -> dict[str, str]:
@@ -39,7 +43,7 @@ def cpu_environment(threads: int, blas: Blas) -> dict[str, str]:
     count = str(threads)
     environment = {
         "OMP_NUM_THREADS": count,
-        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": SPINS,
         "MKL_NUM_THREADS": count,
         "OPENBLAS_NUM_THREADS": count,
         # MKL may otherwise take fewer threads than it was given.

@@ -74,18 +74,27 @@ def test_a_folded_layer_agrees_with_the_unfolded_one_until_it_is_switched_off() 
     layer = LoraLinear(FrozenLinear(DenseMatmul(weight), bias), (5, 7), rank=3, scale=4.0)
     layer.lora_A.data.normal_(generator=generator)
     x = torch.randn(2, 4, 7, generator=generator)
-    base = layer(x)
+    with torch.no_grad():
+        base = layer(x)
+        layer.fold()
+        assert torch.equal(layer(x), base), "B = 0 adds nothing"
+        layer.lora_B.data.normal_(generator=generator)
+        assert torch.equal(layer(x), base), "folded is a copy of one version"
+        layer.fold()
+        folded, layer.folded = layer(x), None
+        torch.testing.assert_close(folded, layer(x))
+        assert not torch.allclose(folded, base)
+        layer.fold()
+        layer.enabled = False
+        assert torch.equal(layer(x), base)
+
+
+def test_a_sum_is_not_used_where_a_gradient_is_wanted() -> None:
+    layer = LoraLinear(FrozenLinear(DenseMatmul(torch.ones(5, 7)), None), (5, 7), rank=3, scale=4.0)
     layer.fold()
-    assert torch.equal(layer(x), base), "B = 0 adds nothing"
-    layer.lora_B.data.normal_(generator=generator)
-    assert torch.equal(layer(x), base), "folded is a copy of one version"
-    layer.fold()
-    folded, layer.folded = layer(x), None
-    torch.testing.assert_close(folded, layer(x))
-    assert not torch.allclose(folded, base)
-    layer.fold()
-    layer.enabled = False
-    assert torch.equal(layer(x), base)
+    layer.lora_B.requires_grad_()
+    layer(torch.ones(2, 7)).sum().backward()
+    assert layer.lora_B.grad is not None
 
 
 def test_only_full_precision_folds(checkpoint: Path) -> None:

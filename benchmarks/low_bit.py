@@ -1,0 +1,86 @@
+"""Products of a decode step at half a billion parameters: bf16 weights against weights of 8 and 4 bits, read directly.
+
+    bf16          what the decode loop uses: y = W x, the dequantised base that both processes map
+    int8 weights  torch's `_weight_int8pack_mm`: W in int8 with a scale for each row, x in bf16
+    int4 weights  torch's `_weight_int4pack_mm_for_cpu`: groups of 64 with scale and zero, x in bf16
+    int8 both     oneDNN's `qlinear`: W in int8, x in int8 with a scale for each of its rows, sums in int32
+
+Each time is of one product of the gate's shape (4864 x 896), averaged over the 24 matrices of a model one after the
+other, so that weights come from memory and not from a cache. The error is that of the result against fp32, relative to
+its norm; the weights are random, which is harder for 4 bits than real ones.
+Left out: bitsandbytes' `gemm_4bit` for CPUs, which needs a package that it downloads at the first use.
+
+    python -m benchmarks.low_bit [--threads 2]
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.timed_shapes import in_turn, time_shapes
+
+LAYERS, OUT, IN, BLOCK = 24, 4864, 896, 64
+SHAPES = {f"{rows} rows": (rows,) for rows in (1, 8, 32, 128)}
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def int8_weights(weight: torch.Tensor) -> Product:
+    scales = weight.abs().amax(dim=1) / 127
+    codes, scales = (weight / scales[:, None]).round().to(torch.int8), scales.bfloat16()
+    return lambda x: torch.ops.aten._weight_int8pack_mm(x, codes, scales)
+
+
+def int4_weights(weight: torch.Tensor) -> Product:
+    blocks = weight.view(OUT, IN // BLOCK, BLOCK)
+    low, high = blocks.amin(dim=2), blocks.amax(dim=2)
+    scales = (high - low) / 15
+    codes = ((blocks - low[..., None]) / scales[..., None]).round().clamp(0, 15).to(torch.int32).view(OUT, IN)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    # The kernel's codes are centred: value = (code - 8) * scale + zero.
+    facts = torch.stack([scales, low + 8 * scales], dim=2).transpose(0, 1).contiguous().bfloat16()
+    return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, BLOCK, facts)
+
+
+def int8_both(weight: torch.Tensor) -> Product:
+    scales, zeros = weight.abs().amax(dim=1) / 127, torch.zeros(OUT, dtype=torch.int64)
+    packed = torch.ops.onednn.qlinear_prepack((weight / scales[:, None]).round().to(torch.int8), None)
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        row_scales = x.abs().amax(dim=1, keepdim=True).float() / 127
+        codes = (x / row_scales).round().to(torch.int8)
+        y = torch.ops.onednn.qlinear_pointwise(
+            codes, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return y.mul_(row_scales).bfloat16()
+
+    return product
+
+
+def measured(rows: int) -> dict[str, Any]:
+    """Microseconds of one product and the error, for each kind of weights."""
+    weights = [torch.randn(OUT, IN) for _ in range(LAYERS)]
+    x = torch.randn(rows, IN).bfloat16()
+    dense = [weight.bfloat16() for weight in weights]
+    products: dict[str, list[Product]] = {
+        "bf16": [lambda x, weight=weight: F.linear(x, weight) for weight in dense],
+        "int8 weights": [int8_weights(weight) for weight in weights],
+        "int4 weights": [int4_weights(weight) for weight in weights],
+        "int8 both": [int8_both(weight) for weight in weights],
+    }
+    times = in_turn(*(lambda kind=kind: [product(x) for product in kind] for kind in products.values()))
+    exact = x.float() @ weights[0].t()
+    return {
+        name: {
+            "us": round(time / LAYERS, 1),
+            "times_faster": round(times[0] / time, 2),
+            "error": round(float((kind[0](x).float() - exact).norm() / exact.norm()), 4),
+        }
+        for (name, kind), time in zip(products.items(), times, strict=True)
+    }
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    time_shapes("low_bit", SHAPES, measured)
