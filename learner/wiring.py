@@ -195,6 +195,7 @@ def build_learner(model: Model, filler: OrderFiller, keep: Keep) -> Learner:
         update.norms,
         StepPlan(config, model.tasks.train, curriculum, filler),
         guard,
+        update.gate,
         policy.base_digest,
         update.anchor,
     )

@@ -10,7 +10,6 @@ result is kept in the cache folder.
 import json
 import os
 import shlex
-import shutil
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +31,7 @@ from shared.config.model import cache_root
 from shared.config.processes import ComputeConfig, EvalConfig
 from shared.config.training import LossConfig
 from shared.config.tree import Config, RolloutConfig
+from shared.process.processor import look_at_capacity
 from shared.run.forecast import write_prediction
 from shared.run.run_dir import RunDir
 
@@ -94,7 +94,7 @@ def show_plan(what: str, cost: Plan | str, path: str) -> int:
 def plan_of(config: Config) -> Plan | str:
     """The plan of a run on this machine, or the reason why there is none."""
     compute = config.compute
-    if compute.device == "cuda" or (compute.device == "auto" and shutil.which("nvidia-smi")):
+    if compute.device == "cuda" or (compute.device == "auto" and look_at_capacity().card):
         return "`doctor` estimates what a card needs"
     if config.actor.engine != "hf":
         return "vLLM plans its memory itself"

@@ -22,6 +22,8 @@ from shared.run.forecast import Figures
 
 QUESTION_TOKENS = 64
 """Of a question with its chat template: about what GSM8K has."""
+SOLUTION_TOKENS = 100
+"""Of a solved example there."""
 CHARACTERS_PER_TOKEN = 4
 EMBEDDED = Lengths(prompt=46, completion=22, longest=44)
 """The embedded model answers its own problems in so many tokens."""
@@ -101,7 +103,8 @@ def lengths_of(path: str, cap: int, tasks: TasksConfig) -> Lengths:
     """Before anything was sampled: completions are as long as they may be."""
     if path == "embedded" and tasks.source == "embedded":
         return replace(EMBEDDED, completion=min(EMBEDDED.completion, cap), longest=min(EMBEDDED.longest, cap))
-    prompt = QUESTION_TOKENS + len(tasks.system_prompt) // CHARACTERS_PER_TOKEN
+    examples = tasks.few_shot * (QUESTION_TOKENS + SOLUTION_TOKENS)
+    prompt = QUESTION_TOKENS + examples + len(tasks.system_prompt) // CHARACTERS_PER_TOKEN
     return Lengths(prompt=min(prompt, tasks.max_prompt_tokens), completion=cap, longest=cap)
 
 

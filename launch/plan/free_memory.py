@@ -57,13 +57,22 @@ def look_at_cgroup(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> Cgroup:
     paths = group_paths(own)
     memory = [*levels(root, paths.get("", "/")), *levels(root / "memory", paths.get("memory", "/"))]
     limits = [
-        (limit - used, limit)
+        (limit - used + reclaimable(folder), limit)
         for folder in memory
         if (limit := number(folder, "memory.max", "memory.limit_in_bytes")) is not None
         and (used := number(folder, "memory.current", "memory.usage_in_bytes")) is not None
     ]
     left, limit = min(limits, default=(None, None))
     return Cgroup(cpus=container_cores(root, own), memory_limit=limit, memory_left=left)
+
+
+def reclaimable(folder: Path) -> int:
+    """Bytes of cached files, which count as used and are given up when memory is short."""
+    stat = folder / "memory.stat"
+    rows = [line.split() for line in stat.read_text().splitlines()] if stat.is_file() else []
+    found = {row[0]: int(row[1]) for row in rows if len(row) == 2}
+    prefix = "total_" if "total_inactive_file" in found else ""
+    return sum(found.get(f"{prefix}{name}_file", 0) for name in ("inactive", "active"))
 
 
 def free_memory() -> int | None:

@@ -59,7 +59,7 @@ SAMPLER_ROW_BYTES = 8
 ROOM_BYTES, CARD_ROOM_BYTES, MOST_ROWS = 512 * MIB, 2048 * MIB, 256
 """As actor/engines/hf_engine.py limits the rows of a decode step."""
 FOLDED_BYTES = 64 * MIB
-"""As in actor/engines/hf_engine.py, up to this size `actor.fold = auto` keeps sums."""
+"""As in actor/engines/layers.py, up to this size `actor.fold = auto` keeps sums."""
 SHORT = 128 * 128
 """As in shared/model/attention.py, up to this number of scores per head they are kept for the backward pass."""
 FP32_BYTES = 4
@@ -227,8 +227,9 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
 
 
 def token_bytes(shape: ModelShape, work: Work) -> int:
-    """Keys and values of one token."""
-    return 2 * shape.layers * shape.key_value * work.value_bytes
+    """Keys and values of one token; on a CPU keys are fp32."""
+    key = work.value_bytes if work.on_card else FP32_BYTES
+    return shape.layers * shape.key_value * (key + work.value_bytes)
 
 
 def rows_at_once(shape: ModelShape, work: Work, cap: int) -> int:

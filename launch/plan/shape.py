@@ -83,7 +83,8 @@ def in_hub_cache(model: ModelConfig, hub_cache: Path) -> Path:
 def hub_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """As huggingface_hub finds it, without importing it."""
     home = environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return Path(environment.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser().absolute()
+    # Unlike Path's, this one leaves a user alone who has no home.
+    return Path(os.path.expanduser(environment.get("HF_HUB_CACHE") or Path(home, "hub"))).absolute()
 
 
 def shape_of(folder: Path, targets: Sequence[str]) -> ModelShape:

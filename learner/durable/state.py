@@ -4,7 +4,7 @@
     optimizer.safetensors                            AdamW's moments
     policy-000012.safetensors                        older versions that pending orders name (max_lag > 0 only)
     anchor.safetensors                               what the policy is kept close to (curriculum.ewc, curriculum.kl_to)
-    state.json                                       step, versions, curriculum, pending orders, norms, skips, totals
+    state.json                                       step, versions, curriculum, pending orders, norms, gate, totals
 
 Random streams are derived from the run's seed and a name (shared/seeding.py), so seed and positions are all there is
 to save. An update is a function of this state and the journal.
@@ -79,6 +79,7 @@ class LearnerState:
         norms: Norms,
         plan: StepPlan,
         guard: Resumable,
+        gate: Resumable,
         base_digest: str,
         anchor: Anchor | None = None,
     ) -> None:
@@ -90,6 +91,7 @@ class LearnerState:
         self.norms = norms
         self.plan = plan
         self.guard = guard
+        self.gate = gate
         self.base_digest = base_digest
         self.anchor = anchor
 
@@ -107,6 +109,7 @@ class LearnerState:
             "plan": self.plan.state_dict(),
             "norms": self.norms.state_dict(),
             "guard": self.guard.state_dict(),
+            "gate": self.gate.state_dict(),
         }
         files = {
             ADAPTER: versions[step].adapter.tobytes(),
@@ -141,6 +144,7 @@ class LearnerState:
         self.plan.load_state_dict(facts["plan"])
         self.norms.load_state_dict(facts["norms"])
         self.guard.load_state_dict(facts["guard"])
+        self.gate.load_state_dict(facts["gate"])
         if self.anchor:
             self.anchor.load_state_bytes(checkpoint.files[ANCHOR])
         names = {version: version_file(version, checkpoint.step) for version in facts["versions"]}

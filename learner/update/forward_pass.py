@@ -123,7 +123,9 @@ class ForwardPass:
         before_token = torch.from_numpy(len(prompt) - 1 + np.flatnonzero(sample.used)).to(device)
         targets = torch.from_numpy(completion[sample.used].astype(np.int64)).to(device)
         hidden = self.policy.hidden(row).index_select(0, before_token)
-        return self.policy.stats(hidden, targets, temperature=self.temperature, rows=self.head_rows).logprobs
+        found = self.policy.stats(hidden, targets, temperature=self.temperature, rows=self.head_rows)
+        self.progress()
+        return found.logprobs
 
     @torch.no_grad()
     def base_logprobs(self, batch: MicroBatch) -> torch.Tensor:

@@ -5,11 +5,11 @@
     limit:   max(floor of the compute type, factor * the same figure of r)
     r_t = log pi(o_t) among the others - log pi(o_t) alone,  both by the learner
 
-Both compute with the same weights, so d is rounding alone; what is left of it is corrected by the truncated importance
-weight. It is the cheapest end-to-end test of the whole system, and costs nothing: the gradient's own pass has log pi.
-How much rounding is normal depends on the model: in bf16 the mean of |d| is 0.0005 with a million parameters and 0.025
-with 135 million. So the learner measures its own, r, on the tokens in question, but only if d is above the floor and
-above what was measured before. `loss.max_mismatch` replaces all of this by one limit of the percentile.
+Both compute with the same weights, so d is rounding alone; what is left of it is corrected by the truncated
+importance weight. It is the cheapest end-to-end test of the whole system, and costs nothing: the gradient's own pass
+has log pi. How much is normal depends on the model: in bf16 the mean of |d| is 0.0005 with a million parameters and
+0.025 with 135 million. So in bf16 the learner measures its own, r, on the tokens in question, but only if d is above
+the floor and above what was measured before. `loss.max_mismatch` replaces all of this by one limit of the percentile.
 
 When the gate refuses, the log-probs are computed again under what is likely to have gone wrong, and the cause that
 explains d is named. A wrong adapter that no guess explains is still told from rounding: then d is proportional to the
@@ -21,6 +21,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -78,10 +79,10 @@ class Limits:
         return gap.mean <= self.mean and gap.p99 <= self.p99
 
     def at_least(self, rounding: Gap) -> "Limits":
-        """Raised to what this much rounding allows."""
+        """Raised to what this much rounding allows, up to MOST."""
         return Limits(
-            mean=max(self.mean, TIMES_MEAN * rounding.mean),
-            p99=max(self.p99, TIMES_P99 * rounding.p99),
+            mean=max(self.mean, min(TIMES_MEAN * rounding.mean, MOST.mean)),
+            p99=max(self.p99, min(TIMES_P99 * rounding.p99, MOST.p99)),
         )
 
     def __str__(self) -> str:
@@ -93,17 +94,20 @@ FP32 = Limits(mean=1e-3, p99=0.01)
 """At half a billion parameters, rounding is a hundredth of this."""
 BF16 = Limits(mean=0.005, p99=0.05)
 """Ten times the rounding of the embedded model in the mean, four times in the percentile."""
+MOST = Limits(mean=0.1, p99=ROUNDING)
+"""No rounding of bf16 is larger. If the learner's own is, its two ways to compute a token do not agree."""
 NF4_PLUGIN = Limits(mean=0.06, p99=0.5)
 """vLLM's plugin multiplies in bf16 whatever the learner computes in, so the learner's own rounding says nothing."""
 
 
 class Gate:
-    """The limits of a run. They only rise, with the largest rounding that this process has measured."""
+    """The limits of a run. In bf16 they rise with the largest rounding that was measured, and are saved with a
+    checkpoint: a run that was killed must not be stopped where it would have gone on."""
 
     def __init__(self, max_mismatch: float, floor: Limits) -> None:
         """max_mismatch: as configured, 0 for automatic limits."""
-        self.measures = max_mismatch == 0.0
-        self.limits = floor if self.measures else Limits(mean=math.inf, p99=max_mismatch)
+        self.measures = max_mismatch == 0.0 and floor == BF16
+        self.limits = Limits(mean=math.inf, p99=max_mismatch) if max_mismatch else floor
 
     def admits(self, gap: Gap, rounding: Callable[[], Gap]) -> bool:
         """rounding: the learner's own on these tokens, measured only where it decides."""
@@ -111,6 +115,14 @@ class Gate:
             self.limits = self.limits.at_least(found := rounding())
             log.info("rounding of this policy: %s; allowed: %s", found, self.limits)
         return self.limits.admit(gap)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"mean": self.limits.mean, "p99": self.limits.p99} if self.measures else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.measures:
+            self.limits = Limits(mean=state["mean"], p99=state["p99"])
 
 
 @dataclass(frozen=True, kw_only=True)

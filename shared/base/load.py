@@ -60,6 +60,8 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 WINDOW = 4
 PROMPTS, COMPLETION, OWNER = (2, 5), 3, (1, 0)
 """Tokens of each prompt, tokens of a completion, and the prompt that each completion belongs to."""
+OWN_CODE = (Path(__file__).parent, Path(__file__).parents[1] / "model")
+"""Folders whose code computes a forward pass."""
 LIBRARIES = ("torch", "transformers", "bitsandbytes", "safetensors")
 """Packages whose code takes part in a forward pass."""
 
@@ -192,7 +194,7 @@ def check_once(
 ) -> None:
     """Run a check unless this base has passed it before. `path` names what is checked; `code` is a folder whose source
     takes part in it, beside this one."""
-    facts = check_facts(policy, path, (Path(__file__).parent, *([code] if code else [])))
+    facts = check_facts(policy, path, (*OWN_CODE, *([code] if code else [])))
     key = hashlib.sha256(facts).hexdigest()[:16]
     # Outside the base's own folder, whose files are exactly those that were written with it.
     mark = base.folder.with_name(f"{base.folder.name}.passed-{key}.json")
@@ -215,6 +217,7 @@ def check_facts(policy: Policy, path: str, folders: Iterable[Path]) -> bytes:
         "versions": {name: version(name) for name in LIBRARIES},
         "code": sources.hexdigest(),
         "device": policy.device.type,
+        "dtype": str(policy.dtype),
         "products": sorted({type(linear.matmul).__name__ for linear in linears}),
         "adapter": sorted(policy.adapter.layers),
     }

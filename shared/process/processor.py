@@ -13,8 +13,9 @@ A small model, and the CPU's part of work on a card, do not gain from more than 
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from msgspec import structs
@@ -30,8 +31,10 @@ WEIGHT_FILES = ("*.safetensors", "*.gguf")
 LARGE_BYTES = 40 * 10**6
 """Weight files from which on bf16 gains: 20 million parameters in two bytes."""
 MAX_THREADS_SMALL = 2
-CARD_NODES = ("/dev/nvidiactl", "/dev/dxg")
-"""What the driver makes where a card can be used: Linux, WSL."""
+CARD_FILES = ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")
+"""What the driver of NVIDIA makes where a card can be used: Linux, WSL."""
+HIDDEN = ("", "-1")
+"""Values of CUDA_VISIBLE_DEVICES that hide every card."""
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 CPUS = Path("/sys/devices/system/cpu")
@@ -55,8 +58,14 @@ def look_at_capacity() -> Capacity:
     return Capacity(
         flags=read_flags(CPUINFO),
         cores=usable_cores(os.sched_getaffinity(0), CPUS, container_cores(CGROUPS, OWN_CGROUP)),
-        card=any(Path(node).exists() for node in CARD_NODES),
+        card=has_card(os.environ, version("torch")),
     )
+
+
+def has_card(environment: Mapping[str, str], torch_version: str, files: Sequence[str] = CARD_FILES) -> bool:
+    """Whether torch will probably find one; it is not asked, because it must not be loaded yet."""
+    hidden = environment.get("CUDA_VISIBLE_DEVICES", "all") in HIDDEN
+    return not hidden and not torch_version.endswith("+cpu") and any(Path(file).exists() for file in files)
 
 
 def settled(compute: ComputeConfig, model: ModelConfig, max_lag: int, found: Capacity, *, here: bool) -> ComputeConfig:

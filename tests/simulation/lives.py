@@ -22,6 +22,7 @@ from learner.quarantine.guard import Guard
 from learner.quarantine.quarantine import keep_nowhere
 from learner.reports.step_report import StepReport
 from learner.update.gradient_check import Norms
+from learner.update.mismatch import FP32, Gate
 from learner.update.publisher import Publisher
 from protocol.messages import FilledOrder, Hello, Order, Policy, Welcome
 from shared.config.tree import Config, LossConfig
@@ -109,8 +110,9 @@ class LearnerLife:
         update = ToyUpdate(adapter, self.optimizer, lambda: work(self.dispatcher.pump))
         watched = cast(Any, WatchedUpdate(update, watch))
         self.guard = Guard(watched, config.guard, b"", keep_nowhere)
+        gate = Gate(config.loss.max_mismatch, FP32)
         state = build.state(
-            config.run.seed, b"{}", self.publisher, optimizer, norms, self.plan, self.guard, IDENTITY.base_digest
+            config.run.seed, b"{}", self.publisher, optimizer, norms, self.plan, self.guard, gate, IDENTITY.base_digest
         )
         self.totals = state.load(checkpoint) if checkpoint else RunTotals()
         compaction = Compaction(config.journal, checkpoints, recorder)

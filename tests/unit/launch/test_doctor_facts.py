@@ -139,6 +139,8 @@ def test_inside_a_container_the_root_is_its_own(tmp_path: Path) -> None:
     own.write_text("0::/\n")
     cgroup_files(root, {"cpu.max": "50000 100000", "memory.max": "1000", "memory.current": "400"})
     assert look_at_cgroup(root, own) == Cgroup(cpus=0.5, memory_limit=1000, memory_left=600)
+    cgroup_files(root, {"memory.stat": "anon 90\ninactive_file 250\nactive_file 50\n"})
+    assert look_at_cgroup(root, own).memory_left == 900, "cached files are given up when memory is short"
 
 
 def test_a_path_that_only_the_host_has_leads_to_the_root(tmp_path: Path) -> None:

@@ -9,7 +9,19 @@ import pytest
 import torch
 
 from learner.objective.batch import Sample, StepBatch
-from learner.update.mismatch import BF16, FP32, Gap, Gate, Limits, Mismatch, Suspects, Tokens, gap_of, likely_cause
+from learner.update.mismatch import (
+    BF16,
+    FP32,
+    NF4_PLUGIN,
+    Gap,
+    Gate,
+    Limits,
+    Mismatch,
+    Suspects,
+    Tokens,
+    gap_of,
+    likely_cause,
+)
 from learner.update.update import at_scale, rounding
 from shared.base.cache import cached_base
 from shared.base.load import load_policy
@@ -221,6 +233,27 @@ def test_the_largest_rounding_is_remembered() -> None:
     assert measured.asked == 1
     assert not gate.admits(gap(0.06, 0.25), measured)
     assert measured.asked == 2 and gate.limits.mean == 0.05 and gate.limits.p99 == pytest.approx(0.3)
+
+
+def test_fp32_and_the_plugin_have_fixed_limits() -> None:
+    for floor in (FP32, NF4_PLUGIN):
+        measured = Measured(gap(0.5, 1.2))
+        assert not Gate(0.0, floor).admits(gap(1.0, 3.0), measured)
+        assert measured.asked == 0
+
+
+def test_a_learner_that_disagrees_with_itself_does_not_raise_the_limits_for_ever() -> None:
+    assert not Gate(0.0, BF16).admits(gap(1.0, 3.0), Measured(gap(0.5, 1.2)))
+
+
+def test_raised_limits_come_back_with_a_checkpoint() -> None:
+    first, second = Gate(0.0, BF16), Gate(0.0, BF16)
+    assert first.admits(gap(0.04, 0.2), Measured(gap(0.02, 0.1)))
+    second.load_state_dict(first.state_dict())
+    assert second.limits == first.limits != BF16
+    configured = Gate(0.2, BF16)
+    configured.load_state_dict(configured.state_dict())
+    assert configured.limits.p99 == 0.2
 
 
 def test_a_configured_limit_is_of_the_percentile_and_nothing_is_measured() -> None:

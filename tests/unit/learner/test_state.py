@@ -56,6 +56,7 @@ class Learner:
             norms,
             plan,
             self.guard,
+            self.update.gate,
             policy.base_digest,
         )
 
@@ -164,7 +165,7 @@ def test_another_seed_than_the_run_began_with_is_refused(learner: Callable[[], L
         other.state.load(checkpoint)
 
 
-@pytest.mark.parametrize("lost", ["seed", "norms", "plan", "versions", "wall_s", "best", "base_digest"])
+@pytest.mark.parametrize("lost", ["seed", "gate", "norms", "plan", "versions", "wall_s", "best", "base_digest"])
 def test_a_checkpoint_without_a_key_is_damage_in_words(learner: Callable[[], Learner], lost: str) -> None:
     saved = learner()
     saved.step(0)

@@ -11,6 +11,7 @@ from shared.process.processor import (
     LARGE_BYTES,
     Capacity,
     container_cores,
+    has_card,
     is_large,
     look_at_capacity,
     settled,
@@ -114,3 +115,13 @@ def test_the_smallest_limit_of_all_levels_counts(tmp_path: Path) -> None:
 
 def test_this_machine_has_a_core() -> None:
     assert look_at_capacity().cores >= 1
+
+
+def test_a_card_counts_where_torch_can_use_it(tmp_path: Path) -> None:
+    node = tmp_path / "nvidiactl"
+    files = (str(node),)
+    assert not has_card({}, "2.13.0", files)
+    node.touch()
+    assert has_card({}, "2.13.0", files) and has_card({"CUDA_VISIBLE_DEVICES": "0"}, "2.13.0+cu130", files)
+    assert not has_card({}, "2.13.0+cpu", files)
+    assert not has_card({"CUDA_VISIBLE_DEVICES": ""}, "2.13.0", files)
