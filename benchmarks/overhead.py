@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,15 @@ def order_of(filled_order: FilledOrder) -> Order:
 
 def exchange(folder: Path, there: tuple[Policy, Order], back: FilledOrder, ack: AnyMessage, repeats: int) -> float:
     """Median seconds for one step's messages between two real sockets."""
+    with exchanging(folder, there, back, ack) as step:
+        return median(step, repeats)
+
+
+@contextmanager
+def exchanging(
+    folder: Path, there: tuple[Policy, Order], back: FilledOrder, ack: AnyMessage
+) -> Generator[Callable[[], None]]:
+    """Two real sockets; each call sends one step's messages from one to the other and back."""
     keys = folder / "keys"
     keys.mkdir(mode=0o700)
     create_keys(keys, ["bench"])
@@ -136,10 +146,11 @@ def exchange(folder: Path, there: tuple[Policy, Order], back: FilledOrder, ack: 
         learner.send(peer, ack)
         actor.receive(WAIT_S)
 
-    seconds = median(step, repeats)
-    actor.close()
-    learner.close()
-    return seconds
+    try:
+        yield step
+    finally:
+        actor.close()
+        learner.close()
 
 
 def median(work: Callable[[], object], repeats: int) -> float:

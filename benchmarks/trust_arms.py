@@ -1,8 +1,9 @@
 """A training step with all safety checks, and the same step without any.
 
-    on    CURVE over a real socket, dispatcher with its checks, journal with fsync, digests, canary, verifier in
-          killable workers, lease
-    off   the actor's groups are handed over in memory: no wire, no journal, no digest, no canary, verifier in process
+    on    CURVE over a real socket, dispatcher with its checks, journal with fsync, digests, check of the base, canary,
+          verifier in killable workers, lease
+    off   the actor's groups are handed over in memory: no wire, no journal, no digest, no check of the base, no canary,
+          verifier in process
 
 Policy, engine, threads, orders and update are one and the same object in both. The actor's half runs in a thread of its
 own, as a stand-in for its process. Nothing here is a switch of the product: `off` is put together from its parts.
@@ -15,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from actor.engines.engine import Engine
+from actor.engines.hf_engine import HFEngine
 from actor.link import Link
 from actor.rollout import Rollout
 from actor.scoring.pool import ScorePool
@@ -32,7 +33,7 @@ from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.endpoint import local_endpoint
 from protocol.messages import FilledOrder, Order, Policy, Welcome
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
-from shared.model.adapter_file import adapter_bytes
+from shared.model.adapter_file import adapter_bytes, install_adapter
 from shared.model.canary import canary_ids, canary_of
 from shared.process.lease import ComputeLease, Lease, NoLease
 
@@ -75,20 +76,21 @@ class DirectScorer:
 
 
 class BareInstaller:
-    """Installs what it is given."""
+    """Installs what it is given, without a look at it or at the base."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: HFEngine) -> None:
+        self.adapter = engine.policy.adapter
 
     def install(self, policy: Policy, *, woken: bool) -> None:
-        """Without a look at it."""
-        self.engine.install(policy.version, policy.adapter.tobytes())
+        """The same work as the engine's."""
+        install_adapter(self.adapter, policy.adapter.tobytes())
+        self.adapter.fold()
 
 
 class Off:
     """Nothing but the work."""
 
-    def __init__(self, model: Model, engine: Engine, actor: ThreadPoolExecutor) -> None:
+    def __init__(self, model: Model, engine: HFEngine, actor: ThreadPoolExecutor) -> None:
         self.model = model
         self.actor = actor
         self.lease: ComputeLease = NoLease()
@@ -121,7 +123,7 @@ class Off:
 class On:
     """As in a run."""
 
-    def __init__(self, model: Model, engine: Engine, actor: ThreadPoolExecutor, folder: Path) -> None:
+    def __init__(self, model: Model, engine: HFEngine, actor: ThreadPoolExecutor, folder: Path) -> None:
         config, keys = model.config, folder / "keys"
         keys.mkdir(mode=0o700)
         create_keys(keys)
@@ -168,7 +170,7 @@ class On:
 class Guest:
     """The actor's half; made and used in the actor's thread."""
 
-    def __init__(self, model: Model, engine: Engine, folder: Path) -> None:
+    def __init__(self, model: Model, engine: HFEngine, folder: Path) -> None:
         self.scorer: ScorePool = ScorePool(model.config.verifier)
         endpoint = local_endpoint(folder)
         self.port = ZmqActorPort(endpoint, load_actor_key(folder / "keys" / "actor0.json"))
