@@ -42,6 +42,27 @@ def check_lengths(group: Group) -> None:
 
 
 def check_values(group: Group) -> None:
+    """All numbers at once; where one is wrong, one after the other to say which."""
+    if not is_usable(group):
+        refuse_wrong_value(group)
+
+
+def is_usable(group: Group) -> bool:
+    """Comparisons with NaN are false."""
+    logprobs, entropies = group.logprobs, group.entropies
+    return bool(
+        group.prompt_ids.min(initial=0) >= 0
+        and group.completion_ids.min(initial=0) >= 0
+        and logprobs.min(initial=0.0) >= MIN_LOGPROB
+        and logprobs.max(initial=MIN_LOGPROB) <= MAX_LOGPROB
+        and (
+            entropies is None
+            or (entropies.min(initial=0.0) >= -MAX_LOGPROB and entropies.max(initial=0.0) <= MAX_ENTROPY)
+        )
+    )
+
+
+def refuse_wrong_value(group: Group) -> None:
     if (group.prompt_ids < 0).any():
         raise MalformedMessage(f"Group {group.group_id} has a negative token id in its prompt.")
     refuse(group, group.completion_ids < 0, "a negative token id")

@@ -50,6 +50,8 @@ def test_consistent_groups(changes: dict[str, Any]) -> None:
         ({"logprobs": floats(-1, np.nan, -1)}, "completion 0 has a value that is not finite in logprobs"),
         ({"logprobs": floats(-1, -1, -np.inf)}, "completion 2 has a value that is not finite in logprobs"),
         ({"entropies": floats(1, 1, np.inf)}, "completion 2 has a value that is not finite in entropies"),
+        ({"entropies": floats(1, np.nan, 1)}, "completion 0 has a value that is not finite in entropies"),
+        ({"logprobs": floats(np.inf, -1, -1)}, "completion 0 has a value that is not finite in logprobs"),
         ({"logprobs": floats(-1, -1, 0.0011)}, "completion 2 has a log-prob above 0.001"),
         ({"logprobs": floats(-1, -1001, -1)}, "completion 0 has a log-prob below -1000"),
         ({"entropies": floats(1, 1, 22.1)}, "completion 2 has an entropy above 22"),
