@@ -102,7 +102,7 @@ def scaled(engine: HFEngine, version: int, factor: float, chosen: Callable[[int]
             for index, name in enumerate(sorted(layers)):
                 if chosen(index):
                     layers[name].lora_B.mul_(factor)
-        engine.policy.adapter.fold()
+        engine.prepare()
 
 
 class Rows:
