@@ -13,6 +13,7 @@ from launch.presets.load import load_config
 from protocol.messages import GroupOrder
 from shared.base.cache import cached_base, plain_base
 from shared.base.load import load_policy
+from shared.config.processes import ActorConfig
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_bytes, read_layout
 from shared.model.policy import Policy
@@ -34,7 +35,8 @@ class Bench:
 
     def hf(self) -> HFEngine:
         """Our own engine over the same policy."""
-        return HFEngine(self.policy, self.prompter)
+        # Without sums of base and adapter, which would stay in the policy when its adapter changes.
+        return HFEngine(self.policy, self.prompter, ActorConfig(fold="never"))
 
     def adapter(self, seed: int) -> bytes:
         """Some adapter; the policy holds it from now on."""
