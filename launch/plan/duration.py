@@ -4,8 +4,9 @@
     update    micro-batches x weights x (product forward, once more if recomputed, gradient backward) + head + elements
 
 Times per weight and row are those of launch/plan/machine.py. Decoding a few rows costs the time to read the weights;
-an update costs its arithmetic. Work besides the products is counted by bytes and by calls, with factors that were
-fitted to runs (`benchmarks/predicted.py`), so a figure is good to about 30 % on a machine that does nothing else.
+an update costs its arithmetic. Work besides the products is counted by bytes and by calls. The factors were fitted to
+runs on a busy machine, so a figure is a rough one: for the embedded preset it is twice what a quiet machine took.
+`benchmarks/predicted.py` compares both.
 Lengths are assumed: every completion has the largest length, but for the embedded model, whose lengths are known.
 
 Left out: how many groups teach nothing and cost no update, replacements, and time that a user's reward takes.
