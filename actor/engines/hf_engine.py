@@ -19,13 +19,13 @@ from transformers import DynamicCache
 from actor.engines.decoding import Decoding
 from actor.engines.engine import Completion, Identity, Progress, in_order
 from actor.engines.kv_cache import KVCache, PromptPass
-from actor.engines.layers import folds, layers_of
+from actor.engines.layers import dense_bytes, layers_of
 from actor.engines.sampler import draw
 from actor.engines.vllm_options import token_bytes
 from protocol.messages import GroupOrder, Sampling
 from shared.base.checksum import BaseChecksum, frozen_sums
 from shared.base.load import checking, class_logprobs, refuse_difference, sample_ids, whole_rows
-from shared.config.processes import ActorConfig
+from shared.config.processes import ActorConfig, is_folded, rows_at_once
 from shared.model.adapter_file import install_adapter, layout_digest
 from shared.model.canary import sequence_logprobs
 from shared.model.policy import Policy
@@ -33,11 +33,6 @@ from shared.model.prompt import Prompter
 from shared.seeding import uniforms
 
 DEFAULTS = ActorConfig()
-MOST_ROWS = 256
-LOGITS = 8
-"""Bytes for each entry of the vocabulary and each row: the logits, and the weights that are drawn from."""
-ROOM_BYTES = {"cpu": 512 * 2**20, "cuda": 2048 * 2**20}
-"""For keys, values and logits of all rows. Constants, because the numbers depend on the width in the last bit."""
 
 
 class HFEngine:
@@ -45,7 +40,7 @@ class HFEngine:
 
     def __init__(self, policy: Policy, prompter: Prompter, config: ActorConfig = DEFAULTS) -> None:
         self.policy, self.max_sequences = policy, config.max_sequences
-        self.folds = folds(config.fold, policy.adapter)
+        self.folds = is_folded(config.fold, dense_bytes(policy.adapter))
         key = policy.dtype.itemsize if policy.device.type == "cuda" else torch.float32.itemsize
         self.token_bytes = token_bytes(policy.config.to_dict(), 1) * (key + policy.dtype.itemsize) // 2
         self.layers = layers_of(policy)
@@ -78,7 +73,7 @@ class HFEngine:
     ) -> list[list[Completion]]:
         """Decode as many completions at once as the width allows, until the last has ended."""
         self.policy.refuse_if_too_long(max(len(group.prompt_ids) for group in groups), sampling.max_new_tokens)
-        width = self.max_sequences or self.width(groups, sampling)
+        width = self.width(groups, sampling)
         decoding = Decoding(groups, sampling, width, self.policy.device)
         self.load_prompts(decoding)
         hidden = decoding.last_hidden[decoding.prompt_of_row]
@@ -100,10 +95,10 @@ class HFEngine:
         return self.forward(ids[:, None], positions[:, None], cache.token_mask(), cache)
 
     def width(self, groups: tuple[GroupOrder, ...], sampling: Sampling) -> int:
-        """How many completions of an order are decoded at once if `actor.max_sequences` does not say so."""
+        """How many completions of an order are decoded at once."""
         tokens = max(len(group.prompt_ids) for group in groups) + sampling.max_new_tokens
-        row = tokens * self.token_bytes + LOGITS * len(self.policy.head)
-        return max(1, min(MOST_ROWS, ROOM_BYTES[self.policy.device.type] // row))
+        on_card = self.policy.device.type == "cuda"
+        return rows_at_once(self.max_sequences, tokens * self.token_bytes, len(self.policy.head), on_card=on_card)
 
     def load_prompts(self, decoding: Decoding) -> None:
         """Run the prompts of completions that are new, left-padded."""

@@ -28,18 +28,13 @@ from shared.model.policy import Policy
 TYPES = {"llama", "qwen2", "qwen3"}
 """Model types whose layers are these."""
 
-FOLDED_BYTES = 64 * 2**20
-"""Of linears that are folded. At the 3 MiB of the embedded model folding saves a tenth of a step of 128 rows and a
-quarter of one of 8; beyond this size the second copy is what counts."""
-
 Linear = LoraLinear | FrozenLinear
 
 
-def folds(wanted: Literal["auto", "always", "never"], adapter: Adapter, most: int = FOLDED_BYTES) -> bool:
-    """Whether this process samples from sums of base and adapter."""
+def dense_bytes(adapter: Adapter) -> int:
+    """Of the linears whose values are in memory."""
     dense = [layer.base.matmul.dense for layer in adapter.layers.values()]
-    size = sum(weight.nbytes for weight in dense if weight is not None)
-    return wanted == "always" or (wanted == "auto" and size <= most)
+    return sum(weight.nbytes for weight in dense if weight is not None)
 
 
 class Stack:

@@ -27,6 +27,7 @@ from actor.engines.hf_engine import stream
 from launch.commands.generate import open_policy
 from protocol.messages import Sampling
 from protocol.plain_text import for_terminal
+from shared.config.processes import is_folded
 from shared.config.tree import Config
 from shared.errors import ConfigError, DataError
 from shared.model.policy import Policy
@@ -123,7 +124,7 @@ def chat(
 
 def open_conversations(config: Config, checkpoint: "Checkpoint | None") -> list[Conversation]:
     """With the base, and with the trained policy if there is a checkpoint."""
-    from actor.engines.layers import folds
+    from actor.engines.layers import dense_bytes
     from learner.durable.state import ADAPTER
     from shared.base.cache import cached_base
     from shared.base.load import load_policy, pick_device, pick_dtype
@@ -142,7 +143,7 @@ def open_conversations(config: Config, checkpoint: "Checkpoint | None") -> list[
     conversations = [Conversation("base", policy, prompter, opening, policy.adapter.switched_off)]
     if checkpoint is not None:
         install_adapter(policy.adapter, checkpoint.files[ADAPTER])
-        if folds(config.actor.fold, policy.adapter):
+        if is_folded(config.actor.fold, dense_bytes(policy.adapter)):
             policy.adapter.fold()
         conversations.append(Conversation(f"step {checkpoint.step}", policy, prompter, opening, nullcontext))
     return conversations

@@ -19,9 +19,9 @@ from launch.plan.memory import (
     Lengths,
     Work,
     adapter_bytes,
+    decoded_at_once,
     layer_activations,
     micro_batch_tokens,
-    rows_at_once,
     used_tokens,
 )
 from launch.plan.shape import ModelShape
@@ -76,7 +76,7 @@ def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> St
 def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: int, lengths: Lengths) -> float:
     """One order: its prompts once, then one token of each row at a time; rows that have ended cost nothing."""
     prefill = shape.linear * speed.product_s(work.dtype, groups * lengths.prompt)
-    width = min(rows, rows_at_once(shape, work, lengths.longest))
+    width = min(rows, decoded_at_once(shape, work, lengths.longest))
     # A row that has ended is taken over by the next completion; the last ones end one after the other.
     steps = lengths.longest + max(0.0, rows / width - 1) * lengths.completion
     active = rows * lengths.completion / steps

@@ -23,7 +23,7 @@ from typing import Literal
 from launch.plan.shape import ModelShape
 from shared.config.data import CurriculumConfig
 from shared.config.model import ModelConfig
-from shared.config.processes import ActorConfig, EvalConfig
+from shared.config.processes import LOGIT_BYTES, ActorConfig, EvalConfig, is_folded, rows_at_once
 from shared.config.training import BatchConfig
 from shared.config.tree import RolloutConfig
 
@@ -54,12 +54,6 @@ HEAD_TILES = 3
 """Logits, their exponentials and the widened weights."""
 HEAD_ROWS = 2
 """For each used token, directions of the gradient with the hidden size in fp32: those of all, and those in work."""
-SAMPLER_ROW_BYTES = 8
-"""For each token of the vocabulary: logits and weights."""
-ROOM_BYTES, CARD_ROOM_BYTES, MOST_ROWS = 512 * MIB, 2048 * MIB, 256
-"""As actor/engines/hf_engine.py limits the rows of a decode step."""
-FOLDED_BYTES = 64 * MIB
-"""As in actor/engines/layers.py, up to this size `actor.fold = auto` keeps sums."""
 SHORT = 128 * 128
 """As in shared/model/attention.py, up to this number of scores per head they are kept for the backward pass."""
 FP32_BYTES = 4
@@ -126,8 +120,7 @@ class Work:
 
     def folds(self, shape: ModelShape) -> bool:
         """Whether the actor has sums of weights and adapter."""
-        wanted, small = self.actor.fold, FP32_BYTES * shape.linear <= FOLDED_BYTES
-        return self.is_dense and self.dtype == "fp32" and (wanted == "always" or (wanted == "auto" and small))
+        return self.is_dense and self.dtype == "fp32" and is_folded(self.actor.fold, FP32_BYTES * shape.linear)
 
 
 Items = dict[str, int]
@@ -215,13 +208,13 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
 def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: int = 0) -> Items:
     """While so many completions of so many prompts are decoded. cap: 0 for that of training."""
     cap = cap or work.rollout.max_new_tokens
-    at_once = min(rows, rows_at_once(shape, work, cap))
+    at_once = min(rows, decoded_at_once(shape, work, cap))
     prompts = min(prompts, at_once)
     slots = prompts * work.lengths.prompt + at_once * cap
     prefill = prompts * work.lengths.prompt * layer_outputs(shape) * work.value_bytes
     return {
         "keys and values": slots * token_bytes(shape, work),
-        "sampler": at_once * shape.vocabulary * SAMPLER_ROW_BYTES,
+        "sampler": at_once * shape.vocabulary * LOGIT_BYTES,
         "prompts": prefill,
     }
 
@@ -232,10 +225,10 @@ def token_bytes(shape: ModelShape, work: Work) -> int:
     return shape.layers * shape.key_value * (key + work.value_bytes)
 
 
-def rows_at_once(shape: ModelShape, work: Work, cap: int) -> int:
-    """As actor/engines/hf_engine.py chooses the width of a decode step."""
-    row = (work.lengths.prompt + cap) * token_bytes(shape, work) + SAMPLER_ROW_BYTES * shape.vocabulary
-    return work.actor.max_sequences or max(1, min(MOST_ROWS, (CARD_ROOM_BYTES if work.on_card else ROOM_BYTES) // row))
+def decoded_at_once(shape: ModelShape, work: Work, cap: int) -> int:
+    """Rows of a decode step, for completions of at most `cap` tokens."""
+    cached = (work.lengths.prompt + cap) * token_bytes(shape, work)
+    return rows_at_once(work.actor.max_sequences, cached, shape.vocabulary, on_card=work.on_card)
 
 
 def evaluation_items(shape: ModelShape, work: Work) -> Items:

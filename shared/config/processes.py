@@ -9,6 +9,8 @@ from msgspec import Meta
 from protocol.endpoint import local_endpoint
 from shared.config.types import NonNegative, Positive, PositiveFloat, Section
 
+Fold = Literal["auto", "always", "never"]
+
 
 class PipelineConfig(Section, frozen=True, kw_only=True):
     """How far sampling runs ahead of learning."""
@@ -124,10 +126,31 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     """Number of completions of an order that are decoded at once, at most 4096; the others wait until one has ended. 0
     takes 256, or fewer: with `hf`, as many as need 512 MiB for keys, values and logits (2 GiB on a card); with `vllm`,
     rollout.prompts x rollout.group. The sampled tokens depend on it."""
-    fold: Literal["auto", "always", "never"] = "auto"
+    fold: Fold = "auto"
     """Whether `hf` samples from the sum of base and adapter, which takes one product instead of three and a second copy
     of the linears in this process. Only dense fp32 weights can be summed. `auto` does so up to 64 MiB of weights, where
     the number of products counts and the copy is small."""
+
+
+MOST_ROWS = 256
+CPU_ROOM_BYTES, CARD_ROOM_BYTES = 512 * 2**20, 2048 * 2**20
+"""For keys, values and logits of all rows. Constants, because the numbers depend on the width in the last bit."""
+LOGIT_BYTES = 8
+"""For each entry of the vocabulary and each row: the logits, and the weights that are drawn from."""
+FOLDED_BYTES = 64 * 2**20
+"""At the 3 MiB of the embedded model folding saves a tenth of a step of 128 rows and a quarter of one of 8; beyond this
+size the second copy is what counts."""
+
+
+def rows_at_once(max_sequences: int, cached_bytes: int, vocabulary: int, *, on_card: bool) -> int:
+    """How many completions `hf` decodes at once. cached_bytes: keys and values of one completion at full length."""
+    room = CARD_ROOM_BYTES if on_card else CPU_ROOM_BYTES
+    return max_sequences or max(1, min(MOST_ROWS, room // (cached_bytes + LOGIT_BYTES * vocabulary)))
+
+
+def is_folded(fold: Fold, dense_bytes: int) -> bool:
+    """Whether `hf` samples from sums of base and adapter. dense_bytes: of the linears that can be summed."""
+    return fold == "always" or (fold == "auto" and dense_bytes <= FOLDED_BYTES)
 
 
 def dial_address(link: LinkConfig, run_dir: Path) -> str:

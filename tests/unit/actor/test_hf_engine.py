@@ -12,10 +12,10 @@ import torch
 
 from actor.engines.engine import Completion, EndedCompletion
 from actor.engines.hf_engine import HFEngine
-from actor.engines.layers import folds
+from actor.engines.layers import dense_bytes
 from actor.engines.sampler import BLOCK, block_sums, draw, first_above, inverse_cdf
 from protocol.messages import Finish, GroupOrder, Sampling
-from shared.config.processes import ActorConfig
+from shared.config.processes import FOLDED_BYTES, ActorConfig, is_folded
 from shared.errors import ModelError
 from shared.model.adapter_file import adapter_bytes, layout_digest
 from shared.model.policy import Policy
@@ -282,8 +282,9 @@ def linear_bytes(policy: Policy) -> int:
 def test_only_small_linears_are_folded_unless_the_configuration_says_otherwise(checkpoint: Path) -> None:
     policy = tiny_policy(checkpoint)
     adapter, size = policy.adapter, linear_bytes(policy)
-    assert folds("auto", adapter, most=size) and not folds("auto", adapter, most=size - 1)
-    assert folds("always", adapter, most=0) and not folds("never", adapter, most=size)
+    assert dense_bytes(adapter) == size
+    assert is_folded("auto", FOLDED_BYTES) and not is_folded("auto", FOLDED_BYTES + 1)
+    assert is_folded("always", FOLDED_BYTES + 1) and not is_folded("never", 1)
     never = HFEngine(policy, tiny_prompter(*ENDS), ActorConfig(fold="never"))
     never.install(1, adapter_bytes(adapter))
     assert all(layer.folded is None for layer in adapter.layers.values())

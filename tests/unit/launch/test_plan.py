@@ -17,7 +17,6 @@ from launch.plan.memory import (
     HEAD_COLUMNS,
     HEAD_ROWS,
     HEAD_TILES,
-    SAMPLER_ROW_BYTES,
     VALUES_PER_OUTPUT,
     WORKING_LAYERS,
     Lengths,
@@ -30,6 +29,7 @@ from launch.plan.memory import (
 from launch.plan.remedies import fits, refuse_if_too_large
 from launch.plan.shape import ModelShape, hub_cache_folder, shape_of
 from shared.config.load import resolve
+from shared.config.processes import LOGIT_BYTES
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ConfigError, ModelError
 from tests.support.machines import GIB, QWEN_15B
@@ -77,7 +77,7 @@ def test_the_items_of_half_a_billion_parameters_by_hand() -> None:
     assert found.actor["adapter"] == adapter
     # Two arrays, 24 layers, 2 heads of 64, fp32: one prompt, and 8 completions with room for 64 tokens.
     assert found.rollout["keys and values"] == 2 * 24 * 128 * 4 * (64 + 8 * 64)
-    assert found.rollout["sampler"] == 8 * 151_936 * SAMPLER_ROW_BYTES
+    assert found.rollout["sampler"] == 8 * 151_936 * LOGIT_BYTES
     # One prompt and its 8 completions are all there is.
     layer = VALUES_PER_OUTPUT["fp32"] * (3 * 896 + 2 * 128 + 2 * 4864) * 4 + 14 * 128 * 8
     assert found.update["activations"] == pytest.approx(576 * (24 * 896 * 4 + layer))
