@@ -16,7 +16,7 @@ used (HFEngine.check). Prompts, and models of other types, go through transforme
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
