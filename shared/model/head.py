@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from shared.model.products import product_fp32, product_tiles
+from shared.model.products import product_of_largest, product_tiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +89,8 @@ def token_stats(
 def head_logits(
     hidden: torch.Tensor, weight: torch.Tensor, temperature: float, form: LogitForm = PLAIN
 ) -> torch.Tensor:
-    """[n, H] x [V, H] -> [n, V] fp32; both processes multiply by the functions of products.py so that they agree."""
-    logits = form.logits(product_fp32(hidden, weight.t()))
+    """[n, H] x [V, H] -> [n, V] fp32 to sample from."""
+    logits = form.logits(product_of_largest(hidden, weight.t()))
     return logits if temperature == 1.0 else logits / temperature
 
 

@@ -18,6 +18,8 @@ FEW = 16
 saves."""
 TILE, NARROW_TILE = 1024, 256
 """Columns that are widened at once, for many rows and for few."""
+EXACT = 64
+"""Of the largest values of a row; finding them takes an eighth of the product's time."""
 
 
 def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -35,6 +37,20 @@ def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         with narrowed(a.shape[0]):
             torch.mm(wide, tile, out=result[:, part])
     return result
+
+
+def product_of_largest(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """[n, k] x [k, m] -> [n, m] fp32; from bf16 factors on a CPU only the EXACT largest values of a row are, the others
+    are rounded to bf16. In a softmax the largest decide; the errors of the others cancel in the sum.
+
+    Takes a third of the time of widening, which is half a decode step at a vocabulary of 150,000."""
+    if a.dtype == torch.float32 or a.is_cuda:
+        return product_fp32(a, b)
+    result = (a @ b).float()
+    columns = result.topk(min(EXACT, b.shape[1]), dim=1, sorted=False).indices
+    # A vector product for each entry, summed in fp32.
+    factors = b.t()[columns.flatten()].float().unflatten(0, columns.shape)
+    return result.scatter_(1, columns, (factors @ a.float()[:, :, None]).squeeze(2))
 
 
 def product_tiles(a: torch.Tensor, b: torch.Tensor, columns: int) -> Iterator[tuple[slice, torch.Tensor]]:

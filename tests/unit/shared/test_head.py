@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.config.tree import BatchConfig, Config, LossConfig
 from shared.model.head import COLUMNS, LogitForm, head_logits, token_stats
-from shared.model.products import product_fp32, product_tiles
+from shared.model.products import EXACT, product_fp32, product_tiles
 from tests import reference
 from tests.support.fakes import VOCAB, tiny_group, tiny_policy
 from tests.support.steps import step_batch, teaching_samples, update_of
@@ -170,12 +170,24 @@ def test_no_rows_are_fine() -> None:
     assert stats.logprobs.shape == (0,) and leaf.grad is not None
 
 
-def test_bf16_hidden_rows_give_fp32_logits() -> None:
-    hidden, weight, _, _ = inputs()
-    logits = head_logits(hidden.bfloat16(), weight.bfloat16(), 2.0)
-    expected = hidden.bfloat16().float() @ weight.bfloat16().float().t() / 2.0
-    assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, expected)
+def test_in_bf16_the_largest_logits_are_exact_and_the_others_are_rounded_once() -> None:
+    generator = torch.Generator().manual_seed(5)
+    hidden, weight = (torch.randn(n, 64, generator=generator).bfloat16() for n in (3, 4000))
+    found = head_logits(hidden, weight, 2.0)
+    exact = hidden.double() @ weight.double().t() / 2
+    assert found.dtype == torch.float32
+    # The 64th to the 70th may be in another order once they are rounded.
+    largest = exact.topk(EXACT // 2).indices
+    error = (found.double() - exact).abs() / exact.abs()
+    assert (error.gather(1, largest) < 1e-5).all()
+    assert 1e-3 < error.max() <= 2**-8
+    assert (found.argmax(dim=1) == exact.argmax(dim=1)).all()
+    expected = exact.log_softmax(dim=-1)
+    ours, rounded = (
+        ((logits.double().log_softmax(dim=-1) - expected).abs() * expected.exp()).sum(dim=1)
+        for logits in (found, (hidden @ weight.t()).float() / 2)
+    )
+    assert (ours < rounded / 4).all()
 
 
 @pytest.mark.parametrize("fraction", [0.2, 0.5, 1.0])
