@@ -1,4 +1,4 @@
-"""One run of the learner process: recover, listen, evaluate the base, train, evaluate the result, say goodbye.
+"""One run of the learner process: recover, listen, evaluate the base, train, evaluate the result, close.
 
 Recovery is not a mode: the state comes from the newest whole checkpoint (or step 0), and orders whose groups are in
 the journal are filled from there. From then on the loop is the same as in an undisturbed run.

@@ -36,8 +36,8 @@ from protocol.messages import Hello
 from shared.base.cache import cached_base
 from shared.base.load import load_policy, pick_device, pick_dtype
 from shared.config.load import config_to_json, rules_digest
-from shared.config.processes import ActorConfig, EvalConfig
-from shared.config.tree import Config, RolloutConfig
+from shared.config.processes import ActorConfig
+from shared.config.tree import Config
 from shared.model.adapter_file import adapter_config, layout_digest
 from shared.model.canary import canary_ids, canary_of
 from shared.model.policy import Policy
@@ -114,17 +114,15 @@ def load_model(config: Config) -> Model:
     prompter = load_prompter(cached_base(config.model).folder)
     tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
     # Before the first order: an actor would notice it too, but only with the first long prompt.
-    policy.refuse_if_too_long(longest_prompt(tasks), longest_completion(config.rollout, config.eval))
+    longest_completion = max(
+        config.rollout.max_new_tokens, config.eval.longest_completion(config.rollout.max_new_tokens)
+    )
+    policy.refuse_if_too_long(longest_prompt(tasks), longest_completion)
     return Model(config=config, policy=policy, prompter=prompter, tasks=tasks)
 
 
 def longest_prompt(tasks: TaskSet) -> int:
     return max(len(task.prompt_ids) for task in (*tasks.train, *tasks.held_out))
-
-
-def longest_completion(rollout: RolloutConfig, evaluation: EvalConfig) -> int:
-    evaluated = max(evaluation.max_new_tokens, evaluation.long_cap) if evaluation.problems else 0
-    return max(rollout.max_new_tokens, evaluated)
 
 
 def load_trained_policy(config: Config, device: str) -> Policy:

@@ -141,7 +141,7 @@ class Order(Message, frozen=True, kw_only=True):
     """Learner -> actor: groups that are decoded together, so that decoding them again gives the same tokens."""
 
     order_id: Name
-    """Unique for the life of the run: lane/step/u-number, for example `train/000012/u0`."""
+    """Unique for the life of the run: lane/step/u-number, for example `train/000012/u0000`."""
     policy_version: Count
     """The policy version to sample with, exactly."""
     sampling: Sampling

@@ -3,7 +3,7 @@
 A prompt is computed once for its group, and the group's G rows share its keys and values. At most `width` rows are
 decoded at once, and a row whose completion has ended is taken over by the next one (actor/engines/decoding.py):
 
-    width = actor.max_sequences, or at most 256 of which keys, values and logits take at most 512 MiB
+    width = actor.max_sequences, or at most 256 of which keys, values and logits take at most 512 MiB (2 GiB on a card)
 
 Tokens, log-probs and entropies come from the same logits. The result is a function of the order and the adapter alone:
 batch shapes follow from the tokens, and each completion draws from its own stream.

@@ -111,7 +111,8 @@ class VLLMEngine:
         if prompt + sampling.max_new_tokens > room:
             raise ModelError(
                 f"A prompt of {prompt} tokens and a completion of up to {sampling.max_new_tokens} do not fit the"
-                f" {room} that vLLM was started for; raise tasks.max_prompt_tokens or rollout.max_new_tokens."
+                f" {room} that vLLM was started for; raise tasks.max_prompt_tokens, rollout.max_new_tokens"
+                " or the caps of [eval] in the run's configuration."
             )
 
     def ended(self, finished: FinishedRequest) -> EndedCompletion:

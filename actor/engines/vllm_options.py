@@ -86,7 +86,7 @@ def vllm_options(
     if length > (room := model.get("max_position_embeddings", length)):
         raise ModelError(
             f"Prompt and completion may reach {length} tokens together and this model has {room} positions; lower"
-            " tasks.max_prompt_tokens, rollout.max_new_tokens, eval.max_new_tokens or guard.canary_tokens."
+            " tasks.max_prompt_tokens, rollout.max_new_tokens, the caps of [eval] or guard.canary_tokens."
         )
     wanted = config.rollout.prompts * config.rollout.group
     sequences = config.actor.max_sequences or min(wanted, MOST_SEQUENCES)
@@ -108,7 +108,7 @@ def vllm_options(
 
 def longest(config: Config) -> int:
     """Tokens of the longest sequence that an order or the canary may ask for; the canary's last one is drawn."""
-    completion = max(config.rollout.max_new_tokens, config.eval.max_new_tokens)
+    completion = max(config.rollout.max_new_tokens, config.eval.longest_completion(config.rollout.max_new_tokens))
     return max(config.tasks.max_prompt_tokens + completion, config.guard.canary_tokens + 2)
 
 

@@ -113,7 +113,7 @@ def verdict(name: str, a: Decoded, b: Decoded, difference: Difference) -> str:
     interval = f"[{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
     points = f"{100 * difference.mean:+.1f} points, {100 * LEVEL:g} % {interval}"
     if not difference.certain:
-        who = f"no difference can be told at n = {difference.n}"
+        who = f"no significant difference at n = {difference.n}"
     else:
         who = "A is better" if difference.mean > 0 else "B is better"
     return f"{name:8s} A {a.accuracy:.1%}, B {b.accuracy:.1%}: A - B = {points}: {who}"

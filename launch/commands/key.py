@@ -17,5 +17,5 @@ def make_key(*, directory: Path, name: str) -> int:
         print(
             f"  python -m actor --connect {dial_address(config.link, directory)} --key {name}.json --config config.json"
         )
-    print(f"To shut this actor out again, also from a live run: rm {run.keys / 'allowed' / file.name}")
+    print(f"To revoke this key, even while the run trains: rm {run.keys / 'allowed' / file.name}")
     return 0

@@ -120,7 +120,7 @@ def container_limit(machine: Machine) -> Finding:
 
 
 def compare_memory(machine: Machine, free: int, found: str, first: str) -> Finding:
-    """`run` refuses what cannot fit; what fits only just may fail. `first`: what to do rather than change the run."""
+    """`run` refuses what cannot fit; a tight fit may still fail. `first`: what to do rather than change the run."""
     shape = known(machine.model).shape
     if isinstance(shape, Missing):
         return note(f"{found}; {NOT_FETCHED}")

@@ -3,11 +3,11 @@
     rollout   tokens of the longest completion x (weights x product(rows) + sampler + keys and values + calls)
     update    micro-batches x weights x (product forward, once more if recomputed, gradient backward) + head + elements
 
-Times per weight and row are those of launch/plan/machine.py. Decoding a few rows costs the time to read the weights;
+Times per weight and row are those of launch/plan/machine.py. Decoding a few rows takes little longer than decoding one;
 an update costs its arithmetic. Work besides the products is counted by bytes and by calls. The factors were fitted to
-runs on a busy machine, so a figure is a rough one: for the embedded preset it is twice what a quiet machine took.
+runs on a busy machine, so times are rough: the embedded preset is predicted at twice the time of a quiet machine.
 `benchmarks/predicted.py` compares both.
-Lengths are assumed: every completion has the largest length, but for the embedded model, whose lengths are known.
+Lengths are assumed: every completion has the largest length, except for the embedded model, whose lengths are known.
 
 Left out: how many groups teach nothing and cost no update, replacements, and time that a user's reward takes.
 """

@@ -237,7 +237,7 @@ def evaluation_items(shape: ModelShape, work: Work) -> Items:
     if not evaluation.problems:
         return {}
     rows = min(work.rollout.prompts * work.rollout.group, evaluation.problems)
-    return decode_items(shape, work, rows, rows, max(evaluation.max_new_tokens, evaluation.long_cap))
+    return decode_items(shape, work, rows, rows, evaluation.longest_completion(work.rollout.max_new_tokens))
 
 
 def update_items(shape: ModelShape, work: Work) -> Items:
@@ -287,7 +287,7 @@ class CardMemory:
     """Bytes that both processes take of a card, or of the machine's memory beside one."""
 
     weights: int
-    """For as long as they live. With less, a run cannot start."""
+    """From their start to their end. With less, a run cannot start."""
     total: int
     """With the work of a step."""
 

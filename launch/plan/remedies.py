@@ -68,8 +68,16 @@ def refuse_if_too_large(memory: HostMemory, free: int | None, ways: Sequence[Rem
 
 
 def all_items(memory: HostMemory) -> Items:
-    parts = (memory.shared, memory.launcher, memory.learner, memory.actor, memory.update, memory.rollout)
-    return {name: amount for part in parts for name, amount in part.items()}
+    parts = {
+        "both processes": memory.shared,
+        "launcher": memory.launcher,
+        "learner": memory.learner,
+        "actor": memory.actor,
+        "update": memory.update,
+        "rollout": memory.rollout,
+        "evaluation": memory.evaluation,
+    }
+    return {f"{part}: {name}": amount for part, items in parts.items() for name, amount in items.items()}
 
 
 def remedies(shape: ModelShape, work: Work, free: int | None) -> Iterator[Remedy]:

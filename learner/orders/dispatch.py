@@ -219,7 +219,7 @@ class Dispatcher:
         if other.address in self.peers.by_address and other.heard_at > other.rival_since:
             self.refuse(
                 address,
-                f"An actor {hello.actor_id} is here and alive; give this one a key of its own"
+                f"Actor {hello.actor_id} is already connected; make another key for this one"
                 " (python -m launch key RUN NAME), or stop the other first.",
             )
         return self.peers.known(other.address) is not None

@@ -63,7 +63,7 @@ class Guard:
         if self.skips > self.config.skips_in_a_row:
             raise TrainingStopped(
                 f"{fault} It is one more in a row than guard.skips_in_a_row = {self.config.skips_in_a_row} allows, so"
-                f" the fault is hardly in the batches; the last one is kept in {path}."
+                f" the batches are unlikely to be the cause; the last one is kept in {path}."
             ) from fault
         log.warning("%s Training goes on without its batch, kept in %s.", fault, path)
         return StepResult(quarantined=sum(len(order.groups) for order in filled))

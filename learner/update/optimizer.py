@@ -74,7 +74,7 @@ class Optimizer:
                 moments = {key: value.to(parameter.device) for key, value in state.items() if key != "step"}
                 self.adamw.state[parameter] = {"step": state["step"], **moments}
         if tensors:
-            raise DamageError(f"The optimizer state names '{min(tensors)}', which this adapter has not.")
+            raise DamageError(f"The optimizer state names '{min(tensors)}', which this adapter does not have.")
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:

@@ -179,8 +179,8 @@ class Update:
         """After the last pass. The gradients were finite, so only the rate can be the cause."""
         if not self.optimizer.all_finite():
             raise WeightsNotFinite(
-                f"Step {step + 1} made weights that overflow from a gradient that does not: optimizer.lr ="
-                f" {self.optimizer.config.lr:g} is too large. Nothing of it was published or saved; start a new run"
+                f"Step {step + 1} turned a finite gradient into weights that are not finite: optimizer.lr ="
+                f" {self.optimizer.config.lr:g} is too large. They were neither published nor saved; start a new run"
                 " with a smaller rate."
             )
 

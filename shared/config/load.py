@@ -190,8 +190,8 @@ def check_orders(rollout: RolloutConfig, most_prompts: int, prompt_tokens: int) 
 
 def check_evaluation(evaluation: EvalConfig, training_cap: int, prompt_tokens: int) -> None:
     """The same for the completions of one task."""
-    cap = max(evaluation.max_new_tokens or training_cap, evaluation.long_cap)
-    if evaluation.problems and not most_groups(evaluation.samples, cap, prompt_tokens):
+    cap = evaluation.longest_completion(training_cap)
+    if cap and not most_groups(evaluation.samples, cap, prompt_tokens):
         raise ConfigError(
             f"eval.samples = {evaluation.samples} completions of up to {cap} tokens may be larger than a message, which"
             f" has at most {MAX_INBOUND_BYTES >> 20} MiB; set eval.samples or the cap lower."

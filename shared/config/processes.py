@@ -92,6 +92,10 @@ class EvalConfig(Section, frozen=True, kw_only=True):
     """Completions per task at the temperature of training, besides the greedy one. From 1 to 4096; more than one gives
     pass@k."""
 
+    def longest_completion(self, training_cap: int) -> int:
+        """The largest cap of all passes; 0 without an evaluation."""
+        return max(self.max_new_tokens or training_cap, self.long_cap) if self.problems else 0
+
     def is_due(self, done: int) -> bool:
         return bool(self.problems and self.every) and done % self.every == 0
 

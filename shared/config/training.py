@@ -23,14 +23,14 @@ class LossConfig(Section, frozen=True, kw_only=True):
     """The objective. The formulas are in learner/objective/loss.py."""
 
     kind: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = "dapo"
-    """Algorithm: it decides the objective and its divisor, and the paper's clip range and advantage where their keys
-    are not given. `gspo` needs entropy_fraction = 1."""
+    """Algorithm: it decides the objective and its divisor, and where their keys are not given a published clip range
+    and the advantage. `gspo` needs entropy_fraction = 1."""
     clip_low: NonNegativeFloat | None = None
-    """The ratio is clipped below 1 - clip_low. If not given, the paper's value: 0.2 for `grpo`, `dr_grpo` and `dapo`,
+    """The ratio is clipped below 1 - clip_low. If not given: 0.2 (PPO's) for `grpo`, `dr_grpo` and `dapo`,
     3e-4 for `gspo`, 1 (no lower bound) for `cispo`."""
     clip_high: NonNegativeFloat | None = None
-    """The ratio is clipped above 1 + clip_high. If not given, the paper's value: 0.2 for `grpo` and `dr_grpo`, 0.28 for
-    `dapo` (clip-higher), 4e-4 for `gspo`, 4 for `cispo`."""
+    """The ratio is clipped above 1 + clip_high. If not given: 0.2 for `grpo` and `dr_grpo`, 0.28 for `dapo`
+    (clip-higher), 4e-4 for `gspo`, 4 (ScaleRL's) for `cispo`."""
     importance_cap: NonNegativeFloat = 2.0
     """Cap of the truncated importance weight min(pi_learner / pi_actor, cap). 0 turns the weight off."""
     kl_beta: NonNegativeFloat = 0.0

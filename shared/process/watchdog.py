@@ -9,7 +9,7 @@ interpreter. A stopped process does neither until it is continued. Nothing is wa
 
 WatchedLearnerPort and WatchedActorPort count every send and receive as progress. Heartbeats are sent only where work
 makes progress, and every wait receives repeatedly, so a process that does neither for `silence_s` hangs. By then its
-peer has given it up.
+peer has stopped waiting.
 """
 
 import faulthandler

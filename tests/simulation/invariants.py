@@ -24,7 +24,7 @@ from protocol.errors import HandshakeRefused, PeerTimeout
 from protocol.messages import Ack, AnyMessage, FilledOrder, Hello, Order, Policy, Welcome
 from shared.config.tree import Config
 
-STILL_HERE = "is here and alive"
+STILL_HERE = "is already connected"
 """In the learner's refusal of an actor whose id another one has."""
 
 

@@ -30,6 +30,7 @@ def options(
     rank: int = 16,
     canary: int = 16,
     device: str = "cuda",
+    evaluation: EvalConfig | None = None,
     **model: int,
 ) -> VLLMOptions:
     (tmp_path / "config.json").write_text(json.dumps(QWEN | model))
@@ -39,7 +40,7 @@ def options(
         tasks=TasksConfig(max_prompt_tokens=prompt),
         lora=LoraConfig(rank=rank),
         guard=GuardConfig(canary_tokens=canary),
-        eval=EvalConfig(max_new_tokens=0),
+        eval=evaluation or EvalConfig(),
     )
     return vllm_options(config, tmp_path, *(("cuda", "bfloat16") if device == "cuda" else ("cpu", "float32")))
 
@@ -84,6 +85,12 @@ def test_a_configured_amount_is_taken_unless_not_one_sequence_fits(tmp_path: Pat
 @pytest.mark.parametrize(("rank", "room"), [(1, 1), (4, 8), (16, 16), (33, 64), (200, 256), (512, 512)])
 def test_a_rank_is_served_under_the_next_one_that_vllm_knows(tmp_path: Path, rank: int, room: int) -> None:
     assert options(tmp_path, rank=rank).rank == room and room in RANKS
+
+
+def test_the_caps_of_an_evaluation_fit_unless_there_is_none(tmp_path: Path) -> None:
+    assert options(tmp_path, evaluation=EvalConfig(max_new_tokens=700)).max_tokens == 128 + 700
+    assert options(tmp_path, evaluation=EvalConfig(long_cap=900)).max_tokens == 128 + 900
+    assert options(tmp_path, evaluation=EvalConfig(problems=0, long_cap=900)).max_tokens == 640
 
 
 def test_the_canary_fits_too(tmp_path: Path) -> None:

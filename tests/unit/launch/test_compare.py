@@ -67,7 +67,7 @@ def test_the_tasks_that_flipped_are_shown_with_both_completions(
     assert lines[1:4] == ["  What is 1?  [gold 1]", "    right  It is 1", "    wrong  It is -1"]
     assert "What is 3?" not in text and "What is 2?" in text
     assert "What is" not in compared(capsys, a, b, "--flips", "0")
-    assert "no difference can be told at n = 5" in text
+    assert "no significant difference at n = 5" in text
 
 
 def test_what_a_model_wrote_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +91,7 @@ def test_shares_of_several_draws_are_judged_by_the_bootstrap(
 
     a, b = run_of(tmp_path / "a", [True] * 90, **drawn(0.5)), run_of(tmp_path / "b", [True] * 90, **drawn(0.375))
     greedy, sampled = compared(capsys, a, b).split("sampled  A", 1)
-    assert "no difference can be told at n = 90" in greedy and "sign test p = 1" in greedy
+    assert "no significant difference at n = 90" in greedy and "sign test p = 1" in greedy
     assert "A is better" in sampled and "sign test" not in sampled
 
 
@@ -144,7 +144,7 @@ def test_a_few_flips_one_way_are_no_verdict(
     a, b = [True] * n, [i >= up for i in range(n)]
     a[-down or n :] = [False] * down
     text = compared(capsys, run_of(tmp_path / "a", a), run_of(tmp_path / "b", b))
-    assert text.count(f"no difference can be told at n = {n}") == 2, text
+    assert text.count(f"no significant difference at n = {n}") == 2, text
     assert "is better" not in text
 
 

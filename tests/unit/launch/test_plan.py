@@ -168,8 +168,12 @@ def test_what_a_remedy_says_can_be_typed() -> None:
 def test_a_model_that_nothing_makes_fit_is_refused_too() -> None:
     found = plan(QWEN_15B, work(), GIB // 2)
     assert found.remedies == ()
-    with pytest.raises(ConfigError, match="take a smaller model"):
+    with pytest.raises(ConfigError, match=r"the largest part is both processes: .*take a smaller model"):
         refuse_if_too_large(found.memory, found.free, found.remedies, "a model")
+    # The learner and the actor each have an item of this name, and the larger one counts.
+    memory = replace(found.memory, shared={}, learner={"adapter": 30 * GIB}, actor={"adapter": 2 * GIB})
+    with pytest.raises(ConfigError, match="the largest part is learner: adapter, 30.0 GiB"):
+        refuse_if_too_large(memory, GIB, (), "a model")
 
 
 def test_what_fits_is_not_refused_and_neither_is_what_may_fit() -> None:

@@ -79,7 +79,7 @@ def test_a_second_live_actor_of_one_id_is_refused_and_the_first_keeps_its_orders
     second.send(hello_of(scripted_identity(), "a"))
     bench.dispatcher.pump()
     (refusal,) = inbox(second)[:1]
-    assert isinstance(refusal, Refused) and "An actor a is here and alive; give this one a key" in refusal.reason
+    assert isinstance(refusal, Refused) and "Actor a is already connected; make another key" in refusal.reason
     assert orders_in(first) == ids(orders)
     bench.deliver(first, *(filled(order, POLICY) for order in orders))
     assert bench.recorder.recorded == ids(orders)

@@ -175,7 +175,7 @@ def test_a_second_start_of_a_live_actor_is_refused_and_the_first_works_on(tmp_pa
             if told := port.receive(0.1):
                 break
         port.close()
-        assert isinstance(told, Refused) and "An actor actor0 is here and alive" in told.reason
+        assert isinstance(told, Refused) and "Actor actor0 is already connected" in told.reason
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
