@@ -2,9 +2,9 @@
 
     check sha256 of the bytes -> engine.install -> log-probs of the canary -> compare with the learner's log-probs
 
-In fp32, and in bf16 with the learner's own kernels, the log-probs agree to 1e-3 each. Other kernels in bf16 round
-otherwise. Then the mean of the differences decides, and its limit is a multiple of the engine's own rounding: what the
-same tokens differ by when others follow them. It is measured only where it decides.
+In fp32, and in bf16 with the learner's own kernels, the log-probs agree to 1e-3 each. Other bf16 kernels round
+differently. If a difference is larger, the mean of all decides instead, and its limit is a multiple of the engine's own
+rounding: how much the same log-probs change when more tokens follow. That is measured only when it decides.
 
 Without this, a wrong installation (an old or half-copied adapter, a damaged base, another scale) would show only at the
 learner's mismatch gate, after the completions of a step were drawn from the wrong policy.

@@ -1,4 +1,4 @@
-"""Which completions of an order are decoded at the moment, and what has been drawn of each.
+"""Tracks which completions of an order are being decoded, and the tokens drawn so far.
 
 Completions wait in the order of the groups. At most `width` have a row. A row whose completion has ended is taken over
 by the next one that waits, so that the weights are always read for a full batch; when none waits, the row leaves, and

@@ -5,7 +5,7 @@
 The new token of a row attends to both. The completions of a prompt are queries side by side over the same keys, so a
 prompt is read from memory once a step instead of G times, and is never copied. Prompts are left-padded.
 
-Rows have tokens of different number, because a row that has ended is taken over by another completion. All rows write
+Rows differ in length, because a row that has ended is taken over by another completion. All rows write
 the token of one step into the same column, and columns are used again in turn: a completion has at most `room` tokens,
 so nothing that it still needs is overwritten. The bias hides from a row what was there before its first token, the
 padding of its prompt, and what is outside a sliding window; it is made once a step for all layers.

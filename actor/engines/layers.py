@@ -1,4 +1,4 @@
-"""A decode step through the layers of a Llama, Qwen2 or Qwen3 model without their modules.
+"""Runs a decode step of a Llama, Qwen2 or Qwen3 model without calling the modules of its layers.
 
     q, k, v = rotate(W_qkv norm(x)),   x += W_o attend(q),   x += W_down (silu(W_gate h) W_up h),   h = norm(x)
 
@@ -153,7 +153,7 @@ class Layers:
 
 
 def layers_of(policy: Policy) -> Layers | None:
-    """None if the layers of this model are others."""
+    """None if this module does not cover the model."""
     return Layers(policy) if policy.config.model_type in TYPES else None
 
 

@@ -172,7 +172,7 @@ def test_a_model_that_nothing_makes_fit_is_refused_too() -> None:
         refuse_if_too_large(found.memory, found.free, found.remedies, "a model")
     # The learner and the actor each have an item of this name, and the larger one counts.
     memory = replace(found.memory, shared={}, learner={"adapter": 30 * GIB}, actor={"adapter": 2 * GIB})
-    with pytest.raises(ConfigError, match="the largest part is learner: adapter, 30.0 GiB"):
+    with pytest.raises(ConfigError, match=r"the largest part is learner: adapter, 30\.0 GiB"):
         refuse_if_too_large(memory, GIB, (), "a model")
 
 

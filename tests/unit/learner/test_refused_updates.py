@@ -157,7 +157,7 @@ def test_what_does_not_come_back_was_the_machines_and_costs_nothing(checkpoint: 
 def test_a_rate_that_makes_weights_no_numbers_is_named(checkpoint: Path) -> None:
     config = config_for(lr=1e37)
     with pytest.raises(
-        WeightsNotFinite, match=r"Step 3 turned a finite gradient into weights that are not finite: optimizer\.lr = 1e\+37 is too large"
+        WeightsNotFinite, match=r"Step 3 turned a finite gradient .* not finite: optimizer\.lr = 1e\+37 is too large"
     ):
         update_of(tiny_policy(checkpoint), config).apply(2, batch_of(config))
 
