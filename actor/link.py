@@ -72,7 +72,7 @@ class Link:
         self.last_version = -1
         self.unacknowledged: dict[str, FilledOrder] = {}
         self.draining = False
-        self.received_at = self.sent_at = self.hello_at = now()
+        self.received_at = self.sent_at = self.hello_at = time.monotonic()
 
     def join(self, deadline_s: float) -> Welcome:
         """Send Hello until the learner replies. PeerTimeout after `deadline_s`."""
