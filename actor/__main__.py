@@ -9,6 +9,7 @@ file says which actor this is. Arguments, keys and config are checked before tor
 import argparse
 import os
 import sys
+import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TextIO
@@ -21,8 +22,11 @@ from shared.config.tree import Config
 from shared.errors import RunDirError
 from shared.process.determinism import cpu_environment
 from shared.process.entry_point import run_process
+from shared.process.processor import is_open
 from shared.process.watchdog import Watchdog, WatchedActorPort, open_stacks
 from shared.run.run_dir import RunDir
+
+POLL_S = 0.2
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -47,7 +51,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Check everything that is quick to check, then load torch and serve."""
     files = local_files(RunDir.open(arguments.run), arguments.id) if arguments.run else {}
     files |= {name: path for name in ("config", "key") if (path := getattr(arguments, name))}
-    config = read_config(files["config"])
+    config = started_config(files["config"], may_wait=arguments.config is None)
     os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
     if arguments.key is None:
         check_folder(files["key"].parent)
@@ -78,6 +82,23 @@ def read_config(path: Path) -> Config:
     if not path.is_file():
         raise RunDirError(f"There is no config at {path}; copy the run's config.json there.")
     return config_from_json(path.read_bytes())
+
+
+def started_config(path: Path, *, may_wait: bool) -> Config:
+    """As the learner has completed it when the run started: an actor that chose by itself might choose otherwise.
+    may_wait: the learner writes this file, so wait as long as for a peer to appear; a copy does not change."""
+    config = read_config(path)
+    until = time.monotonic() + (config.link.silence_s if may_wait else 0.0)
+    while is_open(config.compute):
+        if time.monotonic() >= until:
+            remedy = "start the learner" if may_wait else "start the learner, then copy the run's config.json again"
+            raise RunDirError(
+                f"{path} is of a run that was prepared and had not started, so that number type and threads are not"
+                f" chosen yet; {remedy}."
+            )
+        time.sleep(POLL_S)
+        config = read_config(path)
+    return config
 
 
 def start(argv: list[str]) -> int:

@@ -9,9 +9,9 @@ import os
 import sys
 from pathlib import Path
 
-from shared.config.load import config_from_json
 from shared.process.determinism import cpu_environment
 from shared.process.entry_point import run_process
+from shared.process.processor import start_config
 from shared.process.watchdog import Watchdog, open_stacks
 from shared.run.run_dir import RunDir
 
@@ -19,9 +19,9 @@ from shared.run.run_dir import RunDir
 def main(directory: Path) -> None:
     """Check what can be checked quickly, then load and train."""
     run = RunDir.open(directory)
-    config = config_from_json(run.config.read_bytes())
-    os.environ.update(cpu_environment(config.compute.learner_threads, config.compute.blas))
     with run.locked(), open_stacks(run.stacks("learner")) as stacks:
+        config = start_config(run)
+        os.environ.update(cpu_environment(config.compute.learner_threads, config.compute.blas))
         from learner.session import train_run
 
         train_run(run, config, Watchdog(config.link.silence_s, stacks))

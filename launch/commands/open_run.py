@@ -12,6 +12,7 @@ from shared.config.load import config_from_json
 from shared.config.processes import ComputeConfig
 from shared.config.tree import Config
 from shared.process.determinism import cpu_environment
+from shared.process.processor import settled_config
 from shared.run.run_dir import RunDir
 
 Role = Literal["learner", "actor"]
@@ -19,9 +20,10 @@ Role = Literal["learner", "actor"]
 
 
 def open_run(directory: Path, compute_as: Role | None = None) -> tuple[RunDir, Config]:
-    """compute_as: None for a command that computes nothing."""
+    """compute_as: None for a command that computes nothing. A run that has not started yet computes as it would if it
+    started here, and nothing of that is kept."""
     run = RunDir.open(directory)
-    config = config_from_json(run.config.read_bytes())
+    config = settled_config(config_from_json(run.config.read_bytes()))
     if compute_as:
         pin_cpu(config.compute, compute_as)
     return run, config

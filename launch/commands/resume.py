@@ -16,6 +16,7 @@ from shared.config.data import CurriculumConfig
 from shared.config.load import config_from_json, config_to_json
 from shared.config.training import OnFault
 from shared.errors import ConfigError
+from shared.process.processor import start_config
 from shared.run.files import write_whole
 from shared.run.run_dir import RunDir
 from shared.run.summary import Summary, read_summary
@@ -51,6 +52,8 @@ def resume_run(
         print(finished(directory, summary.steps, can_be_extended=config.can_be_extended))
         return 0
     check_engine(changed.actor)
+    with run.locked():
+        changed = start_config(run)
     # Imported late, so that a mistake in the input is reported before the display is loaded.
     from launch.commands.watch_run import watch_run
 

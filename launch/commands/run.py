@@ -1,6 +1,7 @@
 """`run`: train a new run from a preset or a TOML file.
 
-`--prepare` makes the run directory and stops, for other ways to start the processes (containers, another machine).
+`--prepare` makes the run directory and stops, for other ways to start the processes (containers, another machine). What
+[compute] leaves open is then chosen where the run starts (shared/process/processor.py).
 `--dry-run` makes nothing: it prints what would be sampled, which processes would run, what they would write, and how
 much memory and time the run would take; `--json` prints this last part for programs. A run that cannot fit into memory
 is refused, before anything is made (launch/plan). The machine is measured once, which takes a few seconds, and the
@@ -55,7 +56,7 @@ def start_run(
     verbose: bool,
     json_only: bool = False,
 ) -> int:
-    config = load_config(source, overrides, here=not prepare)
+    config = load_config(source, overrides, here=dry_run or not prepare)
     folder = out or default_folder(source, datetime.now())
     if dry_run:
         what = "" if json_only else describe(topology(folder, config), config)

@@ -29,6 +29,7 @@ from launch.presets.load import load_config
 from shared.config.load import apply_override, config_from_json, config_to_json, resolve
 from shared.config.tree import Config
 from shared.process.entry_point import keep_to_itself
+from shared.process.processor import settled_config
 from shared.run.run_dir import RunDir
 
 Check = Callable[[Machine], Finding]
@@ -119,7 +120,7 @@ def read_config(chosen: str | Path, overrides: Sequence[str]) -> Config:
     tree = json.loads(config_to_json(config_from_json(chosen.read_bytes())))
     for override in overrides:
         apply_override(tree, override)
-    return resolve(tree)
+    return settled_config(resolve(tree))
 
 
 def num_errors(reports: Sequence[Report]) -> int:

@@ -6,22 +6,19 @@ Wherever a command takes a configuration, it takes the name of a preset or the p
 from collections.abc import Iterable
 from pathlib import Path
 
-from msgspec import structs
-
 from shared.config.load import read_config
 from shared.config.tree import Config
 from shared.errors import ConfigError
-from shared.process.processor import look_at_capacity, settled
+from shared.process.processor import settled_config
 
 PRESETS_DIR = Path(__file__).parent
 
 
 def load_config(source: str, overrides: Iterable[str] = (), *, here: bool = True) -> Config:
     """source: a preset's name or a TOML file. overrides: `section.key=value`, applied on top. What [compute] leaves
-    open is chosen for this machine; here: whether the run will compute on it."""
+    open is chosen for this machine; not here: it stays open until the run starts, perhaps on another one."""
     config = read_config(find_source(source), overrides)
-    compute = settled(config.compute, config.model, config.pipeline.max_lag, look_at_capacity(), here=here)
-    return structs.replace(config, compute=compute)
+    return settled_config(config) if here else config
 
 
 def find_source(source: str) -> Path:

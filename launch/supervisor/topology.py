@@ -66,9 +66,10 @@ def topology(run_dir: Path, config: Config) -> Topology:
 
 
 def arithmetic(compute: ComputeConfig) -> str:
-    """What a run computes with, as chosen when it was made."""
-    dtype = "bf16 on a card, else fp32" if compute.dtype == "auto" else compute.dtype
-    return f"{dtype}, {compute.learner_threads} threads for the learner and {compute.actor_threads} for an actor"
+    """What a run computes with, as chosen when it was made or started."""
+    return (
+        f"{compute.dtype}, {compute.learner_threads} threads for the learner and {compute.actor_threads} for an actor"
+    )
 
 
 def process(name: str, module: tuple[str, ...], threads: int, blas: Blas, run_dir: Path) -> Process:

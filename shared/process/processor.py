@@ -1,11 +1,12 @@
-"""What a run computes with on this machine: the values that `auto` and 0 in [compute] become, once, when a run is made.
+"""What a run computes with on this machine: the values that `auto` and 0 in [compute] become, once, when a run starts.
 
     dtype    bf16 on a card; on a CPU with instructions for it, if the weights are large enough to gain; else fp32
     threads  all physical cores that the container allows; half of them for each process if both compute at once
 
 They are kept in the run's config.json. Resume, actors that join later, replay and eval take them from there: another
-choice on another machine would give other numbers. Only files are read, since torch must not be loaded before the
-environment of a run is set.
+choice on another machine would give other numbers. `run` chooses when it makes a run; a run that was only prepared has
+no choice yet, and who starts it first, `resume` or the learner, makes it for that machine (`start_config`).
+Only files are read, since torch must not be loaded before the environment of a run is set.
 
 With small matrices, bf16 is slower where it counts: at 8 rows, as in decoding, a product with a 384 x 128 weight takes
 1.6 times as long as in fp32, one of 1152 x 384 takes 0.8 times and one of 1728 x 576 0.35 times (one core with AMX).
@@ -20,10 +21,13 @@ from pathlib import Path
 
 from msgspec import structs
 
+from shared.config.load import config_from_json, config_to_json
 from shared.config.model import ModelConfig
 from shared.config.processes import ComputeConfig
+from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
-from shared.run.run_dir import CPUINFO
+from shared.run.files import write_whole
+from shared.run.run_dir import CPUINFO, RunDir
 
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
 """As Linux lists them: x86 and Arm."""
@@ -68,15 +72,37 @@ def has_card(environment: Mapping[str, str], torch_version: str, files: Sequence
     return not hidden and not torch_version.endswith("+cpu") and any(Path(file).exists() for file in files)
 
 
-def settled(compute: ComputeConfig, model: ModelConfig, max_lag: int, found: Capacity, *, here: bool) -> ComputeConfig:
-    """With nothing left to choose. here: whether the run computes on this machine; if not, nobody can say whether there
-    is a card, and `dtype = auto` stays where `device` is `auto` too."""
+def start_config(run: RunDir, found: Capacity | None = None) -> Config:
+    """The configuration of a run that starts or goes on here. The first start of a prepared run makes the choice and
+    keeps it. Call it with the run locked. found: None looks at this machine."""
+    config = config_from_json(run.config.read_bytes())
+    if not is_open(config.compute):
+        return config
+    config = settled_config(config, found)
+    # config.json comes last, because it decides: if this is cut off, the next start chooses again.
+    run.write_info(structs.asdict(config.compute))
+    write_whole(run.config, config_to_json(config))
+    return config
+
+
+def settled_config(config: Config, found: Capacity | None = None) -> Config:
+    """With nothing left to choose in [compute]. found: None looks at this machine."""
+    compute = settled(config.compute, config.model, config.pipeline.max_lag, found or look_at_capacity())
+    return structs.replace(config, compute=compute)
+
+
+def is_open(compute: ComputeConfig) -> bool:
+    """Whether something is left to choose. `device = auto` may stay: only torch knows whether a card can be used."""
+    return compute.dtype == "auto" or not (compute.learner_threads and compute.actor_threads)
+
+
+def settled(compute: ComputeConfig, model: ModelConfig, max_lag: int, found: Capacity) -> ComputeConfig:
     on_card = compute.device == "cuda" or (compute.device == "auto" and found.card)
     large = is_large(model)
     share = max(found.cores // (2 if max_lag else 1), 1)
     threads = min(share, 256 if large and not on_card else MAX_THREADS_SMALL)
     dtype = compute.dtype
-    if dtype == "auto" and (here or compute.device != "auto"):
+    if dtype == "auto":
         dtype = "bf16" if on_card or (large and bf16_instructions(compute, found)) else "fp32"
     return structs.replace(
         compute,

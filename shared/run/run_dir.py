@@ -14,9 +14,9 @@
 Only the owner may read the directory (0700), because it has the policy, prompts and completions.
 Left out on purpose: the content of those files; each has a module of its own.
 
-run.json is written once, when the run is made. Bits on a CPU depend on the versions of packages, the processor, the
-number type and the numbers of threads: all are here, and the last two in config.json too, which decides. Versions come
-from the metadata of installed packages, so torch is not imported.
+run.json is written when the run is made, and once more when a prepared run starts. Bits on a CPU depend on the versions
+of packages, the processor, the number type and the numbers of threads: all are here, and the last two in config.json
+too, which decides. Versions come from the metadata of installed packages, so torch is not imported.
 """
 
 import os
@@ -60,7 +60,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     cpu_count: int
     """Logical cores of the machine."""
     compute: dict[str, str | int] = {}
-    """Device, number type, threads and vector units, as chosen when the run was made; also in config.json."""
+    """Device, number type, threads and vector units, as chosen when the run was made or first started; also in
+    config.json."""
 
 
 def gather_run_info(compute: Mapping[str, str | int]) -> RunInfo:
@@ -120,7 +121,7 @@ class RunDir:
         with disk_errors(run.keys):
             create_keys(run.keys)
             sync_folder(run.keys)
-        write_whole(run.run_info, msgspec.json.format(msgspec.json.encode(gather_run_info(compute)), indent=2))
+        run.write_info(compute)
         write_whole(run.config, config_json)
         return run
 
@@ -143,11 +144,19 @@ class RunDir:
             if not taken:
                 raise RunDirError(f"{self.path} is in use by {signature(fd)}; wait until it ends, or stop it first.")
             sign(fd, self.lock)
-            for path in (self.config, self.metrics, self.rollouts, self.summary):
+            for path in (self.config, self.run_info, self.metrics, self.rollouts, self.summary):
                 remove_unfinished(path)
             yield
         finally:
             os.close(fd)
+
+    def write_info(self, compute: Mapping[str, str | int]) -> None:
+        """Of this machine and its versions. A run keeps its id and its date. compute: that section."""
+        info = gather_run_info(compute)
+        if self.run_info.exists():
+            known = self.read_info()
+            info = msgspec.structs.replace(info, run_id=known.run_id, created=known.created)
+        write_whole(self.run_info, msgspec.json.format(msgspec.json.encode(info), indent=2))
 
     def read_info(self) -> RunInfo:
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from launch.__main__ import main
 from launch.presets.load import load_config
 from protocol.access.keys import create_keys
 from shared.config.load import config_to_json
@@ -49,6 +50,25 @@ def test_a_wrong_key_ends_the_actor_with_a_sentence_and_not_the_run(tmp_path: Pa
 def test_without_a_key_it_says_how_to_get_one(tmp_path: Path) -> None:
     done = actor("--connect", "tcp://127.0.0.1:9", "--config", tmp_path / "config.json")
     assert done.returncode == 2 and "python -m launch key RUN NAME" in done.stderr
+
+
+def test_a_configuration_that_no_learner_has_completed_is_copied_again(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_bytes(config_to_json(load_config("embedded", here=False)))
+    key = foreign_key(tmp_path / "foreign", None)
+    done = actor("--connect", "tcp://127.0.0.1:9", "--key", key, "--config", config)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"error: {config} is of a run that was prepared") and "copy" in last
+
+
+def test_an_actor_of_a_prepared_run_waits_for_the_learner_as_long_as_for_any(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    silence = ("--set", "link.silence_s=3")
+    assert main(["run", "--prepare", "--out", str(run), *silence]) == 0
+    done = actor("--run", run)
+    assert done.returncode == 2
+    assert "; start the learner." in done.stderr.strip().splitlines()[-1]
 
 
 def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:

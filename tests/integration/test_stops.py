@@ -1,5 +1,6 @@
 """Every way of stopping a run ends it at a finished step, with a checkpoint, and loses nothing."""
 
+import json
 import os
 import pty
 import re
@@ -15,7 +16,10 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec import structs
 
+from launch.presets.load import load_config
+from shared.config.load import config_from_json
 from shared.process.lease import Lease
 from shared.run.run_dir import RunDir
 from tests.support.runs import (
@@ -122,12 +126,16 @@ def test_sigterm_to_one_process(out: Path, who: str) -> None:
 
 
 def test_the_processes_of_two_containers_stopped_one_after_the_other(out: Path, expected: str) -> None:
-    """As `docker compose down` does: first who depends on the other. There is no launcher."""
+    """As `docker compose down` does: first who depends on the other. There is no launcher, so the learner chooses what
+    the prepared run left open, and the actor waits for it."""
     assert launch("run", "embedded", "--prepare", "--out", out, *sets(FEW)).returncode == 0
     actor = subprocess.Popen([sys.executable, "-m", "actor", "--run", str(out)], cwd=ROOT)
     learner = subprocess.Popen([sys.executable, "-m", "learner", "--run", str(out)], cwd=ROOT)
     try:
         wait_until(lambda: num_rows(out) >= 2, "the second step")
+        chosen = config_from_json(RunDir(out).config.read_bytes()).compute
+        assert chosen == load_config("embedded", [f"{key}={json.dumps(value)}" for key, value in FEW.items()]).compute
+        assert RunDir(out).read_info().compute == structs.asdict(chosen)
         actor.terminate()
         actor.wait(WAIT_S)
         learner.terminate()

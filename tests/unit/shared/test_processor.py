@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from launch.__main__ import main
+from shared.config.load import config_from_json
 from shared.config.model import ModelConfig
 from shared.config.processes import ComputeConfig
 from shared.process.processor import (
@@ -13,10 +16,13 @@ from shared.process.processor import (
     container_cores,
     has_card,
     is_large,
+    is_open,
     look_at_capacity,
     settled,
+    start_config,
     usable_cores,
 )
+from shared.run.run_dir import RunDir
 
 EMBEDDED = ModelConfig()
 HUB = ModelConfig(path="somebody/a-model-that-is-not-here")
@@ -45,14 +51,43 @@ def capacity(*flags: str, cores: int = 8, card: bool = False) -> Capacity:
 def test_the_number_type_follows_from_instructions_and_size(
     compute: dict[str, Any], model: ModelConfig, found: Capacity, dtype: str
 ) -> None:
-    assert settled(ComputeConfig(**compute), model, 0, found, here=True).dtype == dtype
+    assert settled(ComputeConfig(**compute), model, 0, found).dtype == dtype
 
 
-def test_a_run_that_is_prepared_for_another_machine_leaves_open_what_depends_on_a_card() -> None:
-    found = capacity("amx_bf16")
-    assert settled(ComputeConfig(), HUB, 0, found, here=False).dtype == "auto"
-    assert settled(ComputeConfig(device="cpu"), HUB, 0, found, here=False).dtype == "bf16"
-    assert settled(ComputeConfig(), HUB, 0, found, here=False).actor_threads == 8
+def prepared(path: Path) -> RunDir:
+    """A run with a model that is not here, prepared for any machine."""
+    assert main(["run", "embedded", "--prepare", "--out", str(path), "--set", f"model.path={HUB.path}"]) == 0
+    return RunDir(path)
+
+
+def test_a_prepared_run_leaves_everything_open_until_it_starts(tmp_path: Path) -> None:
+    run = prepared(tmp_path / "run")
+    config = config_from_json(run.config.read_bytes())
+    assert config.compute == ComputeConfig() and is_open(config.compute)
+    assert run.read_info().compute["dtype"] == "auto"
+
+
+def test_the_first_start_of_a_prepared_run_chooses_and_keeps_what_a_plain_run_would_have_stored(tmp_path: Path) -> None:
+    run = prepared(tmp_path / "run")
+    made = run.read_info()
+    here = capacity("amx_bf16", cores=6)
+    expected = settled(ComputeConfig(), HUB, 0, here)
+    assert (expected.dtype, expected.learner_threads, expected.actor_threads) == ("bf16", 6, 6)
+    assert start_config(run, here).compute == expected
+    assert config_from_json(run.config.read_bytes()).compute == expected
+    info = run.read_info()
+    assert info.compute == structs.asdict(expected)
+    assert (info.run_id, info.created) == (made.run_id, made.created)
+    files = run.config.read_bytes(), run.run_info.read_bytes()
+    assert start_config(run, capacity(cores=2, card=True)).compute == expected, "once"
+    assert (run.config.read_bytes(), run.run_info.read_bytes()) == files
+
+
+def test_a_start_that_was_cut_off_before_the_configuration_chooses_again(tmp_path: Path) -> None:
+    run = prepared(tmp_path / "run")
+    run.write_info(structs.asdict(settled(ComputeConfig(), HUB, 0, capacity(cores=3))))
+    assert start_config(run, capacity("bf16", cores=4)).compute.learner_threads == 4
+    assert run.read_info().compute["learner_threads"] == 4
 
 
 @pytest.mark.parametrize(
@@ -69,15 +104,15 @@ def test_a_run_that_is_prepared_for_another_machine_leaves_open_what_depends_on_
 def test_threads_are_the_cores_divided_where_both_compute(
     model: ModelConfig, found: Capacity, max_lag: int, threads: int
 ) -> None:
-    compute = settled(ComputeConfig(), model, max_lag, found, here=True)
+    compute = settled(ComputeConfig(), model, max_lag, found)
     assert (compute.learner_threads, compute.actor_threads) == (threads, threads)
-    given = settled(ComputeConfig(learner_threads=3, actor_threads=5), model, max_lag, found, here=True)
+    given = settled(ComputeConfig(learner_threads=3, actor_threads=5), model, max_lag, found)
     assert (given.learner_threads, given.actor_threads) == (3, 5)
 
 
 def test_what_was_settled_once_stays_on_any_machine() -> None:
-    once = settled(ComputeConfig(), HUB, 0, capacity("amx_bf16", cores=6), here=True)
-    assert settled(once, HUB, 0, capacity(cores=2, card=True), here=True) == once
+    once = settled(ComputeConfig(), HUB, 0, capacity("amx_bf16", cores=6))
+    assert settled(once, HUB, 0, capacity(cores=2, card=True)) == once
 
 
 def test_a_model_is_large_by_its_weight_files(tmp_path: Path) -> None:
