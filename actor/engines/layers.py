@@ -63,7 +63,12 @@ class Stack:
         ]
 
     def join(self, linears: list[LoraLinear], folded: list[torch.Tensor]) -> None:
-        """One weight, of which the folded ones become views, so that nothing is in memory twice."""
+        """One weight, of which the folded ones become views, so that nothing is in memory twice. Later versions are
+        computed into these views."""
+        if self.weight is not None and all(
+            part.untyped_storage().data_ptr() == self.weight.data_ptr() for part in folded
+        ):
+            return
         self.weight, self.sizes = torch.cat(folded), [len(weight) for weight in folded]
         for linear, part in zip(linears, self.weight.split(self.sizes), strict=True):
             linear.folded = part

@@ -128,10 +128,12 @@ class LoraLinear(nn.Module):
         return y.view(*x.shape[:-1], -1)
 
     def fold(self) -> None:
-        """Compute W + s B A [out, in] with the current adapter, unless W is not in memory in full precision."""
+        """Compute W + s B A [out, in] with the current adapter, unless W is not in memory in full precision. The sum of
+        an earlier version is overwritten, so that two are never in memory."""
         dense = self.base.matmul.dense
         if dense is not None and dense.dtype == self.lora_A.dtype:
-            self.folded = torch.addmm(dense, self.lora_B, self.lora_A, alpha=self.scale)
+            a, b = self.lora_A.detach(), self.lora_B.detach()
+            self.folded = torch.addmm(dense, b, a, alpha=self.scale, out=self.folded)
 
 
 class LoraProduct(torch.autograd.Function):

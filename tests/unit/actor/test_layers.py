@@ -93,6 +93,28 @@ def test_folded_weights_are_in_memory_once(tmp_path: Path) -> None:
     assert sum(together.values()) == size
 
 
+def test_an_install_computes_sums_into_the_memory_of_the_last_ones(tmp_path: Path) -> None:
+    policy = policy_of(tmp_path, "Qwen2", torch.float32, ADAPTED[1])
+    engine = HFEngine(policy, tiny_prompter(0))
+    sums = {name: layer.folded for name, layer in policy.adapter.layers.items() if layer.folded is not None}
+    before = {name: weight.clone() for name, weight in sums.items()}
+    shake(policy, 4)
+    engine.prepare()
+    assert len(sums) == len(policy.adapter.layers)
+    for name, layer in policy.adapter.layers.items():
+        dense = layer.base.matmul.dense
+        assert layer.folded is not None and dense is not None
+        assert layer.folded.data_ptr() == sums[name].data_ptr()
+        fresh = torch.addmm(dense, layer.lora_B, layer.lora_A, alpha=layer.scale)
+        assert torch.equal(layer.folded, fresh), "the same bits as in new memory"
+        assert not torch.equal(fresh, before[name])
+    assert engine.layers is not None
+    for layer in engine.layers.layers:
+        for stack in (layer.qkv, layer.out, layer.gate_up, layer.down):
+            assert stack.weight is not None
+            assert torch.equal(stack.weight, torch.cat([linear.folded for linear in stack.linears]))  # pyright: ignore
+
+
 @pytest.mark.parametrize("name", ["Mistral", "Gemma"])
 def test_other_models_go_through_their_own_layers(tmp_path: Path, name: str) -> None:
     assert layers_of(policy_of(tmp_path, name, torch.float32, ("o_proj",))) is None
