@@ -19,7 +19,7 @@ def watch_run(run: RunDir, config: Config, *, verbose: bool) -> None:
     """Returns when the run has ended; raises ProcessFailed if one of its processes crashed."""
     keep_to_itself()
     console = make_console()
-    print(f"computes in {arithmetic(config.compute)}")
+    print(f"computes in {arithmetic(config.compute, config.model)}")
     try:
         with make_screen(console, run, config.run.steps, verbose=verbose) as screen:
             plan = topology(run.path, config)

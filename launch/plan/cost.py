@@ -13,9 +13,9 @@ from launch.plan.duration import StepTime, evaluation_s, seconds, step_time, tot
 from launch.plan.machine import NotMeasured, Speed
 from launch.plan.memory import MIB, Dtype, HostMemory, Items, Lengths, Work, host_memory, size, size_of
 from launch.plan.remedies import Remedy, fits, remedies
-from launch.plan.shape import ModelShape, hub_cache_folder, local_folder, shape_of
+from launch.plan.shape import ModelShape, local_folder, shape_of
 from shared.config.data import TasksConfig
-from shared.config.model import ModelConfig
+from shared.config.model import ModelConfig, hub_cache_folder
 from shared.config.tree import Config
 from shared.errors import ModelError
 from shared.run.forecast import Figures

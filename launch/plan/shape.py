@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shared.base.gguf import config_of, is_gguf, open_gguf, tensor_shapes
-from shared.config.model import ModelConfig
+from shared.config.model import ModelConfig, in_hub_cache
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ModelError
 from shared.model.linears import is_decoder_linear
@@ -70,21 +70,6 @@ def local_folder(model: ModelConfig, hub_cache: Path) -> Path | None:
             folder = in_hub_cache(model, hub_cache)
     complete = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
     return folder if complete else None
-
-
-def in_hub_cache(model: ModelConfig, hub_cache: Path) -> Path:
-    """Where the hub's library keeps this revision once it was fetched."""
-    repository = hub_cache / f"models--{model.path.replace('/', '--')}"
-    named = repository / "refs" / model.revision
-    commit = named.read_text(encoding="utf-8").strip() if named.is_file() else model.revision
-    return repository / "snapshots" / commit
-
-
-def hub_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """As huggingface_hub finds it, without importing it."""
-    home = environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    # Unlike Path's, this one leaves a user alone who has no home.
-    return Path(os.path.expanduser(environment.get("HF_HUB_CACHE") or Path(home, "hub"))).absolute()
 
 
 def shape_of(folder: Path, targets: Sequence[str]) -> ModelShape:

@@ -8,9 +8,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.config.model import ModelConfig
 from shared.config.processes import ComputeConfig
 from shared.config.tree import Config
 from shared.process.determinism import Blas, cpu_environment
+from shared.process.processor import weight_bytes
 from shared.run.run_dir import RunDir
 
 
@@ -65,11 +67,11 @@ def topology(run_dir: Path, config: Config) -> Topology:
     )
 
 
-def arithmetic(compute: ComputeConfig) -> str:
-    """What a run computes with, as chosen when it was made or started."""
-    return (
-        f"{compute.dtype}, {compute.learner_threads} threads for the learner and {compute.actor_threads} for an actor"
-    )
+def arithmetic(compute: ComputeConfig, model: ModelConfig) -> str:
+    """What a run computes with, as chosen when it was made or started, and what was assumed for that."""
+    threads = f"{compute.learner_threads} threads for the learner and {compute.actor_threads} for an actor"
+    assumed = f"; '{model.path}' is not on this machine yet and counts as large where that is to be chosen"
+    return f"{compute.dtype}, {threads}{assumed if weight_bytes(model) is None else ''}"
 
 
 def process(name: str, module: tuple[str, ...], threads: int, blas: Blas, run_dir: Path) -> Process:

@@ -1,4 +1,4 @@
-"""The sections [model] and [lora], and the folder where quantised bases are kept. No torch here."""
+"""The sections [model] and [lora], and the folders where quantised bases and fetched models are kept. No torch here."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -67,3 +67,19 @@ def cache_root(
         raise ConfigError(
             f"User {os.getuid()} has no home folder for quantised models; set {PLACE}, HOME or XDG_CACHE_HOME."
         ) from error
+
+
+def in_hub_cache(model: ModelConfig, hub_cache: Path) -> Path:
+    """Where the hub's library keeps this revision once it was fetched."""
+    repository = hub_cache / f"models--{model.path.replace('/', '--')}"
+    named = repository / "refs" / model.revision
+    # Unlike Path's, this one says no to a name that no file can have.
+    commit = named.read_text(encoding="utf-8").strip() if os.path.isfile(named) else model.revision
+    return repository / "snapshots" / commit
+
+
+def hub_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """As huggingface_hub finds it, without importing it."""
+    home = environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    # Unlike Path's, this one leaves a user alone who has no home.
+    return Path(os.path.expanduser(environment.get("HF_HUB_CACHE") or Path(home, "hub"))).absolute()

@@ -46,8 +46,8 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     """`auto` takes the graphics card if there is one, else the CPU."""
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """Number type of the base, the activations and their products; all else is fp32. `auto` takes bf16 on a card, and
-    on a CPU that has instructions for it if the weight files have 40 MB or more; else fp32. The choice is made when
-    a run is made, or where a prepared run first starts, and kept."""
+    on a CPU that has instructions for it if the weight files have 40 MB or more, or are not there yet; else fp32. The
+    choice is made when a run is made, or where a prepared run first starts, and kept."""
     learner_threads: Annotated[int, Meta(ge=0, le=256)] = 0
     """CPU threads of the learner, at most 256. 0 takes all physical cores, or half of them if `pipeline.max_lag` is
     above 0; at most two for a small model or on a card. The choice is made and kept as that of `dtype`."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from msgspec import structs
 
 from shared.config.load import config_from_json, config_to_json
-from shared.config.model import ModelConfig
+from shared.config.model import ModelConfig, hub_cache_folder, in_hub_cache
 from shared.config.processes import ComputeConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
@@ -120,13 +120,21 @@ def bf16_instructions(compute: ComputeConfig, found: Capacity) -> str:
 
 def is_large(model: ModelConfig) -> bool:
     """By the size of the weight files. A model that is not on this machine yet counts as large."""
+    found = weight_bytes(model)
+    return found is None or found >= LARGE_BYTES
+
+
+def weight_bytes(model: ModelConfig) -> int | None:
+    """Of the weight files: the .gguf file, or those in the folder or in the hub's cache. None if there are none yet."""
     place = EMBEDDED_DIR if model.path == "embedded" else Path(model.path)
     # Unlike those of Path, these say no to a name that no file can have.
     if os.path.isfile(place):
-        return place.stat().st_size >= LARGE_BYTES
-    patterns = WEIGHT_FILES if os.path.isdir(place) else ()
-    sizes = [file.stat().st_size for pattern in patterns for file in place.glob(pattern)]
-    return not sizes or sum(sizes) >= LARGE_BYTES
+        return place.stat().st_size
+    folder = place if os.path.isdir(place) else in_hub_cache(model, hub_cache_folder())
+    patterns = WEIGHT_FILES if os.path.isdir(folder) else ()
+    # In the hub's cache they are links, which may lead nowhere.
+    files = [file for pattern in patterns for file in folder.glob(pattern) if file.is_file()]
+    return sum(file.stat().st_size for file in files) if files else None
 
 
 def read_flags(cpuinfo: Path) -> frozenset[str]:

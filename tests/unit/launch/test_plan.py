@@ -27,8 +27,9 @@ from launch.plan.memory import (
     used_tokens,
 )
 from launch.plan.remedies import fits, refuse_if_too_large
-from launch.plan.shape import ModelShape, hub_cache_folder, shape_of
+from launch.plan.shape import ModelShape, shape_of
 from shared.config.load import resolve
+from shared.config.model import hub_cache_folder
 from shared.config.processes import LOGIT_BYTES
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ConfigError, ModelError

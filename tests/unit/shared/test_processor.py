@@ -21,6 +21,7 @@ from shared.process.processor import (
     settled,
     start_config,
     usable_cores,
+    weight_bytes,
 )
 from shared.run.run_dir import RunDir
 
@@ -125,6 +126,30 @@ def test_a_model_is_large_by_its_weight_files(tmp_path: Path) -> None:
         file.truncate(2)
     assert is_large(ModelConfig(path=str(tmp_path)))
     assert not is_large(ModelConfig(path=str(tmp_path / "c.safetensors"))) and not is_large(EMBEDDED)
+
+
+def test_a_fetched_model_is_large_by_its_files_in_the_hubs_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert is_large(HUB) and is_large(ModelConfig(path="x" * 5000)) and is_large(ModelConfig(path="a\0b"))
+    assert main(["run", "--dry-run", "--set", f"model.path={HUB.path}"]) == 0
+    assert f"'{HUB.path}' is not on this machine yet and counts as large" in capsys.readouterr().out
+    repository = tmp_path / f"models--{HUB.path.replace('/', '--')}"
+    for folder in ("refs", "blobs", "snapshots/0123"):
+        (repository / folder).mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0123")
+    weights = repository / "snapshots" / "0123" / "model.safetensors"
+    weights.symlink_to(repository / "blobs" / "ab")
+    assert is_large(HUB), "a fetch that was broken off"
+    for size in (LARGE_BYTES - 1, LARGE_BYTES):
+        with (repository / "blobs" / "ab").open("wb") as file:
+            file.truncate(size)
+        assert is_large(HUB) == (size == LARGE_BYTES)
+        assert weight_bytes(HUB) == size
+    assert settled(ComputeConfig(), HUB, 0, capacity("amx_bf16")).dtype == "bf16"
+    assert main(["run", "--dry-run", "--set", f"model.path={HUB.path}"]) == 0
+    assert "counts as large" not in capsys.readouterr().out
 
 
 def test_siblings_are_one_core_and_a_container_may_allow_less(tmp_path: Path) -> None:
