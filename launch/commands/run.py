@@ -11,7 +11,7 @@ result is kept in the cache folder.
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from actor.engines.vllm_options import check_engine
 from launch.display.next_command import next_command
 from launch.plan.cost import NoPlan, Plan, find_shape, make_plan, plan_as_json, summary_line, table, work_of
 from launch.plan.free_memory import free_memory
-from launch.plan.machine import Speed, machine_speed
+from launch.plan.machine import Speed, machine_speed, measure_elsewhere
 from launch.plan.remedies import refuse_if_too_large
 from launch.presets.load import load_config
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
@@ -32,6 +32,7 @@ from shared.config.model import cache_root
 from shared.config.processes import ComputeConfig, EvalConfig
 from shared.config.training import LossConfig
 from shared.config.tree import Config, RolloutConfig
+from shared.process.determinism import Blas
 from shared.process.processor import look_at_capacity
 from shared.run.forecast import write_prediction
 from shared.run.run_dir import RunDir
@@ -108,10 +109,13 @@ def plan_of(config: Config) -> Plan | str:
     return make_plan(shape, work, free_memory(), steps=config.run.steps, speeds=speeds)
 
 
-def speeds_of(compute: ComputeConfig, cache: Path) -> tuple[Speed, Speed]:
-    """Of actor and learner."""
-    actor = machine_speed(cache, compute.actor_threads, compute.blas)
-    return actor, machine_speed(cache, compute.learner_threads, compute.blas)
+def speeds_of(
+    compute: ComputeConfig, cache: Path, *, measure: Callable[[int, Blas], Speed] = measure_elsewhere
+) -> tuple[Speed, Speed]:
+    """Of actor and learner. The same number of threads is measured once, even if nothing can be kept."""
+    counts = {compute.actor_threads, compute.learner_threads}
+    speeds = {threads: machine_speed(cache, threads, compute.blas, measure=measure) for threads in sorted(counts)}
+    return speeds[compute.actor_threads], speeds[compute.learner_threads]
 
 
 def default_folder(source: str, now: datetime) -> Path:

@@ -104,9 +104,7 @@ class NotMeasured(Exception):
     """The reason as one sentence."""
 
 
-def machine_speed(
-    cache: Path, threads: int, blas: Blas, *, measure: Callable[[int, Blas], Speed] | None = None
-) -> Speed:
+def machine_speed(cache: Path, threads: int, blas: Blas, *, measure: Callable[[int, Blas], Speed]) -> Speed:
     """From the cache folder, or measured now. NotMeasured if it cannot be."""
     facts = facts_of(threads, blas)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
@@ -114,7 +112,7 @@ def machine_speed(
     found = read(file)
     if found and found.facts == facts and 0 <= time.time() - found.seconds_since_1970 < MAX_AGE_DAYS * 86_400:
         return found.speed
-    speed = (measure or measure_elsewhere)(threads, blas)
+    speed = measure(threads, blas)
     kept = Measured(facts=facts, seconds_since_1970=time.time(), speed=speed)
     try:
         make_folder(cache)
@@ -167,6 +165,8 @@ def measure_elsewhere(threads: int, blas: Blas) -> Speed:
         )
     except subprocess.TimeoutExpired as error:
         raise NotMeasured(f"the measurement took more than {LIMIT_S:g} s") from error
+    except OSError as error:
+        raise NotMeasured(f"the measurement cannot be started: {error.strerror}") from error
     try:
         speed = msgspec.json.decode(done.stdout, type=Speed)
     except ValueError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import main
+from launch.commands.run import speeds_of
 from launch.plan.cost import Plan, make_plan, plan_as_json, table, work_of
 from launch.plan.duration import decode_s, seconds, step_time
 from launch.plan.machine import DTYPES, ROWS, NotMeasured, Rates, Speed, machine_speed, measure_elsewhere
@@ -30,7 +31,7 @@ from launch.plan.remedies import fits, refuse_if_too_large
 from launch.plan.shape import ModelShape, shape_of
 from shared.config.load import resolve
 from shared.config.model import hub_cache_folder
-from shared.config.processes import LOGIT_BYTES
+from shared.config.processes import LOGIT_BYTES, ComputeConfig
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ConfigError, ModelError
 from tests.support.machines import GIB, QWEN_15B
@@ -317,6 +318,28 @@ def test_a_file_that_cannot_be_used_is_measured_again(damage: str, tmp_path: Pat
 def test_a_cache_that_cannot_be_written_costs_a_measurement(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert machine_speed(tmp_path / "file" / "cache", 2, "fast", measure=Measuring()) == SPEED
+
+
+@pytest.mark.parametrize(("threads", "asked"), [((2, 2), [2]), ((1, 2), [1, 2])])
+def test_processes_with_the_same_threads_are_measured_once_even_without_a_cache(
+    tmp_path: Path, threads: tuple[int, int], asked: list[int]
+) -> None:
+    (tmp_path / "file").write_text("")
+    measuring = Measuring()
+    compute = ComputeConfig(actor_threads=threads[0], learner_threads=threads[1])
+    assert speeds_of(compute, tmp_path / "file" / "cache", measure=measuring) == (SPEED, SPEED)
+    assert measuring.asked == asked
+
+
+def test_a_machine_that_starts_no_process_has_a_plan_without_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # No process starts with a variable of this length.
+    monkeypatch.setenv("TOO_LONG", "x" * 2**20)
+    with pytest.raises(NotMeasured, match="cannot be started"):
+        measure_elsewhere(1, "fast")
+    text = dry_run(capsys, "--set", f"model.cache_dir={tmp_path}")
+    assert "predicted memory: " in text and "predicted time: unknown, the measurement cannot be started" in text
 
 
 def test_a_machine_that_cannot_be_measured_has_no_time() -> None:
