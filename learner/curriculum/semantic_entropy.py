@@ -81,9 +81,17 @@ def measured_with(
         model=base_digest,
         template=tokenizer_digest,
         sampling=f"{samples} completions, temperature {rollout.temperature:g}, at most {rollout.max_new_tokens} tokens",
-        verifier=f"{verifier.kind}{', strict' if verifier.strict else ''}",
+        verifier=in_words(verifier),
         data=data_digest(tasks),
     )
+
+
+def in_words(verifier: VerifierConfig) -> str:
+    """`math, decimals from 3 digits on`: the keys that decide which final answers are equal or right."""
+    if verifier.strict:
+        return f"{verifier.kind}, strict"
+    digits = verifier.rounded_digits if verifier.kind == "math" else 0
+    return f"{verifier.kind}, decimals from {digits} digits on" if digits else verifier.kind
 
 
 def data_digest(tasks: Sequence[Task]) -> str:

@@ -83,6 +83,10 @@ def replaced(**sections: object) -> Config:
         ),
         (wanted(replaced(verifier=VerifierConfig(kind="exact"))), "another verifier (gsm8k, not exact)"),
         (wanted(replaced(verifier=VerifierConfig(strict=True))), "another verifier (gsm8k, not gsm8k, strict)"),
+        (
+            wanted(replaced(verifier=VerifierConfig(kind="math", rounded_digits=3))),
+            "not math, decimals from 3 digits on)",
+        ),
         (wanted(tasks=TASKS[::-1]), "another data ("),
         (wanted(base="c" * 64, tasks=toy_tasks(2)), "another model (bbb"),
     ],
@@ -92,6 +96,20 @@ def test_a_cache_of_anything_else_is_refused_in_words(tmp_path: Path, needed: ob
         read_entropies(written(tmp_path), needed)  # pyright: ignore[reportArgumentType]
     assert words in str(caught.value)
     assert "python -m launch curriculum" in str(caught.value)
+
+
+def test_answers_that_are_read_otherwise_are_another_verifier() -> None:
+    configs = [
+        VerifierConfig(kind="math"),
+        VerifierConfig(kind="math", strict=True),
+        VerifierConfig(kind="math", rounded_digits=3),
+        VerifierConfig(kind="math", rounded_digits=4),
+    ]
+    assert len({wanted(replaced(verifier=verifier)).verifier for verifier in configs}) == 4
+    unused = VerifierConfig(kind="math", strict=True, rounded_digits=3)
+    assert wanted(replaced(verifier=unused)) == wanted(replaced(verifier=configs[1])), (
+        "the strict form has no use for it"
+    )
 
 
 def test_a_cache_that_is_not_there_or_none_is_refused_in_words(tmp_path: Path) -> None:
