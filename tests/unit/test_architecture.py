@@ -291,6 +291,12 @@ def readme_tree() -> set[str]:
     return found
 
 
+def test_every_benchmark_that_can_be_started_is_in_their_readme() -> None:
+    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    started = [path for path in python_files("benchmarks") if '__name__ == "__main__"' in path.read_text("utf-8")]
+    assert [path.stem for path in started if not re.search(rf"\b{path.stem}\b", text)] == []
+
+
 def test_the_readme_tree_is_the_real_one() -> None:
     listed = readme_tree()
     assert {path for path in listed if not (ROOT / path).is_dir()} == set()
