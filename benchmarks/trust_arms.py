@@ -79,12 +79,12 @@ class BareInstaller:
     """Installs what it is given, without a look at it or at the base."""
 
     def __init__(self, engine: HFEngine) -> None:
-        self.adapter = engine.policy.adapter
+        self.engine = engine
 
     def install(self, policy: Policy, *, woken: bool) -> None:
         """The same work as the engine's."""
-        install_adapter(self.adapter, policy.adapter.tobytes())
-        self.adapter.fold()
+        install_adapter(self.engine.policy.adapter, policy.adapter.tobytes())
+        self.engine.prepare()
 
 
 class Off:
