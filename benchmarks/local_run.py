@@ -53,7 +53,7 @@ def scale_layers(engine: HFEngine, factor: float, every: int) -> None:
     with torch.no_grad():
         for name in sorted(layers)[::every]:
             layers[name].lora_B.mul_(factor)
-    engine.policy.adapter.fold()
+    engine.prepare()
 
 
 FAULTS: dict[str, Fault] = {"off": off, "half": half, "doubled": doubled}
