@@ -1,5 +1,6 @@
 """Made-up machines for doctor's tests: a good one, and ways to change it."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,19 @@ SMALL = ModelShape(
     heads=4,
     outputs=4 * 1280,
 )
+HALF = ModelShape(
+    linear=357_826_560,
+    rest=136_206_720,
+    adapter=24 * (2 * 896 + 2 * (896 + 128) + 2 * 896 + 3 * (896 + 4864)),
+    file_bytes=988_097_824,
+    layers=24,
+    hidden=896,
+    key_value=128,
+    vocabulary=151_936,
+    heads=14,
+    outputs=24 * (3 * 896 + 2 * 128 + 2 * 4864),
+)
+"""Qwen2.5-0.5B."""
 QWEN_15B = ModelShape(
     linear=1_310_000_000,
     rest=467_000_000,
@@ -171,3 +185,13 @@ def folder(**fields: Any) -> Change:
 def cache_of(name: str, **fields: Any) -> Change:
     """Another cache folder."""
     return but("model", **{name: replace(FOLDER, **fields)})
+
+
+def write_model(folder: Path, facts: Mapping[str, object], tensors: Mapping[str, list[int]]) -> int:
+    """A checkpoint of headers alone; gives the size of its file."""
+    header = json.dumps(
+        {"__metadata__": {"format": "pt"}} | {name: {"shape": s} for name, s in tensors.items()}
+    ).encode()
+    (folder / "config.json").write_text(json.dumps(facts))
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return 8 + len(header)

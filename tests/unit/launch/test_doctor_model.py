@@ -22,7 +22,7 @@ from shared.config.data import VerifierConfig
 from shared.config.model import ModelConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
-from tests.support.machines import GIB, QWEN_15B, SMALL, config, sound
+from tests.support.machines import GIB, QWEN_15B, SMALL, config, sound, write_model
 
 INFO = {"id": "owner/name", "_id": "0", "sha": "f" * 40, "siblings": [], "gated": False, "private": False}
 WEIGHTS = [{"rfilename": "model.safetensors", "size": 5 * GIB}, {"rfilename": "README.md", "size": 7}]
@@ -116,16 +116,6 @@ def test_a_gated_model_that_hides_itself(hub: FakeHub) -> None:
     hub.responses["/revision/main"] = (403, {"error": "ask first"}, "GatedRepo")
     seen = look_at_hub(MODEL, hub.url)
     assert (seen.found, seen.gated, seen.admitted) == (True, True, False)
-
-
-def write_model(folder: Path, config: dict[str, object], tensors: dict[str, list[int]]) -> int:
-    """A checkpoint of headers alone; gives the size of its file."""
-    header = json.dumps(
-        {"__metadata__": {"format": "pt"}} | {name: {"shape": s} for name, s in tensors.items()}
-    ).encode()
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    return 8 + len(header)
 
 
 def test_the_hub_is_not_asked_about_a_local_model(tmp_path: Path) -> None:

@@ -34,21 +34,8 @@ from shared.config.model import hub_cache_folder
 from shared.config.processes import LOGIT_BYTES, ComputeConfig
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ConfigError, ModelError
-from tests.support.machines import GIB, QWEN_15B
+from tests.support.machines import GIB, HALF, QWEN_15B, write_model
 
-HALF = ModelShape(
-    linear=357_826_560,
-    rest=136_206_720,
-    adapter=24 * (2 * 896 + 2 * (896 + 128) + 2 * 896 + 3 * (896 + 4864)),
-    file_bytes=988_097_824,
-    layers=24,
-    hidden=896,
-    key_value=128,
-    vocabulary=151_936,
-    heads=14,
-    outputs=24 * (3 * 896 + 2 * 128 + 2 * 4864),
-)
-"""Qwen2.5-0.5B."""
 LENGTHS = Lengths(prompt=64, completion=64, longest=64)
 RATES = Rates(product=(1e-9, 1e-9, 1e-9, 2e-9, 8e-9), gradient=8e-9, head=5e-11, head_step=1e-9)
 SPEED = Speed(rates=dict.fromkeys(DTYPES, RATES), sampler=5e-9, operation=1e-6, element=1e-10)
@@ -186,21 +173,14 @@ def test_what_fits_is_not_refused_and_neither_is_what_may_fit() -> None:
         refuse_if_too_large(found.memory, free, (), "a model")
 
 
-def write_headers(folder: Path, layers: int, hidden: int) -> None:
-    """A checkpoint without a single weight."""
-    tensors = {f"model.layers.{i}.mlp.up_proj.weight": {"shape": [hidden, hidden]} for i in range(layers)}
-    header = json.dumps(tensors).encode()
-    facts = {"num_attention_heads": 8, "hidden_size": hidden, "num_hidden_layers": layers, "vocab_size": 1000}
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(facts))
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-
-
 @pytest.mark.parametrize("words", [[], ["--dry-run"]])
 def test_run_refuses_before_it_makes_anything(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_headers(tmp_path / "huge", layers=100, hidden=200_000)
+    facts = {"num_attention_heads": 8, "hidden_size": 200_000, "num_hidden_layers": 100, "vocab_size": 1000}
+    (tmp_path / "huge").mkdir()
+    matrix = [200_000, 200_000]
+    write_model(tmp_path / "huge", facts, {f"model.layers.{i}.mlp.up_proj.weight": matrix for i in range(100)})
     path, out = f"model.path={tmp_path / 'huge'}", str(tmp_path / "run")
     assert main(["run", "--set", path, "--set", "compute.device=cpu", "--out", out, *words]) == 2
     said = capsys.readouterr().err
