@@ -67,7 +67,7 @@ def step_metrics(
         groups_quarantined=result.quarantined,
         groups_total=len(groups),
         entropy_mean=mean_entropy(groups, batch, stats),
-        mask_fraction=masked_fraction(batch),
+        selected_fraction=selected_fraction(batch),
         length_mean=tokens / num_samples,
         truncated=sum(f is Finish.LENGTH for group in groups for f in group.finishes) / num_samples,
         tokens_per_s=tokens / clock.step_s,
@@ -135,8 +135,8 @@ def mean_entropy(groups: Sequence[Group], batch: StepBatch, stats: UpdateStats |
     return mean(stats.entropies) if stats else NAN
 
 
-def masked_fraction(batch: StepBatch) -> float:
-    """Share of the batch's response tokens that carried gradient."""
+def selected_fraction(batch: StepBatch) -> float:
+    """Share of the batch's response tokens that the entropy mask selected: they carried gradient."""
     selected = sum(int(sample.selected.sum()) for sample in batch.samples)
     return selected / batch.response_tokens if batch.samples else NAN
 

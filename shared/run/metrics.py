@@ -29,7 +29,7 @@ KEYS = {
     "advantage_min": "advantage/min",
     "advantage_max": "advantage/max",
     "entropy_mean": "entropy/mean",
-    "mask_fraction": "mask/fraction",
+    "selected_fraction": "selected/fraction",
     "ratio_mean": "ratio/mean",
     "clip_fraction": "clip/fraction",
     "importance_mean": "importance/mean",
@@ -97,8 +97,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     entropy_mean: float
     """Nats per response token of the step. If the engine cannot measure it, it is the learner's own figure, of the
     groups that teach (with a KL, of all that count), and NaN in a step without an update."""
-    mask_fraction: float
-    """Share of response tokens that carried gradient."""
+    selected_fraction: float
+    """Share of response tokens that the entropy mask selected: they carried gradient."""
     ratio_mean: float
     """Mean importance ratio of the policy against the one at the step's start."""
     clip_fraction: float

@@ -58,11 +58,11 @@ def test_the_entropy_mask_trains_on_a_fifth_of_the_tokens(tmp_path: Path) -> Non
     assert launch("run", "embedded", "--out", out, *sets(overrides)).returncode == 0
     for row in rows(out):
         # Equal entropies are taken together, and completions of a group begin alike: a little more than the fifth.
-        assert 0.2 <= row["mask/fraction"] < 0.21
+        assert 0.2 <= row["selected/fraction"] < 0.21
         if row["groups/dropped"]:
-            assert 0.0 < row["weight/sum"] < row["mask/fraction"], "idle groups count in the divisor alone"
+            assert 0.0 < row["weight/sum"] < row["selected/fraction"], "idle groups count in the divisor alone"
         else:
-            assert row["weight/sum"] == pytest.approx(row["mask/fraction"], rel=1e-4)
+            assert row["weight/sum"] == pytest.approx(row["selected/fraction"], rel=1e-4)
 
 
 def test_a_users_reward_function_in_its_worker(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def check(twin: str, found: list[dict[str, Any]]) -> None:
     updated = [row for row in found if row["grad_norm"] is not None]
     assert updated and all(row["mismatch/p99"] <= 1e-4 for row in updated)
     masked, constrained = "8gb" in twin, "sent" in twin
-    assert all((row["mask/fraction"] < 0.25) == masked for row in updated)
+    assert all((row["selected/fraction"] < 0.25) == masked for row in updated)
     assert all((row["constraint/fraction"] is not None) == constrained for row in updated)
     if "3stage" in twin:
         assert [row["curriculum/stage"] for row in found] == [0, 1, 1]

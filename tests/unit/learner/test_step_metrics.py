@@ -107,7 +107,7 @@ EXPECTED = {
     "advantage/min": -0.75 / (0.75 + 1e-4),
     "advantage/max": 0.75 / (0.75 + 1e-4),
     "entropy/mean": float(np.concatenate([entropies_of(TEACHING), entropies_of(SAME)]).mean()),
-    "mask/fraction": 0.5,
+    "selected/fraction": 0.5,
     "ratio/mean": 1.25,
     "clip/fraction": 0.25,
     "importance/mean": 1.5,
@@ -159,7 +159,7 @@ def test_a_step_in_which_nothing_teaches_has_nulls_where_nothing_was_measured() 
         "advantage/std",
         "advantage/min",
         "advantage/max",
-        "mask/fraction",
+        "selected/fraction",
         "ratio/mean",
         "clip/fraction",
         "importance/mean",
@@ -199,7 +199,14 @@ def test_a_step_with_the_kl_alone_has_its_figures_and_no_others() -> None:
     alone = replace(STATS, ratios=nothing, clipped=nothing, importance=nothing, weight_sum=0.0)
     row = row_of([filled_order(SAME, 4, 1.0)], batch_of([SAME]), alone)
     assert (row["kl"], row["loss"], row["grad_norm"], row["mismatch/max"]) == (0.1, -0.125, 0.7, 1.0)
-    empty = ("ratio/mean", "clip/fraction", "importance/mean", "importance/capped", "importance/ess", "mask/fraction")
+    empty = (
+        "ratio/mean",
+        "clip/fraction",
+        "importance/mean",
+        "importance/capped",
+        "importance/ess",
+        "selected/fraction",
+    )
     assert all(row[key] is None for key in empty) and row["constraint/fraction"] is None
 
 
