@@ -113,7 +113,7 @@ def drawn_batch(config: Config, vocabulary: int, args: argparse.Namespace) -> St
     return step_batch(
         samples,
         (),
-        dropped=0,
+        idle_groups=0,
         on_policy=False,
         loss=config.loss,
         constraint=config.constraint,

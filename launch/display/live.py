@@ -144,10 +144,10 @@ def sampling(row: Row) -> str:
 
 
 def learning(row: Row) -> str:
-    dropped, total = (number(value(row, f"groups/{name}"), ".0f") for name in ("dropped", "total"))
+    idle, total = (number(value(row, f"groups/{name}"), ".0f") for name in ("idle", "total"))
     return (
         f"lr {number(value(row, 'lr'), '.1e')}   "
-        f"dropped groups {dropped}/{total}   "
+        f"idle groups {idle}/{total}   "
         f"mismatch p99 {number(value(row, 'mismatch/p99'), '.0e')}"
     )
 

@@ -118,7 +118,7 @@ def reward_line(rows: Sequence[Row], ascii_only: bool) -> Text:
 
 def little_learned(rows: Sequence[Row]) -> Iterator[str]:
     """Why most steps changed nothing. A model that is too weak for its tasks, or is cut off, looks like this."""
-    unused = sum(value(row, "groups/dropped") == value(row, "groups/total") for row in rows)
+    unused = sum(value(row, "groups/idle") == value(row, "groups/total") for row in rows)
     if 2 * unused > len(rows):
         yield (
             f"{unused} of {len(rows)} steps did not change the policy: in every group all completions got the same"

@@ -190,7 +190,7 @@ def step_line(rows: Sequence[Row], steps: int) -> str:
         f"reward {number(value(row, 'reward/mean'), '.3f')}",
         f"mean5 {number(mean(rows[-WINDOW:], 'reward/mean'), '.3f')}",
         *(f"{name} {share:.0%}" for name, share in outcome_shares(row).items()),
-        f"dropped {number(value(row, 'groups/dropped'), '.0f')}/{number(value(row, 'groups/total'), '.0f')}",
+        f"idle groups {number(value(row, 'groups/idle'), '.0f')}/{number(value(row, 'groups/total'), '.0f')}",
         f"entropy {number(value(row, 'entropy/mean'), '.3f')}",
         f"tokens/s {number(value(row, 'tokens_per_s'), '.0f')}",
         f"left {clock(seconds_left(rows, steps))}",

@@ -84,8 +84,8 @@ class StepBatch:
     """Samples of the groups that teach; empty if none does."""
     idle: tuple[TrainSample, ...]
     """Samples that only the KL needs; empty if there is none."""
-    dropped: int
-    """Groups whose scores were all equal."""
+    idle_groups: int
+    """Groups that teach nothing: their kept scores are all equal."""
     on_policy: bool
     """All of it was sampled from the version that is updated, so the actor must agree about it."""
     response_tokens: int
@@ -99,7 +99,7 @@ class StepBatch:
     @property
     def sampled(self) -> int:
         """Groups of the step, those that teach and those that do not."""
-        return self.dropped + len({sample.sample.group for sample in self.samples})
+        return self.idle_groups + len({sample.sample.group for sample in self.samples})
 
 
 def samples_of(judged: JudgedGroup, advantages: np.ndarray) -> list[Sample]:
@@ -171,7 +171,7 @@ def step_batch(
     samples: Sequence[Sample],
     idle: Sequence[Sample],
     *,
-    dropped: int,
+    idle_groups: int,
     on_policy: bool,
     loss: LossConfig,
     constraint: ConstraintConfig,
@@ -190,7 +190,7 @@ def step_batch(
     return StepBatch(
         samples=tuple(trained),
         idle=tuple(only_in_kl(sample, weight) for sample, weight in unmoved),
-        dropped=dropped,
+        idle_groups=idle_groups,
         on_policy=on_policy,
         response_tokens=sum(lengths[: len(samples)]),
     )

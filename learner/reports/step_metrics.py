@@ -63,7 +63,7 @@ def step_metrics(
         time_s=clock.time_s,
         rewards=reward_means(judged),
         outcomes=outcome_shares(groups),
-        groups_dropped=batch.dropped,
+        groups_idle=batch.idle_groups,
         groups_quarantined=result.quarantined,
         groups_total=len(groups),
         entropy_mean=mean_entropy(groups, batch, stats),

@@ -38,7 +38,7 @@ class Batches:
         return step_batch(
             samples,
             idle_samples(groups, self.rollout.replacement_rounds),
-            dropped=len(groups) - collected.teaching,
+            idle_groups=len(groups) - collected.teaching,
             # Samples of an older version are expected to differ from the policy.
             on_policy=all(order.policy_version == step for order in collected.filled),
             loss=self.loss,

@@ -21,7 +21,7 @@ KEYS = {
     "reward_std": "reward/std",
     "reward_min": "reward/min",
     "reward_max": "reward/max",
-    "groups_dropped": "groups/dropped",
+    "groups_idle": "groups/idle",
     "groups_quarantined": "groups/quarantined",
     "groups_total": "groups/total",
     "advantage_mean": "advantage/mean",
@@ -69,7 +69,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     time_s: float
     """Seconds since the run began, restarts included."""
     reward_mean: float
-    """Mean reward of all N samples, before any group is dropped."""
+    """Mean reward of all N samples, those of idle groups too."""
     rewards: dict[str, float]
     """Mean of each part of the reward, unweighted. Rows have `reward/<name>` for those that the run has."""
     reward_std: float
@@ -80,8 +80,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Largest of them."""
     outcomes: dict[Outcome, float]
     """Share of the N samples with each outcome; one that is not named is 0. Rows have `outcome/<name>` for all."""
-    groups_dropped: int
-    """Groups that taught nothing: all outcomes equal."""
+    groups_idle: int
+    """Groups that teach nothing: their kept scores are all equal."""
     groups_quarantined: int
     """Groups in quarantine because their update was refused: all of the step, or none."""
     groups_total: int

@@ -59,7 +59,7 @@ def test_the_entropy_mask_trains_on_a_fifth_of_the_tokens(tmp_path: Path) -> Non
     for row in rows(out):
         # Equal entropies are taken together, and completions of a group begin alike: a little more than the fifth.
         assert 0.2 <= row["selected/fraction"] < 0.21
-        if row["groups/dropped"]:
+        if row["groups/idle"]:
             assert 0.0 < row["weight/sum"] < row["selected/fraction"], "idle groups count in the divisor alone"
         else:
             assert row["weight/sum"] == pytest.approx(row["selected/fraction"], rel=1e-4)

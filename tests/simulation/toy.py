@@ -64,7 +64,7 @@ class ToyBatch:
     """None is trained on by the real loss."""
     used: tuple[str, ...] = ("all",)
     """Something, so that there is an update."""
-    dropped: int = 0
+    idle_groups: int = 0
     """Not counted."""
     response_tokens: int = 0
     """Not counted."""

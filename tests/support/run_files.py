@@ -10,7 +10,7 @@ from shared.statistics import wilson
 
 COLUMNS = """
 step time_s reward/mean reward/std reward/min reward/max outcome/correct outcome/wrong outcome/unparsable
-outcome/truncated outcome/timeout outcome/error outcome/abstain groups/dropped groups/quarantined groups/total
+outcome/truncated outcome/timeout outcome/error outcome/abstain groups/idle groups/quarantined groups/total
 advantage/mean advantage/std advantage/min advantage/max entropy/mean selected/fraction ratio/mean clip/fraction
 importance/mean importance/capped importance/ess mismatch/mean mismatch/p95 mismatch/p99 mismatch/max loss kl grad_norm
 lr length/mean truncated tokens_per_s time/rollout_s time/verify_s time/update_s time/idle_s time/step_s mem/actor_mb
@@ -36,7 +36,7 @@ def metrics_row(step: int, reward: float, **changes: Any) -> dict[str, Any]:
         "outcome/correct": reward,
         "outcome/wrong": 1 - reward,
         "outcome/timeout": 0.0,
-        "groups/dropped": 3,
+        "groups/idle": 3,
         "groups/total": 16,
         "entropy/mean": 0.625,
         "mismatch/p99": 3e-6,

@@ -42,7 +42,7 @@ def idle_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
 
 def step_batch(
     samples: Sequence[Sample],
-    dropped: int,
+    idle_groups: int,
     config: Config,
     idle: Sequence[Sample] = (),
     *,
@@ -51,7 +51,7 @@ def step_batch(
     return product.step_batch(
         samples,
         idle,
-        dropped=dropped,
+        idle_groups=idle_groups,
         on_policy=on_policy,
         loss=config.loss,
         constraint=config.constraint,

@@ -163,7 +163,7 @@ def test_the_picture_shows_every_figure_of_the_contract() -> None:
         "5,321 tokens/s",
         "entropy 0.625",
         "lr 2.0e-03",
-        "dropped groups 3/16",
+        "idle groups 3/16",
         "mismatch p99 3e-06",
         "learner 1,431 MB",
         "actor 402 MB",
@@ -227,7 +227,7 @@ def test_the_live_screen_follows_the_file_and_keeps_warnings_above(tmp_path: Pat
 
 def test_a_step_line_says_what_matters() -> None:
     line = step_line(metrics_rows([0.5, 0.5, 0.5, 0.5, 0.5, 0.75]), steps=40)
-    assert line.startswith("step  6/40  reward 0.750  mean5 0.550  correct 75%  wrong 25%  dropped 3/16  ")
+    assert line.startswith("step  6/40  reward 0.750  mean5 0.550  correct 75%  wrong 25%  idle groups 3/16  ")
     assert line.endswith("left 1:08")
 
 

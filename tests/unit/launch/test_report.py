@@ -62,7 +62,7 @@ def test_a_run_that_learned_nothing_says_so_and_why(tmp_path: Path) -> None:
     text = reported(run)
     assert "did not change the policy" not in text and "cut off" not in text
     run.metrics.unlink()
-    nothing = {"groups/dropped": 16, "outcome/truncated": 0.92}
+    nothing = {"groups/idle": 16, "outcome/truncated": 0.92}
     append_rows(run.metrics, [metrics_row(step, 0.0, **nothing) for step in range(1, 6)])
     text = " ".join(reported(run).split())
     assert "5 of 5 steps did not change the policy: in every group all completions got the same score" in text

@@ -118,7 +118,7 @@ def test_a_masked_sample_may_make_its_group_teach_but_not_alone() -> None:
     assert not teaches(alike, shaped), "rewards differ, but there is nothing to train on"
 
 
-def test_groups_of_equal_scores_are_dropped_despite_their_shaped_rewards() -> None:
+def test_groups_of_equal_scores_are_idle_despite_their_shaped_rewards() -> None:
     finishes = [Finish.STOP, Finish.LENGTH]
     equal = tiny_group([0.0, 0.0], [2, 3], group_id="equal", finishes=finishes)
     alive = tiny_group([0.0, 1.0], [2, 3], group_id="alive")
@@ -198,7 +198,7 @@ def test_the_mask_runs_over_the_samples_of_the_whole_step(fraction: float) -> No
     batch = step_batch(samples, 2, config)
     entropies = [s.entropies.tolist() for s in samples if s.entropies is not None]
     assert [s.selected.tolist() for s in batch.samples] == reference.top_tokens(entropies, fraction)
-    assert (batch.dropped, batch.response_tokens) == (2, 32)
+    assert (batch.idle_groups, batch.response_tokens) == (2, 32)
 
 
 def test_a_full_mask_needs_no_entropies_and_a_step_may_teach_nothing() -> None:
@@ -206,7 +206,7 @@ def test_a_full_mask_needs_no_entropies_and_a_step_may_teach_nothing() -> None:
     assert all(s.selected.all() for s in step_batch(blind, 0, Config()).samples)
     for fraction in (0.2, 1.0):
         empty = step_batch([], 5, Config(loss=LossConfig(entropy_fraction=fraction)))
-        assert (empty.samples, empty.dropped, empty.response_tokens) == ((), 5, 0)
+        assert (empty.samples, empty.idle_groups, empty.response_tokens) == ((), 5, 0)
 
 
 def test_a_mask_without_entropies_is_refused() -> None:

@@ -20,7 +20,7 @@ from tests.support.steps import step_batch, teaching_samples, update_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-DROPPED = 2
+IDLE = 2
 BUDGETS = (1, 45, 10_000)
 
 
@@ -42,7 +42,7 @@ def samples_for(config: Config, count: int = 4) -> list[Sample]:
 
 
 def applied(policy: Policy, config: Config, samples: list[Sample]) -> UpdateStats:
-    stats = update_of(policy, config).apply(0, step_batch(samples, DROPPED, config))
+    stats = update_of(policy, config).apply(0, step_batch(samples, IDLE, config))
     assert stats is not None
     return stats
 
@@ -60,8 +60,8 @@ def brute_force(truth: Truth, config: Config, samples: list[Sample]) -> Gradient
         divisor = {"dapo": tokens(group) / tokens(samples), "dr_grpo": len(group) / len(samples)}[config.loss.kind]
         gradient = truth.gradients(group, config, {})
         rows.append(divisor * torch.cat([value.reshape(-1) for value in gradient.values()]).numpy())
-    n = len(rows) + DROPPED
-    each = n * np.array([*rows, *(np.zeros_like(rows[0]) for _ in range(DROPPED))])
+    n = len(rows) + IDLE
+    each = n * np.array([*rows, *(np.zeros_like(rows[0]) for _ in range(IDLE))])
     spread = float(np.var(each, axis=0, ddof=1).sum())
     mean = each.mean(axis=0)
     return GradientNoise(spread=spread, signal=float(mean @ mean) - spread / n)
@@ -137,7 +137,7 @@ def test_one_that_teaches_among_others_that_do_not_is_all_noise(policy: Policy) 
     shake(policy, 1)
     stats = applied(policy, config, samples_for(config, 1))
     assert stats.noise is not None
-    assert stats.noise.spread == pytest.approx((1 + DROPPED) * stats.grad_norm**2, rel=1e-5)
+    assert stats.noise.spread == pytest.approx((1 + IDLE) * stats.grad_norm**2, rel=1e-5)
     assert abs(stats.noise.signal) < 1e-5 * stats.noise.spread
 
 

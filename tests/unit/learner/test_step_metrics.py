@@ -74,7 +74,7 @@ def entropies_of(group: Group) -> np.ndarray:
 
 def batch_of(groups: list[Group]) -> StepBatch:
     samples = teaching_samples(groups, CONFIG)
-    return step_batch(samples, dropped=sum(g is SAME for g in groups), config=CONFIG)
+    return step_batch(samples, idle_groups=sum(g is SAME for g in groups), config=CONFIG)
 
 
 def row_of(
@@ -98,7 +98,7 @@ EXPECTED = {
     "outcome/timeout": 0.0,
     "outcome/error": 0.0,
     "outcome/abstain": 0.0,
-    "groups/dropped": 1,
+    "groups/idle": 1,
     "groups/quarantined": 0,
     "groups/total": 2,
     # Two completions, rewards 1 and -0.5: one standard deviation above their mean and one below.
@@ -180,7 +180,7 @@ def test_a_step_in_which_nothing_teaches_has_nulls_where_nothing_was_measured() 
         "noise/spread",
         "ewc/penalty",
     }
-    assert (row["groups/dropped"], row["groups/total"], row["weight/sum"]) == (1, 1, 0.0)
+    assert (row["groups/idle"], row["groups/total"], row["weight/sum"]) == (1, 1, 0.0)
     assert set(row) == set(COLUMNS.split())
 
 

@@ -360,5 +360,5 @@ def test_a_step_in_which_nothing_teaches_changes_nothing(start: Callable[[Config
     run.scorer.rule = lambda ids: True
     before = run.state.publisher.versions[0].sha256
     assert run.train() == before
-    assert [row.groups_dropped for row in run.files.rows] == [4, 4]
+    assert [row.groups_idle for row in run.files.rows] == [4, 4]
     assert len(run.state.optimizer.adamw.state) == 0

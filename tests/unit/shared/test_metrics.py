@@ -19,7 +19,7 @@ def metrics(step: int, *, shaped: bool = False, **changes: float) -> StepMetrics
     """A row in which every figure has a value of its own."""
     fields = [field.name for field in msgspec.structs.fields(StepMetrics) if field.name not in ("outcomes", "rewards")]
     values: dict[str, Any] = {name: place + 0.5 for place, name in enumerate(fields)} | changes
-    values |= {"step": step, "groups_dropped": 3, "groups_total": 16, "policy_version": step}
+    values |= {"step": step, "groups_idle": 3, "groups_total": 16, "policy_version": step}
     rewards = {"outcome": 0.875, "brevity": math.nan} if shaped else {}
     return StepMetrics(**values, rewards=rewards, outcomes={Outcome.CORRECT: 0.75, Outcome.WRONG: 0.25})
 
@@ -31,7 +31,7 @@ def test_row_has_exactly_the_contract_in_its_order() -> None:
 def test_each_key_has_its_own_field() -> None:
     row = metrics(7, mismatch_p99=0.125, learner_mb=512.0).to_row()
     assert row["step"] == row["policy/version"] == 7
-    assert (row["mismatch/p99"], row["mem/learner_mb"], row["groups/dropped"]) == (0.125, 512.0, 3)
+    assert (row["mismatch/p99"], row["mem/learner_mb"], row["groups/idle"]) == (0.125, 512.0, 3)
     figures = [value for key, value in row.items() if isinstance(value, float) and not key.startswith("outcome/")]
     assert len(figures) == len(set(figures)), "no field feeds two keys"
 
