@@ -1,7 +1,7 @@
-"""A checkpoint with the shape of Qwen2-0.5B, its vocabulary of 151,936 and random weights, as on the hub.
+"""A model with the shape of Qwen2-0.5B, its vocabulary of 151,936 and random weights, as on the hub.
 
 The tokenizer is the embedded one with filler entries up to the head's width, so that every id the head can draw has a
-text. Weights are drawn as transformers initialises them and saved in bf16, the type that the real checkpoint has.
+text. Weights are drawn as transformers initialises them and saved in bf16, the type that the real model has.
 
     python -m benchmarks.half_billion_model FOLDER SEED [SIZES]      SIZES: other sizes, a JSON object
 """
@@ -32,7 +32,7 @@ SIZES = {
 }
 
 
-def write_checkpoint(folder: Path, seed: int, sizes: Mapping[str, int] = SIZES) -> int:
+def write_model(folder: Path, seed: int, sizes: Mapping[str, int] = SIZES) -> int:
     """config.json, model.safetensors and tokenizer files; returns the number of parameters."""
     torch.manual_seed(seed)
     usual: dict[str, Any] = {"max_position_embeddings": 32_768, "tie_word_embeddings": True, "dtype": "bfloat16"}
@@ -55,4 +55,4 @@ def filled_up(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(write_checkpoint(Path(sys.argv[1]), int(sys.argv[2]), SIZES | json.loads("".join(sys.argv[3:]) or "{}")))
+    print(write_model(Path(sys.argv[1]), int(sys.argv[2]), SIZES | json.loads("".join(sys.argv[3:]) or "{}")))

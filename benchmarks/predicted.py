@@ -50,7 +50,7 @@ COMPARED = ("all_mb", "learner_mb", "actor_mb", "rollout_s", "update_s", "step_s
 def main() -> None:
     """Run, compare, write."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--models", type=Path, nargs="*", default=[], help="checkpoint folders")
+    parser.add_argument("--models", type=Path, nargs="*", default=[], help="model folders")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64)

@@ -1,12 +1,12 @@
 """Time and memory of a step with a real model on a CPU: TRL's GRPOTrainer in fp32 and in bf16, and Tandem in bf16.
 
-Each run makes a few steps of P prompts x G completions from the same checkpoint, with the same prompts, LoRA, optimizer
+Each run makes a few steps of P prompts x G completions from the same model, with the same prompts, LoRA, optimizer
 and reward. The rounds of each P run all sides one after the other, every second round in reverse order, so that a slow
 hour falls on all of them. The first step of a run warms up and does not count. Step times and memory are compared round
 by round, with the 95 % interval of the ratio (student.py), to the better of TRL's two sides.
 
 A step must do all its work on each side, and a run in which one did not is refused: every completion has its full
-length, because a copy of the checkpoint names an end token that is never sampled, and every step has a gradient,
+length, because a copy of the model names an end token that is never sampled, and every step has a gradient,
 because the reward is the share of even token ids. A step's prompts are all rows of the task file. TRL's settings are
 its fastest on a CPU (trl_grpo.py). Memory is the largest proportional sum over all processes of a side: a page that
 several share counts once. The NF4 base and its dense copy are made before the first run.
@@ -74,32 +74,32 @@ def main() -> None:
     print(write_result(args.name, about | {"prompts": figures, "runs": runs}))
 
 
-def write_endless(checkpoint: Path, folder: Path) -> None:
+def write_endless(model: Path, folder: Path) -> None:
     """The same weights, with an end token that is never sampled."""
     folder.mkdir()
-    for file in checkpoint.iterdir():
+    for file in model.iterdir():
         (folder / file.name).symlink_to(file.resolve())
-    token, index = unused_token(checkpoint)
+    token, index = unused_token(model)
     renamed = {
         "tokenizer_config.json": {"eos_token": token},
         "generation_config.json": {"eos_token_id": index},
         "config.json": {"eos_token_id": index},
     }
     for name, end in renamed.items():
-        settings = json.loads((checkpoint / name).read_text()) | end
+        settings = json.loads((model / name).read_text()) | end
         (folder / name).unlink()
         (folder / name).write_text(json.dumps(settings, indent=2))
 
 
-def unused_token(checkpoint: Path) -> tuple[str, int]:
+def unused_token(model: Path) -> tuple[str, int]:
     """The last special token that has no part in chats: a base model's mark between files, for example."""
-    tokenizer = load_tokenizer(checkpoint)
+    tokenizer = load_tokenizer(model)
     named = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token, tokenizer.unk_token}
     special = {tokenizer.convert_ids_to_tokens(index): index for index in special_ids(tokenizer)}
     free = {token: index for token, index in special.items() if token not in named | {*THINKING}}
     free = {token: index for token, index in free.items() if token not in tokenizer.get_chat_template()}
     if not free:
-        raise SystemExit(f"every special token of {checkpoint} is in use, so none can be an end that is never sampled")
+        raise SystemExit(f"every special token of {model} is in use, so none can be an end that is never sampled")
     return max(free.items(), key=lambda entry: entry[1])
 
 

@@ -1,6 +1,6 @@
 """The other side of time_to_reward.py and race_half_billion.py: TRL's GRPOTrainer with PEFT, in TRL's own environment.
 
-Checkpoint, prompts, sizes, LoRA and the optimizer's numbers come by the command line from Tandem's configuration, so
+Model, prompts, sizes, LoRA and the optimizer's numbers come by the command line from Tandem's configuration, so
 that they cannot differ. The rest is the fastest setting of TRL on a CPU: its own generation with a cache, no gradient
 checkpointing, no reference model (beta = 0). With bf16 the whole base is loaded in bf16, which TRL recommends, and PEFT
 keeps the adapter in fp32; mixed precision over an fp32 base takes more time and memory. Stops when the mean reward of

@@ -55,11 +55,11 @@ def main() -> None:
 
 
 def half_billion(folder: Path) -> str:
-    """A random checkpoint of that shape."""
-    from benchmarks.half_billion_model import write_checkpoint
+    """A random model of that shape."""
+    from benchmarks.half_billion_model import write_model
 
     (folder / "model").mkdir()
-    write_checkpoint(folder / "model", 0)
+    write_model(folder / "model", 0)
     return str(folder / "model")
 
 

@@ -3,7 +3,7 @@
 UserError
 |-- ConfigError       a key, a type, a range, a preset
 |-- RunDirError       a run directory: missing, unwritable, full, in use
-|-- ModelError        a checkpoint folder or hub id that cannot be loaded
+|-- ModelError        a model folder or hub id that cannot be loaded
 |-- DataError         a data file, a column
 |-- DamageError       a damaged file of the run, which is never repaired in silence
 |-- RewardError       the user's reward function

@@ -29,9 +29,9 @@ def run_path(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Qwen2; its quantised base is cached beside it on first use."""
-    from tests.support.fakes import tiny_checkpoint
+    from tests.support.fakes import tiny_model
 
-    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    return tiny_model(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ class VLLM:
         return finished.prompt_logprobs
 
     def add(self, request: str, prompt_ids: list[int], draw: DrawOptions, prompt_logprobs: int | None) -> None:
-        """Every value that vLLM or the checkpoint would have a default for is given."""
+        """Every value that vLLM or the model's files would have a default for is given."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -235,7 +235,7 @@ def engine_arguments(options: VLLMOptions) -> dict[str, Any]:
         "max_loras": 1,
         "max_cpu_loras": 1,
         "max_lora_rank": options.rank,
-        # `auto` would read temperature and top-p from the checkpoint.
+        # `auto` would read temperature and top-p from the model's files.
         "generation_config": "vllm",
         # What a token is reported with is what it was drawn from: after temperature.
         "logprobs_mode": "processed_logprobs",

@@ -49,7 +49,7 @@ class VLLMOptions:
     """A start of vLLM."""
 
     folder: Path
-    """Checkpoint that is served."""
+    """Model that is served."""
     nf4: bool
     """Its linears are NF4 codes, read through the plugin."""
     device: Literal["cpu", "cuda"]
@@ -77,7 +77,7 @@ class VLLMOptions:
 def vllm_options(
     config: Config, folder: Path, device: Literal["cpu", "cuda"], dtype: Literal["float32", "bfloat16"]
 ) -> VLLMOptions:
-    """For a checkpoint folder on a device."""
+    """For a model folder on a device."""
     model = json.loads((folder / "config.json").read_text())
     nf4 = config.actor.weights == "nf4"
     # The plugin computes in bf16, whatever it is told.

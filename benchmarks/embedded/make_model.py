@@ -171,7 +171,7 @@ def _weighted_loss(model: Qwen2ForCausalLM, ids_NT: Tensor, weights_NT: Tensor) 
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
-    """Each file appears in `out` whole, so that a reader of the old checkpoint never meets half a file."""
+    """Each file appears in `out` whole, so that a reader of the old model never meets half a file."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as staging:
         model.save_pretrained(staging)

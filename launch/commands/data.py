@@ -15,7 +15,7 @@ from launch.presets.load import load_config
 from learner.tasks.overlap import find_overlap
 from learner.tasks.tasks import Task, TaskSet, load_tasks, load_test
 from protocol.plain_text import for_terminal
-from shared.base.cache import find_checkpoint
+from shared.base.cache import find_model
 from shared.model.prompt import Prompter, load_prompter
 
 SHOWN = 3
@@ -26,7 +26,7 @@ UNKNOWN = "-"
 
 def show_data(*, source: str, overrides: Sequence[str], examples: int) -> int:
     config = load_config(source, overrides)
-    prompter = load_prompter(find_checkpoint(config.model).folder)
+    prompter = load_prompter(find_model(config.model).folder)
     tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
     test, dropped = load_test(config.tasks, prompter, config.verifier.kind)
     tasks = replace(tasks, dropped=Counter(tasks.dropped) + Counter(dropped))

@@ -62,7 +62,7 @@ def write_peft(out: Path, policy: TrainedPolicy) -> None:
 
 
 def write_merged(out: Path, policy: TrainedPolicy, form: Form, dtype: torch.dtype) -> None:
-    """A checkpoint that needs no base."""
+    """A model that needs no base."""
     base = policy.base.folder
     deltas = Deltas(policy.adapter, policy.lora.alpha / policy.lora.rank)
     write_weights(out, merged_weights(base, deltas, dtype))
@@ -89,7 +89,7 @@ def older_keys(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def copy_other_files(base: Path, out: Path, left_out: set[str]) -> None:
-    """Copies the tokenizer, the chat template and the other small files of the checkpoint."""
+    """Copies the tokenizer, the chat template and the other small files of the model."""
     for file in sorted(base.iterdir()):
         if file.is_file() and file.name not in {WEIGHTS, DIGESTS} | left_out:
             shutil.copy(file, out / file.name)

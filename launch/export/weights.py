@@ -1,6 +1,6 @@
 """Merges the adapter into the base:  W' = deq(W4) + (alpha / R) B A,  computed in fp32, then rounded.
 
-The adapter is added to the dequantised base, because it was trained on that base. Added to the checkpoint's original
+The adapter is added to the dequantised base, because it was trained on that base. Added to the model's original
 weights, it would correct quantisation errors that they do not have. The sum is never quantised to 4 bits (see REFUSED).
 Tensors are merged one after the other and written in files of at most SHARD_BYTES with the hub's index, so that a model
 may be larger than memory. Left out: sums in bf16, because rounding would lose most of the small product.
@@ -56,7 +56,7 @@ class Deltas:
 
 
 def merged_weights(base: Path, deltas: Deltas, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and value of every weight of the checkpoint folder `base`, with the adapter added."""
+    """Name and value of every weight of the model folder `base`, with the adapter added."""
     with safe_open(base / WEIGHTS, framework="pt") as reader:
         names = set(reader.keys())
         parts = {f"{name}.{part}" for name in names for part in PARTS}

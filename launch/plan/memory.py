@@ -12,7 +12,7 @@ On a CPU freed memory goes back to the system, so only the larger of the two pea
 On a card both count: PyTorch keeps what a process has once used, and the processes share the card for the whole run.
 The constants were measured with `benchmarks/predicted.py`, which compares every prediction with a run.
 
-Left out: the first start, which converts the checkpoint (its pages can be dropped while it is read), and fragments
+Left out: the first start, which converts the model (its pages can be dropped while it is read), and fragments
 that an allocator cannot use.
 """
 

@@ -1,4 +1,4 @@
-"""The sizes of a checkpoint, read from its config.json and the headers of its weight files, in milliseconds.
+"""The sizes of a model, read from its config.json and the headers of its weight files, in milliseconds.
 
 No weights are read and no torch is imported, so `run` can plan before it starts anything. The headers name every
 tensor, so no list of architectures is needed: what NF4 packs, what gets an adapter and what is left are counted as
@@ -24,7 +24,7 @@ MAX_HEADER_BYTES = 100 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """What the files of a checkpoint say about its size."""
+    """What the files of a model say about its size."""
 
     linear: int
     """Parameters in the matrices of the layers: what NF4 packs."""
@@ -58,7 +58,7 @@ def kind_of(model: ModelConfig) -> Literal["embedded", "folder", "gguf", "hub"]:
 
 
 def local_folder(model: ModelConfig, hub_cache: Path) -> Path | None:
-    """The folder of the checkpoint, or its file; None unless all of it is on this machine."""
+    """The folder of the model, or its file; None unless all of it is on this machine."""
     match kind_of(model):
         case "gguf":
             return Path(model.path) if os.path.isfile(model.path) else None

@@ -194,10 +194,7 @@ def likely_cause(tokens: Tokens, limits: Limits, suspects: Suspects) -> str:
 
 
 def temperature_cause(found: float, ordered: float) -> str:
-    return (
-        f"the actor samples at temperature {found:g} where {ordered:g} was ordered (not applied, or the checkpoint's"
-        " own)"
-    )
+    return f"the actor samples at temperature {found:g} where {ordered:g} was ordered (not applied, or the model's own)"
 
 
 def scale_cause(factor: float) -> str:

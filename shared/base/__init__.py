@@ -1,1 +1,1 @@
-"""The frozen base: built from a checkpoint, kept in a cache, loaded and checked."""
+"""The frozen base: built from a model's files, kept in a cache, loaded and checked."""

@@ -1,9 +1,9 @@
-"""A checkpoint's architecture, built by transformers without weights, or refused in one sentence.
+"""A model's architecture, built by transformers without weights, or refused in one sentence.
 
 A policy needs a decoder in which every matrix of a layer is an `nn.Linear`, attention that goes through transformers'
 attention interface, and logits of the form in shared/model/head.py. There is no list of architectures that are computed
 correctly: shared/base/load.py compares each with its own class. This module refuses what cannot work at all, before a
-large checkpoint is quantised. Dropout is always off, also if config.json says otherwise, because it would make the
+large model is quantised. Dropout is always off, also if config.json says otherwise, because it would make the
 numbers of the two processes differ.
 """
 
@@ -38,7 +38,7 @@ def first_line(error: Exception) -> str:
 
 
 def read_architecture(folder: Path) -> Any:
-    """The checkpoint's transformers configuration, without dropout and without quantisation, which is done here."""
+    """The model's transformers configuration, without dropout and without quantisation, which is done here."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (*UNFIT, OSError) as error:

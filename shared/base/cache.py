@@ -1,4 +1,4 @@
-"""Convert a checkpoint once and keep the result, so that every process loads identical bits.
+"""Convert a model once and keep the result, so that every process loads identical bits.
 
 A cached base is a folder in Hugging Face format: config.json (with the quantisation), one model.safetensors, tokenizer
 files, and DIGESTS.json with the sha256 of each file at the time of writing. Every start hashes all files again: bits
@@ -9,7 +9,7 @@ and the quantisation, and a lock ensures a single writer.
 A .gguf file is a source too (shared/base/gguf.py). Its configuration and tokenizer are written once into a folder of
 the cache, its tensors are quantised straight from the file. Both have the sha256 of the file in their keys.
 
-`plain_base` makes the values of a base into a plain checkpoint of one number type, which any engine loads:
+`plain_base` makes the values of a base into a plain model of one number type, which any engine loads:
 
     W[i] = code[q[i]] * absmax[i / 64]    (shared/model/nf4.py), rounded to the type; all other tensors are converted
 
@@ -18,7 +18,7 @@ Learner, actors, `eval`, `generate` and `export` map its weight file: all proces
 of its own. It takes the dense size on the disk: two bytes per weight in bf16, four in fp32. Tensors are converted and
 written one after another, which needs the memory of the largest one only.
 
-Left out on purpose: sharded output, and code that ships with a checkpoint (`trust_remote_code`).
+Left out on purpose: sharded output, and code that ships with a model (`trust_remote_code`).
 """
 
 import hashlib
@@ -75,13 +75,13 @@ class CachedBase:
     """A base that is ready to load."""
 
     folder: Path
-    """Hugging Face checkpoint folder."""
+    """Hugging Face model folder."""
     digest: str
     """sha256 of its weight file."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ModelSource:
     """A model as it was published."""
 
     folder: Path
@@ -92,7 +92,7 @@ class Source:
 
 def cached_base(model: ModelConfig) -> CachedBase:
     """The folder for this model and quantisation, made now if it does not exist."""
-    source = find_checkpoint(model)
+    source = find_model(model)
     name = source.folder.name
     folder = cache_root(model) / f"{name}-{model.quantization}-{cache_key(source.folder, model.quantization)}"
     make_folder(folder.parent, place=PLACE)
@@ -132,15 +132,15 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def find_checkpoint(model: ModelConfig) -> Source:
+def find_model(model: ModelConfig) -> ModelSource:
     if is_gguf(model.path):
-        return Source(folder=gguf_folder(Path(model.path), cache_root(model)), gguf=Path(model.path))
+        return ModelSource(folder=gguf_folder(Path(model.path), cache_root(model)), gguf=Path(model.path))
     folder = EMBEDDED_DIR if model.path == "embedded" else Path(model.path)
     if not os.path.isdir(folder):
         folder = fetch_from_hub(model)
     if not (folder / "config.json").is_file() or not sorted(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} is not a model: expected config.json and *.safetensors there; check model.path.")
-    return Source(folder=folder, gguf=None)
+    return ModelSource(folder=folder, gguf=None)
 
 
 def gguf_folder(file: Path, root: Path) -> Path:
@@ -182,7 +182,7 @@ def cache_key(source: Path, quantization: str) -> str:
     ]
 
 
-def write_base(source: Source, folder: Path, quantization: str) -> None:
+def write_base(source: ModelSource, folder: Path, quantization: str) -> None:
     # An unsupported model is refused before minutes are spent on it.
     lm = empty_model(read_architecture(source.folder))
     shapes = {name: value.shape for name, value in lm.named_parameters()}
@@ -225,7 +225,7 @@ def stored_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def converted(stored: Iterable[tuple[str, torch.Tensor]], quantization: str) -> dict[str, torch.Tensor]:
-    """All tensors of the checkpoint, the decoder's linears quantised."""
+    """All tensors of the model, the decoder's linears quantised."""
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in stored:
         quantised = quantization == "nf4" and is_decoder_linear(name, tensor)
@@ -234,7 +234,7 @@ def converted(stored: Iterable[tuple[str, torch.Tensor]], quantization: str) -> 
 
 
 def is_decoder_linear(name: str, tensor: torch.Tensor) -> bool:
-    """Whether to quantise it; embedding and head stay as they are, as in every bitsandbytes checkpoint."""
+    """Whether to quantise it; embedding and head stay as they are, as in every bitsandbytes model."""
     inside = is_linear(name, tensor.dim())
     if inside and tensor.numel() % BLOCK:
         raise ModelError(

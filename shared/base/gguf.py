@@ -1,4 +1,4 @@
-"""A .gguf file as a checkpoint: its configuration, tokenizer and end tokens, and its tensors one after another.
+"""A .gguf file as a model: its configuration, tokenizer and end tokens, and its tensors one after another.
 
     config.json             from the metadata, by the table KEYS
     tokenizer, template     by transformers' own reader of GGUF files, then corrected where the file says otherwise

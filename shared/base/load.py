@@ -159,7 +159,7 @@ def frozen_linear(
 
 
 def fill_rest(lm: Any, tensors: dict[str, torch.Tensor], device: torch.device, dtype: torch.dtype) -> None:
-    """Fill embeddings, norms and head (which may be tied) from the checkpoint, and move buffers to the device."""
+    """Fill embeddings, norms and head (which may be tied) from the model's files, and move buffers to the device."""
     embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
     tied = head.weight is embedding.weight
     rest = [name for name, value in lm.named_parameters() if value.is_meta]
@@ -180,7 +180,7 @@ def fill_rest(lm: Any, tensors: dict[str, torch.Tensor], device: torch.device, d
 
 
 def missing(lm: Any, name: str) -> ModelError:
-    reason = f"transformers' class needs a tensor '{name}', but the checkpoint has none of that name"
+    reason = f"transformers' class needs a tensor '{name}', but the model's files have none of that name"
     return unsupported(lm.config.model_type, reason)
 
 

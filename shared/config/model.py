@@ -20,7 +20,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     revision: str = "main"
     """Revision on the hub. Give a commit for runs that must be repeatable."""
     quantization: Literal["nf4", "none"] = "nf4"
-    """`nf4`: bitsandbytes, blocks of 64, double quantisation. `none`: the checkpoint's own weights, for comparison."""
+    """`nf4`: bitsandbytes, blocks of 64, double quantisation. `none`: the model's own weights, for comparison."""
     dequantize: Literal["auto", "once", "each_call"] = "auto"
     """`once`: keep the dequantised values in memory. `each_call`: recompute them in every call; less memory, more time,
     the same numbers. `auto` takes `once` on a CPU and `each_call` on a card."""

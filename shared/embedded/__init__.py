@@ -8,4 +8,4 @@ levels, are drawn by learner/tasks/word_problems.py. This module loads no torch.
 from pathlib import Path
 
 EMBEDDED_DIR: Path = Path(__file__).parent / "model"
-"""Folder of the checkpoint, in Hugging Face format."""
+"""Folder of the model, in Hugging Face format."""

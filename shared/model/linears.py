@@ -1,4 +1,4 @@
-"""Which matrices of a checkpoint are linears of its decoder: those that are quantised and may have an adapter.
+"""Which matrices of a model are linears of its decoder: those that are quantised and may have an adapter.
 
     <...>.<number>.<...>.weight with two dimensions: `model.layers.0.mlp.fc1.weight`, `transformer.h.3.dense.weight`
 

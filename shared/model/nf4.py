@@ -2,8 +2,8 @@
 
     W[i] = code[q[i]] * absmax[i / 64],      absmax[j] = code8[q8[j]] * absmax8[j / 256] + offset
 
-Tensors have the names of Hugging Face's bitsandbytes checkpoints, so any engine that reads those can load ours.
-`dequantize` is the formula above in fp32, rounded to the checkpoint's own type. It gives the same bits as the kernels
+Tensors have the names of Hugging Face's bitsandbytes models, so any engine that reads those can load ours.
+`dequantize` is the formula above in fp32, rounded to the model's own type. It gives the same bits as the kernels
 of bitsandbytes, which `NF4Matmul` uses (a test compares them). bitsandbytes is imported only where it is used: that
 costs seconds and 120 MB, and a process with dequantised values on a CPU does not need it.
 Left out on purpose: bitsandbytes' own `Linear4bit`. It repacks weights in place on some CPUs and then has no input
@@ -29,7 +29,7 @@ PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", STATE_KEY)
 
 @dataclass(frozen=True, kw_only=True)
 class NF4Weight:
-    """One frozen weight matrix, as in a checkpoint."""
+    """One frozen weight matrix, as in the files of a model."""
 
     packed: torch.Tensor
     """[out * in / 2, 1] uint8, two codes a byte, the earlier one in the high bits."""
@@ -60,7 +60,7 @@ class NF4Weight:
         return values.view(facts["shape"])
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        """The checkpoint entries of this weight under `name`."""
+        """The file entries of this weight under `name`."""
         values = (self.absmax, self.quant_map, self.nested_absmax, self.nested_quant_map, self.facts)
         return {name: self.packed} | {f"{name}.{part}": value for part, value in zip(PARTS, values, strict=True)}
 
@@ -78,7 +78,7 @@ def from_tensors(name: str, tensors: dict[str, torch.Tensor], device: torch.devi
 
 
 def read_facts(facts: torch.Tensor) -> dict[str, Any]:
-    """The quantisation state, which a checkpoint stores as JSON in a tensor."""
+    """The quantisation state, which a model's file holds as JSON in a tensor."""
     return json.loads(bytes(facts.cpu().numpy()))
 
 

@@ -34,7 +34,7 @@ class Policy:
     base_digest: str
     """sha256 of the frozen base."""
     config: Any
-    """The checkpoint's transformers configuration."""
+    """The model's transformers configuration."""
     lm: Any
     """The whole model as an object of its own class, over the same modules."""
     form: LogitForm = PLAIN

@@ -161,7 +161,7 @@ def find_end_ids(folder: Path, tokenizer: Any) -> list[int]:
         extra = json.loads(file.read_text()).get("eos_token_id") or []
         ids |= set(extra) if isinstance(extra, list) else {extra}
     if not ids:
-        raise ModelError(f"The checkpoint in {folder} names no end token; set eos_token_id in generation_config.json.")
+        raise ModelError(f"The model in {folder} names no end token; set eos_token_id in generation_config.json.")
     return sorted(ids)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.gguf_files import Written, write_gguf
-from tests.support.hub_checkpoints import hub_checkpoint
+from tests.support.hub_models import hub_model
 from tests.support.runs import launch, replayed, rows, summary
 
 CONFIG = """
@@ -49,7 +49,7 @@ def even(prompts, completions, completion_ids, **columns):
 def test_a_llama_is_trained_replayed_and_taken_home(tmp_path: Path, form: str) -> None:
     source, reward = tmp_path / "tiny.gguf", tmp_path / "reward.py"
     if form == "folder":
-        source = hub_checkpoint(tmp_path, "llama", tied=False)
+        source = hub_model(tmp_path, "llama", tied=False)
     else:
         pytest.importorskip("gguf", reason="the extra `gguf` is not installed here")
         write_gguf(source, "llama", tied=False, written=Written(kind="Q8_0"))

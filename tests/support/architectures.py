@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of many architectures, each with what its class does differently from Llama switched on.
+"""Tiny random models of many architectures, each with what its class does differently from Llama switched on.
 
 Windows are shorter than the sequences of the tests, and scales, caps and multipliers far from one.
 """
@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "Mamba": ({}, "'mamba' is not supported"),
     "GPTJ": ({}, "'gptj' is not supported: its class computes attention in a way of its own"),
-    "GPTNeoX": ({}, "'gpt_neox' is not supported: .* needs a tensor 'lm_head.weight', but the checkpoint has none"),
+    "GPTNeoX": ({}, "'gpt_neox' is not supported: .* needs a tensor 'lm_head.weight', but the model's files have none"),
     "GPT2": ({}, "'gpt2' is not supported"),
     "Bloom": ({}, "'bloom' is not supported"),
 }
@@ -75,7 +75,7 @@ def family(name: str) -> str:
     return name.partition(" ")[0]
 
 
-def architecture_checkpoint(folder: Path, name: str, settings: dict[str, Any] | None = None, **more: Any) -> Path:
+def architecture_model(folder: Path, name: str, settings: dict[str, Any] | None = None, **more: Any) -> Path:
     """One file of fp32 weights, spread widely enough that log-probs differ."""
     changes = SUPPORTED[name] if settings is None else settings
     config = getattr(transformers, f"{family(name)}Config")(**(SHAPE | changes | more))

@@ -1,4 +1,4 @@
-"""Stand-ins of our own for the tests: tiny random checkpoints, policies over them, groups of made-up numbers."""
+"""Stand-ins of our own for the tests: tiny random models, policies over them, groups of made-up numbers."""
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -42,10 +42,10 @@ CHECK = OrderCheck(vocabulary=VOCAB, rewards=frozenset(), built_in=True)
 CPU = torch.device("cpu")
 
 
-def tiny_checkpoint(
+def tiny_model(
     folder: Path, family: Family = "qwen2", *, tied: bool = False, dtype: torch.dtype = torch.float32
 ) -> Path:
-    """A random checkpoint of two layers, spread widely enough that entropies differ."""
+    """A random model of two layers, spread widely enough that entropies differ."""
     shape: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -78,7 +78,7 @@ def tiny_policy(
     shaken: bool = True,
     dtype: torch.dtype = torch.float32,
 ) -> Policy:
-    """A policy over a checkpoint, its quantised base cached beside it; `shaken` gives A and B random values."""
+    """A policy over a model folder, its quantised base cached beside it; `shaken` gives A and B random values."""
     cache = str(checkpoint.parent / "cache")
     model = ModelConfig(path=str(checkpoint), cache_dir=cache, quantization=quantization, dequantize=dequantize)
     lora = lora or LoraConfig(rank=RANK, alpha=2.0 * RANK)
@@ -108,9 +108,9 @@ def shake(policy: Policy, seed: int) -> None:
 def dense_twin(
     checkpoint: Path, *, nf4: bool = True, dtype: torch.dtype = torch.float32, attention: str | None = None
 ) -> Any:
-    """The checkpoint in transformers' own code, all linears but the head rounded to NF4 by bitsandbytes and back.
+    """The model in transformers' own code, all linears but the head rounded to NF4 by bitsandbytes and back.
 
-    dtype: the checkpoint's own, which the values are rounded to; then all is computed in fp32.
+    dtype: the model's own, which the values are rounded to; then all is computed in fp32.
     """
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, attn_implementation=attention).eval()
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]

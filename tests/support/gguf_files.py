@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from tests.support.fakes import Family
-from tests.support.hub_checkpoints import SHAPE, tokenizer_of
+from tests.support.hub_models import SHAPE, tokenizer_of
 
 CONTROL, NORMAL = 3, 1
 PRE = {"llama": "default", "qwen2": "qwen2", "qwen3": "qwen2"}
@@ -48,7 +48,7 @@ class Written:
     """Number type of the matrices."""
 
 
-def tiny_model(family: Family, vocab: int, *, tied: bool) -> Any:
+def random_model(family: Family, vocab: int, *, tied: bool) -> Any:
     shape: dict[str, Any] = SHAPE | {"vocab_size": vocab, "tie_word_embeddings": tied}
     configs: dict[Family, Any] = {
         "llama": lambda: LlamaConfig(**shape, attention_bias=not tied),
@@ -133,7 +133,7 @@ def write_gguf(path: Path, family: Family, *, tied: bool = True, written: Writte
     gguf: Any = import_module("gguf")
     written = written or Written()
     tokenizer = tokenizer_of(family)
-    model = tiny_model(family, len(tokenizer), tied=tied)
+    model = random_model(family, len(tokenizer), tied=tied)
     writer = gguf.GGUFWriter(str(path), written.architecture or family)
     for key, value in (metadata(family, model, tokenizer) | dict(written.keys)).items():
         if value is not None:

@@ -188,7 +188,7 @@ def cache_of(name: str, **fields: Any) -> Change:
 
 
 def write_model(folder: Path, facts: Mapping[str, object], tensors: Mapping[str, list[int]]) -> int:
-    """A checkpoint of headers alone; gives the size of its file."""
+    """A model of headers alone; gives the size of its file."""
     header = json.dumps(
         {"__metadata__": {"format": "pt"}} | {name: {"shape": s} for name, s in tensors.items()}
     ).encode()

@@ -111,11 +111,11 @@ def test_a_base_of_other_codes_has_another_digest_and_another_folder(bench: Benc
 def test_an_actor_on_another_base_is_refused_in_words_and_given_nothing(bench: Bench, tmp_path: Path) -> None:
     from shared.base.cache import cached_base
 
-    shutil.copytree(EMBEDDED, checkpoint := tmp_path / "checkpoint")
-    weights = load_file(checkpoint / "model.safetensors")
+    shutil.copytree(EMBEDDED, model := tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
     weights["model.layers.0.mlp.up_proj.weight"][0, 0] += 0.5
-    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
-    other = cached_base(ModelConfig(path=str(checkpoint), cache_dir=str(tmp_path / "cache")))
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    other = cached_base(ModelConfig(path=str(model), cache_dir=str(tmp_path / "cache")))
     engine = bench.engine
     foreign = VLLMEngine(engine.vllm, engine.options, bench.prompter, engine.lora, engine.layout, other.digest)
     hub, orders = MemoryHub(), toy_orders(count=1)

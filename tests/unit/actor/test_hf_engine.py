@@ -21,7 +21,7 @@ from shared.model.adapter_file import adapter_bytes, layout_digest
 from shared.model.policy import Policy
 from shared.seeding import derive, uniforms
 from tests import reference
-from tests.support.fakes import FAMILIES, Family, hidden_of, shake, tiny_checkpoint, tiny_policy, tiny_prompter
+from tests.support.fakes import FAMILIES, Family, hidden_of, shake, tiny_model, tiny_policy, tiny_prompter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -87,7 +87,7 @@ def test_log_probs_and_entropies_are_those_of_a_teacher_forced_pass(
     tmp_path: Path, family: Family, temperature: float
 ) -> None:
     """Prompts of different lengths, so left padding and positions are part of it."""
-    policy = tiny_policy(tiny_checkpoint(tmp_path, family))
+    policy = tiny_policy(tiny_model(tmp_path, family))
     found = HFEngine(policy, tiny_prompter(*ENDS)).generate(orders(), sampling(temperature), silent)
     lengths = {len(completion.ids) for completion in flat(found)}
     assert len(lengths) > 2, "rows must leave the batch at different times"
@@ -207,7 +207,7 @@ def test_rows_that_are_taken_over_give_what_each_completion_gives_alone(
     tmp_path: Path, family: Family, width: int
 ) -> None:
     """Seven groups of different sizes, so prompts come into memory and leave it while rows are at different tokens."""
-    policy = tiny_policy(tiny_checkpoint(tmp_path, family))
+    policy = tiny_policy(tiny_model(tmp_path, family))
     asked = tuple(order(index, group=size) for index, size in enumerate((4, 1, 5, 2, 3, 1, 4)))
     narrow = HFEngine(policy, tiny_prompter(*ENDS), ActorConfig(max_sequences=width))
     found = narrow.generate(asked, sampling(), silent)

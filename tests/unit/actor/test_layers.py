@@ -16,7 +16,7 @@ from shared.base.load import load_policy
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig
 from shared.model.policy import Policy
-from tests.support.architectures import VOCAB, architecture_checkpoint
+from tests.support.architectures import VOCAB, architecture_model
 from tests.support.fakes import shake, tiny_prompter, unheard
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,7 +29,7 @@ ADAPTED = [
 
 
 def policy_of(folder: Path, name: str, dtype: torch.dtype, targets: tuple[str, ...]) -> Policy:
-    checkpoint = architecture_checkpoint(folder, name)
+    checkpoint = architecture_model(folder, name)
     model = ModelConfig(path=str(checkpoint), cache_dir=str(folder / "cache"))
     lora = LoraConfig(rank=4, alpha=8.0, targets=targets)
     policy = load_policy(cached_base(model), model, lora, torch.device("cpu"), dtype)

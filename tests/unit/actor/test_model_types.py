@@ -1,6 +1,6 @@
 """Every supported architecture is computed as its own class does, on every path, and what is not supported is refused.
 
-The class's own numbers are those of transformers' `forward` in float64 over a checkpoint that transformers loaded
+The class's own numbers are those of transformers' `forward` in float64 over a model that transformers loaded
 itself, so computed buffers and names of tensors are part of what is compared.
 """
 
@@ -25,7 +25,7 @@ from shared.errors import ModelError
 from shared.model.adapter_file import read_layout
 from shared.model.policy import Policy
 from shared.model.sequences import Sequences
-from tests.support.architectures import REFUSED, SUPPORTED, VOCAB, architecture_checkpoint
+from tests.support.architectures import REFUSED, SUPPORTED, VOCAB, architecture_model
 from tests.support.fakes import RANK, dense_twin, hidden_of, tiny_policy, tiny_prompter, unheard
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -60,7 +60,7 @@ class Pair:
 @pytest.fixture(scope="module", params=SUPPORTED)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """One architecture, every linear of it with an adapter."""
-    folder = architecture_checkpoint(tmp_path_factory.mktemp("models"), request.param)
+    folder = architecture_model(tmp_path_factory.mktemp("models"), request.param)
     lora = LoraConfig(rank=RANK, alpha=2.0 * RANK, targets=linear_names(folder))
     twin = dense_twin(folder, attention="eager").double()
     return Pair(tiny_policy(folder, lora=lora), twin, lora, folder)
@@ -174,7 +174,7 @@ def base_of(folder: Path) -> Any:
 
 
 def test_linears_outside_the_layers_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = architecture_checkpoint(tmp_path, "OPT", word_embed_proj_dim=32)
+    folder = architecture_model(tmp_path, "OPT", word_embed_proj_dim=32)
     with caplog.at_level("INFO"):
         tiny_policy(folder, lora=LoraConfig(rank=RANK, targets=("q_proj", "fc1")))
     assert "24 linears are NF4 and 2 are left dense: 1 project_in, 1 project_out" in caplog.text
@@ -191,7 +191,7 @@ DROPOUT: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", DROPOUT)
 def test_dropout_is_off_with_recomputed_activations_too(tmp_path: Path, name: str) -> None:
-    folder = architecture_checkpoint(tmp_path, name, **DROPOUT[name])
+    folder = architecture_model(tmp_path, name, **DROPOUT[name])
     policy, ids = tiny_policy(folder, lora=LoraConfig(rank=RANK, targets=linear_names(folder))), drawn(2, 17)
     plain = hidden_of(policy, ids)
     policy.checkpoint_activations()
@@ -201,7 +201,7 @@ def test_dropout_is_off_with_recomputed_activations_too(tmp_path: Path, name: st
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_supported_is_refused_in_one_sentence(tmp_path: Path, name: str) -> None:
     settings, sentence = REFUSED[name]
-    folder = architecture_checkpoint(tmp_path, name, settings)
+    folder = architecture_model(tmp_path, name, settings)
     with pytest.raises(ModelError, match=f"^Model type {sentence}[^\n]*; choose a dense decoder[^\n]*$"):
         tiny_policy(folder, lora=LoraConfig(rank=RANK, targets=("dense",)))
 
@@ -212,14 +212,14 @@ def test_a_model_that_sees_images_is_refused_before_it_is_built() -> None:
 
 
 def test_a_mixture_of_experts_is_refused_before_it_is_quantised(tmp_path: Path) -> None:
-    folder = architecture_checkpoint(tmp_path, "Mixtral", REFUSED["Mixtral"][0])
+    folder = architecture_model(tmp_path, "Mixtral", REFUSED["Mixtral"][0])
     with pytest.raises(ModelError, match="mixture of experts"):
         base_of(folder)
     assert not list(tmp_path.glob("cache/*/*.safetensors"))
 
 
 def test_a_model_type_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
-    folder = architecture_checkpoint(tmp_path, "Llama")
+    folder = architecture_model(tmp_path, "Llama")
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"llama"', '"lama"'))
     with pytest.raises(ModelError, match=r"not a configuration that transformers 5[^\n]*`lama`"):
@@ -286,12 +286,12 @@ class Fussy(LlamaForCausalLM):
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of three checkpoints whose classes compute what this package does not."""
+    """A folder of three models whose classes compute what this package does not."""
     folder = tmp_path_factory.mktemp("planted")
     for config, model in ((LoudConfig, Loud), (HastyConfig, Hasty), (FussyConfig, Fussy)):
         AutoConfig.register(config.model_type, config)
         AutoModelForCausalLM.register(config, model)
-        source = architecture_checkpoint(folder, "Llama")
+        source = architecture_model(folder, "Llama")
         source = source.rename(folder / config.model_type)
         file = source / "config.json"
         file.write_text(file.read_text().replace('"llama"', f'"{config.model_type}"'))
@@ -318,6 +318,6 @@ def test_a_class_that_wants_another_cache_is_refused_in_words(planted: Path) -> 
 
 
 def test_windows_are_as_they_were_after_the_check(tmp_path: Path) -> None:
-    policy = tiny_policy(architecture_checkpoint(tmp_path, "Gemma2"))
+    policy = tiny_policy(architecture_model(tmp_path, "Gemma2"))
     windows = [layer.self_attn.sliding_window for layer in policy.lm.model.layers]
     assert policy.lm.config.sliding_window == 6 and windows == [6, None, 6, None]

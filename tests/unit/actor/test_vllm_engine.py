@@ -200,7 +200,7 @@ def test_what_it_says_of_itself(vllm: PlayedVLLM, checkpoint: Path) -> None:
     assert engine.wake() is False
 
 
-def test_nothing_is_left_to_vllms_or_the_checkpoints_defaults() -> None:
+def test_nothing_is_left_to_vllms_or_the_models_defaults() -> None:
     arguments = engine_arguments(OPTIONS)
     assert arguments["generation_config"] == "vllm" and arguments["logprobs_mode"] == "processed_logprobs"
     assert arguments["kv_cache_memory_bytes"] == 2**20 and arguments["skip_tokenizer_init"]

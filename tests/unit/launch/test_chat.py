@@ -25,8 +25,8 @@ from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
 from shared.run.run_dir import RunDir
-from tests.support.fakes import FAMILIES, Family, shake, tiny_checkpoint, tiny_policy, tiny_prompter, unheard
-from tests.support.hub_checkpoints import hub_checkpoint
+from tests.support.fakes import FAMILIES, Family, shake, tiny_model, tiny_policy, tiny_prompter, unheard
+from tests.support.hub_models import hub_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,7 +36,7 @@ GREEDY = Sampling(temperature=0.0, max_new_tokens=6)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_streamed_tokens_are_those_of_the_engine(tmp_path: Path, family: Family, temperature: float) -> None:
-    policy, ends = tiny_policy(tiny_checkpoint(tmp_path, family)), tuple(range(4))
+    policy, ends = tiny_policy(tiny_model(tmp_path, family)), tuple(range(4))
     sampling = Sampling(temperature=temperature, max_new_tokens=20)
     for seed in range(4):
         prompt = np.arange(10 + seed, 19, dtype=np.int32)
@@ -50,7 +50,7 @@ def test_streamed_tokens_are_those_of_the_engine(tmp_path: Path, family: Family,
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return hub_checkpoint(tmp_path_factory.mktemp("hub"), "qwen2", tied=True)
+    return hub_model(tmp_path_factory.mktemp("hub"), "qwen2", tied=True)
 
 
 @pytest.fixture(scope="module")

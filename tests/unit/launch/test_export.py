@@ -24,7 +24,7 @@ from shared.model.adapter_file import adapter_bytes, digest
 from shared.run.evaluation import write_evaluation
 from shared.run.run_dir import RunDir
 from tests.support.fakes import shake, toy_evaluation
-from tests.support.hub_checkpoints import LLAMA3_ROPE, hub_checkpoint
+from tests.support.hub_models import LLAMA3_ROPE, hub_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,7 +37,7 @@ def config_of(source: Path, quantization: str = "nf4") -> Config:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return hub_checkpoint(tmp_path_factory.mktemp("hub"), "llama", tied=False)
+    return hub_model(tmp_path_factory.mktemp("hub"), "llama", tied=False)
 
 
 def adapter_of(config: Config, factor: float = 1.0) -> bytes:

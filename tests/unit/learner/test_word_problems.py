@@ -1,4 +1,4 @@
-"""The embedded problems, the corpus with its deliberate slips, and the checkpoint made from them."""
+"""The embedded problems, the corpus with its deliberate slips, and the model made from them."""
 
 import json
 import random

@@ -10,7 +10,7 @@ from actor.engines.hf_engine import HFEngine
 from shared.base.checksum import SLICE_WORDS, WORDS, BaseChecksum, frozen_sums, frozen_tensors, word_sum
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes
-from tests.support.fakes import shake, tiny_checkpoint, tiny_policy, tiny_prompter
+from tests.support.fakes import shake, tiny_model, tiny_policy, tiny_prompter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,7 +27,7 @@ def flip(tensor: torch.Tensor, word: int, bit: int) -> None:
 def test_a_flipped_bit_anywhere_is_found_and_named(
     tmp_path: Path, dequantize: Literal["once", "each_call"], tied: bool
 ) -> None:
-    policy = tiny_policy(tiny_checkpoint(tmp_path, tied=tied), dequantize=dequantize)
+    policy = tiny_policy(tiny_model(tmp_path, tied=tied), dequantize=dequantize)
     base = BaseChecksum(lambda: frozen_sums(policy))
     base.check()
     names = [name for name, _ in frozen_tensors(policy)]

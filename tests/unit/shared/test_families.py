@@ -1,4 +1,4 @@
-"""Llama, Qwen2 and Qwen3 checkpoints as the hub holds them, heads tied and untied: trained, resumed, taken home.
+"""Llama, Qwen2 and Qwen3 models as the hub holds them, heads tied and untied: trained, resumed, taken home.
 
 The learner's and the actor's own parts, from `load_model` and `build_engine` on; only the verifier is the test's.
 """
@@ -32,7 +32,7 @@ from shared.process.lease import NoLease
 from shared.run.metrics import StepMetrics
 from shared.run.run_dir import RunDir
 from tests.support.fakes import FAMILIES, ScriptedScorer, dense_twin, hidden_of
-from tests.support.hub_checkpoints import hub_checkpoint
+from tests.support.hub_models import hub_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,11 +46,11 @@ QUESTION = "Tom has 3 apples. He buys 4. How many has he?"
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One of the six."""
     family, tied = request.param
-    return hub_checkpoint(tmp_path_factory.mktemp("hub"), family, tied=tied)
+    return hub_model(tmp_path_factory.mktemp("hub"), family, tied=tied)
 
 
 def config_for(source: Path, **sections: Any) -> Config:
-    """A few small steps; everything about the model is left to the checkpoint."""
+    """A few small steps; everything about the model is left to the model's files."""
     small: dict[str, Any] = {
         "run": {"steps": STEPS, "seed": 2},
         "model": {"path": str(source), "cache_dir": str(source.parent / "cache")},
@@ -210,7 +210,7 @@ def test_a_prompt_is_what_the_template_makes_of_it_today_and_tomorrow(source: Pa
 
 
 def test_a_template_whose_date_cannot_be_fixed_is_refused(tmp_path: Path) -> None:
-    source = hub_checkpoint(tmp_path, "llama", tied=True)
+    source = hub_model(tmp_path, "llama", tied=True)
     template = source / "chat_template.jinja"
     template.write_text(template.read_text().replace("strftime_now('%d %b %Y')", "strftime_now(date_form)"))
     with pytest.raises(ModelError, match="writes the current date"):

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from launch.doctor import run_checks
 from launch.doctor.model import ModelShape, look_at_model
 from launch.export.folders import base_name, is_local
-from shared.base.cache import CachedBase, cached_base, find_checkpoint, plain_base
+from shared.base.cache import CachedBase, cached_base, find_model, plain_base
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
 from shared.model.nf4 import WEIGHTS
@@ -166,7 +166,7 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, share: float) -> No
 def test_another_kind_of_file_and_none_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     with pytest.raises(ModelError, match=f"model.path = '{path}' is not a file; check the name"):
-        find_checkpoint(ModelConfig(path=str(path), cache_dir=str(tmp_path)))
+        find_model(ModelConfig(path=str(path), cache_dir=str(tmp_path)))
     path.write_bytes(b"PK" * 5000)
     with pytest.raises(ModelError, match="cannot be read as GGUF"):
         base_of(path)

@@ -12,7 +12,7 @@ from shared.base.load import check_once
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
 from shared.model.policy import Policy
-from tests.support.architectures import architecture_checkpoint
+from tests.support.architectures import architecture_model
 from tests.support.fakes import tiny_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -61,9 +61,9 @@ def registered() -> Iterator[None]:
     yield
 
 
-def checkpoint_of(folder: Path, model_type: str) -> Path:
+def model_of(folder: Path, model_type: str) -> Path:
     """A tiny Llama under this model type."""
-    source = architecture_checkpoint(folder, "Llama")
+    source = architecture_model(folder, "Llama")
     file = source / "config.json"
     file.write_text(file.read_text().replace('"llama"', f'"{model_type}"'))
     return source
@@ -78,7 +78,7 @@ def marks(source: Path) -> list[Path]:
 
 
 def test_a_base_that_passed_is_not_checked_again(tmp_path: Path) -> None:
-    source = checkpoint_of(tmp_path, "counted")
+    source = model_of(tmp_path, "counted")
     before = Counted.calls
     tiny_policy(source)
     first = Counted.calls - before
@@ -89,7 +89,7 @@ def test_a_base_that_passed_is_not_checked_again(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_product_is_checked_by_itself(tmp_path: Path) -> None:
-    source = checkpoint_of(tmp_path, "counted")
+    source = model_of(tmp_path, "counted")
     tiny_policy(source, dequantize="once")
     before = Counted.calls
     tiny_policy(source, dequantize="each_call")
@@ -98,7 +98,7 @@ def test_another_kind_of_product_is_checked_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_class_that_computes_something_else_is_refused_at_every_load(tmp_path: Path) -> None:
-    source = checkpoint_of(tmp_path, "wrong")
+    source = model_of(tmp_path, "wrong")
     for _ in range(2):
         with pytest.raises(ModelError, match=r"^Model type 'wrong' is not supported: over whole sequences"):
             tiny_policy(source)

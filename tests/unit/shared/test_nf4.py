@@ -18,7 +18,7 @@ from shared.errors import ModelError
 from shared.model.lora import DequantizingMatmul
 from shared.model.nf4 import WEIGHTS, from_tensors, quantize
 from tests import reference
-from tests.support.fakes import CPU, dense_twin, hidden_of, tiny_checkpoint, tiny_policy
+from tests.support.fakes import CPU, dense_twin, hidden_of, tiny_model, tiny_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,7 +64,7 @@ def test_codes_and_values_are_those_of_the_paper(shape: tuple[int, int]) -> None
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 # The last has three slices, one of them short.
 @pytest.mark.parametrize("shape", [(48, 64), (192, 128), (1040, 512)])
-def test_a_round_trip_through_a_checkpoint_keeps_every_bit(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def test_a_round_trip_through_a_file_keeps_every_bit(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     exact = weight(*shape).to(dtype)
     packed, state = quantize_4bit(exact, blocksize=64, quant_type="nf4", compress_statistics=True)
     entries = quantize(exact).tensors("x.weight")
@@ -107,7 +107,7 @@ def test_a_layer_keeps_no_dense_weight_between_forward_and_backward() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dense_and_recomputed_weights_give_the_same_numbers(tmp_path: Path, dtype: torch.dtype) -> None:
-    checkpoint = tiny_checkpoint(tmp_path, dtype=dtype)
+    checkpoint = tiny_model(tmp_path, dtype=dtype)
     ids = torch.randint(0, 97, (3, 11), generator=torch.Generator().manual_seed(0))
     found = []
     for dequantize in ("once", "each_call"):

@@ -9,7 +9,7 @@ from shared.config.model import ModelConfig
 from shared.errors import ModelError
 from shared.model.policy import Policy
 from tests import reference
-from tests.support.fakes import FAMILIES, Family, dense_twin, hidden_of, tiny_checkpoint, tiny_policy
+from tests.support.fakes import FAMILIES, Family, dense_twin, hidden_of, tiny_model, tiny_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,7 +26,7 @@ def logits(policy: Policy, ids: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(tmp_path: Path, family: Family, tied: bool) -> None:
-    path = tiny_checkpoint(tmp_path, family, tied=tied)
+    path = tiny_model(tmp_path, family, tied=tied)
     policy = tiny_policy(path, shaken=False)
     expected = dense_twin(path)(input_ids=some_ids()).logits
     torch.testing.assert_close(logits(policy, some_ids()), expected, rtol=1e-5, atol=1e-5)
@@ -36,7 +36,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: Family, tied: 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_statistics_are_those_of_full_float64_logits(tmp_path: Path, family: Family) -> None:
-    path = tiny_checkpoint(tmp_path, family)
+    path = tiny_model(tmp_path, family)
     policy, ids = tiny_policy(path, shaken=False), some_ids()
     full = dense_twin(path).double()(input_ids=ids).logits[:, :-1].flatten(0, 1)
     logprobs, entropies = reference.softmax_stats(full, ids[:, 1:].flatten(), 0.7)
@@ -49,7 +49,7 @@ def test_statistics_are_those_of_full_float64_logits(tmp_path: Path, family: Fam
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padding_at_the_right_is_harmless(tmp_path: Path, family: Family) -> None:
-    policy = tiny_policy(tiny_checkpoint(tmp_path, family))
+    policy = tiny_policy(tiny_model(tmp_path, family))
     ids = some_ids()
     padded = torch.cat([ids, torch.zeros(3, 6, dtype=torch.int64)], dim=1)
     torch.testing.assert_close(logits(policy, padded)[:, :13], logits(policy, ids), rtol=1e-5, atol=1e-5)
@@ -61,7 +61,7 @@ def test_only_the_adapter_is_trainable(checkpoint: Path) -> None:
     assert trainable == {id(p) for p in policy.adapter.parameters().values()}
 
 
-def test_a_checkpoint_that_lacks_a_tensor_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_model_that_lacks_a_tensor_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(checkpoint / "model.safetensors")

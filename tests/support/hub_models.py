@@ -1,4 +1,4 @@
-"""Checkpoints as on the hub, with random numbers: bf16 in several files with an index, a tokenizer of the kind
+"""Models as on the hub, with random numbers: bf16 in several files with an index, a tokenizer of the kind
 the family has, its chat template, several end tokens, and what is different in each family.
 
     qwen2   biases at q, k, v
@@ -67,7 +67,7 @@ LLAMA3_ROPE = {
 }
 
 
-def hub_checkpoint(folder: Path, family: Family, *, tied: bool) -> Path:
+def hub_model(folder: Path, family: Family, *, tied: bool) -> Path:
     """A folder as `snapshot_download` gives it."""
     path = folder / f"Tiny-{family}-{'tied' if tied else 'untied'}"
     tokenizer = tokenizer_of(family)
