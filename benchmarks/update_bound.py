@@ -4,7 +4,7 @@
     products   forward, input gradients, LoRA and its gradients, attention, head and its gradient, each once, as plain
                products of PyTorch in bf16 with the model's own weights; nothing is read, written or summed besides
 
-Both in one process, in turn, so that what else the machine does meets both. With `--checkpointing` the update computes
+Both in one process, in turn, so that what else the machine does meets both. With `--recompute` the update computes
 its layers twice, and the products stay the same.
 
     python -m benchmarks.update_bound MODEL_FOLDER [--threads 2] [--rounds 12] [--prompt 60] [--group 8] [--tokens 64]
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=60)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--cache", help="folder of the quantised base (default: a temporary one)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -52,7 +52,7 @@ def main() -> None:
         "prompt_tokens": args.prompt,
         "group": args.group,
         "tokens": args.tokens,
-        "checkpointing": args.checkpointing,
+        "recompute": args.recompute,
         "update_s": round(float(np.median(updates)), 3),
         "products_s": round(float(np.median(products)), 3),
         "update_over_products": ratio_interval(updates, products),
@@ -68,7 +68,7 @@ def config_for(args: argparse.Namespace, cache: str) -> Config:
             "compute": {"device": "cpu", "dtype": "bf16", "learner_threads": args.threads},
             "loss": {"entropy_fraction": 1.0},
             "rollout": {"prompts": 1, "group": args.group, "max_new_tokens": args.tokens},
-            "batch": {"checkpointing": args.checkpointing},
+            "batch": {"recompute": args.recompute},
         }
     )
 

@@ -163,7 +163,7 @@ def plan_give_back(card: int, learner: int, engine: EngineMemory) -> GiveBack:
 
 
 def learner_bytes(model: dict[str, Any], base_file: int, adapter_parameters: int, token_budget: int) -> int:
-    """At its peak, in bf16 with checkpointed activations: base, adapter with its moments, one micro-batch.
+    """At its peak, in bf16 with recomputed activations: base, adapter with its moments, one micro-batch.
 
     A token keeps its input of every layer (2 bytes x H each) and, in the layer being recomputed, some 8 x I values.
     """

@@ -243,8 +243,8 @@ def evaluation_items(shape: ModelShape, work: Work) -> Items:
 def update_items(shape: ModelShape, work: Work) -> Items:
     tokens = micro_batch_tokens(work)
     layer = layer_activations(shape, work)
-    kept = shape.hidden * work.value_bytes if work.batch.checkpointing else layer
-    recomputed = layer if work.batch.checkpointing else 0
+    kept = shape.hidden * work.value_bytes if work.batch.recompute else layer
+    recomputed = layer if work.batch.recompute else 0
     rows = min(work.batch.head_rows, used_tokens(work, tokens))
     return {
         "activations": int(tokens * (shape.layers * kept + recomputed)),

@@ -109,7 +109,7 @@ class BatchConfig(Section, frozen=True, kw_only=True):
     """Largest number of tokens in one micro-batch, padding included. A longer sequence is a micro-batch by itself."""
     head_rows: Positive = 1024
     """Number of tokens that go through the head at once, a tile of the vocabulary after the other."""
-    checkpointing: bool = False
+    recompute: bool = False
     """Keep one activation per layer and recompute the others in the backward pass: less memory, more time."""
 
 

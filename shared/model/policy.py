@@ -66,6 +66,6 @@ class Policy:
                 " rollout.max_new_tokens or the caps of [eval]."
             )
 
-    def checkpoint_activations(self) -> None:
+    def recompute_activations(self) -> None:
         """Keep what enters a layer and recompute the rest in the backward pass."""
         recompute_activations(self.backbone)

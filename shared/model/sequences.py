@@ -8,7 +8,7 @@ gradients flow back into it through its keys and values. Without completions the
 right-padded and without a mask: causality makes the padding harmless, and the fast kernels need no mask.
 
 
-    layer, prompts         hidden -> hidden, K, V         with activation checkpointing: arguments and results are kept,
+    layer, prompts         hidden -> hidden, K, V         with batch.recompute: arguments and results are kept,
     layer, completions     hidden, K, V -> hidden         the rest is computed again in the backward pass
 
 transformers refuses to recompute layers with a cache, since a second call would change it. Here each call of a layer

@@ -99,11 +99,11 @@ def test_whole_rows_and_their_gradient_are_those_of_the_class(pair: Pair) -> Non
     compare(pair, ids, hidden, [(row, column) for row in range(3) for column in range(1, 21)])
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_shared_prompts_and_their_gradient_are_those_of_the_class(pair: Pair, checkpointing: bool) -> None:
-    if checkpointing:
+@pytest.mark.parametrize("recompute", [False, True])
+def test_shared_prompts_and_their_gradient_are_those_of_the_class(pair: Pair, recompute: bool) -> None:
+    if recompute:
         policy = tiny_policy(pair.folder, lora=pair.lora)
-        policy.checkpoint_activations()
+        policy.recompute_activations()
         pair = replace(pair, policy=policy)
     prompts, completions = [drawn(length) for length in LENGTHS], drawn(len(OWNER), COMPLETION)
     lengths, owner = torch.tensor(LENGTHS), torch.tensor(OWNER)
@@ -148,7 +148,7 @@ def test_recomputed_activations_change_nothing(pair: Pair) -> None:
     ids, parameters = drawn(2, 17), list(pair.policy.adapter.parameters().values())
     plain = hidden_of(pair.policy, ids)
     again_policy = tiny_policy(pair.folder, lora=pair.lora)
-    again_policy.checkpoint_activations()
+    again_policy.recompute_activations()
     again = hidden_of(again_policy, ids)
     assert torch.equal(again, plain)
     ours = torch.autograd.grad(again.square().sum(), list(again_policy.adapter.parameters().values()))
@@ -194,7 +194,7 @@ def test_dropout_is_off_with_recomputed_activations_too(tmp_path: Path, name: st
     folder = architecture_model(tmp_path, name, **DROPOUT[name])
     policy, ids = tiny_policy(folder, lora=LoraConfig(rank=RANK, targets=linear_names(folder))), drawn(2, 17)
     plain = hidden_of(policy, ids)
-    policy.checkpoint_activations()
+    policy.recompute_activations()
     assert torch.equal(hidden_of(policy, ids), plain)
 
 

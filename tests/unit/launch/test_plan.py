@@ -57,7 +57,7 @@ def plan(shape: ModelShape, one: Work, free: int | None) -> Plan:
 
 
 def test_the_items_of_half_a_billion_parameters_by_hand() -> None:
-    found = host_memory(HALF, work(batch={"checkpointing": True, "token_budget": 1024, "head_rows": 256}))
+    found = host_memory(HALF, work(batch={"recompute": True, "token_budget": 1024, "head_rows": 256}))
     parameters = 357_826_560 + 136_206_720
     assert found.shared["base"] == 4 * parameters
     adapter = 4 * 16 * HALF.adapter
@@ -102,16 +102,16 @@ def test_an_evaluation_has_a_prompt_for_each_row() -> None:
 
 
 def test_micro_batches_are_filled_as_the_learner_fills_them() -> None:
-    def tokens(budget: int, *, checkpointing: bool, prompts: int = 2) -> int:
-        batch = {"token_budget": budget, "checkpointing": checkpointing}
+    def tokens(budget: int, *, recompute: bool, prompts: int = 2) -> int:
+        batch = {"token_budget": budget, "recompute": recompute}
         return micro_batch_tokens(work(batch=batch, rollout={"prompts": prompts}))
 
     whole_group = 64 + 8 * 64
-    assert tokens(8192, checkpointing=False) == 2 * whole_group, "all there is"
-    assert tokens(600, checkpointing=False) == whole_group
-    assert tokens(whole_group + 64 + 128, checkpointing=False) == whole_group + 64 + 128
-    assert tokens(1, checkpointing=False) == 128, "one sample is always computed"
-    assert tokens(600, checkpointing=True) == whole_group, "prompts are shared there too"
+    assert tokens(8192, recompute=False) == 2 * whole_group, "all there is"
+    assert tokens(600, recompute=False) == whole_group
+    assert tokens(whole_group + 64 + 128, recompute=False) == whole_group + 64 + 128
+    assert tokens(1, recompute=False) == 128, "one sample is always computed"
+    assert tokens(600, recompute=True) == whole_group, "prompts are shared there too"
     assert used_tokens(work(), whole_group) == 8 * 64
 
 
@@ -242,7 +242,7 @@ def test_a_step_has_its_parts_after_one_another_or_at_the_same_time() -> None:
     assert found.step == pytest.approx(found.rollout + found.update, rel=0.05)
     together = replace(found, overlaps=True)
     assert together.step < found.step
-    recomputed = step_time(HALF, work(batch={"checkpointing": True}), SPEED, SPEED)
+    recomputed = step_time(HALF, work(batch={"recompute": True}), SPEED, SPEED)
     assert recomputed.update > 1.3 * found.update, "a product more"
 
 

@@ -52,7 +52,7 @@ def test_a_twin_has_the_same_curriculum_verifier_objective_and_code(name: str) -
     different = {section for section in Config.__struct_fields__ if getattr(real, section) != getattr(twin, section)}
     assert different <= MAY_DIFFER, different - MAY_DIFFER
     assert twin.model == Config().model
-    assert twin.batch.checkpointing == real.batch.checkpointing
+    assert twin.batch.recompute == real.batch.recompute
     assert twin.rollout.replacement_rounds == real.rollout.replacement_rounds
     assert bool(twin.rollout.groups_per_order) == bool(real.rollout.groups_per_order)
 

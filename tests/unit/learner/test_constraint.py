@@ -76,7 +76,7 @@ def policy(checkpoint: Path) -> Policy:
 def recomputing(checkpoint: Path) -> Policy:
     """The same, which computes its activations again in the backward pass."""
     policy = tiny_policy(checkpoint, dequantize="each_call")
-    policy.checkpoint_activations()
+    policy.recompute_activations()
     return policy
 
 

@@ -72,13 +72,11 @@ def test_another_factorisation_of_the_same_policy_has_the_same_fisher() -> None:
     assert torch.allclose(one, other, rtol=1e-5)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_real_policy_s_gradients_are_those_that_autograd_gives_to_a_and_b(
-    checkpoint: Path, checkpointing: bool
-) -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_real_policy_s_gradients_are_those_that_autograd_gives_to_a_and_b(checkpoint: Path, recompute: bool) -> None:
     policy = tiny_policy(checkpoint)
-    if checkpointing:
-        policy.checkpoint_activations()
+    if recompute:
+        policy.recompute_activations()
     ids = torch.arange(24).reshape(2, 12)
     with weight_gradients(policy.adapter) as found:
         hidden_of(policy, ids).square().sum().backward()

@@ -108,7 +108,7 @@ def policy(checkpoint: Path) -> Policy:
 def recomputing(checkpoint: Path) -> Policy:
     """The same, which computes its activations again in the backward pass."""
     policy = tiny_policy(checkpoint, dequantize="each_call")
-    policy.checkpoint_activations()
+    policy.recompute_activations()
     return policy
 
 
@@ -169,21 +169,21 @@ def test_recomputed_activations_give_the_same_bits(checkpoint: Path) -> None:
     config = config_for("dapo", 0.5)
     samples = step_samples(config)
     plain, lean = tiny_policy(checkpoint), tiny_policy(checkpoint)
-    lean.checkpoint_activations()
+    lean.recompute_activations()
     applied(plain, config, samples)
     applied(lean, config, samples)
     for name, expected in gradients(plain).items():
         assert torch.equal(gradients(lean)[name], expected), name
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_in_bf16_the_gradient_differs_by_rounding(checkpoint: Path, checkpointing: bool) -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+def test_in_bf16_the_gradient_differs_by_rounding(checkpoint: Path, recompute: bool) -> None:
     """Some 250 roundings of 2^-9 on the way there and back, independent of one another: 16 of them in length. They are
     relative to the gradients of the samples, which partly cancel in the sum. The error of a log-prob counts twice, in
     the probabilities that the gradient is made of and in the importance weight."""
     policy = tiny_policy(checkpoint, dtype=torch.bfloat16)
-    if checkpointing:
-        policy.checkpoint_activations()
+    if recompute:
+        policy.recompute_activations()
     config = config_for("dapo", 1.0)
     truth = Truth(checkpoint, policy, TEMPERATURE)
     samples = sampled_nearby(truth, step_samples(config))
