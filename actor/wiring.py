@@ -58,20 +58,20 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
 def build_vllm(
     config: Config, base: CachedBase, prompter: Prompter, device: torch.device, dtype: torch.dtype
 ) -> Engine:
-    """vLLM over the learner's base. The digest is that of the NF4 base even if vLLM serves the dequantised weights."""
+    """vLLM over the learner's base. The digest is that of the NF4 base even if vLLM serves the dense base."""
     # Imported here, because vLLM is an optional extra.
     from actor.engines.vllm_engine import VLLMEngine
     from actor.engines.vllm_internals import VLLM
     from actor.engines.vllm_options import vllm_options
-    from shared.base.cache import plain_base
+    from shared.base.cache import dense_base
     from shared.model.adapter_file import read_layout
 
     check_engine(config.actor)
     if device.type == "cuda":
         # Some of vLLM's kernels have no deterministic version and would raise.
         torch.use_deterministic_algorithms(False)
-    plain = config.model.quantization == "nf4" and config.actor.weights != "nf4"
-    folder = plain_base(base, dtype).folder if plain else base.folder
+    dense = config.model.quantization == "nf4" and config.actor.weights != "nf4"
+    folder = dense_base(base, dtype).folder if dense else base.folder
     options = vllm_options(
         config,
         folder,

@@ -1,6 +1,6 @@
 """Products of a decode step at half a billion parameters: bf16 weights against weights of 8 and 4 bits, read directly.
 
-    bf16          what the decode loop uses: y = W x, the dequantised base that both processes map
+    bf16          what the decode loop uses: y = W x, the dense base that both processes map
     int8 weights  torch's `_weight_int8pack_mm`: W in int8 with a scale for each row, x in bf16
     int4 weights  torch's `_weight_int4pack_mm_for_cpu`: groups of 64 with scale and zero, x in bf16
     int8 both     oneDNN's `qlinear`: W in int8, x in int8 with a scale for each of its rows, sums in int32

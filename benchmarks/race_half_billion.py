@@ -33,7 +33,7 @@ from benchmarks.student import mean_interval, ratio_interval
 from benchmarks.time_to_reward import trl_command
 from launch.presets.load import load_config
 from learner.tasks.tasks import load_rows
-from shared.base.cache import cached_base, plain_base
+from shared.base.cache import cached_base, dense_base
 from shared.config.data import TasksConfig
 from shared.config.tree import Config
 from shared.model.nf4 import WEIGHTS
@@ -105,7 +105,7 @@ def unused_token(model: Path) -> tuple[str, int]:
 
 def prepared_mb(config: Config) -> int:
     """Makes the base in both forms; the size of the one that the processes map."""
-    dense = plain_base(cached_base(config.model), torch.bfloat16)
+    dense = dense_base(cached_base(config.model), torch.bfloat16)
     return round((dense.folder / WEIGHTS).stat().st_size / 2**20)
 
 

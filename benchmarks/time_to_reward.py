@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from benchmarks.dense_base import write_dense_base
 from benchmarks.machine import write_result
-from benchmarks.plain_checkpoint import write_plain_checkpoint
 from benchmarks.process_tree import run_watched
 from benchmarks.student import mean_interval, ratio_interval
 from launch.presets.load import load_config
@@ -65,11 +65,11 @@ def main() -> None:
 
 
 def prepare(work: Path) -> None:
-    """The plain checkpoint and the task file that TRL reads."""
+    """The dense base and the task file that TRL reads."""
     config = load_config("embedded")
     if config.optimizer.schedule != "constant" or config.optimizer.warmup_steps:
         raise SystemExit("the embedded preset no longer has a constant rate, which is what trl_grpo.py gives to TRL")
-    write_plain_checkpoint(config.model, work / "plain")
+    write_dense_base(config.model, work / "dense")
     train, _ = load_rows(config.tasks, config.verifier.kind)
     (work / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in train))
 
@@ -115,7 +115,7 @@ def tandem_argv(side: str, rate: str, seed: int, args: argparse.Namespace, out: 
 def trl_argv(rate: str, seed: int, args: argparse.Namespace, work: Path, out: Path) -> list[str]:
     """The script beside this one, in TRL's environment."""
     options = {
-        "--model": work / "plain",
+        "--model": work / "dense",
         "--tasks": work / "tasks.jsonl",
         "--dtype": "fp32",
         "--reward": "answer",

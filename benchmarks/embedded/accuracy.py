@@ -1,7 +1,7 @@
 """How often the embedded model is right, in fp32 or with the weights it has after NF4.
 
 The policy keeps its decoder linears in NF4 (blocks of 64, double quantisation) and leaves embedding and head alone;
-`to_nf4_values` writes those values into a plain model, so that what is measured is what will be trained on.
+`to_nf4_values` writes those values into a model, so that what is measured is what will be trained on.
 """
 
 import re

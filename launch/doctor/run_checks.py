@@ -274,7 +274,7 @@ def hub_cache(machine: Machine) -> Finding:
 
 
 def base_cache(machine: Machine) -> Finding:
-    """A CPU reads the dequantised base, which is kept beside the quantised one."""
+    """A CPU reads the dense base, which is kept beside the quantised one."""
     model, config = known(machine.model), machine.config
     if isinstance(model.shape, Missing):
         return cache_folder(model.base_cache, weight_bytes(model), "model.cache_dir")
@@ -282,8 +282,8 @@ def base_cache(machine: Machine) -> Finding:
     if config.model.quantization == "nf4":
         quantised = int(NF4_BYTES * model.shape.linear) + VALUE_BYTES["bf16"] * model.shape.rest
     values = VALUE_BYTES[dtype_of(config.compute.dtype, on_card=on_card(machine))]
-    plain = 0 if on_card(machine) else values * (model.shape.linear + model.shape.rest)
-    return cache_folder(model.base_cache, quantised + plain, "model.cache_dir")
+    dense = 0 if on_card(machine) else values * (model.shape.linear + model.shape.rest)
+    return cache_folder(model.base_cache, quantised + dense, "model.cache_dir")
 
 
 def cache_folder(folder: Folder, needed: int, key: str) -> Finding:

@@ -3,7 +3,7 @@
     d = max_t |log p_policy(t) - log p_export(t)|   over NUM_SEQUENCES sequences of random tokens
 
 The policy is computed by the module that trained it, with base and adapter apart. The export is read from its files by
-transformers; the files of an adapter are added to the dequantised base, as PEFT does it. The tokens are random, because
+transformers; the files of an adapter are added to the dense base, as PEFT does it. The tokens are random, because
 tokens that a model expects have log-probs near 0, which hardly change. In fp32 the two differ by the order of sums.
 In bf16 the weights are rounded too; therefore its limit is larger.
 """
@@ -85,7 +85,7 @@ def merged_model(out: Path) -> Any:
 
 
 def peft_model(out: Path, base: CachedBase) -> Any:
-    """The dequantised base plus the written adapter."""
+    """The dense base plus the written adapter."""
     written = json.loads((out / ADAPTER_CONFIG).read_text())
     deltas = Deltas((out / ADAPTER).read_bytes(), written["lora_alpha"] / written["r"])
     config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)

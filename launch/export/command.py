@@ -92,7 +92,7 @@ def refuse_dtype(form: "Form", dtype: str) -> None:
     if dtype.lower() in FOUR_BIT:
         from launch.export.weights import REFUSED
 
-        raise ConfigError(f"--dtype {dtype} is refused: the adapter is added to the dequantised base. {REFUSED}")
+        raise ConfigError(f"--dtype {dtype} is refused: the adapter is added to the dense base. {REFUSED}")
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype got '{dtype}', expected bf16 or fp32; choose one of them.")
 

@@ -1,6 +1,6 @@
 """Merges the adapter into the base:  W' = deq(W4) + (alpha / R) B A,  computed in fp32, then rounded.
 
-The adapter is added to the dequantised base, because it was trained on that base. Added to the model's original
+The adapter is added to the dense base, because it was trained on that base. Added to the model's original
 weights, it would correct quantisation errors that they do not have. The sum is never quantised to 4 bits (see REFUSED).
 Tensors are merged one after the other and written in files of at most SHARD_BYTES with the hub's index, so that a model
 may be larger than memory. Left out: sums in bf16, because rounding would lose most of the small product.

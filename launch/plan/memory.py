@@ -115,7 +115,7 @@ class Work:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the dequantised base is mapped; on a CPU."""
+        """Whether the dense base is mapped; on a CPU."""
         return self.model.quantization == "none" or self.model.dequantize != "each_call"
 
     def folds(self, shape: ModelShape) -> bool:

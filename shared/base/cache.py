@@ -9,7 +9,7 @@ and the quantisation, and a lock ensures a single writer.
 A .gguf file is a source too (shared/base/gguf.py). Its configuration and tokenizer are written once into a folder of
 the cache, its tensors are quantised straight from the file. Both have the sha256 of the file in their keys.
 
-`plain_base` makes the values of a base into a plain model of one number type, which any engine loads:
+`dense_base` writes the values of a base without codes, as a model of one number type, which any engine loads:
 
     W[i] = code[q[i]] * absmax[i / 64]    (shared/model/nf4.py), rounded to the type; all other tensors are converted
 
@@ -244,7 +244,7 @@ def is_decoder_linear(name: str, tensor: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlainTensor:
+class DenseTensor:
     """One tensor of the file that is written."""
 
     name: str
@@ -256,20 +256,20 @@ class PlainTensor:
     """Whether the cached base has these very bytes."""
 
 
-def plain_base(base: CachedBase, dtype: torch.dtype) -> CachedBase:
+def dense_base(base: CachedBase, dtype: torch.dtype) -> CachedBase:
     """The folder with the values of this base, made now if it does not exist. It has its own digest. A base without
-    codes that already has this type is its own plain base."""
+    codes that already has this type is its own dense base."""
     with safe_open(base.folder / WEIGHTS, framework="pt") as reader:
         if all(tensor.is_as_stored for tensor in planned(reader, dtype)):
             return base
     folder = base.folder.with_name(f"{base.folder.name}-{SUFFIXES[dtype]}-{base.digest[:16]}")
     with exclusive(folder.with_name(f"{folder.name}.lock"), PLACE):
         if not folder.is_dir():
-            write_plain(base.folder, folder, dtype)
+            write_dense(base.folder, folder, dtype)
     return CachedBase(folder=folder, digest=checked_digests(folder)[WEIGHTS])
 
 
-def write_plain(source: Path, folder: Path, dtype: torch.dtype) -> None:
+def write_dense(source: Path, folder: Path, dtype: torch.dtype) -> None:
     remove_unfinished(folder)
     with made_whole(folder, PLACE) as work:
         for file in source.iterdir():
@@ -289,11 +289,11 @@ def write_tensors(reader: Any, file: Path, dtype: torch.dtype) -> None:
     with file.open("wb") as out:
         out.write(header(plan))
         for tensor in plan:
-            values = plain_tensor(reader, tensor)
+            values = dense_tensor(reader, tensor)
             out.write(values.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
-def planned(reader: Any, dtype: torch.dtype) -> Iterator[PlainTensor]:
+def planned(reader: Any, dtype: torch.dtype) -> Iterator[DenseTensor]:
     """Every tensor of the model, without the scales of the codes. Whole numbers keep their type."""
     names = set(reader.keys())
     codes = {name for name in names if f"{name}.{STATE_KEY}" in names}
@@ -301,15 +301,15 @@ def planned(reader: Any, dtype: torch.dtype) -> Iterator[PlainTensor]:
     for name in sorted(names - scales):
         if name in codes:
             shape = read_facts(reader.get_tensor(f"{name}.{STATE_KEY}"))["shape"]
-            yield PlainTensor(name=name, shape=torch.Size(shape), dtype=dtype, is_nf4=True, is_as_stored=False)
+            yield DenseTensor(name=name, shape=torch.Size(shape), dtype=dtype, is_nf4=True, is_as_stored=False)
         else:
             tensor = reader.get_tensor(name)
             own = dtype if tensor.is_floating_point() else tensor.dtype
             stored = own == tensor.dtype
-            yield PlainTensor(name=name, shape=tensor.shape, dtype=own, is_nf4=False, is_as_stored=stored)
+            yield DenseTensor(name=name, shape=tensor.shape, dtype=own, is_nf4=False, is_as_stored=stored)
 
 
-def header(plan: list[PlainTensor]) -> bytes:
+def header(plan: list[DenseTensor]) -> bytes:
     """The length of the JSON, and the JSON: type, shape and place of every tensor."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -322,7 +322,7 @@ def header(plan: list[PlainTensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def plain_tensor(reader: Any, tensor: PlainTensor) -> torch.Tensor:
+def dense_tensor(reader: Any, tensor: DenseTensor) -> torch.Tensor:
     name = tensor.name
     if not tensor.is_nf4:
         return reader.get_tensor(name).to(tensor.dtype)

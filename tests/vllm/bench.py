@@ -11,7 +11,7 @@ from actor.engines.vllm_internals import VLLM
 from actor.engines.vllm_options import vllm_options
 from launch.presets.load import load_config
 from protocol.messages import GroupOrder
-from shared.base.cache import cached_base, plain_base
+from shared.base.cache import cached_base, dense_base
 from shared.base.load import load_policy
 from shared.config.processes import ActorConfig
 from shared.config.tree import Config
@@ -76,7 +76,7 @@ def make_bench(*overrides: str) -> Bench:
     policy = load_policy(base, config.model, config.lora, CPU, torch.float32)
     options = vllm_options(
         config,
-        base.folder if config.actor.weights == "nf4" else plain_base(base, torch.float32).folder,
+        base.folder if config.actor.weights == "nf4" else dense_base(base, torch.float32).folder,
         "cpu",
         "float32",
     )

@@ -15,7 +15,7 @@ from learner.objective.batch import Sample
 from learner.orders.dispatch import Dispatcher
 from learner.update.mismatch import Mismatch
 from protocol.messages import GroupOrder, Order, Policy, Refused, Sampling, Welcome
-from shared.base.cache import plain_base
+from shared.base.cache import dense_base
 from shared.config.model import ModelConfig
 from shared.config.tree import Config
 from shared.errors import DamageError
@@ -101,9 +101,9 @@ def test_a_base_of_other_codes_has_another_digest_and_another_folder(bench: Benc
 
     base = cached_base(bench.config.model)
     assert bench.engine.identity.base_digest == base.digest == bench.policy.base_digest
-    assert bench.engine.options.folder == plain_base(base, torch.float32).folder
+    assert bench.engine.options.folder == dense_base(base, torch.float32).folder
     assert (
-        plain_base(CachedBase(folder=base.folder, digest="b" * 64), torch.float32).folder != bench.engine.options.folder
+        dense_base(CachedBase(folder=base.folder, digest="b" * 64), torch.float32).folder != bench.engine.options.folder
     )
     assert replace(base, digest="b" * 64).digest != bench.engine.identity.base_digest
 
@@ -135,7 +135,7 @@ def test_an_actor_on_another_base_is_refused_in_words_and_given_nothing(bench: B
             assert [type(message) for message in inbox(port)] == [Welcome, Policy, Order]
 
 
-def test_a_plain_base_with_one_other_bit_is_not_served(bench: Bench) -> None:
+def test_a_dense_base_with_one_other_bit_is_not_served(bench: Bench) -> None:
     from shared.base.cache import cached_base
     from shared.model.nf4 import WEIGHTS
 
@@ -145,7 +145,7 @@ def test_a_plain_base_with_one_other_bit_is_not_served(bench: Bench) -> None:
     file.write_bytes(data)
     try:
         with pytest.raises(DamageError, match="is not what was written there"):
-            plain_base(cached_base(bench.config.model), torch.float32)
+            dense_base(cached_base(bench.config.model), torch.float32)
     finally:
         data[-9] ^= 1
         file.write_bytes(data)

@@ -198,7 +198,7 @@ def test_merging_into_four_bits_is_refused_with_the_reason(
     run: RunDir, dtype: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentence = refused(run, capsys, "--as", "merged", "--dtype", dtype, "--out", str(run.path.parent / "out"))
-    assert "is added to the dequantised base" in sentence and "one of 16 values" in sentence and "--as peft" in sentence
+    assert "is added to the dense base" in sentence and "one of 16 values" in sentence and "--as peft" in sentence
 
 
 def test_what_cannot_be_is_said_before_anything_is_loaded(

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from launch.doctor import run_checks
 from launch.doctor.model import ModelShape, look_at_model
 from launch.export.folders import base_name, is_local
-from shared.base.cache import CachedBase, cached_base, find_model, plain_base
+from shared.base.cache import CachedBase, cached_base, dense_base, find_model
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
 from shared.model.nf4 import WEIGHTS
@@ -94,9 +94,9 @@ def test_a_policy_of_the_file_is_loaded_checked_and_quantised(tmp_path: Path, fa
     assert len(policy.head) == model.config.vocab_size
     base = base_of(path, "nf4")
     assert any(name.endswith("nf4") for name in load_file(base.folder / WEIGHTS))
-    plain = load_file(plain_base(base, torch.bfloat16).folder / WEIGHTS)
+    dense = load_file(dense_base(base, torch.bfloat16).folder / WEIGHTS)
     name = "model.layers.1.self_attn.q_proj.weight"
-    difference = (plain[name].float() - dict(model.named_parameters())[name]).abs().mean()
+    difference = (dense[name].float() - dict(model.named_parameters())[name]).abs().mean()
     assert difference < 0.2 * dict(model.named_parameters())[name].abs().mean()
 
 

@@ -1,4 +1,4 @@
-"""The plain checkpoint is the NF4 base in another spelling: same values, same layout, its own digest."""
+"""The dense base is the NF4 base in another spelling: same values, same layout, its own digest."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.base.cache import CachedBase, cached_base, plain_base
+from shared.base.cache import CachedBase, cached_base, dense_base
 from shared.base.checksum import frozen_tensors
 from shared.base.load import load_policy
 from shared.config.model import LoraConfig, ModelConfig
@@ -24,17 +24,17 @@ def base(checkpoint: Path, tmp_path: Path) -> CachedBase:
 
 
 def test_its_values_are_those_the_learner_computes_with(checkpoint: Path, base: CachedBase) -> None:
-    plain = load_file(plain_base(base, torch.float32).folder / WEIGHTS)
+    dense = load_file(dense_base(base, torch.float32).folder / WEIGHTS)
     twin = dict(dense_twin(checkpoint).named_parameters())
-    assert plain.keys() == load_file(checkpoint / "model.safetensors").keys()
-    for name, value in plain.items():
+    assert dense.keys() == load_file(checkpoint / "model.safetensors").keys()
+    for name, value in dense.items():
         assert torch.equal(value, twin[name]), name
-    assert "quantization_config" not in (plain_base(base, torch.float32).folder / "config.json").read_text()
+    assert "quantization_config" not in (dense_base(base, torch.float32).folder / "config.json").read_text()
 
 
 def test_every_type_has_a_file_of_its_own(checkpoint: Path, base: CachedBase) -> None:
-    exact = load_file(plain_base(base, torch.float32).folder / WEIGHTS)
-    rounded = load_file(plain_base(base, torch.bfloat16).folder / WEIGHTS)
+    exact = load_file(dense_base(base, torch.float32).folder / WEIGHTS)
+    rounded = load_file(dense_base(base, torch.bfloat16).folder / WEIGHTS)
     assert rounded.keys() == exact.keys()
     for name, value in rounded.items():
         assert torch.equal(value, exact[name].bfloat16()), name
@@ -44,22 +44,22 @@ def test_whole_numbers_keep_their_type(tmp_path: Path) -> None:
     stored = {"table": torch.arange(5), "w": torch.rand(3, 5)}
     save_file(stored, tmp_path / WEIGHTS)
     (tmp_path / "config.json").write_text("{}")
-    found = load_file(plain_base(CachedBase(folder=tmp_path, digest="a" * 64), torch.bfloat16).folder / WEIGHTS)
+    found = load_file(dense_base(CachedBase(folder=tmp_path, digest="a" * 64), torch.bfloat16).folder / WEIGHTS)
     assert torch.equal(found["table"], stored["table"]) and torch.equal(found["w"], stored["w"].bfloat16())
 
 
 def test_a_base_without_codes_that_has_the_type_is_not_copied(checkpoint: Path, tmp_path: Path) -> None:
     model = ModelConfig(path=str(checkpoint), cache_dir=str(tmp_path), quantization="none")
     base = cached_base(model)
-    assert plain_base(base, torch.float32) == base
-    assert plain_base(base, torch.bfloat16).folder != base.folder
+    assert dense_base(base, torch.float32) == base
+    assert dense_base(base, torch.bfloat16).folder != base.folder
 
 
 def test_the_weights_of_a_policy_are_views_of_the_file(checkpoint: Path, base: CachedBase) -> None:
     """A process that maps the file has no copy of its own."""
     model = ModelConfig(path=str(checkpoint), cache_dir=str(base.folder.parent))
     policy = load_policy(base, model, LoraConfig(), CPU, torch.float32)
-    mapped = ranges_of(plain_base(base, torch.float32).folder / WEIGHTS)
+    mapped = ranges_of(dense_base(base, torch.float32).folder / WEIGHTS)
     for name, tensor in frozen_tensors(policy):
         if "rotary" not in name:
             assert any(start <= tensor.data_ptr() < end for start, end in mapped), name
@@ -72,21 +72,21 @@ def ranges_of(file: Path) -> list[tuple[int, int]]:
 
 
 def test_it_is_made_once_and_belongs_to_these_codes_alone(base: CachedBase) -> None:
-    first = plain_base(base, torch.float32)
+    first = dense_base(base, torch.float32)
     made = (first.folder / WEIGHTS).stat().st_mtime_ns
-    assert plain_base(base, torch.float32) == first and (first.folder / WEIGHTS).stat().st_mtime_ns == made
+    assert dense_base(base, torch.float32) == first and (first.folder / WEIGHTS).stat().st_mtime_ns == made
     assert base.digest[:16] in first.folder.name and first.digest != base.digest
     other = CachedBase(folder=base.folder, digest="f" * 64)
-    assert plain_base(other, torch.float32).folder != first.folder
+    assert dense_base(other, torch.float32).folder != first.folder
 
 
 def test_a_bit_that_flipped_on_the_disk_is_noticed(base: CachedBase) -> None:
-    file = plain_base(base, torch.float32).folder / WEIGHTS
+    file = dense_base(base, torch.float32).folder / WEIGHTS
     data = bytearray(file.read_bytes())
     data[-5] ^= 4
     file.write_bytes(data)
     with pytest.raises(DamageError, match=r"model.safetensors is not what was written there"):
-        plain_base(base, torch.float32)
+        dense_base(base, torch.float32)
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "none"])
