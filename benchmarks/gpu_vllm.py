@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.machine import write_result
 
 PARTS = ("kv", "weights", "stop")
-WEIGHTS = ("bf16_of_nf4", "nf4")
+WEIGHTS = ("dense", "nf4")
 GROUP, TOKENS, ROUNDS = 8, 256, 5
 
 

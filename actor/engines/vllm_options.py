@@ -190,7 +190,7 @@ def check_window(*, nf4: bool) -> None:
     if nf4 and version_of(PLUGIN) is None:
         raise ModelError(
             f"actor.weights = 'nf4' needs {PLUGIN}, which is not installed here; install it, or use"
-            " actor.weights=bf16_of_nf4, which needs no plugin."
+            " actor.weights=dense, which needs no plugin."
         )
 
 

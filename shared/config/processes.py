@@ -113,10 +113,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
 
     engine: Literal["hf", "vllm"] = "hf"
     """`hf`: our own decode loop. `vllm`: vLLM inside the process of the actor."""
-    weights: Literal["bf16_of_nf4", "nf4"] = "bf16_of_nf4"
-    """`bf16_of_nf4`: the values of the learner's NF4 codes, in the type of `compute.dtype`, served as a plain model.
-    `nf4`: the codes themselves, through vllm-bnb-plugin; a quarter of the memory, and a larger difference from the
-    learner."""
+    weights: Literal["dense", "nf4"] = "dense"
+    """What `vllm` serves. `dense`: the dequantised values in the type of `compute.dtype`. `nf4`: the codes themselves,
+    through vllm-bnb-plugin; a quarter of the memory, and a larger difference from the learner."""
     install: Literal["memory", "files"] = "memory"
     """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
     shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""

@@ -49,7 +49,7 @@ PINNED: dict[str, object] = {
     "rollout.groups_per_order": 0,
     "rollout.replacement_rounds": 0,
     "actor.engine": "hf",
-    "actor.weights": "bf16_of_nf4",
+    "actor.weights": "dense",
     "actor.install": "memory",
     "actor.kv_mb": 0,
     "actor.give_back": "auto",
