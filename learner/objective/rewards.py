@@ -35,7 +35,7 @@ def reward_parts(group: Group, config: RewardConfig, max_new_tokens: int) -> dic
     parts = {name: np.array(values) for name, values in group.rewards.items()}
     if config.length:
         parts["length"] = length_reward(group, config.length_free, max_new_tokens)
-    return {"outcome": np.array(group.scores), **parts} if parts else {}
+    return {"score": np.array(group.scores), **parts} if parts else {}
 
 
 def length_reward(group: Group, free: int, cap: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from shared.errors import ConfigError
 
 FORMS = ("think_tags", "answer_tags")
-TAKEN = ("mean", "std", "min", "max", "outcome", "length", "truncated")
+TAKEN = ("mean", "std", "min", "max", "score", "length", "truncated")
 """Names that rows of metrics.jsonl already use."""
 
 

@@ -153,5 +153,5 @@ def test_your_own_reward(checkout: Path) -> None:
     assert len(found) == 4
     for row in found:
         assert 0.0 < row["reward/brevity"] < 1.0 and row["reward/think_tags"] == 0.0
-        parts = row["reward/outcome"] + 0.1 * row["reward/brevity"] - 0.05 * row["reward/length"]
+        parts = row["reward/score"] + 0.1 * row["reward/brevity"] - 0.05 * row["reward/length"]
         assert row["reward/mean"] == pytest.approx(parts)

@@ -38,10 +38,10 @@ def test_the_parts_add_up_with_their_weights() -> None:
 
 def test_each_part_is_logged_unweighted_by_its_name() -> None:
     parts = judge_of(CONFIG)(GROUP).parts
-    assert list(parts) == ["outcome", "think_tags", "brevity", "length"]
+    assert list(parts) == ["score", "think_tags", "brevity", "length"]
     assert parts["length"].tolist() == [0.0, 0.5, 1.0]
     means = reward_means(judged([GROUP, structs.replace(GROUP, scores=(0.0, 0.0, 0.0))], CONFIG))
-    assert means == pytest.approx({"outcome": 1 / 3, "think_tags": 2 / 3, "brevity": 5 / 12, "length": 0.5})
+    assert means == pytest.approx({"score": 1 / 3, "think_tags": 2 / 3, "brevity": 5 / 12, "length": 0.5})
 
 
 def test_the_score_alone_has_no_parts() -> None:
@@ -81,6 +81,7 @@ def test_a_group_with_other_rewards_is_refused_before_it_is_kept() -> None:
         ("{tags = 1.0}", "'tags', expected think_tags, answer_tags or a function"),
         ('{"a.py:mean" = 1.0}', "cannot be called 'mean'"),
         ('{"a.py:std" = 1.0}', "cannot be called 'std'"),
+        ('{"a.py:score" = 1.0}', "cannot be called 'score'"),
         ('{"a.py:x y" = 1.0}', "cannot be called 'x y'"),
         ('{"a.py:x" = 1.0, "b.py:x" = 1.0}', "two functions of the same name"),
         ("{think_tags = nan}", "finite"),

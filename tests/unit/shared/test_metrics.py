@@ -20,7 +20,7 @@ def metrics(step: int, *, shaped: bool = False, **changes: float) -> StepMetrics
     fields = [field.name for field in msgspec.structs.fields(StepMetrics) if field.name not in ("outcomes", "rewards")]
     values: dict[str, Any] = {name: place + 0.5 for place, name in enumerate(fields)} | changes
     values |= {"step": step, "groups_idle": 3, "groups_total": 16, "policy_version": step}
-    rewards = {"outcome": 0.875, "brevity": math.nan} if shaped else {}
+    rewards = {"score": 0.875, "brevity": math.nan} if shaped else {}
     return StepMetrics(**values, rewards=rewards, outcomes={Outcome.CORRECT: 0.75, Outcome.WRONG: 0.25})
 
 
@@ -38,8 +38,8 @@ def test_each_key_has_its_own_field() -> None:
 
 def test_named_rewards_stand_behind_the_mean() -> None:
     row = metrics(1, shaped=True).to_row()
-    assert list(row)[2:5] == ["reward/mean", "reward/outcome", "reward/brevity"]
-    assert (row["reward/outcome"], row["reward/brevity"]) == (0.875, None)
+    assert list(row)[2:5] == ["reward/mean", "reward/score", "reward/brevity"]
+    assert (row["reward/score"], row["reward/brevity"]) == (0.875, None)
 
 
 def test_outcomes_not_named_are_zero() -> None:
