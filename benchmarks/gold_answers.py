@@ -58,7 +58,7 @@ def score(verifier: VerifierConfig, texts: list[str], golds: list[str]) -> tuple
     with contextlib.closing(ScorePool(verifier)) as pool:
         verdicts = pool.score(jobs, lambda: None)
     rest = [
-        {"gold": gold, "read": verdict.extracted or "", "outcome": verdict.outcome, "note": verdict.note}
+        {"gold": gold, "read": verdict.final_answer or "", "outcome": verdict.outcome, "note": verdict.note}
         for gold, verdict in zip(golds, verdicts, strict=True)
         if verdict.outcome is not Outcome.CORRECT
     ]

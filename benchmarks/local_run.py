@@ -113,7 +113,7 @@ class ParityScorer:
 
 def verdict(right: bool) -> Verdict:
     outcome = Outcome.CORRECT if right else Outcome.WRONG
-    return Verdict(outcome=outcome, score=float(right), extracted=None, note="")
+    return Verdict(outcome=outcome, score=float(right), final_answer=None, note="")
 
 
 class Rows:

@@ -209,7 +209,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         "--in", dest="source", type=Path, required=True, metavar="FILE", help="JSON lines with id, completion, answer"
     )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="JSON lines with id, outcome, reward, extracted"
+        "--out", type=Path, required=True, metavar="FILE", help="JSON lines with id, outcome, score, final_answer"
     )
     parser.add_argument(
         "--strict",

@@ -154,7 +154,7 @@ def verdict(value: object, truncated: bool) -> Verdict:
         note = f"The reward function returned {score}; a number of magnitude up to {MAX_SCORE:g} or None is needed."
         return fault(Outcome.ERROR, note)
     finding = Outcome.CORRECT if score >= CORRECT_FROM else Outcome.WRONG
-    return Verdict(outcome=Outcome.TRUNCATED if truncated else finding, score=score, extracted=None, note="")
+    return Verdict(outcome=Outcome.TRUNCATED if truncated else finding, score=score, final_answer=None, note="")
 
 
 def as_float(value: Real) -> float:

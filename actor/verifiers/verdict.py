@@ -11,7 +11,7 @@ import msgspec
 from protocol.outcome import Outcome
 
 MAX_NOTE = 300
-MAX_EXTRACTED = 500
+MAX_FINAL_ANSWER = 500
 """As long as the verifier reads a formula."""
 
 
@@ -37,7 +37,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The typed finding; timeout, error and abstain say that nothing was found out."""
     score: float
     """Finite. 1.0 or 0.0 from the built-in verifiers, the function's own number from a user's; 0.0 without one."""
-    extracted: str | None
+    final_answer: str | None
     """The final answer that was read from the text, in canonical form; None if there is none or none was looked for."""
     note: str
     """Why, for people; empty where the outcome says it all."""
@@ -47,15 +47,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def fault(outcome: Outcome, note: str) -> Verdict:
     """A verdict without a score; the note becomes one line of bounded length."""
-    return Verdict(outcome=outcome, score=0.0, extracted=None, note=one_line(note))
+    return Verdict(outcome=outcome, score=0.0, final_answer=None, note=one_line(note))
 
 
 def bounded(answer: str) -> str:
     """A final answer of bounded length. A long one ends in a digest of all of it, so two that only begin alike still
     count as two."""
-    if len(answer) <= MAX_EXTRACTED:
+    if len(answer) <= MAX_FINAL_ANSWER:
         return answer
-    return f"{answer[: MAX_EXTRACTED - 20]}... {hashlib.sha256(answer.encode()).hexdigest()[:16]}"
+    return f"{answer[: MAX_FINAL_ANSWER - 20]}... {hashlib.sha256(answer.encode()).hexdigest()[:16]}"
 
 
 def one_line(text: str) -> str:

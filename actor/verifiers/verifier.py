@@ -90,7 +90,7 @@ def score_math(text: str, answer: str, read: Reader = formulas_given, *, rounded
         # What sympy raises where a formula makes no sense to it.
         return fault(Outcome.UNPARSABLE, str(error))
     outcome = Outcome.CORRECT if right else Outcome.WRONG
-    return Verdict(outcome=outcome, score=float(right), extracted=bounded(", ".join(given)), note="")
+    return Verdict(outcome=outcome, score=float(right), final_answer=bounded(", ".join(given)), note="")
 
 
 def score_number(text: str, answer: str, read: Reader) -> Verdict:
@@ -105,10 +105,10 @@ def score_number(text: str, answer: str, read: Reader) -> Verdict:
     if not numbers:
         return fault(Outcome.UNPARSABLE, "")
     if is_number(written, gold):
-        return Verdict(outcome=Outcome.CORRECT, score=1.0, extracted=bounded(gold), note="")
+        return Verdict(outcome=Outcome.CORRECT, score=1.0, final_answer=bounded(gold), note="")
     several = len(numbers) > 1
     note = f"The final answer holds {len(numbers)} different numbers." if several else ""
-    return Verdict(outcome=Outcome.WRONG, score=0.0, extracted=None if several else bounded(numbers[0]), note=note)
+    return Verdict(outcome=Outcome.WRONG, score=0.0, final_answer=None if several else bounded(numbers[0]), note=note)
 
 
 def think_tags(job: ScoreJob) -> float:

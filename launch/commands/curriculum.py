@@ -109,7 +109,7 @@ def measure_batch(
     completions = actor.engine.generate(order.groups, order.sampling, scoring.on_ended)
     verdicts = iter(scoring.verdicts())
     scored = [[next(verdicts) for _ in group] for group in completions]
-    final_answers = [[verdict.extracted for verdict in task] for task in scored]
+    final_answers = [[verdict.final_answer for verdict in task] for task in scored]
     same = comparison(actor.votes.kind, final_answers, scorer)
     right = [sum(verdict.outcome is Outcome.CORRECT for verdict in task) for task in scored]
     return [TaskMeanings(clusters=clusters(a, same), right=r) for a, r in zip(final_answers, right, strict=True)]

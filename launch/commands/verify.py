@@ -1,7 +1,7 @@
 """`verify`: score a file of completions with a built-in verifier, in the same killable workers as a run.
 
     in     {"id": ..., "completion": "...", "answer": "..."}        one a line; other keys are ignored
-    out    {"id": ..., "outcome": "correct", "reward": 1.0, "extracted": "18"}        one a line, in the same order
+    out    {"id": ..., "outcome": "correct", "score": 1.0, "final_answer": "18"}        one a line, in the same order
 
 `answer` is the gold answer, a text or a number. A line that cannot be read gives a row with the outcome `unparsable`,
 the number of the line as its id, and the reason as `note`. The number of such lines is printed at the end.
@@ -65,7 +65,7 @@ def read_row(line: bytes, source: Path, number: int) -> Row | dict[str, Any]:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         words = str(error).replace("`", "'").rstrip(".")
         note = f"{source}, line {number}: {words}; expected an object with id, completion and answer."
-        return {"id": number, "outcome": Outcome.UNPARSABLE, "reward": 0.0, "extracted": None, "note": note}
+        return {"id": number, "outcome": Outcome.UNPARSABLE, "score": 0.0, "final_answer": None, "note": note}
 
 
 def job(row: Row) -> ScoreJob:
@@ -77,4 +77,4 @@ def job(row: Row) -> ScoreJob:
 
 
 def result(row: Row, verdict: Verdict) -> dict[str, Any]:
-    return {"id": row.id, "outcome": verdict.outcome, "reward": verdict.score, "extracted": verdict.extracted}
+    return {"id": row.id, "outcome": verdict.outcome, "score": verdict.score, "final_answer": verdict.final_answer}

@@ -1,8 +1,8 @@
 """Which final answers mean the same, and how the wrong ones vote for maj@k.
 
-A vote is the final answer that the verifier extracted when it scored the completion. Nothing is read a second time,
+A vote is the final answer that the verifier read when it scored the completion. Nothing is read a second time,
 so what counts for the reward also counts for the majority. Votes are counted by meaning: a wrong formula in four
-spellings is one candidate with four votes. A user's own reward function extracts nothing, so its completions cannot
+spellings is one candidate with four votes. A user's own reward function reads none, so its completions cannot
 vote.
 
 Two final answers are compared as the verifier compares one with the gold answer. Numbers are canonical already, so
@@ -21,7 +21,7 @@ from learner.tasks.tasks import Task
 from protocol.outcome import Outcome
 from shared.config.data import VerifierKind
 
-Extracted = dict[tuple[str, tuple[int, ...]], str | None]
+FinalAnswers = dict[tuple[str, tuple[int, ...]], str | None]
 """(question, tokens of a completion) -> its final answer."""
 Same = Callable[[str, str], bool]
 """Whether two final answers mean the same. The first is the one that is taken for gold."""
@@ -33,15 +33,15 @@ class VoteCounter:
     def __init__(self, scorer: Scorer, kind: VerifierKind) -> None:
         self.scorer = scorer
         self.kind: VerifierKind = kind
-        self.extracted: Extracted = {}
+        self.final_answers: FinalAnswers = {}
 
     def begin(self) -> Scores:
-        return RememberedScores(self.scorer.begin(), self.extracted)
+        return RememberedScores(self.scorer.begin(), self.final_answers)
 
     def count(self, tasks: Sequence[Task], wrong: Sequence[Sequence[list[int]]]) -> list[Votes]:
         """wrong: for each task, the completions that are wrong, as tokens."""
         final_answers = [
-            [self.extracted[task.columns["question"], tuple(ids)] for ids in completions]
+            [self.final_answers[task.columns["question"], tuple(ids)] for ids in completions]
             for task, completions in zip(tasks, wrong, strict=True)
         ]
         votes = [[answer for answer in answers if answer is not None] for answers in final_answers]
@@ -53,11 +53,11 @@ class VoteCounter:
 
 
 class RememberedScores:
-    """The scores of one order; each final answer is kept in `extracted`."""
+    """The scores of one order; each final answer is kept in `final_answers`."""
 
-    def __init__(self, scores: Scores, extracted: Extracted) -> None:
+    def __init__(self, scores: Scores, final_answers: FinalAnswers) -> None:
         self.scores = scores
-        self.extracted = extracted
+        self.final_answers = final_answers
         self.jobs: dict[int, ScoreJob] = {}
 
     def add(self, jobs: Mapping[int, ScoreJob]) -> None:
@@ -68,7 +68,7 @@ class RememberedScores:
         verdicts = self.scores.verdicts(on_progress)
         for place, verdict in zip(sorted(self.jobs), verdicts, strict=True):
             job = self.jobs[place]
-            self.extracted[job.columns["question"], tuple(job.completion_ids)] = verdict.extracted
+            self.final_answers[job.columns["question"], tuple(job.completion_ids)] = verdict.final_answer
         return verdicts
 
 

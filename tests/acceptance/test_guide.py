@@ -141,7 +141,7 @@ def test_your_own_data(checkout: Path) -> None:
     said = section("Your own data", checkout)
     assert "train     53 tasks" in said and "held out  5 tasks" in said and "test      60 tasks" in said
     assert "as the model sees it" in said and "Answer with a number." in said
-    assert '"outcome": "correct", "reward": 1.0, "extracted": "18"' in said
+    assert '"outcome": "correct", "score": 1.0, "final_answer": "18"' in said
     assert len(rows(checkout / "runs/data")) == 4
 
 

@@ -265,7 +265,7 @@ class ScriptedScorer:
         on_progress()
         found = [self.rule(job.completion_ids) for job in jobs]
         return [
-            Verdict(outcome=Outcome.CORRECT if f else Outcome.WRONG, score=float(f), extracted=None, note="")
+            Verdict(outcome=Outcome.CORRECT if f else Outcome.WRONG, score=float(f), final_answer=None, note="")
             for f in found
         ]
 

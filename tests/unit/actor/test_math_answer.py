@@ -247,7 +247,7 @@ def test_an_empty_gold_answer_is_an_error_of_the_data() -> None:
 
 
 def test_what_was_read_is_shown() -> None:
-    assert score_math(r"\boxed{41} or \boxed{\frac12}", "42").extracted == r"41, \frac12"
+    assert score_math(r"\boxed{41} or \boxed{\frac12}", "42").final_answer == r"41, \frac12"
 
 
 @pytest.mark.skipif(not MATH500.is_file(), reason="needs math500/test.jsonl beside the repository, not part of it")

@@ -129,7 +129,7 @@ def test_verdicts_come_in_the_order_of_the_jobs(workers: int) -> None:
         verdicts = pool.score(jobs, nothing)
         assert outcomes(verdicts[:200]) == [Outcome.CORRECT, Outcome.WRONG] * 100
         assert outcomes(verdicts[200:]) == [Outcome.UNPARSABLE, Outcome.TRUNCATED]
-        assert [verdict.extracted for verdict in verdicts[:200]] == [str(n) for n in range(200)]
+        assert [verdict.final_answer for verdict in verdicts[:200]] == [str(n) for n in range(200)]
         assert pool.score(jobs[:1], nothing) == verdicts[:1]
         assert pool.score([], nothing) == []
 

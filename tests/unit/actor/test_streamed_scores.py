@@ -50,7 +50,7 @@ def test_verdicts_are_in_the_order_of_the_groups_whichever_ended_first(kind: str
             scores.add({})
         scores.add(dict(reversed(jobs.items())))
         verdicts = scores.verdicts(nothing)
-    assert [verdict.extracted for verdict in verdicts] == [str(place) for place in range(3 * CALL_JOBS + 5)]
+    assert [verdict.final_answer for verdict in verdicts] == [str(place) for place in range(3 * CALL_JOBS + 5)]
     right = [Outcome.WRONG if place % 2 else Outcome.CORRECT for place in range(len(verdicts))]
     assert [verdict.outcome for verdict in verdicts] == right
 

@@ -238,9 +238,9 @@ def test_a_number_in_any_place(kind: VerifierKind, text: str, answer: str, outco
 
 
 def test_the_answer_that_was_read_is_shown_in_canonical_form() -> None:
-    assert score_gsm8k("#### -$1,234.50 each", "18").extracted == "-1234.5"
-    assert score_exact("about 007.0", "18").extracted == "7"
-    assert score_gsm8k("none", "18").extracted is None
+    assert score_gsm8k("#### -$1,234.50 each", "18").final_answer == "-1234.5"
+    assert score_exact("about 007.0", "18").final_answer == "7"
+    assert score_gsm8k("none", "18").final_answer is None
 
 
 def test_an_error_names_the_gold_answer() -> None:

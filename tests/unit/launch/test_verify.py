@@ -31,10 +31,10 @@ def test_rows_come_out_in_order(tmp_path: Path) -> None:
     done = verify(tmp_path, "\n".join(map(json.dumps, ROWS)) + "\n\n")
     assert done.returncode == 0, done.stderr
     assert scores(tmp_path) == [
-        {"id": 7, "outcome": "correct", "reward": 1.0, "extracted": "18"},
-        {"id": "b", "outcome": "wrong", "reward": 0.0, "extracted": "19"},
-        {"id": "c", "outcome": "unparsable", "reward": 0.0, "extracted": None},
-        {"id": "c", "outcome": "error", "reward": 0.0, "extracted": None},
+        {"id": 7, "outcome": "correct", "score": 1.0, "final_answer": "18"},
+        {"id": "b", "outcome": "wrong", "score": 0.0, "final_answer": "19"},
+        {"id": "c", "outcome": "unparsable", "score": 0.0, "final_answer": None},
+        {"id": "c", "outcome": "error", "score": 0.0, "final_answer": None},
     ]
 
 
@@ -62,7 +62,7 @@ def test_a_bad_row_is_one_unparsable_row_in_its_place(tmp_path: Path, line: str,
     assert "1 of them could not be read" in done.stderr and words in done.stderr
     bad = scores(tmp_path)[1]
     assert words in str(bad.pop("note"))
-    assert bad == {"id": 2, "outcome": "unparsable", "reward": 0.0, "extracted": None}
+    assert bad == {"id": 2, "outcome": "unparsable", "score": 0.0, "final_answer": None}
     assert [row["outcome"] for row in scores(tmp_path)] == ["correct", "unparsable", "wrong"]
 
 

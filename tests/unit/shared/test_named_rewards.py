@@ -138,6 +138,6 @@ def test_who_is_asked_job_by_job() -> None:
 
 @pytest.mark.parametrize("rewards", [{}, {"x": 0.0, "y": 0.0}, {"x": float("nan")}, {"x": 1e10}])
 def test_a_worker_that_reports_other_rewards_is_not_believed(rewards: dict[str, float]) -> None:
-    verdict = Verdict(outcome=Outcome.WRONG, score=0.0, extracted=None, note="", rewards=rewards)
+    verdict = Verdict(outcome=Outcome.WRONG, score=0.0, final_answer=None, note="", rewards=rewards)
     with pytest.raises(msgspec.ValidationError):
         check([verdict], Call(jobs=range(1)), {"x"})
