@@ -17,7 +17,7 @@ import numpy as np
 from protocol.messages import Finish, Group
 from shared.config.data import RewardConfig
 
-STD_FLOOR = 1e-4
+STD_EPSILON = 1e-4
 
 
 def rewards(group: Group, named_weights: Mapping[str, float], config: RewardConfig, max_new_tokens: int) -> np.ndarray:
@@ -53,5 +53,5 @@ def group_advantages(rewards_G: np.ndarray, kept_G: np.ndarray, divide_by_std: b
     """[G] rewards, [G] bool -> [G] advantages; samples that are not kept get 0 and do not enter the mean."""
     kept = rewards_G[kept_G]
     centred = rewards_G - kept.mean()
-    scaled = centred / (kept.std() + STD_FLOOR) if divide_by_std else centred
+    scaled = centred / (kept.std() + STD_EPSILON) if divide_by_std else centred
     return np.where(kept_G, scaled, 0.0)
