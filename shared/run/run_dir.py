@@ -4,7 +4,7 @@
     run.json      run id, versions, processor, number type and threads
     plan.json     what the run was predicted to take
     lock          flock: one learner per run
-    turns/        flock: which process may compute, where the two share a device; actors write here and into logs/ only
+    lease/        flock: which process may compute, where the two share a device; actors write here and into logs/ only
     keys/         CURVE keys, 0700
     journal/      the groups that actors sent, durable before they are acknowledged
     checkpoints/  step-000010/ ...
@@ -184,7 +184,7 @@ class RunDir:
 
     @property
     def lease(self) -> Path:
-        return self.path / "turns" / "lease"
+        return self.path / "lease" / "lock"
 
     @property
     def keys(self) -> Path:

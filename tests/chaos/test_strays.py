@@ -73,7 +73,7 @@ def test_nothing_of_a_run_is_left(tmp_path: Path, how: str, code: int | None) ->
     wait_until(
         lambda: not left(family, seconds) and not processes_of(out, "actor"), "the end of all processes", seconds=20
     )
-    for name in ("lock", "turns/lease"):
+    for name in ("lock", "lease/lock"):
         descriptor = open_lock(out / name)
         assert try_lock(descriptor)
         os.close(descriptor)

@@ -111,7 +111,7 @@ def outcome(run: Path) -> dict[str, Any]:
     best = run / "checkpoints" / "best.json"
     records = [read(payload) for payload in Journal.read(run / "journal").records()]
     ids = Counter(group.group_id for record in records for group in record.groups)
-    for lock in (run / "lock", run / "turns" / "lease"):
+    for lock in (run / "lock", run / "lease" / "lock"):
         fd = open_lock(lock)
         assert try_lock(fd), f"{lock} is still locked"
         os.close(fd)

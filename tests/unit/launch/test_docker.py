@@ -140,7 +140,7 @@ def mounts(service: dict[str, Any]) -> dict[str, bool]:
 def test_only_the_learner_may_write_journal_and_checkpoints(services: dict[str, Any]) -> None:
     for name, service in services.items():
         if name.startswith("actor"):
-            assert mounts(service) == {"/run/tandem": False, "/run/tandem/turns": True, "/run/tandem/logs": True}
+            assert mounts(service) == {"/run/tandem": False, "/run/tandem/lease": True, "/run/tandem/logs": True}
         else:
             assert mounts(service) == {"/run/tandem": True}
 

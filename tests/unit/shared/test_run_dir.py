@@ -39,13 +39,14 @@ def test_create_makes_every_folder_and_open_finds_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(run.keys.stat().st_mode) == 0o700
     assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
     made = sorted(path.name for path in run.path.iterdir())
-    assert made == ["checkpoints", "config.json", "eval", "journal", "keys", "logs", "run.json", "turns"]
+    assert made == ["checkpoints", "config.json", "eval", "journal", "keys", "lease", "logs", "run.json"]
 
 
 def test_paths_are_the_contract(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     files = (run.lock, run.lease, run.metrics, run.rollouts, run.summary)
-    assert [path.name for path in files] == ["lock", "lease", "metrics.jsonl", "rollouts.jsonl", "summary.json"]
+    names = ["lock", "lease/lock", "metrics.jsonl", "rollouts.jsonl", "summary.json"]
+    assert [str(path.relative_to(tmp_path)) for path in files] == names
 
 
 def test_run_info_says_what_it_ran_on(tmp_path: Path) -> None:
