@@ -1,6 +1,6 @@
 """The smallest changes of a configuration that make a run fit into memory.
 
-    fits   predicted memory x CERTAIN <= what is free
+    fits   predicted memory x REFUSAL_MARGIN <= what is free
 
 A prediction may be too high, so a run is refused only if it would not fit even 10 % below it. Changes are
 tried one key at a time, each with its gentlest value that is enough. If none is enough alone, changes are added one
@@ -17,7 +17,7 @@ from launch.plan.memory import HostMemory, Items, Work, host_memory, size
 from launch.plan.shape import ModelShape
 from shared.errors import ConfigError
 
-CERTAIN = 0.9
+REFUSAL_MARGIN = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Remedy:
 
 
 def fits(total: int, free: int | None) -> bool:
-    return free is None or total * CERTAIN <= free
+    return free is None or total * REFUSAL_MARGIN <= free
 
 
 def refuse_if_too_large(memory: HostMemory, free: int | None, ways: Sequence[Remedy], path: str) -> None:

@@ -37,7 +37,7 @@ from safetensors.torch import save_file
 
 from shared.base.architecture import empty_model, read_architecture
 from shared.base.gguf import is_gguf, open_gguf, read_tensors, write_files
-from shared.config.model import PLACE, ModelConfig, cache_root
+from shared.config.model import CACHE_DIR_KEY, ModelConfig, cache_root
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import DamageError, ModelError
 from shared.model.linears import is_decoder_linear as is_linear
@@ -95,8 +95,8 @@ def cached_base(model: ModelConfig) -> CachedBase:
     source = find_model(model)
     name = source.folder.name
     folder = cache_root(model) / f"{name}-{model.quantization}-{cache_key(source.folder, model.quantization)}"
-    make_folder(folder.parent, place=PLACE)
-    with exclusive(folder.with_name(f"{folder.name}.lock"), PLACE):
+    make_folder(folder.parent, place=CACHE_DIR_KEY)
+    with exclusive(folder.with_name(f"{folder.name}.lock"), CACHE_DIR_KEY):
         if not folder.is_dir():
             write_base(source, folder, model.quantization)
     return CachedBase(folder=folder, digest=checked_digests(folder)[WEIGHTS])
@@ -148,11 +148,11 @@ def gguf_folder(file: Path, root: Path) -> Path:
     if not os.path.isfile(file):
         raise ModelError(f"model.path = '{file}' is not a file; check the name.")
     folder = root / f"{file.stem}-gguf-{CACHE_FORMAT}-{file_digest(file)[:16]}"
-    make_folder(root, place=PLACE)
-    with exclusive(folder.with_name(f"{folder.name}.lock"), PLACE):
+    make_folder(root, place=CACHE_DIR_KEY)
+    with exclusive(folder.with_name(f"{folder.name}.lock"), CACHE_DIR_KEY):
         if not folder.is_dir():
             remove_unfinished(folder)
-            with made_whole(folder, PLACE) as work:
+            with made_whole(folder, CACHE_DIR_KEY) as work:
                 write_files(open_gguf(file), work)
                 sync_files(work)
     return folder
@@ -187,7 +187,7 @@ def write_base(source: ModelSource, folder: Path, quantization: str) -> None:
     lm = empty_model(read_architecture(source.folder))
     shapes = {name: value.shape for name, value in lm.named_parameters()}
     remove_unfinished(folder)
-    with made_whole(folder, PLACE) as work:
+    with made_whole(folder, CACHE_DIR_KEY) as work:
         for file in source.folder.iterdir():
             if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
                 shutil.copyfile(file, work / file.name)
@@ -263,7 +263,7 @@ def dense_base(base: CachedBase, dtype: torch.dtype) -> CachedBase:
         if all(tensor.is_as_stored for tensor in planned(reader, dtype)):
             return base
     folder = base.folder.with_name(f"{base.folder.name}-{SUFFIXES[dtype]}-{base.digest[:16]}")
-    with exclusive(folder.with_name(f"{folder.name}.lock"), PLACE):
+    with exclusive(folder.with_name(f"{folder.name}.lock"), CACHE_DIR_KEY):
         if not folder.is_dir():
             write_dense(base.folder, folder, dtype)
     return CachedBase(folder=folder, digest=checked_digests(folder)[WEIGHTS])
@@ -271,7 +271,7 @@ def dense_base(base: CachedBase, dtype: torch.dtype) -> CachedBase:
 
 def write_dense(source: Path, folder: Path, dtype: torch.dtype) -> None:
     remove_unfinished(folder)
-    with made_whole(folder, PLACE) as work:
+    with made_whole(folder, CACHE_DIR_KEY) as work:
         for file in source.iterdir():
             if file.name not in (WEIGHTS, DIGESTS):
                 shutil.copyfile(file, work / file.name)

@@ -46,7 +46,7 @@ from shared.base.architecture import (
     unsupported,
 )
 from shared.base.cache import CachedBase, dense_base
-from shared.config.model import PLACE, LoraConfig, ModelConfig
+from shared.config.model import CACHE_DIR_KEY, LoraConfig, ModelConfig
 from shared.errors import ModelError
 from shared.model.lora import Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
 from shared.model.nf4 import WEIGHTS, from_tensors
@@ -202,7 +202,7 @@ def check_once(
         return
     check()
     # A mark that a power cut takes costs one more check.
-    write_whole(mark, facts, durable=False, place=PLACE)
+    write_whole(mark, facts, durable=False, place=CACHE_DIR_KEY)
 
 
 def check_facts(policy: Policy, path: str, folders: Iterable[Path]) -> bytes:

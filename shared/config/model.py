@@ -47,7 +47,7 @@ class LoraConfig(Section, frozen=True, kw_only=True):
     """Linears that get an adapter, by the last part of their name."""
 
 
-PLACE = "model.cache_dir"
+CACHE_DIR_KEY = "model.cache_dir"
 """The key that names another folder."""
 
 
@@ -65,7 +65,7 @@ def cache_root(
         return home() / ".cache" / "tandem"
     except RuntimeError as error:  # a container's user may have neither HOME nor an entry in the list of users
         raise ConfigError(
-            f"User {os.getuid()} has no home folder for quantised models; set {PLACE}, HOME or XDG_CACHE_HOME."
+            f"User {os.getuid()} has no home folder for quantised models; set {CACHE_DIR_KEY}, HOME or XDG_CACHE_HOME."
         ) from error
 
 
