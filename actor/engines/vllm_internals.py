@@ -1,6 +1,6 @@
 """The only module that uses vLLM's interfaces: starting it, requests, their results, an adapter into its worker.
 
-    window    the versions that actor/engines/vllm_options.py allows, checked before anything is imported
+    versions  those that actor/engines/vllm_options.py allows, checked before anything is imported
     memory    bytes -> LoRAModel -> the worker's adapter manager -> read back and compared, bit for bit
     files     a folder -> LoRARequest -> vLLM reads it itself; uses the public interface only, nothing can be read back
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from actor.engines.vllm_options import GiveBack, VLLMOptions, check_window
+from actor.engines.vllm_options import GiveBack, VLLMOptions, check_versions
 from shared.errors import DamageError, ModelError
 
 ENVIRONMENT = {
@@ -86,7 +86,7 @@ class VLLM:
     """One vLLM engine in this process."""
 
     def __init__(self, options: VLLMOptions) -> None:
-        check_window(nf4=options.nf4)
+        check_versions(nf4=options.nf4)
         self.options = options
         self.used: set[str | int] = set()
         self.places = 0

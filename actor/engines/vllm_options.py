@@ -181,10 +181,10 @@ PLUGIN = "vllm-bnb-plugin"
 def check_engine(actor: ActorConfig) -> None:
     """ModelError unless the configured engine is installed; called before anything is started."""
     if actor.engine == "vllm":
-        check_window(nf4=actor.weights == "nf4")
+        check_versions(nf4=actor.weights == "nf4")
 
 
-def check_window(*, nf4: bool) -> None:
+def check_versions(*, nf4: bool) -> None:
     """ModelError unless a usable vLLM is installed, and the plugin where NF4 codes are served."""
     refuse_other_versions(version_of(*DISTRIBUTIONS))
     if nf4 and version_of(PLUGIN) is None:

@@ -34,7 +34,7 @@ class Library:
 
     name: str
     """As package indexes spell it."""
-    window: str
+    versions: str
     """The allowed versions, such as `>=2.3,<3`."""
     installed: str | None
     """The installed version; None if it is not installed."""
@@ -46,17 +46,17 @@ class Software:
 
     python: str
     """Version of this interpreter."""
-    python_window: str
+    python_versions: str
     """The allowed versions."""
     libraries: tuple[Library, ...]
     """All dependencies except those of extras."""
 
 
 def look_at_software(pyproject: Path = PYPROJECT) -> Software:
-    python_window, requirements = wanted(pyproject)
+    python_versions, requirements = wanted(pyproject)
     return Software(
         python=platform.python_version(),
-        python_window=python_window,
+        python_versions=python_versions,
         libraries=tuple(library(Requirement(text)) for text in requirements if "extra ==" not in text),
     )
 
@@ -75,7 +75,7 @@ def library(requirement: Requirement) -> Library:
         installed = version(requirement.name)
     except PackageNotFoundError:
         installed = None
-    return Library(name=requirement.name, window=str(requirement.specifier), installed=installed)
+    return Library(name=requirement.name, versions=str(requirement.specifier), installed=installed)
 
 
 class Driver(msgspec.Struct, frozen=True, kw_only=True, tag="driver", tag_field="stage"):

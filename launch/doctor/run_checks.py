@@ -30,19 +30,19 @@ FETCH = "fetch it where there is a network (hf download {path}), or give a local
 
 def python(machine: Machine) -> Finding:
     software = known(machine.software)
-    found = f"Python {software.python}, expected {software.python_window}"
-    if software.python not in SpecifierSet(software.python_window, prereleases=True):
+    found = f"Python {software.python}, expected {software.python_versions}"
+    if software.python not in SpecifierSet(software.python_versions, prereleases=True):
         return error(found, "install a newer Python and make .venv again: PYTHON=/path/to/python ./launch/run.sh")
     return ok(found)
 
 
 def libraries(machine: Machine) -> Finding:
     found = known(machine.software).libraries
-    missing = [f"{library.name} ({library.window})" for library in found if library.installed is None]
+    missing = [f"{library.name} ({library.versions})" for library in found if library.installed is None]
     outside = [
-        f"{library.name} {library.installed} (expected {library.window})"
+        f"{library.name} {library.installed} (expected {library.versions})"
         for library in found
-        if library.installed is not None and library.installed not in SpecifierSet(library.window, prereleases=True)
+        if library.installed is not None and library.installed not in SpecifierSet(library.versions, prereleases=True)
     ]
     if missing:
         return error(f"not installed: {', '.join(missing)}", INSTALL)

@@ -83,10 +83,10 @@ def sound() -> Machine:
         run_dir=RUN,
         software=Software(
             python="3.11.7",
-            python_window=">=3.11",
+            python_versions=">=3.11",
             libraries=(
-                Library(name="numpy", window="<3,>=2.3", installed="2.4.1"),
-                Library(name="torch", window="==2.13.0", installed="2.13.0+cpu"),
+                Library(name="numpy", versions="<3,>=2.3", installed="2.4.1"),
+                Library(name="torch", versions="==2.13.0", installed="2.13.0+cpu"),
             ),
         ),
         driver=Driver(cuda=None),

