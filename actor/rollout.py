@@ -78,16 +78,16 @@ class OrderScoring:
     def on_ended(self, ended: Sequence[EndedCompletion]) -> None:
         """The engine calls this after every token, with the completions that ended with it."""
         self.beat("decoding")
-        self.scores.add({self.firsts[one.row] + one.column: self.job(one) for one in ended})
+        self.scores.add({self.firsts[one.group] + one.index: self.job(one) for one in ended})
 
     def job(self, ended: EndedCompletion) -> ScoreJob:
         ids = ended.completion.ids.tolist()
         return ScoreJob(
-            prompt=self.prompts[ended.row],
+            prompt=self.prompts[ended.group],
             completion=self.text(ids),
             completion_ids=ids,
             truncated=ended.completion.finish is Finish.LENGTH,
-            columns=self.orders[ended.row].columns,
+            columns=self.orders[ended.group].columns,
         )
 
     def verdicts(self) -> list[Verdict]:

@@ -24,13 +24,13 @@ class Decoding:
 
     def __init__(self, groups: tuple[GroupOrder, ...], sampling: Sampling, width: int, device: torch.device) -> None:
         self.groups, self.cap, self.device = groups, sampling.max_new_tokens, device
-        self.places = [(row, column) for row, group in enumerate(groups) for column in range(len(group.seeds))]
-        self.group_of = torch.tensor([row for row, _ in self.places], device=device)
+        self.completions = [(group, index) for group, order in enumerate(groups) for index in range(len(order.seeds))]
+        self.group_of = torch.tensor([group for group, _ in self.completions], device=device)
         self.prompt_lengths = torch.tensor([len(group.prompt_ids) for group in groups], device=device)
-        rows = min(width, len(self.places))
+        rows = min(width, len(self.completions))
         self.cache = KVCache(rows, self.cap, int(self.prompt_lengths.max()), device)
         self.uniforms = self.draw_uniforms() if sampling.temperature > 0 else None
-        self.ids = torch.zeros((len(self.places), self.cap), dtype=torch.int64, device=device)
+        self.ids = torch.zeros((len(self.completions), self.cap), dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(self.ids.shape, device=device)
         self.entropies = torch.zeros_like(self.logprobs)
         self.done: list[EndedCompletion] = []
@@ -45,7 +45,7 @@ class Decoding:
         self.last_hidden = torch.empty(0, device=device)
         """[P, H] of these prompts."""
         self.settled, self.begun = False, False
-        """Whether the cache knows the rows; whether every row has a token."""
+        """Whether `assign` has run since the rows changed; whether every row has a token."""
 
     def draw_uniforms(self) -> torch.Tensor:
         """[N, cap] each completion's own stream."""
@@ -72,10 +72,10 @@ class Decoding:
 
     def replace(self, over: torch.Tensor, stopped: torch.Tensor) -> list[EndedCompletion]:
         """The first rows that are over are taken over by those that wait; the others leave."""
-        places = over.nonzero().squeeze(1)
-        ended = self.ended(places, stopped[places].tolist())
+        ended_rows = over.nonzero().squeeze(1)
+        ended = self.ended(ended_rows, stopped[ended_rows].tolist())
         self.done += ended
-        taken, left = places.tensor_split([min(len(places), len(self.places) - self.next)])
+        taken, left = ended_rows.tensor_split([min(len(ended_rows), len(self.completions) - self.next)])
         self.rows[taken] = torch.arange(self.next, self.next + len(taken), device=self.device)
         self.tokens[taken] = 0
         self.next += len(taken)
@@ -95,16 +95,17 @@ class Decoding:
             kept[target] = kept[source]
         self.rows, self.tokens, self.last_ids = (kept[:remaining] for kept in (self.rows, self.tokens, self.last_ids))
 
-    def ended(self, places: torch.Tensor, stopped: list[bool]) -> list[EndedCompletion]:
+    def ended(self, ended_rows: torch.Tensor, stopped: list[bool]) -> list[EndedCompletion]:
         """What these rows have sampled."""
         found: list[EndedCompletion] = []
-        for index, tokens, stop in zip(self.rows[places].tolist(), self.tokens[places].tolist(), stopped, strict=True):
-            ids = self.ids[index, :tokens].int().cpu().numpy()
-            logprobs, entropies = (kept[index, :tokens].cpu().numpy() for kept in (self.logprobs, self.entropies))
+        numbers, lengths = (kept[ended_rows].tolist() for kept in (self.rows, self.tokens))
+        for number, length, stop in zip(numbers, lengths, stopped, strict=True):
+            ids = self.ids[number, :length].int().cpu().numpy()
+            logprobs, entropies = (kept[number, :length].cpu().numpy() for kept in (self.logprobs, self.entropies))
             finish = Finish.STOP if stop else Finish.LENGTH
             completion = Completion(ids=ids, logprobs=logprobs, entropies=entropies, finish=finish)
-            row, column = self.places[index]
-            found.append(EndedCompletion(row=row, column=column, completion=completion))
+            group, index = self.completions[number]
+            found.append(EndedCompletion(group=group, index=index, completion=completion))
         return found
 
     def missing(self) -> list[int]:

@@ -25,9 +25,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 class EndedCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """A completion whose decoding has ended; others of its order may still be decoded."""
 
-    row: int
+    group: int
     """Its group's place in the order."""
-    column: int
+    index: int
     """Its place in the group."""
     completion: Completion
     """What was sampled."""
@@ -39,8 +39,8 @@ Progress = Callable[[Sequence[EndedCompletion]], None]
 
 def in_order(groups: Sequence[GroupOrder], ended: Iterable[EndedCompletion]) -> list[list[Completion]]:
     """Completions in the order in which they ended -> groups x G."""
-    found = {(one.row, one.column): one.completion for one in ended}
-    return [[found[row, column] for column in range(len(group.seeds))] for row, group in enumerate(groups)]
+    found = {(one.group, one.index): one.completion for one in ended}
+    return [[found[group, index] for index in range(len(order.seeds))] for group, order in enumerate(groups)]
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,9 +87,9 @@ class VLLMEngine:
         """All completions of all groups together."""
         self.refuse_longer(groups, sampling)
         self.vllm.forget_prefixes()
-        for row, group in enumerate(groups):
-            for column, seed in enumerate(group.seeds):
-                self.vllm.submit(f"{row}/{column}", group.prompt_ids.tolist(), self.draw(seed, sampling))
+        for group, order in enumerate(groups):
+            for index, seed in enumerate(order.seeds):
+                self.vllm.submit(f"{group}/{index}", order.prompt_ids.tolist(), self.draw(seed, sampling))
         done: list[EndedCompletion] = []
         while self.vllm.busy():
             ended = [self.ended(finished) for finished in self.vllm.step()]
@@ -117,14 +117,14 @@ class VLLMEngine:
 
     def ended(self, finished: FinishedRequest) -> EndedCompletion:
         """As a completion of our own."""
-        row, column = map(int, finished.request.split("/"))
+        group, index = map(int, finished.request.split("/"))
         completion = Completion(
             ids=np.array(finished.ids, dtype=np.int32),
             logprobs=np.array(finished.logprobs, dtype=np.float32),
             entropies=None,
             finish=Finish.STOP if finished.ids[-1] in self.end_ids else Finish.LENGTH,
         )
-        return EndedCompletion(row=row, column=column, completion=completion)
+        return EndedCompletion(group=group, index=index, completion=completion)
 
     def logprobs(self, ids: np.ndarray) -> np.ndarray:
         return np.array(self.vllm.logprobs(ids.tolist()), dtype=np.float32)

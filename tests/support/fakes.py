@@ -241,12 +241,12 @@ def unheard(ended: Sequence[EndedCompletion]) -> None:
     """Progress that nobody watches."""
 
 
-def ended(completions: list[list[Completion]], first_row: int = 0) -> list[EndedCompletion]:
+def ended(completions: list[list[Completion]], first_group: int = 0) -> list[EndedCompletion]:
     """All of them."""
     return [
-        EndedCompletion(row=row, column=column, completion=completion)
-        for row, samples in enumerate(completions, first_row)
-        for column, completion in enumerate(samples)
+        EndedCompletion(group=group, index=index, completion=completion)
+        for group, samples in enumerate(completions, first_group)
+        for index, completion in enumerate(samples)
     ]
 
 

@@ -255,7 +255,7 @@ def test_a_sample_is_told_with_its_last_token(engine: HFEngine) -> None:
     found = engine.generate(orders(), sampling(), told.append)
     for time, ended in enumerate(told, start=1):
         for one in ended:
-            assert one.completion is found[one.row][one.column] and len(one.completion.ids) == time
+            assert one.completion is found[one.group][one.index] and len(one.completion.ids) == time
     assert sum(map(len, told)) == len(flat(found)) and len([ended for ended in told if ended]) > 1
 
 

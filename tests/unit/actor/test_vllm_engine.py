@@ -146,9 +146,9 @@ def test_samples_come_back_in_the_order_of_the_order(vllm: PlayedVLLM, checkpoin
     # Group by group, from an empty prefix cache.
     assert vllm.said == ["forget", "0/0", "0/1", "1/0"] and len(ticks) == 3
     # Each is told of when it ends: while others are still being decoded.
-    told = {(ended.row, ended.column): ended.completion for (ended,) in ticks}
+    told = {(ended.group, ended.index): ended.completion for (ended,) in ticks}
     assert told.keys() == {(0, 0), (0, 1), (1, 0)}
-    assert all(told[0, column] is first[column] for column in (0, 1)) and told[1, 0] is second[0]
+    assert all(told[0, index] is first[index] for index in (0, 1)) and told[1, 0] is second[0]
 
 
 def test_a_request_says_all_that_the_order_says(vllm: PlayedVLLM, checkpoint: Path) -> None:
