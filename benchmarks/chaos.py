@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import write_result
-from tests.chaos.plans import TROUBLE, kinds, shots
+from shared.run.failpoints import Fault
+from tests.chaos.plans import TROUBLE, kinds, random_kills
 from tests.chaos.pool import Pool, pool
 from tests.chaos.prepared import CHAOS, prepare
-from tests.chaos.trial import Blow, Result, Trial
+from tests.chaos.trial import Result, Trial
 
 A_TRIAL = 20
 DEADLY = ("kill", "kill_all", "tear")
@@ -37,10 +38,10 @@ def main(kills: int, folder: Path) -> int:
     began = time.monotonic()
     with pool(folder / "trials") as hosts:
         undisturbed = hosts.run_one(Trial(name="undisturbed", run=run, trace=True))
-        troubled = hosts.run_one(Trial(name="troubled", run=run, trace=True, blows=TROUBLE))
-        assert not undisturbed.fault and not troubled.fault, undisturbed.fault + troubled.fault
+        troubled = hosts.run_one(Trial(name="troubled", run=run, trace=True, faults=TROUBLE))
+        assert not undisturbed.error and not troubled.error, undisturbed.error + troubled.error
         points = kinds([*undisturbed.passed, *troubled.passed])
-        figures = strike(hosts, trials(run, points), undisturbed, kills)
+        figures = run_until(hosts, trials(run, points), undisturbed, kills)
     figures |= {"points": len(points), "wall_s": round(time.monotonic() - began, 1), "config": CHAOS}
     write_result("chaos", figures | {"adapter_sha256": undisturbed.outcome["adapter_sha256"]})
     return 1 if figures["unequal"] else 0
@@ -50,38 +51,38 @@ def trials(run: str, points: Sequence[str]) -> Iterator[Trial]:
     """Named and random, one after another, each from its own seed."""
     for seed in count():
         if seed % 3 == 2:
-            yield Trial(name=f"random-{seed}", run=run, shots=shots(A_TRIAL, seed))
+            yield Trial(name=f"random-{seed}", run=run, kills=random_kills(A_TRIAL, seed))
         else:
-            yield Trial(name=f"named-{seed}", run=run, blows=blows(points, seed))
+            yield Trial(name=f"named-{seed}", run=run, faults=faults(points, seed))
 
 
-def blows(points: Sequence[str], seed: int) -> tuple[Blow, ...]:
-    """Trouble first, in every second trial, so that its clearing up is struck too."""
+def faults(points: Sequence[str], seed: int) -> tuple[Fault, ...]:
+    """Trouble first, in every second trial, so that its clearing up is killed too."""
     rng = random.Random(seed)
     drawn = [
-        Blow(point=point, hit=rng.choice((1, 1, 1, 2, 3)), act=rng.choice(("kill",) * 5 + ("kill_all",)))
+        Fault(point=point, hit=rng.choice((1, 1, 1, 2, 3)), act=rng.choice(("kill",) * 5 + ("kill_all",)))
         for point in rng.sample(points, A_TRIAL)
     ]
     return (*(TROUBLE if seed % 2 else ()), *drawn)
 
 
-def strike(hosts: Pool, trials: Iterator[Trial], undisturbed: Result, kills: int) -> dict[str, Any]:
-    """As many trials at a time as there are hosts."""
+def run_until(hosts: Pool, trials: Iterator[Trial], undisturbed: Result, kills: int) -> dict[str, Any]:
+    """Trials until there were that many kills, as many at a time as there are hosts."""
     totals: Counter[str] = Counter()
-    struck: set[str] = set()
+    happened: set[str] = set()
     unequal: list[str] = []
     while totals["kills"] < kills:
         batch = [next(trials) for _ in range(hosts.size)]
         for trial, result in zip(batch, hosts.run(batch), strict=True):
-            named = [blow for blow in trial.struck(result) if blow.act in DEADLY]
-            struck |= {blow.point for blow in named}
-            equal = not result.fault and result.outcome == undisturbed.outcome
+            named = [fault for fault in trial.happened(result) if fault.act in DEADLY]
+            happened |= {fault.point for fault in named}
+            equal = not result.error and result.outcome == undisturbed.outcome
             if not equal:
-                unequal.append(f"{trial.name}: {result.fault or result.lives}")
-            totals.update(trials=1, named=len(named), random=result.shots, kills=len(named) + result.shots)
-            totals.update(lives=len(result.lives), launcher_too=sum(blow.act == "kill_all" for blow in named))
+                unequal.append(f"{trial.name}: {result.error or result.lives}")
+            totals.update(trials=1, named=len(named), random=result.kills, kills=len(named) + result.kills)
+            totals.update(lives=len(result.lives), launcher_too=sum(fault.act == "kill_all" for fault in named))
             print(f"{totals['kills']:5d} kills  {trial.name:12s} {'equal' if equal else 'UNEQUAL'}", flush=True)
-    return {**totals, "points_struck": len(struck), "equal": totals["trials"] - len(unequal), "unequal": unequal}
+    return {**totals, "points_hit": len(happened), "equal": totals["trials"] - len(unequal), "unequal": unequal}
 
 
 if __name__ == "__main__":

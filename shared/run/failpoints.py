@@ -1,13 +1,13 @@
 """Named points in a run's processes at which tests kill a process or make the disk fail. For tests only.
 
-    TANDEM_FAILPOINTS=FOLDER     FOLDER/plan.json has the strikes: at the n-th time a process passes a point, act
+    TANDEM_FAILPOINTS=FOLDER     FOLDER/plan.json has the faults: at the n-th time a process passes a point, act
 
     kill       SIGKILL to the process itself                kill_all   to its parent first, then to itself
     ENOSPC EIO EROFS ...   OSError with this errno, before the call is made
     short      half of a write, then ENOSPC                 tear       half of a write, then SIGKILL
 
 A point is a line of text: `before fsync /run/journal/000001.log`, `after learner sends Ack`. Patterns are those of
-fnmatch. Each process counts its own hits. A strike acts once per run, in the first process that reaches it: its number
+fnmatch. Each process counts its own hits. A fault acts once per run, in the first process that reaches it: its number
 becomes a file in FOLDER, created exclusively, so that the restarted process continues. With `"trace": true` every point
 passed is added to FOLDER/passed. Without the variable a point costs a call and one attribute test.
 Left out on purpose: delays and lost messages, which belong in a proxy between the processes.
@@ -33,7 +33,7 @@ SHORT = "short"
 TEAR = "tear"
 
 
-class Strike(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing that goes wrong, once."""
 
     point: str
@@ -47,7 +47,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """plan.json."""
 
-    strikes: tuple[Strike, ...] = ()
+    faults: tuple[Fault, ...] = ()
     """In no order: each waits for its point."""
     trace: bool = False
     """Whether to list the points that are passed."""
@@ -60,11 +60,11 @@ class Failpoints:
     folder: Path
     """Folder of the plan, the marks and the trace."""
     plan: Plan
-    """The strikes."""
+    """The faults."""
     armed: bool
     """False in every real run."""
     hits: Counter[int]
-    """How often this process has passed the point of each strike."""
+    """How often this process has passed the point of each fault."""
 
     @classmethod
     def planned(cls, environment: Mapping[str, str]) -> "Failpoints":
@@ -75,18 +75,18 @@ class Failpoints:
         return cls(Path(folder), plan, armed=True, hits=Counter())
 
     def passed(self, point: str) -> str:
-        """Act if a strike is due. Returns the act if the caller must do it, else an empty string."""
+        """Act if a fault is due. Returns the act if the caller must do it, else an empty string."""
         if self.plan.trace:
             append_line(self.folder / PASSED, point)
-        for number, strike in enumerate(self.plan.strikes):
-            if fnmatchcase(point, strike.point):
+        for number, fault in enumerate(self.plan.faults):
+            if fnmatchcase(point, fault.point):
                 self.hits[number] += 1
-                if self.hits[number] == strike.hit and self.take(number):
-                    return act(strike.act, point)
+                if self.hits[number] == fault.hit and self.take(number):
+                    return act(fault.act, point)
         return ""
 
     def take(self, number: int) -> bool:
-        """Claim this strike; False if it has acted already."""
+        """Claim this fault; False if it has acted already."""
         try:
             os.close(os.open(mark(self.folder, number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
         except FileExistsError:
@@ -95,8 +95,8 @@ class Failpoints:
 
 
 def mark(folder: Path, number: int) -> Path:
-    """The file that exists once the strike with this number has acted."""
-    return folder / f"struck-{number:03d}"
+    """The file that exists once the fault with this number has acted."""
+    return folder / f"happened-{number:03d}"
 
 
 def act(what: str, point: str) -> str:

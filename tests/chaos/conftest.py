@@ -29,18 +29,18 @@ def undisturbed(hosts: Pool, prepared: str) -> Result:
 @pytest.fixture(scope="session")
 def troubled(hosts: Pool, prepared: str) -> Result:
     """A run that has to clear up after trouble."""
-    return hosts.run_one(Trial(name="troubled", run=prepared, trace=True, blows=TROUBLE))
+    return hosts.run_one(Trial(name="troubled", run=prepared, trace=True, faults=TROUBLE))
 
 
 @pytest.fixture(scope="session")
 def points(undisturbed: Result) -> list[str]:
     """Those that every run passes."""
-    assert not undisturbed.fault, undisturbed.fault
+    assert not undisturbed.error, undisturbed.error
     return kinds(undisturbed.passed)
 
 
 @pytest.fixture(scope="session")
 def rare_points(points: list[str], troubled: Result) -> list[str]:
     """Those of clearing up."""
-    assert not troubled.fault and not troubled.unstruck, troubled
+    assert not troubled.error and not troubled.missed, troubled
     return [point for point in kinds(troubled.passed) if point not in points]

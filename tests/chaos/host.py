@@ -37,7 +37,7 @@ def in_a_fork(trial: Trial, folder: Path) -> bytes:
         os._exit(0)
     os.waitpid(pid, 0)
     data = (folder / "result.json").read_bytes()
-    if not msgspec.json.decode(data, type=Result).fault:
+    if not msgspec.json.decode(data, type=Result).error:
         shutil.rmtree(folder)
     return data
 
@@ -47,7 +47,7 @@ def attempt(trial: Trial, folder: Path) -> Result:
     try:
         return run_trial(trial, folder)
     except Exception:
-        return Result(name=trial.name, fault=traceback.format_exc())
+        return Result(name=trial.name, error=traceback.format_exc())
 
 
 if __name__ == "__main__":

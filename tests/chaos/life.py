@@ -25,13 +25,13 @@ TICK_S = 0.002
 Victim = Literal["learner", "actor0", "launcher", "all", "disk"]
 
 
-class Shot(msgspec.Struct, frozen=True, kw_only=True):
+class Kill(msgspec.Struct, frozen=True, kw_only=True):
     """A SIGKILL from outside, or a disk filled to the last byte."""
 
     victim: Victim
-    """Whom it hits."""
+    """Who is killed."""
     after_s: float
-    """How long after the start of a life, or after the shot before it."""
+    """How long after the start of a life, or after the kill before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Life:
 
     code: int
     """The launcher's exit code; minus the signal's number if one ended it."""
-    shots: int
+    kills: int
     """Kills that hit a living process."""
     sentence: str
     """What the launcher said last."""
@@ -51,21 +51,21 @@ def adopt_orphans() -> None:
     assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
-def live(run: Path, log: Path, environment: dict[str, str], shots: list[Shot]) -> Life:
-    """Start the launcher and wait for its end; the shots that were fired are taken off the list, the disk is freed."""
+def live(run: Path, log: Path, environment: dict[str, str], kills: list[Kill]) -> Life:
+    """Start the launcher and wait for its end; the kills that were done are taken off the list, the disk is freed."""
     with log.open("ab") as file:
         start = file.tell()
         pid = fork_module("launcher", ["tests.chaos.launcher", str(run)], environment, file.fileno())
     ballast = run.with_name("ballast")
-    code, hits = watch(pid, shots, ballast)
+    code, hits = watch(pid, kills, ballast)
     reap_all()
     ballast.unlink(missing_ok=True)
     said = log.read_bytes()[start:].decode().strip().splitlines()
-    return Life(code=code, shots=hits, sentence=said[-1] if said else "")
+    return Life(code=code, kills=hits, sentence=said[-1] if said else "")
 
 
-def watch(pid: int, shots: list[Shot], ballast: Path) -> tuple[int, int]:
-    """Until the launcher ends; shoot when it is time."""
+def watch(pid: int, kills: list[Kill], ballast: Path) -> tuple[int, int]:
+    """Until the launcher ends; kill when it is time."""
     began = last = time.monotonic()
     hits = 0
     while True:
@@ -74,14 +74,14 @@ def watch(pid: int, shots: list[Shot], ballast: Path) -> tuple[int, int]:
             return os.waitstatus_to_exitcode(status), hits
         now = time.monotonic()
         assert now - began < LIMIT_S, f"a life of a run did not end within {LIMIT_S} s"
-        if shots and now - last >= shots[0].after_s:
+        if kills and now - last >= kills[0].after_s:
             last = now
-            victim = shots.pop(0).victim
-            hits += fill_disk(ballast) if victim == "disk" else shoot(pid, victim)
+            victim = kills.pop(0).victim
+            hits += fill_disk(ballast) if victim == "disk" else kill(pid, victim)
         time.sleep(TICK_S)
 
 
-def shoot(launcher: int, victim: Victim) -> int:
+def kill(launcher: int, victim: Victim) -> int:
     """SIGKILL to those of this name that live; how many that were."""
     children = {name_of(pid): pid for pid in children_of(launcher)}
     found = {"launcher": launcher} | children

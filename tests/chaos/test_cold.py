@@ -24,12 +24,12 @@ LIVES = [1, 1, 2, 0]
 
 
 @pytest.mark.timeout(900)
-def test_a_run_from_the_command_line_struck_four_times_ends_like_one_that_was_not(
+def test_a_run_from_the_command_line_with_four_faults_ends_like_one_that_was_not(
     tmp_path: Path, undisturbed: Result
 ) -> None:
     run, plan = tmp_path / "run", tmp_path / "plan"
     plan.mkdir()
-    (plan / "plan.json").write_text(json.dumps({"strikes": PLAN}))
+    (plan / "plan.json").write_text(json.dumps({"faults": PLAN}))
     codes, words = [], ["run", "embedded", "--out", str(run), *sets(CHAOS)]
     while not codes or codes[-1]:
         assert len(codes) < len(LIVES), codes
@@ -37,7 +37,7 @@ def test_a_run_from_the_command_line_struck_four_times_ends_like_one_that_was_no
         wait_until(lambda: not processes_of(run, "learner") + processes_of(run, "actor"), "the end of all processes")
         words = ["resume", str(run)]
     assert codes == LIVES
-    assert len(list(plan.glob("struck-*"))) == len(PLAN)
+    assert len(list(plan.glob("happened-*"))) == len(PLAN)
     assert comparable(outcome(run)) == comparable(undisturbed.outcome)
 
 

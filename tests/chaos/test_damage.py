@@ -24,7 +24,7 @@ def finished(hosts: Pool, prepared: str, tmp_path_factory: pytest.TempPathFactor
     """A run that is done; treat it as read-only."""
     kept = tmp_path_factory.mktemp("finished") / "run"
     result = hosts.run_one(Trial(name="finished", run=prepared, keep=str(kept)))
-    assert not result.fault, result.fault
+    assert not result.error, result.error
     return kept
 
 

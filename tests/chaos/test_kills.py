@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.plans import TROUBLE, dealt, kills, shots
+from tests.chaos.plans import TROUBLE, kill_faults, random_kills, split
 from tests.chaos.pool import Pool
-from tests.chaos.rounds import play
+from tests.chaos.rounds import run_trials
 from tests.chaos.trial import Result, Trial, check
 
 ROOT = Path(__file__).resolve().parents[2]
-HANDS = 14
-RARE_HANDS = 5
-"""A kill behind a repair keeps the same repair from being struck again."""
-VOLLEYS, VOLLEY = 4, 15
-SHOTS_THAT_HIT = 30
-"""How many of a volley do depends on how fast the machine is: a run that has ended cannot be shot at."""
+BATCHES = 14
+RARE_BATCHES = 5
+"""A kill behind a repair keeps the same repair from being killed again."""
+TRIALS, KILLS = 4, 15
+KILLS_THAT_HIT = 30
+"""How many of a trial do depends on how fast the machine is: a run that has ended cannot be killed."""
 
 
 def test_an_undisturbed_run_is_sound(undisturbed: Result) -> None:
@@ -39,26 +39,28 @@ def test_an_undisturbed_run_is_sound(undisturbed: Result) -> None:
 def test_killed_at_every_point_a_run_ends_the_same(
     hosts: Pool, prepared: str, undisturbed: Result, points: list[str], rare_points: list[str]
 ) -> None:
-    rare = ((*TROUBLE, *hand) for hand in dealt(kills(rare_points, seed=2), RARE_HANDS))
-    hands = [*dealt(kills(points, seed=1), HANDS), *rare]
-    struck: list[str] = []
-    for trial, result in play(hosts, "kills", prepared, hands):
+    rare = ((*TROUBLE, *batch) for batch in split(kill_faults(rare_points, seed=2), RARE_BATCHES))
+    batches = [*split(kill_faults(points, seed=1), BATCHES), *rare]
+    happened: list[str] = []
+    for trial, result in run_trials(hosts, "kills", prepared, batches):
         check(result, undisturbed)
-        struck += [blow.point for blow in trial.struck(result)]
-    assert len(struck) >= 200
-    assert not {*points, *rare_points} - {*struck}, "never reached"
+        happened += [fault.point for fault in trial.happened(result)]
+    assert len(happened) >= 200
+    assert not {*points, *rare_points} - {*happened}, "never reached"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_killed_at_random_instants_a_run_ends_the_same(hosts: Pool, prepared: str, undisturbed: Result) -> None:
-    hits = volleys = 0
-    while hits < SHOTS_THAT_HIT:
-        assert volleys < 4 * VOLLEYS, f"{hits} shots hit: runs end before they are shot at"
-        numbers = range(volleys, volleys := volleys + VOLLEYS)
-        for result in hosts.run([Trial(name=f"shots-{n}", run=prepared, shots=shots(VOLLEY, seed=n)) for n in numbers]):
+    hits = trials = 0
+    while hits < KILLS_THAT_HIT:
+        assert trials < 4 * TRIALS, f"{hits} kills hit: runs end before they are killed"
+        numbers = range(trials, trials := trials + TRIALS)
+        for result in hosts.run(
+            [Trial(name=f"random-{n}", run=prepared, kills=random_kills(KILLS, seed=n)) for n in numbers]
+        ):
             check(result, undisturbed)
-            hits += result.shots
+            hits += result.kills
 
 
 def test_every_point_named_in_the_code_is_one_that_plans_are_made_from(

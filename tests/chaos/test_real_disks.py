@@ -13,7 +13,7 @@ import pytest
 
 from learner.reports.disk_need import bytes_needed
 from shared.config.load import config_from_json
-from tests.chaos.life import Shot
+from tests.chaos.life import Kill
 from tests.chaos.pool import ROOT, Pool
 from tests.chaos.trial import Result, Trial, check
 from tests.support.runs import launch, summary
@@ -49,8 +49,8 @@ def test_a_disk_that_fills_up_stops_the_run_in_words_until_there_is_room(
     hosts: Pool, prepared: str, undisturbed: Result, disk: Disk
 ) -> None:
     folder = disk(needed(prepared) + 4 * 2**20)
-    shots = tuple(Shot(victim="disk", after_s=after_s) for after_s in (0.0, 0.2, 0.5, 0.6, 0.8, 0.9, 1.1))
-    result = hosts.run_one(Trial(name="full-disk", run=prepared, disk=str(folder), shots=shots))
+    kills = tuple(Kill(victim="disk", after_s=after_s) for after_s in (0.0, 0.2, 0.5, 0.6, 0.8, 0.9, 1.1))
+    result = hosts.run_one(Trial(name="full-disk", run=prepared, disk=str(folder), kills=kills))
     check(result, undisturbed)
     full = [(code, said) for code, said in result.lives if code != 0]
     assert full, "the disk was never full while something was written"

@@ -33,7 +33,7 @@ def left(family: list[psutil.Process], seconds: str) -> list[psutil.Process]:
     return [process for process in family if process.is_running()] + sleepers(seconds)
 
 
-def strike(how: str, launcher: "subprocess.Popen[str]", out: Path, family: list[psutil.Process]) -> None:
+def end(how: str, launcher: "subprocess.Popen[str]", out: Path, family: list[psutil.Process]) -> None:
     match how:
         case "launcher killed":
             launcher.kill()
@@ -67,7 +67,7 @@ def test_nothing_of_a_run_is_left(tmp_path: Path, how: str, code: int | None) ->
     launcher = start("run", "embedded", "--out", out, *sets(SMALL | verifier | {"run.steps": 8}))
     wait_until(lambda: num_rows(out) >= 2 and bool(sleepers(seconds)), "the second step")
     family = psutil.Process(launcher.pid).children(recursive=True)
-    strike(how, launcher, out, family)
+    end(how, launcher, out, family)
     output, _ = launcher.communicate(timeout=100)
     assert code is None or launcher.returncode == code, output
     wait_until(

@@ -10,20 +10,13 @@ from typing import Any
 
 import msgspec
 
-from tests.chaos.life import Life, Shot, live
+from shared.run.failpoints import Fault, mark
+from tests.chaos.life import Kill, Life, live
 
 SPARE_LIVES = 5
 """A fault costs one restart at most; a run that fails again and again has another cause."""
 UNEQUAL = ("time", "mem/", "tokens_per_s")
 """Beginnings of the metrics that two runs may differ in."""
-
-
-class Blow(msgspec.Struct, frozen=True, kw_only=True):
-    """A strike as shared/run/failpoints.py reads it."""
-
-    point: str
-    hit: int = 1
-    act: str
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,9 +26,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Also the folder it runs in."""
     run: str
     """A prepared run, which is copied."""
-    blows: tuple[Blow, ...] = ()
+    faults: tuple[Fault, ...] = ()
     """What goes wrong inside."""
-    shots: tuple[Shot, ...] = ()
+    kills: tuple[Kill, ...] = ()
     """What goes wrong from outside."""
     trace: bool = False
     """Whether to note every point that is passed."""
@@ -44,9 +37,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     keep: str = ""
     """Where to copy the finished run to."""
 
-    def struck(self, result: "Result") -> list[Blow]:
-        """The blows that came."""
-        return [blow for n, blow in enumerate(self.blows) if n not in result.unstruck]
+    def happened(self, result: "Result") -> list[Fault]:
+        """The faults that happened."""
+        return [fault for n, fault in enumerate(self.faults) if n not in result.missed]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,16 +47,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """Of the trial."""
-    fault: str = ""
+    error: str = ""
     """What went wrong in the trial itself; empty if it came to its end."""
     outcome: dict[str, Any] = {}
     """What must be equal in all trials."""
     lives: tuple[tuple[int, str], ...] = ()
     """Exit code and last words of each."""
-    shots: int = 0
+    kills: int = 0
     """Kills from outside that hit."""
-    unstruck: tuple[int, ...] = ()
-    """Numbers of blows that never came."""
+    missed: tuple[int, ...] = ()
+    """Numbers of faults that did not happen."""
     passed: tuple[str, ...] = ()
     """Points, the run's own path cut off, in the order in which they were passed."""
 
@@ -73,14 +66,14 @@ def run_trial(trial: Trial, folder: Path) -> Result:
     run, plan = (Path(trial.disk) if trial.disk else folder) / "run", folder / "plan"
     shutil.copytree(trial.run, run)
     plan.mkdir()
-    blows = [msgspec.structs.replace(blow, point=blow.point.replace("{run}", str(run))) for blow in trial.blows]
-    (plan / "plan.json").write_bytes(msgspec.json.encode({"strikes": blows, "trace": trial.trace}))
-    shots, lives = list(trial.shots), list[Life]()
+    faults = [msgspec.structs.replace(fault, point=fault.point.replace("{run}", str(run))) for fault in trial.faults]
+    (plan / "plan.json").write_bytes(msgspec.json.encode({"faults": faults, "trace": trial.trace}))
+    kills, lives = list(trial.kills), list[Life]()
     while not lives or lives[-1].code != 0 or json.loads((run / "summary.json").read_text())["status"] != "done":
-        assert len(lives) < len(blows) + len(trial.shots) + SPARE_LIVES, (
+        assert len(lives) < len(faults) + len(trial.kills) + SPARE_LIVES, (
             f"not done after {len(lives)} lives: {lives[-1]}"
         )
-        lives.append(live(run, folder / "launcher.log", {"TANDEM_FAILPOINTS": str(plan)}, shots))
+        lives.append(live(run, folder / "launcher.log", {"TANDEM_FAILPOINTS": str(plan)}, kills))
         assert lives[-1].code in (0, 1, 2, -9), lives[-1]
     if trial.keep:
         shutil.copytree(run, trial.keep)
@@ -89,15 +82,15 @@ def run_trial(trial: Trial, folder: Path) -> Result:
         name=trial.name,
         outcome=outcome(run),
         lives=tuple((life.code, life.sentence) for life in lives),
-        shots=sum(life.shots for life in lives),
-        unstruck=tuple(n for n in range(len(blows)) if not (plan / f"struck-{n:03d}").exists()),
+        kills=sum(life.kills for life in lives),
+        missed=tuple(n for n in range(len(faults)) if not mark(plan, n).exists()),
         passed=tuple(passed),
     )
 
 
 def check(result: Result, undisturbed: Result) -> None:
     """As if nothing had happened."""
-    assert not result.fault, f"{result.name}: {result.fault}"
+    assert not result.error, f"{result.name}: {result.error}"
     assert result.outcome == undisturbed.outcome, f"{result.name}: {result.lives}"
 
 

@@ -1,4 +1,4 @@
-"""A plan's strikes act once, at the passing they name; without a plan nothing happens and nothing is written."""
+"""A plan's faults act once, at the passing they name; without a plan nothing happens and nothing is written."""
 
 import errno
 import json
@@ -26,8 +26,8 @@ for number in range(4):
 """
 
 
-def planned(folder: Path, *strikes: Mapping[str, object], trace: bool = False) -> Failpoints:
-    (folder / "plan.json").write_text(json.dumps({"strikes": strikes, "trace": trace}))
+def planned(folder: Path, *faults: Mapping[str, object], trace: bool = False) -> Failpoints:
+    (folder / "plan.json").write_text(json.dumps({"faults": faults, "trace": trace}))
     return Failpoints.planned({"TANDEM_FAILPOINTS": str(folder)})
 
 
@@ -44,24 +44,24 @@ def test_without_a_plan_nothing_is_armed() -> None:
     assert not Failpoints.planned({}).armed
 
 
-def test_a_strike_acts_at_its_passing_and_once_a_run(tmp_path: Path) -> None:
-    strike = {"point": "before fsync *.log", "hit": 2, "act": "ENOSPC"}
-    first = planned(tmp_path, strike)
+def test_a_fault_acts_at_its_passing_and_once_a_run(tmp_path: Path) -> None:
+    fault = {"point": "before fsync *.log", "hit": 2, "act": "ENOSPC"}
+    first = planned(tmp_path, fault)
     for point in ("before fsync a.log", "before fsync a.json", "after fsync a.log"):
         assert first.passed(point) == ""
     with pytest.raises(OSError) as caught:
         first.passed("before fsync b.log")
     assert caught.value.errno == errno.ENOSPC
-    second = planned(tmp_path, strike)
+    second = planned(tmp_path, fault)
     assert [second.passed("before fsync b.log") for _ in range(3)] == ["", "", ""]
 
 
-def test_two_equal_strikes_act_in_two_lives(tmp_path: Path) -> None:
-    strike = {"point": "x", "act": "EIO"}
+def test_two_equal_faults_act_in_two_starts(tmp_path: Path) -> None:
+    fault = {"point": "x", "act": "EIO"}
     for _ in range(2):
         with pytest.raises(OSError):
-            planned(tmp_path, strike, strike).passed("x")
-    assert planned(tmp_path, strike, strike).passed("x") == ""
+            planned(tmp_path, fault, fault).passed("x")
+    assert planned(tmp_path, fault, fault).passed("x") == ""
 
 
 def test_a_trace_lists_what_is_passed(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_process_dies_or_fails_where_it_was_told_to(
     assert (tmp_path / "file").stat().st_size == left
     assert len(done.stdout.splitlines()) == acked
     assert done.returncode == (-signal.SIGKILL if act in ("kill", "tear") else 1)
-    assert append(tmp_path, tmp_path / "file").returncode == 0, "the next life is spared"
+    assert append(tmp_path, tmp_path / "file").returncode == 0, "the next start is spared"
 
 
 def test_kill_all_takes_the_parent_along(tmp_path: Path) -> None:
