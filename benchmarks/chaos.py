@@ -78,9 +78,9 @@ def run_until(hosts: Pool, trials: Iterator[Trial], undisturbed: Result, kills: 
             happened |= {fault.point for fault in named}
             equal = not result.error and result.outcome == undisturbed.outcome
             if not equal:
-                unequal.append(f"{trial.name}: {result.error or result.lives}")
+                unequal.append(f"{trial.name}: {result.error or result.starts}")
             totals.update(trials=1, named=len(named), random=result.kills, kills=len(named) + result.kills)
-            totals.update(lives=len(result.lives), launcher_too=sum(fault.act == "kill_all" for fault in named))
+            totals.update(starts=len(result.starts), launcher_too=sum(fault.act == "kill_all" for fault in named))
             print(f"{totals['kills']:5d} kills  {trial.name:12s} {'equal' if equal else 'UNEQUAL'}", flush=True)
     return {**totals, "points_hit": len(happened), "equal": totals["trials"] - len(unequal), "unequal": unequal}
 

@@ -1,10 +1,10 @@
 """Thousands of steps with actors coming and going: does anything grow?
 
-One learner and one actor stay; up to two guests join and are killed (SIGKILL, or SIGTERM one time in four) by a seeded
-schedule. Real processes over real sockets, the embedded model on tiny shapes. Every second: resident memory (all, and
-the part that belongs to no file), open files and threads of each, size of journal and checkpoints, zombies. At the end:
-each step once in metrics.jsonl, `replay` matches, nothing of the run is left. benchmarks/slope.py says how growth is
-judged; the result keeps the curves of memory, too.
+One learner and one actor stay; up to two further actors join and are killed (SIGKILL, or SIGTERM one time in four) by a
+seeded schedule. Real processes over real sockets, the embedded model on tiny shapes. Every second: resident memory
+(all, and the part that belongs to no file), open files and threads of each, size of journal and checkpoints, zombies.
+At the end: each step once in metrics.jsonl, `replay` matches, nothing of the run is left. benchmarks/slope.py says how
+growth is judged; the result keeps the curves of memory, too.
 
     python -m benchmarks.soak [--steps 10000] [--minutes 20] [--seed 0]
 """
@@ -53,14 +53,14 @@ SETTINGS = (
     "loss.max_mismatch=1.0",
 )
 SAMPLE_EVERY_S = 1.0
-GUESTS = ("actor1", "actor2")
+FURTHER_ACTORS = ("actor1", "actor2")
 EVENT_EVERY = (20, 80)
 """Steps between two arrivals or departures, drawn evenly."""
 SHARE_TERMINATED = 0.25
 JOURNAL_BOUND_MB = 0.02
 NAMES = ("learner", "actor0", "fork_server")
-OF_A_GUEST = {"learner.fds": 2, "fork_server.fds": 1}
-"""Open files for each guest. They are subtracted: more guests at the end than before would look like a slope."""
+OF_A_FURTHER_ACTOR = {"learner.fds": 2, "fork_server.fds": 1}
+"""Open files for each further actor. Subtracted: more of them at the end than before would look like a slope."""
 CURVE_POINTS = 40
 
 
@@ -76,15 +76,15 @@ class Crew:
         self.children = {p.name: Child(p, self.starter) for p in plan.processes}
         self.next_event = 100
         self.counts = {"joined": 0, "killed": 0, "terminated": 0}
-        for name in GUESTS:
+        for name in FURTHER_ACTORS:
             create_actor_key(run.keys, name)
 
-    def change_guests(self, step: int) -> None:
-        """A guest comes or goes when one is due."""
+    def change_further_actors(self, step: int) -> None:
+        """A further actor comes or goes when one is due."""
         if step < self.next_event:
             return
         self.next_event = step + self.random.randint(*EVENT_EVERY)
-        name = self.random.choice(GUESTS)
+        name = self.random.choice(FURTHER_ACTORS)
         if name in self.children:
             self.send_away(name)
         else:
@@ -144,7 +144,7 @@ class Soak:
         while (code := learner.exit_code()) is None:
             time.sleep(0.05)
             self.step += len(self.rows.new_lines())
-            self.crew.change_guests(self.step)
+            self.crew.change_further_actors(self.step)
             if asked or self.step >= self.crew.config.run.steps:
                 continue  # What is given back at the end would look like a slope.
             if time.monotonic() >= due:
@@ -162,7 +162,7 @@ class Soak:
         row: dict[str, float] = {"step": self.step, "time_s": time.monotonic()}
         for name, pid in self.crew.pids().items():
             row |= {f"{name}.{what}": value for what, value in gauges(pid).items()}
-        row["guests"] = sum(name in self.crew.children for name in GUESTS)
+        row["further_actors"] = sum(name in self.crew.children for name in FURTHER_ACTORS)
         row["journal_mb"] = folder_mb(self.run.journal)
         row["checkpoints_mb"] = folder_mb(self.run.checkpoints)
         row["zombies"] = sum(is_zombie(child) for child in descendants(os.getpid()))
@@ -180,13 +180,15 @@ class Soak:
         return {name: [round(row[name], 2) for row in chosen] for name in names}
 
     def slopes(self) -> dict[str, Slope]:
-        """Of everything that should be flat, without what the guests of the moment have open."""
+        """Of everything that should be flat, without what the further actors of the moment have open."""
         whole = self.whole()
         steps = [row["step"] for row in whole]
         bounds = {f"{name}.{what}": bound for name in NAMES for what, bound in BOUNDS.items()}
         bounds |= {"journal_mb": JOURNAL_BOUND_MB, "checkpoints_mb": JOURNAL_BOUND_MB}
         return {
-            name: slope(steps, [row[name] - OF_A_GUEST.get(name, 0) * row["guests"] for row in whole], bound)
+            name: slope(
+                steps, [row[name] - OF_A_FURTHER_ACTOR.get(name, 0) * row["further_actors"] for row in whole], bound
+            )
             for name, bound in bounds.items()
         }
 
@@ -208,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finally:
         crew.close()
     wall_s = time.monotonic() - start
-    figures = {"seed": args.seed, "steps": soak.step, "wall_s": round(wall_s, 1), "guests": crew.counts}
+    figures = {"seed": args.seed, "steps": soak.step, "wall_s": round(wall_s, 1), "further_actors": crew.counts}
     figures |= judged(soak) | proved(run, soak.step)
     print(json.dumps(figures, indent=2))
     print(write_result("soak", figures))

@@ -135,10 +135,10 @@ class On:
         self.dispatcher = Dispatcher(self.port, recorder, model.expected(), WELCOME, model.order_check())
         ids = canary_ids(config.run.seed, len(model.policy.head), config.guard.canary_tokens)
         self.publisher = Publisher(model.policy.adapter, lambda: canary_of(model.policy, ids))
-        arrival = actor.submit(Guest, model, engine, folder)
+        arrival = actor.submit(ActorSide, model, engine, folder)
         while not arrival.done():
             self.pump()
-        self.guest = arrival.result()
+        self.actor_side = arrival.result()
 
     def publish(self, version: int) -> Policy:
         """Bytes, digest, canary."""
@@ -150,7 +150,7 @@ class On:
     def collect(self, orders: Sequence[Order]) -> list[FilledOrder]:
         """Over the wire and through the journal."""
         self.dispatcher.submit(orders)
-        work = [self.actor.submit(self.guest.fill_one) for _ in orders]
+        work = [self.actor.submit(self.actor_side.fill_one) for _ in orders]
         filled = self.dispatcher.collect([order.order_id for order in orders])
         for future in work:
             future.result()
@@ -162,12 +162,12 @@ class On:
 
     def close(self) -> None:
         """The actor's end first."""
-        self.actor.submit(self.guest.close).result()
+        self.actor.submit(self.actor_side.close).result()
         self.port.close()
         self.journal.close()
 
 
-class Guest:
+class ActorSide:
     """The actor's half; made and used in the actor's thread."""
 
     def __init__(self, model: Model, engine: HFEngine, folder: Path) -> None:

@@ -251,7 +251,7 @@ def actor_parts(bench: Bench) -> dict[str, Part]:
         return bench.actor.submit(timed, work).result()
 
     def workers() -> float:
-        in_workers = in_actor(lambda: on.guest.scorer.score(jobs, lambda: None))
+        in_workers = in_actor(lambda: on.actor_side.scorer.score(jobs, lambda: None))
         return in_workers - in_actor(lambda: DirectScorer().score(jobs, lambda: None))
 
     return {

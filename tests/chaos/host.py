@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tests.chaos.forking import load_libraries
-from tests.chaos.life import adopt_orphans
+from tests.chaos.start import adopt_orphans
 from tests.chaos.trial import Result, Trial, run_trial
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from shared.run.failpoints import Fault
-from tests.chaos.life import Kill, Victim
+from tests.chaos.start import Kill, Victim
 
 VARIES = ((r"\.[0-9a-f]{8}\.", ".*."), (r"\b(step|policy)-\d+", r"\1-*"), (r"\.log\.\d+\.", ".log.*."))
 WRITES = ("open", "write", "fsync", "truncate", "rename", "mkdir", "remove")
@@ -24,7 +24,7 @@ TROUBLE = (
 """After these a run has something to clear up, and passes points that others never see."""
 VICTIMS: tuple[Victim, ...] = ("learner", "actor0", "launcher", "all")
 LONGEST_S = 1.2
-"""Latest instant of a random kill: about as long as a life takes until it trains."""
+"""Latest instant of a random kill: about as long as a start takes until it trains."""
 
 Item = TypeVar("Item")
 

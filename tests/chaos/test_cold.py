@@ -19,8 +19,8 @@ PLAN = (
     {"point": "before rename */checkpoints/step-000003", "act": "kill_all"},
     {"point": "before write */checkpoints/.step-000004.*.tmp/optimizer.safetensors", "act": "ENOSPC"},
 )
-LIVES = [1, 1, 2, 0]
-"""The actor's death is no end of a life."""
+STARTS = [1, 1, 2, 0]
+"""The actor's death is no end of a start."""
 
 
 @pytest.mark.timeout(900)
@@ -32,11 +32,11 @@ def test_a_run_from_the_command_line_with_four_faults_ends_like_one_that_was_not
     (plan / "plan.json").write_text(json.dumps({"faults": PLAN}))
     codes, words = [], ["run", "embedded", "--out", str(run), *sets(CHAOS)]
     while not codes or codes[-1]:
-        assert len(codes) < len(LIVES), codes
+        assert len(codes) < len(STARTS), codes
         codes.append(started(words, plan))
         wait_until(lambda: not processes_of(run, "learner") + processes_of(run, "actor"), "the end of all processes")
         words = ["resume", str(run)]
-    assert codes == LIVES
+    assert codes == STARTS
     assert len(list(plan.glob("happened-*"))) == len(PLAN)
     assert comparable(outcome(run)) == comparable(undisturbed.outcome)
 

@@ -31,7 +31,7 @@ def test_an_undisturbed_run_is_sound(undisturbed: Result) -> None:
     assert [count for _, count in outcome["groups"]] == [1] * 10
     assert [row["step"] for row in outcome["metrics"]] == [1, 2, 3, 4, 5]
     assert outcome["unfinished"] == []
-    assert len(undisturbed.lives) == 1
+    assert len(undisturbed.starts) == 1
 
 
 @pytest.mark.slow

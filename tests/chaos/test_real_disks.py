@@ -13,8 +13,8 @@ import pytest
 
 from learner.reports.disk_need import bytes_needed
 from shared.config.load import config_from_json
-from tests.chaos.life import Kill
 from tests.chaos.pool import ROOT, Pool
+from tests.chaos.start import Kill
 from tests.chaos.trial import Result, Trial, check
 from tests.support.runs import launch, summary
 
@@ -52,7 +52,7 @@ def test_a_disk_that_fills_up_stops_the_run_in_words_until_there_is_room(
     kills = tuple(Kill(victim="disk", after_s=after_s) for after_s in (0.0, 0.2, 0.5, 0.6, 0.8, 0.9, 1.1))
     result = hosts.run_one(Trial(name="full-disk", run=prepared, disk=str(folder), kills=kills))
     check(result, undisturbed)
-    full = [(code, said) for code, said in result.lives if code != 0]
+    full = [(code, said) for code, said in result.starts if code != 0]
     assert full, "the disk was never full while something was written"
     for code, said in full:
         assert code == 2 and said.startswith("error: "), said

@@ -16,7 +16,7 @@ from launch.supervisor.restarts import SupervisorLimits
 from launch.supervisor.starter import FreshStarter
 from launch.supervisor.supervise import Supervisor
 from launch.supervisor.topology import ProcessFailed, Topology
-from tests.integration.test_supervise import SERVE, Listener, lives, pids, plan
+from tests.integration.test_supervise import SERVE, Listener, pids, plan, starts
 from tests.support.runs import SMALL, num_rows, processes_of, rows, sets, start, summary, train, wait_until
 
 SILENCE_S = 0.5
@@ -50,7 +50,7 @@ def supervise(topology: Topology, listener: Listener | None = None, limits: Supe
 
 
 def stop_when_ready(folder: Path, name: str) -> Callable[[Listener], None]:
-    """SIGSTOP, once, to its first life."""
+    """SIGSTOP, once, at its first start."""
     done: list[int] = []
 
     def act(_: Listener) -> None:
@@ -77,7 +77,7 @@ def test_a_learner_that_hangs_ends_the_run_and_both_say_where_they_stood(tmp_pat
 
 
 def test_an_actor_that_hangs_is_started_again_and_the_note_says_where_it_stood(tmp_path: Path) -> None:
-    actor = WATCHED + "if lives == 1: hangs_here()\n(here / 'second').touch()\n" + SERVE
+    actor = WATCHED + "if starts == 1: hangs_here()\n(here / 'second').touch()\n" + SERVE
     listener = Listener()
     Supervisor(plan(tmp_path, "wait_for('second')", actor), listener, FreshStarter(), LIMITS).run()
     (note,) = listener.notes
@@ -87,13 +87,13 @@ def test_an_actor_that_hangs_is_started_again_and_the_note_says_where_it_stood(t
 
 
 def test_a_stopped_actor_is_replaced_and_said_where_it_stood(tmp_path: Path) -> None:
-    actor = WATCHED + "if lives > 1: (here / 'second').touch()\nwaits_here()"
+    actor = WATCHED + "if starts > 1: (here / 'second').touch()\nwaits_here()"
     listener = Listener(stop_when_ready(tmp_path, "actor0"))
     Supervisor(plan(tmp_path, "wait_for('second')", actor), listener, FreshStarter(), LIMITS).run()
     (note,) = listener.notes
     first = pids(tmp_path)
     assert any(note.startswith(f"actor0 (process {pid}) was stopped (SIGSTOP) for ") for pid in first)
-    assert lives(tmp_path, "actor0") == 2 and "in waits_here" in stacks(tmp_path, "actor0")
+    assert starts(tmp_path, "actor0") == 2 and "in waits_here" in stacks(tmp_path, "actor0")
 
 
 def test_an_actor_that_was_continued_in_time_is_left_alone(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_an_actor_that_was_continued_in_time_is_left_alone(tmp_path: Path) -> No
         FreshStarter(),
         limits,
     ).run()
-    assert listener.notes == [] and lives(tmp_path, "actor0") == 1
+    assert listener.notes == [] and starts(tmp_path, "actor0") == 1
 
 
 def test_a_stopped_learner_ends_the_run(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_if_any_write_is_refused_the_run_says_so_and_ends_the_same(
         check(result, undisturbed)
         happened |= {(fault.point, fault.act) for fault in trial.happened(result)}
         kills = sum(fault.act in ("kill", "tear") for fault in trial.faults)
-        assert sum(code == 1 for code, _ in result.lives) <= kills, result.lives
-        for code, sentence in result.lives:
+        assert sum(code == 1 for code, _ in result.starts) <= kills, result.starts
+        for code, sentence in result.starts:
             assert code != 2 or SENTENCE.fullmatch(sentence), sentence
     assert {(fault.point, fault.act) for fault in write_faults([*points, *rare_points])} <= happened

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from shared.run.failpoints import Fault, mark
-from tests.chaos.life import Kill, Life, live
+from tests.chaos.start import Kill, Start, run_once
 
-SPARE_LIVES = 5
+SPARE_STARTS = 5
 """A fault costs one restart at most; a run that fails again and again has another cause."""
 UNEQUAL = ("time", "mem/", "tokens_per_s")
 """Beginnings of the metrics that two runs may differ in."""
@@ -51,7 +51,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What went wrong in the trial itself; empty if it came to its end."""
     outcome: dict[str, Any] = {}
     """What must be equal in all trials."""
-    lives: tuple[tuple[int, str], ...] = ()
+    starts: tuple[tuple[int, str], ...] = ()
     """Exit code and last words of each."""
     kills: int = 0
     """Kills from outside that hit."""
@@ -68,21 +68,21 @@ def run_trial(trial: Trial, folder: Path) -> Result:
     plan.mkdir()
     faults = [msgspec.structs.replace(fault, point=fault.point.replace("{run}", str(run))) for fault in trial.faults]
     (plan / "plan.json").write_bytes(msgspec.json.encode({"faults": faults, "trace": trial.trace}))
-    kills, lives = list(trial.kills), list[Life]()
-    while not lives or lives[-1].code != 0 or json.loads((run / "summary.json").read_text())["status"] != "done":
-        assert len(lives) < len(faults) + len(trial.kills) + SPARE_LIVES, (
-            f"not done after {len(lives)} lives: {lives[-1]}"
+    kills, starts = list(trial.kills), list[Start]()
+    while not starts or starts[-1].code != 0 or json.loads((run / "summary.json").read_text())["status"] != "done":
+        assert len(starts) < len(faults) + len(trial.kills) + SPARE_STARTS, (
+            f"not done after {len(starts)} starts: {starts[-1]}"
         )
-        lives.append(live(run, folder / "launcher.log", {"TANDEM_FAILPOINTS": str(plan)}, kills))
-        assert lives[-1].code in (0, 1, 2, -9), lives[-1]
+        starts.append(run_once(run, folder / "launcher.log", {"TANDEM_FAILPOINTS": str(plan)}, kills))
+        assert starts[-1].code in (0, 1, 2, -9), starts[-1]
     if trial.keep:
         shutil.copytree(run, trial.keep)
     passed = (plan / "passed").read_text().replace(str(run), "{run}").splitlines() if trial.trace else []
     return Result(
         name=trial.name,
         outcome=outcome(run),
-        lives=tuple((life.code, life.sentence) for life in lives),
-        kills=sum(life.kills for life in lives),
+        starts=tuple((one.code, one.sentence) for one in starts),
+        kills=sum(one.kills for one in starts),
         missed=tuple(n for n in range(len(faults)) if not mark(plan, n).exists()),
         passed=tuple(passed),
     )
@@ -91,7 +91,7 @@ def run_trial(trial: Trial, folder: Path) -> Result:
 def check(result: Result, undisturbed: Result) -> None:
     """As if nothing had happened."""
     assert not result.error, f"{result.name}: {result.error}"
-    assert result.outcome == undisturbed.outcome, f"{result.name}: {result.lives}"
+    assert result.outcome == undisturbed.outcome, f"{result.name}: {result.starts}"
 
 
 def outcome(run: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A batch that must not be applied, on the real model in one process: quarantined, the same in every life of a run."""
+"""A batch that must not be applied, on the real model in one process: quarantined, the same in every start of a run."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -86,8 +86,8 @@ class SpoiledFiller(LocalFiller):
         return group.group_id.endswith(GUILTY[-5:]) if self.always else group.group_id == GUILTY
 
 
-class Life:
-    """One life of a run: from its newest checkpoint, if there is one."""
+class Start:
+    """One start of a run: from its newest checkpoint, if there is one."""
 
     def __init__(self, path: Path, config: Config, spoil: Spoil = no_number, always: bool = False) -> None:
         self.config = config
@@ -141,15 +141,15 @@ FILE = "quarantine/step-000003.safetensors"
 def test_the_run_stops_before_the_step_and_the_file_alone_gives_the_fault_again(
     run_path: Path, capsys: pytest.CaptureFixture[str], spoil: Spoil, kind: str
 ) -> None:
-    life = Life(run_path, config_with("guard.grad_norm_limit=1000"), spoil)
+    start = Start(run_path, config_with("guard.grad_norm_limit=1000"), spoil)
     with pytest.raises(TrainingStopped) as caught:
-        life.train()
+        start.train()
     said = str(caught.value)
     assert said.startswith("Step 3: ") and f"the suspect is sample {GUILTY}[2] (alone:" in said
     assert f"`python -m launch replay --batch {run_path}/{FILE}`" in said
     assert f"`python -m launch resume {run_path} --on-fault skip`" in said
     assert [row["step"] for row in rows(run_path)] == [1, 2]
-    assert max(life.state.publisher.versions) == 2
+    assert max(start.state.publisher.versions) == 2
     kept = read_batch(run_path / FILE)
     assert (kept.step, kept.kind, kept.sample) == (2, kind, f"{GUILTY}[2]")
     # Nothing else of the run is needed.
@@ -165,18 +165,18 @@ def test_the_run_stops_before_the_step_and_the_file_alone_gives_the_fault_again(
 
 def test_without_the_batch_every_life_of_the_run_ends_in_the_same_bits(run_path: Path, tmp_path: Path) -> None:
     config = config_with("guard.on_fault=skip")
-    whole = Life(run_path, config).train()
+    whole = Start(run_path, config).train()
     assert [row["groups/quarantined"] for row in rows(run_path)] == [0, 0, 3, 0, 0, 0]
     assert rows(run_path)[2]["grad_norm"] is None and rows(run_path)[3]["grad_norm"] is not None
     # A run that is killed after each of these steps and goes on from its last checkpoint.
     broken = tmp_path / "broken"
     for last in (1, 3, 4, 5):
-        Life(broken, config).train(last)
-    assert Life(broken, config).train() == whole
+        Start(broken, config).train(last)
+    assert Start(broken, config).train() == whole
     assert read_batch(broken / FILE).position == read_batch(run_path / FILE).position
     # The step itself changed nothing.
     assert adapter_of(run_path, 2) != adapter_of(run_path, 4)
-    third = Life(tmp_path / "third", config_with("guard.on_fault=skip", "checkpoint.every=1"))
+    third = Start(tmp_path / "third", config_with("guard.on_fault=skip", "checkpoint.every=1"))
     third.train(3)
     assert adapter_of(tmp_path / "third", 2) == adapter_of(tmp_path / "third", 3)
 
@@ -184,25 +184,25 @@ def test_without_the_batch_every_life_of_the_run_ends_in_the_same_bits(run_path:
 def test_a_spike_is_judged_by_the_norms_of_earlier_lives(run_path: Path, tmp_path: Path) -> None:
     """Two norms make a window here; after the restart the first two steps' norms come from the checkpoint alone."""
     config = config_with("guard.on_fault=skip", "guard.spike_factor=100", "guard.spike_window=2")
-    whole = Life(run_path, config, huge_score).train()
+    whole = Start(run_path, config, huge_score).train()
     assert [row["groups/quarantined"] for row in rows(run_path)] == [0, 0, 3, 0, 0, 0]
-    Life(tmp_path / "broken", config, huge_score).train(2)
-    assert Life(tmp_path / "broken", config, huge_score).train() == whole
+    Start(tmp_path / "broken", config, huge_score).train(2)
+    assert Start(tmp_path / "broken", config, huge_score).train() == whole
 
 
 def test_several_passes_are_taken_back_together(run_path: Path, tmp_path: Path) -> None:
     """The first pass over the batch is harmless and applied; the second goes beyond the limit."""
     open_clip = ("loss.clip_low=1", "loss.clip_high=1e9")
     config = config_with("loss.passes=2", "optimizer.lr=0.1", *open_clip, "guard.on_fault=skip", "checkpoint.every=1")
-    undisturbed = Life(tmp_path / "undisturbed", config, lambda group: group)
+    undisturbed = Start(tmp_path / "undisturbed", config, lambda group: group)
     undisturbed.train(1)
     first, second = undisturbed.state.norms.recent
     limit = (first + second) / 2
     assert first < limit < second, "this test needs a second pass with the larger gradient"
-    life = Life(run_path, msgspec.structs.replace(config, guard=guard_with(config, limit)), lambda group: group)
-    before = life.state.publisher.versions[0].sha256
-    assert life.train(1) == before
-    assert not life.state.optimizer.adamw.state and not life.state.norms.recent
+    start = Start(run_path, msgspec.structs.replace(config, guard=guard_with(config, limit)), lambda group: group)
+    before = start.state.publisher.versions[0].sha256
+    assert start.train(1) == before
+    assert not start.state.optimizer.adamw.state and not start.state.norms.recent
     found = reproduced(kept := read_batch(run_path / "quarantine/step-000001.safetensors"))
     assert found.fault is not None and found.fault.suspect.sample == kept.sample
 
@@ -218,11 +218,11 @@ def guard_with(config: Config, limit: float) -> Any:
 
 
 def test_nothing_but_faults_ends_the_run(run_path: Path) -> None:
-    life = Life(run_path, config_with("guard.on_fault=skip", "guard.skips_in_a_row=2"), always=True)
+    start = Start(run_path, config_with("guard.on_fault=skip", "guard.skips_in_a_row=2"), always=True)
     with pytest.raises(TrainingStopped, match=r"Step 3: .*one more in a row than guard\.skips_in_a_row = 2"):
-        life.train()
-    # Counted over lives: the checkpoint knows of the two before.
-    again = Life(run_path, life.config, always=True)
+        start.train()
+    # Counted over starts: the checkpoint knows of the two before.
+    again = Start(run_path, start.config, always=True)
     assert again.first == 2 and again.guard.skips == 2
     with pytest.raises(TrainingStopped, match="Step 3"):
         again.train()
@@ -230,14 +230,14 @@ def test_nothing_but_faults_ends_the_run(run_path: Path) -> None:
 
 def test_a_weight_that_overflows_is_found_though_no_batch_is_to_blame(run_path: Path) -> None:
     """As a bit that flips in memory would make it: a finite weight, far too large."""
-    life = Life(run_path, config_with())
-    name, parameter = next(iter(life.state.optimizer.parameters.items()))
-    life.filler.spoil = lambda group: group
-    life.train(2)
-    life.first = 2
+    start = Start(run_path, config_with())
+    name, parameter = next(iter(start.state.optimizer.parameters.items()))
+    start.filler.spoil = lambda group: group
+    start.train(2)
+    start.first = 2
     parameter.data[0, 0] = float("inf")
     with pytest.raises(TrainingStopped, match=r"Step 3: .*not both finite") as caught:
-        life.train()
+        start.train()
     assert isinstance(caught.value.__cause__, NumericalFault)
     kept = read_batch(run_path / FILE)
     found = reproduced(kept)
@@ -247,21 +247,21 @@ def test_a_weight_that_overflows_is_found_though_no_batch_is_to_blame(run_path: 
 
 
 def test_a_bit_that_flips_in_the_learners_base_is_found_before_a_checkpoint_holds_its_work(run_path: Path) -> None:
-    undisturbed = Life(run_path.with_name("undisturbed"), config_with(), lambda group: group).train()
-    life = Life(run_path, config_with(), lambda group: group)
-    life.train(2)
-    name, weight = list(frozen_tensors(life.policy))[-1]
+    undisturbed = Start(run_path.with_name("undisturbed"), config_with(), lambda group: group).train()
+    start = Start(run_path, config_with(), lambda group: group)
+    start.train(2)
+    name, weight = list(frozen_tensors(start.policy))[-1]
     weight.flatten().view(torch.int32)[5] ^= 1
-    life.first = 2
+    start.first = 2
     with pytest.raises(DamageError, match=rf"base changed in memory: '{name}'"):
-        life.train()
+        start.train()
     assert sorted(p.name for p in (run_path / "checkpoints").iterdir()) == ["step-000002"]
-    assert Life(run_path, config_with(), lambda group: group).train() == undisturbed
+    assert Start(run_path, config_with(), lambda group: group).train() == undisturbed
 
 
 def test_a_changed_byte_of_the_file_is_found(run_path: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingStopped):
-        Life(run_path, config_with()).train()
+        Start(run_path, config_with()).train()
     data = (run_path / FILE).read_bytes()
     spoiled = tmp_path / "spoiled.safetensors"
     for place in (*range(0, 600, 7), *np.linspace(600, len(data) - 1, 60).astype(int).tolist()):

@@ -37,14 +37,14 @@ from tests.support.fakes import (
 )
 
 WARM, END = 220, 820
-GUEST_EVERY = 20
+FURTHER_EVERY = 20
 ORDERS_A_STEP = 3
 CHECKPOINT_EVERY = 10
 WELCOME = Welcome(run_id="run-1", heartbeat_s=0.05, silence_s=60.0, mark=0)
 
 
 class Gone(Exception):
-    """A guest dies without a word."""
+    """A further actor dies without a word."""
 
 
 class MortalEngine(ScriptedEngine):
@@ -57,22 +57,22 @@ class MortalEngine(ScriptedEngine):
     def generate(
         self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
     ) -> list[list[Completion]]:
-        """As scripted, while it lives; what it noted is not kept, since it would grow."""
+        """As scripted, until it is to die; what it noted is not kept, since it would grow."""
         if self.dying.is_set():
             raise Gone
         self.filled, self.installed = [], []
         return super().generate(groups, sampling, progress)
 
 
-class Guest:
+class ActorThread:
     """An actor in a thread."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.engine = MortalEngine()
-        self.thread = threading.Thread(target=self.live, args=(folder, name))
+        self.thread = threading.Thread(target=self.run, args=(folder, name))
         self.thread.start()
 
-    def live(self, folder: Path, name: str) -> None:
+    def run(self, folder: Path, name: str) -> None:
         """Until it dies or is drained."""
         port = ZmqActorPort(local_endpoint(folder), load_actor_key(folder / "keys" / f"{name}.json"))
         try:
@@ -87,7 +87,7 @@ class Guest:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What the process uses while one guest is connected."""
+    """What the process uses while one further actor is connected."""
 
     fds: int
     threads: int
@@ -106,12 +106,12 @@ def resources(folder: Path) -> Resources:
 
 
 class SoakRun:
-    """A learner without a policy, an actor that stays, and guests."""
+    """A learner without a policy, an actor that stays, and further actors."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "keys").mkdir(mode=0o700)
-        create_keys(folder / "keys", ["stays", "guest0", "guest1", "guest2"])
+        create_keys(folder / "keys", ["stays", "further0", "further1", "further2"])
         keys = load_learner_keys(folder / "keys")
         # Orders here cost nothing, so that an allowance made for actors that decode would be spent.
         self.port = ZmqLearnerPort(local_endpoint(folder), keys, allowance=float("inf"))
@@ -120,18 +120,18 @@ class SoakRun:
         recorder = JournalRecorder(self.journal, 0, lambda group: None)
         self.compaction = Compaction(JournalConfig(keep="checkpoints"), self.store, recorder)
         self.dispatcher = Dispatcher(self.port, recorder, hello_of(scripted_identity()), WELCOME, CHECK)
-        self.resident = Guest(folder, "stays")
-        self.guest: Guest | None = None
+        self.resident = ActorThread(folder, "stays")
+        self.further: ActorThread | None = None
         self.ended = 0
 
     def step(self, step: int) -> None:
-        """Order, collect, save when due; guests come one after another, and die of a later order."""
-        if step % (2 * GUEST_EVERY) == GUEST_EVERY:
-            self.guest = Guest(self.folder, f"guest{step % 3}")
-        elif step % (2 * GUEST_EVERY) == 0 and self.guest:
+        """Order, collect, save when due; further actors come one after another, and die of a later order."""
+        if step % (2 * FURTHER_EVERY) == FURTHER_EVERY:
+            self.further = ActorThread(self.folder, f"further{step % 3}")
+        elif step % (2 * FURTHER_EVERY) == 0 and self.further:
             while len(self.dispatcher.peers.by_address) < 2:
                 self.dispatcher.pump(0.01)
-            self.guest.engine.dying.set()
+            self.further.engine.dying.set()
         self.dispatcher.publish(toy_policy(step), oldest_needed=step)
         orders = toy_orders(step, count=ORDERS_A_STEP, version=step)
         self.dispatcher.submit(orders)
@@ -140,12 +140,12 @@ class SoakRun:
             self.store.save(Checkpoint(step=step + 1, files={"state": b"x"}))
             self.compaction.after_checkpoint(step + 1)
 
-    def await_guest_end(self) -> None:
-        """Wait until the last guest has ended and is removed."""
-        if self.guest:
-            self.guest.thread.join(30.0)
-            assert not self.guest.thread.is_alive()
-            self.guest, self.ended = None, self.ended + 1
+    def await_further_end(self) -> None:
+        """Wait until the last further actor has ended and is removed."""
+        if self.further:
+            self.further.thread.join(30.0)
+            assert not self.further.thread.is_alive()
+            self.further, self.ended = None, self.ended + 1
         while len(self.dispatcher.peers.by_address) > 1:
             self.dispatcher.pump(0.01)
 
@@ -160,16 +160,16 @@ def test_nothing_grows(tmp_path: Path) -> None:
     run = SoakRun(tmp_path)
     before: Resources | None = None
     for step in range(END):
-        if step % (2 * GUEST_EVERY) == GUEST_EVERY:
-            run.await_guest_end()
+        if step % (2 * FURTHER_EVERY) == FURTHER_EVERY:
+            run.await_further_end()
         if step == WARM:
             before = resources(tmp_path)
         run.step(step)
-    run.await_guest_end()
+    run.await_further_end()
     after = resources(tmp_path)
     run.close()
     assert before is not None
-    assert run.ended >= (END - WARM) // (2 * GUEST_EVERY)
+    assert run.ended >= (END - WARM) // (2 * FURTHER_EVERY)
     assert (after.fds, after.threads, after.journal_files) == (before.fds, before.threads, before.journal_files)
     # One object leaked every ten steps would be sixty.
     assert after.objects - before.objects < 50

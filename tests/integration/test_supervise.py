@@ -32,7 +32,7 @@ here = pathlib.Path(sys.argv[1])
 me = sys.argv[2]
 with (here / f"{me}.pids").open("a") as file:
     file.write(f"{os.getpid()}\\n")
-lives = len((here / f"{me}.pids").read_text().split())
+starts = len((here / f"{me}.pids").read_text().split())
 def wait_for(name):
     while not (here / name).exists():
         time.sleep(0.01)
@@ -107,7 +107,7 @@ def pids(folder: Path) -> list[int]:
     return [int(pid) for file in folder.glob("*.pids") for pid in file.read_text().split()]
 
 
-def lives(folder: Path, name: str) -> int:
+def starts(folder: Path, name: str) -> int:
     file = folder / f"{name}.pids"
     return len(file.read_text().split()) if file.exists() else 0
 
@@ -139,7 +139,7 @@ def test_an_actor_that_does_not_stop_is_killed_with_its_workers(folder: Path) ->
     begin = time.monotonic()
     Supervisor(plan(folder, "wait_for('actor0.ready')", WITH_WORKER + DEAF), Listener(), FreshStarter(), QUICK).run()
     assert time.monotonic() - begin >= QUICK.grace_s
-    assert lives(folder, "worker") == 1
+    assert starts(folder, "worker") == 1
 
 
 def test_children_have_a_session_of_their_own_and_know_their_parent(folder: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_user_error_comes_up_as_its_own_sentence_and_nothing_is_restarted(fold
     with pytest.raises(UserError) as failed:
         Supervisor(plan(folder, scripts["learner"], scripts["actor0"]), Listener(), FreshStarter(), QUICK).run()
     assert str(failed.value) == "there is no model at x; check model.path."
-    assert lives(folder, who) == 1
+    assert starts(folder, who) == 1
 
 
 def test_a_program_that_cannot_be_started_leaves_nothing_behind(folder: Path) -> None:
@@ -211,19 +211,19 @@ def test_the_words_of_an_earlier_session_are_not_shown(folder: Path) -> None:
 
 
 def test_a_dead_actor_is_started_again_and_its_workers_are_cleared(folder: Path) -> None:
-    actor = WITH_WORKER + "if lives < 3: os._exit(1)\n(here / 'third').touch()\n" + SERVE
+    actor = WITH_WORKER + "if starts < 3: os._exit(1)\n(here / 'third').touch()\n" + SERVE
     listener = Listener()
     Supervisor(plan(folder, "wait_for('third')", actor), listener, FreshStarter(), QUICK).run()
-    assert lives(folder, "actor0") == 3
+    assert starts(folder, "actor0") == 3
     assert listener.notes == [
         "actor0 ended with exit code 1; starting it again (1 of 5)",
         "actor0 ended with exit code 1; starting it again (2 of 5)",
     ]
-    assert lives(folder, "worker") == 3
+    assert starts(folder, "worker") == 3
 
 
 def test_an_actor_killed_by_a_signal_is_started_again(folder: Path) -> None:
-    actor = "if lives == 1: os.kill(os.getpid(), signal.SIGKILL)\n(here / 'second').touch()\n" + SERVE
+    actor = "if starts == 1: os.kill(os.getpid(), signal.SIGKILL)\n(here / 'second').touch()\n" + SERVE
     listener = Listener()
     Supervisor(plan(folder, "wait_for('second')", actor), listener, FreshStarter(), QUICK).run()
     assert listener.notes == ["actor0 was ended by SIGKILL; starting it again (1 of 5)"]
@@ -236,21 +236,21 @@ def test_an_actor_that_keeps_dying_ends_the_run(folder: Path) -> None:
     assert "actor0 ended with exit code 1 after step 0" in str(failed.value)
     assert "actor0 | no luck" in str(failed.value)
     assert len(listener.notes) == 5
-    assert lives(folder, "actor0") == 6
+    assert starts(folder, "actor0") == 6
 
 
 def test_steps_in_between_forgive_earlier_deaths(folder: Path) -> None:
-    actor = "if lives <= 8: sys.exit(1)\n(here / 'ninth').touch()\n" + SERVE
-    listener = Listener(steps=lambda: lives(folder, "actor0"))
+    actor = "if starts <= 8: sys.exit(1)\n(here / 'ninth').touch()\n" + SERVE
+    listener = Listener(steps=lambda: starts(folder, "actor0"))
     Supervisor(plan(folder, "wait_for('ninth')", actor), listener, FreshStarter(), QUICK).run()
-    assert lives(folder, "actor0") == 9
+    assert starts(folder, "actor0") == 9
 
 
 def test_an_actor_that_left_in_peace_is_started_again_only_if_the_learner_goes_on(folder: Path) -> None:
-    actor = "if lives == 1: sys.exit(0)\n(here / 'second').touch()\n" + SERVE
+    actor = "if starts == 1: sys.exit(0)\n(here / 'second').touch()\n" + SERVE
     listener = Listener()
     Supervisor(plan(folder, "wait_for('second')", actor), listener, FreshStarter(), QUICK).run()
-    assert lives(folder, "actor0") == 2
+    assert starts(folder, "actor0") == 2
     assert listener.notes == []
 
 

@@ -33,7 +33,7 @@ class Known:
             self.policies[message.version] = message
 
 
-def live_as_hostile(port: ActorEnd, rng: random.Random, trace: Trace, *, over: Callable[[], bool]) -> None:
+def run_as_hostile(port: ActorEnd, rng: random.Random, trace: Trace, *, over: Callable[[], bool]) -> None:
     """From its first Hello to its end, without a goodbye."""
     known = Known()
     port.send(hello(known, rng))

@@ -129,7 +129,7 @@ class Watch:
             self.unread.get(peer, set()).discard(message.policy_version)
 
     def learner_is_new(self, recorded: list[str], first_step: int) -> None:
-        """A life of the learner has opened its journal; all that the fsync of `open` covered counts as durable."""
+        """A start of the learner has opened its journal; all that the fsync of `open` covered counts as durable."""
         for seen in (self.open, self.hellos, self.marks, self.unread):
             seen.clear()
         self.recorded = recorded
@@ -187,7 +187,7 @@ class Watch:
         )
 
     def published(self, version: int, sha256: str) -> None:
-        """By the learner, in any of its lives."""
+        """By the learner, in any of its starts."""
         known = self.policies.setdefault(version, sha256)
         right = self.expected.policies[version] if self.expected else known
         self.check(known == right == sha256, "final value", f"version {version} came out as {sha256[:12]}")

@@ -19,7 +19,7 @@ LATE_S = 3.0
 
 
 class Mailbox:
-    """What has come for one life of one process, and who waits for it."""
+    """What has come for one start of one process, and who waits for it."""
 
     def __init__(self, virtual_time: VirtualTime) -> None:
         self.virtual_time = virtual_time
@@ -44,7 +44,7 @@ class Mailbox:
 
 
 class Wire:
-    """Between the learner and one life of one actor."""
+    """Between the learner and one start of one actor."""
 
     def __init__(self, address: bytes, place: int, mailbox: Mailbox) -> None:
         self.address = address
@@ -63,7 +63,7 @@ class Network:
         self.trace = trace
         self.rng = rng
         self.learner: Mailbox | None = None
-        self.learner_lives = 0
+        self.learner_starts = 0
         self.kept: list[tuple[bytes, AnyMessage]] = []
         self.wires: dict[bytes, Wire] = {}
         self.breaks = [0] * (schedule.actors + 1)
@@ -76,9 +76,9 @@ class Network:
         return self.schedule.line_faults if self.virtual_time.now < CALM_AT_S else QUIET
 
     def open_learner(self) -> Mailbox:
-        """A life of the learner listens."""
+        """A start of the learner listens."""
         self.learner = Mailbox(self.virtual_time)
-        self.learner_lives += 1
+        self.learner_starts += 1
         for peer, message in self.kept:
             self.learner.put(peer, message)
         self.kept = []
@@ -89,7 +89,7 @@ class Network:
         self.learner = None
 
     def open_actor(self, name: str, place: int) -> Wire:
-        """A life of an actor dials."""
+        """A start of an actor dials."""
         address = f"{name}-{len(self.wires):08x}".encode()
         self.wires[address] = Wire(address, place, Mailbox(self.virtual_time))
         return self.wires[address]
@@ -133,16 +133,16 @@ class Network:
                 self.trace.count("late")
             else:
                 at = wire.last_arrival[to_learner] = max(at, wire.last_arrival[to_learner])
-            sent = (self.breaks[wire.place], self.learner_lives)
+            sent = (self.breaks[wire.place], self.learner_starts)
             self.virtual_time.after(at - self.virtual_time.now, partial(self.arrive, wire, message, to_learner, *sent))
 
-    def arrive(self, wire: Wire, message: AnyMessage, to_learner: bool, breaks: int, lives: int) -> None:
+    def arrive(self, wire: Wire, message: AnyMessage, to_learner: bool, breaks: int, starts: int) -> None:
         """At the other end, if there still is one."""
         lost = breaks != self.breaks[wire.place]
         if not to_learner:
             lost = lost or wire.died_at is not None
-        elif not self.line_faults.keeps_for_next_life:
-            lost = lost or self.learner is None or lives != self.learner_lives
+        elif not self.line_faults.keeps_for_next_start:
+            lost = lost or self.learner is None or starts != self.learner_starts
         if lost:
             self.lose("loses on the way", message)
         elif not to_learner:

@@ -64,7 +64,7 @@ class OneFsyncLate(JournalRecorder):
 
 
 class ForgetsTheJournal(JournalRecorder):
-    """Does not look for filled orders of an earlier life."""
+    """Does not look for filled orders of an earlier start."""
 
     def find(self, order: Order) -> FilledOrder | None:
         return None

@@ -54,8 +54,8 @@ class LineFaults:
     """Share that comes twice."""
     late: float
     """Share that comes up to three seconds late, overtaken by others."""
-    keeps_for_next_life: bool
-    """Whether what was sent to a dead learner waits for its next life."""
+    keeps_for_next_start: bool
+    """Whether what was sent to a dead learner waits for its next start."""
     notices_gone_s: float
     """How long sending to a dead actor seems to work."""
     real_bytes: bool
@@ -132,7 +132,7 @@ QUIET = LineFaults(
     drop=0.0,
     double=0.0,
     late=0.0,
-    keeps_for_next_life=True,
+    keeps_for_next_start=True,
     notices_gone_s=0.0,
     real_bytes=True,
 )
@@ -221,7 +221,7 @@ def draw_line_faults(rng: random.Random) -> LineFaults:
         drop=rng.choice((0.0, 0.02, 0.08)) if rough else 0.0,
         double=rng.choice((0.0, 0.05, 0.15)) if rough else 0.0,
         late=rng.choice((0.0, 0.05, 0.15)) if rough else 0.0,
-        keeps_for_next_life=rng.random() < 0.5,
+        keeps_for_next_start=rng.random() < 0.5,
         notices_gone_s=rng.choice((0.0, 0.5, 30.0)),
         real_bytes=rng.random() < 0.1,
     )

@@ -65,13 +65,13 @@ class VirtualTime:
     def start(self, name: str, body: Callable[[], None], ended: Callable[[Process], None]) -> Process:
         """A new process; `ended` is called when its body has returned, raised or been killed."""
         process = Process(name)
-        thread = threading.Thread(target=self.live, args=(process, body, ended), daemon=True)
+        thread = threading.Thread(target=self.run_body, args=(process, body, ended), daemon=True)
         self.threads.append(thread)
         thread.start()
         self.runnable.append(process)
         return process
 
-    def live(self, process: Process, body: Callable[[], None], ended: Callable[[Process], None]) -> None:
+    def run_body(self, process: Process, body: Callable[[], None], ended: Callable[[Process], None]) -> None:
         """What the thread does."""
         process.signal.acquire()
         try:
@@ -153,7 +153,7 @@ class VirtualTime:
             raise self.failure
 
     def close(self, processes: list[Process]) -> None:
-        """Unwind all processes that still live."""
+        """Unwind all processes that have not ended."""
         self.events.clear()
         self.num_events = 0
         for process in processes:

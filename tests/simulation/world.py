@@ -17,12 +17,12 @@ from pathlib import Path
 from learner.update.mismatch import Mismatch
 from tests.simulation.build import REAL, Build
 from tests.simulation.disk import Disk
-from tests.simulation.hostile import live_as_hostile
+from tests.simulation.hostile import run_as_hostile
 from tests.simulation.invariants import Outcome, Violation, Watch, is_expected
-from tests.simulation.lives import LearnerLife, live_as_actor
 from tests.simulation.network import Network
 from tests.simulation.ports import ActorEnd, LearnerEnd
 from tests.simulation.schedule import CALM_AT_S, CALM_S, Crash, Schedule, Shape, undisturbed
+from tests.simulation.starts import LearnerStart, run_as_actor
 from tests.simulation.trace import Trace
 from tests.simulation.virtual_time import Killed, Process, Stuck, VirtualTime
 
@@ -48,7 +48,7 @@ class World:
         self.armed: dict[int, list[Crash]] = {}
         self.deaths: dict[int, Crash] = {}
         self.points: dict[int, int] = {}
-        self.actor_lives = 0
+        self.actor_starts = 0
         self.stop_asked = False
         self.stale_left = schedule.stale
         self.resample_step: int | None = None
@@ -76,22 +76,22 @@ class World:
         return self.outcome
 
     def start_learner(self) -> None:
-        """One more life."""
+        """One more start."""
         self.trace.say("learner", "starts")
         self.stop_asked = False
         self.living[LEARNER] = self.virtual_time.start("learner", self.learner, partial(self.ended, LEARNER))
 
     def start_actor(self, place: int) -> None:
-        """One more life, under the old id or a new one."""
+        """One more start, under the old id or a new one."""
         if self.outcome is None:
-            self.actor_lives += 1
-            name = f"actor{place}" + (f".{self.actor_lives}" if self.schedule.new_names else "")
+            self.actor_starts += 1
+            name = f"actor{place}" + (f".{self.actor_starts}" if self.schedule.new_names else "")
             self.trace.say(name, "starts")
             body = partial(self.actor, name, place)
             self.living[place] = self.virtual_time.start(name, body, partial(self.ended, place))
 
     def start_hostile(self) -> None:
-        """The one life of the one who means harm."""
+        """The one start of the one who means harm."""
         place = self.schedule.actors
         self.trace.say("evil", "starts")
         self.living[place] = self.virtual_time.start("evil", partial(self.hostile, place), partial(self.ended, place))
@@ -101,7 +101,7 @@ class World:
         wire = self.network.open_actor("evil", place)
         port = ActorEnd(self.network, wire, self.watch, partial(self.point, place), self.trace)
         try:
-            live_as_hostile(port, random.Random(self.schedule.seed), self.trace, over=self.is_over)
+            run_as_hostile(port, random.Random(self.schedule.seed), self.trace, over=self.is_over)
         finally:
             wire.died_at = self.virtual_time.now
 
@@ -114,7 +114,7 @@ class World:
         point = partial(self.point, LEARNER)
         port = LearnerEnd(self.network, self.network.open_learner(), self.watch, point, self.trace)
         resample_step, self.resample_step = self.resample_step, None
-        life = LearnerLife(
+        start = LearnerStart(
             self.config,
             self.build,
             self.disk,
@@ -127,13 +127,13 @@ class World:
             resample_step=resample_step,
         )
         try:
-            self.outcome = life.live() or self.outcome
+            self.outcome = start.run_once() or self.outcome
         except Mismatch:
-            self.resample_step = max(life.publisher.versions) + 1
+            self.resample_step = max(start.publisher.versions) + 1
             self.trace.count("sampled again")
             raise
         finally:
-            life.close()
+            start.close()
 
     def actor(self, name: str, place: int) -> None:
         """What its thread does."""
@@ -141,7 +141,7 @@ class World:
         port = ActorEnd(self.network, wire, self.watch, partial(self.point, place), self.trace)
         work = partial(self.work, 0.05, 0.5)
         try:
-            live_as_actor(
+            run_as_actor(
                 name,
                 self.config,
                 self.build,
@@ -194,7 +194,7 @@ class World:
             self.virtual_time.die()
 
     def ended(self, who: int, process: Process) -> None:
-        """Somebody's thread is at its end: start a new life, or see that all is over."""
+        """Somebody's thread is at its end: start it again, or see that all is over."""
         del self.living[who]
         self.trace.say(process.name, f"ends: {'killed' if process.killed else process.error or 'on purpose'}")
         if isinstance(process.error, Violation):

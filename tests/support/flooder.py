@@ -22,7 +22,7 @@ MIB = bytes(2**20)
 
 
 def dial(context: "zmq.Context[Dealer]", endpoint: str, key: ActorKey) -> Dealer:
-    """A new life of the actor, ready to say anything."""
+    """A new start of the actor, ready to say anything."""
     dealer = context.socket(zmq.DEALER)
     set_up_actor(dealer, key, high_water_mark=100, send_timeout_s=0.05)
     dealer.linger = 0

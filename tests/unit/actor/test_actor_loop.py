@@ -54,7 +54,7 @@ class MemoryRecorder:
 
 
 def act(dial: DialPort, actor_id: str, engine: ScriptedEngine, lease: Path) -> None:
-    """The life of an actor."""
+    """One start of an actor."""
     port = dial(actor_id)
     try:
         link = Link(port, "the test", actor_id, engine.identity, credits=2, rules_digest=RULES)
@@ -89,10 +89,10 @@ def actors(dial: DialPort, engines: Sequence[ScriptedEngine], folder: Path) -> I
 def over_memory(num_actors: int, folder: Path) -> tuple[list[FilledOrder], list[str], list[ScriptedEngine]]:
     """A whole run in memory."""
     hub, engines = MemoryHub(), [ScriptedEngine() for _ in range(num_actors)]
-    with actors(hub.actor_port, engines, folder) as lives:
+    with actors(hub.actor_port, engines, folder) as running:
         filled, recorded = train_by_hand(hub.learner_port())
-        for life in lives:
-            life.result(30.0)
+        for one in running:
+            one.result(30.0)
     return filled, recorded, engines
 
 
@@ -135,10 +135,10 @@ def test_the_same_over_real_sockets_with_keys(tmp_path: Path) -> None:
 
     port = ZmqLearnerPort(endpoint, load_learner_keys(keys))
     try:
-        with actors(dial, engines, tmp_path) as lives:
+        with actors(dial, engines, tmp_path) as running:
             filled, recorded = train_by_hand(port)
-            for life in lives:
-                life.result(30.0)
+            for one in running:
+                one.result(30.0)
     finally:
         port.close()
     assert content(filled) == content(over_memory(1, tmp_path)[0])
@@ -148,9 +148,9 @@ def test_the_same_over_real_sockets_with_keys(tmp_path: Path) -> None:
 def test_an_actor_with_another_base_ends_with_the_learners_sentence(tmp_path: Path) -> None:
     hub = MemoryHub()
     another_base = ScriptedEngine(scripted_identity(base_digest="d" * 64))
-    with actors(hub.actor_port, [another_base], tmp_path) as (life,):
+    with actors(hub.actor_port, [another_base], tmp_path) as (one,):
         dispatcher = Dispatcher(hub.learner_port(), MemoryRecorder(), hello_of(scripted_identity()), WELCOME, CHECK)
-        while not life.done():
+        while not one.done():
             dispatcher.pump(0.05)
     with pytest.raises(HandshakeRefused, match="another base model than the learner"):
-        life.result()
+        one.result()

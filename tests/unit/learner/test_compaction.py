@@ -21,8 +21,8 @@ def anything(group: Group) -> None:
     """Admits every group."""
 
 
-class Life:
-    """One life of what writes checkpoints and journal, without a policy."""
+class Start:
+    """One start of what writes checkpoints and journal, without a policy."""
 
     def __init__(
         self, run: Path, keep: Literal["all", "checkpoints"] = "checkpoints", segment_bytes: int = 2**20
@@ -65,55 +65,55 @@ class Life:
 
 def test_all_is_kept_unless_asked_otherwise(tmp_path: Path) -> None:
     assert JournalConfig().keep == "all"
-    life = Life(tmp_path, "all")
-    life.train(40)
-    assert life.steps() == set(range(40)) and not (tmp_path / "journal" / "start").exists()
-    life.end()
+    start = Start(tmp_path, "all")
+    start.train(40)
+    assert start.steps() == set(range(40)) and not (tmp_path / "journal" / "start").exists()
+    start.end()
 
 
 def test_nothing_goes_while_there_are_fewer_checkpoints_than_are_kept(tmp_path: Path) -> None:
-    life = Life(tmp_path)
-    life.train(EVERY * KEEP - 1)
-    assert min(life.steps()) == 0
-    life.end()
+    start = Start(tmp_path)
+    start.train(EVERY * KEEP - 1)
+    assert min(start.steps()) == 0
+    start.end()
 
 
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("segment_bytes", [1, 2**20])
 def test_what_the_oldest_kept_checkpoint_needs_stays(tmp_path: Path, lag: int, segment_bytes: int) -> None:
-    life = Life(tmp_path, segment_bytes=segment_bytes)
-    life.train(40, lag=lag)
+    start = Start(tmp_path, segment_bytes=segment_bytes)
+    start.train(40, lag=lag)
     oldest = 40 - EVERY * (KEEP - 1)
-    assert set(range(oldest, 40)) <= life.steps()
-    assert min(life.steps()) >= oldest - EVERY
-    assert life.journal.reading().start.step == oldest == life.store.oldest_kept(40)
-    life.end()
+    assert set(range(oldest, 40)) <= start.steps()
+    assert min(start.steps()) >= oldest - EVERY
+    assert start.journal.reading().start.step == oldest == start.store.oldest_kept(40)
+    start.end()
 
 
 def test_segments_and_their_bookkeeping_do_not_grow(tmp_path: Path) -> None:
-    life = Life(tmp_path)
-    life.train(400)
+    start = Start(tmp_path)
+    start.train(400)
     assert len(list((tmp_path / "journal").glob("*.log"))) == KEEP
-    assert len(life.journal.firsts) == KEEP and len(life.recorder.last_steps) <= KEEP
-    life.end()
+    assert len(start.journal.firsts) == KEEP and len(start.recorder.last_steps) <= KEEP
+    start.end()
 
 
 def test_the_best_checkpoint_holds_nothing_back(tmp_path: Path) -> None:
-    life = Life(tmp_path)
-    life.train(40, best=4)
-    assert life.store.load(4).step == 4
-    assert min(life.steps()) > 4
-    life.end()
+    start = Start(tmp_path)
+    start.train(40, best=4)
+    assert start.store.load(4).step == 4
+    assert min(start.steps()) > 4
+    start.end()
 
 
 @pytest.mark.parametrize("stopped", range(13, 21))
 def test_a_resumed_life_finds_what_it_needs_and_gives_up_the_same(tmp_path: Path, stopped: int) -> None:
-    whole = Life(tmp_path / "whole")
+    whole = Start(tmp_path / "whole")
     whole.train(24)
-    first = Life(tmp_path / "resumed")
+    first = Start(tmp_path / "resumed")
     first.train(stopped)
     first.end()
-    second = Life(tmp_path / "resumed")
+    second = Start(tmp_path / "resumed")
     since = stopped - stopped % EVERY
     assert second.first_step == since
     found = second.train(24)
@@ -124,22 +124,22 @@ def test_a_resumed_life_finds_what_it_needs_and_gives_up_the_same(tmp_path: Path
 
 
 def test_a_damaged_newest_checkpoint_finds_its_records(tmp_path: Path) -> None:
-    first = Life(tmp_path)
+    first = Start(tmp_path)
     first.train(24)
     first.end()
     for step in (24, 20):
         (tmp_path / "checkpoints" / f"step-{step:06d}" / "state").write_bytes(b"damaged")
-    second = Life(tmp_path)
+    second = Start(tmp_path)
     assert second.first_step == 16
     assert sorted(set(second.train(24))) == list(range(16, 24))
     second.end()
 
 
 def test_records_that_were_handed_out_are_not_kept(tmp_path: Path) -> None:
-    first = Life(tmp_path, "all")
+    first = Start(tmp_path, "all")
     first.train(EVERY * 2 + 3)
     first.end()
-    second = Life(tmp_path, "all")
+    second = Start(tmp_path, "all")
     assert {step_of(order_id) for order_id in second.recorder.found} == set(range(8, 11))
     second.train(40)
     assert second.recorder.found == {}

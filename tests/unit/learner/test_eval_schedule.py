@@ -23,8 +23,8 @@ class MemoryStore:
         self.noted.append(evaluation.version)
 
 
-class Life:
-    """One life of a run; notes what was evaluated."""
+class Start:
+    """One start of a run; notes what was evaluated."""
 
     def __init__(self, store: MemoryStore, every: int, steps: int = 6) -> None:
         self.made: list[tuple[str, int, str]] = []
@@ -47,33 +47,33 @@ class Life:
 
 
 def test_before_on_the_way_and_after() -> None:
-    assert Life(MemoryStore(), every=2).go(0, 6) == ["base", "step-000002", "step-000004", "final"]
-    assert Life(MemoryStore(), every=5).go(0, 6) == ["base", "step-000005", "final"]
-    assert Life(MemoryStore(), every=0).go(0, 6) == ["base", "final"]
+    assert Start(MemoryStore(), every=2).go(0, 6) == ["base", "step-000002", "step-000004", "final"]
+    assert Start(MemoryStore(), every=5).go(0, 6) == ["base", "step-000005", "final"]
+    assert Start(MemoryStore(), every=0).go(0, 6) == ["base", "final"]
 
 
 def test_a_later_life_makes_what_is_missing_and_nothing_twice() -> None:
     store = MemoryStore()
-    assert Life(store, every=2).go(0, 3) == ["base", "step-000002"]
+    assert Start(store, every=2).go(0, 3) == ["base", "step-000002"]
     # Steps 3 and 4 are done again; the checkpoint of step 2 has its evaluation.
-    assert Life(store, every=2).go(2, 6) == ["step-000004", "final"]
-    assert Life(store, every=2).go(6, 6) == []
-    # The life that made the checkpoint of step 4 ended before it was evaluated.
+    assert Start(store, every=2).go(2, 6) == ["step-000004", "final"]
+    assert Start(store, every=2).go(6, 6) == []
+    # The start that made the checkpoint of step 4 ended before it was evaluated.
     del store.kept["step-000004"]
-    assert Life(store, every=2).go(4, 6) == ["step-000004"]
+    assert Start(store, every=2).go(4, 6) == ["step-000004"]
 
 
 def test_a_run_that_is_trained_further_has_a_new_end() -> None:
     store = MemoryStore()
-    Life(store, every=0, steps=6).go(0, 6)
-    assert Life(store, every=0, steps=8).go(6, 8) == ["final"]
+    Start(store, every=0, steps=6).go(0, 6)
+    assert Start(store, every=0, steps=8).go(6, 8) == ["final"]
     assert store.kept["final"].version == 8
 
 
 def test_another_adapter_is_evaluated_again() -> None:
     store = MemoryStore()
     store.kept["base"] = toy_evaluation([True], label="base", adapter_sha256="of another run")
-    assert Life(store, every=0).go(0, 1) == ["base"]
+    assert Start(store, every=0).go(0, 1) == ["base"]
     assert store.kept["base"].adapter_sha256 == "v0"
 
 
@@ -85,25 +85,25 @@ def test_words_name_interval_n_and_seed() -> None:
 
 def test_what_was_evaluated_is_judged_once_in_each_life_that_comes_by() -> None:
     store = MemoryStore()
-    Life(store, every=2).go(0, 6)
+    Start(store, every=2).go(0, 6)
     assert store.noted == [2, 4, 6]
-    # The life that made the report of step 4 may have ended before it was judged.
-    Life(store, every=2).go(4, 6)
+    # The start that made the report of step 4 may have ended before it was judged.
+    Start(store, every=2).go(4, 6)
     assert store.noted == [2, 4, 6, 4, 6]
     # Without evaluations on the way there is nothing to choose from.
-    Life(alone := MemoryStore(), every=0).go(0, 6)
+    Start(alone := MemoryStore(), every=0).go(0, 6)
     assert alone.noted == []
 
 
 def test_the_end_of_a_run_that_is_trained_further_stays_a_candidate() -> None:
     store = MemoryStore()
-    Life(store, every=4, steps=6).go(0, 6)
-    Life(store, every=4, steps=8).go(6, 8)
+    Start(store, every=4, steps=6).go(0, 6)
+    Start(store, every=4, steps=8).go(6, 8)
     assert store.noted == [4, 6, 6, 8]
 
 
 def test_a_report_on_other_tasks_is_made_again() -> None:
     store = MemoryStore()
-    Life(store, every=2).go(0, 2)
+    Start(store, every=2).go(0, 2)
     store.kept["step-000002"] = toy_evaluation([True], label="step-000002", version=2, adapter_sha256="v2")
-    assert Life(store, every=2).go(2, 3) == ["step-000002"]
+    assert Start(store, every=2).go(2, 3) == ["step-000002"]

@@ -24,8 +24,8 @@ class Whole:
         return Checkpoint(step=step, files={"a": b"%d" % step})
 
 
-class Life:
-    """The files of one life of a run."""
+class Start:
+    """The files of one start of a run."""
 
     def __init__(self, path: Path, best: Best | None = None) -> None:
         run = RunDir(path) if path.exists() else RunDir.create(path, config_to_json(Config()))
@@ -41,22 +41,22 @@ class Life:
 
 
 def test_the_highest_held_out_score_is_kept_and_the_later_of_two_equals(tmp_path: Path) -> None:
-    life = Life(tmp_path / "run")
+    start = Start(tmp_path / "run")
     for step, share in ((10, 0.5), (20, 0.7), (30, 0.7), (40, 0.6), (50, None)):
-        life.step(step, share)
-    assert life.store.load_best().step == 30
-    assert sorted(path.name for path in life.store.path(1).parent.glob("step-*")) == ["step-000030", "step-000050"]
-    assert life.whole.totals == RunTotals(best=Best(step=30, accuracy=0.7))
+        start.step(step, share)
+    assert start.store.load_best().step == 30
+    assert sorted(path.name for path in start.store.path(1).parent.glob("step-*")) == ["step-000030", "step-000050"]
+    assert start.whole.totals == RunTotals(best=Best(step=30, accuracy=0.7))
 
 
 def test_a_later_life_goes_on_from_what_its_checkpoint_says(tmp_path: Path) -> None:
-    first = Life(tmp_path / "run")
+    first = Start(tmp_path / "run")
     first.step(10, 0.9)
     first.step(20, 0.5)
-    second = Life(tmp_path / "run", best=first.whole.totals.best)
+    second = Start(tmp_path / "run", best=first.whole.totals.best)
     second.step(30, 0.6)
     assert second.store.load_best().step == 10
-    # What the next checkpoint would say, and what the first life would have said there.
+    # What the next checkpoint would say, and what the first start would have said there.
     assert second.files.best == Best(step=10, accuracy=0.9)
 
 

@@ -140,7 +140,7 @@ def test_a_checkpoint_that_is_asked_for_is_made_once() -> None:
     files = NotedFiles()
     report = report_over(files)
     report.save(0)
-    assert files.saved == [], "nothing was done in this life"
+    assert files.saved == [], "nothing was done in this start"
     for step in range(4):
         record(report, step)
     report.save(4)

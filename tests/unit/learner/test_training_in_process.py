@@ -86,7 +86,7 @@ class KeptEvaluations:
 
 
 class Run:
-    """One life of a learner with an actor inside; nothing is shared between two of them but the checkpoint folder."""
+    """One start of a learner with an actor inside; nothing is shared between two of them but the checkpoint folder."""
 
     def __init__(
         self, checkpoint: Path, folder: Path, config: Config, engine: Callable[[Policy, Prompter], Engine] = HFEngine
@@ -316,7 +316,7 @@ def test_evaluations_on_the_way_change_no_bit_also_after_a_resume(
     assert list(found) == ["step-000002", "step-000004"]
     kept = first.evaluate_into({})
     first.train(last=4)
-    # As if the first life had ended after the checkpoint of step 3, and its evaluation of step 4 were lost with it.
+    # As if the first start had ended after the checkpoint of step 3, and its evaluation of step 4 were lost with it.
     del kept["step-000004"]
     second.load(first.files.checkpoints[3])
     second.evaluate_into(kept)

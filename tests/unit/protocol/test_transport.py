@@ -279,7 +279,7 @@ def test_a_returning_peer_takes_the_place_of_its_old_connection(wire: Wire) -> N
     """The learner may not know yet that the old one is dead."""
     learner = wire.learner()
     context = wire.stack.enter_context(zmq.Context())
-    lives: list[zmq.Socket[bytes]] = []
+    opened: list[zmq.Socket[bytes]] = []
     for phase in ("old", "new"):
         socket = wire.stack.enter_context(context.socket(zmq.DEALER))
         set_up_actor(socket, wire.key, limits.HIGH_WATER_MARK, limits.SEND_TIMEOUT_S)
@@ -287,10 +287,10 @@ def test_a_returning_peer_takes_the_place_of_its_old_connection(wire: Wire) -> N
         socket.connect(wire.endpoint)
         socket.send_multipart(encode(Heartbeat(phase=phase)))
         assert hear(learner) == (b"actor0-same", Heartbeat(phase=phase))
-        lives.append(socket)
+        opened.append(socket)
     learner.send(b"actor0-same", Drain())
-    assert lives[1].poll(round(DEADLINE_S * 1000))
-    assert not lives[0].poll(0)
+    assert opened[1].poll(round(DEADLINE_S * 1000))
+    assert not opened[0].poll(0)
 
 
 def test_frames_beyond_the_largest_limit_never_reach_us(wire: Wire) -> None:

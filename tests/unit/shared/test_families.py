@@ -65,7 +65,7 @@ def config_for(source: Path, **sections: Any) -> Config:
 
 
 class Kept:
-    """Rows and checkpoints of one life."""
+    """Rows and checkpoints of one start."""
 
     def __init__(self) -> None:
         self.rows: list[StepMetrics] = []
@@ -84,7 +84,7 @@ def never(batch: object) -> None:
     raise AssertionError("no update of these is to be refused")
 
 
-def one_life(config: Config, folder: Path, start: Checkpoint | None = None, last: int = STEPS) -> tuple[str, Kept]:
+def one_start(config: Config, folder: Path, start: Checkpoint | None = None, last: int = STEPS) -> tuple[str, Kept]:
     """Train from a checkpoint, or from the start; the adapter's digest and what was kept."""
     model, kept = load_model(config), Kept()
     engine, prompter = build_engine(config)
@@ -106,15 +106,15 @@ def one_life(config: Config, folder: Path, start: Checkpoint | None = None, last
 @pytest.fixture(scope="module")
 def trained(source: Path) -> tuple[str, Kept]:
     """A whole run: the adapter's digest, rows and checkpoints."""
-    return one_life(config_for(source), source.parent)
+    return one_start(config_for(source), source.parent)
 
 
 def test_a_run_learns_the_same_whether_resumed_or_not(source: Path, trained: tuple[str, Kept], tmp_path: Path) -> None:
     config = config_for(source)
     digest, kept = trained
-    _, first_half = one_life(config, tmp_path, last=2)
-    resumed, rest = one_life(config, tmp_path, start=first_half.checkpoints[2])
-    assert resumed == digest != one_life(config, tmp_path, last=1)[0]
+    _, first_half = one_start(config, tmp_path, last=2)
+    resumed, rest = one_start(config, tmp_path, start=first_half.checkpoints[2])
+    assert resumed == digest != one_start(config, tmp_path, last=1)[0]
     assert [row.reward_mean for row in rest.rows] == [row.reward_mean for row in kept.rows[2:]]
     updated = [row for row in kept.rows if row.groups_idle < row.groups_total]
     assert updated and min(row.grad_norm for row in updated) > 0
@@ -130,7 +130,7 @@ def test_recomputed_activations_change_nothing_but_rounding(source: Path, tmp_pa
 
 def moments_after_two_steps(config: Config, folder: Path) -> dict[str, torch.Tensor]:
     """Adam divides the gradient's size away; so its moments are what is compared."""
-    _, kept = one_life(config, folder, last=2)
+    _, kept = one_start(config, folder, last=2)
     tensors = load(kept.checkpoints[2].files["optimizer.safetensors"])
     return {name: value for name, value in tensors.items() if value.numel() > 1}
 

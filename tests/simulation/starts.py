@@ -1,4 +1,4 @@
-"""One life of a learner and one of an actor, put together from the product's parts as `learner/session.py` and
+"""One start of a learner and one of an actor, put together from the product's parts as `learner/session.py` and
 `actor/wiring.py` do it.
 
 Real: dispatcher, peers, recorder, journal, plan, orders, publisher, state, step report, run files, both loops, link,
@@ -66,7 +66,7 @@ class WatchedUpdate:
         self.watch.consumed(step, list(batch.filled), self.update.optimizer.consumed)
 
 
-class LearnerLife:
+class LearnerStart:
     """From opening the journal to the end of the run."""
 
     def __init__(
@@ -141,7 +141,7 @@ class LearnerLife:
         self.disk.cover(*self.disk.segments())
         point("after a void")
 
-    def live(self) -> Outcome | None:
+    def run_once(self) -> Outcome | None:
         """What the run came to, or None if it was asked to stop before its end."""
         self.files.resume_at(self.first_step + 1)
         for version in sorted(self.publisher.versions):
@@ -196,7 +196,7 @@ class WatchedRollout:
         return filled_order
 
 
-def live_as_actor(
+def run_as_actor(
     name: str,
     config: Config,
     build: Build,

@@ -1,4 +1,4 @@
-"""One life of a run: from the launcher's start until nothing of it is left, perhaps with a kill at some instant.
+"""One start of a run: from the launcher's start until nothing of it is left, perhaps with a kill at some instant.
 
 The caller is a subreaper: all processes that a killed launcher leaves behind become its children, so every process is
 counted.
@@ -31,17 +31,17 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
     victim: Victim
     """Who is killed."""
     after_s: float
-    """How long after the start of a life, or after the kill before it."""
+    """How long after a start of the run, or after the kill before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Life:
-    """How one life ended."""
+class Start:
+    """How one start ended."""
 
     code: int
     """The launcher's exit code; minus the signal's number if one ended it."""
     kills: int
-    """Kills that hit a living process."""
+    """Kills that hit a process that was running."""
     sentence: str
     """What the launcher said last."""
 
@@ -51,17 +51,17 @@ def adopt_orphans() -> None:
     assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
-def live(run: Path, log: Path, environment: dict[str, str], kills: list[Kill]) -> Life:
+def run_once(run: Path, log: Path, environment: dict[str, str], kills: list[Kill]) -> Start:
     """Start the launcher and wait for its end; the kills that were done are taken off the list, the disk is freed."""
     with log.open("ab") as file:
-        start = file.tell()
+        before = file.tell()
         pid = fork_module("launcher", ["tests.chaos.launcher", str(run)], environment, file.fileno())
     ballast = run.with_name("ballast")
     code, hits = watch(pid, kills, ballast)
     reap_all()
     ballast.unlink(missing_ok=True)
-    said = log.read_bytes()[start:].decode().strip().splitlines()
-    return Life(code=code, kills=hits, sentence=said[-1] if said else "")
+    said = log.read_bytes()[before:].decode().strip().splitlines()
+    return Start(code=code, kills=hits, sentence=said[-1] if said else "")
 
 
 def watch(pid: int, kills: list[Kill], ballast: Path) -> tuple[int, int]:
@@ -73,7 +73,7 @@ def watch(pid: int, kills: list[Kill], ballast: Path) -> tuple[int, int]:
         if ended:
             return os.waitstatus_to_exitcode(status), hits
         now = time.monotonic()
-        assert now - began < LIMIT_S, f"a life of a run did not end within {LIMIT_S} s"
+        assert now - began < LIMIT_S, f"a start of a run did not end within {LIMIT_S} s"
         if kills and now - last >= kills[0].after_s:
             last = now
             victim = kills.pop(0).victim
@@ -82,7 +82,7 @@ def watch(pid: int, kills: list[Kill], ballast: Path) -> tuple[int, int]:
 
 
 def kill(launcher: int, victim: Victim) -> int:
-    """SIGKILL to those of this name that live; how many that were."""
+    """SIGKILL to those of this name that run; how many that were."""
     children = {name_of(pid): pid for pid in children_of(launcher)}
     found = {"launcher": launcher} | children
     targets = list(found.values()) if victim == "all" else [found[victim]] if victim in found else []
@@ -110,7 +110,7 @@ def killed(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """Living or dead."""
+    """Running or ended."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
