@@ -41,3 +41,10 @@ class RewardError(UserError):
 
 class TrainingStopped(UserError):
     """Training was stopped before a wrong update was applied."""
+
+
+def in_words(error: BaseException) -> str:
+    """Type and first line of the message of an exception; the message may have pages or be empty."""
+    said = str(error).strip().splitlines()
+    name = type(error).__name__
+    return f"{name}: {said[0][:200].rstrip('.')}" if said else name

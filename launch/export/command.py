@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from learner.durable.checkpoint import Checkpoint, choose_checkpoint
 from shared.config.load import config_from_json
 from shared.config.tree import Config
-from shared.errors import ConfigError, RunDirError
+from shared.errors import ConfigError, RunDirError, in_words
 from shared.process.determinism import cpu_environment
 from shared.run.evaluation import Evaluation, read_evaluation
 from shared.run.files import disk_errors, made_whole, make_folder, sync_files
@@ -182,9 +182,8 @@ def push(folder: Path, repo: str, message: str, connect: Callable[[], Hub]) -> s
         hub.create_repo(repo, private=True, exist_ok=True)
         hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        what = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunDirError(
-            f"The hub did not accept {repo}: {what}; the export is complete in {folder}. To push it again, use"
-            f" `hf upload {repo} {folder}`."
+            f"The hub did not accept {repo}: {in_words(error)}; the export is complete in {folder}. To push it"
+            f" again, use `hf upload {repo} {folder}`."
         ) from error
     return f"https://huggingface.co/{repo}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from shared.config.data import TasksConfig
-from shared.errors import DataError
+from shared.errors import DataError, in_words
 from shared.gold_answer import MARKER, boxes
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -155,7 +155,7 @@ def open_dataset(source: str, split: str, config: TasksConfig) -> Iterable[Any]:
         return cast(Any, load_dataset(has.hub or source, config.subset or has.subset or None, split=split))
     except Exception as error:
         advice = "" if file else " (a machine without the hub can read a folder with train.jsonl and test.jsonl)"
-        raise DataError(f"tasks.source = '{source}' cannot be read: {first_line(error)}{advice}") from error
+        raise DataError(f"tasks.source = '{source}' cannot be read: {in_words(error)}{advice}") from error
 
 
 def local_file(source: str, split: str) -> Path | None:
@@ -175,11 +175,6 @@ def local_file(source: str, split: str) -> Path | None:
             f"The folder '{source}' holds no {split}.jsonl (nor {split}.json, .csv, .parquet); set tasks.split."
         )
     return file
-
-
-def first_line(error: Exception) -> str:
-    """The first line of a message, which may have pages or be empty."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:

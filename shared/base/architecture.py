@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import __version__ as transformers_version
 
-from shared.errors import ModelError
+from shared.errors import ModelError, in_words
 from shared.model.attention import install_attention
 from shared.model.head import PLAIN, LogitForm
 from shared.model.linears import is_decoder_linear
@@ -33,10 +33,6 @@ def unsupported(model_type: str, reason: str) -> ModelError:
     )
 
 
-def first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-
-
 def read_architecture(folder: Path) -> Any:
     """The model's transformers configuration, without dropout and without quantisation, which is done here."""
     try:
@@ -44,7 +40,7 @@ def read_architecture(folder: Path) -> Any:
     except (*UNFIT, OSError) as error:
         raise ModelError(
             f"{folder / 'config.json'} is not a configuration that transformers {transformers_version} knows:"
-            f" {first_line(error)}; check model.path, or choose another model."
+            f" {in_words(error)}; check model.path, or choose another model."
         ) from error
     config.__dict__.pop("quantization_config", None)
     for name, value in vars(config).items():
@@ -63,7 +59,7 @@ def empty_model(config: Any) -> Any:
         raise unsupported(config.model_type, "its class computes attention in a way of its own") from error
     except UNFIT as error:
         raise unsupported(
-            config.model_type, f"transformers cannot build it for this use ({first_line(error)})"
+            config.model_type, f"transformers cannot build it for this use ({in_words(error)})"
         ) from error
     finally:
         hook.remove()

@@ -40,14 +40,13 @@ from shared.base.architecture import (
     UNFIT,
     decoder_linears,
     empty_model,
-    first_line,
     logit_form,
     read_architecture,
     unsupported,
 )
 from shared.base.cache import CachedBase, dense_base
 from shared.config.model import CACHE_DIR_KEY, LoraConfig, ModelConfig
-from shared.errors import ModelError
+from shared.errors import ModelError, in_words
 from shared.model.lora import Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
 from shared.model.nf4 import WEIGHTS, from_tensors
 from shared.model.policy import Policy
@@ -237,7 +236,7 @@ def checking(policy: Policy, path: str) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except UNFIT as error:
-        reason = f"its code cannot run over {path} ({type(error).__name__}: {first_line(error)})"
+        reason = f"its code cannot run over {path} ({in_words(error)})"
         raise unsupported(policy.config.model_type, reason) from error
     finally:
         for part, window in zip(windowed, before, strict=True):

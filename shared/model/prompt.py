@@ -24,7 +24,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from shared.errors import ModelError
+from shared.errors import ModelError, in_words
 
 Shots = Sequence[tuple[str, str]]
 """(question, solution) pairs that are shown before the question."""
@@ -107,11 +107,6 @@ def load_tokenizer(folder: Path) -> Any:
                 " supports by itself."
             ) from error
         raise ModelError(f"The tokenizer in {folder} cannot be loaded ({in_words(error)}); check its files.") from error
-
-
-def in_words(error: Exception) -> str:
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0][:200].rstrip('.')}" if said else type(error).__name__
 
 
 @contextmanager

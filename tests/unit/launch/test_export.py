@@ -272,5 +272,5 @@ def test_a_push_makes_a_private_repository_of_the_whole_folder(
 
 
 def test_a_hub_that_refuses_leaves_the_export_and_says_how_to_try_again(tmp_path: Path) -> None:
-    with pytest.raises(RunDirError, match=r"did not accept me/model: no route.*hf upload me/model"):
+    with pytest.raises(RunDirError, match=r"did not accept me/model: OSError: no route;.*hf upload me/model"):
         push(tmp_path, "me/model", "words", lambda: NotedHub(OSError("no route\nto host")))

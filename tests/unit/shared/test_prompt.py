@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from actor.verifiers.final_answer import counted
 from shared.embedded import EMBEDDED_DIR
-from shared.errors import ModelError
+from shared.errors import ModelError, in_words
 from shared.model.prompt import load_prompter
 
 
@@ -127,3 +127,9 @@ def test_a_tokenizer_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None
     with pytest.raises(ModelError, match=r"^The tokenizer in .* cannot be loaded \(.*\); .*\.$") as caught:
         load_prompter(tmp_path / "model")
     assert "\n" not in str(caught.value)
+
+
+def test_an_exception_in_words_is_its_type_and_the_first_line_of_what_it_says() -> None:
+    assert in_words(ValueError("\n  not like this.\nmore")) == "ValueError: not like this"
+    assert in_words(KeyError("x")) == "KeyError: 'x'" and in_words(AssertionError()) == "AssertionError"
+    assert in_words(OSError("x" * 999)) == "OSError: " + 200 * "x"
