@@ -13,15 +13,12 @@ and can be resumed.
 import shutil
 from pathlib import Path
 
+from shared.config.load import SAMPLE_BYTES, TOKEN_BYTES
 from shared.config.processes import CheckpointConfig, JournalConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.errors import RunDirError
 from shared.run.run_dir import RunDir
 
-TOKEN_BYTES = 12
-"""Id, log-prob and entropy."""
-SAMPLE_BYTES = 64
-"""Length, outcome, score and framing of a completion."""
 ROLLOUT_TOKEN_BYTES = 24
 """Text, id, entropy and mask as JSON."""
 STEP_BYTES = 4096
