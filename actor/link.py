@@ -15,6 +15,7 @@ An actor keeps nothing that a restart needs: the learner orders again what was n
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -52,8 +53,10 @@ class Link:
         identity: Identity,
         credits: int,
         rules_digest: str,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.port = port
+        self.now = now
         self.learner = learner
         self.hello = Hello(
             actor_id=actor_id,
@@ -72,13 +75,13 @@ class Link:
         self.last_version = -1
         self.unacknowledged: dict[str, FilledOrder] = {}
         self.draining = False
-        self.received_at = self.sent_at = self.hello_at = time.monotonic()
+        self.received_at = self.sent_at = self.hello_at = self.now()
 
     def join(self, deadline_s: float) -> Welcome:
         """Send Hello until the learner replies. PeerTimeout after `deadline_s`."""
-        start = time.monotonic()
+        start = self.now()
         while self.welcome is None:
-            if time.monotonic() - start > deadline_s:
+            if self.now() - start > deadline_s:
                 raise PeerTimeout(f"The learner at {self.learner}", "its Welcome", deadline_s)
             self.send_hello()
             self.receive(HELLO_EVERY_S)
@@ -91,7 +94,7 @@ class Link:
 
     def next_order(self) -> tuple[Order, Policy] | None:
         """The next order with the policy it names; None when the learner wants no more work."""
-        self.hello_at = time.monotonic()
+        self.hello_at = self.now()
         while not self.orders:
             if self.draining:
                 return None
@@ -107,7 +110,7 @@ class Link:
 
     def beat(self, phase: str) -> None:
         """Send a heartbeat if one is due. Called where work is done, so that an actor that hangs falls silent."""
-        if self.welcome and time.monotonic() - self.sent_at >= self.welcome.heartbeat_s:
+        if self.welcome and self.now() - self.sent_at >= self.welcome.heartbeat_s:
             self.send(Heartbeat(phase=phase))
 
     def leave(self, reason: str) -> None:
@@ -120,14 +123,14 @@ class Link:
         reach("before actor sends", message)
         self.port.send(message)
         reach("after actor sends", message)
-        self.sent_at = time.monotonic()
+        self.sent_at = self.now()
 
     def receive(self, timeout_s: float) -> None:
         """Handle all messages that have come; wait at most `timeout_s` for the first."""
         reach("before actor receives")
         while (message := self.receive_one(timeout_s)) is not None:
             reach("after actor receives", message)
-            self.received_at = time.monotonic()
+            self.received_at = self.now()
             self.handle(message)
             timeout_s = 0.0
 
@@ -184,7 +187,7 @@ class Link:
         assert self.welcome is not None
         self.receive(self.receive_timeout_s())
         self.beat(f"waiting for {awaited}")
-        now = time.monotonic()
+        now = self.now()
         if now - self.received_at > self.welcome.silence_s:
             raise PeerTimeout(f"The learner at {self.learner}", awaited, now - self.received_at)
         if now - self.hello_at > 3 * self.welcome.heartbeat_s:
