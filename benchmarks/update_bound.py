@@ -68,7 +68,7 @@ def config_for(args: argparse.Namespace, cache: str) -> Config:
             "compute": {"device": "cpu", "dtype": "bf16", "learner_threads": args.threads},
             "loss": {"entropy_fraction": 1.0},
             "rollout": {"prompts": 1, "group": args.group, "max_new_tokens": args.tokens},
-            "batch": {"recompute": args.recompute},
+            "batch": {"recompute": "always" if args.recompute else "never"},
         }
     )
 

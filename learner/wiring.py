@@ -133,7 +133,7 @@ def load_trained_policy(config: Config, device: str) -> Policy:
     policy = load_policy(cached_base(config.model), config.model, config.lora, on, dtype)
     policy.adapter.initialise(derive(config.run.seed, "adapter"))
     policy.adapter.requires_grad()
-    if config.batch.recompute:
+    if config.batch.recompute == "always":
         policy.recompute_activations()
     return policy
 

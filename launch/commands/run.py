@@ -20,7 +20,7 @@ from msgspec import structs
 
 from actor.engines.vllm_options import check_engine
 from launch.display.next_command import next_command
-from launch.plan.cost import NoPlan, Plan, find_shape, make_plan, plan_as_json, summary_line, table, work_of
+from launch.plan.cost import NoPlan, Plan, find_shape, make_plan, plan_as_json, planned, summary_line, table, work_of
 from launch.plan.free_memory import free_memory
 from launch.plan.machine import Speed, machine_speed, measure_elsewhere
 from launch.plan.remedies import refuse_if_too_large
@@ -59,15 +59,16 @@ def start_run(
 ) -> int:
     config = load_config(source, overrides, here=dry_run or not prepare)
     folder = out or default_folder(source, datetime.now())
-    if dry_run:
-        what = "" if json_only else describe(topology(folder, config), config)
-        return show_plan(what, plan_of(config), config.model.path)
-    if prepare:
+    if prepare and not dry_run:
         make_run(folder, config)
         print(f"{folder} is prepared; start it with: {next_command('resume', str(folder))}")
         return 0
+    batch, cost = planned(config.batch, lambda batch: plan_of(structs.replace(config, batch=batch)))
+    config = structs.replace(config, batch=batch)
+    if dry_run:
+        what = "" if json_only else describe(topology(folder, config), config)
+        return show_plan(what, cost, config.model.path)
     check_engine(config.actor)
-    cost = plan_of(config)
     if isinstance(cost, Plan):
         refuse_if_too_large(cost.memory, cost.free, cost.remedies, config.model.path)
     run = make_run(folder, config)

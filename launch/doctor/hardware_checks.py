@@ -30,7 +30,7 @@ HARMFUL = {
     *FIXED_BY_CONFIG,
 }
 """Override the configuration. The worst of them pin both processes to the same cores."""
-SMALLER = "use a smaller model, model.dequantize=each_call, batch.recompute=true or a smaller batch.token_budget"
+SMALLER = "use a smaller model, model.dequantize=each_call, batch.recompute=always or a smaller batch.token_budget"
 MIN_OPEN_FILES = 128
 COMFORTABLE_OPEN_FILES = 1024
 ADDRESS_BYTES = 16 * 2**30
@@ -263,7 +263,7 @@ def memory(machine: Machine) -> Finding:
     found = f"{found}; a run needs about {size(need.total)}"
     remedy = (
         "end the processes named, or use a smaller batch.head_rows, batch.token_budget or rollout.groups_per_order, "
-        "batch.recompute=true, or a smaller model"
+        "batch.recompute=always, or a smaller model"
     )
     if card.free < need.weights:
         return error(found, remedy)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from launch.plan.duration import StepTime, evaluation_s, seconds, step_time, total_s
 from launch.plan.machine import NotMeasured, Speed
 from launch.plan.memory import MIB, Dtype, HostMemory, Items, Lengths, Work, host_memory, size, size_of
@@ -16,6 +18,7 @@ from launch.plan.remedies import Remedy, fits, remedies
 from launch.plan.shape import ModelShape, local_folder, shape_of
 from shared.config.data import TasksConfig
 from shared.config.model import ModelConfig, hub_cache_folder
+from shared.config.training import BatchConfig
 from shared.config.tree import Config
 from shared.errors import ModelError
 from shared.run.forecast import Figures
@@ -150,6 +153,15 @@ def make_plan(
         no_time=why,
         remedies=tuple(remedies(shape, work, free)),
     )
+
+
+def planned(batch: BatchConfig, plan: Callable[[BatchConfig], Plan | str]) -> tuple[BatchConfig, Plan | str]:
+    """The plan, and `batch.recompute` as it is chosen: `always` only if the run does not fit otherwise."""
+    if batch.recompute != "auto":
+        return batch, plan(batch)
+    kept, again = (structs.replace(batch, recompute=choice) for choice in ("never", "always"))
+    cost = plan(kept)
+    return (kept, cost) if isinstance(cost, str) or cost.fits else (again, plan(again))
 
 
 def table(plan: Plan) -> list[str]:

@@ -114,7 +114,7 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     runs = (used, largest - used)
     forward = shape.linear * sum(speed.product_s(work.dtype, rows) for rows in runs)
     backward = forward * rates.gradient / rates.product[-1]
-    again = 2 if work.batch.recompute else 1
+    again = 2 if work.recomputes else 1
     elements = ELEMENT_PASSES * largest * shape.layers * layer_activations(shape, work) * speed.element
     calls = shape.layers * UPDATE_CALLS * speed.operation
     beside = (elements + calls) * (1 + again) / 2

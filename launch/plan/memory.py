@@ -118,6 +118,10 @@ class Work:
         """Whether the dense base is mapped; on a CPU."""
         return self.model.quantization == "none" or self.model.dequantize != "each_call"
 
+    @property
+    def recomputes(self) -> bool:
+        return self.batch.recompute == "always"
+
     def folds(self, shape: ModelShape) -> bool:
         """Whether the actor has sums of weights and adapter."""
         return self.is_dense and self.dtype == "fp32" and is_folded(self.actor.fold, FP32_BYTES * shape.linear)
@@ -243,8 +247,8 @@ def evaluation_items(shape: ModelShape, work: Work) -> Items:
 def update_items(shape: ModelShape, work: Work) -> Items:
     tokens = micro_batch_tokens(work)
     layer = layer_activations(shape, work)
-    kept = shape.hidden * work.value_bytes if work.batch.recompute else layer
-    recomputed = layer if work.batch.recompute else 0
+    kept = shape.hidden * work.value_bytes if work.recomputes else layer
+    recomputed = layer if work.recomputes else 0
     rows = min(work.batch.head_rows, used_tokens(work, tokens))
     return {
         "activations": int(tokens * (shape.layers * kept + recomputed)),

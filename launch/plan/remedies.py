@@ -128,8 +128,8 @@ def combined(shape: ModelShape, work: Work, chosen: Sequence[Change]) -> Remedy:
 def changes(work: Work) -> Iterator[Iterator[Change]]:
     """For each key its values from the gentlest on. First those that cost time only, then those that change what is
     sampled."""
-    if not work.batch.recompute:
-        yield iter([set_key("batch", "recompute", True)])
+    if work.batch.recompute != "always":
+        yield iter([set_key("batch", "recompute", "always")])
     yield (set_key("batch", "token_budget", value) for value in halves(work.batch.token_budget, 64))
     yield (set_key("batch", "head_rows", value) for value in halves(work.batch.head_rows, 32))
     if work.dtype == "fp32":

@@ -109,8 +109,10 @@ class BatchConfig(Section, frozen=True, kw_only=True):
     """Largest number of tokens in one micro-batch, padding included. A longer sequence is a micro-batch by itself."""
     head_rows: Positive = 1024
     """Number of tokens that go through the head at once, a tile of the vocabulary after the other."""
-    recompute: bool = False
-    """Keep one activation per layer and recompute the others in the backward pass: less memory, more time."""
+    recompute: Literal["auto", "always", "never"] = "auto"
+    """Keep one activation per layer and recompute the others in the backward pass: less memory, more time. `auto` does
+    so if the run would not fit into memory otherwise; `run` chooses when it makes a run, and keeps the choice. Where
+    nothing is planned (on a card, with vLLM, in a run that is only prepared) `auto` means `never`."""
 
 
 class GrowthConfig(Section, frozen=True, kw_only=True):

@@ -99,7 +99,7 @@ PINNED: dict[str, object] = {
     "optimizer.max_grad_norm": 1.0,
     "batch.token_budget": 8192,
     "batch.head_rows": 1024,
-    "batch.recompute": False,
+    "batch.recompute": "auto",
     "growth.max_prompts": 0,
     "growth.factor": 1.0,
     "growth.memory": 0.9,

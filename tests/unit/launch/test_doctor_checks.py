@@ -131,7 +131,9 @@ CASES = [
     ),
     case("memory.available", "error", but("memory", available=GIB // 2), "512 MiB of 16.0 GiB", "end other"),
     case("memory.available", "warning", but("memory", available=NEEDED - 1), "a run needs about", "end other"),
-    case("memory.available", "error", but("model", shape=QWEN_15B), "12.0 GiB of 16.0 GiB are free", "recompute=true"),
+    case(
+        "memory.available", "error", but("model", shape=QWEN_15B), "12.0 GiB of 16.0 GiB are free", "recompute=always"
+    ),
     case("memory.available", "note", remote(HUB), "once the model is on this machine", ""),
     case(
         "memory.container_limit",

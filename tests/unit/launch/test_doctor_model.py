@@ -301,7 +301,7 @@ def host_need(config: Config, shape: ModelShape) -> HostMemory:
 
 
 def test_a_card_of_8_gib_holds_two_copies_of_a_1_5b_base() -> None:
-    small_steps = {"token_budget": 640, "recompute": True}
+    small_steps = {"token_budget": 640, "recompute": "always"}
     need = card_need(config(batch=small_steps, rollout={"prompts": 1, "max_new_tokens": 512}), QWEN_15B)
     # Two contexts, two NF4 copies, two embeddings and heads in bf16: about 3.9 GiB.
     assert 3.5 * GIB < need.weights < 4.3 * GIB
@@ -326,7 +326,7 @@ def test_a_cpu_has_the_base_once_and_the_actors_sums_if_they_are_wanted() -> Non
 
 def test_each_key_that_is_named_as_a_remedy_helps() -> None:
     base = host_need(Config(), SMALL).total
-    for batch in ({"token_budget": 1024}, {"recompute": True}):
+    for batch in ({"token_budget": 1024}, {"recompute": "always"}):
         assert host_need(config(batch=batch), SMALL).total < base
 
 

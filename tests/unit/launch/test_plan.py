@@ -57,7 +57,7 @@ def plan(shape: ModelShape, one: Work, free: int | None) -> Plan:
 
 
 def test_the_items_of_half_a_billion_parameters_by_hand() -> None:
-    found = host_memory(HALF, work(batch={"recompute": True, "token_budget": 1024, "head_rows": 256}))
+    found = host_memory(HALF, work(batch={"recompute": "always", "token_budget": 1024, "head_rows": 256}))
     parameters = 357_826_560 + 136_206_720
     assert found.shared["base"] == 4 * parameters
     adapter = 4 * 16 * HALF.adapter
@@ -102,16 +102,16 @@ def test_an_evaluation_has_a_prompt_for_each_row() -> None:
 
 
 def test_micro_batches_are_filled_as_the_learner_fills_them() -> None:
-    def tokens(budget: int, *, recompute: bool, prompts: int = 2) -> int:
+    def tokens(budget: int, *, recompute: str, prompts: int = 2) -> int:
         batch = {"token_budget": budget, "recompute": recompute}
         return micro_batch_tokens(work(batch=batch, rollout={"prompts": prompts}))
 
     whole_group = 64 + 8 * 64
-    assert tokens(8192, recompute=False) == 2 * whole_group, "all there is"
-    assert tokens(600, recompute=False) == whole_group
-    assert tokens(whole_group + 64 + 128, recompute=False) == whole_group + 64 + 128
-    assert tokens(1, recompute=False) == 128, "one sample is always computed"
-    assert tokens(600, recompute=True) == whole_group, "prompts are shared there too"
+    assert tokens(8192, recompute="never") == 2 * whole_group, "all there is"
+    assert tokens(600, recompute="never") == whole_group
+    assert tokens(whole_group + 64 + 128, recompute="never") == whole_group + 64 + 128
+    assert tokens(1, recompute="never") == 128, "one sample is always computed"
+    assert tokens(600, recompute="always") == whole_group, "prompts are shared there too"
     assert used_tokens(work(), whole_group) == 8 * 64
 
 
@@ -149,7 +149,7 @@ def test_what_a_remedy_says_can_be_typed() -> None:
         for change in remedy.changes:
             section, key = change.key.split(".")
             text = change.value
-            value: object = text if not (text.isdigit() or text == "true") else json.loads(text)
+            value: object = text if not text.isdigit() else json.loads(text)
             typed.setdefault(section, {})[key] = value
         assert host_memory(QWEN_15B, work(LENGTHS, **typed)).total == remedy.total
 
@@ -242,7 +242,7 @@ def test_a_step_has_its_parts_after_one_another_or_at_the_same_time() -> None:
     assert found.step == pytest.approx(found.rollout + found.update, rel=0.05)
     together = replace(found, overlaps=True)
     assert together.step < found.step
-    recomputed = step_time(HALF, work(batch={"recompute": True}), SPEED, SPEED)
+    recomputed = step_time(HALF, work(batch={"recompute": "always"}), SPEED, SPEED)
     assert recomputed.update > 1.3 * found.update, "a product more"
 
 
