@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.display.console import make_console
-from launch.display.next_command import next_command
+from launch.display.console import make_console, next_command
 from protocol.outcome import Outcome
 from protocol.plain_text import for_terminal
 from shared.errors import DataError

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from actor.engines.vllm_options import check_engine
-from launch.display.next_command import next_command
+from launch.display.console import next_command
 from shared.config.data import CurriculumConfig
 from shared.config.load import config_from_json, config_to_json
 from shared.config.training import OnFault

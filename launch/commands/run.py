@@ -19,7 +19,7 @@ import msgspec
 from msgspec import structs
 
 from actor.engines.vllm_options import check_engine
-from launch.display.next_command import next_command
+from launch.display.console import next_command
 from launch.plan.cost import NoPlan, Plan, find_shape, make_plan, plan_as_json, planned, summary_line, table, work_of
 from launch.plan.free_memory import free_memory
 from launch.plan.machine import Speed, machine_speed, measure_elsewhere

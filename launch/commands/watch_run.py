@@ -2,8 +2,7 @@
 
 import sys
 
-from launch.display.console import make_console
-from launch.display.next_command import next_command
+from launch.display.console import make_console, next_command
 from launch.display.report import print_report
 from launch.display.screens import make_screen
 from launch.supervisor.restarts import SupervisorLimits

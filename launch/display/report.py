@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from launch.display.next_command import next_command
+from launch.display.console import next_command
 from launch.display.sparkline import sparkline
 from launch.display.watch import WINDOW, Row, Watch, clock, mean, rewards, value
 from launch.plan.duration import seconds

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from launch.display.next_command import interpreter
+from launch.display.console import interpreter
 from launch.display.report import print_evaluation, print_report
 from shared.errors import DamageError
 from shared.run.evaluation import Example, share_of, write_evaluation
