@@ -84,7 +84,7 @@ def first_bad(update: Update, sample: TrainSample, old: OldLogprobs) -> BadTenso
         return BadTensor(where="batch", name=field, value="is not finite")
     watch = Watch()
     update.optimizer.zero_grad()
-    with watch.over(update.policy.backbone):
+    with watch.over(update.policy.backbone), update.forward_pass.through_modules():
         loss = update.backward([sample], old).loss
     gradients = {name: value.grad for name, value in parameters.items() if value.grad is not None}
     update.optimizer.zero_grad()

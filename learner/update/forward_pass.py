@@ -6,7 +6,8 @@ Running out of memory halves the budget and starts the work on these samples aga
 returned by sample, so that no caller depends on the cut.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -68,6 +69,16 @@ class ForwardPass:
                 if len(cuts) == len(samples):
                     raise
                 self.token_budget //= 2
+
+    @contextmanager
+    def through_modules(self) -> Iterator[None]:
+        """Inside the block, the backbone's own modules compute, so that hooks see their outputs."""
+        policy = self.policy
+        self.policy = replace(policy, layers=None)
+        try:
+            yield
+        finally:
+            self.policy = policy
 
     def on_device(self, samples: Sequence[TrainSample]) -> MicroBatch:
         return micro_batch(samples, self.policy.device)

@@ -51,6 +51,7 @@ from shared.model.lora import Adapter, DenseMatmul, DequantizingMatmul, FrozenLi
 from shared.model.nf4 import WEIGHTS, from_tensors
 from shared.model.policy import Policy
 from shared.model.sequences import Sequences
+from shared.model.trained_layers import trained_layers
 from shared.run.files import write_whole
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -93,8 +94,9 @@ def load_policy(
     adapter = Adapter(replace_linears(lm, tensors, lora, device, dtype))
     fill_rest(lm, tensors, device, dtype)
     adapter_to(adapter, device)
+    backbone = getattr(lm, lm.base_model_prefix)
     policy = Policy(
-        backbone=getattr(lm, lm.base_model_prefix),
+        backbone=backbone,
         head=lm.get_output_embeddings().weight.detach(),
         adapter=adapter,
         device=device,
@@ -103,6 +105,7 @@ def load_policy(
         config=config,
         lm=lm,
         form=logit_form(lm),
+        layers=trained_layers(backbone),
     )
     check_once(policy, base, "training", lambda: check_paths(policy))
     return policy

@@ -89,9 +89,50 @@ def short_attention(
     cap: float | None = None,
 ) -> torch.Tensor:
     """Heads that share a key are put side by side as its queries. mask [B, 1, t, L] bool."""
+    if cap is None:
+        return ShortAttention.apply(query, key, value, mask, scaling)  # pyright: ignore[reportReturnType]
+    return weighted(query, key, value, mask, scaling, cap)[0]
+
+
+def weighted(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float,
+    cap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[B, t, heads, D]; [B, kv heads, heads of each * t, L] the weights in the type of the query."""
     rows, heads, length, size = query.shape
     side_by_side = (rows, key.shape[1], -1, size)
     scores = capped(scaled_product(query.reshape(side_by_side), key.transpose(2, 3), scaling), cap)
     scores = scores.unflatten(2, (-1, length)).masked_fill_(~mask[:, :, None], float("-inf"))
     weights = torch.softmax(scores, dim=-1).to(query.dtype).flatten(2, 3)
-    return (weights @ value).view(rows, heads, length, -1).transpose(1, 2)
+    return (weights @ value).view(rows, heads, length, -1).transpose(1, 2), weights
+
+
+class ShortAttention(torch.autograd.Function):
+    """Its gradient by hand: scores S, weights P, output O, and everything that is as large as P in the query's type.
+
+    dV = P^T dO,    dS = P (dO V^T - rowsum(dO O)),    dQ = scale dS K,    dK = scale dS^T Q
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        mixed, weights = weighted(query, key, value, mask, scaling)
+        ctx.save_for_backward(query, key, value, mixed, weights)
+        ctx.scaling = scaling
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
+        query, key, value, mixed, weights = ctx.saved_tensors
+        side_by_side = (*key.shape[:2], -1, key.shape[3])
+        grad = grads[0].transpose(1, 2).reshape(side_by_side)
+        mean = torch.linalg.vecdot(grad, mixed.transpose(1, 2).reshape(side_by_side))[..., None]
+        found = (grad @ value.transpose(2, 3)).sub_(mean).mul_(weights)
+        query_grad = (found @ key).mul_(ctx.scaling).view(query.shape)
+        key_grad = (found.transpose(2, 3) @ query.reshape(side_by_side)).mul_(ctx.scaling)
+        return query_grad, key_grad, weights.transpose(2, 3) @ grad, None, None

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shared.model.nf4 import NF4Matmul, NF4Weight, input_gradient, kernel_state
-from shared.model.products import product_fp32
+from shared.model.products import product_in_two
 
 PAIR = ("lora_A", "lora_B")
 
@@ -160,9 +160,8 @@ class LoraProduct(torch.autograd.Function):
         x, low, a, b = ctx.saved_tensors
         low_grad = (grad @ b).mul_(ctx.scale)
         x_grad = ctx.base.matmul.input_gradient(grad).addmm_(low_grad, a) if ctx.needs_input_grad[0] else None
-        # The narrow factor comes first: the wide one is widened in tiles.
-        b_grad = product_fp32(low.t(), grad).mul_(ctx.scale).t()
-        return x_grad, product_fp32(low_grad.t(), x), b_grad, None, None
+        b_grad = product_in_two(low.t(), grad).mul_(ctx.scale).t()
+        return x_grad, product_in_two(low_grad.t(), x), b_grad, None, None
 
 
 def without_gradient(

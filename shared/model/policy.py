@@ -15,6 +15,7 @@ from shared.errors import ModelError
 from shared.model.head import PLAIN, LogitForm, TokenStats, head_logits, token_stats
 from shared.model.lora import Adapter
 from shared.model.sequences import Sequences, hidden_rows, recompute_activations
+from shared.model.trained_layers import TrainedLayers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +40,12 @@ class Policy:
     """The whole model as an object of its own class, over the same modules."""
     form: LogitForm = PLAIN
     """How head times hidden row becomes logits."""
+    layers: TrainedLayers | None = None
+    """What runs prompts and completions through the backbone's layers, where it is not the backbone itself."""
 
     def hidden(self, sequences: Sequences) -> torch.Tensor:
         """Hidden rows of all positions, [P * Lp + B * Lc, H]; see shared/model/sequences.py."""
-        return hidden_rows(self.backbone, sequences)
+        return hidden_rows(self.backbone, sequences, self.layers)
 
     def stats(
         self, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, rows: int, entropies: bool = True
@@ -69,3 +72,5 @@ class Policy:
     def recompute_activations(self) -> None:
         """Keep what enters a layer and recompute the rest in the backward pass."""
         recompute_activations(self.backbone)
+        if self.layers is not None:
+            self.layers.recomputes = True

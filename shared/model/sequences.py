@@ -25,6 +25,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from shared.model.trained_layers import Masks, Places, TrainedLayers
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
@@ -128,8 +130,8 @@ def recomputed(forward: Callable[..., Any], number: int, *args: Any, **kwargs: A
     return result
 
 
-def hidden_rows(backbone: nn.Module, sequences: Sequences) -> torch.Tensor:
-    """[P * Lp + B * Lc, H], prompts first."""
+def hidden_rows(backbone: nn.Module, sequences: Sequences, layers: TrainedLayers | None = None) -> torch.Tensor:
+    """[P * Lp + B * Lc, H], prompts first. layers: what computes prompts and completions together, if there is one."""
     prompts, completions, lengths, owner = (
         sequences.prompts,
         sequences.completions,
@@ -138,6 +140,8 @@ def hidden_rows(backbone: nn.Module, sequences: Sequences) -> torch.Tensor:
     )
     if completions is None:
         return run(backbone, input_ids=prompts, use_cache=False)
+    if layers is not None:
+        return rows_together(layers, prompts, completions, lengths, owner)
     cache = PromptCache(owner)
     none = torch.zeros_like(lengths)
     mask = visible(none, 0, prompts.shape[1])
@@ -147,6 +151,26 @@ def hidden_rows(backbone: nn.Module, sequences: Sequences) -> torch.Tensor:
     starts = positions(lengths[owner], completions)
     second = run(backbone, cache, input_ids=completions, position_ids=starts, attention_mask=mask)
     return torch.cat([first, second])
+
+
+def rows_together(
+    layers: TrainedLayers,
+    prompts: torch.Tensor,
+    completions: torch.Tensor,
+    lengths: torch.Tensor,
+    owner: torch.Tensor,
+) -> torch.Tensor:
+    """[P * Lp + B * Lc, H], all rows in one run."""
+    none, before = torch.zeros_like(lengths), lengths[owner]
+    (count, width), (samples, length) = prompts.shape, completions.shape
+    places = Places(prompts=(count, width), completions=(samples, length), owner=owner)
+    masks = Masks(
+        prompts=visible(none, 0, width),
+        completions=visible(before, width, length),
+    )
+    ids = torch.cat([prompts.flatten(), completions.flatten()])
+    at = torch.cat([positions(none, prompts).flatten(), positions(before, completions).flatten()])
+    return layers(ids, at, places, masks)
 
 
 def run(backbone: nn.Module, cache: PromptCache | None = None, **inputs: Any) -> torch.Tensor:

@@ -260,9 +260,9 @@ def test_entropies_are_asked_for_only_where_something_is_chosen_by_them(
 
 def test_running_out_of_memory_with_penalised_tokens_replays_the_pass(checkpoint: Path) -> None:
     config = config_for(SENT, fraction=0.5, budget=10_000)
-    roomy, small = tiny_policy(checkpoint), tiny_policy(checkpoint)
+    roomy, small = (replace(tiny_policy(checkpoint), layers=None) for _ in range(2))
     cramped = CrampedBackbone(small.backbone, limit=48)
-    small = replace(small, backbone=cramped)
+    small = replace(small, backbone=cramped, layers=None)
     batch = step_batch(samples_for(config), 0, config)
     update_of(small, config).apply(0, batch)
     assert cramped.refused

@@ -120,7 +120,7 @@ def test_the_samples_gradients_add_up_to_the_steps(checkpoint: Path) -> None:
 
 def test_a_gradient_that_overflows_on_the_way_back_stops_before_the_step(checkpoint: Path) -> None:
     policy = tiny_policy(checkpoint)
-    policy = replace(policy, backbone=OverflowOnTheWayBack(policy.backbone))
+    policy = replace(policy, backbone=OverflowOnTheWayBack(policy.backbone), layers=None)
     config = config_for()
     fault = faulty(update_of(policy, config), batch_of(config))
     assert np.isfinite(fault.suspect.loss) and not np.isfinite(fault.suspect.grad_norm)
@@ -147,10 +147,10 @@ class OnceBroken(nn.Module):
 def test_what_does_not_come_back_was_the_machines_and_costs_nothing(checkpoint: Path, call: int) -> None:
     """The decision must follow from the numbers, or a replay would not make it again."""
     config = config_for(budget=60)
-    right, erring = tiny_policy(checkpoint), tiny_policy(checkpoint)
+    right, erring = (replace(tiny_policy(checkpoint), layers=None) for _ in range(2))
     update_of(right, config).apply(0, batch_of(config))
     broken = OnceBroken(erring.backbone, call)
-    assert update_of(replace(erring, backbone=broken), config).apply(0, batch_of(config))
+    assert update_of(replace(erring, backbone=broken, layers=None), config).apply(0, batch_of(config))
     assert broken.call < 0 and adapter_bytes(erring.adapter) == adapter_bytes(right.adapter)
 
 
@@ -180,7 +180,7 @@ def test_the_first_bad_tensor_is_named(checkpoint: Path) -> None:
         "batch",
         "actor_logprobs",
     )
-    back = update_of(replace(policy, backbone=OverflowOnTheWayBack(policy.backbone)), config)
+    back = update_of(replace(policy, backbone=OverflowOnTheWayBack(policy.backbone), layers=None), config)
     assert first_bad(back, guilty, UNCHANGED).where == "backward"
     # Large enough that this layer's output overflows, small enough to be a number itself.
     huge = policy.adapter.layers["model.layers.1.mlp.down_proj"]

@@ -308,9 +308,9 @@ def test_masked_tokens_meet_the_head_only_for_the_kl(policy: Policy) -> None:
 def test_running_out_of_memory_replays_the_pass_with_smaller_micro_batches(checkpoint: Path, passes: int) -> None:
     config = config_for("dapo", 0.5, 10_000, passes=passes)
     samples = step_samples(config)
-    roomy, small = tiny_policy(checkpoint), tiny_policy(checkpoint)
+    roomy, small = (replace(tiny_policy(checkpoint), layers=None) for _ in range(2))
     cramped = CrampedBackbone(small.backbone, limit=48)
-    stats = applied(replace(small, backbone=cramped), config, samples)
+    stats = applied(replace(small, backbone=cramped, layers=None), config, samples)
     assert cramped.refused
 
     # 10000 halved until every micro-batch fits.
@@ -323,9 +323,9 @@ def test_what_was_computed_before_memory_ran_out_is_forgotten(checkpoint: Path) 
     """The first micro-batch fits (one call for its prompts, one for its completions), a later one does not."""
     config = config_for("dapo", 0.5, 60)
     samples = step_samples(config)
-    roomy, small = tiny_policy(checkpoint), tiny_policy(checkpoint)
+    roomy, small = (replace(tiny_policy(checkpoint), layers=None) for _ in range(2))
     cramped = CrampedBackbone(small.backbone, limit=24, grace=2)
-    applied(replace(small, backbone=cramped), config, samples)
+    applied(replace(small, backbone=cramped, layers=None), config, samples)
     assert cramped.refused
     applied(roomy, config_for("dapo", 0.5, 60 // 2 ** len(cramped.refused)), samples)
     assert adapter_bytes(roomy.adapter) == adapter_bytes(small.adapter)
@@ -347,7 +347,7 @@ def test_a_single_sequence_that_does_not_fit_is_an_error(checkpoint: Path) -> No
     policy = tiny_policy(checkpoint)
     before = adapter_bytes(policy.adapter)
     config = config_for("dapo", 0.5)
-    cramped = replace(policy, backbone=CrampedBackbone(policy.backbone, limit=4))
+    cramped = replace(policy, backbone=CrampedBackbone(policy.backbone, limit=4), layers=None)
     with pytest.raises(torch.OutOfMemoryError):
         applied(cramped, config, step_samples(config))
     assert adapter_bytes(policy.adapter) == before
@@ -369,7 +369,7 @@ def test_known_entropies_and_full_masks_cost_no_pass(policy: Policy) -> None:
     config, full = config_for("dapo", 0.2), config_for("dapo", 1.0)
     samples = step_samples(config)
     blind = [msgspec.structs.replace(group, entropies=None) for group in step_groups()]
-    nothing_fits = replace(policy, backbone=CrampedBackbone(policy.backbone, limit=0))
+    nothing_fits = replace(policy, backbone=CrampedBackbone(policy.backbone, limit=0), layers=None)
     assert forward_pass_of(nothing_fits, config).with_entropies(samples) == samples
     assert all(s.sample.entropies is None for s in batch_of(blind, nothing_fits, full).samples)
 

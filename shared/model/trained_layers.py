@@ -1,0 +1,358 @@
+"""The layers of a Llama, Qwen2 or Qwen3 model over prompts and completions, without their modules, with gradients.
+
+    layer         z = x + W_o attend(rotate(q), rotate(k), v),   q, k, v = stack(norm(x)),   feed-forward(z)
+    norm          y = w r x, r = (mean x^2 + eps)^-1/2      dx = r (g - r^2 x mean(g x)), g = w dy
+    stack         y_i = W_i x + b_i + s_i B_i A_i x         dx = sum_i dy_i W_i + l_i A_i, l_i = s_i dy_i B_i
+                                                            dA_i = l_i^T x, dB_i = s_i dy_i^T (A_i x)
+    feed-forward  z + W_down (silu(u) v), u, v = stack      du = silu'(u) v dh, dv = silu(u) dh
+
+The rows of prompts and completions are one matrix, so each weight is read once; only attention tells them apart. The
+gradients are by hand: autograd through the modules keeps more, copies more, and has products for each adapter alone.
+In bf16 all operations of the forward pass round as the modules do, since the actor decodes with these roundings. The
+modules stay in place, and shared/base/load.py compares the two.
+
+Left out: other model types, whose layers differ in small ways, and whole sequences, which are for checks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from shared.model.attention import attention
+from shared.model.lora import LoraLinear
+from shared.model.products import product_in_two
+
+TYPES = {"llama", "qwen2", "qwen3"}
+"""Model types whose layers are these."""
+
+
+Grads = list[torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Which rows are whose: P prompts of Lp rows each, then B completions of Lc."""
+
+    prompts: tuple[int, int]
+    """P, Lp"""
+    completions: tuple[int, int]
+    """B, Lc"""
+    owner: torch.Tensor
+    """[B] index of each completion's prompt."""
+
+    def split(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[n, heads, D] -> [P, heads, Lp, D] and [B, heads, Lc, D], views"""
+        count = self.prompts[0] * self.prompts[1]
+        parts = rows[:count].unflatten(0, self.prompts), rows[count:].unflatten(0, self.completions)
+        return parts[0].transpose(1, 2), parts[1].transpose(1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """RMSNorm over the last dimension."""
+
+    weight: torch.Tensor
+    eps: float
+
+    @staticmethod
+    def of(module: Any) -> "Norm":
+        return Norm(weight=module.weight, eps=module.variance_epsilon)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return AloneNormed.apply(x, self)  # pyright: ignore[reportReturnType]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """In bf16 the module rounds before it multiplies by the weight."""
+        if x.dtype != torch.float32:
+            return F.rms_norm(x, x.shape[-1:], None, self.eps).mul_(self.weight)
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+    def backward(self, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        """dx"""
+        wide = x.float()
+        inverse = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(self.eps)
+        inverse.rsqrt_()
+        found = grad.float() * self.weight
+        share = torch.linalg.vecdot(found, wide)[..., None].mul_(inverse.square()).div_(-x.shape[-1])
+        return found.addcmul_(wide, share).mul_(inverse).to(x.dtype)
+
+
+class AloneNormed(torch.autograd.Function):
+    """A norm by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.norm = norm
+        return norm.forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.norm.backward(*ctx.saved_tensors, grads[0]), None
+
+
+class Stack:
+    """Linears that read the same input, each with or without an adapter."""
+
+    def __init__(self, *linears: Any) -> None:
+        self.linears = linears
+
+    def adapted(self) -> Iterator[tuple[Any, LoraLinear | None]]:
+        """The frozen linears, each with its adapter if there is one and it is switched on."""
+        for linear in self.linears:
+            adapter = linear if isinstance(linear, LoraLinear) else None
+            yield (adapter.base if adapter else linear), (adapter if adapter and adapter.enabled else None)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """A and B of every adapter."""
+        return [value for _, adapter in self.adapted() if adapter for value in (adapter.lora_A, adapter.lora_B)]
+
+    def forward(self, x: torch.Tensor) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
+        """[n, in] -> [n, out] of each; A x, A and B for the backward pass."""
+        layers = list(self.adapted())
+        found = [(adapter.lora_A, adapter.lora_B.to(x.dtype)) for _, adapter in layers if adapter]
+        if not found:
+            return [base(x) for base, _ in layers], ()
+        a = torch.cat([pair[0] for pair in found]).to(x.dtype)
+        low = F.linear(x, a)
+        parts = iter(zip(low.split([len(pair[0]) for pair in found], dim=1), found, strict=True))
+        outputs: list[torch.Tensor] = []
+        for base, adapter in layers:
+            y = base(x)
+            if adapter:
+                part, (_, b) = next(parts)
+                y.addmm_(part, b.t(), alpha=adapter.scale)
+            outputs.append(y)
+        return outputs, (low, a, *(b for _, b in found))
+
+    def backward(
+        self, x: torch.Tensor, kept: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], wanted: bool = True
+    ) -> tuple[torch.Tensor | None, Grads]:
+        """dx, and dA and dB of every adapter in fp32."""
+        layers = list(self.adapted())
+        x_grad = None
+        if wanted:
+            for (base, _), grad in zip(layers, grads, strict=True):
+                x_grad = plus_input_gradient(base, grad, x_grad)
+        if not kept:
+            return x_grad, []
+        low, a, *bs = kept
+        found = [(adapter, grad) for (_, adapter), grad in zip(layers, grads, strict=True) if adapter]
+        low_grads = [(grad @ b).mul_(adapter.scale) for (adapter, grad), b in zip(found, bs, strict=True)]
+        low_grad = low_grads[0] if len(low_grads) == 1 else torch.cat(low_grads, dim=1)
+        if x_grad is not None:
+            x_grad.addmm_(low_grad, a)
+        sizes = [part.shape[1] for part in low_grads]
+        a_grads = product_in_two(low_grad.t(), x).split(sizes)
+        b_grads = [
+            product_in_two(part.t(), grad).mul_(adapter.scale).t()
+            for (adapter, grad), part in zip(found, low.split(sizes, dim=1), strict=True)
+        ]
+        return x_grad, [grad for pair in zip(a_grads, b_grads, strict=True) for grad in pair]
+
+
+def plus_input_gradient(base: Any, grad: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor:
+    """total + dy W, in place."""
+    if total is None:
+        return base.matmul.input_gradient(grad)
+    if base.matmul.dense is not None:
+        return total.addmm_(grad, base.matmul.dense)
+    return total.add_(base.matmul.input_gradient(grad))
+
+
+class Normed(torch.autograd.Function):
+    """A stack over a norm."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, norm: Norm, stack: Stack, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """[n, H] -> [n, out] of each linear"""
+        y = norm.forward(x)
+        outputs, kept = stack.forward(y)
+        ctx.save_for_backward(x, y, *kept)
+        ctx.norm, ctx.stack = norm, stack
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, y, *kept = ctx.saved_tensors
+        y_grad, of_adapters = ctx.stack.backward(y, kept, grads, ctx.needs_input_grad[0])
+        return None if y_grad is None else ctx.norm.backward(x, y_grad), None, None, *of_adapters
+
+
+class Output(torch.autograd.Function):
+    """x + W y, of one linear."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor, stack: Stack, *_: torch.Tensor) -> torch.Tensor:
+        (output,), kept = stack.forward(y)
+        ctx.save_for_backward(y, *kept)
+        ctx.stack = stack
+        return output.add_(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        y, *kept = ctx.saved_tensors
+        y_grad, of_adapters = ctx.stack.backward(y, kept, grads, ctx.needs_input_grad[1])
+        return grads[0], y_grad, None, *of_adapters
+
+
+class FeedForward(torch.autograd.Function):
+    """x + W_down (silu(W_gate y) W_up y), y = norm(x)"""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, norm: Norm, gate_up: Stack, down: Stack, *_: torch.Tensor) -> torch.Tensor:
+        y = norm.forward(x)
+        (gate, up), kept = gate_up.forward(y)
+        active = F.silu(gate)
+        product = active * up
+        (output,), of_down = down.forward(product)
+        ctx.save_for_backward(x, y, gate, up, active, product, *kept, *of_down)
+        ctx.parts, ctx.count = (norm, gate_up, down), len(kept)
+        return output.add_(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (grad,), (norm, gate_up, down) = grads, ctx.parts
+        x, y, gate, up, active, product, *kept = ctx.saved_tensors
+        into, of_down = down.backward(product, kept[ctx.count :], grads)
+        up_grad = active * into
+        gate_grad = torch.ops.aten.silu_backward(into.mul_(up), gate)
+        y_grad, of_gate_up = gate_up.backward(y, kept[: ctx.count], (gate_grad, up_grad), ctx.needs_input_grad[0])
+        x_grad = None if y_grad is None else norm.backward(x, y_grad).add_(grad)
+        return x_grad, None, None, None, *of_gate_up, *of_down
+
+
+class Heads(torch.autograd.Function):
+    """Rotated queries and keys, and values, by head; before those of a completion come those of its prompt."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor],
+        places: Places,
+    ) -> tuple[torch.Tensor, ...]:
+        """[n, heads, D] -> query [P, heads, Lp, D], key and value; query [B, heads, Lc, D], key and value of Lp + Lc"""
+        ctx.turn, ctx.places = turn, places
+        queries, keys, values = (places.split(part) for part in (turned(query, turn), turned(key, turn), value))
+        joined = [torch.cat([first[places.owner], second], dim=2) for first, second in (keys, values)]
+        return *(part.contiguous() for part in (queries[0], keys[0], values[0], queries[1])), *joined
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        places: Places = ctx.places
+        width = places.prompts[1]
+        query = places_joined(grads[0], grads[3])
+        key, value = (
+            places_joined(
+                of_prompt.index_add(0, places.owner, of_completion[:, :, :width]), of_completion[:, :, width:]
+            )
+            for of_prompt, of_completion in zip(grads[1:3], grads[4:], strict=True)
+        )
+        return turned_back(query, ctx.turn), turned_back(key, ctx.turn), value, None, None
+
+
+def places_joined(prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
+    """[P, heads, Lp, D] and [B, heads, Lc, D] -> [n, heads, D]"""
+    return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in (prompts, completions)])
+
+
+def turned(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """[n, heads, D]; the halves change places, and the sine of the first one is negative."""
+    cos, signed_sin = turn
+    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(signed_sin))
+
+
+def turned_back(grad: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    cos, signed_sin = turn
+    return (grad * cos).add_((grad * signed_sin).roll(grad.shape[-1] // 2, -1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masks:
+    """Columns that each query sees."""
+
+    prompts: torch.Tensor
+    """[P, 1, Lp, Lp]"""
+    completions: torch.Tensor
+    """[B, 1, Lc, Lp + Lc]"""
+
+
+class TrainedLayers:
+    """The decoder."""
+
+    def __init__(self, backbone: Any) -> None:
+        self.backbone = backbone
+        self.layers = [Layer(module) for module in backbone.layers]
+        self.recomputes = False
+        """Keep what enters a layer and compute the rest again in the backward pass."""
+
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, places: Places, masks: Masks) -> torch.Tensor:
+        """[n], [n], prompts first -> [n, H]"""
+        x = self.backbone.embed_tokens(ids)
+        rotation = self.backbone.rotary_emb(x[None], positions[None])
+        cos, sin = (table[0, :, None] for table in rotation)
+        half = sin.shape[-1] // 2
+        turn = cos, torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        for layer in self.layers:
+            if self.recomputes and torch.is_grad_enabled():
+                x: Any = again(layer, x, turn, places, masks)
+            else:
+                x = layer(x, turn, places, masks)
+        return Norm.of(self.backbone.norm)(x)
+
+
+class Layer:
+    """One decoder layer."""
+
+    def __init__(self, module: Any) -> None:
+        attention, mlp = module.self_attn, module.mlp
+        self.attention = attention
+        self.norm_in, self.norm_mlp = Norm.of(module.input_layernorm), Norm.of(module.post_attention_layernorm)
+        norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        self.norm_q, self.norm_k = (norm and Norm.of(norm) for norm in norms)
+        self.qkv = Stack(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.gate_up, self.down = Stack(mlp.gate_proj, mlp.up_proj), Stack(mlp.down_proj)
+        self.out = Stack(attention.o_proj)
+
+    def __call__(
+        self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], places: Places, masks: Masks
+    ) -> torch.Tensor:
+        """[n, H] -> [n, H]"""
+        parts: Any = Normed.apply(x, self.norm_in, self.qkv, *self.qkv.parameters())
+        query, key, value = (part.unflatten(1, (-1, self.attention.head_dim)) for part in parts)
+        if self.norm_q and self.norm_k:
+            query, key = self.norm_q(query), self.norm_k(key)
+        heads: Any = Heads.apply(query, key, value, turn, places)
+        of_prompts, of_completions = heads[:3], heads[3:]
+        mixed = torch.cat([self.attend(of_prompts, masks.prompts), self.attend(of_completions, masks.completions)])
+        x = Output.apply(x, mixed, self.out, *self.out.parameters())  # pyright: ignore[reportAssignmentType]
+        parameters = (*self.gate_up.parameters(), *self.down.parameters())
+        return FeedForward.apply(x, self.norm_mlp, self.gate_up, self.down, *parameters)  # pyright: ignore
+
+    def attend(self, heads: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
+        """Query, key and value [B, heads, t, D] -> [B * t, heads * D]"""
+        # Read in each call: a check makes windows narrow.
+        window = getattr(self.attention, "sliding_window", None)
+        options = {"scaling": self.attention.scaling, "sliding_window": window}
+        query, key, value = heads
+        return attention(self.attention, query, key, value, mask, **options)[0].flatten(2).flatten(0, 1)
+
+
+def trained_layers(backbone: Any) -> TrainedLayers | None:
+    """None if the layers of this model are others."""
+    return TrainedLayers(backbone) if fits(backbone) else None
+
+
+def fits(backbone: Any) -> bool:
+    config = backbone.config
+    return config.model_type in TYPES and config.hidden_act == "silu"
