@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from learner.continual.anchor import Anchor
-from learner.continual.fisher import diagonal_fisher
+from learner.continual.fisher import Weights, diagonal_fisher
 from learner.curriculum.curriculum import CurriculumFigures
 from learner.objective.batch import Sample, all_samples
 from learner.update.forward_pass import ForwardPass, whole
@@ -38,10 +38,11 @@ class StageEnd:
         log.info("stage %d begins; the policy is kept close to what it is now", stage)
         samples = [sample for group in groups for sample in all_samples(group, np.zeros(len(group.lengths)))]
         samples = spread(samples, self.anchor.config.ewc_samples)
-        fisher = (
-            diagonal_fisher(self.forward_pass.policy.adapter, self.log_likelihoods(samples)) if self.penalises else {}
-        )
-        self.anchor.set(stage, fisher)
+        self.anchor.set(stage, self.fisher(samples) if self.penalises else {})
+
+    def fisher(self, samples: Sequence[Sample]) -> Weights:
+        with self.forward_pass.through_modules():
+            return diagonal_fisher(self.forward_pass.policy.adapter, self.log_likelihoods(samples))
 
     @property
     def penalises(self) -> bool:
