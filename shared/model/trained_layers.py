@@ -209,19 +209,19 @@ class FeedForward(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, norm: Norm, gate_up: Stack, down: Stack, *_: torch.Tensor) -> torch.Tensor:
         y = norm.forward(x)
         (gate, up), kept = gate_up.forward(y)
-        active = F.silu(gate)
-        product = active * up
-        (output,), of_down = down.forward(product)
-        ctx.save_for_backward(x, y, gate, up, active, product, *kept, *of_down)
+        (output,), of_down = down.forward(F.silu(gate).mul_(up))
+        ctx.save_for_backward(x, y, gate, up, *kept, *of_down)
         ctx.parts, ctx.count = (norm, gate_up, down), len(kept)
         return output.add_(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (grad,), (norm, gate_up, down) = grads, ctx.parts
-        x, y, gate, up, active, product, *kept = ctx.saved_tensors
-        into, of_down = down.backward(product, kept[ctx.count :], grads)
-        up_grad = active * into
+        x, y, gate, up, *kept = ctx.saved_tensors
+        # Computed again: they are the widest tensors, and a third of what would be kept.
+        active = F.silu(gate)
+        into, of_down = down.backward(active * up, kept[ctx.count :], grads)
+        up_grad = active.mul_(into)
         gate_grad = torch.ops.aten.silu_backward(into.mul_(up), gate)
         y_grad, of_gate_up = gate_up.backward(y, kept[: ctx.count], (gate_grad, up_grad), ctx.needs_input_grad[0])
         x_grad = None if y_grad is None else norm.backward(x, y_grad).add_(grad)
