@@ -302,7 +302,7 @@ class Dispatcher:
             return "is late"
         if peers and all(order_id in peer.doubted for peer in peers):
             return "is with an actor that waits"
-        if peers and self.peers.trusted(helper) and not any(map(self.peers.trusted, peers)):
+        if peers and self.peers.is_preferred(helper) and not any(map(self.peers.trusted, peers)):
             return "is with an actor that has not filled its latest order"
         return ""
 

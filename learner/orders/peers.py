@@ -185,6 +185,11 @@ class Peers:
         """Whether it has filled the last orders it was given."""
         return peer.actor_id in self.have_filled and not self.owed[peer.actor_id]
 
+    def is_preferred(self, peer: Peer) -> bool:
+        """Whether no other peer has a better record. At the start of a run nobody has one, and who came first may never
+        fill an order."""
+        return self.trusted(peer) or not any(map(self.trusted, self.by_address.values()))
+
     def rank(self, peer: Peer) -> tuple[int, bool, int]:
         """The peer with the lowest rank gets the next order."""
         return self.owed[peer.actor_id], peer.actor_id not in self.have_filled, -peer.free
@@ -192,8 +197,7 @@ class Peers:
     def next_free(self, version: int) -> Peer | None:
         """The peer for the next order, which names this policy; None if all are busy."""
         peers = [peer for peer in self.by_address.values() if peer.free > 0 and peer.takes(version)]
-        if any(self.trusted(peer) for peer in self.by_address.values()):
-            peers = [peer for peer in peers if self.trusted(peer) or not peer.orders]
+        peers = [peer for peer in peers if self.is_preferred(peer) or not peer.orders]
         return min(peers, key=self.rank, default=None)
 
     def idle(self) -> Peer | None:

@@ -10,6 +10,7 @@ from protocol.messages import (
     Ack,
     AnyMessage,
     Bye,
+    Heartbeat,
     Order,
     Policy,
     Welcome,
@@ -149,7 +150,6 @@ def test_an_actor_that_takes_orders_and_fills_none_loses_them_to_an_honest_one()
     bench.dispatcher.submit(orders)
     assert orders_in(taker) == ids(orders)
     honest = bench.actor("honest", 9)
-    assert orders_in(honest) == []
     mark, given = 0, list[str]()
     for order in orders:
         taker.send(hello_of(scripted_identity(), "taker", 9, mark=mark))
@@ -162,6 +162,22 @@ def test_an_actor_that_takes_orders_and_fills_none_loses_them_to_an_honest_one()
     later = toy_orders(1, count=2)
     bench.dispatcher.submit(later)
     assert orders_in(honest) == ids(later) and orders_in(taker) == []
+
+
+def test_an_actor_that_came_first_and_fills_nothing_delays_no_step() -> None:
+    """It says that it makes progress, and nobody has filled an order yet."""
+    bench, orders = Bench(late_s=1000.0), toy_orders(count=3)
+    taker = bench.actor("taker", 9)
+    bench.dispatcher.submit(orders)
+    assert orders_in(taker) == ids(orders)
+    honest, given = bench.actor("honest", 9), list[str]()
+    for order in orders:
+        taker.send(Heartbeat(phase="decoding"))
+        bench.dispatcher.pump()
+        given += orders_in(honest)
+        assert order.order_id in given
+        bench.deliver(honest, filled(order, POLICY))
+    assert len(bench.dispatcher.collect(ids(orders))) == 3
 
 
 def test_an_order_that_a_new_actor_does_not_fill_delays_no_step() -> None:
