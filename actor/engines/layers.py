@@ -24,9 +24,7 @@ import torch.nn.functional as F
 from actor.engines.kv_cache import KVCache
 from shared.model.lora import Adapter, FrozenLinear, LoraLinear
 from shared.model.policy import Policy
-
-TYPES = {"llama", "qwen2", "qwen3"}
-"""Model types whose layers are these."""
+from shared.model.trained_layers import Norm, fits, signed
 
 Linear = LoraLinear | FrozenLinear
 
@@ -106,8 +104,9 @@ class Layer:
     def __init__(self, module: Any) -> None:
         attention, mlp = module.self_attn, module.mlp
         self.attention = attention
-        self.norm_in, self.norm_mlp = module.input_layernorm, module.post_attention_layernorm
-        self.norm_q, self.norm_k = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self.norm_in, self.norm_mlp = Norm.of(module.input_layernorm), Norm.of(module.post_attention_layernorm)
+        norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        self.norm_q, self.norm_k = (norm and Norm.of(norm) for norm in norms)
         self.qkv = Stack(attention.q_proj, attention.k_proj, attention.v_proj)
         self.gate_up, self.activation = Stack(mlp.gate_proj, mlp.up_proj), mlp.act_fn
         self.out, self.down = Stack(attention.o_proj), Stack(mlp.down_proj)
@@ -117,18 +116,18 @@ class Layer:
     ) -> torch.Tensor:
         """[n, H] one token of each row -> [n, H]"""
         attention, kept = self.attention, cache.layers[index]
-        parts = self.qkv(normed(self.norm_in, x))
+        parts = self.qkv(self.norm_in.forward(x))
         query, key, value = (part.unflatten(1, (-1, attention.head_dim)) for part in parts)
         heads = query.shape[1]
-        if self.norm_q is not None:
-            query, key = normed(self.norm_q, query), normed(self.norm_k, key)
+        if self.norm_q and self.norm_k:
+            query, key = self.norm_q.forward(query), self.norm_k.forward(key)
         turned = rotated(torch.cat([query, key], dim=1), *rotation)
         kept.append(turned[:, heads:, None], value[:, :, None])
         # Read in each call: a check of the loop makes windows narrow.
         window = getattr(attention, "sliding_window", None)
         mixed = kept.attend(turned[:, :heads, None], attention.scaling, window)
         x = self.out.added(mixed.flatten(1), x)
-        gate, up = self.gate_up(normed(self.norm_mlp, x))
+        gate, up = self.gate_up(self.norm_mlp.forward(x))
         return self.down.added(self.activation(gate) * up, x)
 
 
@@ -150,23 +149,15 @@ class Layers:
         """[n], [n] -> [n, H]"""
         x = self.backbone.embed_tokens(ids)
         cos, sin = self.backbone.rotary_emb(x[:, None], positions[:, None])
-        half = sin.shape[-1] // 2
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        rotation = cos, signed(sin)
         for index, layer in enumerate(self.layers):
-            x = layer(x, (cos, sin), cache, index)
-        return normed(self.backbone.norm, x)
+            x = layer(x, rotation, cache, index)
+        return Norm.of(self.backbone.norm).forward(x)
 
 
 def layers_of(policy: Policy) -> Layers | None:
     """None if this module does not cover the model."""
-    return Layers(policy) if policy.config.model_type in TYPES else None
-
-
-def normed(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    """RMSNorm. In bf16 the module rounds before it multiplies by the weight."""
-    if x.dtype != torch.float32:
-        return F.rms_norm(x, norm.weight.shape, None, norm.variance_epsilon).mul_(norm.weight)
-    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+    return Layers(policy) if fits(policy.backbone) else None
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:

@@ -265,6 +265,12 @@ def places_joined(prompts: torch.Tensor, completions: torch.Tensor) -> torch.Ten
     return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in (prompts, completions)])
 
 
+def signed(sin: torch.Tensor) -> torch.Tensor:
+    """With the first half negative, because the halves of a head change places."""
+    half = sin.shape[-1] // 2
+    return torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+
+
 def turned(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """[n, heads, D]; the halves change places, and the sine of the first one is negative."""
     cos, signed_sin = turn
@@ -300,8 +306,7 @@ class TrainedLayers:
         x = self.backbone.embed_tokens(ids)
         rotation = self.backbone.rotary_emb(x[None], positions[None])
         cos, sin = (table[0, :, None] for table in rotation)
-        half = sin.shape[-1] // 2
-        turn = cos, torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        turn = cos, signed(sin)
         again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
         for layer in self.layers:
             if self.recomputes and torch.is_grad_enabled():
@@ -354,5 +359,6 @@ def trained_layers(backbone: Any) -> TrainedLayers | None:
 
 
 def fits(backbone: Any) -> bool:
+    """Whether the layers are those of this module; the decode loop of the actor asks too."""
     config = backbone.config
     return config.model_type in TYPES and config.hidden_act == "silu"
