@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from actor.engines.kv_cache import KVCache
 from shared.model.lora import Adapter, FrozenLinear, LoraLinear
 from shared.model.policy import Policy
-from shared.model.trained_layers import Norm, fits, signed
+from shared.model.trained_layers import Norm, covers, signed
 
 Linear = LoraLinear | FrozenLinear
 
@@ -157,7 +157,7 @@ class Layers:
 
 def layers_of(policy: Policy) -> Layers | None:
     """None if this module does not cover the model."""
-    return Layers(policy) if fits(policy.backbone) else None
+    return Layers(policy) if covers(policy.backbone) else None
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,17 @@ from msgspec import structs
 
 from actor.engines.vllm_options import check_engine
 from launch.display.console import next_command
-from launch.plan.cost import NoPlan, Plan, find_shape, make_plan, plan_as_json, planned, summary_line, table, work_of
+from launch.plan.cost import (
+    NoPlan,
+    Plan,
+    choose_recompute,
+    find_shape,
+    make_plan,
+    plan_as_json,
+    summary_line,
+    table,
+    work_of,
+)
 from launch.plan.free_memory import free_memory
 from launch.plan.machine import Speed, machine_speed, measure_elsewhere
 from launch.plan.remedies import refuse_if_too_large
@@ -63,7 +73,7 @@ def start_run(
         make_run(folder, config)
         print(f"{folder} is prepared; start it with: {next_command('resume', str(folder))}")
         return 0
-    batch, cost = planned(config.batch, lambda batch: plan_of(structs.replace(config, batch=batch)))
+    batch, cost = choose_recompute(config.batch, lambda batch: plan_of(structs.replace(config, batch=batch)))
     config = structs.replace(config, batch=batch)
     if dry_run:
         what = "" if json_only else describe(topology(folder, config), config)

@@ -155,7 +155,7 @@ def make_plan(
     )
 
 
-def planned(batch: BatchConfig, plan: Callable[[BatchConfig], Plan | str]) -> tuple[BatchConfig, Plan | str]:
+def choose_recompute(batch: BatchConfig, plan: Callable[[BatchConfig], Plan | str]) -> tuple[BatchConfig, Plan | str]:
     """The plan, and `batch.recompute` as it is chosen: `always` only if the run does not fit otherwise."""
     if batch.recompute != "auto":
         return batch, plan(batch)

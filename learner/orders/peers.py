@@ -186,8 +186,8 @@ class Peers:
         return peer.actor_id in self.have_filled and not self.owed[peer.actor_id]
 
     def is_preferred(self, peer: Peer) -> bool:
-        """Whether no other peer has a better record. At the start of a run nobody has one, and who came first may never
-        fill an order."""
+        """True for a trusted peer, and for every peer while none is trusted. Otherwise the first to connect could hold
+        all orders and fill none."""
         return self.trusted(peer) or not any(map(self.trusted, self.by_address.values()))
 
     def rank(self, peer: Peer) -> tuple[int, bool, int]:

@@ -19,7 +19,7 @@ saves."""
 TILE, NARROW_TILE = 1024, 256
 """Columns that are widened at once, for many rows and for few."""
 EXACT = 64
-"""Of the largest values of a row; finding them takes an eighth of the product's time."""
+"""How many of the largest values of a row. Finding them takes an eighth of the product's time."""
 
 
 def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -40,8 +40,8 @@ def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def product_of_largest(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """[n, k] x [k, m] -> [n, m] fp32; from bf16 factors on a CPU only the EXACT largest values of a row are, the others
-    are rounded to bf16. In a softmax the largest decide; the errors of the others cancel in the sum.
+    """[n, k] x [k, m] -> [n, m] fp32; from bf16 factors on a CPU, the EXACT largest values of a row are computed in
+    fp32 and the others rounded to bf16. In a softmax the largest decide; the errors of the others cancel in the sum.
 
     Takes a third of the time of widening, which is half a decode step at a vocabulary of 150,000."""
     if a.dtype == torch.float32 or a.is_cuda:

@@ -11,7 +11,7 @@ gradients are by hand: autograd through the modules keeps more, copies more, and
 In bf16 all operations of the forward pass round as the modules do, since the actor decodes with these roundings. The
 modules stay in place, and shared/base/load.py compares the two.
 
-Left out: other model types, whose layers differ in small ways, and whole sequences, which are for checks.
+Not covered: other model types, and sequences without a shared prompt, which only checks use.
 """
 
 from collections.abc import Iterator, Sequence
@@ -237,12 +237,14 @@ class Heads(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
+        rotation: tuple[torch.Tensor, torch.Tensor],
         places: Places,
     ) -> tuple[torch.Tensor, ...]:
         """[n, heads, D] -> query [P, heads, Lp, D], key and value; query [B, heads, Lc, D], key and value of Lp + Lc"""
-        ctx.turn, ctx.places = turn, places
-        queries, keys, values = (places.split(part) for part in (turned(query, turn), turned(key, turn), value))
+        ctx.rotation, ctx.places = rotation, places
+        queries, keys, values = (
+            places.split(part) for part in (rotated(query, rotation), rotated(key, rotation), value)
+        )
         joined = [torch.cat([first[places.owner], second], dim=2) for first, second in (keys, values)]
         return *(part.contiguous() for part in (queries[0], keys[0], values[0], queries[1])), *joined
 
@@ -257,7 +259,7 @@ class Heads(torch.autograd.Function):
             )
             for of_prompt, of_completion in zip(grads[1:3], grads[4:], strict=True)
         )
-        return turned_back(query, ctx.turn), turned_back(key, ctx.turn), value, None, None
+        return rotated_back(query, ctx.rotation), rotated_back(key, ctx.rotation), value, None, None
 
 
 def places_joined(prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
@@ -271,14 +273,14 @@ def signed(sin: torch.Tensor) -> torch.Tensor:
     return torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
 
 
-def turned(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def rotated(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """[n, heads, D]; the halves change places, and the sine of the first one is negative."""
-    cos, signed_sin = turn
+    cos, signed_sin = rotation
     return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(signed_sin))
 
 
-def turned_back(grad: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    cos, signed_sin = turn
+def rotated_back(grad: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    cos, signed_sin = rotation
     return (grad * cos).add_((grad * signed_sin).roll(grad.shape[-1] // 2, -1))
 
 
@@ -306,13 +308,13 @@ class TrainedLayers:
         x = self.backbone.embed_tokens(ids)
         rotation = self.backbone.rotary_emb(x[None], positions[None])
         cos, sin = (table[0, :, None] for table in rotation)
-        turn = cos, signed(sin)
+        rotation = cos, signed(sin)
         again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
         for layer in self.layers:
             if self.recomputes and torch.is_grad_enabled():
-                x: Any = again(layer, x, turn, places, masks)
+                x: Any = again(layer, x, rotation, places, masks)
             else:
-                x = layer(x, turn, places, masks)
+                x = layer(x, rotation, places, masks)
         return Norm.of(self.backbone.norm)(x)
 
 
@@ -330,14 +332,14 @@ class Layer:
         self.out = Stack(attention.o_proj)
 
     def __call__(
-        self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], places: Places, masks: Masks
+        self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], places: Places, masks: Masks
     ) -> torch.Tensor:
         """[n, H] -> [n, H]"""
         parts: Any = Normed.apply(x, self.norm_in, self.qkv, *self.qkv.parameters())
         query, key, value = (part.unflatten(1, (-1, self.attention.head_dim)) for part in parts)
         if self.norm_q and self.norm_k:
             query, key = self.norm_q(query), self.norm_k(key)
-        heads: Any = Heads.apply(query, key, value, turn, places)
+        heads: Any = Heads.apply(query, key, value, rotation, places)
         of_prompts, of_completions = heads[:3], heads[3:]
         mixed = torch.cat([self.attend(of_prompts, masks.prompts), self.attend(of_completions, masks.completions)])
         x = Output.apply(x, mixed, self.out, *self.out.parameters())  # pyright: ignore[reportAssignmentType]
@@ -354,11 +356,11 @@ class Layer:
 
 
 def trained_layers(backbone: Any) -> TrainedLayers | None:
-    """None if the layers of this model are others."""
-    return TrainedLayers(backbone) if fits(backbone) else None
+    """None if the model's layers differ; the caller then uses transformers' layers."""
+    return TrainedLayers(backbone) if covers(backbone) else None
 
 
-def fits(backbone: Any) -> bool:
+def covers(backbone: Any) -> bool:
     """Whether the layers are those of this module; the decode loop of the actor asks too."""
     config = backbone.config
     return config.model_type in TYPES and config.hidden_act == "silu"

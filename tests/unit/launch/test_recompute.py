@@ -2,7 +2,7 @@
 
 from msgspec import structs
 
-from launch.plan.cost import Plan, make_plan, planned, work_of
+from launch.plan.cost import Plan, choose_recompute, make_plan, work_of
 from launch.plan.machine import NotMeasured, Speed
 from shared.config.load import resolve
 from shared.config.training import BatchConfig
@@ -22,7 +22,7 @@ def plan(batch: BatchConfig, free: int | None) -> Plan:
 
 def chosen(recompute: str, free: int | None) -> tuple[str, Plan]:
     given = structs.replace(CONFIG.batch, recompute=recompute)
-    batch, cost = planned(given, lambda one: plan(one, free))
+    batch, cost = choose_recompute(given, lambda one: plan(one, free))
     assert isinstance(cost, Plan)
     return batch.recompute, cost
 
@@ -45,5 +45,5 @@ def test_a_choice_of_the_user_is_kept() -> None:
 
 
 def test_where_nothing_is_planned_nothing_is_recomputed() -> None:
-    batch, cost = planned(CONFIG.batch, lambda one: "unknown")
+    batch, cost = choose_recompute(CONFIG.batch, lambda one: "unknown")
     assert (batch.recompute, cost) == ("never", "unknown")
