@@ -8,7 +8,7 @@ The learner computes the log-probs with every version that it publishes, the act
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,9 @@ import torch
 from shared.model.policy import Policy
 from shared.model.sequences import Sequences
 from shared.seeding import derive, uniforms
+
+FEW_WEIGHTS = 2**22
+"""Of the head, below which one thread is faster than two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ def sequence_logprobs(policy: Policy, ids: np.ndarray) -> np.ndarray:
     tokens = torch.from_numpy(ids.astype(np.int64)).to(policy.device)
     lengths = torch.tensor([len(ids)], device=policy.device)
     whole = Sequences(prompts=tokens[None], lengths=lengths, completions=None, owner=lengths[:0])
-    with one_thread():
+    with one_thread() if policy.head.numel() < FEW_WEIGHTS else nullcontext():
         stats = policy.stats(policy.hidden(whole)[:-1], tokens[1:], temperature=1.0, rows=len(ids))
     return stats.logprobs.cpu().numpy()
 

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shared.model.nf4 import NF4Matmul, NF4Weight, input_gradient, kernel_state
-from shared.model.products import product_in_two
+from shared.model.products import product_in_two, weight_product
 
 PAIR = ("lora_A", "lora_B")
 
@@ -60,7 +60,7 @@ class DenseMatmul:
         return {"weight": self.dense}
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return F.linear(x, self.dense, bias)
+        return weight_product(x, self.dense, bias)
 
     def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
         return grad @ self.dense
