@@ -8,9 +8,9 @@
     element     seconds per byte that an operation on a large tensor reads, or writes to memory that is new to it
 
 Weights of 64 MB are used in turn, so that they come from memory and not from a processor's cache, as in a real model.
-Head and sampler are measured by calling the functions of a run. The measurement has a process of its own, with the
-threads and variables that the processes of a run get, because torch reads them once, and because the launcher never
-loads torch.
+Products, head and sampler are measured by calling the functions of a run. The measurement has a process of its own,
+with the threads and variables that the processes of a run get, because torch reads them once, and because the launcher
+never loads torch.
 
 The cache's file belongs to one processor, one set of versions, one number of threads: its name is a digest of them. An
 older file than MAX_AGE_DAYS, a damaged one and one with another content are measured again.
@@ -38,7 +38,7 @@ from shared.process.determinism import Blas, cpu_environment
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 1
+FORMAT = 2
 """Changes with what is measured."""
 MAX_AGE_DAYS = 30.0
 LIMIT_S = 60.0
@@ -213,16 +213,16 @@ def measure(threads: int) -> Speed:
 
 def measure_rates(dtype: Any) -> Rates:
     import torch
-    from torch.nn.functional import linear
 
     from shared.model.head import head_logits, token_stats
+    from shared.model.products import weight_product
 
     count = WEIGHTS_BYTES // (OUT * IN * dtype.itemsize)
     weights = [torch.randn(OUT, IN).to(dtype) for _ in range(count)]
     xs = [torch.randn(rows, IN).to(dtype) for rows in ROWS]
     grad = torch.randn(ROWS[-1], OUT).to(dtype)
     with torch.inference_mode():
-        product = tuple(best_time(*(partial(linear, x, w) for w in weights)) / (OUT * IN) for x in xs)
+        product = tuple(best_time(*(partial(weight_product, x, w) for w in weights)) / (OUT * IN) for x in xs)
         gradient = best_time(*(partial(torch.matmul, grad, w) for w in weights[:4])) / (OUT * IN)
     # Logits as a model has them: probabilities so small that they are denormal would take many times as long.
     head = (0.1 * torch.randn(VOCABULARY, IN)).to(dtype)
