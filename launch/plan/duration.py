@@ -109,9 +109,9 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     largest = min(tokens, micro_batch_tokens(work))
     batches = tokens / largest
     rates = speed.rates[work.dtype]
-    # Prompts and completions go through the layers one after the other.
     used = used_tokens(work, largest)
-    runs = (used, largest - used)
+    # Through modules, prompts and completions go one after the other.
+    runs = (largest,) if shape.own_layers else (used, largest - used)
     forward = shape.linear * sum(speed.product_s(work.dtype, rows) for rows in runs)
     backward = forward * rates.gradient / rates.product[-1]
     again = 2 if work.recomputes else 1

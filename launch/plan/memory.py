@@ -44,6 +44,8 @@ CONTEXT_BYTES = 400 * MIB
 VALUES_PER_OUTPUT: Mapping[str, float] = {"fp32": 2.5, "bf16": 3.2}
 """Values that the backward pass of a layer keeps for each value that its products give: inputs of norms and products,
 rotated queries and keys, both sides of the gate. In bf16 some of them are kept in fp32."""
+OWN_VALUES_PER_OUTPUT = 1.3
+"""The same where the layers are computed without their modules."""
 WORKING_LAYERS = 1.5
 """What the backward pass of one layer computes with, as a multiple of what the layer keeps."""
 NF4_BYTES = 0.53
@@ -265,7 +267,8 @@ def layer_activations(shape: ModelShape, work: Work) -> float:
     """Bytes that one layer keeps of a token for its backward pass."""
     width = work.lengths.prompt + work.lengths.longest
     scores = shape.heads * width * (FP32_BYTES + work.value_bytes) if work.lengths.longest * width <= SHORT else 0
-    return VALUES_PER_OUTPUT[work.dtype] * layer_outputs(shape) * work.value_bytes + scores
+    kept = OWN_VALUES_PER_OUTPUT if shape.own_layers else VALUES_PER_OUTPUT[work.dtype]
+    return kept * layer_outputs(shape) * work.value_bytes + scores
 
 
 def micro_batch_tokens(work: Work) -> int:

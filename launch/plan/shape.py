@@ -17,7 +17,7 @@ from shared.base.gguf import config_of, is_gguf, open_gguf, tensor_shapes
 from shared.config.model import ModelConfig, in_hub_cache
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ModelError
-from shared.model.linears import is_decoder_linear
+from shared.model.linears import OWN_LAYERS, is_decoder_linear
 
 MAX_HEADER_BYTES = 100 * 2**20
 
@@ -46,6 +46,8 @@ class ModelShape:
     """Heads of a query."""
     outputs: int
     """Rows of all matrices of the layers: the values that their products give for one token."""
+    own_layers: bool
+    """Whether the layers are computed without their modules."""
 
 
 def kind_of(model: ModelConfig) -> Literal["embedded", "folder", "gguf", "hub"]:
@@ -114,6 +116,7 @@ def sizes(
         vocabulary=text["vocab_size"],
         heads=heads,
         outputs=sum(shape[0] for _, shape in linear),
+        own_layers=text.get("model_type") in OWN_LAYERS,
     )
 
 

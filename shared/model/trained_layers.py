@@ -25,12 +25,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from shared.model.attention import attention
+from shared.model.linears import OWN_LAYERS
 from shared.model.lora import LoraLinear
 from shared.model.products import product_in_two
-
-TYPES = {"llama", "qwen2", "qwen3"}
-"""Model types whose layers are these."""
-
 
 Grads = list[torch.Tensor]
 
@@ -363,4 +360,4 @@ def trained_layers(backbone: Any) -> TrainedLayers | None:
 def covers(backbone: Any) -> bool:
     """Whether the layers are those of this module; the decode loop of the actor asks too."""
     config = backbone.config
-    return config.model_type in TYPES and config.hidden_act == "silu"
+    return config.model_type in OWN_LAYERS and config.hidden_act == "silu"

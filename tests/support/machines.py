@@ -34,6 +34,7 @@ SMALL = ModelShape(
     vocabulary=512,
     heads=4,
     outputs=4 * 1280,
+    own_layers=True,
 )
 HALF = ModelShape(
     linear=357_826_560,
@@ -46,6 +47,7 @@ HALF = ModelShape(
     vocabulary=151_936,
     heads=14,
     outputs=24 * (3 * 896 + 2 * 128 + 2 * 4864),
+    own_layers=True,
 )
 """Qwen2.5-0.5B."""
 QWEN_15B = ModelShape(
@@ -59,6 +61,7 @@ QWEN_15B = ModelShape(
     vocabulary=151_936,
     heads=12,
     outputs=28 * (3 * 1536 + 2 * 256 + 2 * 8960),
+    own_layers=True,
 )
 CARD = Card(uuid="GPU-a", name="RTX 3070", driver="580.1", total=8 * GIB, free=7 * GIB, mode="Default", processes=())
 TORCH_CUDA = TorchBuild(

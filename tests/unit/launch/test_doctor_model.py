@@ -211,6 +211,7 @@ def test_the_size_of_a_model_with_a_text_part_and_a_head_size_of_its_own(tmp_pat
         vocabulary=10,
         heads=8,
         outputs=6,
+        own_layers=False,
     )
 
 

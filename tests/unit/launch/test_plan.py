@@ -18,7 +18,7 @@ from launch.plan.memory import (
     HEAD_COLUMNS,
     HEAD_ROWS,
     HEAD_TILES,
-    VALUES_PER_OUTPUT,
+    OWN_VALUES_PER_OUTPUT,
     WORKING_LAYERS,
     Lengths,
     Work,
@@ -68,10 +68,16 @@ def test_the_items_of_half_a_billion_parameters_by_hand() -> None:
     assert found.rollout["keys and values"] == 2 * 24 * 128 * 4 * (64 + 8 * 64)
     assert found.rollout["sampler"] == 8 * 151_936 * LOGIT_BYTES
     # One prompt and its 8 completions are all there is.
-    layer = VALUES_PER_OUTPUT["fp32"] * (3 * 896 + 2 * 128 + 2 * 4864) * 4 + 14 * 128 * 8
+    layer = OWN_VALUES_PER_OUTPUT * (3 * 896 + 2 * 128 + 2 * 4864) * 4 + 14 * 128 * 8
     assert found.update["activations"] == pytest.approx(576 * (24 * 896 * 4 + layer))
     assert found.update["a layer's backward pass"] == pytest.approx(WORKING_LAYERS * 576 * layer)
     assert found.update["head"] == 4 * (HEAD_TILES * 256 * HEAD_COLUMNS + HEAD_ROWS * 512 * 896)
+
+
+def test_layers_that_go_through_their_modules_keep_more() -> None:
+    through_modules = replace(HALF, own_layers=False)
+    found, more = (host_memory(shape, work()).update["activations"] for shape in (HALF, through_modules))
+    assert more > 1.5 * found
 
 
 def test_half_the_bytes_in_bf16_and_no_sums_in_the_actor() -> None:
@@ -361,7 +367,7 @@ def test_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     (update,) = found["processes"]["learner"]
     assert update["phase"] == "update" and update["bytes"] == sum(update["items"].values())
     assert found["time"]["step_s"] > 0 and found["time"]["total_s"] > 40 * found["time"]["step_s"]
-    refused = plan_as_json(plan(QWEN_15B, work(), 9 * GIB))
+    refused = plan_as_json(plan(QWEN_15B, work(), 8 * GIB))
     assert refused["fits"] is False and refused["time"] is None
     assert {"compute.dtype": "bf16"} in refused["remedies"]
 
