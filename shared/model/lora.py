@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shared.model.nf4 import NF4Matmul, NF4Weight, input_gradient, kernel_state
-from shared.model.products import product_in_two, weight_product
+from shared.model.products import gradient_product, product_in_two, weight_product
 
 PAIR = ("lora_A", "lora_B")
 
@@ -63,7 +63,7 @@ class DenseMatmul:
         return weight_product(x, self.dense, bias)
 
     def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
-        return grad @ self.dense
+        return gradient_product(grad, self.dense)
 
 
 class DequantizingMatmul:

@@ -18,6 +18,9 @@ import torch.nn.functional as F
 
 SHORT = 256
 """Up to this number of rows, `weight_product` has the weight on the left. With more, arithmetic takes the time."""
+BETWEEN = range(769, 2048)
+"""Numbers of rows with which oneDNN is up to half as fast, as it cuts such products into blocks of other sizes.
+`weight_product` and `gradient_product` take a half or a third of them at a time."""
 FEW = 16
 """Below this number of rows, reading the weight takes longer than the product, and `narrowed` costs more than it
 saves."""
@@ -32,9 +35,34 @@ def weight_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
 
     For bf16 units, oneDNN rearranges the right factor in each call. With few rows that must not be the weight: the
     product takes two thirds of the time with the weight on the left. The result is then a view of [out, n]."""
-    if x.dtype == torch.float32 or x.is_cuda or x.dim() > 2 or len(x) > SHORT:
+    if x.dtype == torch.float32 or x.is_cuda or x.dim() > 2:
         return F.linear(x, weight, bias)
+    if len(x) > SHORT:
+        return F.linear(x, weight, bias) if x.requires_grad or len(x) not in BETWEEN else by_rows(x, weight.t(), bias)
     return (weight @ x.t() if bias is None else torch.addmm(bias[:, None], weight, x.t())).t()
+
+
+def gradient_product(grad: torch.Tensor, weight: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
+    """[n, out], [out, in] -> [n, in] dy W, added to `total` in place if there is one."""
+    if grad.dtype == torch.float32 or grad.is_cuda or grad.dim() > 2 or len(grad) not in BETWEEN:
+        return grad @ weight if total is None else total.addmm_(grad, weight)
+    return by_rows(grad, weight, total=total)
+
+
+def by_rows(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, total: torch.Tensor | None = None
+) -> torch.Tensor:
+    """a b + bias, or added to `total`, in equal pieces."""
+    result = a.new_empty(len(a), b.shape[1]) if total is None else total
+    pieces = -(-len(a) // BETWEEN.start)
+    for rows, out in zip(a.chunk(pieces), result.chunk(pieces), strict=True):
+        if total is not None:
+            out.addmm_(rows, b)
+        elif bias is not None:
+            torch.addmm(bias, rows, b, out=out)
+        else:
+            torch.mm(rows, b, out=out)
+    return result
 
 
 def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

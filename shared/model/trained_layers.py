@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from shared.model.attention import attention
 from shared.model.linears import OWN_LAYERS
 from shared.model.lora import LoraLinear
-from shared.model.products import product_in_two
+from shared.model.products import gradient_product, product_in_two
 
 Grads = list[torch.Tensor]
 
@@ -159,7 +159,7 @@ def plus_input_gradient(base: Any, grad: torch.Tensor, total: torch.Tensor | Non
     if total is None:
         return base.matmul.input_gradient(grad)
     if base.matmul.dense is not None:
-        return total.addmm_(grad, base.matmul.dense)
+        return gradient_product(grad, base.matmul.dense, total)
     return total.add_(base.matmul.input_gradient(grad))
 
 

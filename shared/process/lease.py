@@ -7,11 +7,15 @@ tells people who holds it and since when; it may be out of date after a kill, th
 Waiting polls, at most LONGEST_POLL_S late, and calls `meanwhile` each time, so that a waiting process keeps talking to
 its peers. There is no deadline: a holder that hangs is ended by its own watchdog, a stopped one by the launcher.
 
+At the end of a turn, memory that was freed in it goes back to the system. glibc would keep it for the next turn, and
+both processes together would need what each needs at its peak.
+
 On a GPU the two processes always need the lease. On a CPU they need it unless the cores are enough for the threads of
 both: then neither waits, and with `pipeline.max_lag` above zero sampling and learning overlap.
 Left out on purpose: fairness (the protocol already makes the two alternate) and accounting of the GPU's memory.
 """
 
+import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +30,8 @@ from shared.config.processes import ComputeConfig
 from shared.run.file_lock import open_lock, try_lock
 from shared.run.files import remove_unfinished, write_whole
 
+WORTH_RETURNING = 64 * 2**20
+"""Bytes. Returning memory and getting it again takes a twentieth of a second for a gigabyte."""
 FIRST_POLL_S = 0.0005
 LONGEST_POLL_S = 0.01
 
@@ -72,6 +78,7 @@ class Lease:
                 self.write_note(role)
                 yield waited_s
             finally:
+                return_freed_memory()
                 self.note.unlink(missing_ok=True)
         finally:
             os.close(fd)
@@ -79,6 +86,23 @@ class Lease:
     def write_note(self, role: str) -> None:
         since = datetime.now(UTC).isoformat(timespec="milliseconds")
         write_whole(self.note, msgspec.json.encode(Holder(role=role, pid=os.getpid(), since=since)), durable=False)
+
+
+class HeapSizes(ctypes.Structure):
+    """glibc's `struct mallinfo2`: ten sizes, of which number FREE is that of freed memory in the heap."""
+
+    _fields_ = (("sizes", ctypes.c_size_t * 10),)
+
+
+FREE = 8
+
+
+def return_freed_memory() -> None:
+    """To the system, if it is much."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = HeapSizes
+    if libc.mallinfo2().sizes[FREE] > WORTH_RETURNING:
+        libc.malloc_trim(0)
 
 
 class NoLease:

@@ -149,3 +149,29 @@ def test_an_executed_program_does_not_keep_it(tmp_path: Path) -> None:
     with lease.hold("learner", meanwhile=give_up):
         child.kill()
     child.wait()
+
+
+FREES = """
+import re, sys
+from pathlib import Path
+from shared.process.lease import Lease
+
+def resident_mb():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
+
+before = resident_mb()
+with Lease(Path(sys.argv[1])).hold("learner"):
+    blocks = [bytearray(50_000) for _ in range(4000)]
+    # It lies behind the others, so that the heap cannot shrink.
+    last = bytearray(50_000)
+    del blocks
+    within = resident_mb() - before
+print(within, resident_mb() - before)
+"""
+
+
+def test_memory_that_was_freed_in_a_turn_is_the_others_afterwards(tmp_path: Path) -> None:
+    child = start(FREES, tmp_path / "lease")
+    said, _ = child.communicate(timeout=60)
+    within, after = map(int, said.split())
+    assert within > 150 and after < 50

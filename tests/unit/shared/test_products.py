@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shared.model.products import SHORT, product_of_largest, weight_product
+from shared.model.products import BETWEEN, SHORT, gradient_product, product_of_largest, weight_product
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -16,7 +16,7 @@ def factors(rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 8, SHORT, SHORT + 1])
+@pytest.mark.parametrize("rows", [1, 8, SHORT, SHORT + 1, BETWEEN.start, 1144, BETWEEN.stop])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_is_the_linear_of_torch(dtype: torch.dtype, rows: int, with_bias: bool) -> None:
     x, weight, bias = factors(rows, dtype)
@@ -27,12 +27,25 @@ def test_it_is_the_linear_of_torch(dtype: torch.dtype, rows: int, with_bias: boo
     torch.testing.assert_close(weight_product(x, weight, added).double(), exact, rtol=rounding, atol=rounding)
 
 
-@pytest.mark.parametrize("rows", [8, SHORT + 1])
+@pytest.mark.parametrize("rows", [8, SHORT + 1, 1144])
 def test_its_gradient_is_that_of_the_linear(rows: int) -> None:
     x, weight, bias = factors(rows, torch.bfloat16)
     arriving = torch.randn(rows, 200).bfloat16()
     (found,) = torch.autograd.grad(weight_product(x.requires_grad_(), weight, bias), x, arriving)
     torch.testing.assert_close(found.double(), arriving.double() @ weight.double(), rtol=2.0**-8, atol=2.0**-7)
+
+
+@pytest.mark.parametrize("rows", [8, 1144, 1600])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_an_input_may_be_added_to_another(dtype: torch.dtype, rows: int) -> None:
+    x, weight, _ = factors(rows, dtype)
+    arriving = torch.randn(rows, 200).to(dtype)
+    exact = arriving.double() @ weight.double()
+    rounding = 2.0**-8 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(gradient_product(arriving, weight).double(), exact, rtol=rounding, atol=rounding)
+    total = x.clone()
+    assert gradient_product(arriving, weight, total) is total
+    torch.testing.assert_close(total.double(), x.double() + exact, rtol=rounding, atol=2 * rounding)
 
 
 def test_of_few_rows_the_result_is_written_by_columns() -> None:
