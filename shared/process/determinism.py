@@ -14,7 +14,8 @@ times as long, and beside busy processes that takes the core from the very threa
 once, waking them takes longer than many an operation of a small model (benchmarks/busy_machine.py). Bits do not depend
 on it.
 
-glibc asks for pages of 2 MB: an update of a large model touches a gigabyte that is new to it, and is a tenth faster.
+Left out: pages of 2 MB for the heap (GLIBC_TUNABLES). Alone an update is a tenth faster with them, but in a run, where
+memory goes back to the system after each turn, it takes a third longer.
 
 The environment must be set before torch is loaded, so the launcher sets it; `pin_torch` does the rest.
 """
@@ -27,7 +28,6 @@ PINNED = (
     "OMP_NUM_THREADS",
     "GOMP_SPINCOUNT",
     "OMP_WAIT_POLICY",
-    "GLIBC_TUNABLES",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_DYNAMIC",
@@ -40,9 +40,6 @@ PINNED = (
 SPINS = "60000"
 """libgomp's own default is 300,000."""
 
-HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""Where the system allows it."""
-
 
 def cpu_environment(threads: int, blas: Blas) -> dict[str, str]:
     """Variables for a process that is about to start."""
@@ -50,7 +47,6 @@ def cpu_environment(threads: int, blas: Blas) -> dict[str, str]:
     environment = {
         "OMP_NUM_THREADS": count,
         "GOMP_SPINCOUNT": SPINS,
-        "GLIBC_TUNABLES": HUGE_PAGES,
         "MKL_NUM_THREADS": count,
         "OPENBLAS_NUM_THREADS": count,
         # MKL may otherwise take fewer threads than it was given.
