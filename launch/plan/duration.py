@@ -20,7 +20,6 @@ from launch.plan.memory import (
     Work,
     adapter_bytes,
     decoded_at_once,
-    layer_activations,
     micro_batch_tokens,
     used_tokens,
 )
@@ -34,14 +33,17 @@ NARROW_CALLS = 1300
 """The same for what bf16 adds: conversions to fp32 and back."""
 STEP_CALLS = 500
 """The same for one token step outside the layers: sampler, bookkeeping, scoring."""
-UPDATE_CALLS = 30_000
+UPDATE_CALLS = 3000
 """The same for one layer and one micro-batch, forward and backward."""
-ELEMENT_PASSES = 15.0
-"""How often an update reads and writes what it keeps of each token."""
+ELEMENT_PASSES = 210.0
+"""How often an update reads and writes what the products of the layers give for each token. Less often than that, but
+most of it is not in a cache, where the measured operation has its operands."""
 THIN_PRODUCTS = 1.15
 """Products of the adapter beside those of the base."""
 OPTIMIZER_PASSES = 16
 """How often clipping and AdamW read and write a value of the adapter."""
+ORDER_S = 0.02
+"""Messages, journal and scoring of an order."""
 BETWEEN_S = 0.03
 """Messages, journal and metrics of a step."""
 START_S = 6.0
@@ -70,6 +72,7 @@ def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> St
     orders = -(-work.groups // work.order_groups)
     rows = work.order_groups * work.rollout.group
     rollout = orders * decode_s(shape, work, actor, groups=work.order_groups, rows=rows, lengths=work.lengths)
+    rollout += orders * ORDER_S
     return StepTime(rollout=rollout, update=update_s(shape, work, learner), overlaps=work.overlaps)
 
 
@@ -115,7 +118,7 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     forward = shape.linear * sum(speed.product_s(work.dtype, rows) for rows in runs)
     backward = forward * rates.gradient / rates.product[-1]
     again = 2 if work.recomputes else 1
-    elements = ELEMENT_PASSES * largest * shape.layers * layer_activations(shape, work) * speed.element
+    elements = ELEMENT_PASSES * largest * shape.outputs * work.value_bytes * speed.element
     calls = shape.layers * UPDATE_CALLS * speed.operation
     beside = (elements + calls) * (1 + again) / 2
     head = shape.vocabulary * shape.hidden * rates.head * used

@@ -8,12 +8,12 @@
              evaluation has a prompt for each row and may have a larger cap
     update   activations of the largest micro-batch, and the tiles of the head
 
-On a CPU freed memory goes back to the system, so only the larger of the two peaks counts when the processes take turns.
+On a CPU freed memory goes back to the system after a turn, but for a little, so only the larger of the two peaks counts
+when the processes take turns.
 On a card both count: PyTorch keeps what a process has once used, and the processes share the card for the whole run.
 The constants were measured with `benchmarks/predicted.py`, which compares every prediction with a run.
 
-Left out: the first start, which converts the model (its pages can be dropped while it is read), and fragments
-that an allocator cannot use.
+Left out: the first start, which converts the model (its pages can be dropped while it is read).
 """
 
 from collections.abc import Mapping
@@ -28,8 +28,9 @@ from shared.config.training import BatchConfig
 from shared.config.tree import RolloutConfig
 
 MIB = 2**20
-LAUNCHER_BYTES = 45 * MIB
-LIBRARIES_BYTES = 330 * MIB
+LAUNCHER_BYTES = 115 * MIB
+"""With the fork server's own part."""
+LIBRARIES_BYTES = 285 * MIB
 """Python, torch and transformers, imported once by the fork server."""
 LEARNER_BYTES = 75 * MIB
 """What a learner has besides, before its first step: tasks, tokenizer, threads."""
@@ -37,6 +38,10 @@ ACTOR_BYTES = 50 * MIB
 """What an actor has besides."""
 WORKER_BYTES = 8 * MIB
 """A process that scores completions."""
+TOKEN_BYTES = 500
+"""What a tokenizer takes for each token of the vocabulary."""
+UNRETURNED_BYTES = 64 * MIB
+"""Freed memory that a process may keep between its turns (shared/process/lease.py)."""
 CUDA_RUNTIME_BYTES = 1500 * MIB
 """A process on a card, in host memory."""
 CONTEXT_BYTES = 400 * MIB
@@ -44,7 +49,7 @@ CONTEXT_BYTES = 400 * MIB
 VALUES_PER_OUTPUT: Mapping[str, float] = {"fp32": 2.5, "bf16": 3.2}
 """Values that the backward pass of a layer keeps for each value that its products give: inputs of norms and products,
 rotated queries and keys, both sides of the gate. In bf16 some of them are kept in fp32."""
-OWN_VALUES_PER_OUTPUT = 1.3
+OWN_VALUES_PER_OUTPUT = 1.6
 """The same where the layers are computed without their modules."""
 WORKING_LAYERS = 1.5
 """What the backward pass of one layer computes with, as a multiple of what the layer keeps."""
@@ -158,7 +163,9 @@ class HostMemory:
     def total(self) -> int:
         """At the peak of all processes together."""
         update, decode = size_of(self.update), max(size_of(self.rollout), size_of(self.evaluation))
-        return self.weights + (update + decode if self.overlaps else max(update, decode))
+        if self.overlaps:
+            return self.weights + update + decode
+        return self.weights + max(update + min(decode, UNRETURNED_BYTES), decode + min(update, UNRETURNED_BYTES))
 
     @property
     def weights(self) -> int:
@@ -192,17 +199,23 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     rest = work.value_bytes * shape.rest
     codes = int(NF4_BYTES * shape.linear)
     own_rest = {} if work.is_dense else {"embedding and head": rest}
-    moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * adapter, "adapter as messages": adapter}
+    moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * adapter}
+    tokenizer = TOKEN_BYTES * shape.vocabulary
     return HostMemory(
         shared={"libraries": LIBRARIES_BYTES, "base": dense + rest if work.is_dense else codes},
         launcher={"launcher": LAUNCHER_BYTES, "scoring": work.workers * WORKER_BYTES},
-        learner={"Python, tasks, tokenizer": LEARNER_BYTES, **own_rest, **moments},
+        learner={
+            "Python, tasks, tokenizer": LEARNER_BYTES + tokenizer,
+            **own_rest,
+            **moments,
+            "adapter as messages": 3 * adapter,
+        },
         actor={
-            "Python, tokenizer": ACTOR_BYTES,
+            "Python, tokenizer": ACTOR_BYTES + tokenizer,
             **own_rest,
             **({"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}),
             "adapter": adapter,
-            "adapter as a message": adapter,
+            "adapter as messages": 2 * adapter,
         },
         update=update_items(shape, work),
         rollout=decode_items(shape, work, work.order_groups, work.order_groups * work.rollout.group),
