@@ -78,7 +78,7 @@ def test_the_items_of_half_a_billion_parameters_by_hand() -> None:
 def test_layers_that_go_through_their_modules_keep_more() -> None:
     through_modules = replace(HALF, own_layers=False)
     found, more = (host_memory(shape, work()).update["activations"] for shape in (HALF, through_modules))
-    assert more > 1.5 * found
+    assert more > 1.3 * found
 
 
 def test_half_the_bytes_in_bf16_and_no_sums_in_the_actor() -> None:
