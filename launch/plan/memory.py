@@ -40,7 +40,7 @@ WORKER_BYTES = 8 * MIB
 """A process that scores completions."""
 TOKEN_BYTES = 500
 """What a tokenizer takes for each token of the vocabulary."""
-UNRETURNED_BYTES = 64 * MIB
+UNRETURNED_BYTES = 256 * MIB
 """Freed memory that a process may keep between its turns (shared/process/lease.py)."""
 CUDA_RUNTIME_BYTES = 1500 * MIB
 """A process on a card, in host memory."""

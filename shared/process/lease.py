@@ -30,8 +30,8 @@ from shared.config.processes import ComputeConfig
 from shared.run.file_lock import open_lock, try_lock
 from shared.run.files import remove_unfinished, write_whole
 
-WORTH_RETURNING = 64 * 2**20
-"""Bytes. Returning memory and getting it again takes a twentieth of a second for a gigabyte."""
+WORTH_RETURNING = 256 * 2**20
+"""Bytes. To return a gigabyte and get it again takes a tenth of a second, which a step of a small model must not cost."""
 FIRST_POLL_S = 0.0005
 LONGEST_POLL_S = 0.01
 

@@ -161,7 +161,7 @@ def resident_mb():
 
 before = resident_mb()
 with Lease(Path(sys.argv[1])).hold("learner"):
-    blocks = [bytearray(50_000) for _ in range(4000)]
+    blocks = [bytearray(50_000) for _ in range(8000)]
     # It lies behind the others, so that the heap cannot shrink.
     last = bytearray(50_000)
     del blocks
@@ -174,4 +174,4 @@ def test_memory_that_was_freed_in_a_turn_is_the_others_afterwards(tmp_path: Path
     child = start(FREES, tmp_path / "lease")
     said, _ = child.communicate(timeout=60)
     within, after = map(int, said.split())
-    assert within > 150 and after < 50
+    assert within > 300 and after < 50
