@@ -31,7 +31,7 @@ from shared.run.file_lock import open_lock, try_lock
 from shared.run.files import remove_unfinished, write_whole
 
 WORTH_RETURNING = 256 * 2**20
-"""Bytes. To return memory and get it again takes a tenth of a second for a gigabyte, too long for a small model's step."""
+"""Bytes. To return a gigabyte and get it again takes a tenth of a second, too long for the step of a small model."""
 FIRST_POLL_S = 0.0005
 LONGEST_POLL_S = 0.01
 
