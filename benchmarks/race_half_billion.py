@@ -7,9 +7,9 @@ by round, with the 95 % interval of the ratio (student.py), to the better of TRL
 
 A step must do all its work on each side, and a run in which one did not is refused: completions have their full length,
 but for a few in a thousand, because a copy of the model names an end token that is hardly ever sampled, and every step
-has a gradient, because the reward is the share of even token ids. A step's prompts are all rows of the task file. TRL's settings are
-its fastest on a CPU (trl_grpo.py). Memory is the largest proportional sum over all processes of a side: a page that
-several share counts once. The NF4 base and its dense copy are made before the first run.
+has a gradient, because the reward is the share of even token ids. A step's prompts are all rows of the task file. TRL's
+settings are its fastest on a CPU (trl_grpo.py). Memory is the largest proportional sum over all processes of a side: a
+page that several share counts once. The NF4 base and its dense copy are made before the first run.
 
     python -m benchmarks.race_half_billion MODEL_FOLDER --trl-python PYTHON [--prompts 1 4] [--rounds 3] [--steps 4]
 """
