@@ -4,25 +4,25 @@
 
 For one token a row, a small model spends most of its time between the operations: in module calls, in products of two
 or three linears with the same input, in rotary tables for each call. Here such linears are one product where they are
-folded, and their A matrices are one product where they are not. A and B are cast to the compute type once for each
-version. In fp32 operations are also joined where that changes the last bit only. In bf16 each is rounded exactly as in
-the modules, because the learner computes with those, and rounding changes a value by up to 0.4 % there.
-
-Left out: one product for q, k and v (or gate and up) over the base itself. It would need a second copy of the base, or
-a file in which those weights are neighbours, and brings less than a tenth where reading the weights takes the time.
+folded, or where their weights are neighbours in the mapped file (shared/base/cache.py). Their A matrices are one
+product too, and so are their B, as blocks on the diagonal of one matrix. A and B are cast to the compute type once for
+each version. In fp32 operations are also joined where that changes the last bit only. In bf16 each is rounded exactly
+as in the modules, because the learner computes with those, and rounding changes a value by up to 0.4 % there.
 
 Modules and weights are the policy's own, and the engine compares its decode loop with the model's class before it is
 used (HFEngine.check). Prompts, and models of other types, go through transformers' layers.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from actor.engines.kv_cache import KVCache
-from shared.model.lora import Adapter, FrozenLinear, LoraLinear
+from shared.model.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear, Matmul
 from shared.model.policy import Policy
 from shared.model.trained_layers import Norm, covers, signed
 
@@ -35,67 +35,122 @@ def dense_bytes(adapter: Adapter) -> int:
     return sum(weight.nbytes for weight in dense if weight is not None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """Linears of a stack that are computed at once."""
+
+    matmul: Matmul
+    bias: torch.Tensor | None
+    sizes: list[int]
+    """How many outputs each has."""
+    columns: slice
+    """Their part of A x."""
+    high: torch.Tensor | None
+    """[R, out] s B of their adapters, as blocks on the diagonal."""
+
+    def __call__(self, x: torch.Tensor, low: torch.Tensor | None) -> Sequence[torch.Tensor]:
+        """[n, in], [n, R] -> [n, out] of each."""
+        y = self.matmul(x, self.bias)
+        if low is not None and self.high is not None:
+            y.addmm_(low[:, self.columns], self.high)
+        return y.split(self.sizes, dim=1) if len(self.sizes) > 1 else [y]
+
+
 class Stack:
     """Linears that read the same input."""
 
     def __init__(self, *linears: Any) -> None:
         self.linears: tuple[Linear, ...] = linears
-        self.weight: torch.Tensor | None = None
-        self.bias: torch.Tensor | None = None
-        self.sizes: list[int] = []
+        self.folded: torch.Tensor | None = None
         self.low: torch.Tensor | None = None
-        self.high: list[torch.Tensor | None] = []
+        self.products: list[Product] = []
 
     def prepare(self, dtype: torch.dtype) -> None:
         """Take the adapter as it is now."""
         adapted = [linear for linear in self.linears if isinstance(linear, LoraLinear)]
         folded = [linear.folded for linear in adapted if linear.folded is not None]
+        self.low = None
         if len(folded) == len(self.linears):
-            self.join(adapted, folded)
+            self.folded = self.joined(adapted, folded)
+            self.products = [product(self.linears, DenseMatmul(self.folded), slice(0), None)]
             return
-        self.weight = None
-        self.low = torch.cat([linear.lora_A.detach() for linear in adapted]).to(dtype) if adapted else None
-        self.high = [
-            linear.lora_B.detach().t().to(dtype).contiguous() if isinstance(linear, LoraLinear) else None
-            for linear in self.linears
-        ]
+        if adapted:
+            self.low = torch.cat([linear.lora_A.detach() for linear in adapted]).to(dtype)
+        whole = neighbours([frozen(linear).matmul.dense for linear in self.linears])
+        at_once = [(self.linears, DenseMatmul(whole))] if whole is not None else None
+        one_by_one = [((linear,), frozen(linear).matmul) for linear in self.linears]
+        self.products, first = [], 0
+        for linears, matmul in at_once or one_by_one:
+            high = blocks_of(linears, dtype)
+            columns = slice(first, first + (0 if high is None else len(high)))
+            self.products.append(product(linears, matmul, columns, high))
+            first = columns.stop
 
-    def join(self, linears: list[LoraLinear], folded: list[torch.Tensor]) -> None:
+    def joined(self, linears: list[LoraLinear], folded: list[torch.Tensor]) -> torch.Tensor:
         """One weight, of which the folded ones become views, so that nothing is in memory twice. Later versions are
         computed into these views."""
-        if self.weight is not None and all(
-            part.untyped_storage().data_ptr() == self.weight.data_ptr() for part in folded
+        if self.folded is not None and all(
+            part.untyped_storage().data_ptr() == self.folded.data_ptr() for part in folded
         ):
-            return
-        self.weight, self.sizes = torch.cat(folded), [len(weight) for weight in folded]
-        for linear, part in zip(linears, self.weight.split(self.sizes), strict=True):
+            return self.folded
+        whole = torch.cat(folded)
+        for linear, part in zip(linears, whole.split([len(part) for part in folded]), strict=True):
             linear.folded = part
-        self.bias = None
-        biases = [linear.base.bias for linear in linears]
-        if any(bias is not None for bias in biases):
-            parts = [w.new_zeros(len(w)) if bias is None else bias for w, bias in zip(folded, biases, strict=True)]
-            self.bias = torch.cat(parts)
+        return whole
 
-    def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+    def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:
         """[n, in] -> [n, out] of each."""
-        if self.weight is not None:
-            return F.linear(x, self.weight, self.bias).split(self.sizes, dim=1)
         low = None if self.low is None else F.linear(x, self.low)
-        first, outputs = 0, list[torch.Tensor]()
-        for linear, high in zip(self.linears, self.high, strict=True):
-            if low is not None and high is not None and isinstance(linear, LoraLinear):
-                part = low[:, first : first + len(high)]
-                outputs.append(linear.base(x).addmm_(part, high, alpha=linear.scale))
-                first += len(high)
-            else:
-                outputs.append(linear(x))
-        return outputs
+        return [part for product in self.products for part in product(x, low)]
 
     def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual + W x + b, of a single linear."""
-        if self.weight is not None and self.bias is None:
-            return torch.addmm(residual, x, self.weight.t())
+        if self.folded is not None and self.products[0].bias is None:
+            return torch.addmm(residual, x, self.folded.t())
         return residual + self(x)[0]
+
+
+def product(linears: Sequence[Linear], matmul: Matmul, columns: slice, high: torch.Tensor | None) -> Product:
+    sizes, biases = [outputs(linear) for linear in linears], [frozen(linear).bias for linear in linears]
+    bias, found = biases[0], [one for one in biases if one is not None]
+    if len(linears) > 1 and found:
+        zeros = (found[0].new_zeros(size) for size in sizes)
+        bias = torch.cat([zero if one is None else one for zero, one in zip(zeros, biases, strict=True)])
+    return Product(matmul=matmul, bias=bias, sizes=sizes, columns=columns, high=high)
+
+
+def frozen(linear: Linear) -> FrozenLinear:
+    return linear.base if isinstance(linear, LoraLinear) else linear
+
+
+def outputs(linear: Linear) -> int:
+    """How many a linear has; 0 if only codes are in memory, which are never joined."""
+    weight = linear.lora_B if isinstance(linear, LoraLinear) else linear.matmul.dense
+    return 0 if weight is None else len(weight)
+
+
+def blocks_of(linears: Sequence[Linear], dtype: torch.dtype) -> torch.Tensor | None:
+    """[R, out] s B of all, with zeros where a linear has no part of another's A x; None without an adapter."""
+    if not any(isinstance(linear, LoraLinear) for linear in linears):
+        return None
+    parts = [
+        linear.lora_B.detach().t() * linear.scale if isinstance(linear, LoraLinear) else torch.empty(0, outputs(linear))
+        for linear in linears
+    ]
+    return torch.block_diag(*parts).to(dtype)
+
+
+def neighbours(weights: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """The matrix of weights that follow each other in a mapped file (shared/base/cache.py), or None."""
+    found = [weight for weight in weights if weight is not None]
+    if len(found) < len(weights):
+        return None
+    for one, other in pairwise(found):
+        same = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        if not same or other.data_ptr() != one.data_ptr() + one.nbytes:
+            return None
+    first = found[0]
+    return first.as_strided((sum(len(weight) for weight in found), first.shape[1]), first.stride())
 
 
 class Layer:

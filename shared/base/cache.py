@@ -16,13 +16,15 @@ the cache, its tensors are quantised straight from the file. Both have the sha25
 It is made once, beside the cached base, under a name with that base's digest, so it cannot belong to other codes.
 Learner, actors, `eval`, `generate` and `export` map its weight file: all processes share the pages, and none has a copy
 of its own. It takes the dense size on the disk: two bytes per weight in bf16, four in fp32. Tensors are converted and
-written one after another, which needs the memory of the largest one only.
+written one after another, which needs the memory of the largest one only. Weights with the same input are neighbours
+in the file, so that a decode step multiplies by them at once (actor/engines/layers.py).
 
 Left out on purpose: sharded output, and code that ships with a model (`trust_remote_code`).
 """
 
 import hashlib
 import json
+import mmap
 import os
 import re
 import shutil
@@ -46,7 +48,7 @@ from shared.run.file_lock import exclusive
 from shared.run.files import made_whole, make_folder, remove_unfinished, sync_files
 
 DIGESTS = "DIGESTS.json"
-CACHE_FORMAT = 3
+CACHE_FORMAT = 4
 """Changes with the content of a cached folder, so that older folders are not used."""
 SUFFIXES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 SAFETENSORS_TYPES = {
@@ -59,6 +61,8 @@ SAFETENSORS_TYPES = {
 }
 ALIGNMENT = 64
 """Bytes; the first tensor begins at a multiple of it, and so do the others, whose sizes are multiples of it too."""
+NEIGHBOURS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+"""Linears that follow each other in the file of a dense base, their biases apart."""
 CPU = torch.device("cpu")
 QUANTIZATION_CONFIG = {
     "quant_method": "bitsandbytes",
@@ -298,7 +302,7 @@ def planned(reader: Any, dtype: torch.dtype) -> Iterator[DenseTensor]:
     names = set(reader.keys())
     codes = {name for name in names if f"{name}.{STATE_KEY}" in names}
     scales = {f"{name}.{part}" for name in codes for part in PARTS}
-    for name in sorted(names - scales):
+    for name in sorted(names - scales, key=place_in_file):
         if name in codes:
             shape = read_facts(reader.get_tensor(f"{name}.{STATE_KEY}"))["shape"]
             yield DenseTensor(name=name, shape=torch.Size(shape), dtype=dtype, is_nf4=True, is_as_stored=False)
@@ -307,6 +311,15 @@ def planned(reader: Any, dtype: torch.dtype) -> Iterator[DenseTensor]:
             own = dtype if tensor.is_floating_point() else tensor.dtype
             stored = own == tensor.dtype
             yield DenseTensor(name=name, shape=tensor.shape, dtype=own, is_nf4=False, is_as_stored=stored)
+
+
+def place_in_file(name: str) -> tuple[str, str, int, str]:
+    """Sorts neighbours together: by module, then by kind, then in their order."""
+    rest, _, kind = name.rpartition(".")
+    parent, _, linear = rest.rpartition(".")
+    if linear in NEIGHBOURS:
+        return parent, kind, NEIGHBOURS.index(linear), name
+    return rest, kind, 0, name
 
 
 def header(plan: list[DenseTensor]) -> bytes:
@@ -320,6 +333,21 @@ def header(plan: list[DenseTensor]) -> bytes:
     text = json.dumps(entries).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
+
+
+def mapped_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a file, as views of one mapping. Those that `safetensors` maps cannot be joined."""
+    with file.open("rb") as opened:
+        pages = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+    length = int.from_bytes(pages[:8], "little")
+    entries: dict[str, Any] = json.loads(pages[8 : 8 + length])
+    entries.pop("__metadata__", None)
+    whole = torch.frombuffer(pages, dtype=torch.uint8)[8 + length :]
+    types = {kind: dtype for dtype, kind in SAFETENSORS_TYPES.items()}
+    return {
+        name: whole[slice(*entry["data_offsets"])].view(types[entry["dtype"]]).view(entry["shape"])
+        for name, entry in entries.items()
+    }
 
 
 def dense_tensor(reader: Any, tensor: DenseTensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ from shared.base.architecture import (
     read_architecture,
     unsupported,
 )
-from shared.base.cache import CachedBase, dense_base
+from shared.base.cache import CachedBase, dense_base, mapped_tensors
 from shared.config.model import CACHE_DIR_KEY, LoraConfig, ModelConfig
 from shared.errors import ModelError, in_words
 from shared.model.lora import Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
@@ -90,7 +90,7 @@ def load_policy(
     lm = empty_model(config)
     once = model.dequantize == "once" or (model.dequantize == "auto" and device.type == "cpu")
     log.info(linears_sentence(lm, tensor_names(base)))
-    tensors = load_file((dense_base(base, dtype) if once else base).folder / WEIGHTS, device="cpu")
+    tensors = mapped_tensors(dense_base(base, dtype).folder / WEIGHTS) if once else load_file(base.folder / WEIGHTS)
     adapter = Adapter(replace_linears(lm, tensors, lora, device, dtype))
     fill_rest(lm, tensors, device, dtype)
     adapter_to(adapter, device)

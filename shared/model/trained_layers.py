@@ -65,17 +65,23 @@ class Norm:
         return AloneNormed.apply(x, self)  # pyright: ignore[reportReturnType]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """In bf16 the module rounds before it multiplies by the weight."""
-        if x.dtype != torch.float32:
-            return F.rms_norm(x, x.shape[-1:], None, self.eps).mul_(self.weight)
-        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+        """In bf16 the module rounds before it multiplies by the weight. PyTorch's own function takes two to four times
+        as long there for many rows."""
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+        wide = x.float()
+        return wide.mul_(self.inverse(wide)).to(x.dtype).mul_(self.weight)
+
+    def inverse(self, wide: torch.Tensor) -> torch.Tensor:
+        """r [..., 1]"""
+        squares = torch.linalg.vecdot(wide, wide)[..., None]
+        return squares.div_(wide.shape[-1]).add_(self.eps).rsqrt_()
 
     def backward(self, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """dx"""
         wide = x.float()
-        inverse = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(self.eps)
-        inverse.rsqrt_()
-        found = grad.float() * self.weight
+        inverse = self.inverse(wide)
+        found = grad.float().mul_(self.weight)
         share = torch.linalg.vecdot(found, wide)[..., None].mul_(inverse.square()).div_(-x.shape[-1])
         return found.addcmul_(wide, share).mul_(inverse).to(x.dtype)
 

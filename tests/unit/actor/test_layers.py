@@ -9,7 +9,7 @@ import torch
 
 from actor.engines.engine import Completion
 from actor.engines.hf_engine import HFEngine
-from actor.engines.layers import layers_of
+from actor.engines.layers import frozen, layers_of, neighbours
 from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
 from shared.base.load import load_policy
@@ -78,6 +78,30 @@ def test_in_bf16_every_operation_is_rounded_as_in_the_modules(tmp_path: Path, na
         assert mine.logprobs.tobytes() == theirs.logprobs.tobytes()
 
 
+def test_weights_with_the_same_input_are_multiplied_at_once_where_they_are_mapped(tmp_path: Path) -> None:
+    engine = HFEngine(policy_of(tmp_path, "Qwen2", torch.bfloat16, ADAPTED[0]), tiny_prompter(0))
+    assert engine.layers is not None
+    for layer in engine.layers.layers:
+        for stack, count in ((layer.qkv, 3), (layer.out, 1), (layer.gate_up, 2), (layer.down, 1)):
+            weights = [weight for linear in stack.linears if (weight := frozen(linear).matmul.dense) is not None]
+            (product,) = stack.products
+            whole = product.matmul.dense
+            assert whole is not None and len(weights) == len(product.sizes) == count
+            assert whole.data_ptr() == weights[0].data_ptr(), "no copy"
+            assert torch.equal(whole, torch.cat(weights))
+
+
+def test_only_neighbours_are_joined() -> None:
+    whole = torch.rand(6, 4)
+    first, second, third = whole.split([3, 2, 1])
+    joined = neighbours([first, second, third])
+    assert joined is not None and torch.equal(joined, whole)
+    assert neighbours([second, first]) is None, "the other way round"
+    assert neighbours([first, third]) is None, "something lies between"
+    assert neighbours([first, torch.rand(2, 4)]) is None, "other memory"
+    assert neighbours([first, None]) is None, "only codes are in memory"
+
+
 def test_folded_weights_are_in_memory_once(tmp_path: Path) -> None:
     policy = policy_of(tmp_path, "Qwen2", torch.float32, ADAPTED[1])
     HFEngine(policy, tiny_prompter(0))
@@ -111,8 +135,8 @@ def test_an_install_computes_sums_into_the_memory_of_the_last_ones(tmp_path: Pat
     assert engine.layers is not None
     for layer in engine.layers.layers:
         for stack in (layer.qkv, layer.out, layer.gate_up, layer.down):
-            assert stack.weight is not None
-            assert torch.equal(stack.weight, torch.cat([linear.folded for linear in stack.linears]))  # pyright: ignore
+            assert stack.folded is not None
+            assert torch.equal(stack.folded, torch.cat([linear.folded for linear in stack.linears]))  # pyright: ignore
 
 
 @pytest.mark.parametrize("name", ["Mistral", "Gemma"])
