@@ -27,7 +27,11 @@ saves."""
 TILE, NARROW_TILE = 1024, 256
 """Columns that are widened at once, for many rows and for few."""
 EXACT = 64
-"""How many of the largest values of a row. Finding them takes an eighth of the product's time."""
+"""How many of the largest values of a row."""
+BLOCK = 128
+"""Columns of which the maximum is looked at first."""
+AT_ONCE = 4096
+"""Columns that are turned into rows at once, which then are in the cache."""
 
 
 def weight_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -89,11 +93,26 @@ def product_of_largest(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     Takes a third of the time of widening, which is half a decode step at a vocabulary of 150,000."""
     if a.dtype == torch.float32 or a.is_cuda:
         return product_fp32(a, b)
-    result = torch.empty(len(a), b.shape[1]).copy_(weight_product(a, b.t()))
-    columns = result.topk(min(EXACT, b.shape[1]), dim=1, sorted=False).indices
+    result, rounded = torch.empty(len(a), b.shape[1]), weight_product(a, b.t())
+    for part in slices(b.shape[1], AT_ONCE):
+        result[:, part] = rounded[:, part]
+    columns = largest_columns(result, min(EXACT, b.shape[1]))
     # A vector product for each entry, summed in fp32.
     factors = b.t()[columns.flatten()].float().unflatten(0, columns.shape)
     return result.scatter_(1, columns, (factors @ a.float()[:, :, None]).squeeze(2))
+
+
+def largest_columns(values: torch.Tensor, count: int) -> torch.Tensor:
+    """[n, m] -> [n, count] where the largest are. Each lies in one of the `count` blocks with the largest maxima, and
+    to look at the maxima first takes a third of the time."""
+    blocks = values.shape[1] // BLOCK
+    if blocks <= count:
+        return values.topk(count, dim=1, sorted=False).indices
+    whole, offsets = blocks * BLOCK, torch.arange(BLOCK, device=values.device)
+    best = values[:, :whole].unflatten(1, (blocks, BLOCK)).amax(dim=2).topk(count, dim=1, sorted=False).indices
+    rest = torch.arange(whole, values.shape[1], device=values.device).expand(len(values), -1)
+    candidates = torch.cat([(best[:, :, None] * BLOCK + offsets).flatten(1), rest], dim=1)
+    return candidates.gather(1, values.gather(1, candidates).topk(count, dim=1, sorted=False).indices)
 
 
 def product_in_two(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

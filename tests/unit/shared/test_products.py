@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shared.model.products import BETWEEN, SHORT, gradient_product, product_of_largest, weight_product
+from shared.model.products import BETWEEN, SHORT, gradient_product, largest_columns, product_of_largest, weight_product
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -61,3 +61,14 @@ def test_the_largest_logits_have_fp32_and_the_rows_are_whole() -> None:
     # Rounding decides which is the last of them.
     largest = exact.topk(48).indices
     torch.testing.assert_close(found.double().gather(1, largest), exact.gather(1, largest), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [97, 8192, 20_011])
+def test_the_largest_columns_are_found_among_the_maxima_of_blocks(size: int) -> None:
+    values = torch.randn(5, size, generator=torch.Generator().manual_seed(size))
+    # All of the largest in one block, one in each block, and in the columns after the last whole block.
+    values[0, 200:264] += 20.0
+    values[1, ::129] += 20.0
+    values[2, -3:] += 20.0
+    found = values.gather(1, largest_columns(values, 64))
+    assert torch.equal(found.sort(dim=1).values, values.topk(64, dim=1).values.sort(dim=1).values)
