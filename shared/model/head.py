@@ -60,7 +60,7 @@ class LogitForm:
 
 
 PLAIN = LogitForm()
-COLUMNS = 1024
+COLUMNS = 2048
 """Of the vocabulary that are in memory at once."""
 
 
