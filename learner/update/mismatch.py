@@ -8,8 +8,10 @@
 Both compute with the same weights, so d is rounding alone; what is left of it is corrected by the truncated
 importance weight. It is the cheapest end-to-end test of the whole system, and costs nothing: the gradient's own pass
 has log pi. How much is normal depends on the model: in bf16 the mean of |d| is 0.0005 with a million parameters and
-0.025 with 135 million. So in bf16 the learner measures its own, r, on the tokens in question, but only if d is above
-the floor and above what was measured before. `loss.max_mismatch` replaces all of this by one limit of the percentile.
+0.025 with 135 million. It also depends on the policy: one that is sure of nearly all tokens has nearly all of its
+rounding in the few others. So in bf16 the learner measures its own, r, on the tokens in question, but only if d is
+above the floor and above what was measured before; on some of them first, and on many before a run is stopped.
+`loss.max_mismatch` replaces all of this by one limit of the percentile.
 
 When the gate refuses, the log-probs are computed again under what is likely to have gone wrong, and the cause that
 explains d is named. A wrong adapter that no guess explains is still told from rounding: then d is proportional to the
@@ -19,7 +21,7 @@ not judged.
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,10 +81,10 @@ class Limits:
         return gap.mean <= self.mean and gap.p99 <= self.p99
 
     def at_least(self, rounding: Gap) -> "Limits":
-        """Raised to what this much rounding allows, up to MOST."""
+        """Raised to what this much rounding allows, as far as it is believed."""
         return Limits(
-            mean=max(self.mean, min(TIMES_MEAN * rounding.mean, MOST.mean)),
-            p99=max(self.p99, min(TIMES_P99 * rounding.p99, MOST.p99)),
+            mean=max(self.mean, TIMES_MEAN * min(rounding.mean, BELIEVED.mean)),
+            p99=max(self.p99, TIMES_P99 * min(rounding.p99, BELIEVED.p99)),
         )
 
     def __str__(self) -> str:
@@ -94,8 +96,13 @@ FP32 = Limits(mean=1e-3, p99=0.01)
 """At half a billion parameters, rounding is a hundredth of this."""
 BF16 = Limits(mean=0.005, p99=0.05)
 """Ten times the rounding of the embedded model in the mean, four times in the percentile."""
-MOST = Limits(mean=0.1, p99=ROUNDING)
-"""No rounding of bf16 is larger. If the learner's own is, its two ways to compute a token do not agree."""
+BELIEVED = Limits(mean=0.1, p99=1.0)
+"""Largest rounding of the learner's own. Beyond it, log-probs in bf16 say too little about the policy. A model of 135
+million parameters that was sure of nearly all tokens had 0.02 and 0.5."""
+TOO_MUCH_ROUNDING = (
+    "rounding: the learner's own log-probs of these tokens differ that much from one batch to another"
+    " (use compute.dtype = fp32, or a smaller optimizer.lr)"
+)
 NF4_PLUGIN = Limits(mean=0.06, p99=0.5)
 """vLLM's plugin multiplies in bf16 whatever the learner computes in, so the learner's own rounding says nothing."""
 
@@ -108,12 +115,16 @@ class Gate:
         """max_mismatch: as configured, 0 for automatic limits."""
         self.measures = max_mismatch == 0.0 and floor == BF16
         self.limits = Limits(mean=math.inf, p99=max_mismatch) if max_mismatch else floor
+        self.blurred = False
+        """Whether the learner's own rounding was larger than is believed."""
 
-    def admits(self, gap: Gap, rounding: Callable[[], Gap]) -> bool:
-        """rounding: the learner's own on these tokens, measured only where it decides."""
-        if self.measures and not self.limits.admit(gap):
-            self.limits = self.limits.at_least(found := rounding())
-            log.info("rounding of this policy: %s; allowed: %s", found, self.limits)
+    def admits(self, gap: Gap, roundings: Iterable[Gap]) -> bool:
+        """roundings: the learner's own on more and more of these tokens, each measured only if it decides."""
+        measured = iter(roundings if self.measures else ())
+        while not self.limits.admit(gap) and (rounding := next(measured, None)):
+            self.blurred = not BELIEVED.admit(rounding)
+            self.limits = self.limits.at_least(rounding)
+            log.info("rounding of this policy: %s; allowed: %s", rounding, self.limits)
         return self.limits.admit(gap)
 
     def state_dict(self) -> dict[str, Any]:
@@ -153,13 +164,14 @@ def gap_of(mismatch: np.ndarray) -> Gap:
     return Gap(mean=float(mismatch.mean()), p95=float(p95), p99=float(p99), largest=float(mismatch.max()))
 
 
-def refusal(step: int, tokens: Tokens, limits: Limits, suspects: Suspects) -> Mismatch:
+def refusal(step: int, tokens: Tokens, gate: Gate, suspects: Suspects) -> Mismatch:
     """In words, with the likely cause."""
     gap = gap_of(np.abs(tokens.actor - tokens.learner))
+    cause = TOO_MUCH_ROUNDING if gate.blurred else likely_cause(tokens, gate.limits, suspects)
     return Mismatch(
-        f"Step {step + 1}: actor and learner differ by {gap.p99:.3g} in log-prob ({limits}; {gap}) on"
+        f"Step {step + 1}: actor and learner differ by {gap.p99:.3g} in log-prob ({gate.limits}; {gap}) on"
         f" {len(tokens.actor)} tokens of the same policy version, and nothing was learned from them. Likely cause:"
-        f" {likely_cause(tokens, limits, suspects)}. Raise loss.max_mismatch only if you know why."
+        f" {cause}. Raise loss.max_mismatch only if you know why."
     )
 
 

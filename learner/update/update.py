@@ -10,7 +10,7 @@ The mismatch gate (mismatch.py) comes after the first gradient, which has log pi
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,8 +34,9 @@ from shared.errors import TrainingStopped
 from shared.model.adapter_file import adapter_bytes, install_adapter
 
 log = logging.getLogger("learner")
-ROUNDING_SAMPLES = 8
-"""Their tokens are enough for a mean, and a pass over them is short."""
+ROUNDING_SAMPLES = (8, 64)
+"""The tokens of a few are enough for a mean, and a pass over them is short. Many are looked at before a run is
+stopped."""
 Accumulated = tuple[list[PassPart], GradientNoise | None]
 """The micro-batches of a pass, whose gradients add up in the parameters; the noise, if it was measured."""
 Accumulate = Callable[[Sequence[TrainSample], OldLogprobs], Accumulated]
@@ -162,7 +163,7 @@ class Update:
 
     def check_mismatch(self, step: int, samples: Sequence[TrainSample], gradient: Gradient) -> None:
         mismatch = np.concatenate([part.mismatch.cpu().numpy() for part in gradient.parts])
-        if len(mismatch) and not self.gate.admits(gap_of(mismatch), lambda: rounding(self.forward_pass, samples)):
+        if len(mismatch) and not self.gate.admits(gap_of(mismatch), roundings(self.forward_pass, samples)):
             ordered, forward_pass = self.forward_pass.temperature, self.forward_pass
             tokens = Tokens(
                 actor=np.concatenate([s.sample.actor_logprobs[s.used] for s in samples]),
@@ -173,7 +174,7 @@ class Update:
                 at_temperature=partial(forward_pass.recomputed, samples),
                 at_scale=partial(at_scale, forward_pass, samples),
             )
-            raise refusal(step, tokens, self.gate.limits, suspects)
+            raise refusal(step, tokens, self.gate, suspects)
 
     def check_weights(self, step: int) -> None:
         """After the last pass. The gradients were finite, so only the rate can be the cause."""
@@ -246,12 +247,16 @@ class Update:
             self.anchor.load_state_bytes(position.anchor)
 
 
-def rounding(forward_pass: ForwardPass, samples: Sequence[TrainSample]) -> Gap:
-    """The learner against itself: some of the samples together, as in an update, and each as one row of its own."""
-    some = samples[:: -(-len(samples) // ROUNDING_SAMPLES)]
-    together = forward_pass.recomputed(some, forward_pass.temperature)
-    alone = torch.cat([forward_pass.in_one_row(sample) for sample in some]).cpu().numpy()
-    return gap_of(np.abs(alone - together))
+def roundings(forward_pass: ForwardPass, samples: Sequence[TrainSample]) -> Iterator[Gap]:
+    """The learner against itself: samples together, as in an update, and each as one row of its own."""
+    for count in ROUNDING_SAMPLES:
+        every = -(-len(samples) // count)
+        some = samples[::every]
+        together = forward_pass.recomputed(some, forward_pass.temperature)
+        alone = torch.cat([forward_pass.in_one_row(sample) for sample in some]).cpu().numpy()
+        yield gap_of(np.abs(alone - together))
+        if every == 1:
+            return
 
 
 def at_scale(forward_pass: ForwardPass, samples: Sequence[TrainSample], factor: float) -> np.ndarray:
