@@ -1,7 +1,7 @@
 """How often is a pretrained model right before any training? The same training problems in several forms of the prompt.
 
-Each form is a set of keys: where the problems come from, the system message, the number of solved examples, the cap. Of
-each form some training problems are answered at temperature 1, as a run samples them. A form is good for training if
+Each form is a set of keys: where the problems come from, the system message, the number of solved examples, the cap,
+the temperature. Of each form some training problems are answered as a run samples them. A form is good for training if
 some answers are right, many groups have both right and wrong ones, and few answers are cut off. Held-out problems are
 left alone, so the choice of a form takes nothing from a later evaluation.
 
@@ -61,6 +61,23 @@ FORMS: Mapping[str, Mapping[str, Form]] = {
             "tasks.system_prompt": SHORT,
             "rollout.max_new_tokens": 160,
         },
+        "2 examples, short form, temperature 0.7": {
+            "tasks.few_shot": 2,
+            "tasks.system_prompt": SHORT,
+            "rollout.max_new_tokens": 160,
+            "rollout.temperature": 0.7,
+        },
+        "2 examples, short form, temperature 0.5": {
+            "tasks.few_shot": 2,
+            "tasks.system_prompt": SHORT,
+            "rollout.max_new_tokens": 160,
+            "rollout.temperature": 0.5,
+        },
+        "4 examples, temperature 0.5": {
+            "tasks.few_shot": 4,
+            "rollout.max_new_tokens": 160,
+            "rollout.temperature": 0.5,
+        },
     },
 }
 
@@ -107,7 +124,7 @@ def measured(config: Config, actor: LocalActor, filler: LocalFiller, problems: i
         first_slot=0,
         samples=samples,
         version=0,
-        sampling=Sampling(temperature=1.0, max_new_tokens=config.rollout.max_new_tokens),
+        sampling=Sampling(temperature=config.rollout.temperature, max_new_tokens=config.rollout.max_new_tokens),
         groups_per_order=max(1, 48 // samples),
     )
     start = time.monotonic()

@@ -125,6 +125,7 @@ def overrides(prompts: int, args: argparse.Namespace, work: Path) -> list[str]:
         "tasks.source": work / f"tasks-{prompts}.jsonl",
         "tasks.system_prompt": "",
         "tasks.few_shot": 0,
+        "rollout.temperature": 1.0,
         "verifier.kind": "callable",
         "verifier.function": f"{parity_reward.__file__}:parity",
         "reward.truncated": 0,
