@@ -78,6 +78,18 @@ FORMS: Mapping[str, Mapping[str, Form]] = {
             "rollout.max_new_tokens": 160,
             "rollout.temperature": 0.5,
         },
+        "4 examples, short form, temperature 0.7, cap 200": {
+            "tasks.few_shot": 4,
+            "tasks.system_prompt": SHORT,
+            "rollout.max_new_tokens": 200,
+            "rollout.temperature": 0.7,
+        },
+        "4 examples, short form, temperature 0.4, cap 200": {
+            "tasks.few_shot": 4,
+            "tasks.system_prompt": SHORT,
+            "rollout.max_new_tokens": 200,
+            "rollout.temperature": 0.4,
+        },
     },
 }
 
