@@ -9,8 +9,9 @@ r"""Reads rows: from the embedded problems, a named data set, a file, a folder o
 
 Every row gets the columns `question` and `answer` and, if the data has them, `level`, `subject` and `solution`; other
 columns keep their names. If the answer column has a whole solution, the gold answer is what follows `####` or is in the
-last box. There are three parts: training rows, held-out rows to evaluate on during the run (tasks.py), and the test
-set, which training never reads. Left out on purpose: streaming data sets; a run's tasks fit in memory.
+last box. A row of GSM8K has no level, so the number of calculations in its solution is its level. There are three
+parts: training rows, held-out rows to evaluate on during the run (tasks.py), and the test set, which training never
+reads. Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
 
 import re
@@ -188,7 +189,7 @@ def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
 
 
 def split_solution(written: str, columns: Columns) -> Columns:
-    """Separate the gold answer from a solution in the same column, and drop GSM8K's calculator notes."""
+    """Separate the gold answer from a solution in the same column. GSM8K's calculator notes are counted and dropped."""
     found = boxes(written)
     if MARKER in written:
         answer = written.rpartition(MARKER)[2].strip()
@@ -196,4 +197,6 @@ def split_solution(written: str, columns: Columns) -> Columns:
         answer = found[-1][2].strip()
     else:
         return {"answer": written}
-    return {"solution": columns.get("solution", CALCULATOR.sub("", written)), "answer": answer}
+    plain, calculations = CALCULATOR.subn("", written)
+    level = {"level": columns.get("level", str(calculations))} if calculations else {}
+    return level | {"solution": columns.get("solution", plain), "answer": answer}

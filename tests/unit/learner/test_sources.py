@@ -100,7 +100,12 @@ def test_a_known_name_means_the_hub_and_says_what_to_do_without_it(name: str, mo
     ("given", "columns"),
     [
         ({"answer": 18}, {"answer": "18"}),
-        ({"answer": "9+9=<<9+9=18>>18\n#### 1,018"}, {"answer": "1,018", "solution": "9+9=18\n#### 1,018"}),
+        (
+            {"answer": "9+9=<<9+9=18>>18\n#### 1,018"},
+            {"answer": "1,018", "solution": "9+9=18\n#### 1,018", "level": "1"},
+        ),
+        ({"answer": "<<1+1=2>>2, <<2+1=3>>3\n#### 3"}, {"level": "2"}),
+        ({"answer": "<<1+1=2>>2, <<2+1=3>>3\n#### 3", "level": "hard"}, {"level": "hard"}),
         ({"answer": "So \\boxed{1}, no, \\boxed{\\frac{1}{2}}."}, {"answer": "\\frac{1}{2}"}),
         ({"answer": "a #### 3", "solution": "mine"}, {"answer": "3", "solution": "mine"}),
         ({"answer": "1", "level": "Level 5"}, {"level": "5"}),
@@ -111,7 +116,7 @@ def test_a_known_name_means_the_hub_and_says_what_to_do_without_it(name: str, mo
 def test_canonical_columns(given: dict[str, Any], columns: dict[str, str]) -> None:
     found = canonical({"question": "?", **given}, NAMES)
     assert found.items() >= {"question": "?", **columns}.items()
-    assert None not in found.values()
+    assert None not in found.values() and ("level" in found) == ("level" in columns)
 
 
 def test_columns_of_other_names() -> None:
