@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.base.cache import CachedBase, cached_base, dense_base
+from shared.base.cache import CachedBase, cached_base, dense_base, mapped_tensors
 from shared.base.checksum import frozen_tensors
 from shared.base.load import load_policy
 from shared.config.model import LoraConfig, ModelConfig
@@ -63,6 +63,16 @@ def test_the_weights_of_a_policy_are_views_of_the_file(checkpoint: Path, base: C
     for name, tensor in frozen_tensors(policy):
         if "rotary" not in name:
             assert any(start <= tensor.data_ptr() < end for start, end in mapped), name
+
+
+def test_a_mapped_file_has_the_tensors_that_were_written(tmp_path: Path, base: CachedBase) -> None:
+    written = {"table": torch.arange(5), "mask": torch.tensor([True, False]), "w": torch.rand(3, 5).bfloat16()}
+    save_file(written, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    for file in (tmp_path / WEIGHTS, dense_base(base, torch.bfloat16).folder / WEIGHTS):
+        found, expected = mapped_tensors(file), load_file(file)
+        assert found.keys() == expected.keys()
+        for name, value in found.items():
+            assert value.dtype == expected[name].dtype and torch.equal(value, expected[name]), name
 
 
 def ranges_of(file: Path) -> list[tuple[int, int]]:
