@@ -41,8 +41,8 @@ class HFEngine:
     def __init__(self, policy: Policy, prompter: Prompter, config: ActorConfig = DEFAULTS) -> None:
         self.policy, self.max_sequences = policy, config.max_sequences
         self.folds = is_folded(config.fold, dense_bytes(policy.adapter))
-        key = policy.dtype.itemsize if policy.device.type == "cuda" else torch.float32.itemsize
-        self.token_bytes = token_bytes(policy.config.to_dict(), 1) * (key + policy.dtype.itemsize) // 2
+        cached = policy.dtype if policy.device.type == "cuda" else torch.float32
+        self.token_bytes = token_bytes(policy.config.to_dict(), cached.itemsize)
         self.layers = layers_of(policy)
         self.prepare()
         self.base = BaseChecksum(lambda: frozen_sums(policy))

@@ -183,14 +183,14 @@ class LayerCache:
 
     def __init__(self, rows: Rows, most: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.rows = rows
-        keys = widened(keys)
+        keys, values = widened(keys), widened(values)
         self.prompt_keys, self.prompt_values = keys.contiguous(), values.contiguous()
         shape = (most, keys.shape[1], rows.room)
         self.keys, self.values = (t.new_zeros((*shape, t.shape[3])) for t in (keys, values))
 
     def add_prompts(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.prompt_keys = torch.cat([self.prompt_keys, widened(keys)])
-        self.prompt_values = torch.cat([self.prompt_values, values])
+        self.prompt_values = torch.cat([self.prompt_values, widened(values)])
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """[n, heads, 1, D] the token of this step."""
@@ -215,18 +215,20 @@ class LayerCache:
         scores[..., width:] = to_completion.view(*queries.shape[:3], columns)
         scores = capped(scores if exact else scores.mul_(scaling), cap)
         bias = rows.bias(window)
-        weights = torch.softmax(scores if bias is None else scores.add_(bias), dim=-1).to(query.dtype)
+        weights = torch.softmax(scores if bias is None else scores.add_(bias), dim=-1)
+        # Rounded as in the modules, wherever they are multiplied.
+        weights = weights.to(query.dtype).to(values.dtype)
         of_prompt = by_prompt(rows.in_slots(weights[..., :width])) @ prompt_values
-        mixed = torch.empty((*queries.shape[:3], values.shape[-1]), dtype=query.dtype, device=query.device)
+        mixed = torch.empty((*queries.shape[:3], values.shape[-1]), dtype=values.dtype, device=query.device)
         rows.write(of_prompt.view(prompts, heads, rows.places, -1, mixed.shape[-1]), mixed)
         mixed += (weights[..., width:].flatten(0, 1) @ values).view(mixed.shape)
-        return mixed.view(count, 1, -1, mixed.shape[-1])
+        return mixed.view(count, 1, -1, mixed.shape[-1]).to(query.dtype)
 
 
-def widened(keys: torch.Tensor) -> torch.Tensor:
-    """In fp32 on a CPU, which has no product of bf16 factors with an fp32 result: else they would be widened in each
-    step."""
-    return keys if keys.is_cuda else keys.float()
+def widened(cached: torch.Tensor) -> torch.Tensor:
+    """In fp32 on a CPU. It has no product of bf16 factors with an fp32 result, and a bf16 product of so few rows takes
+    twice as long; one of a new shape, as in each step, ten times."""
+    return cached if cached.is_cuda else cached.float()
 
 
 def by_prompt(slots: torch.Tensor) -> torch.Tensor:

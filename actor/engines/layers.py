@@ -27,6 +27,9 @@ from shared.model.policy import Policy
 from shared.model.trained_layers import Norm, covers, signed
 
 Linear = LoraLinear | FrozenLinear
+STEP = 8
+"""In bf16 on a CPU the number of rows is raised to a multiple of this. oneDNN compiles a product of each shape anew,
+which takes a millisecond and half a megabyte (shared/process/determinism.py), and rows leave one after the other."""
 
 
 def dense_bytes(adapter: Adapter) -> int:
@@ -169,19 +172,19 @@ class Layer:
     def __call__(
         self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], cache: KVCache, index: int
     ) -> torch.Tensor:
-        """[n, H] one token of each row -> [n, H]"""
-        attention, kept = self.attention, cache.layers[index]
+        """[n', H] one token of each row -> [n', H]; the rows of the cache come first."""
+        attention, kept, count = self.attention, cache.layers[index], cache.rows.count
         parts = self.qkv(self.norm_in.forward(x))
         query, key, value = (part.unflatten(1, (-1, attention.head_dim)) for part in parts)
         heads = query.shape[1]
         if self.norm_q and self.norm_k:
             query, key = self.norm_q.forward(query), self.norm_k.forward(key)
-        turned = rotated(torch.cat([query, key], dim=1), *rotation)
-        kept.append(turned[:, heads:, None], value[:, :, None])
+        turned = rotated(torch.cat([query, key], dim=1), *rotation)[:count]
+        kept.append(turned[:, heads:, None], value[:count, :, None])
         # Read in each call: a check of the loop makes windows narrow.
         window = getattr(attention, "sliding_window", None)
         mixed = kept.attend(turned[:, :heads, None], attention.scaling, window)
-        x = self.out.added(mixed.flatten(1), x)
+        x = self.out.added(lengthened(mixed.flatten(1), len(x)), x)
         gate, up = self.gate_up(self.norm_mlp.forward(x))
         return self.down.added(self.activation(gate) * up, x)
 
@@ -202,12 +205,20 @@ class Layers:
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """[n], [n] -> [n, H]"""
+        count = len(ids)
+        if self.dtype != torch.float32 and not ids.is_cuda:
+            ids, positions = (lengthened(rows, count + -count % STEP) for rows in (ids, positions))
         x = self.backbone.embed_tokens(ids)
         cos, sin = self.backbone.rotary_emb(x[:, None], positions[:, None])
         rotation = cos, signed(sin)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, index)
-        return Norm.of(self.backbone.norm).forward(x)
+        return Norm.of(self.backbone.norm).forward(x[:count])
+
+
+def lengthened(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """[n, ...] -> [count, ...] with zeros at the end."""
+    return rows if len(rows) == count else torch.cat([rows, rows.new_zeros(count - len(rows), *rows.shape[1:])])
 
 
 def layers_of(policy: Policy) -> Layers | None:

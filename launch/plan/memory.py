@@ -55,7 +55,7 @@ WORKING_LAYERS = 1.5
 """What the backward pass of one layer computes with, as a multiple of what the layer keeps."""
 NF4_BYTES = 0.53
 """A parameter with its share of the scales."""
-HEAD_COLUMNS = 1024
+HEAD_COLUMNS = 2048
 """Of the vocabulary, in a tile of shared/model/head.py."""
 HEAD_TILES = 3
 """Logits, their exponentials and the widened weights."""
@@ -239,9 +239,8 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
 
 
 def token_bytes(shape: ModelShape, work: Work) -> int:
-    """Keys and values of one token; on a CPU keys are fp32."""
-    key = work.value_bytes if work.on_card else FP32_BYTES
-    return shape.layers * shape.key_value * (key + work.value_bytes)
+    """Keys and values of one token, which are fp32 on a CPU."""
+    return 2 * shape.layers * shape.key_value * (work.value_bytes if work.on_card else FP32_BYTES)
 
 
 def decoded_at_once(shape: ModelShape, work: Work, cap: int) -> int:

@@ -14,6 +14,10 @@ times as long, and beside busy processes that takes the core from the very threa
 once, waking them takes longer than many an operation of a small model (benchmarks/busy_machine.py). Bits do not depend
 on it.
 
+In bf16, oneDNN compiles a product of every new shape and keeps it: 0.7 MB each, and the shapes of micro-batches and of
+decode steps are many. By default it and PyTorch keep a thousand each, up to a gigabyte in each process, which also
+leaves holes in the heap. Two hundred are more than an order or a micro-batch needs.
+
 Left out: pages of 2 MB for the heap (GLIBC_TUNABLES). Alone an update is a tenth faster with them, but in a run, where
 memory goes back to the system after each turn, it takes a third longer.
 
@@ -34,11 +38,15 @@ PINNED = (
     "MKL_CBWR",
     "ATEN_CPU_CAPABILITY",
     "ONEDNN_MAX_CPU_ISA",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
+    "LRU_CACHE_CAPACITY",
     "CUBLAS_WORKSPACE_CONFIG",
     "TOKENIZERS_PARALLELISM",
 )
 SPINS = "60000"
 """libgomp's own default is 300,000."""
+COMPILED_PRODUCTS = "200"
+"""That oneDNN and PyTorch keep."""
 
 
 def cpu_environment(threads: int, blas: Blas) -> dict[str, str]:
@@ -52,6 +60,8 @@ def cpu_environment(threads: int, blas: Blas) -> dict[str, str]:
         # MKL may otherwise take fewer threads than it was given.
         "MKL_DYNAMIC": "FALSE",
         "MKL_CBWR": "AUTO,STRICT",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": COMPILED_PRODUCTS,
+        "LRU_CACHE_CAPACITY": COMPILED_PRODUCTS,
         # Deterministic algorithms on a GPU refuse to run without a fixed cuBLAS workspace.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         # The Rust tokenizer's threads gain nothing here and warn after every fork.
