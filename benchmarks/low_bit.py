@@ -1,6 +1,6 @@
 """Products of a decode step at half a billion parameters: bf16 weights against weights of 8 and 4 bits, read directly.
 
-    bf16          what the decode loop uses: y = W x, the dense base that both processes map
+    bf16          what the decode loop uses: `weight_product` with the dense base that both processes map
     int8 weights  torch's `_weight_int8pack_mm`: W in int8 with a scale for each row, x in bf16
     int4 weights  torch's `_weight_int4pack_mm_for_cpu`: groups of 64 with scale and zero, x in bf16
     int8 both     oneDNN's `qlinear`: W in int8, x in int8 with a scale for each of its rows, sums in int32
@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from benchmarks.timed_shapes import in_turn, time_shapes
+from shared.model.products import weight_product
 
 LAYERS, OUT, IN, BLOCK = 24, 4864, 896, 64
 SHAPES = {f"{rows} rows": (rows,) for rows in (1, 8, 32, 128)}
@@ -64,7 +64,7 @@ def measured(rows: int) -> dict[str, Any]:
     x = torch.randn(rows, IN).bfloat16()
     dense = [weight.bfloat16() for weight in weights]
     products: dict[str, list[Product]] = {
-        "bf16": [lambda x, weight=weight: F.linear(x, weight) for weight in dense],
+        "bf16": [lambda x, weight=weight: weight_product(x, weight) for weight in dense],
         "int8 weights": [int8_weights(weight) for weight in weights],
         "int4 weights": [int4_weights(weight) for weight in weights],
         "int8 both": [int8_both(weight) for weight in weights],

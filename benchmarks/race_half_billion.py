@@ -126,6 +126,7 @@ def overrides(prompts: int, args: argparse.Namespace, work: Path) -> list[str]:
         "tasks.system_prompt": "",
         "tasks.few_shot": 0,
         "rollout.temperature": 1.0,
+        "curriculum.kind": "shuffled",
         "verifier.kind": "callable",
         "verifier.function": f"{parity_reward.__file__}:parity",
         "reward.truncated": 0,

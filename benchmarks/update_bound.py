@@ -123,28 +123,27 @@ def drawn_batch(config: Config, vocabulary: int, args: argparse.Namespace) -> St
 
 def products_of(policy: Policy, args: argparse.Namespace) -> Callable[[], object]:
     """All products of such an update. The prompt is computed once, and a completion's last token never."""
-    fed = (args.prompt, args.group * (args.tokens - 1))
+    fed = args.prompt + args.group * (args.tokens - 1)
     linears = [
         (module.matmul.dense, rank_of(policy, name))
         for name, module in policy.backbone.named_modules()
         if isinstance(module, FrozenLinear) and module.matmul.dense is not None
     ]
     sizes = {size for weight, _ in linears for size in weight.shape}
-    rows = {(count, size): torch.randn(count, size).bfloat16() for count in fed for size in sizes}
+    rows = {size: torch.randn(fed, size).bfloat16() for size in sizes}
     thin = {(size, rank): torch.randn(size, rank).bfloat16() for size in sizes for _, rank in linears if rank}
     attention = attention_products(policy, args)
     hidden = torch.randn(args.group * args.tokens, policy.head.shape[1]).bfloat16()
     shares = torch.rand(len(hidden), len(policy.head)).bfloat16()
 
     def once() -> None:
-        for count in fed:
-            for weight, rank in linears:
-                outputs, inputs = weight.shape
-                x, grad = rows[count, inputs], rows[count, outputs]
-                F.linear(x, weight)
-                torch.mm(grad, weight)
-                if rank:
-                    adapter_products(x, grad, thin[inputs, rank], thin[outputs, rank])
+        for weight, rank in linears:
+            outputs, inputs = weight.shape
+            x, grad = rows[inputs], rows[outputs]
+            F.linear(x, weight)
+            torch.mm(grad, weight)
+            if rank:
+                adapter_products(x, grad, thin[inputs, rank], thin[outputs, rank])
         attention()
         F.linear(hidden, policy.head)
         torch.mm(shares, policy.head)

@@ -137,6 +137,7 @@ class HFEngine:
         sampling = Sampling(temperature=1.0, max_new_tokens=len(completions[0]))
         path = "sequences that are decoded with a cache"
         with checking(self.policy, path):
+            self.prepare()
             found = self.generate(groups, sampling, lambda ended: None)
             for ids, group in zip(prompts, found, strict=True):
                 sampled = [torch.from_numpy(one.ids).to(ids) for one in group]
@@ -146,6 +147,7 @@ class HFEngine:
                 for row, one in enumerate(group):
                     known = expected[row, len(ids) - 1 :][: len(one.ids)].cpu()
                     refuse_difference(self.policy, torch.from_numpy(one.logprobs), known, path)
+        self.prepare()
 
     def sleep(self) -> None:
         """Nothing but the model is kept between orders."""

@@ -44,18 +44,32 @@ class Product:
 
     matmul: Matmul
     bias: torch.Tensor | None
-    sizes: list[int]
+    sizes: tuple[int, ...]
     """How many outputs each has."""
     columns: slice
     """Their part of A x."""
     high: torch.Tensor | None
-    """[R, out] s B of their adapters, as blocks on the diagonal."""
+    """[R, out] B of their adapters, as blocks on the diagonal; None without an adapter, or if it is in the weight."""
+    scale: float
+    """Of all adapters."""
+
+    @staticmethod
+    def of(linears: Sequence[Linear], matmul: Matmul, first: int, high: torch.Tensor | None) -> "Product":
+        """matmul: of all their weights. first: the column of A x where their part begins."""
+        sizes, biases = tuple(outputs(linear) for linear in linears), [frozen(linear).bias for linear in linears]
+        bias, found = biases[0], [one for one in biases if one is not None]
+        if len(linears) > 1 and found:
+            zeros = (found[0].new_zeros(size) for size in sizes)
+            bias = torch.cat([zero if one is None else one for zero, one in zip(zeros, biases, strict=True)])
+        columns = slice(first, first + (0 if high is None else len(high)))
+        scale = next((linear.scale for linear in linears if isinstance(linear, LoraLinear)), 1.0)
+        return Product(matmul=matmul, bias=bias, sizes=sizes, columns=columns, high=high, scale=scale)
 
     def __call__(self, x: torch.Tensor, low: torch.Tensor | None) -> Sequence[torch.Tensor]:
         """[n, in], [n, R] -> [n, out] of each."""
         y = self.matmul(x, self.bias)
         if low is not None and self.high is not None:
-            y.addmm_(low[:, self.columns], self.high)
+            y.addmm_(low[:, self.columns], self.high, alpha=self.scale)
         return y.split(self.sizes, dim=1) if len(self.sizes) > 1 else [y]
 
 
@@ -65,6 +79,7 @@ class Stack:
     def __init__(self, *linears: Any) -> None:
         self.linears: tuple[Linear, ...] = linears
         self.folded: torch.Tensor | None = None
+        """The sums of all linears, one below the other."""
         self.low: torch.Tensor | None = None
         self.products: list[Product] = []
 
@@ -75,7 +90,7 @@ class Stack:
         self.low = None
         if len(folded) == len(self.linears):
             self.folded = self.joined(adapted, folded)
-            self.products = [product(self.linears, DenseMatmul(self.folded), slice(0), None)]
+            self.products = [Product.of(self.linears, DenseMatmul(self.folded), 0, None)]
             return
         if adapted:
             self.low = torch.cat([linear.lora_A.detach() for linear in adapted]).to(dtype)
@@ -84,10 +99,8 @@ class Stack:
         one_by_one = [((linear,), frozen(linear).matmul) for linear in self.linears]
         self.products, first = [], 0
         for linears, matmul in at_once or one_by_one:
-            high = blocks_of(linears, dtype)
-            columns = slice(first, first + (0 if high is None else len(high)))
-            self.products.append(product(linears, matmul, columns, high))
-            first = columns.stop
+            self.products.append(Product.of(linears, matmul, first, blocks_of(linears, dtype)))
+            first = self.products[-1].columns.stop
 
     def joined(self, linears: list[LoraLinear], folded: list[torch.Tensor]) -> torch.Tensor:
         """One weight, of which the folded ones become views, so that nothing is in memory twice. Later versions are
@@ -113,15 +126,6 @@ class Stack:
         return residual + self(x)[0]
 
 
-def product(linears: Sequence[Linear], matmul: Matmul, columns: slice, high: torch.Tensor | None) -> Product:
-    sizes, biases = [outputs(linear) for linear in linears], [frozen(linear).bias for linear in linears]
-    bias, found = biases[0], [one for one in biases if one is not None]
-    if len(linears) > 1 and found:
-        zeros = (found[0].new_zeros(size) for size in sizes)
-        bias = torch.cat([zero if one is None else one for zero, one in zip(zeros, biases, strict=True)])
-    return Product(matmul=matmul, bias=bias, sizes=sizes, columns=columns, high=high)
-
-
 def frozen(linear: Linear) -> FrozenLinear:
     return linear.base if isinstance(linear, LoraLinear) else linear
 
@@ -133,11 +137,11 @@ def outputs(linear: Linear) -> int:
 
 
 def blocks_of(linears: Sequence[Linear], dtype: torch.dtype) -> torch.Tensor | None:
-    """[R, out] s B of all, with zeros where a linear has no part of another's A x; None without an adapter."""
+    """[R, out] B of all, with zeros where a linear has no part of another's A x; None without an adapter."""
     if not any(isinstance(linear, LoraLinear) for linear in linears):
         return None
     parts = [
-        linear.lora_B.detach().t() * linear.scale if isinstance(linear, LoraLinear) else torch.empty(0, outputs(linear))
+        linear.lora_B.detach().t() if isinstance(linear, LoraLinear) else torch.empty(0, outputs(linear))
         for linear in linears
     ]
     return torch.block_diag(*parts).to(dtype)

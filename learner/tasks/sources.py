@@ -9,9 +9,9 @@ r"""Reads rows: from the embedded problems, a named data set, a file, a folder o
 
 Every row gets the columns `question` and `answer` and, if the data has them, `level`, `subject` and `solution`; other
 columns keep their names. If the answer column has a whole solution, the gold answer is what follows `####` or is in the
-last box. A row of GSM8K has no level, so the number of calculations in its solution is its level. There are three
-parts: training rows, held-out rows to evaluate on during the run (tasks.py), and the test set, which training never
-reads. Left out on purpose: streaming data sets; a run's tasks fit in memory.
+last box. GSM8K has no levels, so the number of calculator notes in a solution is its level. There are three parts:
+training rows, held-out rows to evaluate on during the run (tasks.py), and the test set, which training never reads.
+Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
 
 import re

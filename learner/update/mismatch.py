@@ -2,7 +2,7 @@
 
     d_t = log mu(o_t) - log pi(o_t),  the same tokens, the same version, before the optimizer's step
     refused: mean |d| or its 99th percentile is above its limit, or not a number
-    limit:   max(floor of the compute type, factor * the same figure of r)
+    limit:   max(floor of the compute type, factor * min(the same figure of r, what is believed)); it only rises
     r_t = log pi(o_t) among the others - log pi(o_t) alone,  both by the learner
 
 Both compute with the same weights, so d is rounding alone; what is left of it is corrected by the truncated
@@ -36,7 +36,7 @@ FACTORS = (0.25, 0.5, 2.0, 4.0)
 EXPLAINED = 0.1
 """A cause explains d if it leaves a tenth of it."""
 ROUNDING = 0.5
-"""A difference in log-prob that bf16 or 4 bits can make; a wrong adapter makes more."""
+"""A difference in log-prob that bf16 or 4 bits often make; a wrong adapter mostly makes larger ones."""
 RELATED = 4.0
 """Correlation of d with the adapter's effect from which on chance is no explanation, times the root of the count."""
 TIMES_MEAN, TIMES_P99 = 2.5, 3.0
@@ -97,8 +97,8 @@ FP32 = Limits(mean=1e-3, p99=0.01)
 BF16 = Limits(mean=0.005, p99=0.05)
 """Ten times the rounding of the embedded model in the mean, four times in the percentile."""
 BELIEVED = Limits(mean=0.1, p99=1.0)
-"""Largest rounding of the learner's own. Beyond it, log-probs in bf16 say too little about the policy. A model of 135
-million parameters that was sure of nearly all tokens had 0.02 and 0.5."""
+"""Largest rounding of the learner's own that raises a limit. Beyond it, log-probs in bf16 say too little about the
+policy. A model of 135 million parameters that was sure of nearly all tokens had 0.02 and 0.5."""
 TOO_MUCH_ROUNDING = (
     "rounding: the learner's own log-probs of these tokens differ that much from one batch to another"
     " (use compute.dtype = fp32, or a smaller optimizer.lr)"
@@ -116,7 +116,7 @@ class Gate:
         self.measures = max_mismatch == 0.0 and floor == BF16
         self.limits = Limits(mean=math.inf, p99=max_mismatch) if max_mismatch else floor
         self.blurred = False
-        """Whether the learner's own rounding was larger than is believed."""
+        """Whether the learner's own rounding was above BELIEVED when it was last measured."""
 
     def admits(self, gap: Gap, roundings: Iterable[Gap]) -> bool:
         """roundings: the learner's own on more and more of these tokens, each measured only if it decides."""
@@ -167,7 +167,7 @@ def gap_of(mismatch: np.ndarray) -> Gap:
 def refusal(step: int, tokens: Tokens, gate: Gate, suspects: Suspects) -> Mismatch:
     """In words, with the likely cause."""
     gap = gap_of(np.abs(tokens.actor - tokens.learner))
-    cause = TOO_MUCH_ROUNDING if gate.blurred else likely_cause(tokens, gate.limits, suspects)
+    cause = likely_cause(tokens, gate.limits, suspects, blurred=gate.blurred)
     return Mismatch(
         f"Step {step + 1}: actor and learner differ by {gap.p99:.3g} in log-prob ({gate.limits}; {gap}) on"
         f" {len(tokens.actor)} tokens of the same policy version, and nothing was learned from them. Likely cause:"
@@ -175,8 +175,8 @@ def refusal(step: int, tokens: Tokens, gate: Gate, suspects: Suspects) -> Mismat
     )
 
 
-def likely_cause(tokens: Tokens, limits: Limits, suspects: Suspects) -> str:
-    """What explains d best, and where nothing does, what d looks like."""
+def likely_cause(tokens: Tokens, limits: Limits, suspects: Suspects, *, blurred: bool = False) -> str:
+    """What explains d best, and where nothing does, what d looks like. blurred: rounding may explain it."""
     base = suspects.at_scale(0.0)
     others = [t for t in TEMPERATURES if t != tokens.temperature]
     causes = {temperature_cause(t, tokens.temperature): suspects.at_temperature(t) for t in others}
@@ -187,8 +187,10 @@ def likely_cause(tokens: Tokens, limits: Limits, suspects: Suspects) -> str:
     gap = gap_of(np.abs(tokens.actor - tokens.learner))
     if explains(left[nearest], gap, limits):
         return nearest
+    if blurred:
+        return TOO_MUCH_ROUNDING
     difference = tokens.actor - tokens.learner
-    if (difference > -limits.p99 / 2).mean() >= 0.99 and difference.mean() > 0.0:
+    if (difference > -min(limits.p99, ROUNDING) / 2).mean() >= 0.99 and difference.mean() > 0.0:
         return "truncation: the actor's log-probs are higher throughout, as under top-p, top-k or min-p"
     effect = tokens.learner - base
     if abs(related := correlation(difference, effect)) >= RELATED / math.sqrt(len(effect)):

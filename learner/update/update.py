@@ -35,8 +35,8 @@ from shared.model.adapter_file import adapter_bytes, install_adapter
 
 log = logging.getLogger("learner")
 ROUNDING_SAMPLES = (8, 64)
-"""The tokens of a few are enough for a mean, and a pass over them is short. Many are looked at before a run is
-stopped."""
+"""At most so many: the tokens of a few are enough for a mean, and a pass over them is short. More are checked before a
+run is stopped."""
 Accumulated = tuple[list[PassPart], GradientNoise | None]
 """The micro-batches of a pass, whose gradients add up in the parameters; the noise, if it was measured."""
 Accumulate = Callable[[Sequence[TrainSample], OldLogprobs], Accumulated]
@@ -249,8 +249,8 @@ class Update:
 
 def roundings(forward_pass: ForwardPass, samples: Sequence[TrainSample]) -> Iterator[Gap]:
     """The learner against itself: samples together, as in an update, and each as one row of its own."""
-    for count in ROUNDING_SAMPLES:
-        every = -(-len(samples) // count)
+    for most in ROUNDING_SAMPLES:
+        every = -(-len(samples) // most)
         some = samples[::every]
         together = forward_pass.recomputed(some, forward_pass.temperature)
         alone = torch.cat([forward_pass.in_one_row(sample) for sample in some]).cpu().numpy()

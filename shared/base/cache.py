@@ -56,11 +56,13 @@ SAFETENSORS_TYPES = {
     torch.bfloat16: "BF16",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
 ALIGNMENT = 64
-"""Bytes; the first tensor begins at a multiple of it, and so do the others, whose sizes are multiples of it too."""
+"""Bytes; the first tensor begins at a multiple of it, and so do the others of a usual model, by their sizes."""
 NEIGHBOURS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Linears that follow each other in the file of a dense base, their biases apart."""
 CPU = torch.device("cpu")
@@ -289,7 +291,8 @@ def write_dense(source: Path, folder: Path, dtype: torch.dtype) -> None:
 
 def write_tensors(reader: Any, file: Path, dtype: torch.dtype) -> None:
     """A file in safetensors' format, with all numbers in this type."""
-    plan = list(planned(reader, dtype))
+    # Wide types first, so that each tensor begins at a multiple of its own type.
+    plan = sorted(planned(reader, dtype), key=lambda tensor: -tensor.dtype.itemsize)
     with file.open("wb") as out:
         out.write(header(plan))
         for tensor in plan:
@@ -336,7 +339,8 @@ def header(plan: list[DenseTensor]) -> bytes:
 
 
 def mapped_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a file, as views of one mapping. Those that `safetensors` maps cannot be joined."""
+    """All tensors of a file, as views of one mapping. Those that `safetensors` maps cannot be joined. The mapping is
+    private and may be written to, because PyTorch asks for that; nothing writes to it, so its pages are shared."""
     with file.open("rb") as opened:
         pages = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
     length = int.from_bytes(pages[:8], "little")

@@ -11,11 +11,11 @@ weights that the policy has, so nothing is in memory twice. Both paths of this p
 and shared prompts (shared/model/sequences.py). The actor compares its decode loop too (actor/engines/hf_engine.py).
 Both processes would make the same mistake, so neither the canary nor the mismatch gate could find one.
 
-Two rows of a few random tokens are enough. Sliding windows are made narrower than the rows during the check, on both
-sides. At half a billion parameters a check takes two to three seconds, so a base that has passed is marked beside its
-cached folder, and later loads skip the check. The mark covers everything that a result depends on: the base's digest,
-the versions of the libraries, the source code, the device, the kind of product and the adapter's layers. A base that
-fails gets no mark.
+Two rows of a few random tokens are enough. During the check, on both sides, the adapter is random, because B = 0 would
+hide what is wrong about it, and sliding windows are narrower than the rows. At half a billion parameters a check takes
+two to three seconds, so a base that has passed is marked beside its cached folder, and later loads skip the check. The
+mark covers everything that a result depends on: the base's digest, the versions of the libraries, the source code, the
+device, the kind of product and the adapter's layers. A base that fails gets no mark.
 
 Not checked: rotary tables that change beyond a length (`dynamic`, `longrope`) and all else that only length brings
 about, the fused attention kernels over long sequences, and the weights themselves.
@@ -228,13 +228,14 @@ def check_facts(policy: Policy, path: str, folders: Iterable[Path]) -> bytes:
 
 @contextmanager
 def checking(policy: Policy, path: str) -> Iterator[None]:
-    """Inside the block windows are narrow, and an error of the model's code becomes a ModelError."""
+    """Inside the block the adapter is random and windows are narrow; an error of the model's code becomes a
+    ModelError."""
     windowed = [part for part in (policy.lm.config, *policy.lm.modules()) if is_wide(part)]
     before = [part.sliding_window for part in windowed]
     try:
         for part in windowed:
             part.sliding_window = WINDOW
-        with torch.no_grad():
+        with torch.no_grad(), policy.adapter.drawn():
             yield
     except torch.OutOfMemoryError:
         raise

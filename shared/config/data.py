@@ -41,7 +41,8 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     to a named source, else `answer`. The verifier gets all other columns under their own names."""
     level: str = ""
     """Column with the difficulty, for curricula and tables. If empty, the one that belongs to a named source, else
-    `level`. The data may have no such column. The level of a GSM8K problem is its number of calculations."""
+    `level`. The data may have no such column. If there is none and solutions have GSM8K's calculator notes, the number
+    of notes is the level."""
     subject: str = ""
     """Column with the subject, for tables. The same rules as for `level`."""
     system_prompt: str = ""

@@ -27,6 +27,8 @@ from shared.model.nf4 import NF4Matmul, NF4Weight, input_gradient, kernel_state
 from shared.model.products import gradient_product, product_in_two, weight_product
 
 PAIR = ("lora_A", "lora_B")
+DRAWN = 0.3
+"""Size of A and B where they are drawn; the adapter then changes log-probs by some tenths and breaks no model."""
 
 
 class Matmul(Protocol):
@@ -209,6 +211,20 @@ class Adapter:
         with torch.no_grad():
             for layer in self.layers.values():
                 layer.fold()
+
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        """Inside the block, A and B are random: for a check of what computes with them, since B = 0 hides faults."""
+        generator, before = torch.Generator().manual_seed(0), dict[str, torch.Tensor]()
+        for name, value in self.parameters().items():
+            before[name] = value.data
+            found = torch.randn(value.shape, generator=generator) * DRAWN / math.sqrt(value.shape[1])
+            value.data = found.to(value.device)
+        try:
+            yield
+        finally:
+            for name, value in self.parameters().items():
+                value.data = before[name]
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:

@@ -31,7 +31,8 @@ ADAPTED = [
 def policy_of(folder: Path, name: str, dtype: torch.dtype, targets: tuple[str, ...]) -> Policy:
     checkpoint = architecture_model(folder, name)
     model = ModelConfig(path=str(checkpoint), cache_dir=str(folder / "cache"))
-    lora = LoraConfig(rank=4, alpha=8.0, targets=targets)
+    # A scale that rounding sees.
+    lora = LoraConfig(rank=4, alpha=6.0, targets=targets)
     policy = load_policy(cached_base(model), model, lora, torch.device("cpu"), dtype)
     shake(policy, 3)
     return policy

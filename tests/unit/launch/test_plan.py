@@ -35,6 +35,7 @@ from shared.config.model import hub_cache_folder
 from shared.config.processes import LOGIT_BYTES, ComputeConfig
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ConfigError, ModelError
+from shared.model.head import COLUMNS
 from tests.support.machines import GIB, HALF, QWEN_15B, write_model
 
 LENGTHS = Lengths(prompt=64, completion=64, longest=64)
@@ -79,6 +80,10 @@ def test_layers_that_go_through_their_modules_keep_more() -> None:
     through_modules = replace(HALF, own_layers=False)
     found, more = (host_memory(shape, work()).update["activations"] for shape in (HALF, through_modules))
     assert more > 1.3 * found
+
+
+def test_the_heads_tiles_are_those_of_the_head() -> None:
+    assert HEAD_COLUMNS == COLUMNS
 
 
 def test_half_the_bytes_in_bf16_and_no_sums_in_the_actor() -> None:

@@ -250,6 +250,25 @@ def test_before_a_run_is_stopped_more_tokens_are_looked_at() -> None:
     assert not gate.blurred
 
 
+@pytest.mark.parametrize("limits", [BF16, Limits(mean=0.25, p99=3.0)], ids=["floor", "raised"])
+def test_causes_are_named_under_raised_limits_too(limits: Limits) -> None:
+    rng = np.random.default_rng(0)
+    base, learner = -rng.exponential(3.0, 400), -rng.exponential(1.0, 400)
+    noise = rng.normal(0.0, 0.02, 400)
+    suspects = Suspects(
+        at_temperature=lambda t: learner * t - 1.0, at_scale=lambda factor: base + factor * (learner - base)
+    )
+    for actor, said in (
+        (base + noise, "those of the base without one"),
+        (base + 0.7 * (learner - base) + noise, "show about 70% of the adapter's effect"),
+        (learner + 0.4 + noise, "truncation"),
+    ):
+        tokens = Tokens(actor=actor, learner=learner, temperature=1.0)
+        assert said in likely_cause(tokens, limits, suspects), said
+    exact = Tokens(actor=base + noise, learner=learner, temperature=1.0)
+    assert "those of the base" in likely_cause(exact, limits, suspects, blurred=True), "what explains d comes first"
+
+
 def test_fp32_and_the_plugin_have_fixed_limits() -> None:
     for floor in (FP32, NF4_PLUGIN):
         measured = Measured(gap(0.5, 1.2))

@@ -8,9 +8,10 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from shared.base.cache import CachedBase, cached_base
-from shared.base.load import check_once
+from shared.base.load import check_once, check_paths
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
+from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy
 from tests.support.architectures import architecture_model
 from tests.support.fakes import tiny_policy
@@ -120,3 +121,16 @@ def test_each_path_and_each_edition_of_the_code_is_checked(loaded: tuple[Policy,
     (tmp_path / "engine.py").write_text("one = 2\n")
     check_once(policy, base, f"{tmp_path}/first", lambda: done.append("edited"), tmp_path)
     assert done == ["first", "second", "edited"]
+
+
+def test_layers_that_leave_out_an_adapter_are_refused(checkpoint: Path) -> None:
+    """A fresh adapter has B = 0, so the check draws one."""
+    policy = tiny_policy(checkpoint, shaken=False)
+    before = adapter_bytes(policy.adapter)
+    check_paths(policy)
+    assert adapter_bytes(policy.adapter) == before, "the adapter is as it was"
+    assert policy.layers is not None
+    down = policy.layers.layers[0].down
+    down.linears = tuple(linear.base for linear in down.linears)
+    with pytest.raises(ModelError, match="over shared prompts log-probs differ"):
+        check_paths(policy)
