@@ -62,7 +62,7 @@ class ForwardPass:
         """`work` on every micro-batch. If memory runs out: `begin` and all of them again, with half the budget."""
         while True:
             begin()
-            cuts = cut(samples, self.token_budget)
+            cuts = cut(samples, self.token_budget, padding=self.policy.layers is None)
             try:
                 return [work(part) for part in cuts]
             except torch.OutOfMemoryError:

@@ -1,9 +1,9 @@
 """Micro-batches as tensors: sequences for the backbone, flat used tokens for head and loss.
 
 The position before a token predicts it: the prompt's last position the first token of a completion, the completion's
-position t - 1 its token t. So the last token of a completion is never fed. Only the hidden rows that predict used
-tokens (selected by the entropy mask, penalised by the constraint, or all of them for the KL) meet the head: that is
-where the mask saves work.
+position t - 1 its token t. So only the tokens before the last used one are fed, since nothing depends on later ones.
+Only the hidden rows that predict used tokens (selected by the entropy mask, penalised by the constraint, or all of them
+for the KL) meet the head: that is where the mask saves work.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,13 @@ from learner.objective.batch import TrainSample
 from shared.model.sequences import Sequences
 
 
-def cut(samples: Sequence[TrainSample], token_budget: int) -> list[list[TrainSample]]:
-    """Fill micro-batches up to the budget of padded tokens, groups together, those with the longest samples first."""
+def cut(samples: Sequence[TrainSample], token_budget: int, *, padding: bool) -> list[list[TrainSample]]:
+    """Fill micro-batches up to the budget, groups together, those with the longest samples first. padding: whether it
+    is computed too and so counts."""
+    tokens = padded_tokens if padding else fed_tokens
     cuts: list[list[TrainSample]] = []
     for sample in longest_first(samples):
-        if cuts and padded_tokens([*cuts[-1], sample]) <= token_budget:
+        if cuts and tokens([*cuts[-1], sample]) <= token_budget:
             cuts[-1].append(sample)
         else:
             cuts.append([sample])
@@ -44,10 +46,20 @@ def longest_first(samples: Sequence[TrainSample]) -> list[TrainSample]:
 
 
 def padded_tokens(samples: Sequence[TrainSample]) -> int:
-    """What a micro-batch of these costs."""
-    prompts = {sample.sample.group: len(sample.sample.prompt_ids) for sample in samples}
+    """Of the rectangles of a micro-batch."""
+    prompts = prompt_lengths(samples)
     completion = max(len(sample.sample.completion_ids) for sample in samples)
     return len(prompts) * max(prompts.values()) + len(samples) * completion
+
+
+def fed_tokens(samples: Sequence[TrainSample]) -> int:
+    """Without padding."""
+    return sum(prompt_lengths(samples).values()) + sum(before_last(sample.used) for sample in samples)
+
+
+def prompt_lengths(samples: Sequence[TrainSample]) -> dict[str, int]:
+    """By group."""
+    return {sample.sample.group: len(sample.sample.prompt_ids) for sample in samples}
 
 
 def total_tokens(sample: TrainSample) -> int:
@@ -117,7 +129,9 @@ def shared_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.nd
     prompts = {s.sample.group: s.sample.prompt_ids for s in samples}
     number = {group: index for index, group in enumerate(prompts)}
     owner = [number[s.sample.group] for s in samples]
-    first, second = padded(list(prompts.values())), padded([s.sample.completion_ids[:-1] for s in samples])
+    counts = [before_last(s.used) for s in samples]
+    fed = [s.sample.completion_ids[:count] for s, count in zip(samples, counts, strict=True)]
+    first, second = padded(list(prompts.values())), padded(fed)
     rows: list[np.ndarray] = []
     for row, sample in enumerate(samples):
         last_of_prompt = owner[row] * first.shape[1] + len(sample.sample.prompt_ids) - 1
@@ -125,7 +139,19 @@ def shared_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.nd
         before_token[0] = last_of_prompt
         rows.append(before_token[sample.used])
     lengths = [len(prompt) for prompt in prompts.values()]
-    return sequences_of(first, lengths, completions=second, owner=owner), rows
+    sequences = Sequences(
+        prompts=torch.from_numpy(first),
+        lengths=torch.tensor(lengths, dtype=torch.int64),
+        completions=torch.from_numpy(second),
+        owner=torch.tensor(owner, dtype=torch.int64),
+        counts=torch.tensor(counts, dtype=torch.int64),
+    )
+    return sequences, rows
+
+
+def before_last(used: np.ndarray) -> int:
+    """[t] bool -> how many tokens come before the last used one."""
+    return int(np.flatnonzero(used)[-1]) if used.any() else 0
 
 
 def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
@@ -136,17 +162,6 @@ def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
     return ids
 
 
-def sequences_of(
-    prompts: np.ndarray, lengths: Sequence[int], completions: np.ndarray, owner: Sequence[int]
-) -> Sequences:
-    return Sequences(
-        prompts=torch.from_numpy(prompts),
-        lengths=torch.tensor(lengths, dtype=torch.int64),
-        completions=torch.from_numpy(completions),
-        owner=torch.tensor(owner, dtype=torch.int64),
-    )
-
-
 def moved(sequences: Sequences, device: torch.device) -> Sequences:
     completions = sequences.completions
     return Sequences(
@@ -154,4 +169,5 @@ def moved(sequences: Sequences, device: torch.device) -> Sequences:
         lengths=sequences.lengths.to(device),
         completions=None if completions is None else completions.to(device),
         owner=sequences.owner.to(device),
+        counts=None if sequences.counts is None else sequences.counts.to(device),
     )

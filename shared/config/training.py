@@ -106,7 +106,8 @@ class BatchConfig(Section, frozen=True, kw_only=True):
     """How a step is cut into parts that fit into memory. Results differ by rounding only."""
 
     token_budget: Positive = 8192
-    """Largest number of tokens in one micro-batch, padding included. A longer sequence is a micro-batch by itself."""
+    """Largest number of tokens in one micro-batch. For models other than Llama, Qwen2 and Qwen3, padding counts. A
+    longer sequence is a micro-batch by itself."""
     head_rows: Positive = 1024
     """Number of tokens that go through the head at once, a tile of the vocabulary after the other."""
     recompute: Literal["auto", "always", "never"] = "auto"

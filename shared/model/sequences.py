@@ -40,6 +40,8 @@ class Sequences:
     """[B, Lc] int64, right-padded."""
     owner: torch.Tensor
     """[B] int64 index of each completion's prompt."""
+    counts: torch.Tensor | None = None
+    """[B] int64 how many tokens of each completion count; the hidden rows of the others may be anything. None: all."""
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -131,7 +133,8 @@ def recomputed(forward: Callable[..., Any], number: int, *args: Any, **kwargs: A
 
 
 def hidden_rows(backbone: nn.Module, sequences: Sequences, layers: TrainedLayers | None = None) -> torch.Tensor:
-    """[P * Lp + B * Lc, H], prompts first. layers: what computes prompts and completions together, if there is one."""
+    """[P * Lp + B * Lc, H], prompts first; what padding has there may differ. layers: what computes prompts and
+    completions together, if there is one."""
     prompts, completions, lengths, owner = (
         sequences.prompts,
         sequences.completions,
@@ -141,7 +144,7 @@ def hidden_rows(backbone: nn.Module, sequences: Sequences, layers: TrainedLayers
     if completions is None:
         return run(backbone, input_ids=prompts, use_cache=False)
     if layers is not None:
-        return rows_together(layers, prompts, completions, lengths, owner)
+        return rows_together(layers, prompts, completions, lengths, owner, sequences.counts)
     cache = PromptCache(owner)
     none = torch.zeros_like(lengths)
     mask = visible(none, 0, prompts.shape[1])
@@ -159,18 +162,31 @@ def rows_together(
     completions: torch.Tensor,
     lengths: torch.Tensor,
     owner: torch.Tensor,
+    counts: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[P * Lp + B * Lc, H], all rows in one run."""
+    """[P * Lp + B * Lc, H], all rows in one run, padding left out."""
     none, before = torch.zeros_like(lengths), lengths[owner]
     (count, width), (samples, length) = prompts.shape, completions.shape
-    places = Places(prompts=(count, width), completions=(samples, length), owner=owner)
+    counts = torch.full_like(owner, length) if counts is None else counts
+    kept = torch.cat([filled(lengths, width), filled(counts, length)])
+    places = Places(
+        prompts=(count, width),
+        completions=(samples, length),
+        owner=owner,
+        kept=None if bool(kept.all()) else kept.nonzero().squeeze(1),
+    )
     masks = Masks(
         prompts=visible(none, 0, width),
         completions=visible(before, width, length),
     )
     ids = torch.cat([prompts.flatten(), completions.flatten()])
     at = torch.cat([positions(none, prompts).flatten(), positions(before, completions).flatten()])
-    return layers(ids, at, places, masks)
+    return places.scattered(layers(places.rows_of(ids), places.rows_of(at), places, masks))
+
+
+def filled(counts: torch.Tensor, width: int) -> torch.Tensor:
+    """[B] -> [B * width] the first places of each row."""
+    return (torch.arange(width, device=counts.device) < counts[:, None]).flatten()
 
 
 def run(backbone: nn.Module, cache: PromptCache | None = None, **inputs: Any) -> torch.Tensor:

@@ -6,10 +6,11 @@
                                                             dA_i = l_i^T x, dB_i = s_i dy_i^T (A_i x)
     feed-forward  z + W_down (silu(u) v), u, v = stack      du = silu'(u) v dh, dv = silu(u) dh
 
-The rows of prompts and completions are one matrix, so each weight is read once; only attention tells them apart. The
-gradients are by hand: autograd through the modules keeps more, copies more, and has products for each adapter alone.
-In bf16 all operations of the forward pass round as the modules do, since the actor decodes with these roundings. The
-modules stay in place, and shared/base/load.py compares the two.
+The rows of prompts and completions are one matrix, so each weight is read once; only attention tells them apart, and
+only there do sequences have equal lengths: elsewhere, padding has no rows. The gradients are by hand: autograd through
+the modules keeps more, copies more, and has products for each adapter alone. In bf16 all operations of the forward pass
+round as the modules do, since the actor decodes with these roundings. The modules stay in place, and
+shared/base/load.py compares the two.
 
 Not covered: other model types, and sequences without a shared prompt, which only checks use.
 """
@@ -34,7 +35,7 @@ Grads = list[torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Which rows are whose: P prompts of Lp rows each, then B completions of Lc."""
+    """Which rows are whose: those of P prompts, then those of B completions."""
 
     prompts: tuple[int, int]
     """P, Lp"""
@@ -42,12 +43,30 @@ class Places:
     """B, Lc"""
     owner: torch.Tensor
     """[B] index of each completion's prompt."""
+    kept: torch.Tensor | None = None
+    """[n] the places of the rows among all P Lp + B Lc; None if every place has a row."""
 
     def split(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[n, heads, D] -> [P, heads, Lp, D] and [B, heads, Lc, D], views"""
+        """[n, heads, D] -> [P, heads, Lp, D] and [B, heads, Lc, D], zeros where no row is"""
         count = self.prompts[0] * self.prompts[1]
-        parts = rows[:count].unflatten(0, self.prompts), rows[count:].unflatten(0, self.completions)
+        places = self.scattered(rows)
+        parts = places[:count].unflatten(0, self.prompts), places[count:].unflatten(0, self.completions)
         return parts[0].transpose(1, 2), parts[1].transpose(1, 2)
+
+    def joined(self, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
+        """[P, heads, Lp, D] and [B, heads, Lc, D] -> [n, heads, D]"""
+        return self.rows_of(torch.cat([part.transpose(1, 2).flatten(0, 1) for part in (prompts, completions)]))
+
+    def rows_of(self, places: torch.Tensor) -> torch.Tensor:
+        """[P Lp + B Lc, ...] -> [n, ...]"""
+        return places if self.kept is None else places.index_select(0, self.kept)
+
+    def scattered(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, ...] -> [P Lp + B Lc, ...], zeros where no row is"""
+        if self.kept is None:
+            return rows
+        places = self.prompts[0] * self.prompts[1] + self.completions[0] * self.completions[1]
+        return rows.new_zeros(places, *rows.shape[1:]).index_copy(0, self.kept, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,19 +274,14 @@ class Heads(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         places: Places = ctx.places
         width = places.prompts[1]
-        query = places_joined(grads[0], grads[3])
+        query = places.joined(grads[0], grads[3])
         key, value = (
-            places_joined(
+            places.joined(
                 of_prompt.index_add(0, places.owner, of_completion[:, :, :width]), of_completion[:, :, width:]
             )
             for of_prompt, of_completion in zip(grads[1:3], grads[4:], strict=True)
         )
         return rotated_back(query, ctx.rotation), rotated_back(key, ctx.rotation), value, None, None
-
-
-def places_joined(prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
-    """[P, heads, Lp, D] and [B, heads, Lc, D] -> [n, heads, D]"""
-    return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in (prompts, completions)])
 
 
 def signed(sin: torch.Tensor) -> torch.Tensor:
@@ -345,6 +359,7 @@ class Layer:
         heads: Any = Heads.apply(query, key, value, rotation, places)
         of_prompts, of_completions = heads[:3], heads[3:]
         mixed = torch.cat([self.attend(of_prompts, masks.prompts), self.attend(of_completions, masks.completions)])
+        mixed = places.rows_of(mixed)
         x = Output.apply(x, mixed, self.out, *self.out.parameters())  # pyright: ignore[reportAssignmentType]
         parameters = (*self.gate_up.parameters(), *self.down.parameters())
         return FeedForward.apply(x, self.norm_mlp, self.gate_up, self.down, *parameters)  # pyright: ignore

@@ -1,6 +1,7 @@
 """From groups to micro-batches: who is in, with which advantage, mask and weight, and that any cut holds them all."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,24 +31,27 @@ def samples_with(lengths: list[int], group_id: str = "g") -> list[TrainSample]:
     return list(step_batch(teaching_samples([group], Config()), 0, Config()).samples)
 
 
-def tokens_fed(samples: list[TrainSample]) -> int:
-    """What the backbone sees of a micro-batch, padding included; the last token of a completion never is."""
+def tokens_fed(samples: list[TrainSample], padding: bool) -> int:
+    """What the backbone sees of a micro-batch; the last token of a completion never is."""
     sequences = micro_batch(samples, torch.device("cpu")).sequences
+    if not padding:
+        assert sequences.counts is not None
+        return int(sequences.lengths.sum() + sequences.counts.sum())
     return sequences.prompts.numel() + (0 if sequences.completions is None else sequences.completions.numel())
 
 
-@given(groups=st.lists(LENGTHS, min_size=1, max_size=4), budget=st.integers(1, 300))
-def test_a_cut_holds_every_sample_once_within_the_budget(groups: list[list[int]], budget: int) -> None:
+@given(groups=st.lists(LENGTHS, min_size=1, max_size=4), budget=st.integers(1, 300), padding=st.booleans())
+def test_a_cut_holds_every_sample_once_within_the_budget(groups: list[list[int]], budget: int, padding: bool) -> None:
     samples = [s for index, lengths in enumerate(groups) for s in samples_with(lengths, f"g{index}")]
-    cuts = cut(samples, budget)
+    cuts = cut(samples, budget, padding=padding)
     assert sorted(s.sample.name for part in cuts for s in part) == sorted(s.sample.name for s in samples)
-    assert all(len(part) == 1 or tokens_fed(part) <= budget for part in cuts)
+    assert all(len(part) == 1 or tokens_fed(part, padding) <= budget for part in cuts)
 
 
 def test_groups_stay_together_the_longest_first() -> None:
     samples = [s for index, lengths in enumerate([[3, 9], [8, 8], [2, 30]]) for s in samples_with(lengths, f"g{index}")]
     samples = samples[::2] + samples[1::2]
-    (part,) = cut(samples, 10_000)
+    (part,) = cut(samples, 10_000, padding=True)
     groups = [s.sample.group for s in part]
     assert groups[0] == "g2" and [groups[i] for i in (0, 2, 4)] == [groups[i] for i in (1, 3, 5)]
     assert len(set(groups)) == 3
@@ -56,9 +60,29 @@ def test_groups_stay_together_the_longest_first() -> None:
 def test_the_budget_is_used_to_the_last_token() -> None:
     samples = samples_with([5, 5, 5, 5])
     prompt = len(samples[0].sample.prompt_ids)
-    assert [len(part) for part in cut(samples, prompt + 20)] == [4]
-    assert [len(part) for part in cut(samples, prompt + 19)] == [3, 1]
-    assert [len(part) for part in cut(samples, 1)] == [1, 1, 1, 1]
+    assert [len(part) for part in cut(samples, prompt + 20, padding=True)] == [4]
+    assert [len(part) for part in cut(samples, prompt + 19, padding=True)] == [3, 1]
+    assert [len(part) for part in cut(samples, 1, padding=True)] == [1, 1, 1, 1]
+
+
+def test_padding_counts_where_it_is_computed() -> None:
+    samples = samples_with([2, 30])
+    prompt = len(samples[0].sample.prompt_ids)
+    assert [len(part) for part in cut(samples, prompt + 1 + 29, padding=False)] == [2]
+    assert [len(part) for part in cut(samples, prompt + 29, padding=False)] == [1, 1]
+    assert [len(part) for part in cut(samples, prompt + 2 * 29, padding=True)] == [1, 1]
+
+
+def test_tokens_after_the_last_used_one_are_not_fed() -> None:
+    sample, _ = samples_with([9, 9])
+    used = np.zeros(9, bool)
+    used[[0, 4]] = True
+    some = replace(sample, selected=used, penalties=np.zeros(9, np.float32), in_kl=False)
+    found = micro_batch([some], torch.device("cpu"))
+    assert found.sequences.completions is not None and found.sequences.completions.shape == (1, 4)
+    assert found.targets.tolist() == sample.sample.completion_ids[[0, 4]].tolist()
+    nothing = micro_batch([replace(some, selected=np.eye(9, dtype=bool)[0])], torch.device("cpu")).sequences
+    assert nothing.counts is not None and nothing.counts.tolist() == [0], "the prompt predicts the first token"
 
 
 def test_samples_are_the_groups_rows_with_their_advantages() -> None:

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 FAMILIES = ("qwen2", "qwen3", "llama")
 LENGTHS, OWNER, COMPLETION = (7, 3, 5), (1, 0, 0, 2, 1), 6
+COUNTS = (6, 4, 0, 1, 6)
+"""Tokens of each completion that count."""
 
 
 def sequences() -> Sequences:
@@ -26,14 +28,17 @@ def sequences() -> Sequences:
         lengths=torch.tensor(LENGTHS),
         completions=torch.randint(0, 90, (len(OWNER), COMPLETION), generator=generator),
         owner=torch.tensor(OWNER),
+        counts=torch.tensor(COUNTS),
     )
 
 
 def used(policy: Policy) -> torch.Tensor:
     """Hidden rows but for those of padding."""
     hidden = policy.hidden(sequences())
-    columns = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    return hidden[torch.cat([columns.flatten(), torch.ones(len(OWNER) * COMPLETION, dtype=torch.bool)])]
+    filled = [
+        torch.arange(width) < torch.tensor(counts)[:, None] for counts, width in ((LENGTHS, 7), (COUNTS, COMPLETION))
+    ]
+    return hidden[torch.cat([columns.flatten() for columns in filled])]
 
 
 def gradients(policy: Policy) -> list[torch.Tensor]:
