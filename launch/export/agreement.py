@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -74,7 +75,9 @@ def refuse_disagreement(found: Agreement, dtype: torch.dtype) -> None:
 
 
 def policy_logprobs(policy: TrainedPolicy, sequences: list[np.ndarray]) -> np.ndarray:
-    module = load_policy(policy.base, policy.model, policy.lora, torch.device("cpu"), torch.float32)
+    """From the codes: a run in bf16 has no dense base in fp32, and one for this alone would stay on the disk."""
+    model = replace(policy.model, dequantize="each_call")
+    module = load_policy(policy.base, model, policy.lora, torch.device("cpu"), torch.float32)
     install_adapter(module.adapter, policy.adapter)
     return np.concatenate([sequence_logprobs(module, ids) for ids in sequences])
 

@@ -14,10 +14,10 @@ the cache, its tensors are quantised straight from the file. Both have the sha25
     W[i] = code[q[i]] * absmax[i / 64]    (shared/model/nf4.py), rounded to the type; all other tensors are converted
 
 It is made once, beside the cached base, under a name with that base's digest, so it cannot belong to other codes.
-Learner, actors, `eval`, `generate` and `export` map its weight file: all processes share the pages, and none has a copy
-of its own. It takes the dense size on the disk: two bytes per weight in bf16, four in fp32. Tensors are converted and
-written one after another, which needs the memory of the largest one only. Weights with the same input are neighbours
-in the file, so that a decode step multiplies by them at once (actor/engines/layers.py).
+Learner, actors, `eval`, `generate` and `chat` map its weight file: all processes share the pages, and none has a copy
+of its own. `export` reads the codes, one tensor after another. The file takes two bytes per weight in bf16, four in
+fp32. Tensors are converted and written one after another, which needs the memory of the largest one only. Weights with
+the same input are neighbours in the file, so that a decode step multiplies by them at once (actor/engines/layers.py).
 
 Left out on purpose: sharded output, and code that ships with a model (`trust_remote_code`).
 """
