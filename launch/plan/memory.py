@@ -26,6 +26,7 @@ from shared.config.model import ModelConfig
 from shared.config.processes import LOGIT_BYTES, ActorConfig, EvalConfig, is_folded, rows_at_once
 from shared.config.training import BatchConfig
 from shared.config.tree import RolloutConfig
+from shared.process.determinism import COMPILED_PRODUCTS
 
 MIB = 2**20
 LAUNCHER_BYTES = 115 * MIB
@@ -42,6 +43,11 @@ TOKEN_BYTES = 500
 """What a tokenizer takes for each token of the vocabulary."""
 UNRETURNED_BYTES = 256 * MIB
 """Freed memory that a process may keep between its turns (shared/process/lease.py)."""
+PRODUCT_BYTES = 0.65 * MIB
+"""A product that oneDNN has compiled for bf16 (shared/process/determinism.py)."""
+HOLES = 1.0
+"""Freed memory between tensors, as a multiple of a micro-batch's activations: the micro-batches of a step differ in
+size, and the memory of one seldom fits the next."""
 CUDA_RUNTIME_BYTES = 1500 * MIB
 """A process on a card, in host memory."""
 CONTEXT_BYTES = 400 * MIB
@@ -201,18 +207,21 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     own_rest = {} if work.is_dense else {"embedding and head": rest}
     moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * adapter}
     tokenizer = TOKEN_BYTES * shape.vocabulary
+    compiled = {"compiled products": int(COMPILED_PRODUCTS * PRODUCT_BYTES)} if work.dtype == "bf16" else {}
     return HostMemory(
         shared={"libraries": LIBRARIES_BYTES, "base": dense + rest if work.is_dense else codes},
         launcher={"launcher": LAUNCHER_BYTES, "scoring": work.workers * WORKER_BYTES},
         learner={
             "Python, tasks, tokenizer": LEARNER_BYTES + tokenizer,
             **own_rest,
+            **compiled,
             **moments,
             "adapter as messages": 3 * adapter,
         },
         actor={
             "Python, tokenizer": ACTOR_BYTES + tokenizer,
             **own_rest,
+            **compiled,
             **({"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}),
             "adapter": adapter,
             "adapter as messages": 2 * adapter,
@@ -264,8 +273,10 @@ def update_items(shape: ModelShape, work: Work) -> Items:
     kept = shape.hidden * work.value_bytes if work.recomputes else layer
     recomputed = layer if work.recomputes else 0
     rows = min(work.batch.head_rows, used_tokens(work, tokens))
+    activations = int(tokens * (shape.layers * kept + recomputed))
     return {
-        "activations": int(tokens * (shape.layers * kept + recomputed)),
+        "activations": activations,
+        "holes between activations": int(HOLES * activations) if tokens < step_tokens(work) else 0,
         "a layer's backward pass": int(WORKING_LAYERS * tokens * layer),
         "head": FP32_BYTES * (HEAD_TILES * rows * HEAD_COLUMNS + HEAD_ROWS * used_tokens(work, tokens) * shape.hidden),
     }
@@ -283,13 +294,17 @@ def layer_activations(shape: ModelShape, work: Work) -> float:
     return kept * layer_outputs(shape) * work.value_bytes + scores
 
 
+def step_tokens(work: Work) -> int:
+    return work.groups * (work.lengths.prompt + work.rollout.group * work.lengths.longest)
+
+
 def micro_batch_tokens(work: Work) -> int:
     """Tokens of the largest micro-batch, as learner/update/microbatch.py fills it."""
     prompt, completion, group = work.lengths.prompt, work.lengths.longest, work.rollout.group
     budget = work.batch.token_budget
     whole_groups, left = divmod(budget, prompt + group * completion)
     if whole_groups >= work.groups:
-        return work.groups * (prompt + group * completion)
+        return step_tokens(work)
     more = max(0, left - prompt) // completion
     tokens = whole_groups * (prompt + group * completion) + (prompt + more * completion if more else 0)
     return max(tokens, prompt + completion)

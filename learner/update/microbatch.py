@@ -46,19 +46,16 @@ def longest_first(samples: Sequence[TrainSample]) -> list[TrainSample]:
 
 
 def padded_tokens(samples: Sequence[TrainSample]) -> int:
-    """Of the rectangles of a micro-batch."""
     prompts = prompt_lengths(samples)
     completion = max(len(sample.sample.completion_ids) for sample in samples)
     return len(prompts) * max(prompts.values()) + len(samples) * completion
 
 
 def fed_tokens(samples: Sequence[TrainSample]) -> int:
-    """Without padding."""
     return sum(prompt_lengths(samples).values()) + sum(before_last(sample.used) for sample in samples)
 
 
 def prompt_lengths(samples: Sequence[TrainSample]) -> dict[str, int]:
-    """By group."""
     return {sample.sample.group: len(sample.sample.prompt_ids) for sample in samples}
 
 

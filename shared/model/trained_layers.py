@@ -92,7 +92,6 @@ class Norm:
         return wide.mul_(self.inverse(wide)).to(x.dtype).mul_(self.weight)
 
     def inverse(self, wide: torch.Tensor) -> torch.Tensor:
-        """r [..., 1]"""
         squares = torch.linalg.vecdot(wide, wide)[..., None]
         return squares.div_(wide.shape[-1]).add_(self.eps).rsqrt_()
 

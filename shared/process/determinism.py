@@ -45,7 +45,7 @@ PINNED = (
 )
 SPINS = "60000"
 """libgomp's own default is 300,000."""
-COMPILED_PRODUCTS = "200"
+COMPILED_PRODUCTS = 200
 """That oneDNN and PyTorch keep."""
 
 
@@ -60,8 +60,8 @@ def cpu_environment(threads: int, blas: Blas) -> dict[str, str]:
         # MKL may otherwise take fewer threads than it was given.
         "MKL_DYNAMIC": "FALSE",
         "MKL_CBWR": "AUTO,STRICT",
-        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": COMPILED_PRODUCTS,
-        "LRU_CACHE_CAPACITY": COMPILED_PRODUCTS,
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(COMPILED_PRODUCTS),
+        "LRU_CACHE_CAPACITY": str(COMPILED_PRODUCTS),
         # Deterministic algorithms on a GPU refuse to run without a fixed cuBLAS workspace.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         # The Rust tokenizer's threads gain nothing here and warn after every fork.

@@ -16,12 +16,21 @@ from launch.doctor.finding import Missing
 from launch.doctor.libraries import look_at_reward
 from launch.doctor.model import Model, ask_hub, look_at_hub, look_at_model
 from launch.plan.cost import work_of
-from launch.plan.memory import CardMemory, HostMemory, card_memory, host_memory, host_memory_of_cards
+from launch.plan.memory import (
+    HEAD_COLUMNS,
+    PRODUCT_BYTES,
+    CardMemory,
+    HostMemory,
+    card_memory,
+    host_memory,
+    host_memory_of_cards,
+)
 from launch.plan.shape import ModelShape, shape_of
 from shared.config.data import VerifierConfig
 from shared.config.model import ModelConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
+from shared.process.determinism import COMPILED_PRODUCTS
 from tests.support.machines import GIB, QWEN_15B, SMALL, config, sound, write_model
 
 INFO = {"id": "owner/name", "_id": "0", "sha": "f" * 40, "siblings": [], "gated": False, "private": False}
@@ -319,7 +328,8 @@ def test_a_cpu_has_the_base_once_and_the_actors_sums_if_they_are_wanted() -> Non
     needed = host_need(config(actor={"fold": "always"}), QWEN_15B).weights
     values = QWEN_15B.linear + QWEN_15B.rest
     half = host_need(config(compute={"dtype": "bf16"}), QWEN_15B).weights
-    assert needed - half == 4 * (values + QWEN_15B.linear) - 2 * values
+    compiled = 2 * int(COMPILED_PRODUCTS * PRODUCT_BYTES)
+    assert needed - half == 4 * (values + QWEN_15B.linear) - (2 * values + compiled)
     assert needed - host_need(Config(), QWEN_15B).weights == 4 * QWEN_15B.linear, "by default a large model has none"
     assert host_need(config(model={"dequantize": "each_call"}), QWEN_15B).weights < needed / 2
     assert host_memory_of_cards(QWEN_15B).weights < needed / 2
@@ -346,8 +356,8 @@ def test_long_completions_need_room_for_keys_and_values() -> None:
 
 def test_the_heads_tiles_do_not_grow_with_the_vocabulary() -> None:
     few, many = config(batch={"head_rows": 512}), config(batch={"head_rows": 1024})
-    assert card_need(many, QWEN_15B).total - card_need(few, QWEN_15B).total == 3 * 512 * 1024 * 4
-    assert host_need(many, QWEN_15B).total - host_need(few, QWEN_15B).total == 3 * 512 * 1024 * 4
+    assert card_need(many, QWEN_15B).total - card_need(few, QWEN_15B).total == 3 * 512 * HEAD_COLUMNS * 4
+    assert host_need(many, QWEN_15B).total - host_need(few, QWEN_15B).total == 3 * 512 * HEAD_COLUMNS * 4
 
 
 def test_on_one_card_the_peaks_of_both_processes_add_up() -> None:
