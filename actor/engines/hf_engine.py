@@ -7,7 +7,7 @@ decoded at once, and a row whose completion has ended is taken over by the next 
 
 Tokens, log-probs and entropies come from the same logits. The result is a function of the order and the adapter alone:
 batch shapes follow from the tokens, and each completion draws from its own stream.
-Left out on purpose: top-k, top-p, beams (see sampler.py), speculative decoding.
+Left out on purpose: top-k, top-p, beams (see shared/model/sampler.py), speculative decoding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,6 @@ from actor.engines.decoding import Decoding
 from actor.engines.engine import Completion, Identity, Progress, in_order
 from actor.engines.kv_cache import KVCache, PromptPass
 from actor.engines.layers import dense_bytes, layers_of
-from actor.engines.sampler import draw
 from actor.engines.vllm_options import token_bytes
 from protocol.messages import GroupOrder, Sampling
 from shared.base.checksum import BaseChecksum, frozen_sums
@@ -74,7 +73,7 @@ class HFEngine:
         """Decode as many completions at once as the width allows, until the last has ended."""
         self.policy.refuse_if_too_long(max(len(group.prompt_ids) for group in groups), sampling.max_new_tokens)
         width = self.width(groups, sampling)
-        decoding = Decoding(groups, sampling, width, self.policy.device)
+        decoding = Decoding(groups, sampling, width, self.policy.device, self.policy.kernels.draw)
         self.load_prompts(decoding)
         hidden = decoding.last_hidden[decoding.prompt_of_row]
         while True:
@@ -179,4 +178,4 @@ def next_token(
     """[1, t] new tokens -> the one that follows."""
     hidden = policy.backbone(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
     logits = policy.logits(hidden, temperature or 1.0)
-    return int(draw(logits, uniform if temperature else None).ids)
+    return int(policy.kernels.draw(logits, uniform if temperature else None).ids)
