@@ -123,6 +123,7 @@ PINNED: dict[str, object] = {
     "compute.learner_threads": 0,
     "compute.actor_threads": 0,
     "compute.blas": "fast",
+    "compute.kernels": "auto",
     "checkpoint.every": 10,
     "checkpoint.keep": 3,
     "journal.keep": "all",
