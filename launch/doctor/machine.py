@@ -29,6 +29,7 @@ from launch.doctor.model import Hub, Model, ask_hub, look_at_model
 from launch.doctor.probe import Look
 from launch.plan.free_memory import Cgroup, Memory, look_at_cgroup, look_at_memory
 from shared.config.tree import Config
+from shared.model.kernels.toolchain import Toolchain, look_at_toolchain
 
 QUICK_S = 3.0
 """For what takes milliseconds on a healthy machine."""
@@ -59,6 +60,8 @@ class Machine:
     """How exactly it quantises; Missing if it does not work."""
     cards: Cards | Missing
     """What nvidia-smi lists."""
+    toolchain: Toolchain | Missing
+    """What Triton needs to compile kernels for a card."""
     processor: Processor | Missing
     """Cores, vector units, variables."""
     cgroup: Cgroup | Missing
@@ -98,6 +101,7 @@ def gather(config: Config, run_dir: Path) -> Machine:
     hub = Look(lambda: ask_hub(config.model), HUB_S)
     cards = Look(look_at_cards, 2 * NVIDIA_SMI_S)
     software = Look(look_at_software, QUICK_S)
+    toolchain = Look(look_at_toolchain, QUICK_S)
     processor = Look(look_at_processor, QUICK_S)
     cgroup = Look(look_at_cgroup, QUICK_S)
     memory = Look(look_at_memory, QUICK_S)
@@ -114,6 +118,7 @@ def gather(config: Config, run_dir: Path) -> Machine:
         torch=library.torch,
         bitsandbytes=library.bitsandbytes,
         cards=cards.result(),
+        toolchain=toolchain.result(),
         processor=processor.result(),
         cgroup=cgroup.result(),
         memory=memory.result(),
