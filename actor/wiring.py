@@ -54,7 +54,7 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
     policy = load_policy(base, config.model, config.lora, device, dtype)
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
     engine = HFEngine(policy, prompter, config.actor)
-    check_once(policy, base, "decode loop, folded" if engine.folds else "decode loop", engine.check, ENGINES)
+    check_once(policy, base, engine.loop, engine.check, ENGINES)
     return engine, prompter
 
 
