@@ -61,7 +61,7 @@ def test_a_slim_wheel_has_two_libraries_and_a_true_list_of_files(tmp_path: Path)
 
 def test_a_wheel_without_the_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"no library for CUDA 13\.0"):
-        slim(wheel(tmp_path, ("cuda118",)), tmp_path / "slim.whl")
+        slim(wheel(tmp_path, ("cpu", "cuda118")), tmp_path / "slim.whl")
 
 
 def test_a_folder_that_would_be_committed_is_refused() -> None:
