@@ -36,8 +36,6 @@ class Place:
 
     work: Path
     """Folder for bases and runs; the sections of a suite share it."""
-    out: Path
-    """Folder for what is kept besides the figures: traces."""
     device: torch.device
     small: bool
     """A dry run: a model of two layers, a few tokens, once. Proves that the code runs, and measures nothing."""
