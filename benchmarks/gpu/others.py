@@ -31,7 +31,7 @@ def trl(place: Place, note: Note) -> None:
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         note(skipped=f"{', '.join(missing)} is not installed here")
         return
-    out = place.work / "trl.json"
+    out = place.work / "trl_rows.json"
     words = trl_words(place, size, out)
     note(size=vars(size), command=words[1:])
     with CardWatch() as card:
