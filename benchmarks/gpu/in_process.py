@@ -2,13 +2,13 @@
 
     actor_phases      memory of the actor: loaded, prompts, decoding
     learner_phases    memory and time of an update at the same size
-    token_step        host and card time of one token step, for few and for many rows
+    token_step        time of one token step, eager and as a graph, for few and for many rows
     mismatch          the actor's log-probs against the learner's, and the learner's against itself
 
     wall per token step = (time of an order of n tokens - time of an order of m tokens) / (n - m)
 
-Prompts and start-up fall out of the difference. How long the card was busy, and how many kernels it ran, says PyTorch's
-profiler, in a run of its own, because it slows the host down.
+Prompts fall out of the difference. Each order is decoded once before it is timed, so graphs are there. How long the
+card was busy, and how many kernels it ran, says PyTorch's profiler, in orders of its own, because it takes host time.
 """
 
 import argparse
@@ -34,7 +34,9 @@ from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy
 from shared.process.determinism import record
 
-ROUNDS = 3
+ROUNDS = 2
+GRAPHS = {"eager": "never", "graph": "auto"}
+"""`actor.graphs`."""
 FEW, MANY = 1, 8
 """Prompts of an order: 8 rows and 64."""
 
@@ -85,28 +87,34 @@ def learner_phases(place: Place, note: Note) -> None:
 
 def token_step(place: Place, note: Note) -> None:
     size = R1.at(place)
-    engine, prompter = build_engine(config_of(keys_of(place, size)))
-    for prompts in (FEW, place.size(MANY, 2)):
-        groups = order_of(prompter, size, prompts)
-        figures = step_figures(place, engine, groups)
-        note(size=vars(size), **{f"rows_{prompts * size.group}": figures})
+    note(size=vars(size))
+    for name, graphs in GRAPHS.items():
+        engine, prompter = build_engine(config_of(keys_of(place, size, actor__graphs=graphs)))
+        for prompts in (FEW, place.size(MANY, 2)):
+            groups = order_of(prompter, size, prompts)
+            note(**{f"{name}_{prompts * size.group}_rows": step_figures(place, engine, groups)})
+        engine.sleep()
 
 
 def step_figures(place: Place, engine: Engine, groups: tuple[GroupOrder, ...]) -> dict[str, Any]:
     """Of one token step, in milliseconds."""
-    short, long = place.size(8, 2), place.size(72, 4)
+    lengths = place.size(16, 2), place.size(80, 4)
+    steps = lengths[1] - lengths[0]
 
-    def order(tokens: int) -> Callable[[], object]:
-        return lambda: engine.generate(groups, sampling(tokens), lambda ended: None)
+    def after_another(tokens: int, measure: Callable[[Callable[[], object]], Any]) -> Any:
+        def order() -> object:
+            return engine.generate(groups, sampling(tokens), lambda ended: None)
 
-    order(short)()
-    walls = [
-        timed(order(long), place.device)[0] - timed(order(short), place.device)[0] for _ in range(place.size(ROUNDS, 1))
+        order()
+        return measure(order)
+
+    rounds = [
+        [after_another(tokens, lambda order: timed(order, place.device)[0]) for tokens in lengths]
+        for _ in range(place.size(ROUNDS, 1))
     ]
-    steps = long - short
-    figures: dict[str, Any] = {"wall_ms": [round(wall / steps * 1000, 3) for wall in walls]}
+    figures: dict[str, Any] = {"wall_ms": [round((long - short) / steps * 1000, 3) for short, long in rounds]}
     if place.device.type == "cuda":
-        few, many = card_work(order(short)), card_work(order(long))
+        few, many = (after_another(tokens, card_work) for tokens in lengths)
         figures |= {f"{name}_a_step": round((many[name] - few[name]) / steps, 3) for name in few}
     return figures
 

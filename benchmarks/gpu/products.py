@@ -6,9 +6,8 @@ Bytes: codes and scales once (or dense bf16 values), input and output once. The 
 Each weight exists several times, and calls go round these copies, so that none finds its weight in the card's cache.
 Calls are captured in a CUDA graph, so that the host does not count; where that fails, plain calls are timed.
 
-    dequantise   the weight is dequantised, then multiplied, as DequantizingMatmul does with gradients
-    layer        DequantizingMatmul without gradients, as in decoding
-    fused        bitsandbytes' gemm_4bit
+    dequantised  the weight is dequantised, then multiplied, as with gradients
+    layer        as without gradients: bitsandbytes' own product from the codes
     dense        the product with dense bf16 values
 """
 
@@ -65,13 +64,11 @@ def nf4_cases(outputs: int, inputs: int, place: Place) -> dict[str, tuple[list[C
     layers = [DequantizingMatmul(weight) for weight in weights]
     codes = outputs * inputs * (0.5 + 1 / BLOCK)
     dense = [weight.dequantize(torch.bfloat16) for weight in weights]
-    cases: dict[str, tuple[list[Call], float]] = {
-        "dequantise": ([dequantised(layer, inputs) for layer in layers], codes),
+    return {
+        "dequantised": ([dequantised(layer, inputs) for layer in layers], codes),
         "layer": ([without_bias(layer) for layer in layers], codes),
         "dense": ([multiplied(weight) for weight in dense], 2.0 * outputs * inputs),
     }
-    cases["fused"] = ([fused(layer, (outputs, inputs)) for layer in layers], codes)
-    return cases
 
 
 def dequantised(layer: DequantizingMatmul, inputs: int) -> Call:
@@ -84,14 +81,6 @@ def without_bias(layer: DequantizingMatmul) -> Call:
 
 def multiplied(weight: torch.Tensor) -> Call:
     return lambda x: F.linear(x, weight)
-
-
-def fused(layer: DequantizingMatmul, shape: tuple[int, int]) -> Call:
-    """Scales stay quantised too."""
-    state, inner = layer.state, layer.state.state2
-    scales = {"absmax_8bit": state.absmax, "absmax_code": inner.code, "absmax_offset": state.offset}
-    operation = torch.ops.bitsandbytes.gemm_4bit.default
-    return lambda x: operation(x, layer.packed, shape, inner.absmax, state.blocksize, "nf4", bias=None, **scales)
 
 
 def head_case(place: Place, best: dict[str, float], rows: int, vocabulary: int, hidden: int) -> dict[str, Any]:

@@ -101,6 +101,14 @@ def step(place: Place, note: Note, size: Size = R1, steps: int = 3, **others: An
     note(**{name: found})
 
 
+def step_eager(place: Place, note: Note) -> None:
+    step(place, note, actor__graphs="never")
+
+
+def step_graph(place: Place, note: Note) -> None:
+    step(place, note, actor__graphs="auto")
+
+
 def step_3b(place: Place, note: Note) -> None:
     """To be compared with 24.2 s a step, published for Unsloth on a T4 with 8 completions of 200 tokens."""
     step(place, note, QWEN_3B, steps=4)
