@@ -41,7 +41,7 @@ class HFEngine:
     def __init__(self, policy: Policy, prompter: Prompter, config: ActorConfig = DEFAULTS) -> None:
         self.policy, self.max_sequences = policy, config.max_sequences
         self.folds = is_folded(config.fold, dense_bytes(policy.adapter))
-        cached = policy.dtype if policy.device.type == "cuda" else torch.float32
+        cached = torch.float32 if policy.device.type == "cpu" else policy.dtype
         self.token_bytes = token_bytes(policy.config.to_dict(), cached.itemsize)
         self.layers = layers_of(policy)
         self.prepare()
@@ -97,7 +97,7 @@ class HFEngine:
     def width(self, groups: tuple[GroupOrder, ...], sampling: Sampling) -> int:
         """How many completions of an order are decoded at once."""
         tokens = max(len(group.prompt_ids) for group in groups) + sampling.max_new_tokens
-        on_card = self.policy.device.type == "cuda"
+        on_card = self.policy.device.type != "cpu"
         return rows_at_once(self.max_sequences, tokens * self.token_bytes, len(self.policy.head), on_card=on_card)
 
     def load_prompts(self, decoding: Decoding) -> None:

@@ -228,7 +228,7 @@ class LayerCache:
 def widened(cached: torch.Tensor) -> torch.Tensor:
     """In fp32 on a CPU. It has no product of bf16 factors with an fp32 result, and a bf16 product of so few rows takes
     twice as long; one of a new shape, as in each step, ten times."""
-    return cached if cached.is_cuda else cached.float()
+    return cached.float() if cached.is_cpu else cached
 
 
 def by_prompt(slots: torch.Tensor) -> torch.Tensor:

@@ -210,7 +210,7 @@ class Layers:
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """[n], [n] -> [n, H]"""
         count = len(ids)
-        if self.dtype != torch.float32 and not ids.is_cuda:
+        if self.dtype != torch.float32 and ids.is_cpu:
             ids, positions = (lengthened(rows, count + -count % STEP) for rows in (ids, positions))
         x = self.backbone.embed_tokens(ids)
         cos, sin = self.backbone.rotary_emb(x[:, None], positions[:, None])
