@@ -51,7 +51,7 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
         return build_vllm(config, base, prompter, device, dtype), prompter
     policy = load_policy(base, config.model, config.lora, device, dtype)
     engine = HFEngine(policy, prompter, config.actor)
-    check_once(policy, base, "decode loop, folded" if engine.folds else "decode loop", engine.check, ENGINES)
+    check_once(policy, base, engine.loop, engine.check, ENGINES)
     return engine, prompter
 
 

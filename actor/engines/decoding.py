@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from actor.engines.engine import Completion, EndedCompletion
-from actor.engines.kv_cache import KVCache, PromptPass
+from actor.engines.kv_cache import KVCache
+from actor.engines.prompts import PromptPass
 from actor.engines.sampler import draw
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.seeding import uniforms

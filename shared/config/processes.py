@@ -108,8 +108,8 @@ class LogConfig(Section, frozen=True, kw_only=True):
 
 
 class ActorConfig(Section, frozen=True, kw_only=True):
-    """The rollout engine. `max_sequences` is for both engines and `fold` for `hf`; all others are options of `vllm`,
-    which the extra `vllm` installs."""
+    """The rollout engine. `max_sequences` is for both engines, `fold` and `graphs` are for `hf`; all others are options
+    of `vllm`, which the extra `vllm` installs."""
 
     engine: Literal["hf", "vllm"] = "hf"
     """`hf`: our own decode loop. `vllm`: vLLM inside the process of the actor."""
@@ -133,6 +133,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     """Whether `hf` samples from the sum of base and adapter, which takes one product instead of three and a second copy
     of the linears in this process. Only dense fp32 weights can be summed. `auto` does so up to 64 MiB of weights, where
     the number of products counts and the copy is small."""
+    graphs: Literal["auto", "never"] = "auto"
+    """Whether `hf` on a card repeats its token step as a CUDA graph. `auto` does so if the step can be captured. The
+    tokens do not depend on it."""
 
 
 MOST_ROWS = 256

@@ -23,10 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.model.nf4 import NF4Matmul, NF4Weight, input_gradient, kernel_state
+from shared.model.nf4 import NF4Matmul, NF4Weight, fused_product, input_gradient, kernel_state, read_facts
 from shared.model.products import gradient_product, product_in_two, weight_product
 
 PAIR = ("lora_A", "lora_B")
+FUSED_SCALES = 256
+"""How many scales of blocks share a scale, in what bitsandbytes' product reads."""
 DRAWN = 0.1
 """Size of A and B where they are drawn. The adapter then changes log-probs by a tenth. Three times as much made a model
 of half a billion parameters so sensitive that rounding in bf16 changed them by four."""
@@ -70,13 +72,18 @@ class DenseMatmul:
 
 
 class DequantizingMatmul:
-    """An NF4 weight that is dequantised in each call; only its codes stay in memory."""
+    """An NF4 weight that is dequantised in each call; only its codes stay in memory.
+
+    On a card bitsandbytes multiplies by the codes. On a CPU it would dequantise as well, in a slower way."""
 
     dense = None
 
     def __init__(self, weight: NF4Weight) -> None:
         self.packed = weight.packed
         self.state = kernel_state(weight)
+        self.shape: list[int] = read_facts(weight.facts)["shape"]
+        self.fuses = self.shape[1] % self.state.blocksize == 0 and self.state.state2.blocksize == FUSED_SCALES
+        """Whether rows and scales have the blocks that its kernel wants."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         inner, outer = self.state.state2, self.state
@@ -85,6 +92,8 @@ class DequantizingMatmul:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """The dense values exist only during the product."""
+        if self.fuses and not x.is_cpu and not (torch.is_grad_enabled() and x.requires_grad):
+            return fused_product(x, self.packed, self.shape, self.state, bias)
         y: Any = NF4Matmul.apply(x, self.packed, self.state)
         return y if bias is None else y + bias
 

@@ -55,6 +55,7 @@ PINNED: dict[str, object] = {
     "actor.give_back": "auto",
     "actor.max_sequences": 0,
     "actor.fold": "auto",
+    "actor.graphs": "auto",
     "verifier.kind": "gsm8k",
     "verifier.strict": False,
     "verifier.rounded_digits": 0,
