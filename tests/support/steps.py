@@ -11,9 +11,10 @@ from learner.update.figures import UpdateStats
 from learner.update.forward_pass import ForwardPass, OldLogprobs
 from learner.update.update import Update
 from learner.wiring import build_trainer
-from protocol.messages import FilledOrder, Group, Timings
+from protocol.messages import FilledOrder, Group
 from shared.config.tree import Config
 from shared.model.policy import Policy
+from tests.support.wire_examples import timings
 
 
 def judge_of(config: Config) -> Judge:
@@ -70,9 +71,12 @@ def forward_pass_of(policy: Policy, config: Config) -> ForwardPass:
 
 def batch_of(groups: Sequence[Group], policy: Policy, config: Config) -> StepBatch:
     """Of one order that was filled with these groups, as the product builds it."""
-    timings = Timings(wait_s=0.0, rollout_s=0.0, verify_s=0.0, memory_mb=1.0)
     order = FilledOrder(
-        order_id="train/000000/u0000", policy_version=0, adapter_sha256="a" * 64, groups=tuple(groups), timings=timings
+        order_id="train/000000/u0000",
+        policy_version=0,
+        adapter_sha256="a" * 64,
+        groups=tuple(groups),
+        timings=timings(),
     )
     return build_trainer(policy, config, lambda: None).batches.build(0, collected_of([order], config))
 
