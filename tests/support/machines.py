@@ -10,10 +10,12 @@ import msgspec
 
 from launch.doctor.disk import Disk, Folder, Link, RunFolder
 from launch.doctor.finding import Missing
-from launch.doctor.hardware import Card, Cards, Limits, Processor
+from launch.doctor.hardware import Limits, Processor
 from launch.doctor.libraries import Device, Driver, Library, Reward, RoundTrip, Software, TorchBuild
 from launch.doctor.machine import Machine
 from launch.doctor.model import Hub, Model
+from launch.plan.card import CardPlan
+from launch.plan.cards import Card, Cards
 from launch.plan.free_memory import Cgroup, Memory
 from launch.plan.shape import ModelShape
 from shared.config.load import resolve
@@ -107,6 +109,7 @@ def sound() -> Machine:
             swap_free=4 * GIB,
             wsl=False,
         ),
+        plan=Missing("there is no card"),
         disk=Disk(
             folder=FOLDER,
             trouble="",
@@ -167,6 +170,20 @@ def both(*changes: Change) -> Change:
         return machine
 
     return change
+
+
+def planned(peak: int, *, fits: bool, **remedy: str) -> Change:
+    """A plan for the card."""
+    plan = CardPlan(
+        fits=fits,
+        budget_bytes=7 * GIB,
+        peak_bytes=peak,
+        residency="release",
+        processes={},
+        choices={},
+        remedies=[{key.replace("__", "."): value for key, value in remedy.items()}] if remedy else [],
+    )
+    return lambda machine: replace(machine, plan=plan)
 
 
 def setting(**variables: str) -> Change:

@@ -10,11 +10,11 @@ import pytest
 
 from launch.doctor import hardware_checks, run_checks
 from launch.doctor.finding import Missing
-from launch.doctor.hardware import Card, CardProcess, Cards, look_at_cards, read_cards
 from launch.doctor.hardware_checks import runs_on
 from launch.doctor.libraries import Driver, RoundTrip, TorchBuild, look_at_torch, read_stages
 from launch.doctor.probe import ProbeOutput, run_probe
-from tests.support.machines import ROUND_TRIP, TORCH_CUDA, configured, sound
+from launch.plan.cards import Card, CardProcess, Cards, look_at_cards, read_cards
+from tests.support.machines import GIB, ROUND_TRIP, TORCH_CUDA, both, cards, configured, planned, sound
 from tests.support.runs import alive
 
 MIB = 2**20
@@ -97,6 +97,13 @@ def test_a_card_that_is_not_there_is_an_error(key: str) -> None:
     finding = hardware_checks.present(machine)
     assert finding.level == "error" and "to at most 0" in finding.remedy
     assert hardware_checks.present(replace(sound(), torch=TORCH_CUDA)).level == "ok"
+
+
+def test_a_run_that_fits_on_the_card_is_fine() -> None:
+    finding = hardware_checks.memory(
+        both(configured(compute={"device": "cuda"}), cards(), planned(5 * GIB, fits=True))(sound())
+    )
+    assert finding.level == "ok" and finding.found.endswith("a run needs 5.0 GiB")
 
 
 def test_no_program_is_no_card() -> None:
