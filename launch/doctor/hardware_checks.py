@@ -12,6 +12,7 @@ from launch.plan.cost import work_of
 from launch.plan.memory import host_memory, memory_beside_card, size
 from launch.plan.remedies import fits, remedies
 from learner.durable.journal import SEGMENT_BYTES
+from shared.model.kernels.toolchain import missing
 from shared.process.determinism import cpu_environment
 from shared.process.usable_cards import BF16_CAPABILITY, CPU_INSTEAD, CUDA_BUILD, HIDDEN
 
@@ -311,6 +312,21 @@ def allocator(machine: Machine) -> Finding:
     if variables.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
         return warning("CUDA_LAUNCH_BLOCKING makes the CPU wait for every kernel", "unset CUDA_LAUNCH_BLOCKING")
     return ok(f"PyTorch's defaults{f', with {shown}' if shown else ''}")
+
+
+def kernels(machine: Machine) -> Finding:
+    """Whether Triton can start. PyTorch computes where it cannot, so a run does not fail."""
+    toolchain = known(machine.toolchain)
+    if not on_card(machine):
+        return ok("not needed: PyTorch's own operations compute on a CPU")
+    if machine.config.compute.kernels == "torch":
+        return ok("not needed: compute.kernels is 'torch'")
+    if lacks := missing(toolchain):
+        return warning(
+            f"{'; '.join(lack.found for lack in lacks)}: PyTorch's own operations compute instead of our kernels",
+            f"{'; '.join(lack.remedy for lack in lacks)}; or --set compute.kernels=torch",
+        )
+    return ok(f"Triton {toolchain.triton} can compile kernels with {toolchain.compiler}")
 
 
 def open_files(machine: Machine) -> Finding:

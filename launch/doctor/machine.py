@@ -29,6 +29,7 @@ from launch.plan.cards import NVIDIA_SMI_S, Cards, look_at_cards
 from launch.plan.command import NotPlanned, free_on_card, plan_elsewhere
 from launch.plan.free_memory import Cgroup, Memory, look_at_cgroup, look_at_memory
 from shared.config.tree import Config
+from shared.model.kernels.toolchain import Toolchain, look_at_toolchain
 
 QUICK_S = 3.0
 """For what takes milliseconds on a healthy machine."""
@@ -61,6 +62,8 @@ class Machine:
     """How exactly it quantises; Missing if it does not work."""
     cards: Cards | Missing
     """What nvidia-smi lists."""
+    toolchain: Toolchain | Missing
+    """What Triton needs to compile kernels for a card."""
     processor: Processor | Missing
     """Cores, vector units, variables."""
     cgroup: Cgroup | Missing
@@ -103,6 +106,7 @@ def gather(config: Config, run_dir: Path) -> Machine:
     cards = Look(look_at_cards, 2 * NVIDIA_SMI_S)
     plan = Look(lambda: plan_for_card(config), PLAN_S)
     software = Look(look_at_software, QUICK_S)
+    toolchain = Look(look_at_toolchain, QUICK_S)
     processor = Look(look_at_processor, QUICK_S)
     cgroup = Look(look_at_cgroup, QUICK_S)
     memory = Look(look_at_memory, QUICK_S)
@@ -119,6 +123,7 @@ def gather(config: Config, run_dir: Path) -> Machine:
         torch=library.torch,
         bitsandbytes=library.bitsandbytes,
         cards=cards.result(),
+        toolchain=toolchain.result(),
         processor=processor.result(),
         cgroup=cgroup.result(),
         memory=memory.result(),

@@ -60,7 +60,8 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 WINDOW = 4
 PROMPTS, COMPLETION, OWNER = (2, 5), 3, (1, 0)
 """Tokens of each prompt, tokens of a completion, and the prompt that each completion belongs to."""
-OWN_CODE = (Path(__file__).parent, Path(__file__).parents[1] / "model")
+MODEL_CODE = Path(__file__).parents[1] / "model"
+OWN_CODE = (Path(__file__).parent, MODEL_CODE, MODEL_CODE / "kernels")
 """Folders whose code computes a forward pass."""
 LIBRARIES = ("torch", "transformers", "bitsandbytes", "safetensors")
 """Packages whose code takes part in a forward pass."""
@@ -237,6 +238,7 @@ def check_facts(policy: Policy, path: str, folders: Iterable[Path]) -> bytes:
         "device": policy.device.type,
         "dtype": str(policy.dtype),
         "products": sorted({type(linear.matmul).__name__ for linear in linears}),
+        "kernels": [f"{kernel.__module__}.{kernel.__qualname__}" for kernel in vars(policy.kernels).values()],
         "adapter": sorted(policy.adapter.layers),
     }
     return json.dumps(facts, indent=2).encode()

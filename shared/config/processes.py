@@ -68,6 +68,11 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     blas: Literal["fast", "portable"] = "fast"
     """`fast`: the widest vector units of this machine. `portable`: AVX2 kernels only, which give the same bits on more
     machines."""
+    kernels: Literal["auto", "triton", "torch"] = "auto"
+    """What draws tokens, goes over the vocabulary and adds adapters on a card. `torch`: PyTorch's own operations.
+    `triton`: our kernels. `auto` measures each kernel when a process first starts on a card, takes it where it is
+    quicker, and keeps the choice in the cache folder (`model.cache_dir`). Where Triton cannot start, and on a CPU,
+    PyTorch computes."""
 
 
 class CheckpointConfig(Section, frozen=True, kw_only=True):

@@ -126,6 +126,7 @@ PINNED: dict[str, object] = {
     "compute.learner_card": 0,
     "compute.actor_card": 0,
     "compute.blas": "fast",
+    "compute.kernels": "auto",
     "checkpoint.every": 10,
     "checkpoint.keep": 3,
     "journal.keep": "all",

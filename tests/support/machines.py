@@ -20,6 +20,7 @@ from launch.plan.free_memory import Cgroup, Memory
 from launch.plan.shape import ModelShape
 from shared.config.load import resolve
 from shared.config.tree import Config
+from shared.model.kernels.toolchain import Toolchain
 
 Change = Callable[[Machine], Machine]
 GIB = 2**30
@@ -73,6 +74,14 @@ TORCH_CUDA = TorchBuild(
     devices=(Device(name="RTX 3070", capability=(8, 6)),),
     cuda_error="",
 )
+TOOLCHAIN = Toolchain(
+    triton="3.7.1",
+    compiler="/usr/bin/gcc",
+    header=Path("/usr/include/python3.11/Python.h"),
+    has_header=True,
+    cache=Path("/home/user/.triton/cache"),
+    cache_serves=True,
+)
 ROUND_TRIP = RoundTrip(version="0.50.2", device="cpu", round_trip=0.15, kernel_gap=0.0)
 
 
@@ -98,6 +107,7 @@ def sound() -> Machine:
         torch=TorchBuild(version="2.13.0+cpu", cuda_build=None, architectures=(), devices=(), cuda_error=""),
         bitsandbytes=ROUND_TRIP,
         cards=Cards(trouble="", cards=(), variables={}),
+        toolchain=TOOLCHAIN,
         processor=Processor(
             name="A processor", architecture="x86_64", flags=frozenset({"avx", "avx2"}), cores=4, variables={}
         ),

@@ -236,6 +236,7 @@ CASES = [
     ),
     case("card.allocator", "warning", setting(PYTORCH_NO_CUDA_MEMORY_CACHING="1"), "for every tensor", "unset"),
     case("card.allocator", "warning", setting(CUDA_LAUNCH_BLOCKING="1"), "every kernel", "unset CUDA_LAUNCH_BLOCKING"),
+    case("card.kernels", "warning", both(ON_CARD, but("toolchain", compiler=None)), "no C compiler", "gcc libc6-dev"),
     case(
         "disk.writable",
         "error",
