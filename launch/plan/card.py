@@ -179,7 +179,7 @@ class Planner:
     def quick(self, process: Process, work: CardWork) -> list[Phase]:
         """From a few layers."""
         low, high = SHALLOW
-        if self.layers <= high:
+        if self.layers <= high or (process == "actor" and work.actor.engine == "vllm"):
             return self.whole(process, work)
         pair = zip(self.peaks(process, work, low), self.peaks(process, work, high), strict=True)
         more = (self.layers - low) // (high - low)
