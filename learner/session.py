@@ -117,7 +117,9 @@ class Session:
             late_s=config.link.late_s,
             stop=stop,
         )
-        self.learner = build_learner(model, self.dispatcher, lambda batch: write_batch(run.quarantine, batch))
+        self.learner = build_learner(
+            model, self.dispatcher, lambda batch: write_batch(run.quarantine, batch), notes=recorder
+        )
         self.state = self.learner.state
         adapter_bytes = self.state.publisher.versions[0].adapter.nbytes
         anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0

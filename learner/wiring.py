@@ -25,6 +25,7 @@ from learner.quarantine.guard import Guard, Keep
 from learner.reports.step_report import StepReport
 from learner.tasks.tasks import TaskSet, load_tasks
 from learner.update.batches import Batches
+from learner.update.budget import NO_NOTES, Attempts, Budget, Notes, release_of
 from learner.update.forward_pass import ForwardPass
 from learner.update.gradient_check import Norms
 from learner.update.mismatch import BF16, FP32, NF4_PLUGIN, Gate, Limits
@@ -84,6 +85,7 @@ class Trainer:
 
     batches: Batches
     update: Update
+    budget: Budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,7 @@ class Learner:
     batches: Batches
     update: Update
     guard: Guard
+    attempts: Attempts
     filler: OrderFiller
 
     def parts(self, report: StepReport, lease: ComputeLease, evaluations: Schedule = NO_EVALUATIONS) -> Parts:
@@ -102,6 +105,7 @@ class Learner:
             filler=self.filler,
             batches=self.batches,
             guard=self.guard,
+            attempts=self.attempts,
             publisher=self.state.publisher,
             report=report,
             lease=lease,
@@ -145,7 +149,8 @@ def build_trainer(
     curriculum: Callable[[], CurriculumFigures] | None = None,
 ) -> Trainer:
     """At step 0. curriculum: where it is, to notice the end of a stage; None where no stage can end."""
-    forward_pass = ForwardPass(policy, config.rollout.temperature, config.batch, progress)
+    budget = Budget.of(config.batch)
+    forward_pass = ForwardPass(policy, config.rollout.temperature, budget, progress)
     anchor = Anchor(policy.adapter, config.curriculum) if config.curriculum.anchored else None
     update = Update(
         forward_pass,
@@ -165,7 +170,7 @@ def build_trainer(
         divide_by_std=config.divides_by_std,
         stage_end=StageEnd(curriculum, forward_pass, anchor) if anchor and curriculum else None,
     )
-    return Trainer(batches=batches, update=update)
+    return Trainer(batches=batches, update=update, budget=budget)
 
 
 def floor_of(policy: Policy, actor: ActorConfig) -> Limits:
@@ -175,8 +180,8 @@ def floor_of(policy: Policy, actor: ActorConfig) -> Limits:
     return BF16 if policy.dtype == torch.bfloat16 else FP32
 
 
-def build_learner(model: Model, filler: OrderFiller, keep: Keep) -> Learner:
-    """Everything with memory, at step 0. keep: where a batch goes that must not be applied."""
+def build_learner(model: Model, filler: OrderFiller, keep: Keep, notes: Notes = NO_NOTES) -> Learner:
+    """Everything with memory, at step 0. keep: where a batch goes that must not be applied. notes: of sizes."""
     config, policy = model.config, model.policy
     ids = canary_ids(config.run.seed, len(policy.head), config.guard.canary_tokens)
     publisher = Publisher(policy.adapter, lambda: canary_of(policy, ids))
@@ -185,6 +190,8 @@ def build_learner(model: Model, filler: OrderFiller, keep: Keep) -> Learner:
     trainer = build_trainer(policy, config, filler.pump, curriculum.metrics)
     update = trainer.update
     guard = Guard(update, config.guard, config_to_json(config), keep)
+    on_card = policy.device.type != "cpu"
+    attempts = Attempts(trainer.budget, update, notes, release_of(policy.device), on_card=on_card)
     state = LearnerState(
         config.run.seed,
         adapter_config(config.lora, config.model.path),
@@ -194,7 +201,8 @@ def build_learner(model: Model, filler: OrderFiller, keep: Keep) -> Learner:
         StepPlan(config, model.tasks.train, curriculum, filler),
         guard,
         update.gate,
+        trainer.budget,
         policy.base_digest,
         update.anchor,
     )
-    return Learner(state=state, batches=trainer.batches, update=update, guard=guard, filler=filler)
+    return Learner(state=state, batches=trainer.batches, update=update, guard=guard, attempts=attempts, filler=filler)
