@@ -73,6 +73,7 @@ def dispatch(args: "argparse.Namespace") -> int:
                 on_fault=args.on_fault,
                 resample_step=args.resample_step,
                 verbose=args.verbose,
+                trace=args.trace,
             )
         case "replay":
             return replay(args)
@@ -123,6 +124,7 @@ def run(args: "argparse.Namespace") -> int:
         prepare=args.prepare,
         verbose=args.verbose,
         json_only=args.json,
+        trace=args.trace,
     )
 
 

@@ -68,6 +68,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the plan; start and write nothing")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print predicted memory and time as JSON")
     parser.add_argument("--prepare", action="store_true", help="make the run directory and its keys, and stop")
+    add_trace(parser)
     add_verbose(parser)
 
 
@@ -80,6 +81,7 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resample-step", type=positive_int, metavar="N", help="first void the recorded groups of step N and later"
     )
+    add_trace(parser)
     add_verbose(parser)
 
 
@@ -225,6 +227,12 @@ def add_checkpoint(parser: argparse._ActionsContainer) -> None:
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="run directory")
+
+
+def add_trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trace", action="store_true", help="write trace.json: when each process computed (https://ui.perfetto.dev)"
+    )
 
 
 def add_verbose(parser: argparse.ArgumentParser) -> None:

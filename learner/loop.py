@@ -58,7 +58,7 @@ def train(parts: Parts, first_step: int, last_step: int) -> int:
         parts.report.begin()
         parts.plan.order_ahead(version=step)
         collected = parts.plan.collect(step)
-        with parts.lease.hold("learner", parts.filler.pump), parts.report.updating():
+        with parts.lease.hold("learner", parts.filler.pump) as turn, parts.report.updating(turn):
             batch, result = parts.attempts.until_it_fits(step, partial(updated, parts, step, collected))
             policy = parts.publisher.snapshot(version=step + 1)
         parts.plan.resize(result)

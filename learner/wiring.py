@@ -25,7 +25,7 @@ from learner.quarantine.guard import Guard, Keep
 from learner.reports.step_report import StepReport
 from learner.tasks.tasks import TaskSet, load_tasks
 from learner.update.batches import Batches
-from learner.update.budget import NO_NOTES, Attempts, Budget, Notes, release_of
+from learner.update.budget import NO_NOTES, Attempts, Budget, Notes
 from learner.update.forward_pass import ForwardPass
 from learner.update.gradient_check import Norms
 from learner.update.mismatch import BF16, FP32, NF4_PLUGIN, Gate, Limits
@@ -43,8 +43,10 @@ from shared.model.adapter_file import adapter_config, layout_digest
 from shared.model.canary import canary_ids, canary_of
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
+from shared.process.card import driver_of
 from shared.process.determinism import pin_torch
 from shared.process.lease import ComputeLease
+from shared.process.trace import NO_TRACE, Trace
 from shared.seeding import derive
 
 
@@ -132,7 +134,7 @@ def longest_prompt(tasks: TaskSet) -> int:
 def load_trained_policy(config: Config, device: str) -> Policy:
     """The frozen base with the adapter of step 0, ready for gradients."""
     pin_torch(config.compute.learner_threads)
-    on = pick_device(device)
+    on = pick_device(device, config.compute.learner_card)
     dtype = pick_dtype(config.compute.dtype, on)
     policy = load_policy(cached_base(config.model), config.model, config.lora, on, dtype)
     policy.adapter.initialise(derive(config.run.seed, "adapter"))
@@ -147,6 +149,7 @@ def build_trainer(
     config: Config,
     progress: Callable[[], None],
     curriculum: Callable[[], CurriculumFigures] | None = None,
+    trace: Trace = NO_TRACE,
 ) -> Trainer:
     """At step 0. curriculum: where it is, to notice the end of a stage; None where no stage can end."""
     budget = Budget.of(config.batch)
@@ -169,6 +172,7 @@ def build_trainer(
         rollout=config.rollout,
         divide_by_std=config.divides_by_std,
         stage_end=StageEnd(curriculum, forward_pass, anchor) if anchor and curriculum else None,
+        trace=trace,
     )
     return Trainer(batches=batches, update=update, budget=budget)
 
@@ -180,18 +184,19 @@ def floor_of(policy: Policy, actor: ActorConfig) -> Limits:
     return BF16 if policy.dtype == torch.bfloat16 else FP32
 
 
-def build_learner(model: Model, filler: OrderFiller, keep: Keep, notes: Notes = NO_NOTES) -> Learner:
+def build_learner(
+    model: Model, filler: OrderFiller, keep: Keep, trace: Trace = NO_TRACE, notes: Notes = NO_NOTES
+) -> Learner:
     """Everything with memory, at step 0. keep: where a batch goes that must not be applied. notes: of sizes."""
     config, policy = model.config, model.policy
     ids = canary_ids(config.run.seed, len(policy.head), config.guard.canary_tokens)
-    publisher = Publisher(policy.adapter, lambda: canary_of(policy, ids))
+    publisher = Publisher(policy.adapter, lambda: canary_of(policy, ids), trace)
     publisher.snapshot(version=0)
     curriculum = build_curriculum(config, model.tasks.train, policy.base_digest, model.prompter.digest)
-    trainer = build_trainer(policy, config, filler.pump, curriculum.metrics)
+    trainer = build_trainer(policy, config, filler.pump, curriculum.metrics, trace)
     update = trainer.update
-    guard = Guard(update, config.guard, config_to_json(config), keep)
-    on_card = policy.device.type != "cpu"
-    attempts = Attempts(trainer.budget, update, notes, release_of(policy.device), on_card=on_card)
+    guard = Guard(update, config.guard, config_to_json(config), keep, trace)
+    attempts = Attempts(trainer.budget, update, notes, driver_of(policy.device))
     state = LearnerState(
         config.run.seed,
         adapter_config(config.lora, config.model.path),

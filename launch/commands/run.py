@@ -11,9 +11,10 @@ result is kept in the cache folder.
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 from msgspec import structs
@@ -44,11 +45,13 @@ from shared.config.training import LossConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.process.determinism import Blas
 from shared.process.processor import look_at_capacity
+from shared.process.usable_cards import check_cards
 from shared.run.forecast import write_prediction
 from shared.run.run_dir import RunDir
 
+NO_CARD: Mapping[str, str] = MappingProxyType({})
 WRITTEN = {
-    "config.json, run.json": "the configuration with every default; versions, processor, arithmetic",
+    "config.json, run.json": "the configuration with every default; versions, processor, card, arithmetic",
     "plan.json": "memory and time as predicted; summary.json has them next to what was measured",
     "journal/, checkpoints/": "what resume and replay need; adapters in PEFT format",
     "metrics.jsonl, rollouts.jsonl": "one line for each step; sampled completions",
@@ -66,6 +69,7 @@ def start_run(
     prepare: bool,
     verbose: bool,
     json_only: bool = False,
+    trace: bool = False,
 ) -> int:
     config = load_config(source, overrides, here=dry_run or not prepare)
     folder = out or default_folder(source, datetime.now())
@@ -73,6 +77,8 @@ def start_run(
         make_run(folder, config)
         print(f"{folder} is prepared; start it with: {next_command('resume', str(folder))}")
         return 0
+    # Before anything that takes time: without its card there is nothing to plan.
+    card = {} if dry_run else check_cards(config.compute)
     batch, cost = choose_recompute(config.batch, lambda batch: plan_of(structs.replace(config, batch=batch)))
     config = structs.replace(config, batch=batch)
     if dry_run:
@@ -81,14 +87,14 @@ def start_run(
     check_engine(config.actor)
     if isinstance(cost, Plan):
         refuse_if_too_large(cost.memory, cost.free, cost.remedies, config.model.path)
-    run = make_run(folder, config)
+    run = make_run(folder, config, card)
     if isinstance(cost, Plan):
         write_prediction(run, cost.figures)
         print(summary_line(cost))
     # Imported late, so that a mistake in the input is reported before the display is loaded.
     from launch.commands.watch_run import watch_run
 
-    watch_run(run, config, verbose=verbose)
+    watch_run(run, config, verbose=verbose, trace=trace)
     return 0
 
 
@@ -134,13 +140,14 @@ def default_folder(source: str, now: datetime) -> Path:
     return Path("runs") / f"{Path(source).stem}-{now:%Y%m%d-%H%M%S}"
 
 
-def make_run(folder: Path, config: Config) -> RunDir:
-    """The run directory, with its configuration and keys."""
+def make_run(folder: Path, config: Config, card: Mapping[str, str] = NO_CARD) -> RunDir:
+    """The run directory, with its configuration and keys. card: as in run.json."""
     actor_ids = [actor.name for actor in topology(folder, config).actors]
     return RunDir.create(
         folder,
         config_to_json(config),
         compute=structs.asdict(config.compute),
+        card=card,
         create_keys=lambda keys: create_keys(keys, actor_ids),
     )
 

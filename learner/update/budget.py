@@ -26,6 +26,7 @@ import torch
 
 from shared.config.tree import BatchConfig
 from shared.errors import TrainingStopped, in_words
+from shared.process.card import Driver
 
 FEWEST_ROWS = 64
 """With fewer, reading the head takes the time. A tile of this many rows is a few megabytes."""
@@ -161,21 +162,18 @@ class Undoable(Protocol):
 class Attempts:
     """Repeats steps in smaller parts until they fit."""
 
-    def __init__(
-        self, budget: Budget, update: Undoable, notes: Notes, release: Callable[[], None], *, on_card: bool
-    ) -> None:
-        """release: gives memory that is cached back to the driver."""
+    def __init__(self, budget: Budget, update: Undoable, notes: Notes, driver: Driver | None = None) -> None:
+        """driver: of the card; None on a CPU."""
         self.budget = budget
         self.update = update
         self.notes = notes
-        self.release = release
-        self.on_card = on_card
+        self.driver = driver
 
     def until_it_fits(self, step: int, work: Callable[[], Done]) -> Done:
         """work: a whole step, from collected groups to new parameters."""
         self.budget.begin(self.notes.size_of(step))
         done = self.repeated(f"step {step + 1}", work)
-        if self.on_card or self.budget.now != self.budget.limit:
+        if self.driver or self.budget.now != self.budget.limit:
             self.notes.note_size(step, self.budget.now)
         self.budget.end()
         return done
@@ -183,7 +181,8 @@ class Attempts:
     def repeated(self, what: str, work: Callable[[], Done]) -> Done:
         while (done := self.attempt(what, work)) is None:
             self.update.undo()
-            self.release()
+            if self.driver:
+                self.driver.release()
             smallest = self.budget.now
             if not self.budget.shrink():
                 raise OutOfMemory(too_large(what, smallest))
@@ -205,8 +204,3 @@ def too_large(what: str, smallest: Size) -> str:
         f' {smallest.rows} rows of the head; end other programs on the card, or use batch.recompute = "always", a'
         " smaller rollout.max_new_tokens, tasks.max_prompt_tokens or lora.rank, or a smaller model."
     )
-
-
-def release_of(device: torch.device) -> Callable[[], None]:
-    """What gives cached memory back, where there is a cache."""
-    return torch.cuda.empty_cache if device.type == "cuda" else lambda: None

@@ -68,12 +68,21 @@ LIBRARIES = ("torch", "transformers", "bitsandbytes", "safetensors")
 log = logging.getLogger("policy")
 
 
-def pick_device(device: str) -> torch.device:
+def pick_device(device: str, card: int = 0) -> torch.device:
+    """card: its number. It becomes the current one of this process, on which kernels of other libraries start."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise ModelError("compute.device is 'cuda' but PyTorch sees no card; use compute.device=cpu or fix the driver.")
-    return torch.device(device)
+    if card >= torch.cuda.device_count():
+        raise ModelError(
+            f"Card {card} was asked for, but PyTorch sees {torch.cuda.device_count()} cards, from number 0 on; set"
+            " compute.learner_card and compute.actor_card."
+        )
+    torch.cuda.set_device(card)
+    return torch.device("cuda", card)
 
 
 def pick_dtype(name: Literal["auto", "fp32", "bf16"], device: torch.device) -> torch.dtype:

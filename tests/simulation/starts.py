@@ -48,6 +48,7 @@ from tests.simulation.toy import (
     begins_even,
 )
 from tests.simulation.virtual_time import Killed
+from tests.support.fake_card import FakeDriver
 from tests.support.fakes import ScriptedScorer, hello_of, spelled
 
 LEAVE_WAIT_S = 5.0
@@ -112,7 +113,7 @@ class LearnerStart:
         watched = cast(Any, WatchedUpdate(update, watch))
         self.guard = Guard(watched, config.guard, b"", keep_nowhere)
         gate, budget = Gate(config.loss.max_mismatch, FP32), Budget.of(config.batch)
-        self.attempts = Attempts(budget, watched, recorder, lambda: None, on_card=True)
+        self.attempts = Attempts(budget, watched, recorder, FakeDriver())
         kept = (optimizer, norms, self.plan, self.guard, gate, budget)
         state = build.state(config.run.seed, b"{}", self.publisher, *kept, IDENTITY.base_digest)
         self.totals = state.load(checkpoint) if checkpoint else RunTotals()

@@ -89,7 +89,7 @@ def sound() -> Machine:
             python_versions=">=3.11",
             libraries=(
                 Library(name="numpy", versions="<3,>=2.3", installed="2.4.1"),
-                Library(name="torch", versions="==2.13.0", installed="2.13.0+cpu"),
+                Library(name="torch", versions=">=2.11,<2.14", installed="2.11.0+cu130"),
             ),
         ),
         driver=Driver(cuda=None),

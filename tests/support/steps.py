@@ -13,9 +13,10 @@ from learner.update.forward_pass import ForwardPass, OldLogprobs
 from learner.update.optimizer import Optimizer
 from learner.update.update import Update
 from learner.wiring import Trainer, build_trainer
-from protocol.messages import FilledOrder, Group, Timings
+from protocol.messages import FilledOrder, Group
 from shared.config.tree import Config
 from shared.model.policy import Policy
+from tests.support.wire_examples import timings
 
 
 def judge_of(config: Config) -> Judge:
@@ -86,7 +87,7 @@ class NotedSizes:
 def fitted(policy: Policy, config: Config, batch: StepBatch, notes: NotedSizes | None = None) -> UpdateStats:
     """One step, in smaller parts if memory runs out."""
     trainer = trainer_of(policy, config)
-    attempts = Attempts(trainer.budget, trainer.update, notes or NotedSizes(), lambda: None, on_card=False)
+    attempts = Attempts(trainer.budget, trainer.update, notes or NotedSizes())
     return attempts.until_it_fits(0, lambda: trainer.update.apply(0, batch))
 
 
@@ -96,9 +97,12 @@ def forward_pass_of(policy: Policy, config: Config) -> ForwardPass:
 
 def batch_of(groups: Sequence[Group], policy: Policy, config: Config) -> StepBatch:
     """Of one order that was filled with these groups, as the product builds it."""
-    timings = Timings(wait_s=0.0, rollout_s=0.0, verify_s=0.0, memory_mb=1.0)
     order = FilledOrder(
-        order_id="train/000000/u0000", policy_version=0, adapter_sha256="a" * 64, groups=tuple(groups), timings=timings
+        order_id="train/000000/u0000",
+        policy_version=0,
+        adapter_sha256="a" * 64,
+        groups=tuple(groups),
+        timings=timings(),
     )
     return trainer_of(policy, config).batches.build(0, collected_of([order], config))
 

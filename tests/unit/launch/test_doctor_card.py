@@ -14,7 +14,7 @@ from launch.doctor.hardware import Card, CardProcess, Cards, look_at_cards, read
 from launch.doctor.hardware_checks import runs_on
 from launch.doctor.libraries import Driver, RoundTrip, TorchBuild, look_at_torch, read_stages
 from launch.doctor.probe import ProbeOutput, run_probe
-from tests.support.machines import ROUND_TRIP, TORCH_CUDA, sound
+from tests.support.machines import ROUND_TRIP, TORCH_CUDA, configured, sound
 from tests.support.runs import alive
 
 MIB = 2**20
@@ -75,12 +75,28 @@ def test_nvidia_smi_is_called_and_its_output_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "name"),
-    [({}, "RTX 3070"), ({"CUDA_VISIBLE_DEVICES": "1,0"}, "H200"), ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, "H200")],
+    ("visible", "number", "name"),
+    [
+        ({}, 0, "RTX 3070"),
+        ({}, 1, "H200"),
+        ({}, 7, "H200"),
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, 0, "H200"),
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, 1, "RTX 3070"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, 0, "H200"),
+    ],
 )
-def test_the_card_that_a_run_would_take(visible: dict[str, str], name: str) -> None:
+def test_the_card_that_a_run_would_take(visible: dict[str, str], number: int, name: str) -> None:
     cards = Cards(trouble="", cards=read_cards(CARDS, PROCESSES), variables=visible)
-    assert name in hardware_checks.memory(replace(sound(), cards=cards)).found
+    machine = replace(configured(compute={"learner_card": number})(sound()), cards=cards)
+    assert name in hardware_checks.memory(machine).found
+
+
+@pytest.mark.parametrize("key", ["learner_card", "actor_card"])
+def test_a_card_that_is_not_there_is_an_error(key: str) -> None:
+    machine = replace(configured(compute={key: 1})(sound()), torch=TORCH_CUDA)
+    finding = hardware_checks.present(machine)
+    assert finding.level == "error" and "to at most 0" in finding.remedy
+    assert hardware_checks.present(replace(sound(), torch=TORCH_CUDA)).level == "ok"
 
 
 def test_no_program_is_no_card() -> None:

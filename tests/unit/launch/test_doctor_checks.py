@@ -185,6 +185,13 @@ CASES = [
         "GTX 1080 is sm_61",
         "pytorch.org",
     ),
+    case(
+        "card.architecture",
+        "error",
+        both(ON_CARD, torch(devices=(Device(name="Tesla T4", capability=(7, 5)),))),
+        "Tesla T4 is sm_75, which has no bf16",
+        "compute.dtype=fp32",
+    ),
     case("card.sharing", "error", both(ON_CARD, cards(mode="Exclusive_Process")), "one process", "-c DEFAULT"),
     case("card.sharing", "note", cards(mode="Prohibited"), "Prohibited on RTX 3070", "-c DEFAULT"),
     case(

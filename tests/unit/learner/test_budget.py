@@ -10,6 +10,7 @@ import torch
 from learner.durable.journal import Journal
 from learner.durable.recorder import JournalRecorder, RecordedOrders, index_records, pack_void
 from learner.update.budget import FIRST_WAIT, Attempts, Budget, OutOfMemory, Size
+from tests.support.fake_card import FakeDriver
 from tests.support.fakes import filled, toy_orders, toy_policy
 from tests.support.steps import NotedSizes
 
@@ -111,7 +112,7 @@ def test_its_state_goes_on_where_it_was() -> None:
 
 
 def attempts_of(budget: Budget, notes: NotedSizes, *, on_card: bool = False) -> Attempts:
-    return Attempts(budget, Nothing(), notes, lambda: None, on_card=on_card)
+    return Attempts(budget, Nothing(), notes, FakeDriver() if on_card else None)
 
 
 def fitting(budget: Budget, tokens: int) -> Callable[[], Size]:

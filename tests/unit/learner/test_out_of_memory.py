@@ -22,6 +22,7 @@ from shared.config.tree import BatchConfig, Config, GrowthConfig, LossConfig, Op
 from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy
 from tests.support.cramped_card import Allocations, Kind, Refusing, named, product_of_width
+from tests.support.fake_card import FakeDriver
 from tests.support.fakes import VOCAB, tiny_group, tiny_policy
 from tests.support.steps import NotedSizes, gradients, step_batch, teaching_samples, trainer_of
 
@@ -56,6 +57,18 @@ def batch_for(config: Config) -> StepBatch:
     return step_batch(teaching_samples(groups, config), 0, config)
 
 
+class Watched(FakeDriver):
+    """Notes what is in use when memory is to be given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_use: Callable[[], int] = lambda: 0
+        self.found: list[int] = []
+
+    def release(self) -> None:
+        self.found.append(self.in_use())
+
+
 class Step:
     """A policy's first step, and what it came to."""
 
@@ -63,16 +76,12 @@ class Step:
         self.policy: Policy = tiny_policy(checkpoint, dequantize="each_call")
         self.trainer: Trainer = trainer_of(self.policy, config)
         self.notes = NotedSizes()
-        self.releases: list[Any] = []
-        self.on_release: Callable[[], Any] = lambda: None
+        self.driver = Watched()
         self.batch = batch_for(config)
 
     def run(self, step: int = 0) -> UpdateStats:
-        attempts = Attempts(self.budget, self.trainer.update, self.notes, self.release, on_card=True)
+        attempts = Attempts(self.budget, self.trainer.update, self.notes, self.driver)
         return attempts.until_it_fits(step, lambda: self.trainer.update.apply(step, self.batch))
-
-    def release(self) -> None:
-        self.releases.append(self.on_release())
 
     @property
     def budget(self) -> Budget:
@@ -99,7 +108,7 @@ def test_a_step_is_repeated_in_smaller_parts_with_the_same_gradient(checkpoint: 
     cramped, roomy = Step(checkpoint, config_for()), Step(checkpoint, config_for())
     with Refusing(KINDS[kind], times=times) as card:
         found = cramped.run()
-    assert card.left == 0 and len(cramped.releases) == times
+    assert card.left == 0 and len(cramped.driver.found) == times
     assert cramped.size.rows == (75, 64, 64)[times - 1]
     assert (cramped.size.tokens < TOKENS) == (times > 2)
 
@@ -138,14 +147,14 @@ def test_nothing_of_the_failed_attempt_is_left_when_the_next_one_begins(checkpoi
     """Not even until the garbage collector comes: the exception holds the tensors of the attempt."""
     step = Step(checkpoint, config_for(Size(tokens=180, rows=ROWS)))
     with Allocations() as card, Refusing(KINDS[kind], at=2):
-        step.on_release = lambda: card.now
+        step.driver.in_use = lambda: card.now
         gc.collect()
         gc.disable()
         try:
             step.run()
         finally:
             gc.enable()
-    assert step.releases == [0] and card.peak > 0
+    assert step.driver.found == [0] and card.peak > 0
 
 
 def test_a_step_shrinks_until_it_fits_into_so_many_bytes(checkpoint: Path) -> None:

@@ -108,7 +108,7 @@ class Run:
             prompter=tiny_prompter(END),
             tasks=TaskSet(train=tuple(tasks), held_out=(), dropped={}),
         )
-        learner = build_learner(model, self.filler, keep_nowhere, self.notes)
+        learner = build_learner(model, self.filler, keep_nowhere, notes=self.notes)
         self.state = learner.state
         self.filler.publish(self.state.publisher.versions[0], oldest_needed=0)
         self.files = KeptFiles(self.state)
