@@ -86,7 +86,7 @@ class OrderScoring:
         self.firsts = list(accumulate((len(order.seeds) for order in orders), initial=0))
 
     def on_ended(self, ended: Sequence[EndedCompletion]) -> None:
-        """The engine calls this after every token, with the completions that ended with it."""
+        """The engine calls this every few tokens, with the completions that have ended since."""
         self.beat("decoding")
         self.scores.add({self.firsts[one.group] + one.index: self.job(one) for one in ended})
 

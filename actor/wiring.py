@@ -20,8 +20,10 @@ from protocol.transport import ActorPort
 from shared.base.cache import CachedBase, cached_base
 from shared.base.load import check_once, load_policy, pick_device, pick_dtype
 from shared.config.load import rules_digest
+from shared.config.model import cache_root
 from shared.config.tree import Config
 from shared.errors import DamageError
+from shared.model.kernels.choice import policy_with_kernels
 from shared.model.nf4 import WEIGHTS
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.determinism import pin_torch, record
@@ -51,8 +53,9 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
     if config.actor.engine == "vllm":
         return build_vllm(config, base, prompter, device, dtype), prompter
     policy = load_policy(base, config.model, config.lora, device, dtype)
+    policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
     engine = HFEngine(policy, prompter, config.actor)
-    check_once(policy, base, "decode loop, folded" if engine.folds else "decode loop", engine.check, ENGINES)
+    check_once(policy, base, engine.loop, engine.check, ENGINES)
     return engine, prompter
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from actor.engines.kv_cache import KVCache, PromptPass
+from actor.engines.kv_cache import KVCache
+from actor.engines.prompts import PromptPass
 from benchmarks.timed_shapes import in_turn, time_shapes
 
 # prompts, completions of each, heads, key heads, head size, prompt tokens, completion tokens so far

@@ -37,10 +37,12 @@ from protocol.messages import Hello
 from shared.base.cache import cached_base
 from shared.base.load import load_policy, pick_device, pick_dtype
 from shared.config.load import config_to_json, rules_digest
+from shared.config.model import cache_root
 from shared.config.processes import ActorConfig
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_config, layout_digest
 from shared.model.canary import canary_ids, canary_of
+from shared.model.kernels.choice import policy_with_kernels
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.card import driver_of
@@ -137,6 +139,7 @@ def load_trained_policy(config: Config, device: str) -> Policy:
     on = pick_device(device, config.compute.learner_card)
     dtype = pick_dtype(config.compute.dtype, on)
     policy = load_policy(cached_base(config.model), config.model, config.lora, on, dtype)
+    policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
     policy.adapter.initialise(derive(config.run.seed, "adapter"))
     policy.adapter.requires_grad()
     if config.batch.recompute == "always":

@@ -34,7 +34,7 @@ class EndedCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Progress = Callable[[Sequence[EndedCompletion]], None]
-"""Called after every token with the completions that ended with it."""
+"""Called every few tokens, with the completions that have ended since."""
 
 
 def in_order(groups: Sequence[GroupOrder], ended: Iterable[EndedCompletion]) -> list[list[Completion]]:
@@ -83,3 +83,25 @@ class Engine(Protocol):
     def wake(self) -> bool:
         """Take the memory again; True if weights had left the card, so that the canary must check them again."""
         ...
+
+
+class Residency(Protocol):
+    """Where the weights of an engine are between two orders."""
+
+    def sleep(self) -> None:
+        """The turn is over."""
+        ...
+
+    def wake(self) -> bool:
+        """Another begins; True if weights had left the card."""
+        ...
+
+
+class Resident:
+    """They stay on the device."""
+
+    def sleep(self) -> None:
+        """Nothing to do."""
+
+    def wake(self) -> bool:
+        return False

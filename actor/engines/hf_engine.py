@@ -1,31 +1,40 @@
 """Our own decode loop over the policy module.
 
 A prompt is computed once for its group, and the group's G rows share its keys and values. At most `width` rows are
-decoded at once, and a row whose completion has ended is taken over by the next one (actor/engines/decoding.py):
+decoded at once, and a row whose completion has ended is taken over by the next one:
 
     width = actor.max_sequences, or at most 256 of which keys, values and logits take at most 512 MiB (2 GiB on a card)
 
+On a CPU the shapes of a step follow the tokens (actor/engines/decoding.py). On a card, a model that layers.py covers is
+decoded in fixed shapes (actor/engines/fixed_decoding.py).
+
 Tokens, log-probs and entropies come from the same logits. The result is a function of the order and the adapter alone:
-batch shapes follow from the tokens, and each completion draws from its own stream.
-Left out on purpose: top-k, top-p, beams (see sampler.py), speculative decoding.
+batch shapes follow from the tokens, and each completion draws from its own stream. Where memory does not suffice, half
+as many rows are decoded at once, and what has not ended begins again; the tokens stay what they are.
+Left out on purpose: top-k, top-p, beams (see shared/model/sampler.py), speculative decoding.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from transformers import DynamicCache
 
 from actor.engines.decoding import Decoding
-from actor.engines.engine import Completion, Identity, Progress, in_order
-from actor.engines.kv_cache import KVCache, PromptPass
+from actor.engines.engine import Completion, EndedCompletion, Identity, Progress, Residency, Resident, in_order
+from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.layers import dense_bytes, layers_of
-from actor.engines.sampler import draw
+from actor.engines.prompts import PIECE_TOKENS, last_hidden, pieces, run_prompts
+from actor.engines.replay import CudaGraphs
 from actor.engines.vllm_options import token_bytes
 from protocol.messages import GroupOrder, Sampling
 from shared.base.checksum import BaseChecksum, frozen_sums
 from shared.base.load import checking, class_logprobs, refuse_difference, sample_ids, whole_rows
 from shared.config.processes import ActorConfig, is_folded, rows_at_once
+from shared.errors import ModelError, in_words
 from shared.model.adapter_file import install_adapter, layout_digest
 from shared.model.canary import sequence_logprobs
 from shared.model.policy import Policy
@@ -33,26 +42,99 @@ from shared.model.prompt import Prompter
 from shared.seeding import uniforms
 
 DEFAULTS = ActorConfig()
+CALM_ORDERS = 8
+"""After so many orders that fitted into memory, twice as many rows are tried again."""
+MOST_ROWS = 4096
+"""That `actor.max_sequences` may be."""
+
+log = logging.getLogger(__name__)
+
+
+class Unfinished:
+    """The completions of an order that have not ended yet."""
+
+    def __init__(self, groups: tuple[GroupOrder, ...], progress: Progress) -> None:
+        self.groups, self.progress = groups, progress
+        self.done: list[EndedCompletion] = []
+
+    def rest(self) -> tuple[tuple[GroupOrder, ...], Progress]:
+        """An order of them alone, and who is told of those that end."""
+        done = {(one.group, one.index) for one in self.done}
+        left = [
+            (number, [index for index in range(len(group.seeds)) if (number, index) not in done])
+            for number, group in enumerate(self.groups)
+        ]
+        left = [(number, indices) for number, indices in left if indices]
+        groups = (
+            replace(self.groups[number], seeds=tuple(self.groups[number].seeds[index] for index in indices))
+            for number, indices in left
+        )
+        return tuple(groups), partial(self.told, left)
+
+    def told(self, left: list[tuple[int, list[int]]], ended: Sequence[EndedCompletion]) -> None:
+        """left: the numbers of the groups and completions that were asked for."""
+        found = [replace(one, group=left[one.group][0], index=left[one.group][1][one.index]) for one in ended]
+        self.done += found
+        self.progress(found)
+
+
+class Width:
+    """How many completions fit into memory at once, as far as is known."""
+
+    def __init__(self) -> None:
+        self.limit = MOST_ROWS
+        self.calm = 0
+        """Orders since that was halved or doubled."""
+
+    def of(self, planned: int) -> int:
+        """For an order that begins."""
+        if self.calm >= CALM_ORDERS:
+            self.limit, self.calm = min(2 * self.limit, MOST_ROWS), 0
+        return min(planned, self.limit)
+
+    def halve(self, width: int) -> int:
+        self.limit, self.calm = width // 2, 0
+        return self.limit
 
 
 class HFEngine:
     """Engine over a Policy of our own."""
 
-    def __init__(self, policy: Policy, prompter: Prompter, config: ActorConfig = DEFAULTS) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        prompter: Prompter,
+        config: ActorConfig = DEFAULTS,
+        residency: Residency | None = None,
+    ) -> None:
         self.policy, self.max_sequences = policy, config.max_sequences
+        self.residency = residency or Resident()
         self.folds = is_folded(config.fold, dense_bytes(policy.adapter))
-        cached = policy.dtype if policy.device.type == "cuda" else torch.float32
+        cached = torch.float32 if policy.device.type == "cpu" else policy.dtype
         self.token_bytes = token_bytes(policy.config.to_dict(), cached.itemsize)
         self.layers = layers_of(policy)
         self.prepare()
         self.base = BaseChecksum(lambda: frozen_sums(policy))
-        self.end_ids = torch.tensor(prompter.end_ids, device=policy.device)
+        self.end_ids = torch.tensor(prompter.end_ids, dtype=torch.int64, device=policy.device)
+        self.fitting = Width()
+        self.piece_tokens = PIECE_TOKENS if policy.device.type == "cuda" else None
+        self.fixed: FixedLoop | None = None
+        if policy.device.type == "cuda" and self.layers:
+            capture = partial(CudaGraphs, policy.device) if config.graphs == "auto" else None
+            grain = Grain(piece=self.piece_tokens)
+            self.fixed = FixedLoop(policy, self.layers, self.end_ids, grain, capture)
         self.identity = Identity(
             engine="hf",
             base_digest=policy.base_digest,
             tokenizer_digest=prompter.digest,
             lora_digest=layout_digest(policy.adapter),
         )
+
+    @property
+    def loop(self) -> str:
+        """Which decode loop this is, for the mark of its check."""
+        graphs = self.fixed is not None and self.fixed.replay.capture is not None
+        return "decode loop" + (", folded" if self.folds else "") + (", graphs" if graphs else "")
 
     def install(self, version: int, adapter: bytes) -> None:
         """Copy the adapter in, after a check that the base still is what was loaded."""
@@ -71,17 +153,59 @@ class HFEngine:
     def generate(
         self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
     ) -> list[list[Completion]]:
-        """Decode as many completions at once as the width allows, until the last has ended."""
+        """Decode as many completions at once as memory allows, until the last has ended."""
         self.policy.refuse_if_too_long(max(len(group.prompt_ids) for group in groups), sampling.max_new_tokens)
-        width = self.width(groups, sampling)
-        decoding = Decoding(groups, sampling, width, self.policy.device)
+        order, count = Unfinished(groups, progress), sum(len(group.seeds) for group in groups)
+        width = self.fitting.of(min(self.width(groups, sampling), count))
+        while reason := self.shortage(order, sampling, width):
+            # Outside of the handler, whose exception keeps the tensors of all that it has left.
+            self.free_memory()
+            width = self.narrower(width, sampling, reason)
+        self.fitting.calm += 1
+        return in_order(groups, order.done)
+
+    def shortage(self, order: Unfinished, sampling: Sampling, width: int) -> str:
+        """Decode what has not ended. Says why memory did not suffice; empty if it did."""
+        decode = self.fixed.decode if self.fixed else self.decode
+        groups, told = order.rest()
+        try:
+            decode(groups, sampling, width, told)
+        except torch.OutOfMemoryError as error:
+            return in_words(error)
+        return ""
+
+    def narrower(self, width: int, sampling: Sampling, reason: str) -> int:
+        if width == 1:
+            raise ModelError(
+                f"One completion of up to {sampling.max_new_tokens} tokens does not fit into memory beside the model"
+                f" ({reason}); lower rollout.max_new_tokens, tasks.max_prompt_tokens or the caps of [eval]. Fewer"
+                " completions at once, which actor.max_sequences sets, have been tried."
+            )
+        log.warning(
+            "out of memory with %d completions at once (%s); those that have not ended begin again, %d at once."
+            " actor.max_sequences sets the number",
+            width,
+            reason,
+            width // 2,
+        )
+        return self.fitting.halve(width)
+
+    def free_memory(self) -> None:
+        """Of an order that could not be decoded."""
+        self.forget()
+        if self.policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def decode(self, groups: tuple[GroupOrder, ...], sampling: Sampling, width: int, told: Progress) -> None:
+        """In shapes that follow the tokens."""
+        decoding = Decoding(groups, sampling, width, self.policy.device, self.policy.kernels.draw)
         self.load_prompts(decoding)
         hidden = decoding.last_hidden[decoding.prompt_of_row]
         while True:
             logits = self.policy.logits(hidden, sampling.temperature or 1.0)
-            progress(decoding.append(logits, self.end_ids))
+            told(decoding.append(logits, self.end_ids))
             if not len(decoding.rows):
-                return in_order(groups, decoding.done)
+                return
             if not decoding.settled:
                 self.load_prompts(decoding)
             hidden = decoding.with_first(self.step(decoding))
@@ -91,38 +215,22 @@ class HFEngine:
         cache, ids, positions = decoding.cache, decoding.last_ids, decoding.positions
         cache.rows.step(decoding.tokens)
         if self.layers:
-            return self.layers(ids, positions, cache)
-        return self.forward(ids[:, None], positions[:, None], cache.token_mask(), cache)
+            return self.layers(ids, positions, cache.layers)
+        return last_hidden(self.policy, ids[:, None], positions[:, None], cache.token_mask(), cache)
 
     def width(self, groups: tuple[GroupOrder, ...], sampling: Sampling) -> int:
         """How many completions of an order are decoded at once."""
         tokens = max(len(group.prompt_ids) for group in groups) + sampling.max_new_tokens
-        on_card = self.policy.device.type == "cuda"
+        on_card = self.policy.device.type != "cpu"
         return rows_at_once(self.max_sequences, tokens * self.token_bytes, len(self.policy.head), on_card=on_card)
 
     def load_prompts(self, decoding: Decoding) -> None:
-        """Run the prompts of completions that are new, left-padded."""
-        if missing := decoding.missing():
-            width, device = decoding.cache.rows.width, self.policy.device
-            lengths = decoding.prompt_lengths[missing]
-            ids = torch.zeros((len(missing), width), dtype=torch.int64, device=device)
-            for row, group in enumerate(missing):
-                prompt = decoding.groups[group].prompt_ids
-                ids[row, width - len(prompt) :] = torch.from_numpy(prompt.astype(np.int64))
-            padding = width - lengths
-            positions = (torch.arange(width, device=device) - padding[:, None]).clamp(min=0)
-            prompts = PromptPass(padding, width)
-            decoding.load(missing, prompts, self.forward(ids, positions, prompts.mask(), prompts))
+        """Run the prompts of completions that are new."""
+        width = decoding.cache.rows.width
+        for part in pieces(decoding.missing(), width, self.piece_tokens):
+            prompts = [decoding.groups[group].prompt_ids for group in part]
+            decoding.load(list(part), *run_prompts(self.policy, prompts, width))
         decoding.settle()
-
-    def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache | PromptPass
-    ) -> torch.Tensor:
-        """[B, t] ids -> [B, H] hidden at the last column."""
-        output = self.policy.backbone(
-            input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
-        )
-        return output.last_hidden_state[:, -1]
 
     def logprobs(self, ids: np.ndarray) -> np.ndarray:
         return sequence_logprobs(self.policy, ids)
@@ -137,6 +245,7 @@ class HFEngine:
         sampling = Sampling(temperature=1.0, max_new_tokens=len(completions[0]))
         path = "sequences that are decoded with a cache"
         with checking(self.policy, path):
+            self.forget()
             self.prepare()
             found = self.generate(groups, sampling, lambda ended: None)
             for ids, group in zip(prompts, found, strict=True):
@@ -147,14 +256,22 @@ class HFEngine:
                 for row, one in enumerate(group):
                     known = expected[row, len(ids) - 1 :][: len(one.ids)].cpu()
                     refuse_difference(self.policy, torch.from_numpy(one.logprobs), known, path)
+        # Graphs hold the windows of the check.
+        self.forget()
         self.prepare()
 
+    def forget(self) -> None:
+        """All memory but the model's."""
+        if self.fixed:
+            self.fixed.forget()
+
     def sleep(self) -> None:
-        """Nothing but the model is kept between orders."""
+        """Nothing but the model is kept between turns, and the model only where the residency keeps it."""
+        self.forget()
+        self.residency.sleep()
 
     def wake(self) -> bool:
-        """The model has not left memory."""
-        return False
+        return self.residency.wake()
 
 
 def stream(
@@ -179,4 +296,4 @@ def next_token(
     """[1, t] new tokens -> the one that follows."""
     hidden = policy.backbone(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
     logits = policy.logits(hidden, temperature or 1.0)
-    return int(draw(logits, uniform if temperature else None).ids)
+    return int(policy.kernels.draw(logits, uniform if temperature else None).ids)

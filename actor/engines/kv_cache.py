@@ -12,45 +12,58 @@ padding of its prompt, and what is outside a sliding window; it is made once a s
 
     column of step s: (s - 1) mod room      age of a column in step s: (s - 1 - column) mod room      seen: age < tokens
 
-Duck-typed after transformers' cache: the attention layers call `update` and attend to what it returns.
+Duck-typed after transformers' cache: the attention layers call `update` and attend to what it returns. What a layer
+computes does not depend on how rows and columns are managed; actor/engines/fixed_cache.py does that for a card.
 Left out on purpose: paging. An order's shape is known before it starts.
 """
 
+from typing import Protocol
+
 import torch
 
+from actor.engines.prompts import PromptPass
 from shared.model.attention import capped
 from shared.model.products import product_fp32
 
 
-class PromptPass:
-    """Records keys and values of the prompts while they are run, [P, width] left-padded."""
+class SeenRows(Protocol):
+    """What a layer asks about the rows of a step. Those of a prompt have places side by side."""
 
-    is_compileable = False
+    @property
+    def count(self) -> int:
+        """Rows."""
+        ...
 
-    def __init__(self, padding: torch.Tensor, width: int) -> None:
-        """padding: [P] how many of a prompt's `width` columns are empty."""
-        self.visible = torch.arange(width, device=padding.device) >= padding[:, None]
-        self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+    @property
+    def prompts(self) -> int:
+        """Whose keys are read."""
+        ...
 
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[P, heads, width, D] prompts attend to themselves."""
-        self.layers.append((keys, values))
-        return keys, values
+    @property
+    def places(self) -> int:
+        """Of each prompt."""
+        ...
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns before these, under the name transformers asks for."""
-        return 0
+    @property
+    def columns(self) -> int:
+        """Of completions that are read."""
+        ...
 
-    def mask(self) -> torch.Tensor:
-        """[P, 1, width, width] what a prompt's columns may attend to.
+    def store(self, kept: torch.Tensor, new: torch.Tensor) -> None:
+        """[n, heads, 1, D] of this step's token into [most, heads, room, D]."""
+        ...
 
-        Every column sees itself: an empty one would otherwise turn into NaN, and 0 * NaN would reach the others.
-        """
-        columns = torch.arange(self.visible.shape[1], device=self.visible.device)
-        seen = (columns <= columns[:, None]) & self.visible[:, None]
-        return (seen | (columns == columns[:, None]))[:, None]
+    def bias(self, window: int | None) -> torch.Tensor | None:
+        """[n, 1, 1, width + columns] 0 where a row sees a column; None if every row sees all of them."""
+        ...
+
+    def in_slots(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, ...] -> [P, places, ...], anything where no row is."""
+        ...
+
+    def write(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """[P, heads, places, ...] into [n, heads, ...]"""
+        ...
 
 
 class Rows:
@@ -84,6 +97,10 @@ class Rows:
         self.biases.clear()
 
     @property
+    def prompts(self) -> int:
+        return len(self.visible)
+
+    @property
     def columns(self) -> int:
         """How many are in use."""
         return min(self.now, self.room)
@@ -93,8 +110,10 @@ class Rows:
         """Of this step."""
         return (self.now - 1) % self.room
 
+    def store(self, kept: torch.Tensor, new: torch.Tensor) -> None:
+        kept[: self.count, :, self.column] = new[:, :, 0]
+
     def bias(self, window: int | None) -> torch.Tensor | None:
-        """[n, 1, 1, width + columns] 0 where a row sees a column; None if every row sees all of them."""
         if window not in self.biases:
             self.biases[window] = self.made_bias(window)
         return self.biases[window]
@@ -114,12 +133,10 @@ class Rows:
         return torch.zeros(seen.shape, device=self.device).masked_fill_(~seen, float("-inf"))[:, None, None]
 
     def in_slots(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, ...] -> [P, places, ...], anything where no row is."""
         slots = rows if self.full else rows.index_select(0, self.of_slot)
         return slots.unflatten(0, (-1, self.places))
 
     def write(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        """[P, heads, places, ...] into [n, heads, ...]"""
         if self.full:
             rows.unflatten(0, (-1, self.places)).copy_(slots.transpose(1, 2))
         else:
@@ -141,9 +158,13 @@ class KVCache:
         self.rows.visible = torch.cat([self.rows.visible, prompts.visible])
         for layer, (keys, values) in enumerate(prompts.layers):
             if layer == len(self.layers):
-                self.layers.append(LayerCache(self.rows, self.most, keys, values))
+                self.layers.append(self.new_layer(widened(keys), widened(values)))
             else:
-                self.layers[layer].add_prompts(keys, values)
+                self.layers[layer].add_prompts(widened(keys), widened(values))
+
+    def new_layer(self, keys: torch.Tensor, values: torch.Tensor) -> "LayerCache":
+        answers = (t.new_zeros((self.most, t.shape[1], self.rows.room, t.shape[3])) for t in (keys, values))
+        return LayerCache(self.rows, keys.contiguous(), values.contiguous(), *answers)
 
     def keep_prompts(self, needed: torch.Tensor) -> None:
         """[P'] indices of those that stay in memory. `assign` follows."""
@@ -181,29 +202,34 @@ class LayerCache:
     memory until Python's garbage collector runs, which may be dozens of orders later.
     """
 
-    def __init__(self, rows: Rows, most: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.rows = rows
-        keys, values = widened(keys), widened(values)
-        self.prompt_keys, self.prompt_values = keys.contiguous(), values.contiguous()
-        shape = (most, keys.shape[1], rows.room)
-        self.keys, self.values = (t.new_zeros((*shape, t.shape[3])) for t in (keys, values))
+    def __init__(
+        self,
+        rows: SeenRows,
+        prompt_keys: torch.Tensor,
+        prompt_values: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
+        """[P, heads, width, D] of prompts, [most, heads, room, D] of completions."""
+        self.rows, self.prompt_keys, self.prompt_values = rows, prompt_keys, prompt_values
+        self.keys, self.values = keys, values
 
     def add_prompts(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.prompt_keys = torch.cat([self.prompt_keys, widened(keys)])
-        self.prompt_values = torch.cat([self.prompt_values, widened(values)])
+        self.prompt_keys = torch.cat([self.prompt_keys, keys])
+        self.prompt_values = torch.cat([self.prompt_values, values])
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """[n, heads, 1, D] the token of this step."""
-        self.keys[: len(keys), :, self.rows.column] = keys[:, :, 0]
-        self.values[: len(keys), :, self.rows.column] = values[:, :, 0]
+        self.rows.store(self.keys, keys)
+        self.rows.store(self.values, values)
 
     def attend(
         self, query: torch.Tensor, scaling: float, window: int | None = None, cap: float | None = None
     ) -> torch.Tensor:
         """query [n, heads, 1, D] -> [n, 1, heads, D]; h stands for a key's head and q for the queries that share it."""
-        rows, (prompts, heads, width, size) = self.rows, self.prompt_keys.shape
-        count, columns = rows.count, rows.columns
-        prompt_keys, prompt_values = self.prompt_keys.flatten(0, 1), self.prompt_values.flatten(0, 1)
+        rows, (_, heads, width, size) = self.rows, self.prompt_keys.shape
+        count, columns, prompts = rows.count, rows.columns, rows.prompts
+        prompt_keys, prompt_values = (t[:prompts].flatten(0, 1) for t in (self.prompt_keys, self.prompt_values))
         keys, values = (t[:count, :, :columns].flatten(0, 1) for t in (self.keys, self.values))
         # A bf16 query would be rounded once more, so there the scores are scaled.
         exact = keys.dtype == torch.float32
@@ -228,7 +254,7 @@ class LayerCache:
 def widened(cached: torch.Tensor) -> torch.Tensor:
     """In fp32 on a CPU. It has no product of bf16 factors with an fp32 result, and a bf16 product of so few rows takes
     twice as long; one of a new shape, as in each step, ten times."""
-    return cached if cached.is_cuda else cached.float()
+    return cached.float() if cached.is_cpu else cached
 
 
 def by_prompt(slots: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,9 @@ For one token a row, a small model spends most of its time between the operation
 or three linears with the same input, in rotary tables for each call. Here such linears are one product where they are
 folded, or where their weights are neighbours in the mapped file (shared/base/cache.py). Their A matrices are one
 product too, and so are their B, as blocks on the diagonal of one matrix. A and B are cast to the compute type once for
-each version. In fp32 operations are also joined where that changes the last bit only. In bf16 each is rounded exactly
-as in the modules, because the learner computes with those, and rounding changes a value by up to 0.4 % there.
+each version, into the memory of the last one: a CUDA graph reads what it has read before. In fp32 operations are also
+joined where that changes the last bit only. In bf16 each is rounded exactly as in the modules, because the learner
+computes with those, and rounding changes a value by up to 0.4 % there. (On a card, norms round once less in both.)
 
 Modules and weights are the policy's own, and the engine compares its decode loop with the model's class before it is
 used (HFEngine.check). Prompts, and models of other types, go through transformers' layers.
@@ -21,8 +22,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from actor.engines.kv_cache import KVCache
-from shared.model.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear, Matmul
+from actor.engines.kv_cache import LayerCache
+from shared.model.lora import Adapter, AddLowRank, DenseMatmul, FrozenLinear, LoraLinear, Matmul, add_low_rank
 from shared.model.policy import Policy
 from shared.model.trained_layers import Norm, covers, signed
 
@@ -42,6 +43,8 @@ def dense_bytes(adapter: Adapter) -> int:
 class Product:
     """Linears of a stack that are computed at once."""
 
+    linears: tuple[Linear, ...]
+    """What they are."""
     matmul: Matmul
     bias: torch.Tensor | None
     sizes: tuple[int, ...]
@@ -54,7 +57,7 @@ class Product:
     """Of all adapters."""
 
     @staticmethod
-    def of(linears: Sequence[Linear], matmul: Matmul, first: int, high: torch.Tensor | None) -> "Product":
+    def of(linears: tuple[Linear, ...], matmul: Matmul, first: int, high: torch.Tensor | None) -> "Product":
         """matmul: of all their weights. first: the column of A x where their part begins."""
         sizes, biases = tuple(outputs(linear) for linear in linears), [frozen(linear).bias for linear in linears]
         bias, found = biases[0], [one for one in biases if one is not None]
@@ -63,7 +66,7 @@ class Product:
             bias = torch.cat([zero if one is None else one for zero, one in zip(zeros, biases, strict=True)])
         columns = slice(first, first + (0 if high is None else len(high)))
         scale = next((linear.scale for linear in linears if isinstance(linear, LoraLinear)), 1.0)
-        return Product(matmul=matmul, bias=bias, sizes=sizes, columns=columns, high=high, scale=scale)
+        return Product(linears=linears, matmul=matmul, bias=bias, sizes=sizes, columns=columns, high=high, scale=scale)
 
     def __call__(self, x: torch.Tensor, low: torch.Tensor | None) -> Sequence[torch.Tensor]:
         """[n, in], [n, R] -> [n, out] of each."""
@@ -72,34 +75,74 @@ class Product:
             y.addmm_(low[:, self.columns], self.high, alpha=self.scale)
         return y.split(self.sizes, dim=1) if len(self.sizes) > 1 else [y]
 
+    def by_kernel(self, x: torch.Tensor, low: torch.Tensor, add: AddLowRank) -> torch.Tensor:
+        """[n, in], [R, in] A of the whole stack -> [n, out] of a single linear."""
+        y = self.matmul(x, self.bias)
+        return y if self.high is None else add(y, x, low[self.columns], self.high.t(), self.scale)
+
+    def take_high(self) -> None:
+        """B as it is now, into its blocks."""
+        row = column = 0
+        for linear, size in zip(self.linears, self.sizes, strict=True):
+            if isinstance(linear, LoraLinear) and self.high is not None:
+                rank = linear.lora_B.shape[1]
+                self.high[row : row + rank, column : column + size] = linear.lora_B.detach().t()
+                row += rank
+            column += size
+
 
 class Stack:
     """Linears that read the same input."""
 
     def __init__(self, *linears: Any) -> None:
         self.linears: tuple[Linear, ...] = linears
+        adapted = [linear for linear in self.linears if isinstance(linear, LoraLinear)]
+        self.add_low_rank = adapted[0].add_low_rank if adapted else add_low_rank
+        """PyTorch's version multiplies by all A of a stack at once; a kernel has a launch for each linear."""
         self.folded: torch.Tensor | None = None
         """The sums of all linears, one below the other."""
         self.low: torch.Tensor | None = None
         self.products: list[Product] = []
 
     def prepare(self, dtype: torch.dtype) -> None:
-        """Take the adapter as it is now."""
+        """Take the adapter as it is now. What was made for an earlier version is overwritten."""
         adapted = [linear for linear in self.linears if isinstance(linear, LoraLinear)]
         folded = [linear.folded for linear in adapted if linear.folded is not None]
-        self.low = None
         if len(folded) == len(self.linears):
-            self.folded = self.joined(adapted, folded)
-            self.products = [Product.of(self.linears, DenseMatmul(self.folded), 0, None)]
+            self.sum_up(self.joined(adapted, folded))
             return
+        if not self.products or self.folded is not None:
+            self.folded = None
+            self.build(adapted, dtype)
+        self.take_low(adapted)
+        for product in self.products:
+            product.take_high()
+
+    def take_low(self, adapted: list[LoraLinear]) -> None:
+        """A as it is now."""
+        row = 0
+        for linear in adapted:
+            if self.low is not None:
+                self.low[row : row + len(linear.lora_A)] = linear.lora_A.detach()
+                row += len(linear.lora_A)
+
+    def sum_up(self, whole: torch.Tensor) -> None:
+        """Multiply by the sums from now on."""
+        if whole is not self.folded:
+            self.folded, self.low = whole, None
+            self.products = [Product.of(self.linears, DenseMatmul(whole), 0, None)]
+
+    def build(self, adapted: list[LoraLinear], dtype: torch.dtype) -> None:
+        """Products without the adapter's values."""
         if adapted:
-            self.low = torch.cat([linear.lora_A.detach() for linear in adapted]).to(dtype)
+            first = adapted[0].lora_A
+            self.low = first.new_zeros(sum(len(linear.lora_A) for linear in adapted), first.shape[1], dtype=dtype)
         whole = neighbours([frozen(linear).matmul.dense for linear in self.linears])
         at_once = [(self.linears, DenseMatmul(whole))] if whole is not None else None
         one_by_one = [((linear,), frozen(linear).matmul) for linear in self.linears]
         self.products, first = [], 0
         for linears, matmul in at_once or one_by_one:
-            self.products.append(Product.of(linears, matmul, first, blocks_of(linears, dtype)))
+            self.products.append(Product.of(linears, matmul, first, room_for_high(linears, dtype)))
             first = self.products[-1].columns.stop
 
     def joined(self, linears: list[LoraLinear], folded: list[torch.Tensor]) -> torch.Tensor:
@@ -116,6 +159,9 @@ class Stack:
 
     def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:
         """[n, in] -> [n, out] of each."""
+        alone = len(self.products) == len(self.linears)
+        if self.low is not None and alone and self.add_low_rank is not add_low_rank:
+            return [product.by_kernel(x, self.low, self.add_low_rank) for product in self.products]
         low = None if self.low is None else F.linear(x, self.low)
         return [part for product in self.products for part in product(x, low)]
 
@@ -136,15 +182,13 @@ def outputs(linear: Linear) -> int:
     return 0 if weight is None else len(weight)
 
 
-def blocks_of(linears: Sequence[Linear], dtype: torch.dtype) -> torch.Tensor | None:
-    """[R, out] B of all, with zeros where a linear has no part of another's A x; None without an adapter."""
-    if not any(isinstance(linear, LoraLinear) for linear in linears):
+def room_for_high(linears: Sequence[Linear], dtype: torch.dtype) -> torch.Tensor | None:
+    """[R, out] for the B of all; zeros stay where a linear has no part of another's A x. None without an adapter."""
+    adapted = [linear for linear in linears if isinstance(linear, LoraLinear)]
+    if not adapted:
         return None
-    parts = [
-        linear.lora_B.detach().t() if isinstance(linear, LoraLinear) else torch.empty(0, outputs(linear))
-        for linear in linears
-    ]
-    return torch.block_diag(*parts).to(dtype)
+    ranks, columns = (linear.lora_B.shape[1] for linear in adapted), (outputs(linear) for linear in linears)
+    return adapted[0].lora_B.new_zeros(sum(ranks), sum(columns), dtype=dtype)
 
 
 def neighbours(weights: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
@@ -173,11 +217,9 @@ class Layer:
         self.gate_up, self.activation = Stack(mlp.gate_proj, mlp.up_proj), mlp.act_fn
         self.out, self.down = Stack(attention.o_proj), Stack(mlp.down_proj)
 
-    def __call__(
-        self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], cache: KVCache, index: int
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], kept: LayerCache) -> torch.Tensor:
         """[n', H] one token of each row -> [n', H]; the rows of the cache come first."""
-        attention, kept, count = self.attention, cache.layers[index], cache.rows.count
+        attention, count = self.attention, kept.rows.count
         parts = self.qkv(self.norm_in.forward(x))
         query, key, value = (part.unflatten(1, (-1, attention.head_dim)) for part in parts)
         heads = query.shape[1]
@@ -207,16 +249,16 @@ class Layers:
             for stack in (layer.qkv, layer.out, layer.gate_up, layer.down):
                 stack.prepare(self.dtype)
 
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, cached: Sequence[LayerCache]) -> torch.Tensor:
         """[n], [n] -> [n, H]"""
         count = len(ids)
-        if self.dtype != torch.float32 and not ids.is_cuda:
+        if self.dtype != torch.float32 and ids.is_cpu:
             ids, positions = (lengthened(rows, count + -count % STEP) for rows in (ids, positions))
         x = self.backbone.embed_tokens(ids)
         cos, sin = self.backbone.rotary_emb(x[:, None], positions[:, None])
         rotation = cos, signed(sin)
-        for index, layer in enumerate(self.layers):
-            x = layer(x, rotation, cache, index)
+        for layer, kept in zip(self.layers, cached, strict=True):
+            x = layer(x, rotation, kept)
         return Norm.of(self.backbone.norm).forward(x[:count])
 
 

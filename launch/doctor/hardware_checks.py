@@ -5,12 +5,14 @@ import re
 from collections.abc import Mapping
 
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
-from launch.doctor.hardware import Card, CardProcess, Cards
 from launch.doctor.machine import Machine, on_card
+from launch.plan.card_text import ways
+from launch.plan.cards import Card, CardProcess, chosen_card
 from launch.plan.cost import work_of
-from launch.plan.memory import card_memory, host_memory, host_memory_of_cards, size
+from launch.plan.memory import host_memory, memory_beside_card, size
 from launch.plan.remedies import fits, remedies
 from learner.durable.journal import SEGMENT_BYTES
+from shared.model.kernels.toolchain import missing
 from shared.process.determinism import cpu_environment
 from shared.process.usable_cards import BF16_CAPABILITY, CPU_INSTEAD, CUDA_BUILD, HIDDEN
 
@@ -126,10 +128,10 @@ def compare_memory(machine: Machine, free: int, found: str, first: str) -> Findi
     if isinstance(shape, Missing):
         return note(f"{found}; {NOT_FETCHED}")
     if on_card(machine):
-        need = host_memory_of_cards(shape)
-        found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.weights, ()
+        need = memory_beside_card(shape)
+        found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.started, ()
     else:
-        work = work_of(machine.config, on_card=False, cores=known(machine.processor).cores)
+        work = work_of(machine.config, cores=known(machine.processor).cores)
         need = host_memory(shape, work)
         found, too_large = f"{found}; a run needs about {size(need.total)}", not fits(need.total, free)
         ways = tuple(remedies(shape, work, free))
@@ -266,26 +268,12 @@ def memory(machine: Machine) -> Finding:
     found = f"{size(card.free)} of {size(card.total)} are free on {card.name}{used_by(card)}"
     if not on_card(machine):
         return ok(f"{found}; not used by this configuration")
-    shape = known(machine.model).shape
-    if isinstance(shape, Missing):
-        return note(f"{found}; {NOT_FETCHED}")
-    need = card_memory(shape, work_of(machine.config, on_card=True, cores=known(machine.processor).cores))
-    found = f"{found}; a run needs about {size(need.total)}"
-    remedy = (
-        "end the processes named, or use a smaller batch.head_rows, batch.token_budget or rollout.groups_per_order, "
-        "batch.recompute=always, or a smaller model"
-    )
-    if card.free < need.weights:
-        return error(found, remedy)
-    return warning(found, remedy) if card.free < need.total else ok(found)
-
-
-def chosen_card(cards: Cards, number: int) -> Card | None:
-    """The card that has this number among all, or among those that CUDA_VISIBLE_DEVICES names; else the first."""
-    visible = cards.variables.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(cards.cards))))).split(",")
-    wanted = visible[min(number, len(visible) - 1)].strip()
-    named = [card for index, card in enumerate(cards.cards) if wanted == str(index) or card.uuid.startswith(wanted)]
-    return (named or [*cards.cards, None])[0]
+    plan = machine.plan
+    if isinstance(plan, Missing):
+        return note(f"{found}; what a run needs is not known: {plan.reason}")
+    if plan.fits:
+        return ok(f"{found}; a run needs {size(plan.peak_bytes)}")
+    return error(f"{found}; a run needs {size(plan.peak_bytes)}", f"end the processes named; or {ways(plan)}")
 
 
 def used_by(card: Card) -> str:
@@ -324,6 +312,21 @@ def allocator(machine: Machine) -> Finding:
     if variables.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
         return warning("CUDA_LAUNCH_BLOCKING makes the CPU wait for every kernel", "unset CUDA_LAUNCH_BLOCKING")
     return ok(f"PyTorch's defaults{f', with {shown}' if shown else ''}")
+
+
+def kernels(machine: Machine) -> Finding:
+    """Whether Triton can start. PyTorch computes where it cannot, so a run does not fail."""
+    toolchain = known(machine.toolchain)
+    if not on_card(machine):
+        return ok("not needed: PyTorch's own operations compute on a CPU")
+    if machine.config.compute.kernels == "torch":
+        return ok("not needed: compute.kernels is 'torch'")
+    if lacks := missing(toolchain):
+        return warning(
+            f"{'; '.join(lack.found for lack in lacks)}: PyTorch's own operations compute instead of our kernels",
+            f"{'; '.join(lack.remedy for lack in lacks)}; or --set compute.kernels=torch",
+        )
+    return ok(f"Triton {toolchain.triton} can compile kernels with {toolchain.compiler}")
 
 
 def open_files(machine: Machine) -> Finding:

@@ -61,9 +61,18 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     actor_card: CardNumber = 0
     """The same for an actor. On another card than the learner's nobody waits, and with `pipeline.max_lag` above 0 both
     compute at once."""
+    residency: Literal["auto", "release", "swap"] = "auto"
+    """Where the frozen base is while the other process has its turn on the same card. `release`: it stays there, and
+    only caches are given back. `swap`: it waits in host memory. `auto` takes `release` if the run fits so; `run`
+    chooses when it makes a run, and keeps the choice. Where nothing is planned `auto` means `release`."""
     blas: Literal["fast", "portable"] = "fast"
     """`fast`: the widest vector units of this machine. `portable`: AVX2 kernels only, which give the same bits on more
     machines."""
+    kernels: Literal["auto", "triton", "torch"] = "auto"
+    """What draws tokens, goes over the vocabulary and adds adapters on a card. `torch`: PyTorch's own operations.
+    `triton`: our kernels. `auto` measures each kernel when a process first starts on a card, takes it where it is
+    quicker, and keeps the choice in the cache folder (`model.cache_dir`). Where Triton cannot start, and on a CPU,
+    PyTorch computes."""
 
 
 class CheckpointConfig(Section, frozen=True, kw_only=True):
@@ -116,8 +125,8 @@ class LogConfig(Section, frozen=True, kw_only=True):
 
 
 class ActorConfig(Section, frozen=True, kw_only=True):
-    """The rollout engine. `max_sequences` is for both engines and `fold` for `hf`; all others are options of `vllm`,
-    which the extra `vllm` installs."""
+    """The rollout engine. `max_sequences` is for both engines, `fold` and `graphs` are for `hf`; all others are options
+    of `vllm`, which the extra `vllm` installs."""
 
     engine: Literal["hf", "vllm"] = "hf"
     """`hf`: our own decode loop. `vllm`: vLLM inside the process of the actor."""
@@ -141,6 +150,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     """Whether `hf` samples from the sum of base and adapter, which takes one product instead of three and a second copy
     of the linears in this process. Only dense fp32 weights can be summed. `auto` does so up to 64 MiB of weights, where
     the number of products counts and the copy is small."""
+    graphs: Literal["auto", "never"] = "auto"
+    """Whether `hf` on a card repeats its token step as a CUDA graph. `auto` does so if the step can be captured. The
+    tokens do not depend on it."""
 
 
 MOST_ROWS = 256

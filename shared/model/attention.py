@@ -59,7 +59,7 @@ def attention(
         mask = causal(query.shape[2], key.shape[2], query.device)
     if mask is not None and window is not None and window < mask.shape[-1]:
         mask = last_seen(mask, window)
-    short = not query.is_cuda and query.shape[2] * key.shape[2] <= SHORT
+    short = query.is_cpu and query.shape[2] * key.shape[2] <= SHORT
     if mask is not None and (short or cap is not None):
         return short_attention(query, key, value, mask, scaling, cap), None
     return sdpa_attention_forward(module, query, key, value, mask, **options)

@@ -23,10 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.model.nf4 import NF4Matmul, NF4Weight, input_gradient, kernel_state
+from shared.model.nf4 import NF4Matmul, NF4Weight, fused_product, input_gradient, kernel_state, read_facts
 from shared.model.products import gradient_product, product_in_two, weight_product
 
 PAIR = ("lora_A", "lora_B")
+FUSED_SCALES = 256
+"""How many scales of blocks share a scale, in what bitsandbytes' product reads."""
 DRAWN = 0.1
 """Size of A and B where they are drawn. The adapter then changes log-probs by a tenth. Three times as much made a model
 of half a billion parameters so sensitive that rounding in bf16 changed them by four."""
@@ -70,13 +72,18 @@ class DenseMatmul:
 
 
 class DequantizingMatmul:
-    """An NF4 weight that is dequantised in each call; only its codes stay in memory."""
+    """An NF4 weight that is dequantised in each call; only its codes stay in memory.
+
+    On a card bitsandbytes multiplies by the codes. On a CPU it would dequantise as well, in a slower way."""
 
     dense = None
 
     def __init__(self, weight: NF4Weight) -> None:
         self.packed = weight.packed
         self.state = kernel_state(weight)
+        self.shape: list[int] = read_facts(weight.facts)["shape"]
+        self.fuses = self.shape[1] % self.state.blocksize == 0 and self.state.state2.blocksize == FUSED_SCALES
+        """Whether rows and scales have the blocks that its kernel wants."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         inner, outer = self.state.state2, self.state
@@ -85,11 +92,26 @@ class DequantizingMatmul:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """The dense values exist only during the product."""
+        if self.fuses and not x.is_cpu and not (torch.is_grad_enabled() and x.requires_grad):
+            return fused_product(x, self.packed, self.shape, self.state, bias)
         y: Any = NF4Matmul.apply(x, self.packed, self.state)
         return y if bias is None else y + bias
 
     def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
         return input_gradient(grad, self.packed, self.state)
+
+
+class AddLowRank(Protocol):
+    """y + s B (A x), into y: [n, out], [n, in], [R, in], [out, R], s -> [n, out]."""
+
+    def __call__(
+        self, y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
+    ) -> torch.Tensor: ...
+
+
+def add_low_rank(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    """In PyTorch's own operations; shared/model/kernels/lora.py does it in one launch."""
+    return y.addmm_(F.linear(x, a), b.t(), alpha=scale)
 
 
 class FrozenLinear(nn.Module):
@@ -119,6 +141,8 @@ class LoraLinear(nn.Module):
         self.scale = scale
         self.enabled = True
         self.folded: torch.Tensor | None = None
+        self.add_low_rank: AddLowRank = add_low_rank
+        """Where no gradient is needed."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # The sum carries no gradient.
@@ -126,9 +150,17 @@ class LoraLinear(nn.Module):
             return F.linear(x, self.folded, self.base.bias)
         if not self.enabled:
             return self.base(x)
-        product: Any = LoraProduct.apply if torch.is_grad_enabled() else without_gradient
-        y = product(x.flatten(0, -2), self.lora_A, self.lora_B, self.base, self.scale)
+        rows = x.flatten(0, -2)
+        if torch.is_grad_enabled():
+            y: Any = LoraProduct.apply(rows, self.lora_A, self.lora_B, self.base, self.scale)
+        else:
+            y = self.without_gradient(rows)
         return y.view(*x.shape[:-1], -1)
+
+    def without_gradient(self, x: torch.Tensor) -> torch.Tensor:
+        """The bits of LoraProduct, without what autograd costs in each call."""
+        a, b = self.lora_A.to(x.dtype), self.lora_B.to(x.dtype)
+        return self.add_low_rank(self.base(x), x, a, b, self.scale)
 
     def fold(self) -> None:
         """Compute W + s B A [out, in] with the current adapter, unless W is not in memory in full precision. The sum of
@@ -151,7 +183,8 @@ class LoraProduct(torch.autograd.Function):
     ) -> torch.Tensor:
         """[n, in] -> [n, out]"""
         a, b = a.to(x.dtype), b.to(x.dtype)
-        y, low = with_adapter(x, a, b, base, scale)
+        low = F.linear(x, a)
+        y = base(x).addmm_(low, b.t(), alpha=scale)
         ctx.save_for_backward(x, low, a, b)
         ctx.base, ctx.scale = base, scale
         return y
@@ -165,21 +198,6 @@ class LoraProduct(torch.autograd.Function):
         x_grad = ctx.base.matmul.input_gradient(grad).addmm_(low_grad, a) if ctx.needs_input_grad[0] else None
         b_grad = product_in_two(low.t(), grad).mul_(ctx.scale).t()
         return x_grad, product_in_two(low_grad.t(), x), b_grad, None, None
-
-
-def without_gradient(
-    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, base: FrozenLinear, scale: float
-) -> torch.Tensor:
-    """The bits of LoraProduct, without what autograd costs in each call."""
-    return with_adapter(x, a.to(x.dtype), b.to(x.dtype), base, scale)[0]
-
-
-def with_adapter(
-    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, base: FrozenLinear, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """y [n, out] and A x [n, R]"""
-    low = F.linear(x, a)
-    return base(x).addmm_(low, b.t(), alpha=scale), low
 
 
 class Adapter:

@@ -12,7 +12,9 @@ gradient, and `Params4bit.to()` changes shared state. Plain tensors have neither
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -104,12 +106,34 @@ def kernel_values(packed: torch.Tensor, state: Any, dtype: torch.dtype) -> torch
     return bitsandbytes().dequantize_4bit(packed, state).to(dtype).flatten()
 
 
+@cache
 def bitsandbytes() -> Any:
-    """Its functions, without its warning that there is no kernel to download."""
+    """Its functions, without its warning that there is no kernel to download. Cached: to set a level clears what all
+    loggers remember, which takes longer than a product's launch."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import bitsandbytes.functional
 
     return bitsandbytes.functional
+
+
+def fused_product(
+    x: torch.Tensor, packed: torch.Tensor, shape: Sequence[int], state: Any, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """[..., in] -> [..., out] W x + b by bitsandbytes' own product; shape and state are W's. On a card, one kernel
+    reads codes and scales where the rows are few. For many it makes dense values, as NF4Matmul does."""
+    inner = state.state2
+    return torch.ops.bitsandbytes.gemm_4bit.default(
+        x,
+        packed,
+        shape,
+        inner.absmax,
+        state.blocksize,
+        state.quant_type,
+        bias=bias,
+        absmax_8bit=state.absmax,
+        absmax_code=inner.code,
+        absmax_offset=state.offset,
+    )
 
 
 def input_gradient(grad: torch.Tensor, packed: torch.Tensor, state: Any) -> torch.Tensor:

@@ -39,7 +39,7 @@ def weight_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
 
     For bf16 units, oneDNN rearranges the right factor in each call. With few rows that must not be the weight: the
     product takes two thirds of the time with the weight on the left. The result is then a view of [out, n]."""
-    if x.dtype == torch.float32 or x.is_cuda or x.dim() > 2:
+    if x.dtype == torch.float32 or not x.is_cpu or x.dim() > 2:
         return F.linear(x, weight, bias)
     if len(x) > SHORT:
         return F.linear(x, weight, bias) if x.requires_grad or len(x) not in BETWEEN else by_rows(x, weight.t(), bias)
@@ -48,7 +48,7 @@ def weight_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
 
 def gradient_product(grad: torch.Tensor, weight: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
     """[n, out], [out, in] -> [n, in] dy W, added to `total` in place if there is one."""
-    if grad.dtype == torch.float32 or grad.is_cuda or grad.dim() > 2 or len(grad) not in BETWEEN:
+    if grad.dtype == torch.float32 or not grad.is_cpu or grad.dim() > 2 or len(grad) not in BETWEEN:
         return grad @ weight if total is None else total.addmm_(grad, weight)
     return by_rows(grad, weight, total=total)
 
@@ -73,7 +73,7 @@ def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """[..., n, k] x [..., k, m] -> [..., n, m] fp32; equal leading dimensions."""
     if a.dtype == torch.float32:
         return a @ b
-    if a.is_cuda:
+    if not a.is_cpu:
         flat = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]), out_dtype=torch.float32)
         return flat.view(*a.shape[:-1], b.shape[-1])
     if a.dim() > 2 or b.shape[1] <= NARROW_TILE:
@@ -91,7 +91,7 @@ def product_of_largest(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     fp32 and the others rounded to bf16. In a softmax the largest decide; the errors of the others cancel in the sum.
 
     Takes a third of the time of widening, which is half a decode step at a vocabulary of 150,000."""
-    if a.dtype == torch.float32 or a.is_cuda:
+    if a.dtype == torch.float32 or not a.is_cpu:
         return product_fp32(a, b)
     result, rounded = torch.empty(len(a), b.shape[1]), weight_product(a, b.t())
     for part in slices(b.shape[1], AT_ONCE):
@@ -119,7 +119,7 @@ def product_in_two(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """[n, k] x [k, m] -> [n, m] fp32, within 1e-5 of the largest value. On a CPU, bf16 factors stay as they are: one
     product is rounded, and a second one, from which it is taken before rounding, gives the rest. For many rows, this
     takes about as long as one product of widened factors, for few rows half as long."""
-    if a.dtype == torch.float32 or a.is_cuda:
+    if a.dtype == torch.float32 or not a.is_cpu:
         return product_fp32(a, b)
     rounded = a @ b
     return torch.addmm(rounded, a, b, beta=-1).float().add_(rounded)
@@ -127,7 +127,7 @@ def product_in_two(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def product_tiles(a: torch.Tensor, b: torch.Tensor, columns: int) -> Iterator[tuple[slice, torch.Tensor]]:
     """[n, k] x [k, m] -> the fp32 product in tiles [n, columns], each with its columns."""
-    if a.dtype == torch.float32 or a.is_cuda:
+    if a.dtype == torch.float32 or not a.is_cpu:
         for part in slices(b.shape[1], columns):
             yield part, product_fp32(a, b[:, part])
         return

@@ -4,7 +4,8 @@ packed."""
 import pytest
 import torch
 
-from actor.engines.kv_cache import KVCache, PromptPass
+from actor.engines.kv_cache import KVCache
+from actor.engines.prompts import PromptPass
 from shared.model.products import product_fp32
 
 WIDTH, ROOM, KV_HEADS, SHARED, SIZE = 7, 9, 2, 3, 8

@@ -7,7 +7,8 @@
 A row's draw depends on its own logits and its own u alone, never on the other rows. Sums are float64, or the tail of a
 large vocabulary would be lost to rounding. The search is in two levels: over the sums of blocks of tokens, then inside
 one block, so the running sum of a whole vocabulary is never formed. A large vocabulary is gone through a few rows at a
-time, which stay in the cache of the core. Every token can be drawn: no top-k, no top-p.
+time, which stay in the cache of the core; on a card, at once. Every token can be drawn: no top-k, no top-p.
+shared/model/kernels/sampler.py does the same in two launches.
 """
 
 from collections.abc import Callable
@@ -33,13 +34,17 @@ class DrawnTokens:
     """[B] fp32, nats."""
 
 
+Draw = Callable[[torch.Tensor, torch.Tensor | None], DrawnTokens]
+
+
 def draw(logits: torch.Tensor, uniforms: torch.Tensor | None) -> DrawnTokens:
     """logits [B, V] fp32, which are overwritten; uniforms [B] float64 (None: the most likely token)."""
     rows, size = logits.shape
     sums = torch.empty((rows, -(-size // BLOCK)), dtype=torch.float64, device=logits.device)
     mean = torch.empty(rows, device=logits.device)
-    for start in range(0, rows, max(1, AT_ONCE // size)):
-        part = slice(start, start + max(1, AT_ONCE // size))
+    at_once = max(1, AT_ONCE // size if logits.is_cpu else rows)
+    for start in range(0, rows, at_once):
+        part = slice(start, start + at_once)
         shifted = logits[part]
         shifted -= shifted.amax(dim=-1, keepdim=True)
         weights = shifted.exp()
