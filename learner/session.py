@@ -9,6 +9,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 from learner.durable.checkpoint import CheckpointStore
@@ -134,7 +135,8 @@ class Session:
             late_s=config.link.late_s,
             stop=stop,
         )
-        self.learner = build_learner(model, self.dispatcher, lambda batch: write_batch(run.quarantine, batch), trace)
+        keep = partial(write_batch, run.quarantine)
+        self.learner = build_learner(model, self.dispatcher, keep, trace, recorder)
         self.state = self.learner.state
         adapter_bytes = self.state.publisher.versions[0].adapter.nbytes
         anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0

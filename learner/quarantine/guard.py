@@ -47,14 +47,11 @@ class Guard:
         """The update of a step. filled: the orders that the batch was built from."""
         if not batch.used:
             return StepResult()
-        # With one pass nothing has been applied when a fault is found, so nothing needs to be kept for it.
-        before = self.update.position() if self.update.loss.passes > 1 else None
         try:
             with self.trace.phase("passes"):
                 stats = self.update.apply(step, batch)
         except NumericalFault as fault:
-            if before:
-                self.update.restore(before)
+            self.update.undo()
             return self.set_aside(fault, filled)
         self.skips = 0
         return StepResult(stats=stats)
