@@ -15,16 +15,23 @@ import torch
 from actor.engines.engine import Completion, EndedCompletion
 from actor.engines.kv_cache import KVCache
 from actor.engines.prompts import PromptPass
-from actor.engines.sampler import draw
 from protocol.messages import Finish, GroupOrder, Sampling
+from shared.model.sampler import Draw
 from shared.seeding import uniforms
 
 
 class Decoding:
     """The completions of one order while they are being decoded; all tensors over rows have the rows' order."""
 
-    def __init__(self, groups: tuple[GroupOrder, ...], sampling: Sampling, width: int, device: torch.device) -> None:
-        self.groups, self.cap, self.device = groups, sampling.max_new_tokens, device
+    def __init__(
+        self,
+        groups: tuple[GroupOrder, ...],
+        sampling: Sampling,
+        width: int,
+        device: torch.device,
+        draw: Draw,
+    ) -> None:
+        self.groups, self.cap, self.device, self.draw = groups, sampling.max_new_tokens, device, draw
         self.completions = [(group, index) for group, order in enumerate(groups) for index in range(len(order.seeds))]
         self.group_of = torch.tensor([group for group, _ in self.completions], device=device)
         self.prompt_lengths = torch.tensor([len(group.prompt_ids) for group in groups], device=device)
@@ -60,7 +67,7 @@ class Decoding:
 
     def append(self, logits: torch.Tensor, end_ids: torch.Tensor) -> list[EndedCompletion]:
         """Draw the next token of every row; those that end are returned, and their rows go to others or leave."""
-        drawn = draw(logits, None if self.uniforms is None else self.uniforms[self.rows, self.tokens])
+        drawn = self.draw(logits, None if self.uniforms is None else self.uniforms[self.rows, self.tokens])
         self.ids[self.rows, self.tokens] = drawn.ids
         self.logprobs[self.rows, self.tokens] = drawn.logprobs
         self.entropies[self.rows, self.tokens] = drawn.entropies

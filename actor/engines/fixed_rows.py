@@ -21,7 +21,6 @@ import torch
 
 from actor.engines.fixed_cache import FixedCache, FixedShape, KeySizes
 from actor.engines.layers import Layers
-from actor.engines.sampler import draw
 from shared.model.policy import Policy
 
 
@@ -135,7 +134,7 @@ class TokenStep:
         hidden, alive, tokens = state.hidden[:count], state.alive[:count], state.tokens[:count]
         column = tokens[:, None]
         uniforms = state.uniforms[:count].gather(1, column).squeeze(1) if self.temperature else None
-        drawn = draw(self.policy.logits(hidden, self.temperature or 1.0), uniforms)
+        drawn = self.policy.kernels.draw(self.policy.logits(hidden, self.temperature or 1.0), uniforms)
         found = ((state.ids, drawn.ids), (state.logprobs, drawn.logprobs), (state.entropies, drawn.entropies))
         for kept, values in found:
             kept[:count].scatter_(1, column, values[:, None])

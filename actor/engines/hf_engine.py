@@ -11,7 +11,7 @@ decoded in fixed shapes (actor/engines/fixed_decoding.py).
 Tokens, log-probs and entropies come from the same logits. The result is a function of the order and the adapter alone:
 batch shapes follow from the tokens, and each completion draws from its own stream. Where memory does not suffice, half
 as many rows are decoded at once, and what has not ended begins again; the tokens stay what they are.
-Left out on purpose: top-k, top-p, beams (see sampler.py), speculative decoding.
+Left out on purpose: top-k, top-p, beams (see shared/model/sampler.py), speculative decoding.
 """
 
 import logging
@@ -29,7 +29,6 @@ from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.layers import dense_bytes, layers_of
 from actor.engines.prompts import PIECE_TOKENS, last_hidden, pieces, run_prompts
 from actor.engines.replay import CudaGraphs
-from actor.engines.sampler import draw
 from actor.engines.vllm_options import token_bytes
 from protocol.messages import GroupOrder, Sampling
 from shared.base.checksum import BaseChecksum, frozen_sums
@@ -199,7 +198,7 @@ class HFEngine:
 
     def decode(self, groups: tuple[GroupOrder, ...], sampling: Sampling, width: int, told: Progress) -> None:
         """In shapes that follow the tokens."""
-        decoding = Decoding(groups, sampling, width, self.policy.device)
+        decoding = Decoding(groups, sampling, width, self.policy.device, self.policy.kernels.draw)
         self.load_prompts(decoding)
         hidden = decoding.last_hidden[decoding.prompt_of_row]
         while True:
@@ -297,4 +296,4 @@ def next_token(
     """[1, t] new tokens -> the one that follows."""
     hidden = policy.backbone(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
     logits = policy.logits(hidden, temperature or 1.0)
-    return int(draw(logits, uniform if temperature else None).ids)
+    return int(policy.kernels.draw(logits, uniform if temperature else None).ids)

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from actor.engines.kv_cache import LayerCache
-from shared.model.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear, Matmul
+from shared.model.lora import Adapter, AddLowRank, DenseMatmul, FrozenLinear, LoraLinear, Matmul, add_low_rank
 from shared.model.policy import Policy
 from shared.model.trained_layers import Norm, covers, signed
 
@@ -75,6 +75,11 @@ class Product:
             y.addmm_(low[:, self.columns], self.high, alpha=self.scale)
         return y.split(self.sizes, dim=1) if len(self.sizes) > 1 else [y]
 
+    def by_kernel(self, x: torch.Tensor, low: torch.Tensor, add: AddLowRank) -> torch.Tensor:
+        """[n, in], [R, in] A of the whole stack -> [n, out] of a single linear."""
+        y = self.matmul(x, self.bias)
+        return y if self.high is None else add(y, x, low[self.columns], self.high.t(), self.scale)
+
     def take_high(self) -> None:
         """B as it is now, into its blocks."""
         row = column = 0
@@ -91,6 +96,9 @@ class Stack:
 
     def __init__(self, *linears: Any) -> None:
         self.linears: tuple[Linear, ...] = linears
+        adapted = [linear for linear in self.linears if isinstance(linear, LoraLinear)]
+        self.add_low_rank = adapted[0].add_low_rank if adapted else add_low_rank
+        """PyTorch's version multiplies by all A of a stack at once; a kernel has a launch for each linear."""
         self.folded: torch.Tensor | None = None
         """The sums of all linears, one below the other."""
         self.low: torch.Tensor | None = None
@@ -151,6 +159,9 @@ class Stack:
 
     def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:
         """[n, in] -> [n, out] of each."""
+        alone = len(self.products) == len(self.linears)
+        if self.low is not None and alone and self.add_low_rank is not add_low_rank:
+            return [product.by_kernel(x, self.low, self.add_low_rank) for product in self.products]
         low = None if self.low is None else F.linear(x, self.low)
         return [part for product in self.products for part in product(x, low)]
 

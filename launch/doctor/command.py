@@ -59,6 +59,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         hardware_checks.sharing,
         hardware_checks.memory,
         hardware_checks.allocator,
+        hardware_checks.kernels,
     ),
     "disk": (
         run_checks.writable,

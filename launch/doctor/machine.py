@@ -6,11 +6,8 @@ from pathlib import Path
 from launch.doctor.disk import Disk, Link, RunFolder, look_at_disk, look_at_link, look_at_run
 from launch.doctor.finding import Missing
 from launch.doctor.hardware import (
-    NVIDIA_SMI_S,
-    Cards,
     Limits,
     Processor,
-    look_at_cards,
     look_at_limits,
     look_at_processor,
 )
@@ -27,8 +24,12 @@ from launch.doctor.libraries import (
 )
 from launch.doctor.model import Hub, Model, ask_hub, look_at_model
 from launch.doctor.probe import Look
+from launch.plan.card import CardPlan
+from launch.plan.cards import NVIDIA_SMI_S, Cards, look_at_cards
+from launch.plan.command import NotPlanned, free_on_card, plan_elsewhere
 from launch.plan.free_memory import Cgroup, Memory, look_at_cgroup, look_at_memory
 from shared.config.tree import Config
+from shared.model.kernels.toolchain import Toolchain, look_at_toolchain
 
 QUICK_S = 3.0
 """For what takes milliseconds on a healthy machine."""
@@ -36,6 +37,8 @@ HUB_S = 10.0
 """Two requests, after the name of the hub was resolved."""
 TORCH_S = 40.0
 """Importing torch and bitsandbytes takes seconds, on a slow network disk up to half a minute."""
+PLAN_S = 60.0
+"""Torch and transformers are imported, and the code of both processes is run without values."""
 REWARD_S = 15.0
 SPARE_S = 2.0
 """For a process that was killed to end."""
@@ -59,12 +62,16 @@ class Machine:
     """How exactly it quantises; Missing if it does not work."""
     cards: Cards | Missing
     """What nvidia-smi lists."""
+    toolchain: Toolchain | Missing
+    """What Triton needs to compile kernels for a card."""
     processor: Processor | Missing
     """Cores, vector units, variables."""
     cgroup: Cgroup | Missing
     """A container's limits."""
     memory: Memory | Missing
     """RAM and swap."""
+    plan: CardPlan | Missing
+    """What the run takes of the card."""
     disk: Disk | Missing
     """The file system of the run directory."""
     limits: Limits | Missing
@@ -97,7 +104,9 @@ def gather(config: Config, run_dir: Path) -> Machine:
     reward = Look(lambda: look_at_reward(config.verifier, REWARD_S), REWARD_S + SPARE_S)
     hub = Look(lambda: ask_hub(config.model), HUB_S)
     cards = Look(look_at_cards, 2 * NVIDIA_SMI_S)
+    plan = Look(lambda: plan_for_card(config), PLAN_S)
     software = Look(look_at_software, QUICK_S)
+    toolchain = Look(look_at_toolchain, QUICK_S)
     processor = Look(look_at_processor, QUICK_S)
     cgroup = Look(look_at_cgroup, QUICK_S)
     memory = Look(look_at_memory, QUICK_S)
@@ -114,9 +123,11 @@ def gather(config: Config, run_dir: Path) -> Machine:
         torch=library.torch,
         bitsandbytes=library.bitsandbytes,
         cards=cards.result(),
+        toolchain=toolchain.result(),
         processor=processor.result(),
         cgroup=cgroup.result(),
         memory=memory.result(),
+        plan=plan.result(),
         disk=disk,
         limits=limits.result(),
         link=link.result(),
@@ -125,6 +136,19 @@ def gather(config: Config, run_dir: Path) -> Machine:
         hub=hub.result(),
         reward=reward.result(),
     )
+
+
+def plan_for_card(config: Config) -> CardPlan | Missing:
+    """Of what is free there now."""
+    if config.compute.device == "cpu":
+        return Missing("compute.device is 'cpu'")
+    free = free_on_card(config)
+    if free is None:
+        return Missing("there is no card")
+    try:
+        return plan_elsewhere(config, free)
+    except NotPlanned as error:
+        return Missing(str(error))
 
 
 def all_stages(facts: TorchFacts | Missing) -> TorchFacts:

@@ -195,7 +195,7 @@ def measure(threads: int) -> Speed:
     """In this process, which must have been started for it."""
     import torch
 
-    from actor.engines.sampler import draw
+    from shared.model.sampler import draw
     from shared.process.determinism import pin_torch
 
     pin_torch(threads)

@@ -6,20 +6,21 @@ Only the hidden rows that predict used tokens (selected by the entropy mask, pen
 for the KL) meet the head: that is where the mask saves work.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from learner.objective.batch import TrainSample
+from learner.update.budget import Size
 from shared.model.sequences import Sequences
 
 
 def cut(samples: Sequence[TrainSample], token_budget: int, *, padding: bool) -> list[list[TrainSample]]:
     """Fill micro-batches up to the budget, groups together, those with the longest samples first. padding: whether it
     is computed too and so counts."""
-    tokens = padded_tokens if padding else fed_tokens
+    tokens = counted_by(padding)
     cuts: list[list[TrainSample]] = []
     for sample in longest_first(samples):
         if cuts and tokens([*cuts[-1], sample]) <= token_budget:
@@ -27,6 +28,18 @@ def cut(samples: Sequence[TrainSample], token_budget: int, *, padding: bool) -> 
         else:
             cuts.append([sample])
     return cuts
+
+
+def largest_part(cuts: Sequence[Sequence[TrainSample]], *, padding: bool) -> Size:
+    """Tokens of the largest micro-batch of several samples, and rows of the head of the one with most."""
+    tokens = counted_by(padding)
+    several = (tokens(samples) for samples in cuts if len(samples) > 1)
+    rows = (sum(int(sample.used.sum()) for sample in samples) for samples in cuts)
+    return Size(tokens=max(several, default=0), rows=max(rows, default=0))
+
+
+def counted_by(padding: bool) -> Callable[[Sequence[TrainSample]], int]:
+    return padded_tokens if padding else fed_tokens
 
 
 def by_group(samples: Sequence[TrainSample]) -> list[list[TrainSample]]:

@@ -17,10 +17,11 @@ be rounding alone.
     dz / dy = scale (1 - tanh(y / cap)^2) / temperature
 
 The head is frozen, so there is no weight gradient; the entropy is a statistic and carries none either.
+shared/model/kernels/head.py adds a tile to the sums in one launch.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -64,6 +65,99 @@ COLUMNS = 2048
 """Of the vocabulary that are in memory at once."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What turns a hidden row into a distribution."""
+
+    weight: torch.Tensor
+    """[V, H]"""
+    form: LogitForm
+    """From W h to logits."""
+    temperature: float
+    """That they are divided by."""
+
+
+class VocabularySums(Protocol):
+    """What is carried from tile to tile, for n rows."""
+
+    largest: torch.Tensor
+    """[n] m"""
+    total: torch.Tensor
+    """[n] s"""
+    target: torch.Tensor
+    """[n] logit of the target"""
+
+    def add(self, product: torch.Tensor, columns: slice) -> None:
+        """product [n, v]: these columns of W h, which may be overwritten."""
+        ...
+
+    def entropies(self) -> torch.Tensor:
+        """[n]; [0] if they were not asked for"""
+        ...
+
+    def mean(self) -> torch.Tensor:
+        """[n, H] sum of p dz / dy W without the target, at temperature 1."""
+        ...
+
+
+class SumsOf(Protocol):
+    """Makes the sums of no tile yet."""
+
+    def __call__(
+        self, head: Head, hidden: torch.Tensor, targets: torch.Tensor, *, entropies: bool, directions: bool
+    ) -> VocabularySums: ...
+
+
+class Sums:
+    """In PyTorch's own operations."""
+
+    def __init__(
+        self, head: Head, hidden: torch.Tensor, targets: torch.Tensor, *, entropies: bool, directions: bool
+    ) -> None:
+        self.head, self.targets = head, targets
+        count = len(hidden)
+        self.largest = hidden.new_full((count,), torch.finfo(torch.float32).min, dtype=torch.float32)
+        self.total = torch.zeros_like(self.largest)
+        self.target = torch.zeros_like(self.largest)
+        self.spread = torch.zeros_like(self.largest) if entropies else None
+        """[n] u"""
+        self.weighted = torch.zeros_like(hidden, dtype=torch.float32) if directions else None
+        """[n, H] sum of exp(z - m) dz / dy W without the target"""
+
+    def add(self, product: torch.Tensor, columns: slice) -> None:
+        form, temperature = self.head.form, self.head.temperature
+        logits = form.logits(product, columns)
+        slope = form.slope(logits) if self.weighted is not None else 1.0
+        logits = logits if temperature == 1.0 else logits.div_(temperature)
+        targets = self.targets - columns.start
+        inside = (targets >= 0) & (targets < logits.shape[1])
+        column = targets.clamp(0, logits.shape[1] - 1)[:, None]
+        self.target = torch.where(inside, logits.gather(1, column).squeeze(1), self.target)
+        largest = torch.maximum(self.largest, logits.amax(dim=1))
+        fade = (self.largest - largest).exp_()
+        shifted = logits.sub_(largest[:, None])
+        if self.spread is None:
+            share = shifted.exp_()
+        else:
+            share = shifted.exp()
+            moved = self.spread + self.total * (self.largest - largest)
+            self.spread = moved * fade + shifted.mul_(share).sum(dim=1)
+        self.total = self.total * fade + share.sum(dim=1)
+        self.largest = largest
+        if self.weighted is not None:
+            weight = self.head.weight[columns]
+            share = share if isinstance(slope, float) and slope == 1.0 else share.mul_(slope)
+            share.scatter_(1, column, share.gather(1, column).masked_fill_(inside[:, None], 0.0))
+            self.weighted.mul_(fade[:, None]).add_(share.to(weight.dtype) @ weight)
+
+    def entropies(self) -> torch.Tensor:
+        return self.largest[:0] if self.spread is None else self.total.log() - self.spread / self.total
+
+    def mean(self) -> torch.Tensor:
+        assert self.weighted is not None
+        return self.weighted / self.total[:, None]
+
+
 def token_stats(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -73,11 +167,13 @@ def token_stats(
     rows: int,
     form: LogitForm = PLAIN,
     entropies: bool = True,
+    sums: SumsOf = Sums,
 ) -> TokenStats:
     """hidden [n, H], weight [V, H], targets [n] -> statistics of n tokens, `rows` of them at a time."""
     wanted = torch.is_grad_enabled() and hidden.requires_grad
+    head = Head(weight=weight, form=form, temperature=temperature)
     parts = [
-        over_vocabulary(rows_of, weight, goals, temperature, form, entropies=entropies, directions=wanted)
+        over_vocabulary(head, rows_of, goals, sums, entropies=entropies, directions=wanted)
         for rows_of, goals in zip(hidden.detach().split(rows), targets.split(rows), strict=True)
     ]
     logprobs, found, directions = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -95,76 +191,19 @@ def head_logits(
 
 
 def over_vocabulary(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
-    temperature: float,
-    form: LogitForm,
-    *,
-    entropies: bool,
-    directions: bool,
+    head: Head, hidden: torch.Tensor, targets: torch.Tensor, sums_of: SumsOf, *, entropies: bool, directions: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[n] log-probs, [n] entropies, [n, H] fp32 their gradients; the last two with no rows if not asked for."""
-    sums = Sums(hidden, entropies=entropies, directions=directions)
-    for columns, product in product_tiles(hidden, weight.t(), COLUMNS):
-        logits = form.logits(product, columns)
-        slope = form.slope(logits) if directions else 1.0
-        scaled = logits if temperature == 1.0 else logits.div_(temperature)
-        sums.add(scaled, slope, weight[columns], targets - columns.start)
+    sums = sums_of(head, hidden, targets, entropies=entropies, directions=directions)
+    for columns, product in product_tiles(hidden, head.weight.t(), COLUMNS):
+        sums.add(product, columns)
     logprobs = sums.target - sums.largest - sums.total.log()
     if not directions:
         return logprobs, sums.entropies(), hidden[:0]
-    slope = form.slope(sums.target * temperature) if form.cap is not None else form.scale
-    own = (-torch.expm1(logprobs) * slope)[:, None] * weight[targets]
-    return logprobs, sums.entropies(), (own - sums.mean()).div_(temperature)
-
-
-class Sums:
-    """What is carried from tile to tile, for n rows."""
-
-    def __init__(self, hidden: torch.Tensor, *, entropies: bool, directions: bool) -> None:
-        count = len(hidden)
-        self.largest = hidden.new_full((count,), torch.finfo(torch.float32).min, dtype=torch.float32)
-        """[n] m"""
-        self.total = torch.zeros_like(self.largest)
-        """[n] s"""
-        self.target = torch.zeros_like(self.largest)
-        """[n] logit of the target"""
-        self.spread = torch.zeros_like(self.largest) if entropies else None
-        """[n] u"""
-        self.weighted = torch.zeros_like(hidden, dtype=torch.float32) if directions else None
-        """[n, H] sum of exp(z - m) dz / dy W without the target"""
-
-    def add(
-        self, logits: torch.Tensor, slope: torch.Tensor | float, weight: torch.Tensor, targets: torch.Tensor
-    ) -> None:
-        """logits [n, v], which is overwritten; weight [v, H]; targets [n] counted from the tile's first column."""
-        inside = (targets >= 0) & (targets < logits.shape[1])
-        column = targets.clamp(0, logits.shape[1] - 1)[:, None]
-        self.target = torch.where(inside, logits.gather(1, column).squeeze(1), self.target)
-        largest = torch.maximum(self.largest, logits.amax(dim=1))
-        fade = (self.largest - largest).exp_()
-        shifted = logits.sub_(largest[:, None])
-        if self.spread is None:
-            share = shifted.exp_()
-        else:
-            share = shifted.exp()
-            moved = self.spread + self.total * (self.largest - largest)
-            self.spread = moved * fade + shifted.mul_(share).sum(dim=1)
-        self.total = self.total * fade + share.sum(dim=1)
-        self.largest = largest
-        if self.weighted is not None:
-            share = share if isinstance(slope, float) and slope == 1.0 else share.mul_(slope)
-            share.scatter_(1, column, share.gather(1, column).masked_fill_(inside[:, None], 0.0))
-            self.weighted.mul_(fade[:, None]).add_(share.to(weight.dtype) @ weight)
-
-    def entropies(self) -> torch.Tensor:
-        return self.largest[:0] if self.spread is None else self.total.log() - self.spread / self.total
-
-    def mean(self) -> torch.Tensor:
-        """[n, H] sum of p dz / dy W without the target, at temperature 1."""
-        assert self.weighted is not None
-        return self.weighted / self.total[:, None]
+    form = head.form
+    slope = form.slope(sums.target * head.temperature) if form.cap is not None else form.scale
+    own = (-torch.expm1(logprobs) * slope)[:, None] * head.weight[targets]
+    return logprobs, sums.entropies(), (own - sums.mean()).div_(head.temperature)
 
 
 class KnownGradient(torch.autograd.Function):

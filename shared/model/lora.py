@@ -101,6 +101,19 @@ class DequantizingMatmul:
         return input_gradient(grad, self.packed, self.state)
 
 
+class AddLowRank(Protocol):
+    """y + s B (A x), into y: [n, out], [n, in], [R, in], [out, R], s -> [n, out]."""
+
+    def __call__(
+        self, y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
+    ) -> torch.Tensor: ...
+
+
+def add_low_rank(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    """In PyTorch's own operations; shared/model/kernels/lora.py does it in one launch."""
+    return y.addmm_(F.linear(x, a), b.t(), alpha=scale)
+
+
 class FrozenLinear(nn.Module):
     """y = W x + b, nothing to train."""
 
@@ -128,6 +141,8 @@ class LoraLinear(nn.Module):
         self.scale = scale
         self.enabled = True
         self.folded: torch.Tensor | None = None
+        self.add_low_rank: AddLowRank = add_low_rank
+        """Where no gradient is needed."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # The sum carries no gradient.
@@ -135,9 +150,17 @@ class LoraLinear(nn.Module):
             return F.linear(x, self.folded, self.base.bias)
         if not self.enabled:
             return self.base(x)
-        product: Any = LoraProduct.apply if torch.is_grad_enabled() else without_gradient
-        y = product(x.flatten(0, -2), self.lora_A, self.lora_B, self.base, self.scale)
+        rows = x.flatten(0, -2)
+        if torch.is_grad_enabled():
+            y: Any = LoraProduct.apply(rows, self.lora_A, self.lora_B, self.base, self.scale)
+        else:
+            y = self.without_gradient(rows)
         return y.view(*x.shape[:-1], -1)
+
+    def without_gradient(self, x: torch.Tensor) -> torch.Tensor:
+        """The bits of LoraProduct, without what autograd costs in each call."""
+        a, b = self.lora_A.to(x.dtype), self.lora_B.to(x.dtype)
+        return self.add_low_rank(self.base(x), x, a, b, self.scale)
 
     def fold(self) -> None:
         """Compute W + s B A [out, in] with the current adapter, unless W is not in memory in full precision. The sum of
@@ -160,7 +183,8 @@ class LoraProduct(torch.autograd.Function):
     ) -> torch.Tensor:
         """[n, in] -> [n, out]"""
         a, b = a.to(x.dtype), b.to(x.dtype)
-        y, low = with_adapter(x, a, b, base, scale)
+        low = F.linear(x, a)
+        y = base(x).addmm_(low, b.t(), alpha=scale)
         ctx.save_for_backward(x, low, a, b)
         ctx.base, ctx.scale = base, scale
         return y
@@ -174,21 +198,6 @@ class LoraProduct(torch.autograd.Function):
         x_grad = ctx.base.matmul.input_gradient(grad).addmm_(low_grad, a) if ctx.needs_input_grad[0] else None
         b_grad = product_in_two(low.t(), grad).mul_(ctx.scale).t()
         return x_grad, product_in_two(low_grad.t(), x), b_grad, None, None
-
-
-def without_gradient(
-    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, base: FrozenLinear, scale: float
-) -> torch.Tensor:
-    """The bits of LoraProduct, without what autograd costs in each call."""
-    return with_adapter(x, a.to(x.dtype), b.to(x.dtype), base, scale)[0]
-
-
-def with_adapter(
-    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, base: FrozenLinear, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """y [n, out] and A x [n, R]"""
-    low = F.linear(x, a)
-    return base(x).addmm_(low, b.t(), alpha=scale), low
 
 
 class Adapter:

@@ -5,17 +5,33 @@
 This module only computes. shared/base/load.py builds a policy from the cached base and checks it.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from shared.errors import ModelError
-from shared.model.head import PLAIN, LogitForm, TokenStats, head_logits, token_stats
-from shared.model.lora import Adapter
+from shared.model.head import PLAIN, LogitForm, Sums, SumsOf, TokenStats, head_logits, token_stats
+from shared.model.lora import Adapter, AddLowRank, add_low_rank
+from shared.model.sampler import Draw, draw
 from shared.model.sequences import Sequences, hidden_rows, recompute_activations
 from shared.model.trained_layers import TrainedLayers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """What computes the parts that have a kernel of their own (shared/model/kernels/). By default PyTorch does."""
+
+    sums: SumsOf = Sums
+    """Of the head, over the vocabulary."""
+    add_low_rank: AddLowRank = add_low_rank
+    """The adapter's part of a linear, where no gradient is needed."""
+    draw: Draw = draw
+    """The next token of every row."""
+
+
+TORCH = Kernels()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +58,14 @@ class Policy:
     """How head times hidden row becomes logits."""
     layers: TrainedLayers | None = None
     """What runs prompts and completions through the backbone's layers, where it is not the backbone itself."""
+    kernels: Kernels = TORCH
+    """Chosen when a process starts; see `with_kernels`."""
+
+    def with_kernels(self, kernels: Kernels) -> Self:
+        """The same policy, which computes with these from now on. Its linears are told, too."""
+        for layer in self.adapter.layers.values():
+            layer.add_low_rank = kernels.add_low_rank
+        return replace(self, kernels=kernels)
 
     def hidden(self, sequences: Sequences) -> torch.Tensor:
         """Hidden rows of all positions, [P * Lp + B * Lc, H]; see shared/model/sequences.py."""
@@ -52,7 +76,14 @@ class Policy:
     ) -> TokenStats:
         """Hidden rows [n, H] and the tokens that followed [n] -> log-probs, and entropies if asked for."""
         return token_stats(
-            hidden, self.head, targets, temperature=temperature, rows=rows, form=self.form, entropies=entropies
+            hidden,
+            self.head,
+            targets,
+            temperature=temperature,
+            rows=rows,
+            form=self.form,
+            entropies=entropies,
+            sums=self.kernels.sums,
         )
 
     def logits(self, hidden: torch.Tensor, temperature: float) -> torch.Tensor:

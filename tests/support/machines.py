@@ -10,14 +10,17 @@ import msgspec
 
 from launch.doctor.disk import Disk, Folder, Link, RunFolder
 from launch.doctor.finding import Missing
-from launch.doctor.hardware import Card, Cards, Limits, Processor
+from launch.doctor.hardware import Limits, Processor
 from launch.doctor.libraries import Device, Driver, Library, Reward, RoundTrip, Software, TorchBuild
 from launch.doctor.machine import Machine
 from launch.doctor.model import Hub, Model
+from launch.plan.card import CardPlan
+from launch.plan.cards import Card, Cards
 from launch.plan.free_memory import Cgroup, Memory
 from launch.plan.shape import ModelShape
 from shared.config.load import resolve
 from shared.config.tree import Config
+from shared.model.kernels.toolchain import Toolchain
 
 Change = Callable[[Machine], Machine]
 GIB = 2**30
@@ -71,6 +74,14 @@ TORCH_CUDA = TorchBuild(
     devices=(Device(name="RTX 3070", capability=(8, 6)),),
     cuda_error="",
 )
+TOOLCHAIN = Toolchain(
+    triton="3.7.1",
+    compiler="/usr/bin/gcc",
+    header=Path("/usr/include/python3.11/Python.h"),
+    has_header=True,
+    cache=Path("/home/user/.triton/cache"),
+    cache_serves=True,
+)
 ROUND_TRIP = RoundTrip(version="0.50.2", device="cpu", round_trip=0.15, kernel_gap=0.0)
 
 
@@ -89,13 +100,14 @@ def sound() -> Machine:
             python_versions=">=3.11",
             libraries=(
                 Library(name="numpy", versions="<3,>=2.3", installed="2.4.1"),
-                Library(name="torch", versions="==2.13.0", installed="2.13.0+cpu"),
+                Library(name="torch", versions=">=2.11,<2.14", installed="2.11.0+cu130"),
             ),
         ),
         driver=Driver(cuda=None),
         torch=TorchBuild(version="2.13.0+cpu", cuda_build=None, architectures=(), devices=(), cuda_error=""),
         bitsandbytes=ROUND_TRIP,
         cards=Cards(trouble="", cards=(), variables={}),
+        toolchain=TOOLCHAIN,
         processor=Processor(
             name="A processor", architecture="x86_64", flags=frozenset({"avx", "avx2"}), cores=4, variables={}
         ),
@@ -107,6 +119,7 @@ def sound() -> Machine:
             swap_free=4 * GIB,
             wsl=False,
         ),
+        plan=Missing("there is no card"),
         disk=Disk(
             folder=FOLDER,
             trouble="",
@@ -167,6 +180,20 @@ def both(*changes: Change) -> Change:
         return machine
 
     return change
+
+
+def planned(peak: int, *, fits: bool, **remedy: str) -> Change:
+    """A plan for the card."""
+    plan = CardPlan(
+        fits=fits,
+        budget_bytes=7 * GIB,
+        peak_bytes=peak,
+        residency="release",
+        processes={},
+        choices={},
+        remedies=[{key.replace("__", "."): value for key, value in remedy.items()}] if remedy else [],
+    )
+    return lambda machine: replace(machine, plan=plan)
 
 
 def setting(**variables: str) -> Change:

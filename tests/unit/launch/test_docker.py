@@ -94,6 +94,22 @@ def test_both_targets_differ_in_their_packages_only(stages: dict[str, Stage]) ->
     assert cuda == stages["cpu"].steps
 
 
+def test_triton_can_start_in_the_cuda_image(stages: dict[str, Stage], services: dict[str, Any]) -> None:
+    """A compiler, the headers of C and Python, and a folder of the user's from which libraries may be loaded."""
+    (install,) = stages["base-cuda"].values("RUN")
+    assert {"gcc", "libc6-dev", "python3-dev"} <= set(install.split())
+    (setting,) = stages["base-cuda"].values("ENV")
+    name, _, folder = setting.partition("=")
+    assert name == "TRITON_CACHE_DIR"
+    assert Path(folder).is_relative_to("/home/tandem/.cache")
+    assert "install -d -o ${UID} -g tandem /run/tandem /home/tandem/.cache" in stages["cuda"].values("RUN")[0]
+    for service in ("learner-gpu", "actor-gpu"):
+        # Docker mounts a tmpfs noexec; a volume is not.
+        assert [volume["type"] for volume in services[service]["volumes"] if folder.startswith(volume["target"])] == [
+            "volume"
+        ]
+
+
 def test_every_copied_source_exists_and_is_let_through(stages: dict[str, Stage]) -> None:
     ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert "*" in ignore

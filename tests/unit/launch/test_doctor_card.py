@@ -10,11 +10,13 @@ import pytest
 
 from launch.doctor import hardware_checks, run_checks
 from launch.doctor.finding import Missing
-from launch.doctor.hardware import Card, CardProcess, Cards, look_at_cards, read_cards
 from launch.doctor.hardware_checks import runs_on
 from launch.doctor.libraries import Driver, RoundTrip, TorchBuild, look_at_torch, read_stages
 from launch.doctor.probe import ProbeOutput, run_probe
-from tests.support.machines import ROUND_TRIP, TORCH_CUDA, sound
+from launch.plan.cards import Card, CardProcess, Cards, look_at_cards, read_cards
+from shared.model.kernels.toolchain import Toolchain
+from tests.support.machines import GIB, ROUND_TRIP, TOOLCHAIN, TORCH_CUDA, both, cards, configured, planned, sound
+from tests.support.machines import torch as with_torch
 from tests.support.runs import alive
 
 MIB = 2**20
@@ -75,12 +77,35 @@ def test_nvidia_smi_is_called_and_its_output_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "name"),
-    [({}, "RTX 3070"), ({"CUDA_VISIBLE_DEVICES": "1,0"}, "H200"), ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, "H200")],
+    ("visible", "number", "name"),
+    [
+        ({}, 0, "RTX 3070"),
+        ({}, 1, "H200"),
+        ({}, 7, "H200"),
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, 0, "H200"),
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, 1, "RTX 3070"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, 0, "H200"),
+    ],
 )
-def test_the_card_that_a_run_would_take(visible: dict[str, str], name: str) -> None:
+def test_the_card_that_a_run_would_take(visible: dict[str, str], number: int, name: str) -> None:
     cards = Cards(trouble="", cards=read_cards(CARDS, PROCESSES), variables=visible)
-    assert name in hardware_checks.memory(replace(sound(), cards=cards)).found
+    machine = replace(configured(compute={"learner_card": number})(sound()), cards=cards)
+    assert name in hardware_checks.memory(machine).found
+
+
+@pytest.mark.parametrize("key", ["learner_card", "actor_card"])
+def test_a_card_that_is_not_there_is_an_error(key: str) -> None:
+    machine = replace(configured(compute={key: 1})(sound()), torch=TORCH_CUDA)
+    finding = hardware_checks.present(machine)
+    assert finding.level == "error" and "to at most 0" in finding.remedy
+    assert hardware_checks.present(replace(sound(), torch=TORCH_CUDA)).level == "ok"
+
+
+def test_a_run_that_fits_on_the_card_is_fine() -> None:
+    finding = hardware_checks.memory(
+        both(configured(compute={"device": "cuda"}), cards(), planned(5 * GIB, fits=True))(sound())
+    )
+    assert finding.level == "ok" and finding.found.endswith("a run needs 5.0 GiB")
 
 
 def test_no_program_is_no_card() -> None:
@@ -128,6 +153,44 @@ def test_a_variable_of_the_allocator_is_seen_and_finding_of(monkeypatch: pytest.
 )
 def test_kernels_for_a_card(built: str, capability: tuple[int, int], runs: bool) -> None:
     assert runs_on(built, capability) is runs
+
+
+# --- what Triton needs
+
+ON_CARD = both(with_torch(), configured(compute={"device": "cuda"}))
+
+
+def test_a_card_with_all_that_triton_needs() -> None:
+    finding = hardware_checks.kernels(ON_CARD(sound()))
+    assert (finding.level, finding.found) == ("ok", "Triton 3.7.1 can compile kernels with /usr/bin/gcc")
+
+
+@pytest.mark.parametrize(
+    ("toolchain", "found", "remedy"),
+    [
+        (replace(TOOLCHAIN, triton=None), "Triton is not installed", "https://pytorch.org/get-started"),
+        (replace(TOOLCHAIN, compiler=None), "there is no C compiler", "apt-get install gcc"),
+        (replace(TOOLCHAIN, has_header=False), "/usr/include/python3.11/Python.h", "apt-get install python3-dev"),
+        (replace(TOOLCHAIN, cache_serves=False), "/home/user/.triton/cache", "set TRITON_CACHE_DIR"),
+    ],
+    ids=["triton", "compiler", "header", "cache"],
+)
+def test_what_triton_lacks_is_a_warning_with_its_remedy(toolchain: Toolchain, found: str, remedy: str) -> None:
+    machine = replace(sound(), toolchain=toolchain)
+    finding = hardware_checks.kernels(ON_CARD(machine))
+    assert finding.level == "warning"
+    assert found in finding.found and "PyTorch's own operations compute" in finding.found
+    assert remedy in finding.remedy and "compute.kernels=torch" in finding.remedy
+    assert hardware_checks.kernels(machine).level == "ok", "nothing of it is needed without a card"
+    chosen = configured(compute={"device": "cuda", "kernels": "torch"})(with_torch()(machine))
+    assert hardware_checks.kernels(chosen).level == "ok", "nor where PyTorch is asked for"
+
+
+def test_all_that_triton_lacks_is_named_at_once() -> None:
+    machine = replace(sound(), toolchain=replace(TOOLCHAIN, compiler=None, has_header=False))
+    finding = hardware_checks.kernels(ON_CARD(machine))
+    assert "no C compiler; there is no /usr" in finding.found
+    assert "libc6-dev), or name one in CC; install Python's headers" in finding.remedy
 
 
 # --- the probe

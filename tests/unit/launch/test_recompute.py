@@ -16,7 +16,7 @@ def not_measured() -> tuple[Speed, Speed]:
 
 
 def plan(batch: BatchConfig, free: int | None) -> Plan:
-    work = work_of(structs.replace(CONFIG, batch=batch), on_card=False, cores=2)
+    work = work_of(structs.replace(CONFIG, batch=batch), cores=2)
     return make_plan(QWEN_15B, work, free, steps=10, speeds=not_measured)
 
 

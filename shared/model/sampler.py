@@ -8,6 +8,7 @@ A row's draw depends on its own logits and its own u alone, never on the other r
 large vocabulary would be lost to rounding. The search is in two levels: over the sums of blocks of tokens, then inside
 one block, so the running sum of a whole vocabulary is never formed. A large vocabulary is gone through a few rows at a
 time, which stay in the cache of the core; on a card, at once. Every token can be drawn: no top-k, no top-p.
+shared/model/kernels/sampler.py does the same in two launches.
 """
 
 from collections.abc import Callable
@@ -31,6 +32,9 @@ class DrawnTokens:
     """[B] fp32."""
     entropies: torch.Tensor
     """[B] fp32, nats."""
+
+
+Draw = Callable[[torch.Tensor, torch.Tensor | None], DrawnTokens]
 
 
 def draw(logits: torch.Tensor, uniforms: torch.Tensor | None) -> DrawnTokens:

@@ -1,0 +1,120 @@
+"""Which of the kernels a process uses: chosen on its card when it starts, and kept.
+
+    compute.kernels   `torch`   PyTorch's own operations
+                      `triton`  every kernel that agrees with PyTorch
+                      `auto`    those of them that are also quicker here (trial.py), each judged for itself
+
+On a CPU PyTorch computes whatever is configured: Triton has only an interpreter there, for tests. Where Triton cannot
+start, and where a kernel fails or does not agree, PyTorch computes and the log says why; that never ends a process.
+
+Kernel and torch version differ in rounding, so a run must not change between them. Therefore the first process that
+chooses writes its choice into the cache folder, and all others read it: the other process of the run, `resume`, and
+`replay`. It belongs to what the choice depends on: card, driver, versions of PyTorch and Triton, the code in this
+folder, the setting, and the shapes. It is not part of the run directory, since an actor may be on another machine, and
+another card has other kernels in every library besides. If the cache folder is emptied, the measurement is made again;
+`torch` and `triton` do not depend on it.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from shared.config.model import CACHE_DIR_KEY
+from shared.model.kernels.toolchain import Toolchain, look_at_toolchain, missing
+from shared.model.kernels.trial import TRIALS, Judgement, Seconds, Trial, card_seconds, judge
+from shared.model.policy import TORCH, Kernels, Policy
+from shared.run.file_lock import exclusive
+from shared.run.files import make_folder, write_whole
+
+Setting = Literal["auto", "triton", "torch"]
+Trials = Mapping[str, Callable[[Policy], Trial]]
+
+log = logging.getLogger("kernels")
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """The file in the cache folder."""
+
+    facts: dict[str, Any]
+    """What it depends on."""
+    kernels: dict[str, Judgement]
+    """By field of `Kernels`."""
+
+
+def policy_with_kernels(policy: Policy, setting: Setting, cache: Path) -> Policy:
+    """cache: the folder of the choice."""
+    if policy.device.type == "cpu" or setting == "torch":
+        return policy
+    toolchain = look_at_toolchain()
+    if lacks := missing(toolchain):
+        reasons = "; ".join(f"{lack.found}: {lack.remedy}" for lack in lacks)
+        log.warning("PyTorch's own operations compute instead of Triton's kernels, because %s", reasons)
+        return policy
+    facts = facts_of(policy, setting, toolchain, card_of(policy.device))
+    return policy.with_kernels(chosen_kernels(policy, facts, cache, TRIALS, card_seconds))
+
+
+def chosen_kernels(policy: Policy, facts: Mapping[str, Any], cache: Path, trials: Trials, seconds: Seconds) -> Kernels:
+    """As it was chosen before for these facts, or as it is chosen now."""
+    file = cache / f"kernels-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]}.json"
+    make_folder(cache, place=CACHE_DIR_KEY)
+    with exclusive(file.with_suffix(".lock"), CACHE_DIR_KEY):
+        choice = read_choice(file)
+        if choice is None:
+            choice = Choice(facts=dict(facts), kernels=judge_all(policy, facts["setting"], trials, seconds))
+            if all(judgement.lasting for judgement in choice.kernels.values()):
+                # A file that a power cut takes costs one more measurement.
+                write_whole(file, msgspec.json.format(msgspec.json.encode(choice)), durable=False, place=CACHE_DIR_KEY)
+    for name, judgement in choice.kernels.items():
+        level = logging.INFO if judgement.lasting else logging.WARNING
+        log.log(level, "%s is computed by %s: %s", name, judgement.use, judgement.why)
+    used = {name: trials[name](policy).kernel for name, one in choice.kernels.items() if one.use == "triton"}
+    return replace(TORCH, **used)
+
+
+def judge_all(policy: Policy, setting: Setting, trials: Trials, seconds: Seconds) -> dict[str, Judgement]:
+    return {
+        name: judge(lambda trial=trial: trial(policy), forced=setting == "triton", seconds=seconds)
+        for name, trial in trials.items()
+    }
+
+
+def read_choice(file: Path) -> Choice | None:
+    """None if there is none that can be read."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Choice)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def facts_of(policy: Policy, setting: Setting, toolchain: Toolchain, card: Mapping[str, str]) -> dict[str, Any]:
+    """Everything that the choice depends on, as JSON has it."""
+    sources = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        sources.update(source.name.encode() + b"\0" + source.read_bytes())
+    layers = policy.adapter.layers.values()
+    return {
+        "setting": setting,
+        "card": dict(card),
+        "torch": torch.__version__,
+        "triton": toolchain.triton,
+        "code": sources.hexdigest(),
+        "dtype": str(policy.dtype),
+        "head": list(policy.head.shape),
+        "logits": [policy.form.bias is not None, policy.form.scale, policy.form.cap],
+        "adapter": sorted({(*one.lora_A.shape, len(one.lora_B)) for one in layers}),
+    }
+
+
+def card_of(device: torch.device) -> dict[str, str]:
+    """Name, capability and driver."""
+    found = torch.cuda.get_device_properties(device)
+    driver: Any = torch._C._cuda_getDriverVersion()  # pyright: ignore[reportAttributeAccessIssue]
+    return {"name": found.name, "capability": f"{found.major}.{found.minor}", "driver": str(driver)}

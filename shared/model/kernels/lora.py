@@ -1,0 +1,101 @@
+"""Add the adapter's part to the product of a frozen weight, for few rows, in one launch.
+
+    y += s B (A x),     x: [n, in], A: [R, in], B: [out, R], y: [n, out]
+
+The torch version is `add_low_rank` of shared/model/lora.py: two launches, and A x goes through memory between them.
+Here each program has a block of the outputs and computes all of A x for itself. That work is repeated, but A and x are
+small and stay in the card's cache, and a launch costs more. With many rows it would not, so beyond ROWS rows or a rank
+of RANKS the torch version computes. A x is rounded to the type of x as there, because the learner computes with that.
+
+The base's product, NF4 or dense, comes first and is y: bitsandbytes has a kernel for it that needs no other.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from shared.model.lora import add_low_rank as in_torch
+
+ROWS, RANKS = 64, 128
+INPUTS, OUTPUTS = 64, 64
+"""Of x that are read at once, and of y that a program has."""
+SMALLEST = 16
+"""Side of a block that the card can multiply."""
+
+jit: Any = triton.jit
+"""Its own type knows nothing of the grid and the options of a launch."""
+
+
+def add_low_rank(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    """In place. The last dimension of x and y has no gaps; a and b may be of any type and layout."""
+    (rows, inputs), (outputs, rank) = x.shape, b.shape
+    if rows > ROWS or rank > RANKS:
+        return in_torch(y, x, a.to(x.dtype), b.to(x.dtype), scale)
+    add_product[(-(-outputs // OUTPUTS),)](
+        y,
+        x,
+        a,
+        b,
+        rows,
+        inputs,
+        outputs,
+        rank,
+        scale,
+        y.stride(0),
+        x.stride(0),
+        *a.stride(),
+        *b.stride(),
+        ROWS=max(SMALLEST, triton.next_power_of_2(rows)),
+        RANKS=max(SMALLEST, triton.next_power_of_2(rank)),
+        INPUTS=INPUTS,
+        OUTPUTS=OUTPUTS,
+        # tf32 has all bits of bf16 and fp16.
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+    )
+    return y
+
+
+@jit
+def add_product(
+    y: Any,
+    x: Any,
+    a: Any,
+    b: Any,
+    rows: Any,
+    inputs: Any,
+    outputs: Any,
+    rank: Any,
+    scale: Any,
+    y_stride: Any,
+    x_stride: Any,
+    a_stride: Any,
+    a_step: Any,
+    b_stride: Any,
+    b_step: Any,
+    ROWS: tl.constexpr,
+    RANKS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    """A block of the outputs, for all rows. Factors are rounded to the type of x and multiplied in fp32."""
+    kind = x.dtype.element_ty
+    row = tl.arange(0, ROWS)[:, None]
+    across = tl.arange(0, RANKS)[None, :]
+    down = tl.arange(0, RANKS)[:, None]
+    low = tl.zeros((ROWS, RANKS), dtype=tl.float32)
+    for start in range(0, inputs, INPUTS):
+        right = start + tl.arange(0, INPUTS)[None, :]
+        below = start + tl.arange(0, INPUTS)[:, None]
+        values = tl.load(x + row * x_stride + right, mask=(row < rows) & (right < inputs), other=0.0)
+        factor = tl.load(a + across * a_stride + below * a_step, mask=(across < rank) & (below < inputs), other=0.0)
+        low = tl.dot(values.to(tl.float32), factor.to(kind).to(tl.float32), low, input_precision=PRECISION)
+    low = low.to(kind).to(tl.float32)
+    column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
+    factor = tl.load(b + column * b_stride + down * b_step, mask=(column < outputs) & (down < rank), other=0.0)
+    part = tl.dot(low, factor.to(kind).to(tl.float32), input_precision=PRECISION)
+    place, here = y + row * y_stride + column, (row < rows) & (column < outputs)
+    before = tl.load(place, mask=here, other=0.0).to(tl.float32)
+    tl.store(place, (before + scale * part).to(y.dtype.element_ty), mask=here)
