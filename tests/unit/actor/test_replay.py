@@ -74,6 +74,20 @@ class Full(Recorder):
         return super().graph(step)
 
 
+class FullAtTheEnd(Recorder):
+    """The same, and then the capture cannot be ended either."""
+
+    def graph(self, step: Step) -> Step:
+        """Raises once."""
+        if not self.recorded:
+            self.recorded += 1
+            try:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            finally:
+                raise RuntimeError("capture was invalidated")
+        return super().graph(step)
+
+
 @pytest.fixture(scope="module")
 def policy(checkpoint: Path) -> Policy:
     return tiny_policy(checkpoint)
@@ -170,9 +184,12 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(policy: Policy, caplog: py
     ]
 
 
-def test_a_card_without_memory_for_a_graph_is_out_of_memory(policy: Policy, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", [Full, FullAtTheEnd])
+def test_a_card_without_memory_for_a_graph_is_out_of_memory(
+    policy: Policy, kind: type[Recorder], caplog: pytest.LogCaptureFixture
+) -> None:
     plain, _ = engine_with(policy, None)
-    full, made = engine_with(policy, Full)
+    full, made = engine_with(policy, kind)
     found = full.generate(orders(2, 4), SAMPLING, unheard)
     expected = plain.generate(orders(2, 4), SAMPLING, unheard)
     assert [ids for ids, _ in bits(found)] == [ids for ids, _ in bits(expected)]
