@@ -1,4 +1,4 @@
-"""Products with NF4 weights and with the head, at a model's shapes, against what the card could do at best.
+"""Products with NF4 weights and with the head, and our own kernels, at a model's shapes, against the card's ceilings.
 
     floor = max(bytes that must move / bandwidth, operations / rate)        roofline = floor / measured time
 
@@ -11,6 +11,7 @@ Calls are captured in a CUDA graph, so that the host does not count; where that 
     dense        the product with dense bf16 values
 """
 
+import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from benchmarks.gpu.facts import ceilings
 from benchmarks.gpu.measured import Note, Place, timed
 from benchmarks.gpu.random_base import SHAPES
 from benchmarks.gpu.shapes import R1
+from benchmarks.kernels import copied_per_s, measured, random_policy
+from shared.model.kernels.toolchain import look_at_toolchain, missing
+from shared.model.kernels.trial import TRIALS, difference
 from shared.model.lora import DequantizingMatmul
 from shared.model.nf4 import BLOCK, kernel_values, quantize
 from shared.model.products import product_fp32
@@ -53,6 +57,22 @@ def products(place: Place, note: Note) -> None:
         note(**{f"{outputs}x{inputs}": found})
     sizes = SHAPES[model]
     note(head=[head_case(place, best, n, sizes["vocab_size"], sizes["hidden_size"]) for n in rows[:4]])
+
+
+def kernels(place: Place, note: Note) -> None:
+    """Ours in Triton against PyTorch's, as in benchmarks/kernels.py; in a dry run, only whether they agree."""
+    if lacks := missing(look_at_toolchain()):
+        note(skipped="; ".join(f"{lack.found}: {lack.remedy}" for lack in lacks))
+        return
+    sizes = SHAPES[place.shape(R1.model)]
+    asked = {"hidden": sizes["hidden_size"], "inner": sizes["intermediate_size"], "vocabulary": sizes["vocab_size"]}
+    policy = random_policy(argparse.Namespace(**asked, rank=16, dtype="bf16"), place.device)
+    for name, make in TRIALS.items():
+        trial = make(policy)
+        if place.device.type == "cuda":
+            note(**{name: measured(trial, copied_per_s(place.device))})
+        else:
+            note(**{name: difference(trial)})
 
 
 def nf4_cases(outputs: int, inputs: int, place: Place) -> dict[str, tuple[list[Call], float]]:

@@ -2,7 +2,8 @@
 
     tests           tests/gpu
     embedded_run    the embedded model: train, replay the journal, train again with an actor that is killed
-    step            some steps at a true shape: time of each part, memory, mismatch, and what was predicted
+    step_...        some steps at a true shape: time of each phase, memory, mismatch, and what was predicted
+    residencies     the same with short completions, the base on the card all the time or waiting in host memory
 
 Figures of a step come from metrics.jsonl, the first step left out, because it warms up. The card as a whole is watched
 from outside meanwhile (measured.py).
@@ -12,8 +13,9 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,7 +36,7 @@ from tests.support.runs import (
     wait_until,
 )
 
-GIB = 8
+SMALL_CARD_GIB = 8.0
 CARD_KEYS = ("time/", "mem/", "mismatch/", "length/", "tokens_per_s", "grad_norm")
 
 
@@ -42,6 +44,7 @@ def tests(place: Place, note: Note) -> None:
     """Warnings are no errors here: the versions on a card's machine are not the ones that are tested with."""
     report = place.work / "tests.xml"
     words = [sys.executable, "-m", "pytest", "tests/gpu", "-W", "default", "-p", "no:cacheprovider", "-q"]
+    words += ["--collect-only"] if place.small else []
     with (place.work / "tests.log").open("w+") as log:
         code = subprocess.run(
             [*words, f"--junitxml={report}"], cwd=ROOT, stdout=log, stderr=log, check=False
@@ -83,35 +86,61 @@ def embedded_run(place: Place, note: Note) -> None:
     note(same_adapter_after_kill=summary(disturbed)["adapter_sha256"] == summary(straight)["adapter_sha256"])
 
 
-def step(place: Place, note: Note, size: Size = R1, steps: int = 3, **others: Any) -> None:
-    """A run at this size. others: keys that differ, `section__key=value`."""
-    size = size.at(place)
-    name = "-".join([note.file.stem, *map(str, others.values())])
-    keys = keys_of(place, size, place.size(steps, 2), **others)
-    file = write_config(keys, place.work / f"{name}.toml")
-    found: dict[str, Any] = {"size": vars(size), "keys": others, "predicted": predicted(file, GIB)}
-    note(**{name: found})
-    out = place.work / name
-    with CardWatch() as card:
-        done = launch("run", str(file), "--out", out, wait_s=600.0)
-    found |= {"exit_code": done.returncode, "card": card.figures()}
-    if done.returncode:
-        found |= {"said": last_words(done.stdout + done.stderr)}
-    found |= {"steps": of_steps(rows(out)) if (out / "metrics.jsonl").is_file() else {}}
-    note(**{name: found})
+def step_graph(place: Place, note: Note) -> None:
+    step(place, note, R1)
 
 
 def step_eager(place: Place, note: Note) -> None:
-    step(place, note, actor__graphs="never")
-
-
-def step_graph(place: Place, note: Note) -> None:
-    step(place, note, actor__graphs="auto")
+    step(place, note, R1, actor__graphs="never")
 
 
 def step_3b(place: Place, note: Note) -> None:
     """To be compared with 24.2 s a step, published for Unsloth on a T4 with 8 completions of 200 tokens."""
     step(place, note, QWEN_3B, steps=4)
+
+
+def residencies(place: Place, note: Note) -> None:
+    """Short completions, so that handing over the card is a larger part."""
+    for residency in ("release", "swap"):
+        step(place, note, replace(R1, tokens=64), steps=4, compute__residency=residency)
+
+
+def step(place: Place, note: Note, full: Size, steps: int = 3, **others: Any) -> None:
+    """A run at this size. others: keys that differ, `section__key=value`. A dry run starts one and prepares the rest:
+    they differ in their keys alone."""
+    size = full.at(place)
+    name = "-".join([note.file.stem, *map(str, others.values())])
+    keys = keys_of(place, size, place.size(steps, 1), **others)
+    file, out = write_config(keys, place.work / f"{name}.toml"), place.work / name
+    found: dict[str, Any] = {"size": vars(size), "keys": others}
+    rehearsed = place.small and (full != R1 or bool(others))
+    with CardWatch() as card:
+        done = launch("run", file, "--out", out, "--prepare" if rehearsed else "--trace", wait_s=600.0)
+    found |= {"exit_code": done.returncode, "said": last_words(done.stdout + done.stderr), "card": card.figures()}
+    if (out / "metrics.jsonl").is_file():
+        found["steps"] = of_steps(rows(out))
+    if (out / "trace.json").is_file():
+        found["phases"] = phases(json.loads((out / "trace.json").read_bytes())["traceEvents"])
+    note(**{name: found})
+    if not rehearsed:
+        note(**{name: found | {"predicted": predicted(file, SMALL_CARD_GIB)}})
+    if done.returncode:
+        raise SystemExit(f"{name} ended with {done.returncode}")
+
+
+def phases(events: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """`learner: turn` -> how often, and the median and sum of its seconds. Phases inside others count in both."""
+    names = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    begun, lasted = defaultdict[int, list[float]](list), defaultdict[str, list[float]](list)
+    for event in events:
+        if event["ph"] == "B":
+            begun[event["pid"]].append(event["ts"])
+        elif event["ph"] == "E":
+            lasted[f"{names[event['pid']]}: {event['name']}"].append((event["ts"] - begun[event["pid"]].pop()) / 1e6)
+    return {
+        name: {"number": len(times), "median_s": round(median(times), 4), "sum_s": round(sum(times), 3)}
+        for name, times in lasted.items()
+    }
 
 
 def predicted(file: Path, gib: float) -> dict[str, Any]:

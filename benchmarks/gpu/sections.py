@@ -52,8 +52,10 @@ SECTIONS = (
     Section(name="step_graph", part="B", limit_s=120, function="runs.step_graph", free_gib=SMALL_CARD_GIB),
     Section(name="step_eager", part="B", limit_s=180, function="runs.step_eager", free_gib=SMALL_CARD_GIB),
     Section(name="trl", part="B", limit_s=200, function="others.trl"),
+    Section(name="kernels", part="B", limit_s=60, function="products.kernels"),
     Section(name="products", part="B", limit_s=60, function="products.products"),
     Section(name="step_3b", part="B", limit_s=120, function="runs.step_3b", free_gib=SMALL_CARD_GIB),
+    Section(name="residencies", part="B", limit_s=120, function="runs.residencies", free_gib=SMALL_CARD_GIB),
     Section(name="vllm", part="B", limit_s=120, function="others.vllm"),
 )
 """In the order in which they run. Without a budget of time, all of a part run."""

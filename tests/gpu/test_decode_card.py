@@ -12,7 +12,7 @@ from actor.engines.engine import Completion
 from benchmarks.gpu.in_process import samples_of
 from protocol.messages import GroupOrder, Sampling
 from shared.seeding import derive
-from tests.support.card_sides import Sides, install_drawn, limited_to, make_sides, most_reserved, num_ooms
+from tests.support.card_sides import Sides, install_drawn, limited_to, make_sides, num_ooms
 from tests.support.fakes import unheard
 from tests.support.steps import forward_pass_of
 
@@ -121,7 +121,7 @@ def test_an_order_that_does_not_fit_is_decoded_with_fewer_rows(
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     expected = tokens_of(decode(side, groups, tokens=256))
-    needed = most_reserved()
+    needed = torch.cuda.max_memory_allocated()
     side.engine.sleep()
     failures = num_ooms()
     with caplog.at_level(logging.WARNING), limited_to(before + (needed - before) // 2):

@@ -7,14 +7,17 @@ import torch
 
 from benchmarks.update_bound import drawn_batch
 from learner.objective.batch import StepBatch
+from learner.update.budget import Attempts
 from learner.update.forward_pass import UNCHANGED
 from learner.wiring import load_trained_policy
 from shared.model.policy import Policy
-from tests.support.card_sides import Sides, limited_to, make_sides, most_reserved, num_ooms
+from shared.process.card import driver_of
+from tests.support.card_sides import Sides, limited_to, make_sides, num_ooms, release
 from tests.support.fakes import shake
-from tests.support.steps import gradients, update_of
+from tests.support.steps import NotedSizes, gradients, trainer_of, update_of
 
 pytestmark = pytest.mark.gpu
+MIB = 2**20
 KEYS = {"loss__entropy_fraction": 1.0, "optimizer__warmup_steps": 0}
 
 
@@ -69,18 +72,39 @@ def test_an_update_has_the_same_bits_again(clean: torch.device) -> None:
     assert update.position() == first and first != begin
 
 
+def step(side: Sides, found: StepBatch, notes: NotedSizes) -> dict[str, torch.Tensor]:
+    """A whole step from the same adapter, repeated in smaller parts if it does not fit: its clipped gradient."""
+    shake(side.policy, 1)
+    trainer = trainer_of(side.policy, side.config)
+    attempts = Attempts(trainer.budget, trainer.update, notes, driver_of(side.policy.device))
+    attempts.until_it_fits(0, lambda: trainer.update.apply(0, found))
+    return gradients(side.policy)
+
+
 def test_a_step_that_does_not_fit_is_computed_in_smaller_parts(clean: torch.device) -> None:
     side = make_sides(clean, compute__dtype="fp32", batch__recompute="never", batch__token_budget=16_384, **KEYS)
-    found = batch(side, tokens=384, group=32)
-    gradient(side, side.policy, found)
-    side.policy.adapter.requires_grad()
-    torch.cuda.empty_cache()
+    found, whole, parts = batch(side, tokens=384, group=32), NotedSizes(), NotedSizes()
+    step(side, found, whole)
+    release()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    expected = gradient(side, side.policy, found)
-    needed = most_reserved()
-    failures = num_ooms()
+    expected = step(side, found, whole)
+    needed, failures = torch.cuda.max_memory_allocated(), num_ooms()
     with limited_to(before + (needed - before) // 2):
-        again = gradient(side, side.policy, found)
+        again = step(side, found, parts)
     assert num_ooms() > failures, "the limit was not felt"
+    assert whole.sizes[0].tokens == 16_384 and parts.sizes[0] != whole.sizes[0]
     assert relative(again, expected) < 1e-4
+
+
+def test_what_a_failed_step_held_is_free_again(clean: torch.device) -> None:
+    """The exception would hold its tensors."""
+    side = make_sides(clean, batch__recompute="never", batch__token_budget=16_384, **KEYS)
+    found = batch(side, tokens=384, group=32)
+    step(side, found, NotedSizes())
+    side.policy.adapter.requires_grad()
+    release()
+    before = torch.cuda.memory_allocated()
+    with limited_to(before + 64 * MIB):
+        step(side, found, NotedSizes())
+    assert torch.cuda.memory_allocated() <= before + MIB

@@ -48,6 +48,20 @@ def test_a_replay_gives_the_same_bits(undisturbed: Path) -> None:
     assert replayed(undisturbed)["adapter_sha256"] == summary(undisturbed)["adapter_sha256"]
 
 
+@pytest.mark.parametrize("residency", ["release", "swap"])
+def test_where_the_base_waits_changes_nothing(undisturbed: Path, tmp_path: Path, residency: str) -> None:
+    done = launch("run", "embedded", "--out", tmp_path / "run", *sets(KEYS | {"compute.residency": residency}))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_ended_as(undisturbed, tmp_path / "run")
+
+
+def test_metrics_have_the_memory_of_the_card(undisturbed: Path) -> None:
+    for row in rows(undisturbed):
+        for side in ("actor", "learner"):
+            allocated, reserved, driver = (row[f"mem/{side}_{kind}"] for kind in ("allocated", "reserved", "driver"))
+            assert 0 < allocated <= reserved < driver
+
+
 def test_a_killed_actor_is_replaced_and_changes_nothing(undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     launcher = start("run", "embedded", "--out", out, *sets(KEYS))

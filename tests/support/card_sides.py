@@ -67,8 +67,3 @@ def limited_to(num_bytes: int) -> Iterator[None]:
 def num_ooms() -> int:
     """How often this process was out of memory."""
     return torch.cuda.memory_stats().get("num_ooms", 0)
-
-
-def most_reserved() -> int:
-    """Bytes that PyTorch had of the card at most, since the peak was reset."""
-    return torch.cuda.max_memory_reserved()
