@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GRACE_S = 3.0
 LEAST_S = 15
 """With less time than this left, a section is not started."""
+Command = Callable[..., list[str]]
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -95,6 +96,8 @@ class Suite:
     """What the ballast leaves free now; None without one."""
     alone: Lock = field(default_factory=Lock)
     """Of a thread that writes results."""
+    command: Command = field(default_factory=lambda: command)
+    """Of sections."""
 
     def run(self, sections: Sequence[Section]) -> None:
         (self.out / "log").write_bytes(b"")
@@ -124,13 +127,13 @@ class Suite:
     def measure(self, sections: Sequence[Section]) -> None:
         """In one process, to their end or to their limit."""
         limit = min(float(sum(section.limit_s for section in sections)), self.left_s())
-        if limit < LEAST_S:
+        if self.left_s() < LEAST_S:
             for section in sections:
                 self.note(section, {"error": "not started: no time was left"})
             return
         names = [section.name for section in sections]
         with tempfile.TemporaryFile() as output:
-            code = in_group(command(names, self.work, dry=self.dry), self.environment(), limit, output.fileno())
+            code = in_group(self.command(names, self.work, dry=self.dry), self.environment(), limit, output.fileno())
             output.seek(0)
             self.log(f"\n==== {', '.join(names)}\n".encode() + output.read())
         for section in sections:

@@ -124,7 +124,7 @@ def card_work(work: Callable[[], object]) -> dict[str, float]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
         torch.cuda.synchronize()
-    events = [event for event in profile.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+    events = [event for event in profile.events() or () if event.device_type.name == "CUDA"]
     busy = sum(event.time_range.elapsed_us() for event in events) / 1000
     copies = sum(event.name.startswith("Mem") for event in events)
     return {"card_busy_ms": busy, "kernels": len(events) - copies, "copies": copies}
