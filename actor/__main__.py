@@ -3,7 +3,8 @@
     python -m actor --connect tcp://host:port --key NAME.json --config config.json
 
 after copying `keys/NAME.json`, which `python -m launch key RUN NAME` makes, and the run's `config.json` there. The key
-file says which actor this is. Arguments, keys and config are checked before torch loads.
+file says which actor this is. Arguments, keys and config are checked before torch loads. With `--run` and `--trace` it
+notes its phases in `logs/trace-NAME.json` of the run.
 """
 
 import argparse
@@ -23,7 +24,10 @@ from shared.errors import RunDirError
 from shared.process.determinism import cpu_environment
 from shared.process.entry_point import run_process
 from shared.process.processor import is_open
+from shared.process.trace import open_trace
+from shared.process.usable_cards import check_cards
 from shared.process.watchdog import Watchdog, WatchedActorPort, open_stacks
+from shared.run.forecast import planned_on_card
 from shared.run.run_dir import RunDir
 
 POLL_S = 0.2
@@ -36,6 +40,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--connect", metavar="ENDPOINT", help="tcp://host:port of a learner elsewhere")
     parser.add_argument("--key", type=Path, help="a key made for this actor by `python -m launch key`")
     parser.add_argument("--config", type=Path, help="the run's config.json")
+    parser.add_argument("--trace", action="store_true", help="with --run: note when it waits, decodes and scores")
     arguments = parser.parse_args(argv)
     if arguments.run is None and arguments.key is None:
         parser.error(f"an actor needs a key (--key FILE): {HOW_TO_GET_ONE}")
@@ -52,6 +57,7 @@ def main(arguments: argparse.Namespace) -> None:
     files = local_files(RunDir.open(arguments.run), arguments.id) if arguments.run else {}
     files |= {name: path for name in ("config", "key") if (path := getattr(arguments, name))}
     config = started_config(files["config"], may_wait=arguments.config is None)
+    check_cards(config.compute, ("actor",))
     os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
     if arguments.key is None:
         check_folder(files["key"].parent)
@@ -64,7 +70,9 @@ def main(arguments: argparse.Namespace) -> None:
 
         connected = ZmqActorPort(endpoint, key, silence_s=config.link.silence_s)
         port = WatchedActorPort(connected, Watchdog(config.link.silence_s, stacks))
-        serve_orders(config, port, endpoint, key.actor_id, lease)
+        trace = open_trace(arguments.run, key.actor_id, wanted=arguments.trace)
+        planned = planned_on_card(RunDir(arguments.run), "actor") if arguments.run else 0
+        serve_orders(config, port, endpoint, key.actor_id, lease, trace, planned)
 
 
 def stacks_of(arguments: argparse.Namespace) -> AbstractContextManager[TextIO]:

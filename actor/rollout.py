@@ -15,6 +15,7 @@ from actor.scoring.scores import Scorer, Scores
 from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Order, Policy, Timings
 from shared.process.lease import ComputeLease
+from shared.process.trace import NO_TRACE, Trace
 from shared.run.metrics import peak_memory_mb
 
 Beat = Callable[[str], None]
@@ -30,28 +31,37 @@ class Rollout:
         lease: ComputeLease,
         text: Callable[[list[int]], str],
         canary: Allowed = EXACT,
+        trace: Trace = NO_TRACE,
     ) -> None:
         self.engine = engine
         self.installer = Installer(engine, canary)
         self.scorer = scorer
         self.lease = lease
         self.text = text
+        self.trace = trace
 
     def fill(self, order: Order, policy: Policy, beat: Beat) -> FilledOrder:
         """Sample with exactly the policy version that the order names, then score."""
-        with self.lease.hold("actor", lambda: beat("waiting for its turn")) as wait_s:
+        with self.lease.hold("actor", lambda: beat("waiting for its turn")) as turn:
             start = time.monotonic()
-            self.installer.install(policy, woken=self.engine.wake())
+            with self.trace.phase("install"):
+                self.installer.install(policy, woken=self.engine.wake())
             scoring = OrderScoring(order.groups, self.scorer.begin(), self.text, beat)
-            completions = self.engine.generate(order.groups, order.sampling, scoring.on_ended)
+            with self.trace.phase("decode"):
+                completions = self.engine.generate(order.groups, order.sampling, scoring.on_ended)
             self.engine.sleep()
             decoded = time.monotonic()
-        groups = scoring.groups(completions)
+        with self.trace.phase("score"):
+            groups = scoring.groups(completions)
+        card = turn.peak.mib()
         timings = Timings(
-            wait_s=wait_s,
+            wait_s=turn.waited_s,
             rollout_s=decoded - start,
             verify_s=time.monotonic() - decoded,
             memory_mb=peak_memory_mb(),
+            card_allocated_mb=card["allocated"],
+            card_reserved_mb=card["reserved"],
+            card_driver_mb=card["driver"],
         )
         return FilledOrder(
             order_id=order.order_id,

@@ -28,6 +28,7 @@ from shared.model.nf4 import WEIGHTS
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.determinism import pin_torch, record
 from shared.process.lease import lease_for
+from shared.process.trace import NO_TRACE, Trace
 
 if TYPE_CHECKING:
     from actor.engines.vllm_options import GiveBack, VLLMOptions
@@ -47,7 +48,7 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
     prompter = load_prompter(base.folder)
-    device = pick_device(config.compute.device)
+    device = pick_device(config.compute.device, config.compute.actor_card)
     dtype = pick_dtype(config.compute.dtype, device)
     if config.actor.engine == "vllm":
         return build_vllm(config, base, prompter, device, dtype), prompter
@@ -122,17 +123,26 @@ def serve_or_send_bye(link: Link, rollout: Rollout) -> None:
         raise
 
 
-def serve_orders(config: Config, port: ActorPort, endpoint: str, actor_id: str, lease_file: Path) -> None:
-    """Build the engine and the scorers, join the run, fill orders until the learner sends Drain."""
-    device = pick_device(config.compute.device)
-    lease = lease_for(config.compute, device.type, lease_file)
+def serve_orders(
+    config: Config,
+    port: ActorPort,
+    endpoint: str,
+    actor_id: str,
+    lease_file: Path,
+    trace: Trace = NO_TRACE,
+    planned: int = 0,
+) -> None:
+    """Build the engine and the scorers, join the run, fill orders until the learner sends Drain. planned: bytes of the
+    card, as of a lease."""
+    device = pick_device(config.compute.device, config.compute.actor_card)
+    lease = lease_for(config.compute, device, lease_file, trace, planned)
     # Under the lease: an engine allocates memory while it is built, and vLLM measures how much is free.
-    with lease.hold("actor"):
+    with lease.hold("actor"), trace.phase("load"):
         engine, prompter = build_engine(config)
     log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))
     scorer = ScorePool(config.verifier)
     try:
-        rollout = Rollout(engine, scorer, lease, prompter.text, allowed_difference(config, device))
+        rollout = Rollout(engine, scorer, lease, prompter.text, allowed_difference(config, device), trace)
         rules = rules_digest(config.verifier, config.rollout)
         link = Link(port, endpoint, actor_id, engine.identity, config.link.credits, rules)
         welcome = link.join(config.link.silence_s)

@@ -116,7 +116,7 @@ def run_once(folder: Path | None, args: argparse.Namespace, out: Path, steps: in
 def at_lengths(run: RunDir, predicted: Figures, measured: Figures) -> Figures:
     """The prediction of times for completions as long as those that were sampled."""
     config = config_from_json(run.config.read_bytes())
-    work = work_of(config, on_card=False, cores=len(os.sched_getaffinity(0)))
+    work = work_of(config, cores=len(os.sched_getaffinity(0)))
     mean = measured.completion_tokens or work.lengths.completion
     work = replace(work, lengths=replace(work.lengths, completion=max(1, round(mean))))
     actor, learner = speeds_of(config.compute, cache_root(config.model))

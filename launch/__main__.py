@@ -2,7 +2,7 @@
 
 Errors become words here. Exit codes: 0 done, 1 a process or this program crashed, 2 something that the user can fix
 (one sentence on stderr, no traceback), 130 interrupted, 141 the reader of the output is gone. `doctor` ends with 1 if
-it found an error, `replay` if the adapters differ.
+it found an error, `replay` if the adapters differ, `plan` with 2 if the run does not fit.
 
 No module of Tandem, and no library, is imported before `main` can handle Ctrl-C.
 """
@@ -73,11 +73,16 @@ def dispatch(args: "argparse.Namespace") -> int:
                 on_fault=args.on_fault,
                 resample_step=args.resample_step,
                 verbose=args.verbose,
+                trace=args.trace,
             )
         case "replay":
             return replay(args)
         case "eval":
             return evaluate(args)
+        case "plan":
+            from launch.card_plan.command import run_plan
+
+            return run_plan(source=args.source, overrides=args.set, gpu_gb=args.gpu_gb, as_json=args.json)
         case "doctor":
             from launch.doctor.command import run_doctor
 
@@ -123,6 +128,7 @@ def run(args: "argparse.Namespace") -> int:
         prepare=args.prepare,
         verbose=args.verbose,
         json_only=args.json,
+        trace=args.trace,
     )
 
 

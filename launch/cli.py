@@ -11,6 +11,7 @@ EXAMPLES = """examples:
   python -m launch run my.toml --out runs/first --set optimizer.lr=3e-4
   python -m launch run embedded --dry-run                 show the plan, start nothing
   python -m launch data my.toml                           what that run would be trained on
+  python -m launch plan gsm8k_8gb --gpu-gb 8              what it takes of a card, phase by phase
   python -m launch doctor my.toml                         does this machine fit that run
   python -m launch resume runs/first --steps 80            continue, up to step 80
   python -m launch compare runs/first runs/second         which is better, by how much, on which tasks
@@ -53,6 +54,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_generate(
         commands.add_parser("generate", help="complete a prompt or a file of prompts, or chat", allow_abbrev=False)
     )
+    add_plan(commands.add_parser("plan", help="memory of a run on a card, before it starts", allow_abbrev=False))
     add_doctor(commands.add_parser("doctor", help="check this machine and a configuration", allow_abbrev=False))
     return parser.parse_args(argv)
 
@@ -68,6 +70,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the plan; start and write nothing")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print predicted memory and time as JSON")
     parser.add_argument("--prepare", action="store_true", help="make the run directory and its keys, and stop")
+    add_trace(parser)
     add_verbose(parser)
 
 
@@ -80,6 +83,7 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resample-step", type=positive_int, metavar="N", help="first void the recorded groups of step N and later"
     )
+    add_trace(parser)
     add_verbose(parser)
 
 
@@ -165,6 +169,15 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit code: 0 if the run fits, 2 if it does not, or for bad arguments"
+    add_config(parser)
+    parser.add_argument(
+        "--gpu-gb", type=gigabytes, metavar="N", help="memory of the card in GiB (default: free on this machine's card)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "exit code: 0 if there is no error (warnings are not errors), 1 if there is one, 2 for bad arguments"
@@ -227,6 +240,12 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="run directory")
 
 
+def add_trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trace", action="store_true", help="write trace.json: when each process computed (https://ui.perfetto.dev)"
+    )
+
+
 def add_verbose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="show all log lines of the processes")
 
@@ -242,6 +261,16 @@ def non_negative_int(text: str) -> int:
 def checked(text: str, number: int, least: int) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"got '{text}', expected a whole number of at least {least}")
+    return number
+
+
+def gigabytes(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.0 < number <= 10_000.0:
+        raise argparse.ArgumentTypeError(f"got '{text}', expected GiB above 0, for example 8")
     return number
 
 

@@ -13,12 +13,17 @@ from.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from learner.evaluation.schedule import NO_EVALUATIONS, Schedule
+from learner.objective.batch import StepBatch
+from learner.objective.judged import Collected
 from learner.orders.plan import OrderFiller, StepPlan
 from learner.quarantine.guard import Guard
 from learner.reports.step_report import StepReport
 from learner.update.batches import Batches
+from learner.update.budget import Attempts
+from learner.update.figures import StepResult
 from learner.update.publisher import Publisher
 from shared.process.lease import ComputeLease
 
@@ -35,6 +40,8 @@ class Parts:
     """Groups to batch."""
     guard: Guard
     """Batch to new parameters, or into quarantine."""
+    attempts: Attempts
+    """Batch and update again in smaller parts if memory runs out."""
     publisher: Publisher
     """Parameters to messages."""
     report: StepReport
@@ -51,9 +58,8 @@ def train(parts: Parts, first_step: int, last_step: int) -> int:
         parts.report.begin()
         parts.plan.order_ahead(version=step)
         collected = parts.plan.collect(step)
-        with parts.lease.hold("learner", parts.filler.pump), parts.report.updating():
-            batch = parts.batches.build(step, collected)
-            result = parts.guard.apply(step, collected.filled, batch)
+        with parts.lease.hold("learner", parts.filler.pump) as turn, parts.report.updating(turn):
+            batch, result = parts.attempts.until_it_fits(step, partial(updated, parts, step, collected))
             policy = parts.publisher.snapshot(version=step + 1)
         parts.plan.resize(result)
         parts.publisher.forget_before(parts.plan.oldest_needed())
@@ -63,3 +69,9 @@ def train(parts: Parts, first_step: int, last_step: int) -> int:
             return step + 1
         parts.evaluations.after(step + 1)
     return last_step
+
+
+def updated(parts: Parts, step: int, collected: Collected) -> tuple[StepBatch, StepResult]:
+    """The batch of a step, and what became of it."""
+    batch = parts.batches.build(step, collected)
+    return batch, parts.guard.apply(step, collected.filled, batch)

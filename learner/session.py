@@ -9,6 +9,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 from learner.durable.checkpoint import CheckpointStore
@@ -37,8 +38,10 @@ from shared.config.processes import LinkConfig, bind_address
 from shared.config.tree import Config
 from shared.process.determinism import record
 from shared.process.lease import lease_for
+from shared.process.trace import Trace
 from shared.process.watchdog import Watchdog, WatchedLearnerPort
 from shared.run.files import finish_writes, make_folder
+from shared.run.forecast import planned_on_card
 from shared.run.run_dir import RunDir
 from shared.run.summary import Status
 
@@ -62,10 +65,11 @@ class StopFlag:
         return self.raised
 
 
-def train_run(run: RunDir, config: Config, watchdog: Watchdog) -> None:
+def train_run(run: RunDir, config: Config, watchdog: Watchdog, trace: Trace) -> None:
     """A whole run of the process, from loading to leaving."""
     stop = StopFlag()
-    model = load_model(config)
+    with trace.phase("load"):
+        model = load_model(config)
     log.info("computes with %s", json.dumps(record()))
     report_tasks(model)
     store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
@@ -77,20 +81,26 @@ def train_run(run: RunDir, config: Config, watchdog: Watchdog) -> None:
         journal = Journal.open(run.journal)
     if journal.recovered:
         log.warning("journal: %s", journal.recovered)
-    with listening(run, model, store, journal, watchdog, stop) as session:
+    with listening(run, model, store, journal, watchdog, stop, trace) as session:
         session.run_to_end()
     journal.close()
 
 
 @contextmanager
 def listening(
-    run: RunDir, model: Model, store: CheckpointStore, journal: Journal, watchdog: Watchdog, stop: StopFlag
+    run: RunDir,
+    model: Model,
+    store: CheckpointStore,
+    journal: Journal,
+    watchdog: Watchdog,
+    stop: StopFlag,
+    trace: Trace,
 ) -> Iterator["Session"]:
     config = model.config
     listener = ZmqLearnerPort(bind_address(config.link, run.path), load_learner_keys(run.keys))
     port = WatchedLearnerPort(listener, watchdog)
     try:
-        yield Session(run, model, store, journal, port, stop)
+        yield Session(run, model, store, journal, port, stop, trace)
     finally:
         port.close()
 
@@ -99,12 +109,22 @@ class Session:
     """Everything that is open while a run trains."""
 
     def __init__(
-        self, run: RunDir, model: Model, store: CheckpointStore, journal: Journal, port: LearnerPort, stop: StopFlag
+        self,
+        run: RunDir,
+        model: Model,
+        store: CheckpointStore,
+        journal: Journal,
+        port: LearnerPort,
+        stop: StopFlag,
+        trace: Trace,
     ) -> None:
         config = model.config
         self.run = run
         self.model = model
         self.stop = stop
+        self.trace = trace
+        planned = planned_on_card(run, "learner")
+        self.lease = lease_for(config.compute, model.policy.device, run.lease, trace, planned)
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
         recorder = JournalRecorder(journal, self.first_step, admit=lambda group: admit(group, config.verifier))
@@ -117,7 +137,8 @@ class Session:
             late_s=config.link.late_s,
             stop=stop,
         )
-        self.learner = build_learner(model, self.dispatcher, lambda batch: write_batch(run.quarantine, batch))
+        keep = partial(write_batch, run.quarantine)
+        self.learner = build_learner(model, self.dispatcher, keep, trace, recorder)
         self.state = self.learner.state
         adapter_bytes = self.state.publisher.versions[0].adapter.nbytes
         anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0
@@ -132,7 +153,7 @@ class Session:
     def run_to_end(self) -> None:
         """Train what is left, and say in the summary how it ended."""
         curriculum = self.state.plan.curriculum
-        report = StepReport(self.model.config, self.files, self.totals, self.stop, curriculum.metrics)
+        report = StepReport(self.model.config, self.files, self.totals, self.stop, curriculum.metrics, self.trace)
         self.files.resume_at(self.first_step + 1)
         self.files.write_summary("running", self.first_step, report.wall_s())
         try:
@@ -159,8 +180,7 @@ class Session:
         steps, evaluations = self.model.config.run.steps, self.evaluations()
         self.reopen()
         evaluations.begin(self.first_step)
-        lease = lease_for(self.model.config.compute, self.model.policy.device.type, self.run.lease)
-        done = train(self.learner.parts(report, lease, evaluations), self.first_step, steps)
+        done = train(self.learner.parts(report, self.lease, evaluations), self.first_step, steps)
         if done < steps:
             return "stopped", done
         evaluations.end(done)
@@ -179,6 +199,7 @@ class Session:
             digest=lambda version: publisher.versions[version].sha256,
             store=self.files,
             tasks_sha256=evaluator.tasks_sha256,
+            trace=self.trace,
         )
 
     def reopen(self) -> None:

@@ -25,6 +25,7 @@ from learner.quarantine.guard import Guard, Keep
 from learner.reports.step_report import StepReport
 from learner.tasks.tasks import TaskSet, load_tasks
 from learner.update.batches import Batches
+from learner.update.budget import NO_NOTES, Attempts, Budget, Notes
 from learner.update.forward_pass import ForwardPass
 from learner.update.gradient_check import Norms
 from learner.update.mismatch import BF16, FP32, NF4_PLUGIN, Gate, Limits
@@ -44,8 +45,10 @@ from shared.model.canary import canary_ids, canary_of
 from shared.model.kernels.choice import policy_with_kernels
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
+from shared.process.card import driver_of
 from shared.process.determinism import pin_torch
 from shared.process.lease import ComputeLease
+from shared.process.trace import NO_TRACE, Trace
 from shared.seeding import derive
 
 
@@ -86,6 +89,7 @@ class Trainer:
 
     batches: Batches
     update: Update
+    budget: Budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +100,7 @@ class Learner:
     batches: Batches
     update: Update
     guard: Guard
+    attempts: Attempts
     filler: OrderFiller
 
     def parts(self, report: StepReport, lease: ComputeLease, evaluations: Schedule = NO_EVALUATIONS) -> Parts:
@@ -104,6 +109,7 @@ class Learner:
             filler=self.filler,
             batches=self.batches,
             guard=self.guard,
+            attempts=self.attempts,
             publisher=self.state.publisher,
             report=report,
             lease=lease,
@@ -130,7 +136,7 @@ def longest_prompt(tasks: TaskSet) -> int:
 def load_trained_policy(config: Config, device: str) -> Policy:
     """The frozen base with the adapter of step 0, ready for gradients."""
     pin_torch(config.compute.learner_threads)
-    on = pick_device(device)
+    on = pick_device(device, config.compute.learner_card)
     dtype = pick_dtype(config.compute.dtype, on)
     policy = load_policy(cached_base(config.model), config.model, config.lora, on, dtype)
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
@@ -146,9 +152,11 @@ def build_trainer(
     config: Config,
     progress: Callable[[], None],
     curriculum: Callable[[], CurriculumFigures] | None = None,
+    trace: Trace = NO_TRACE,
 ) -> Trainer:
     """At step 0. curriculum: where it is, to notice the end of a stage; None where no stage can end."""
-    forward_pass = ForwardPass(policy, config.rollout.temperature, config.batch, progress)
+    budget = Budget.of(config.batch)
+    forward_pass = ForwardPass(policy, config.rollout.temperature, budget, progress)
     anchor = Anchor(policy.adapter, config.curriculum) if config.curriculum.anchored else None
     update = Update(
         forward_pass,
@@ -167,8 +175,9 @@ def build_trainer(
         rollout=config.rollout,
         divide_by_std=config.divides_by_std,
         stage_end=StageEnd(curriculum, forward_pass, anchor) if anchor and curriculum else None,
+        trace=trace,
     )
-    return Trainer(batches=batches, update=update)
+    return Trainer(batches=batches, update=update, budget=budget)
 
 
 def floor_of(policy: Policy, actor: ActorConfig) -> Limits:
@@ -178,16 +187,19 @@ def floor_of(policy: Policy, actor: ActorConfig) -> Limits:
     return BF16 if policy.dtype == torch.bfloat16 else FP32
 
 
-def build_learner(model: Model, filler: OrderFiller, keep: Keep) -> Learner:
-    """Everything with memory, at step 0. keep: where a batch goes that must not be applied."""
+def build_learner(
+    model: Model, filler: OrderFiller, keep: Keep, trace: Trace = NO_TRACE, notes: Notes = NO_NOTES
+) -> Learner:
+    """Everything with memory, at step 0. keep: where a batch goes that must not be applied. notes: of sizes."""
     config, policy = model.config, model.policy
     ids = canary_ids(config.run.seed, len(policy.head), config.guard.canary_tokens)
-    publisher = Publisher(policy.adapter, lambda: canary_of(policy, ids))
+    publisher = Publisher(policy.adapter, lambda: canary_of(policy, ids), trace)
     publisher.snapshot(version=0)
     curriculum = build_curriculum(config, model.tasks.train, policy.base_digest, model.prompter.digest)
-    trainer = build_trainer(policy, config, filler.pump, curriculum.metrics)
+    trainer = build_trainer(policy, config, filler.pump, curriculum.metrics, trace)
     update = trainer.update
-    guard = Guard(update, config.guard, config_to_json(config), keep)
+    guard = Guard(update, config.guard, config_to_json(config), keep, trace)
+    attempts = Attempts(trainer.budget, update, notes, driver_of(policy.device))
     state = LearnerState(
         config.run.seed,
         adapter_config(config.lora, config.model.path),
@@ -197,7 +209,8 @@ def build_learner(model: Model, filler: OrderFiller, keep: Keep) -> Learner:
         StepPlan(config, model.tasks.train, curriculum, filler),
         guard,
         update.gate,
+        trainer.budget,
         policy.base_digest,
         update.anchor,
     )
-    return Learner(state=state, batches=trainer.batches, update=update, guard=guard, filler=filler)
+    return Learner(state=state, batches=trainer.batches, update=update, guard=guard, attempts=attempts, filler=filler)

@@ -40,14 +40,13 @@ def runtime_dir() -> Path:
     return Path(session if os.path.isdir(session) else tempfile.gettempdir())
 
 
-def make_private(folder: Path) -> None:
-    """Create the folder if it is missing. SecurityError unless it is ours and closed to others."""
+def make_private(folder: Path, variable: str = "XDG_RUNTIME_DIR") -> None:
+    """Create the folder if it is missing. SecurityError unless it is ours and closed to others. variable: of the
+    environment, which chooses another place."""
     if not os.path.lexists(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise SecurityError(
-            f"{folder} is not a folder of this user; set XDG_RUNTIME_DIR to a folder only you can write to."
-        )
+        raise SecurityError(f"{folder} is not a folder of this user; set {variable} to a folder only you can write to.")
     if stat.S_IMODE(found.st_mode) != 0o700:
         raise SecurityError(f"{folder} does not have mode 0700; run `chmod 700 {folder}`.")

@@ -28,7 +28,7 @@ from protocol.limits import (
 )
 from protocol.outcome import Outcome
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
@@ -38,6 +38,7 @@ Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 Mark = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 # Every float has a lower and an upper bound, which also excludes NaN and infinity.
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+Megabytes = Annotated[float, Meta(ge=0.0, le=1e9)]
 Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
 Scores = Annotated[tuple[Score, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
 
@@ -184,8 +185,14 @@ class Timings(Record, frozen=True, kw_only=True):
     """Installing the adapter and decoding."""
     verify_s: Seconds
     """Scoring."""
-    memory_mb: Annotated[float, Meta(ge=0.0, le=1e9)]
-    """Peak resident memory of the actor so far."""
+    memory_mb: Megabytes
+    """Peak resident memory of the actor so far, in MiB."""
+    card_allocated_mb: Megabytes
+    """Peak of the order, in MiB of its card: tensors of the actor; 0 on a CPU."""
+    card_reserved_mb: Megabytes
+    """The same with what the actor keeps for later tensors."""
+    card_driver_mb: Megabytes
+    """What all processes use of that card at the end of the order, by its driver's count."""
 
 
 class FilledOrder(Message, frozen=True, kw_only=True):

@@ -135,7 +135,7 @@ def open_conversations(config: Config, checkpoint: "Checkpoint | None") -> list[
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
     prompter = load_prompter(base.folder)
-    device = pick_device(config.compute.device)
+    device = pick_device(config.compute.device, config.compute.actor_card)
     dtype = pick_dtype(config.compute.dtype, device)
     policy = load_policy(base, config.model, config.lora, device, dtype)
     system = config.tasks.system_prompt

@@ -3,6 +3,8 @@
 This is the learner's own loop with groups from the journal; it writes nothing. It starts from step 0, or from the
 oldest checkpoint that the journal still reaches back to (`journal.keep`), and ends with the newest checkpoint: no
 later step is certain to have been trained. The last line is JSON; the exit code is 0 only if the adapters match.
+Steps are cut into the micro-batches of the run. If they do not fit into the memory of this card, they are cut smaller,
+the last bits may differ, and the steps are named.
 
 `replay --batch FILE` repeats one quarantined update in this process, on the CPU. It prints the loss and the gradient
 of each sample, and where the suspect's numbers first go wrong. The last line is JSON; the exit code is 0 if the same
@@ -52,13 +54,20 @@ def replay_run(*, directory: Path) -> int:
     first = first_state(store, journal.start, newest=checkpoint.step)
     from_step = first.step if first else 0
     print(f"replaying steps {from_step} to {checkpoint.step} of {directory}", file=sys.stderr)
-    found = replay(config, journal.records(), first, checkpoint.step)
+    found, resized = replay(config, journal.records(), first, checkpoint.step)
+    if resized:
+        print(
+            f"memory ran out in step {resized[0] + 1} and in {len(resized) - 1} others: they were computed in smaller"
+            " parts than in the run, so the last bits may differ; replay on a card with as much free memory",
+            file=sys.stderr,
+        )
     report = {
         "adapter_sha256": found,
         "match": found == expected,
         "from_step": from_step,
         "steps": checkpoint.step,
         "expected": expected,
+        "resized": [step + 1 for step in resized],
     }
     print(json.dumps(report))
     return 0 if found == expected else 1
@@ -76,8 +85,9 @@ def first_state(store: CheckpointStore, start: Start, newest: int) -> Checkpoint
     return store.load_oldest(start.step)
 
 
-def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, steps: int) -> str:
-    """The digest of the adapter after `steps` updates, those up to `first` taken from there."""
+def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, steps: int) -> tuple[str, list[int]]:
+    """The digest of the adapter after `steps` updates, those up to `first` taken from there; the steps, from 0, that
+    were computed in another size than in the run."""
     from learner.durable.recorder import RecordedOrders
     from learner.durable.state import RunTotals
     from learner.loop import train
@@ -93,7 +103,7 @@ def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, s
     config = structs.replace(config, guard=structs.replace(config.guard, on_fault="skip"))
     model = load_model(config)
     filler = RecordedOrders(records)
-    learner = build_learner(model, filler, keep_nowhere)
+    learner = build_learner(model, filler, keep_nowhere, notes=filler)
     state = learner.state
     totals = RunTotals()
     if first:
@@ -101,7 +111,7 @@ def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, s
         state.plan.submit_pending()
     report = StepReport(config, NoFiles(), totals, lambda: False, state.plan.curriculum.metrics)
     train(learner.parts(report, NoLease()), first.step if first else 0, steps)
-    return state.publisher.versions[steps].sha256
+    return state.publisher.versions[steps].sha256, filler.resized
 
 
 def replay_batch(*, file: Path) -> int:

@@ -17,13 +17,20 @@ from shared.config.load import config_from_json, config_to_json
 from shared.config.training import OnFault
 from shared.errors import ConfigError
 from shared.process.processor import start_config
+from shared.process.usable_cards import check_cards
 from shared.run.files import write_whole
 from shared.run.run_dir import RunDir
 from shared.run.summary import Summary, read_summary
 
 
 def resume_run(
-    *, directory: Path, steps: int | None, on_fault: OnFault | None, resample_step: int | None, verbose: bool
+    *,
+    directory: Path,
+    steps: int | None,
+    on_fault: OnFault | None,
+    resample_step: int | None,
+    verbose: bool,
+    trace: bool,
 ) -> int:
     run = RunDir.open(directory)
     warn_of_another_owner(run)
@@ -52,12 +59,13 @@ def resume_run(
         print(finished(directory, summary.steps, can_be_extended=config.can_be_extended))
         return 0
     check_engine(changed.actor)
+    check_cards(changed.compute)
     with run.locked():
         changed = start_config(run)
     # Imported late, so that a mistake in the input is reported before the display is loaded.
     from launch.commands.watch_run import watch_run
 
-    watch_run(run, changed, verbose=verbose)
+    watch_run(run, changed, verbose=verbose, trace=trace)
     return 0
 
 

@@ -4,21 +4,28 @@
 [compute] leaves open is then chosen where the run starts (shared/process/processor.py).
 `--dry-run` makes nothing: it prints what would be sampled, which processes would run, what they would write, and how
 much memory and time the run would take; `--json` prints this last part for programs. A run that cannot fit into memory
-is refused, before anything is made (launch/plan). The machine is measured once, which takes a few seconds, and the
-result is kept in the cache folder.
+is refused, before anything is made (launch/plan). On a CPU the machine is measured once, which takes a few seconds, and
+the result is kept in the cache folder. On a card the memory is planned phase by phase, and the sizes that are left open
+are chosen so that it fits.
 """
 
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 from msgspec import structs
 
 from actor.engines.vllm_options import check_engine
+from launch.card_plan.command import NotPlanned, plan_here
+from launch.card_plan.plan import CardPlan
+from launch.card_plan.text import card_lines, refusal, short_card_lines
+from launch.card_plan.work import CardWork, card_work
 from launch.display.console import next_command
 from launch.plan.cost import (
     NoPlan,
@@ -33,6 +40,7 @@ from launch.plan.cost import (
 )
 from launch.plan.free_memory import free_memory
 from launch.plan.machine import Speed, machine_speed, measure_elsewhere
+from launch.plan.memory import Work
 from launch.plan.remedies import refuse_if_too_large
 from launch.presets.load import load_config
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
@@ -40,15 +48,20 @@ from protocol.access.keys import create_keys
 from shared.config.load import config_to_json
 from shared.config.model import cache_root
 from shared.config.processes import ComputeConfig, EvalConfig
-from shared.config.training import LossConfig
+from shared.config.training import BatchConfig, LossConfig
 from shared.config.tree import Config, RolloutConfig
+from shared.errors import ConfigError
 from shared.process.determinism import Blas
 from shared.process.processor import look_at_capacity
+from shared.process.usable_cards import check_cards
 from shared.run.forecast import write_prediction
 from shared.run.run_dir import RunDir
 
+Cost = Plan | CardPlan | str
+"""A plan, or the reason why there is none."""
+NO_CARD: Mapping[str, str] = MappingProxyType({})
 WRITTEN = {
-    "config.json, run.json": "the configuration with every default; versions, processor, arithmetic",
+    "config.json, run.json": "the configuration with every default; versions, processor, card, arithmetic",
     "plan.json": "memory and time as predicted; summary.json has them next to what was measured",
     "journal/, checkpoints/": "what resume and replay need; adapters in PEFT format",
     "metrics.jsonl, rollouts.jsonl": "one line for each step; sampled completions",
@@ -66,6 +79,7 @@ def start_run(
     prepare: bool,
     verbose: bool,
     json_only: bool = False,
+    trace: bool = False,
 ) -> int:
     config = load_config(source, overrides, here=dry_run or not prepare)
     folder = out or default_folder(source, datetime.now())
@@ -73,51 +87,106 @@ def start_run(
         make_run(folder, config)
         print(f"{folder} is prepared; start it with: {next_command('resume', str(folder))}")
         return 0
-    batch, cost = choose_recompute(config.batch, lambda batch: plan_of(structs.replace(config, batch=batch)))
-    config = structs.replace(config, batch=batch)
+    # Before anything that takes time: without its card there is nothing to plan.
+    card = {} if dry_run else check_cards(config.compute)
+    config, cost = planned(config)
     if dry_run:
         what = "" if json_only else describe(topology(folder, config), config)
-        return show_plan(what, cost, config.model.path)
+        return show_plan(what, source, cost, config.model.path)
     check_engine(config.actor)
-    if isinstance(cost, Plan):
-        refuse_if_too_large(cost.memory, cost.free, cost.remedies, config.model.path)
-    run = make_run(folder, config)
-    if isinstance(cost, Plan):
+    refuse(cost, config.model.path)
+    run = make_run(folder, config, card)
+    if not isinstance(cost, str):
         write_prediction(run, cost.figures)
-        print(summary_line(cost))
+        print(*start_lines(source, cost), sep="\n")
     # Imported late, so that a mistake in the input is reported before the display is loaded.
     from launch.commands.watch_run import watch_run
 
-    watch_run(run, config, verbose=verbose)
+    watch_run(run, config, verbose=verbose, trace=trace)
     return 0
 
 
-def show_plan(what: str, cost: Plan | str, path: str) -> int:
-    """what: the run in words; empty for JSON. Raises ConfigError in the end if the run cannot fit."""
-    if what:
-        predicted = table(cost) if isinstance(cost, Plan) else [f"predicted memory and time: unknown, {cost}"]
-        print(what, "\n".join(predicted), sep="\n\n")
-    else:
-        print(json.dumps(plan_as_json(cost) if isinstance(cost, Plan) else {"fits": None, "reason": cost}, indent=2))
-    if isinstance(cost, Plan):
-        refuse_if_too_large(cost.memory, cost.free, cost.remedies, path)
-    return 0
-
-
-def plan_of(config: Config) -> Plan | str:
-    """The plan of a run on this machine, or the reason why there is none."""
+def planned(config: Config) -> tuple[Config, Cost]:
+    """With what the plan chooses."""
     compute = config.compute
     if compute.device == "cuda" or (compute.device == "auto" and look_at_capacity().card):
-        return "`doctor` estimates what a card needs"
-    if config.actor.engine != "hf":
-        return "vLLM plans its memory itself"
+        cost = plan_for_card(card_work(config))
+        if isinstance(cost, CardPlan):
+            return with_choices(config, cost), cost
+    elif config.actor.engine != "hf":
+        cost = "vLLM plans its memory itself"
+    else:
+        work = work_of(config, cores=len(os.sched_getaffinity(0)))
+        cost = plan_of(work, config.lora.targets, compute, config.run.steps)
+    batch = cost.work.batch if isinstance(cost, Plan) else without_plan(config.batch)
+    return structs.replace(config, batch=batch), cost
+
+
+def without_plan(batch: BatchConfig) -> BatchConfig:
+    """Nothing is recomputed unless it was asked for."""
+    return structs.replace(batch, recompute="never") if batch.recompute == "auto" else batch
+
+
+def with_choices(config: Config, plan: CardPlan) -> Config:
+    """The configuration as it was planned."""
+    for key, value in plan.choices.items():
+        section, _, name = key.partition(".")
+        config = structs.replace(config, **{section: structs.replace(getattr(config, section), **{name: value})})
+    return config
+
+
+def plan_for_card(work: CardWork) -> CardPlan | str:
+    """Of what is free there, or the reason why there is no plan."""
     try:
-        shape = find_shape(config.model, config.lora.targets)
+        return plan_here(work)
+    except NotPlanned as reason:
+        return str(reason)
+
+
+def start_lines(source: str, cost: Plan | CardPlan) -> list[str]:
+    """For the start of a run."""
+    return [summary_line(cost)] if isinstance(cost, Plan) else short_card_lines(source, cost)
+
+
+def refuse(cost: Cost, path: str) -> None:
+    """ConfigError if the run cannot fit. path: of the model."""
+    if isinstance(cost, Plan):
+        refuse_if_too_large(cost.memory, cost.free, cost.remedies, path)
+    elif isinstance(cost, CardPlan) and not cost.fits:
+        raise ConfigError(refusal(cost))
+
+
+def show_plan(what: str, source: str, cost: Cost, path: str) -> int:
+    """what: the run in words; empty for JSON. Raises ConfigError in the end if the run cannot fit."""
+    if what:
+        print(what, "\n".join(plan_lines(source, cost)), sep="\n\n")
+    else:
+        print(json.dumps(plan_tree(cost), indent=2))
+    refuse(cost, path)
+    return 0
+
+
+def plan_lines(source: str, cost: Cost) -> list[str]:
+    if isinstance(cost, str):
+        return [f"predicted memory and time: unknown, {cost}"]
+    return table(cost) if isinstance(cost, Plan) else card_lines(source, cost)
+
+
+def plan_tree(cost: Cost) -> Any:
+    """For programs."""
+    if isinstance(cost, str):
+        return {"fits": None, "reason": cost}
+    return plan_as_json(cost) if isinstance(cost, Plan) else msgspec.to_builtins(cost)
+
+
+def plan_of(work: Work, targets: Sequence[str], compute: ComputeConfig, steps: int) -> Plan | str:
+    """The plan of a run on this machine's CPU, or the reason why there is none."""
+    try:
+        shape = find_shape(work.model, targets)
     except NoPlan as reason:
         return str(reason)
-    work = work_of(config, on_card=False, cores=len(os.sched_getaffinity(0)))
-    speeds = lambda: speeds_of(compute, cache_root(config.model))  # noqa: E731
-    return make_plan(shape, work, free_memory(), steps=config.run.steps, speeds=speeds)
+    speeds = lambda: speeds_of(compute, cache_root(work.model))  # noqa: E731
+    return choose_recompute(work, lambda one: make_plan(shape, one, free_memory(), steps=steps, speeds=speeds))
 
 
 def speeds_of(
@@ -134,13 +203,14 @@ def default_folder(source: str, now: datetime) -> Path:
     return Path("runs") / f"{Path(source).stem}-{now:%Y%m%d-%H%M%S}"
 
 
-def make_run(folder: Path, config: Config) -> RunDir:
-    """The run directory, with its configuration and keys."""
+def make_run(folder: Path, config: Config, card: Mapping[str, str] = NO_CARD) -> RunDir:
+    """The run directory, with its configuration and keys. card: as in run.json."""
     actor_ids = [actor.name for actor in topology(folder, config).actors]
     return RunDir.create(
         folder,
         config_to_json(config),
         compute=structs.asdict(config.compute),
+        card=card,
         create_keys=lambda keys: create_keys(keys, actor_ids),
     )
 

@@ -11,22 +11,26 @@ from launch.supervisor.supervise import Supervisor
 from launch.supervisor.topology import Topology, arithmetic, topology
 from shared.config.tree import Config
 from shared.process.entry_point import keep_to_itself
+from shared.process.trace import join_traces
 from shared.run.run_dir import RunDir
 
 
-def watch_run(run: RunDir, config: Config, *, verbose: bool) -> None:
+def watch_run(run: RunDir, config: Config, *, verbose: bool, trace: bool) -> None:
     """Returns when the run has ended; raises ProcessFailed if one of its processes crashed."""
     keep_to_itself()
     console = make_console()
     print(f"computes in {arithmetic(config.compute, config.model)}")
     try:
         with make_screen(console, run, config.run.steps, verbose=verbose) as screen:
-            plan = topology(run.path, config)
+            plan = topology(run.path, config, trace=trace)
             limits = SupervisorLimits(silence_s=config.link.silence_s)
             Supervisor(plan, screen, starter_for(plan), limits).run()
     except KeyboardInterrupt:
         print(f"stopped; nothing is lost, continue with: {next_command('resume', str(run.path))}")
         raise
+    finally:
+        if trace:
+            print(f"{join_traces(run)} shows when each process computed; open it in https://ui.perfetto.dev")
     print_report(console, run, config.run.steps, can_be_extended=config.can_be_extended)
 
 

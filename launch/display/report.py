@@ -35,6 +35,11 @@ COSTS = (
     ("  update", "update_s", "s"),
     ("memory of the learner", "learner_mb", " MiB"),
     ("memory of the actor", "actor_mb", " MiB"),
+    *(
+        (f"{process}'s turn on the card, {kind}", f"{process}_{kind}_mb", " MiB")
+        for process in ("learner", "actor")
+        for kind in ("allocated", "reserved", "driver")
+    ),
     ("tokens per completion", "completion_tokens", ""),
 )
 """Name, field of Figures, unit."""

@@ -4,15 +4,17 @@ and the limits that a container or a shell sets."""
 import re
 from collections.abc import Mapping
 
+from launch.card_plan.cards import Card, CardProcess, chosen_card
+from launch.card_plan.text import ways
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
-from launch.doctor.hardware import Card, CardProcess, Cards
 from launch.doctor.machine import Machine, on_card
 from launch.plan.cost import work_of
-from launch.plan.memory import card_memory, host_memory, host_memory_of_cards, size
+from launch.plan.memory import host_memory, memory_beside_card, size
 from launch.plan.remedies import fits, remedies
 from learner.durable.journal import SEGMENT_BYTES
 from shared.model.kernels.toolchain import missing
 from shared.process.determinism import cpu_environment
+from shared.process.usable_cards import BF16_CAPABILITY, CPU_INSTEAD, CUDA_BUILD, HIDDEN
 
 FIXED_BY_CONFIG = {"MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"}
 """Change which kernels run. A run sets them itself, but only if its configuration says so."""
@@ -38,7 +40,7 @@ ADDRESS_BYTES = 16 * 2**30
 """What torch's libraries, threads and mapped files reserve in one process, with a margin."""
 MIN_PROCESSES = 256
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-CUDA_BUILD = "install a build of PyTorch with CUDA (https://pytorch.org/get-started)"
+FP32 = "use --set compute.dtype=fp32, or a card of compute capability 8.0 or later"
 NOT_FETCHED = "how much a run needs is known once the model is on this machine"
 
 
@@ -126,10 +128,10 @@ def compare_memory(machine: Machine, free: int, found: str, first: str) -> Findi
     if isinstance(shape, Missing):
         return note(f"{found}; {NOT_FETCHED}")
     if on_card(machine):
-        need = host_memory_of_cards(shape)
-        found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.weights, ()
+        need = memory_beside_card(shape)
+        found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.started, ()
     else:
-        work = work_of(machine.config, on_card=False, cores=known(machine.processor).cores)
+        work = work_of(machine.config, cores=known(machine.processor).cores)
         need = host_memory(shape, work)
         found, too_large = f"{found}; a run needs about {size(need.total)}", not fits(need.total, free)
         ways = tuple(remedies(shape, work, free))
@@ -171,11 +173,18 @@ def present(machine: Machine) -> Finding:
         return ok("not needed: compute.device is 'cpu'")
     cards, torch = known(machine.cards), known(machine.torch)
     if torch.devices:
-        return ok(f"PyTorch can use {', '.join(card.name for card in torch.devices)}")
+        names = ", ".join(card.name for card in torch.devices)
+        last = len(torch.devices) - 1
+        if max(machine.config.compute.learner_card, machine.config.compute.actor_card) > last:
+            return error(
+                f"PyTorch can use {names}, which is less than the configuration names",
+                f"set compute.learner_card and compute.actor_card to at most {last}",
+            )
+        return ok(f"PyTorch can use {names}")
     trouble = torch.cuda_error or cards.trouble
     why, remedy = why_missing(cards.variables, torch.cuda_build, trouble, bool(cards.cards))
     if device == "cuda":
-        return error(f"compute.device is 'cuda', but {why}", f"{remedy}; or use --set compute.device=cpu")
+        return error(f"compute.device is 'cuda', but {why}", f"{remedy}; or {CPU_INSTEAD}")
     if cards.cards or cards.trouble or torch.cuda_error:
         return warning(f"there is a card or a driver, but {why}; the CPU is used", remedy)
     return ok("no card; the CPU is used")
@@ -184,7 +193,7 @@ def present(machine: Machine) -> Finding:
 def why_missing(variables: Mapping[str, str], build: str | None, trouble: str, seen: bool) -> tuple[str, str]:
     """Why PyTorch has no card, and the remedy. `seen`: nvidia-smi lists one."""
     hidden = variables.get("CUDA_VISIBLE_DEVICES", "0")
-    if hidden.strip() in ("", "-1"):
+    if hidden.strip() in HIDDEN:
         return f"CUDA_VISIBLE_DEVICES={hidden!r} hides it", "unset CUDA_VISIBLE_DEVICES"
     if build is None:
         return "this build of PyTorch has no CUDA", CUDA_BUILD
@@ -222,8 +231,10 @@ def architecture(machine: Machine) -> Finding:
             return error(
                 f"{card.name} is sm_{card.capability[0]}{card.capability[1]}, PyTorch has kernels for "
                 f"{', '.join(torch.architectures)}",
-                f"{CUDA_BUILD} for this card, or --set compute.device=cpu",
+                f"{CUDA_BUILD} for this card, or {CPU_INSTEAD}",
             )
+        if on_card(machine) and machine.config.compute.dtype != "fp32" and card.capability < BF16_CAPABILITY:
+            return error(f"{card.name} is sm_{card.capability[0]}{card.capability[1]}, which has no bf16", FP32)
     return ok(f"PyTorch has kernels for {', '.join(card.name for card in torch.devices)}")
 
 
@@ -251,31 +262,18 @@ def sharing(machine: Machine) -> Finding:
 
 def memory(machine: Machine) -> Finding:
     """Free memory against what both processes need, and which processes use the rest."""
-    card = chosen_card(known(machine.cards))
+    card = chosen_card(known(machine.cards), machine.config.compute.learner_card)
     if card is None:
         return ok("no card")
     found = f"{size(card.free)} of {size(card.total)} are free on {card.name}{used_by(card)}"
     if not on_card(machine):
         return ok(f"{found}; not used by this configuration")
-    shape = known(machine.model).shape
-    if isinstance(shape, Missing):
-        return note(f"{found}; {NOT_FETCHED}")
-    need = card_memory(shape, work_of(machine.config, on_card=True, cores=known(machine.processor).cores))
-    found = f"{found}; a run needs about {size(need.total)}"
-    remedy = (
-        "end the processes named, or use a smaller batch.head_rows, batch.token_budget or rollout.groups_per_order, "
-        "batch.recompute=always, or a smaller model"
-    )
-    if card.free < need.weights:
-        return error(found, remedy)
-    return warning(found, remedy) if card.free < need.total else ok(found)
-
-
-def chosen_card(cards: Cards) -> Card | None:
-    """The card that a run would use: the first, or the first that CUDA_VISIBLE_DEVICES names."""
-    first = cards.variables.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    named = [card for index, card in enumerate(cards.cards) if first == str(index) or card.uuid.startswith(first)]
-    return (named or [*cards.cards, None])[0]
+    plan = machine.plan
+    if isinstance(plan, Missing):
+        return note(f"{found}; what a run needs is not known: {plan.reason}")
+    if plan.fits:
+        return ok(f"{found}; a run needs {size(plan.peak_bytes)}")
+    return error(f"{found}; a run needs {size(plan.peak_bytes)}", f"end the processes named; or {ways(plan)}")
 
 
 def used_by(card: Card) -> str:

@@ -2,8 +2,10 @@
 whether the user's reward function can be imported.
 
 The allowed versions are read from pyproject.toml beside the packages (a clone, an image), else from the installed
-distribution. torch, bitsandbytes and the reward function are tried in a process of their own (probes.py). The reward
-function gets the environment that a scoring worker has.
+distribution. There torch has one version, because its kernels decide the last bit of a run; more versions may run
+(ADMITTED), because the driver of a card may need an older one, and run.json says which it was. torch, bitsandbytes and
+the reward function are tried in a process of their own (probes.py). The reward function gets the environment that a
+scoring worker has.
 """
 
 import platform
@@ -25,6 +27,8 @@ from shared.config.data import VerifierConfig
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 DISTRIBUTION = "tandem-rl"
 PROBE = "launch.doctor.probes"
+ADMITTED = {"torch": ">=2.11,<2.14"}
+"""Wider than what is installed. Runs on different versions have different bits."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -75,7 +79,8 @@ def library(requirement: Requirement) -> Library:
         installed = version(requirement.name)
     except PackageNotFoundError:
         installed = None
-    return Library(name=requirement.name, versions=str(requirement.specifier), installed=installed)
+    versions = ADMITTED.get(requirement.name, str(requirement.specifier))
+    return Library(name=requirement.name, versions=versions, installed=installed)
 
 
 class Driver(msgspec.Struct, frozen=True, kw_only=True, tag="driver", tag_field="stage"):

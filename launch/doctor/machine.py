@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.card_plan.cards import NVIDIA_SMI_S, Cards, look_at_cards
+from launch.card_plan.command import NotPlanned, plan_here
+from launch.card_plan.plan import CardPlan
+from launch.card_plan.work import CardWork
 from launch.doctor.disk import Disk, Link, RunFolder, look_at_disk, look_at_link, look_at_run
 from launch.doctor.finding import Missing
 from launch.doctor.hardware import (
-    NVIDIA_SMI_S,
-    Cards,
     Limits,
     Processor,
-    look_at_cards,
     look_at_limits,
     look_at_processor,
 )
@@ -37,6 +38,8 @@ HUB_S = 10.0
 """Two requests, after the name of the hub was resolved."""
 TORCH_S = 40.0
 """Importing torch and bitsandbytes takes seconds, on a slow network disk up to half a minute."""
+PLAN_S = 60.0
+"""Torch and transformers are imported, and the code of both processes is run without values."""
 REWARD_S = 15.0
 SPARE_S = 2.0
 """For a process that was killed to end."""
@@ -68,6 +71,8 @@ class Machine:
     """A container's limits."""
     memory: Memory | Missing
     """RAM and swap."""
+    plan: CardPlan | Missing
+    """What the run takes of the card."""
     disk: Disk | Missing
     """The file system of the run directory."""
     limits: Limits | Missing
@@ -100,6 +105,7 @@ def gather(config: Config, run_dir: Path) -> Machine:
     reward = Look(lambda: look_at_reward(config.verifier, REWARD_S), REWARD_S + SPARE_S)
     hub = Look(lambda: ask_hub(config.model), HUB_S)
     cards = Look(look_at_cards, 2 * NVIDIA_SMI_S)
+    plan = Look(lambda: plan_for_card(config), PLAN_S)
     software = Look(look_at_software, QUICK_S)
     toolchain = Look(look_at_toolchain, QUICK_S)
     processor = Look(look_at_processor, QUICK_S)
@@ -122,6 +128,7 @@ def gather(config: Config, run_dir: Path) -> Machine:
         processor=processor.result(),
         cgroup=cgroup.result(),
         memory=memory.result(),
+        plan=plan.result(),
         disk=disk,
         limits=limits.result(),
         link=link.result(),
@@ -130,6 +137,16 @@ def gather(config: Config, run_dir: Path) -> Machine:
         hub=hub.result(),
         reward=reward.result(),
     )
+
+
+def plan_for_card(work: CardWork) -> CardPlan | Missing:
+    """Of what is free there now."""
+    if work.compute.device == "cpu":
+        return Missing("compute.device is 'cpu'")
+    try:
+        return plan_here(work)
+    except NotPlanned as error:
+        return Missing(str(error))
 
 
 def all_stages(facts: TorchFacts | Missing) -> TorchFacts:

@@ -6,7 +6,6 @@
 A crash here ends this process only. An import error is not caught: doctor shows the last line of its traceback.
 """
 
-import ctypes
 import sys
 from typing import Any
 
@@ -15,12 +14,13 @@ import msgspec
 from launch.doctor.libraries import Device, Driver, RoundTrip, TorchBuild
 from shared.errors import RewardError
 from shared.process.parent_death import die_with_parent
+from shared.process.usable_cards import driver_library, newest_cuda
 
 SHAPE = (128, 256)
 
 
 def look_at_libraries(device: str) -> None:
-    print_stage(Driver(cuda=driver_cuda()))
+    print_stage(Driver(cuda=newest_cuda(driver_library())))
     build = torch_build(device)
     print_stage(build)
     print_stage(round_trip("cuda" if build.devices and device != "cpu" else "cpu"))
@@ -29,18 +29,6 @@ def look_at_libraries(device: str) -> None:
 def print_stage(stage: msgspec.Struct) -> None:
     # Flushed, because the next stage may crash.
     print(msgspec.json.encode(stage).decode(), flush=True)
-
-
-def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA version that the driver's library supports. Needs no card and no context."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    number = ctypes.c_int()
-    if library.cuDriverGetVersion(ctypes.byref(number)) != 0:
-        return None
-    return number.value // 1000, number.value % 1000 // 10
 
 
 def torch_build(device: str) -> TorchBuild:

@@ -1,8 +1,8 @@
 """The plan of a run: its memory and its time, whether it fits, and what would make it fit; as text and as JSON.
 
 `run` makes it before anything is started, from the configuration, the files of the model and this machine's measured
-speed; `doctor` judges memory by the same figures. Left out: runs on a card, whose memory `doctor` estimates, and runs
-whose model has to be fetched first. Both start without a plan.
+speed; `doctor` judges memory by the same figures. Runs on a card have a plan of their own
+(launch/card_plan/plan.py). Left out: runs whose model has to be fetched first, which start without a plan.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,6 @@ from launch.plan.remedies import Remedy, fits, remedies
 from launch.plan.shape import ModelShape, local_folder, shape_of
 from shared.config.data import TasksConfig
 from shared.config.model import ModelConfig, hub_cache_folder
-from shared.config.training import BatchConfig
 from shared.config.tree import Config
 from shared.errors import ModelError
 from shared.run.forecast import Figures
@@ -52,7 +51,7 @@ class Plan:
     """The whole run, evaluations included."""
     no_time: str
     """Why there is no time."""
-    remedies: tuple[Remedy, ...]
+    remedies: tuple[Remedy[Work], ...]
     """Empty if the run fits, or if nothing helps."""
 
     @property
@@ -74,7 +73,7 @@ class Plan:
         )
 
 
-def work_of(config: Config, *, on_card: bool, cores: int) -> Work:
+def work_of(config: Config, *, cores: int) -> Work:
     """What the keys say. cores: that this process may use."""
     compute, rollout = config.compute, config.rollout
     threads = compute.learner_threads + compute.actor_threads
@@ -87,10 +86,9 @@ def work_of(config: Config, *, on_card: bool, cores: int) -> Work:
         rank=config.lora.rank,
         groups=config.most_prompts,
         workers=config.verifier.workers,
-        dtype=dtype_of(compute.dtype, on_card=on_card),
-        on_card=on_card,
+        dtype=dtype_of(compute.dtype, on_card=False),
         # As shared/process/lease.py decides.
-        overlaps=not on_card and threads <= cores and config.pipeline.max_lag > 0,
+        overlaps=threads <= cores and config.pipeline.max_lag > 0,
         lengths=lengths_of(config.model.path, rollout.max_new_tokens, config.tasks),
     )
 
@@ -155,13 +153,13 @@ def make_plan(
     )
 
 
-def choose_recompute(batch: BatchConfig, plan: Callable[[BatchConfig], Plan | str]) -> tuple[BatchConfig, Plan | str]:
-    """The plan, and `batch.recompute` as it is chosen: `always` only if the run does not fit otherwise."""
-    if batch.recompute != "auto":
-        return batch, plan(batch)
-    kept, again = (structs.replace(batch, recompute=choice) for choice in ("never", "always"))
+def choose_recompute(work: Work, plan: Callable[[Work], Plan]) -> Plan:
+    """With `batch.recompute` as it is chosen: `always` only if the run does not fit otherwise."""
+    if work.batch.recompute != "auto":
+        return plan(work)
+    kept, again = (replace(work, batch=structs.replace(work.batch, recompute=choice)) for choice in ("never", "always"))
     cost = plan(kept)
-    return (kept, cost) if isinstance(cost, str) or cost.fits else (again, plan(again))
+    return cost if cost.fits else plan(again)
 
 
 def table(plan: Plan) -> list[str]:
@@ -216,7 +214,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         },
         "choices": {"dtype": plan.work.dtype, "overlaps": plan.work.overlaps},
         "time": None if plan.time is None else {"step_s": plan.time.step, "total_s": plan.total_s} | times(plan.time),
-        "remedies": [{change.key: change.value for change in remedy.changes} for remedy in plan.remedies],
+        "remedies": [remedy.settings for remedy in plan.remedies],
     }
 
 

@@ -1,7 +1,6 @@
-"""How much memory a run needs, item by item, before anything is loaded.
+"""How much memory a run on a CPU needs, item by item, before anything is loaded.
 
-    CPU      shared + launcher + learner + actor + the larger of rollout and update (their sum if both compute at once)
-    card     2 x (context + weights) + rollout + update
+    total    shared + launcher + learner + actor + the larger of rollout and update (their sum if both compute at once)
 
     shared   libraries, and the base as a mapped file: pages that all processes have in common, counted once
     rollout  keys and values of an order's prompts and completions, and the sampler's rows over the vocabulary; an
@@ -10,7 +9,6 @@
 
 On a CPU freed memory goes back to the system after a turn, but for a little, so only the larger of the two peaks counts
 when the processes take turns.
-On a card both count: PyTorch keeps what a process has once used, and the processes share the card for the whole run.
 The constants were measured with `benchmarks/predicted.py`, which compares every prediction with a run.
 
 Left out: the first start, which converts the model (its pages can be dropped while it is read).
@@ -50,8 +48,6 @@ HOLES = 1.0
 size, and the memory of one seldom fits the next."""
 CUDA_RUNTIME_BYTES = 1500 * MIB
 """A process on a card, in host memory."""
-CONTEXT_BYTES = 400 * MIB
-"""What one process takes of a card before its first tensor."""
 VALUES_PER_OUTPUT: Mapping[str, float] = {"fp32": 2.5, "bf16": 3.2}
 """Values that the backward pass of a layer keeps for each value that its products give: inputs of norms and products,
 rotated queries and keys, both sides of the gate. In bf16 some of them are kept in fp32."""
@@ -110,8 +106,6 @@ class Work:
     """Processes that score."""
     dtype: Dtype
     """Of the base and the activations."""
-    on_card: bool
-    """Whether it is computed on a card."""
     overlaps: bool
     """Whether both processes compute at the same time."""
     lengths: Lengths
@@ -128,7 +122,7 @@ class Work:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the dense base is mapped; on a CPU."""
+        """Whether the dense base is mapped."""
         return self.model.quantization == "none" or self.model.dequantize != "each_call"
 
     @property
@@ -241,21 +235,21 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     slots = prompts * work.lengths.prompt + at_once * cap
     prefill = prompts * work.lengths.prompt * layer_outputs(shape) * work.value_bytes
     return {
-        "keys and values": slots * token_bytes(shape, work),
+        "keys and values": slots * token_bytes(shape),
         "sampler": at_once * shape.vocabulary * LOGIT_BYTES,
         "prompts": prefill,
     }
 
 
-def token_bytes(shape: ModelShape, work: Work) -> int:
+def token_bytes(shape: ModelShape) -> int:
     """Keys and values of one token, which are fp32 on a CPU."""
-    return 2 * shape.layers * shape.key_value * (work.value_bytes if work.on_card else FP32_BYTES)
+    return 2 * shape.layers * shape.key_value * FP32_BYTES
 
 
 def decoded_at_once(shape: ModelShape, work: Work, cap: int) -> int:
     """Rows of a decode step, for completions of at most `cap` tokens."""
-    cached = (work.lengths.prompt + cap) * token_bytes(shape, work)
-    return rows_at_once(work.actor.max_sequences, cached, shape.vocabulary, on_card=work.on_card)
+    cached = (work.lengths.prompt + cap) * token_bytes(shape)
+    return rows_at_once(work.actor.max_sequences, cached, shape.vocabulary, on_card=False)
 
 
 def evaluation_items(shape: ModelShape, work: Work) -> Items:
@@ -317,28 +311,29 @@ def used_tokens(work: Work, tokens: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CardMemory:
-    """Bytes that both processes take of a card, or of the machine's memory beside one."""
+class MemoryBesideCard:
+    """What both processes take of the machine's memory while they compute on a card."""
 
-    weights: int
+    started: int
     """From their start to their end. With less, a run cannot start."""
     total: int
-    """With the work of a step."""
+    """With the file that is read while they load."""
 
 
-def card_memory(shape: ModelShape, work: Work) -> CardMemory:
-    """Keys and values are counted for prompts of any length, and micro-batches as full."""
-    packed = work.model.quantization == "nf4" and work.model.dequantize != "once"
-    linear_bytes = shape.linear * (NF4_BYTES if packed else BF16_BYTES)
-    weights = 2 * int(CONTEXT_BYTES + linear_bytes + BF16_BYTES * shape.rest)
-    order = decode_items(shape, work, work.order_groups, work.order_groups * work.rollout.group)
-    peaks = size_of(order) + size_of(update_items(shape, work))
-    return CardMemory(weights=weights, total=weights + peaks)
+def memory_beside_card(shape: ModelShape) -> MemoryBesideCard:
+    return MemoryBesideCard(started=2 * CUDA_RUNTIME_BYTES, total=2 * CUDA_RUNTIME_BYTES + shape.file_bytes)
 
 
-def host_memory_of_cards(shape: ModelShape) -> CardMemory:
-    """What both processes take of the machine's memory while they compute on a card; loading reads the file."""
-    return CardMemory(weights=2 * CUDA_RUNTIME_BYTES, total=2 * CUDA_RUNTIME_BYTES + shape.file_bytes)
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The most that a process takes of a card in a phase."""
+
+    name: str
+    """Of the phase."""
+    items: Items
+    """In tensors, at the moment when they are most."""
+    reserved: int
+    """What PyTorch's allocator has taken by the end of the phase."""
 
 
 def adapter_bytes(rank: int, shape: ModelShape) -> int:

@@ -8,8 +8,9 @@ after the other, in the order of what they cost, and those that turn out not to 
 Left out: changes of the model or of the machine, which the text of a refusal names.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -20,15 +21,19 @@ from shared.errors import ConfigError
 REFUSAL_MARGIN = 0.9
 
 
+W = TypeVar("W")
+"""What a run computes: Work on a CPU, CardWork on a card."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class Change(Generic[W]):
     """One key with another value."""
 
     key: str
     """`section.key`"""
     value: str
     """As `--set` takes it."""
-    apply: Callable[[Work], Work]
+    apply: Callable[[W], W]
     """The work with it."""
 
     def __str__(self) -> str:
@@ -36,13 +41,18 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remedy:
+class Remedy(Generic[W]):
     """Changes that are enough together."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[Change[W], ...]
     """One for each key."""
     total: int
     """Predicted bytes with them."""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Key -> value."""
+        return {change.key: change.value for change in self.changes}
 
     def __str__(self) -> str:
         return f"{' '.join(f'--set {change}' for change in self.changes)} ({size(self.total)})"
@@ -52,7 +62,7 @@ def fits(total: int, free: int | None) -> bool:
     return free is None or total * REFUSAL_MARGIN <= free
 
 
-def refuse_if_too_large(memory: HostMemory, free: int | None, ways: Sequence[Remedy], path: str) -> None:
+def refuse_if_too_large(memory: HostMemory, free: int | None, ways: Sequence[Remedy[Work]], path: str) -> None:
     """ConfigError that names the changes. path: of the model."""
     if free is None or fits(memory.total, free):
         return
@@ -80,65 +90,72 @@ def all_items(memory: HostMemory) -> Items:
     return {f"{part}: {name}": amount for part, items in parts.items() for name, amount in items.items()}
 
 
-def remedies(shape: ModelShape, work: Work, free: int | None) -> Iterator[Remedy]:
-    """Nothing if the run fits; else every single change that is enough, or the smallest combination that was found."""
+def remedies(shape: ModelShape, work: Work, free: int | None) -> Iterator[Remedy[Work]]:
+    """Nothing if the run fits."""
     if free is None or fits(host_memory(shape, work).total, free):
-        return
-    ladders = [list(ladder) for ladder in changes(work)]
-    alone = [remedy for ladder in ladders if (remedy := gentlest(shape, work, free, ladder))]
+        return iter(())
+    return remedies_of(work, changes(work), lambda one: host_memory(shape, one).total, lambda total: fits(total, free))
+
+
+def remedies_of(
+    work: W, ladders: Iterable[Iterable[Change[W]]], total: Callable[[W], int], fits: Callable[[int], bool]
+) -> Iterator[Remedy[W]]:
+    """Every single change that is enough, or the smallest combination that was found. total: bytes of a work."""
+
+    def remedy(*chosen: Change[W]) -> Remedy[W]:
+        changed = work
+        for change in chosen:
+            changed = change.apply(changed)
+        return Remedy(changes=chosen, total=total(changed))
+
+    all_ladders = [found for ladder in ladders if (found := list(ladder))]
+    alone = [one for ladder in all_ladders if (one := gentlest(ladder, remedy, fits))]
     if alone:
         yield from alone
         return
-    chosen: list[Change] = []
-    for change in (ladder[-1] for ladder in ladders if ladder):
-        chosen.append(change)
-        if is_enough(shape, work, free, chosen):
-            yield combined(shape, work, smallest(shape, work, free, chosen))
+    chosen: list[Change[W]] = []
+    for ladder in all_ladders:
+        chosen.append(ladder[-1])
+        if fits(remedy(*chosen).total):
+            yield remedy(*needed(chosen, remedy, fits))
             return
 
 
-def gentlest(shape: ModelShape, work: Work, free: int, ladder: Sequence[Change]) -> Remedy | None:
-    """The first change of one key that is enough."""
-    for change in ladder:
-        if is_enough(shape, work, free, [change]):
-            return combined(shape, work, [change])
-    return None
+def gentlest(
+    ladder: Sequence[Change[W]], remedy: Callable[..., Remedy[W]], fits: Callable[[int], bool]
+) -> Remedy[W] | None:
+    """The first change of one key that is enough; the last one helps most."""
+    if not fits(remedy(ladder[-1]).total):
+        return None
+    return next(found for change in ladder if fits((found := remedy(change)).total))
 
 
-def smallest(shape: ModelShape, work: Work, free: int, chosen: Sequence[Change]) -> list[Change]:
+def needed(
+    chosen: Sequence[Change[W]], remedy: Callable[..., Remedy[W]], fits: Callable[[int], bool]
+) -> list[Change[W]]:
     """Without the changes that the others do not need."""
     kept = list(chosen)
     for change in chosen:
         others = [other for other in kept if other is not change]
-        if is_enough(shape, work, free, others):
+        if fits(remedy(*others).total):
             kept = others
     return kept
 
 
-def is_enough(shape: ModelShape, work: Work, free: int, chosen: Sequence[Change]) -> bool:
-    return fits(combined(shape, work, chosen).total, free)
-
-
-def combined(shape: ModelShape, work: Work, chosen: Sequence[Change]) -> Remedy:
-    for change in chosen:
-        work = change.apply(work)
-    return Remedy(changes=tuple(chosen), total=host_memory(shape, work).total)
-
-
-def changes(work: Work) -> Iterator[Iterator[Change]]:
+def changes(work: Work) -> Iterator[Iterable[Change[Work]]]:
     """For each key its values from the gentlest on. First those that cost time only, then those that change what is
     sampled."""
     if work.batch.recompute != "always":
-        yield iter([set_key("batch", "recompute", "always")])
+        yield [set_key("batch", "recompute", "always")]
     yield (set_key("batch", "token_budget", value) for value in halves(work.batch.token_budget, 64))
     yield (set_key("batch", "head_rows", value) for value in halves(work.batch.head_rows, 32))
     if work.dtype == "fp32":
-        yield iter([Change(key="compute.dtype", value="bf16", apply=lambda one: replace(one, dtype="bf16"))])
+        yield [Change(key="compute.dtype", value="bf16", apply=lambda one: replace(one, dtype="bf16"))]
     if work.model.quantization == "nf4" and work.model.dequantize != "each_call":
-        yield iter([set_key("model", "dequantize", "each_call")])
+        yield [set_key("model", "dequantize", "each_call")]
     yield (set_key("rollout", "groups_per_order", value) for value in halves(work.order_groups, 1))
     yield (fewer_prompts(value) for value in halves(work.rollout.prompts, 1))
-    yield (set_key("rollout", "max_new_tokens", value) for value in halves(work.rollout.max_new_tokens, 16))
+    yield (shorter_completions(value) for value in halves(work.rollout.max_new_tokens, 16))
 
 
 def halves(value: int, least: int) -> Iterator[int]:
@@ -147,19 +164,26 @@ def halves(value: int, least: int) -> Iterator[int]:
         yield value
 
 
-def set_key(section: str, key: str, value: object) -> Change:
-    """A key of a section that a Work has whole."""
+def set_key(section: str, key: str, value: object) -> Change[Any]:
+    """A key of a section that the work has whole."""
 
-    def apply(work: Work) -> Work:
-        changed = msgspec.structs.replace(getattr(work, section), **{key: value})
-        work = replace(work, **{section: changed})
-        lengths, cap = work.lengths, work.rollout.max_new_tokens
-        shorter = replace(lengths, completion=min(lengths.completion, cap), longest=min(lengths.longest, cap))
-        return replace(work, lengths=shorter)
+    def apply(work: Any) -> Any:
+        return replace(work, **{section: msgspec.structs.replace(getattr(work, section), **{key: value})})
 
     return Change(key=f"{section}.{key}", value=str(value).lower(), apply=apply)
 
 
-def fewer_prompts(value: int) -> Change:
+def shorter_completions(cap: int) -> Change[Work]:
+    change = set_key("rollout", "max_new_tokens", cap)
+
+    def apply(work: Work) -> Work:
+        lengths = work.lengths
+        shorter = replace(lengths, completion=min(lengths.completion, cap), longest=min(lengths.longest, cap))
+        return replace(change.apply(work), lengths=shorter)
+
+    return replace(change, apply=apply)
+
+
+def fewer_prompts(value: int) -> Change[Work]:
     change = set_key("rollout", "prompts", value)
     return replace(change, apply=lambda work: replace(change.apply(work), groups=min(work.groups, value)))

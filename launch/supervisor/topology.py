@@ -56,14 +56,15 @@ class Topology:
         return (self.learner, *self.actors)
 
 
-def topology(run_dir: Path, config: Config) -> Topology:
-    run = ("--run", str(run_dir))
+def topology(run_dir: Path, config: Config, *, trace: bool = False) -> Topology:
+    run, traced = ("--run", str(run_dir)), ("--trace",) if trace else ()
+    learner, actor = ("learner", *run, *traced), ("actor", *run, "--id", "actor0", *traced)
     compute = config.compute
     return Topology(
         run_dir=run_dir,
         endpoint=config.link.endpoint,
-        learner=process("learner", ("learner", *run), compute.learner_threads, compute.blas, run_dir),
-        actors=(process("actor0", ("actor", *run, "--id", "actor0"), compute.actor_threads, compute.blas, run_dir),),
+        learner=process("learner", learner, compute.learner_threads, compute.blas, run_dir),
+        actors=(process("actor0", actor, compute.actor_threads, compute.blas, run_dir),),
     )
 
 

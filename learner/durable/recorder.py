@@ -1,8 +1,8 @@
 """The journal as the dispatcher sees it: record filled orders, find them again, and delete old ones.
 
 Only training orders are recorded; an evaluation can be repeated. A recorded order must match the one that is asked for:
-the journal of another config is refused, not trained on. A void record cancels the records before it of its step and of
-later steps (resample.py).
+the journal of another config is refused, not trained on. On a card, the size of a step is recorded too
+(learner/update/budget.py). A void record cancels the records before it of its step and of later steps (resample.py).
 
 After a checkpoint the journal may shrink:
 
@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterable, Sequence
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
 from learner.orders.orders import fills, step_of, training_step
+from learner.update.budget import Size
 from protocol.codec import decode, encode, pack, unpack
 from protocol.messages import FilledOrder, Group, Order
 from shared.config.processes import JournalConfig
 from shared.errors import DamageError
 
 VOID = b"void from step "
+SIZE = b"size of step "
 
 
 class JournalRecorder:
@@ -40,6 +42,7 @@ class JournalRecorder:
         self.first_step = first_step
         self.admit = admit
         self.found: dict[str, bytes] = {}
+        self.sizes: dict[int, Size] = {}
         self.last_steps: dict[int, int] = {}
         for segment in journal.reading().segments:
             self.last_steps[segment.number] = max(map(self.load, segment.payloads()), default=-1)
@@ -49,7 +52,11 @@ class JournalRecorder:
         """Remember a record of an earlier start; returns its step, or -1 for a void."""
         if (voided := voided_from(payload)) is not None:
             self.found = before(self.found, voided)
+            self.sizes = {step: size for step, size in self.sizes.items() if step < voided}
             return -1
+        if noted := size_from(payload):
+            self.sizes |= noted
+            return max(noted)
         order_id = read(payload).order_id
         if step_of(order_id) >= self.first_step:
             self.found.setdefault(order_id, payload)
@@ -73,6 +80,17 @@ class JournalRecorder:
             self.last_steps[self.journal.tail] = max(step, self.last_step(self.journal.tail))
             self.durable.add(one.order_id)
 
+    def size_of(self, step: int) -> Size | None:
+        return self.sizes.get(step)
+
+    def note_size(self, step: int, size: Size) -> None:
+        """Unless it is what the journal says already: the step was computed before."""
+        if self.sizes.get(step) != size:
+            self.journal.append(pack_size(step, size))
+            self.journal.sync()
+            self.last_steps[self.journal.tail] = max(step, self.last_step(self.journal.tail))
+            self.sizes[step] = size
+
     def is_durable(self, order_id: str) -> bool:
         """Decided by the id alone, so the result does not depend on what is ordered now."""
         step = training_step(order_id)
@@ -82,6 +100,7 @@ class JournalRecorder:
         """A checkpoint covers all earlier steps, so their order ids can be forgotten."""
         self.first_step = max(self.first_step, step)
         self.durable = {order_id for order_id in self.durable if step_of(order_id) >= step}
+        self.sizes = {noted: size for noted, size in self.sizes.items() if noted >= step}
 
     def last_step(self, segment: int) -> int:
         """The latest step that a segment has a record of; -1 if it is empty."""
@@ -102,8 +121,12 @@ class RecordedOrders:
     """Stands in for the dispatcher in a replay: every order is filled from the journal, and no actor is needed."""
 
     def __init__(self, records: Iterable[bytes]) -> None:
-        self.found = index_records(records)
+        payloads = list(records)
+        self.found = index_records(payloads)
         self.filled: dict[str, FilledOrder] = {}
+        self.sizes = sizes_in(payloads)
+        self.resized: list[int] = []
+        """Steps that were computed in another size than in the run, because memory ran out."""
 
     def publish(self, policy: object, oldest_needed: int) -> None:
         """There is no actor to send it to."""
@@ -121,6 +144,14 @@ class RecordedOrders:
                 raise DamageError(f"The journal has no filled order {order_id}; it was not written by this config.")
         return [self.filled.pop(order_id) for order_id in order_ids]
 
+    def size_of(self, step: int) -> Size | None:
+        return self.sizes.get(step)
+
+    def note_size(self, step: int, size: Size) -> None:
+        """Compared with that of the run; nothing is written."""
+        if size != self.sizes.get(step):
+            self.resized.append(step)
+
     def pump(self, timeout_s: float = 0.0) -> None:
         """There is no link to serve."""
 
@@ -129,11 +160,22 @@ def index_records(records: Iterable[bytes]) -> dict[str, bytes]:
     """Order id -> record, without voided ones. Of two records of one order the first counts."""
     index: dict[str, bytes] = {}
     for payload in records:
-        if (voided := voided_from(payload)) is None:
-            index.setdefault(read(payload).order_id, payload)
-        else:
+        if (voided := voided_from(payload)) is not None:
             index = before(index, voided)
+        elif not size_from(payload):
+            index.setdefault(read(payload).order_id, payload)
     return index
+
+
+def sizes_in(records: Iterable[bytes]) -> dict[int, Size]:
+    """Step -> size. Of two records the last counts: the step was computed again after a crash, and could not be in the
+    size of before."""
+    sizes: dict[int, Size] = {}
+    for payload in records:
+        if (voided := voided_from(payload)) is not None:
+            sizes = {step: size for step, size in sizes.items() if step < voided}
+        sizes |= size_from(payload)
+    return sizes
 
 
 def before(index: dict[str, bytes], step: int) -> dict[str, bytes]:
@@ -146,8 +188,21 @@ def pack_void(step: int) -> bytes:
 
 
 def voided_from(payload: bytes) -> int | None:
-    """The step of a void; None for a filled order, whose first bytes are a small length."""
+    """The step of a void; None for another record. The first bytes of a filled order are a small length."""
     return int(payload.removeprefix(VOID)) if payload.startswith(VOID) else None
+
+
+def pack_size(step: int, size: Size) -> bytes:
+    """The record of the size in which a step (from 0) was computed."""
+    return SIZE + b"%d %d %d" % (step, size.tokens, size.rows)
+
+
+def size_from(payload: bytes) -> dict[int, Size]:
+    """The step and its size; empty for another record."""
+    if not payload.startswith(SIZE):
+        return {}
+    step, tokens, rows = map(int, payload.removeprefix(SIZE).split())
+    return {step: Size(tokens=tokens, rows=rows)}
 
 
 def read(payload: bytes) -> FilledOrder:

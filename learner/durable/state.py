@@ -4,7 +4,7 @@
     optimizer.safetensors                            AdamW's moments
     policy-000012.safetensors                        older versions that pending orders name (max_lag > 0 only)
     anchor.safetensors                               what the policy is kept close to (curriculum.ewc, curriculum.kl_to)
-    state.json                                       step, versions, curriculum, pending orders, norms, gate, totals
+    state.json                                       step, versions, pending orders, norms, gate, budget, totals
 
 Random streams are derived from the run's seed and a name (shared/seeding.py), so seed and positions are all there is
 to save. An update is a function of this state and the journal.
@@ -68,7 +68,7 @@ class Resumable(Protocol):
 
 
 class LearnerState:
-    """Everything that must survive: adapter, optimizer, plan, published versions, guard."""
+    """Everything that must survive: adapter, optimizer, plan, published versions, guard, sizes."""
 
     def __init__(
         self,
@@ -80,6 +80,7 @@ class LearnerState:
         plan: StepPlan,
         guard: Resumable,
         gate: Resumable,
+        budget: Resumable,
         base_digest: str,
         anchor: Anchor | None = None,
     ) -> None:
@@ -92,6 +93,7 @@ class LearnerState:
         self.plan = plan
         self.guard = guard
         self.gate = gate
+        self.budget = budget
         self.base_digest = base_digest
         self.anchor = anchor
 
@@ -110,6 +112,7 @@ class LearnerState:
             "norms": self.norms.state_dict(),
             "guard": self.guard.state_dict(),
             "gate": self.gate.state_dict(),
+            "budget": self.budget.state_dict(),
         }
         files = {
             ADAPTER: versions[step].adapter.tobytes(),
@@ -145,6 +148,7 @@ class LearnerState:
         self.norms.load_state_dict(facts["norms"])
         self.guard.load_state_dict(facts["guard"])
         self.gate.load_state_dict(facts["gate"])
+        self.budget.load_state_dict(facts["budget"])
         if self.anchor:
             self.anchor.load_state_bytes(checkpoint.files[ANCHOR])
         names = {version: version_file(version, checkpoint.step) for version in facts["versions"]}

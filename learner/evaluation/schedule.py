@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from shared.config.processes import EvalConfig
+from shared.process.trace import NO_TRACE, Trace
 from shared.run.evaluation import Evaluation
 
 log = logging.getLogger("learner")
@@ -52,6 +53,7 @@ class EvalSchedule:
         digest: Callable[[int], str],
         store: EvaluationStore,
         tasks_sha256: str,
+        trace: Trace = NO_TRACE,
     ) -> None:
         """steps: of the whole run. evaluate: from label, version and adapter digest. digest: of a version's adapter.
         tasks_sha256: of the held-out tasks; an evaluation on other tasks (`eval --problems`) is not reused."""
@@ -61,6 +63,7 @@ class EvalSchedule:
         self.digest = digest
         self.store = store
         self.tasks_sha256 = tasks_sha256
+        self.trace = trace
 
     def begin(self, done: int) -> None:
         """Evaluate the base at step 0; later, make the evaluation that an earlier start may have missed."""
@@ -86,7 +89,8 @@ class EvalSchedule:
         found = self.known(label, version)
         if found is None:
             log.info("evaluates the %s policy", label)
-            found = self.evaluate(label, version, self.digest(version))
+            with self.trace.phase(f"evaluation {label}"):
+                found = self.evaluate(label, version, self.digest(version))
             self.store.write_evaluation(found)
             log.info("%s: %s", label, in_words(found))
         if version and self.config.every:

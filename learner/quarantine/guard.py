@@ -21,6 +21,7 @@ from learner.update.update import Position, Update
 from protocol.messages import FilledOrder
 from shared.config.tree import GuardConfig
 from shared.errors import TrainingStopped
+from shared.process.trace import NO_TRACE, Trace
 
 log = logging.getLogger("learner")
 Keep = Callable[[KeptBatch], Path | None]
@@ -30,12 +31,15 @@ Keep = Callable[[KeptBatch], Path | None]
 class Guard:
     """Between the loop and the update."""
 
-    def __init__(self, update: Update, config: GuardConfig, config_json: bytes, keep: Keep) -> None:
+    def __init__(
+        self, update: Update, config: GuardConfig, config_json: bytes, keep: Keep, trace: Trace = NO_TRACE
+    ) -> None:
         """config_json: of the run, for the batches that are kept."""
         self.update = update
         self.config = config
         self.config_json = config_json
         self.keep = keep
+        self.trace = trace
         self.skips = 0
         """Steps in a row until now whose batch was quarantined."""
 
@@ -43,13 +47,11 @@ class Guard:
         """The update of a step. filled: the orders that the batch was built from."""
         if not batch.used:
             return StepResult()
-        # With one pass nothing has been applied when a fault is found, so nothing needs to be kept for it.
-        before = self.update.position() if self.update.loss.passes > 1 else None
         try:
-            stats = self.update.apply(step, batch)
+            with self.trace.phase("passes"):
+                stats = self.update.apply(step, batch)
         except NumericalFault as fault:
-            if before:
-                self.update.restore(before)
+            self.update.undo()
             return self.set_aside(fault, filled)
         self.skips = 0
         return StepResult(stats=stats)

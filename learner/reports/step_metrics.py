@@ -10,9 +10,10 @@ from learner.objective.batch import StepBatch, outcome_counts
 from learner.objective.judged import Collected, JudgedGroup
 from learner.update.figures import StepResult, UpdateStats
 from learner.update.mismatch import gap_of
-from protocol.messages import Finish, Group, Outcome
+from protocol.messages import Finish, Group, Outcome, Timings
 from shared.config.data import CurriculumConfig
 from shared.config.tree import ConstraintConfig, LossConfig
+from shared.process.card import NO_MEMORY, CardMemory
 from shared.run.metrics import StepMetrics
 
 NAN = float("nan")
@@ -30,6 +31,8 @@ class Clock:
     """Batch, update and snapshot."""
     learner_mb: float
     """Peak resident memory."""
+    card: CardMemory = NO_MEMORY
+    """Peak on the learner's card in the step's update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +81,7 @@ def step_metrics(
         step_s=clock.step_s,
         actor_mb=max(order.timings.memory_mb for order in filled),
         learner_mb=clock.learner_mb,
+        card_mb=card_mb([order.timings for order in filled], clock.card),
         weight_sum=stats.weight_sum if stats else 0.0,
         penalised_fraction=penalised_fraction(batch) if constrained else NAN,
         policy_version=min(order.policy_version for order in filled),
@@ -112,6 +116,17 @@ def of_update(stats: UpdateStats, shown: Shown) -> dict[str, float]:
         stats.ewc_penalty if shown.curriculum.ewc else NAN,
     )
     return dict(zip(OF_UPDATE, figures, strict=True))
+
+
+def card_mb(actors: Sequence[Timings], learner: CardMemory) -> dict[str, float]:
+    """By process and figure, of those that have a card."""
+    largest = {
+        "actor_allocated": max(actor.card_allocated_mb for actor in actors),
+        "actor_reserved": max(actor.card_reserved_mb for actor in actors),
+        "actor_driver": max(actor.card_driver_mb for actor in actors),
+        **{f"learner_{name}": amount for name, amount in learner.mib().items()},
+    }
+    return {name: amount for name, amount in largest.items() if amount}
 
 
 def reward_means(groups: Sequence[JudgedGroup]) -> dict[str, float]:

@@ -12,6 +12,8 @@ from learner.objective.judged import Collected
 from learner.reports.step_metrics import Clock, Shown, step_metrics
 from learner.update.figures import StepResult
 from shared.config.tree import Config
+from shared.process.lease import Turn
+from shared.process.trace import NO_TRACE, Trace
 from shared.run.metrics import StepMetrics, peak_memory_mb
 
 
@@ -37,6 +39,7 @@ class StepReport:
         totals: RunTotals,
         stop: Callable[[], bool],
         curriculum: Callable[[], CurriculumFigures],
+        trace: Trace = NO_TRACE,
     ) -> None:
         """totals: of the run before this start. curriculum: its figures when a step is recorded."""
         self.config = config
@@ -48,15 +51,18 @@ class StepReport:
         self.stop_requested = False
         self.step_started = self.started
         self.update_s = 0.0
+        self.turn = Turn(waited_s=0.0)
         self.unsaved = False
+        self.trace = trace
 
     def begin(self) -> None:
         self.step_started = time.monotonic()
 
     @contextmanager
-    def updating(self) -> Iterator[None]:
-        start = time.monotonic()
-        yield
+    def updating(self, turn: Turn) -> Iterator[None]:
+        self.turn, start = turn, time.monotonic()
+        with self.trace.phase("update"):
+            yield
         self.update_s = time.monotonic() - start
 
     def record(self, step: int, collected: Collected, batch: StepBatch, result: StepResult) -> None:
@@ -70,7 +76,8 @@ class StepReport:
     def save(self, done: int) -> None:
         """A checkpoint after `done` steps, unless it exists."""
         if self.unsaved:
-            self.files.checkpoint(done, RunTotals(wall_s=self.wall_s()))
+            with self.trace.phase("checkpoint"):
+                self.files.checkpoint(done, RunTotals(wall_s=self.wall_s()))
             self.unsaved = False
 
     def clock(self) -> Clock:
@@ -79,6 +86,7 @@ class StepReport:
             step_s=time.monotonic() - self.step_started,
             update_s=self.update_s,
             learner_mb=peak_memory_mb(),
+            card=self.turn.peak,
         )
 
     def due(self, done: int) -> bool:

@@ -5,6 +5,7 @@ from learner.objective.judged import Collected
 from learner.update.forward_pass import ForwardPass
 from learner.update.stage_end import StageEnd
 from shared.config.tree import ConstraintConfig, LossConfig, RolloutConfig
+from shared.process.trace import NO_TRACE, Trace
 
 
 class Batches:
@@ -19,6 +20,7 @@ class Batches:
         rollout: RolloutConfig,
         divide_by_std: bool,
         stage_end: StageEnd | None = None,
+        trace: Trace = NO_TRACE,
     ) -> None:
         """stage_end: sees the groups first, if the curriculum has stages and keeps the policy close to them."""
         self.forward_pass = forward_pass
@@ -27,6 +29,7 @@ class Batches:
         self.rollout = rollout
         self.divide_by_std = divide_by_std
         self.stage_end = stage_end
+        self.trace = trace
 
     def build(self, step: int, collected: Collected) -> StepBatch:
         groups = collected.groups
@@ -34,7 +37,8 @@ class Batches:
             self.stage_end.before_update([judged.group for judged in groups])
         samples = teaching_samples(groups, self.divide_by_std)
         if needs_entropies(self.loss, self.constraint):
-            samples = self.forward_pass.with_entropies(samples)
+            with self.trace.phase("entropies"):
+                samples = self.forward_pass.with_entropies(samples)
         return step_batch(
             samples,
             idle_samples(groups, self.rollout.replacement_rounds),

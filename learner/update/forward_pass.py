@@ -2,8 +2,8 @@
 
     samples -> micro-batches within a budget of tokens -> backbone on all tokens, head on the used rows
 
-Running out of memory halves the budget and starts the work on these samples again from the host's arrays. Results are
-returned by sample, so that no caller depends on the cut.
+The budget says how large a micro-batch may be (budget.py). Results are returned by sample, so that no caller depends on
+the cut.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from learner.objective.batch import Sample, TrainSample
-from learner.update.microbatch import MicroBatch, cut, micro_batch
-from shared.config.tree import BatchConfig
+from learner.update.budget import Budget
+from learner.update.microbatch import MicroBatch, cut, largest_part, micro_batch, placed
 from shared.model.head import TokenStats
 from shared.model.policy import Policy
 from shared.model.sequences import Sequences
@@ -45,13 +45,12 @@ UNCHANGED = OldLogprobs(by_sample={})
 class ForwardPass:
     """Runs samples through the policy, without gradient unless the caller wants one."""
 
-    def __init__(self, policy: Policy, temperature: float, config: BatchConfig, progress: Callable[[], None]) -> None:
+    def __init__(self, policy: Policy, temperature: float, budget: Budget, progress: Callable[[], None]) -> None:
         """temperature: of the samples. progress: called after each micro-batch, to keep the link alive."""
         self.policy = policy
         self.temperature = temperature
+        self.budget = budget
         self.progress = progress
-        self.head_rows = config.head_rows
-        self.token_budget = config.token_budget
 
     def over_cuts(
         self,
@@ -59,16 +58,12 @@ class ForwardPass:
         work: Callable[[list[TrainSample]], Done],
         begin: Callable[[], None] = lambda: None,
     ) -> list[Done]:
-        """`work` on every micro-batch. If memory runs out: `begin` and all of them again, with half the budget."""
-        while True:
-            begin()
-            cuts = cut(samples, self.token_budget, padding=self.policy.layers is None)
-            try:
-                return [work(part) for part in cuts]
-            except torch.OutOfMemoryError:
-                if len(cuts) == len(samples):
-                    raise
-                self.token_budget //= 2
+        """`begin`, then `work` on every micro-batch."""
+        begin()
+        padding = self.policy.layers is None
+        cuts = cut(samples, self.budget.now.tokens, padding=padding)
+        self.budget.saw(largest_part(cuts, padding=padding))
+        return [work(part) for part in cuts]
 
     @contextmanager
     def through_modules(self) -> Iterator[None]:
@@ -84,14 +79,17 @@ class ForwardPass:
         return micro_batch(samples, self.policy.device)
 
     def stats(self, batch: MicroBatch, *, entropies: bool = False) -> TokenStats:
-        return self.stats_at(batch, self.temperature, entropies=entropies)
+        return self.stats_at(batch, self.temperature, self.budget.now.rows, entropies=entropies)
 
-    def stats_at(self, batch: MicroBatch, temperature: float, *, entropies: bool = False) -> TokenStats:
+    def stats_at(self, batch: MicroBatch, temperature: float, rows: int, *, entropies: bool = False) -> TokenStats:
         """[u] figures of the used tokens at a temperature, with gradient where the caller has it on."""
         hidden = self.policy.hidden(batch.sequences).index_select(0, batch.rows)
-        return self.policy.stats(
-            hidden, batch.targets, temperature=temperature, rows=self.head_rows, entropies=entropies
-        )
+        return self.policy.stats(hidden, batch.targets, temperature=temperature, rows=rows, entropies=entropies)
+
+    def log_likelihood(self, sample: Sample) -> torch.Tensor:
+        """log p(y | x), with gradient. The rows are those that are configured: the end of a stage is not repeated."""
+        batch = self.on_device([whole(sample)])
+        return self.stats_at(batch, self.temperature, self.budget.limit.rows).logprobs.sum()
 
     @torch.no_grad()
     def per_sample(
@@ -101,7 +99,7 @@ class ForwardPass:
 
         def stats_of(part: list[TrainSample]) -> dict[str, torch.Tensor]:
             batch = self.on_device(part)
-            found = self.stats_at(batch, temperature, entropies=entropies)
+            found = self.stats_at(batch, temperature, self.budget.now.rows, entropies=entropies)
             counts = [int(sample.used.sum()) for sample in part]
             values = found.entropies if entropies else found.logprobs
             self.progress()
@@ -116,7 +114,7 @@ class ForwardPass:
     def recomputed(self, samples: Sequence[TrainSample], temperature: float) -> np.ndarray:
         """[n] log-probs of the used tokens, in the samples' order."""
         found = self.per_sample(samples, temperature)
-        return np.concatenate([found[sample.sample.name].cpu().numpy() for sample in samples])
+        return torch.cat([found[sample.sample.name] for sample in samples]).cpu().numpy()
 
     def recomputed_by_base(self, samples: Sequence[TrainSample]) -> np.ndarray:
         """[n] the same with the adapter switched off, at the samples' temperature."""
@@ -129,12 +127,12 @@ class ForwardPass:
         rounding, in products of other shapes."""
         prompt, completion = sample.sample.prompt_ids, sample.sample.completion_ids
         device = self.policy.device
-        ids = torch.from_numpy(np.concatenate([prompt, completion])[:-1].astype(np.int64)).to(device)
+        ids = placed(np.concatenate([prompt, completion])[:-1].astype(np.int64), device)
         row = Sequences(prompts=ids[None], lengths=ids.new_tensor([len(ids)]), completions=None, owner=ids[:0])
-        before_token = torch.from_numpy(len(prompt) - 1 + np.flatnonzero(sample.used)).to(device)
-        targets = torch.from_numpy(completion[sample.used].astype(np.int64)).to(device)
+        before_token = placed(len(prompt) - 1 + np.flatnonzero(sample.used), device)
+        targets = placed(completion[sample.used].astype(np.int64), device)
         hidden = self.policy.hidden(row).index_select(0, before_token)
-        found = self.policy.stats(hidden, targets, temperature=self.temperature, rows=self.head_rows)
+        found = self.policy.stats(hidden, targets, temperature=self.temperature, rows=self.budget.now.rows)
         self.progress()
         return found.logprobs
 
@@ -149,7 +147,9 @@ class ForwardPass:
         if all(sample.entropies is not None for sample in samples):
             return list(samples)
         found = self.per_sample([whole(sample) for sample in samples], self.temperature, entropies=True)
-        return [replace(sample, entropies=found[sample.name].cpu().numpy()) for sample in samples]
+        entropies = torch.cat([found[sample.name] for sample in samples]).cpu().numpy()
+        parts = np.split(entropies, np.cumsum([len(sample.completion_ids) for sample in samples])[:-1])
+        return [replace(sample, entropies=part) for sample, part in zip(samples, parts, strict=True)]
 
 
 def whole(sample: Sample) -> TrainSample:

@@ -5,6 +5,9 @@
                                                   shape = 1 (constant), 1 - x (linear), (1 + cos pi x) / 2 (cosine)
 
 The first step already has a rate above zero. Moments are fp32; they are stored as safetensors, never as a pickle.
+
+Memory never runs out in the middle of a step, which could not be taken back: the moments are made at the start, and
+what AdamW allocates within a step, one tensor the size of each parameter, is asked for and given back before it.
 """
 
 import math
@@ -18,6 +21,9 @@ from shared.config.tree import OptimizerConfig
 from shared.errors import DamageError
 from shared.run.failpoints import reach
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""PyTorch's names."""
+
 
 class Optimizer:
     """Steps a set of named parameters."""
@@ -30,6 +36,9 @@ class Optimizer:
         self.adamw = torch.optim.AdamW(
             list(self.parameters.values()), lr=config.lr, betas=betas, weight_decay=config.weight_decay, foreach=True
         )
+        for parameter in self.parameters.values():
+            zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in MOMENTS}
+            self.adamw.state[parameter] = {"step": torch.tensor(0.0), **zeros}
 
     def zero_grad(self) -> None:
         self.adamw.zero_grad(set_to_none=True)
@@ -44,20 +53,26 @@ class Optimizer:
         rate = learning_rate(self.config, step, self.steps)
         for group in self.adamw.param_groups:
             group["lr"] = rate
+        self.reserve()
         reach("before learner steps")
         self.adamw.step()
         reach("after learner steps")
         return rate
+
+    def reserve(self) -> None:
+        """Have the memory of a step in the allocator's cache; where it is not, this fails and not the step."""
+        temporary = [torch.empty_like(parameter) for parameter in self.parameters.values()]
+        del temporary
 
     def all_finite(self) -> bool:
         """Whether the parameters have a norm that is a number."""
         return math.isfinite(float(nn.utils.get_total_norm(list(self.parameters.values()))))
 
     def state_bytes(self) -> bytes:
-        """Moments and counters of every parameter that has been stepped."""
+        """Moments and counters of every parameter."""
         tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
-            for key, value in self.adamw.state.get(parameter, {}).items():
+            for key, value in self.adamw.state[parameter].items():
                 tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
         return save(tensors)
 
@@ -65,14 +80,13 @@ class Optimizer:
         tensors = load(data)
         self.adamw.state.clear()
         named = {key.rpartition(".")[0] for key in tensors}
-        if tensors and (missing := sorted(self.parameters.keys() - named)):
+        if missing := sorted(self.parameters.keys() - named):
             raise DamageError(f"The optimizer state has nothing for '{missing[0]}'; it belongs to another adapter.")
         for name, parameter in self.parameters.items():
             keys = [key for key in tensors if key.rpartition(".")[0] == name]
             state = {key.rpartition(".")[2]: tensors.pop(key) for key in keys}
-            if state:
-                moments = {key: value.to(parameter.device) for key, value in state.items() if key != "step"}
-                self.adamw.state[parameter] = {"step": state["step"], **moments}
+            moments = {key: value.to(parameter.device) for key, value in state.items() if key != "step"}
+            self.adamw.state[parameter] = {"step": state["step"], **moments}
         if tensors:
             raise DamageError(f"The optimizer state names '{min(tensors)}', which this adapter does not have.")
 

@@ -13,20 +13,25 @@ from protocol.messages import Policy as PolicyMessage
 from shared.model.adapter_file import adapter_bytes, digest, install_adapter
 from shared.model.canary import NO_CANARY, Canary
 from shared.model.lora import Adapter
+from shared.process.trace import NO_TRACE, Trace
 
 
 class Publisher:
     """Turns the adapter's values into numbered messages."""
 
-    def __init__(self, adapter: Adapter, canary: Callable[[], Canary] = lambda: NO_CANARY) -> None:
+    def __init__(
+        self, adapter: Adapter, canary: Callable[[], Canary] = lambda: NO_CANARY, trace: Trace = NO_TRACE
+    ) -> None:
         """canary: what the policy as it is now makes of the run's canary."""
         self.adapter = adapter
         self.canary = canary
+        self.trace = trace
         self.versions: dict[int, PolicyMessage] = {}
 
     def snapshot(self, version: int) -> PolicyMessage:
         """The adapter as it is now, under this version."""
-        self.versions[version] = policy_message(version, adapter_bytes(self.adapter), self.canary())
+        with self.trace.phase("publish"):
+            self.versions[version] = policy_message(version, adapter_bytes(self.adapter), self.canary())
         return self.versions[version]
 
     def restore(self, files: Mapping[int, bytes]) -> None:

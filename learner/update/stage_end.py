@@ -16,7 +16,7 @@ from learner.continual.anchor import Anchor
 from learner.continual.fisher import Weights, diagonal_fisher
 from learner.curriculum.curriculum import CurriculumFigures
 from learner.objective.batch import Sample, all_samples
-from learner.update.forward_pass import ForwardPass, whole
+from learner.update.forward_pass import ForwardPass
 from protocol.messages import Group
 
 log = logging.getLogger("learner")
@@ -51,7 +51,7 @@ class StageEnd:
     def log_likelihoods(self, samples: Sequence[Sample]) -> Iterator[torch.Tensor]:
         """log p(y | x) of one sample after the other."""
         for sample in samples:
-            yield self.forward_pass.stats(self.forward_pass.on_device([whole(sample)])).logprobs.sum()
+            yield self.forward_pass.log_likelihood(sample)
             self.forward_pass.progress()
 
 

@@ -2,8 +2,8 @@
 
     for each pass:  zero  ->  sum of micro-batch gradients  ->  norm  ->  may it be used?  ->  clip  ->  AdamW
 
-A pass is atomic: if memory runs out, it is computed again from the host's arrays with a smaller budget, and nothing was
-applied. A gradient that may not be used (gradient_check.py) is computed once more: if the second one is valid, the
+All passes together are atomic: `undo` takes back what was done of a step that is refused, or for which memory ran out
+(budget.py). A gradient that may not be used (gradient_check.py) is computed once more: if the second one is valid, the
 fault was in the machine and not in the batch. If it is not, NumericalFault tells what every sample does alone.
 
 The mismatch gate (mismatch.py) comes after the first gradient, which has log pi already, and before the optimizer.
@@ -85,9 +85,15 @@ class Update:
         self.gate = gate
         self.measures_noise = measures_noise
         self.anchor = anchor
+        self.before: Position | None = None
+        """Where the step began, if one of its passes may have been applied."""
+        self.gate_before = gate.state_dict()
 
     def apply(self, step: int, batch: StepBatch) -> UpdateStats:
         """All passes over a batch, which must have something to score."""
+        # Until the optimizer's step of its only pass, a step changes nothing.
+        self.before = self.position() if self.loss.passes > 1 else None
+        self.gate_before = self.gate.state_dict()
         samples = batch.used
         old = self.forward_pass.old(samples) if self.loss.passes > 1 else UNCHANGED
         noisy = self.measures_noise and batch.sampled > 1
@@ -100,6 +106,7 @@ class Update:
             gradient = self.usable_gradient(step, samples, old, self.accumulate)
             passes.append(self.applied(step, batch, gradient))
         self.check_weights(step)
+        self.before = None
         return replace(
             passes[-1],
             ratios=np.concatenate([p.ratios for p in passes]),
@@ -156,13 +163,14 @@ class Update:
 
     def applied(self, step: int, batch: StepBatch, gradient: Gradient) -> UpdateStats:
         """The optimizer's step with the gradient in the parameters."""
+        rate = self.optimizer.step(step)
         # The gradient of a KL alone is so small that beside it the next one that teaches would look like a spike.
         if batch.samples:
             self.norms.applied(gradient.norm)
-        return gathered(gradient, self.optimizer.step(step))
+        return gathered(gradient, rate)
 
     def check_mismatch(self, step: int, samples: Sequence[TrainSample], gradient: Gradient) -> None:
-        mismatch = np.concatenate([part.mismatch.cpu().numpy() for part in gradient.parts])
+        mismatch = torch.cat([part.mismatch for part in gradient.parts]).cpu().numpy()
         if len(mismatch) and not self.gate.admits(gap_of(mismatch), roundings(self.forward_pass, samples)):
             ordered, forward_pass = self.forward_pass.temperature, self.forward_pass
             tokens = Tokens(
@@ -210,7 +218,7 @@ class Update:
             penalty=penalty,
             mismatch=(before - batch.actor_logprobs).abs(),
             entropies=found.entropies,
-            weight_sum=float(batch.weights[batch.selected].sum()),
+            weight_sum=batch.weight_sum,
         )
 
     @torch.no_grad()
@@ -228,6 +236,13 @@ class Update:
         if self.constraint.reference != "base" or not alone:
             return None
         return self.forward_pass.base_logprobs(self.forward_pass.on_device(alone))
+
+    def undo(self) -> None:
+        """After a step that was not applied: everything as it was before it, and no gradient."""
+        self.optimizer.zero_grad()
+        self.gate.load_state_dict(self.gate_before)
+        if self.before:
+            self.restore(self.before)
 
     def position(self) -> Position:
         """What the next update starts from."""
@@ -287,6 +302,7 @@ def token_batch(batch: MicroBatch, logprobs: torch.Tensor, old: torch.Tensor) ->
         advantages=batch.advantages,
         weights=batch.weights[batch.selected],
         sample=batch.sample,
+        counts=batch.counts,
     )
 
 

@@ -7,6 +7,7 @@ large model is quantised. Dropout is always off, also if config.json says otherw
 numbers of the two processes differ.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,19 @@ def read_architecture(folder: Path) -> Any:
             f"{folder / 'config.json'} is not a configuration that transformers {transformers_version} knows:"
             f" {in_words(error)}; check model.path, or choose another model."
         ) from error
+    return without_extras(config)
+
+
+def architecture_of(facts: Mapping[str, Any]) -> Any:
+    """The same from the content of a config.json."""
+    kind = str(facts.get("model_type"))
+    try:
+        return without_extras(AutoConfig.for_model(**facts))
+    except UNFIT as error:
+        raise unsupported(kind, f"transformers {transformers_version} does not know it ({in_words(error)})") from error
+
+
+def without_extras(config: Any) -> Any:
     config.__dict__.pop("quantization_config", None)
     for name, value in vars(config).items():
         if "drop" in name and type(value) in (int, float):

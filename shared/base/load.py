@@ -47,10 +47,10 @@ from shared.base.architecture import (
 from shared.base.cache import CachedBase, dense_base, mapped_tensors
 from shared.config.model import CACHE_DIR_KEY, LoraConfig, ModelConfig
 from shared.errors import ModelError, in_words
-from shared.model.lora import Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
+from shared.model.lora import PAIR, Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
 from shared.model.nf4 import WEIGHTS, from_tensors
 from shared.model.policy import Policy
-from shared.model.sequences import Sequences
+from shared.model.sequences import Sequences, kept_places
 from shared.model.trained_layers import trained_layers
 from shared.run.files import write_whole
 
@@ -69,12 +69,21 @@ LIBRARIES = ("torch", "transformers", "bitsandbytes", "safetensors")
 log = logging.getLogger("policy")
 
 
-def pick_device(device: str) -> torch.device:
+def pick_device(device: str, card: int = 0) -> torch.device:
+    """card: its number. It becomes the current one of this process, on which kernels of other libraries start."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise ModelError("compute.device is 'cuda' but PyTorch sees no card; use compute.device=cpu or fix the driver.")
-    return torch.device(device)
+    if card >= torch.cuda.device_count():
+        raise ModelError(
+            f"Card {card} was asked for, but PyTorch sees {torch.cuda.device_count()} cards, from number 0 on; set"
+            " compute.learner_card and compute.actor_card."
+        )
+    torch.cuda.set_device(card)
+    return torch.device("cuda", card)
 
 
 def pick_dtype(name: Literal["auto", "fp32", "bf16"], device: torch.device) -> torch.dtype:
@@ -92,24 +101,31 @@ def load_policy(
     once = model.dequantize == "once" or (model.dequantize == "auto" and device.type == "cpu")
     log.info(linears_sentence(lm, tensor_names(base)))
     tensors = mapped_tensors(dense_base(base, dtype).folder / WEIGHTS) if once else load_file(base.folder / WEIGHTS)
+    policy = filled_policy(lm, tensors, lora, device, dtype, base.digest)
+    check_once(policy, base, "training", lambda: check_paths(policy))
+    return policy
+
+
+def filled_policy(
+    lm: Any, tensors: dict[str, torch.Tensor], lora: LoraConfig, device: torch.device, dtype: torch.dtype, digest: str
+) -> Policy:
+    """From an empty model and its tensors by name, as the cached base has them."""
     adapter = Adapter(replace_linears(lm, tensors, lora, device, dtype))
     fill_rest(lm, tensors, device, dtype)
     adapter_to(adapter, device)
     backbone = getattr(lm, lm.base_model_prefix)
-    policy = Policy(
+    return Policy(
         backbone=backbone,
         head=lm.get_output_embeddings().weight.detach(),
         adapter=adapter,
         device=device,
         dtype=dtype,
-        base_digest=base.digest,
-        config=config,
+        base_digest=digest,
+        config=lm.config,
         lm=lm,
         form=logit_form(lm),
         layers=trained_layers(backbone),
     )
-    check_once(policy, base, "training", lambda: check_paths(policy))
-    return policy
 
 
 def tensor_names(base: CachedBase) -> set[str]:
@@ -165,7 +181,7 @@ def fill_rest(lm: Any, tensors: dict[str, torch.Tensor], device: torch.device, d
     """Fill embeddings, norms and head (which may be tied) from the model's files, and move buffers to the device."""
     embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
     tied = head.weight is embedding.weight
-    rest = [name for name, value in lm.named_parameters() if value.is_meta]
+    rest = [name for name, value in lm.named_parameters() if value.is_meta and not name.endswith(PAIR)]
     for name in rest:
         if name not in tensors:
             raise missing(lm, name)
@@ -288,10 +304,14 @@ def check_paths(policy: Policy) -> None:
         found = logprobs_of(policy, hidden.flatten(0, 1), rows[:, 1:].flatten()).view(expected.shape)
         refuse_difference(policy, found, expected, "whole sequences")
     with checking(policy, "shared prompts"):
+        width, kept = max(PROMPTS), kept_places(PROMPTS, max(PROMPTS), [COMPLETION] * len(OWNER), COMPLETION)
         shared = Sequences(
-            prompts=whole_rows(prompts), lengths=lengths, completions=torch.stack(completions), owner=owner
+            prompts=whole_rows(prompts),
+            lengths=lengths,
+            completions=torch.stack(completions),
+            owner=owner,
+            kept=torch.tensor(kept, device=policy.device),
         )
-        width = max(PROMPTS)
         before, after = policy.hidden(shared).split([len(PROMPTS) * width, len(OWNER) * COMPLETION])
         last = before.unflatten(0, (-1, width))[owner, lengths[owner] - 1]
         hidden = torch.cat([last[:, None], after.unflatten(0, (-1, COMPLETION))[:, :-1]], dim=1)

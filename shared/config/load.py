@@ -14,8 +14,9 @@ import msgspec
 
 from protocol.limits import MAX_BODY_BYTES, MAX_INBOUND_BYTES, MAX_ITEMS
 from shared.config.data import RewardConfig, VerifierConfig
+from shared.config.model import ModelConfig
 from shared.config.named_rewards import check_rewards
-from shared.config.processes import EvalConfig, LinkConfig
+from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig, LinkConfig
 from shared.config.training import LossConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.config.types import Section
@@ -134,10 +135,7 @@ def check_together(config: Config) -> None:
             f"growth.max_prompts = {config.growth.max_prompts} is less than rollout.prompts = {config.rollout.prompts},"
             " the size of the first step; set it higher, or to 0 for steps that do not grow."
         )
-    if config.actor.weights == "nf4" and config.model.quantization == "none":
-        raise ConfigError(
-            "actor.weights is 'nf4' but model.quantization is 'none', so there are no codes to serve; set one of them."
-        )
+    check_engine_options(config.actor, config.compute, config.model)
     curriculum = config.curriculum
     if curriculum.anchored and not curriculum.has_stages:
         raise ConfigError(
@@ -148,6 +146,18 @@ def check_together(config: Config) -> None:
     check_orders(config.rollout, config.most_prompts, config.tasks.max_prompt_tokens)
     check_evaluation(config.eval, config.rollout.max_new_tokens, config.tasks.max_prompt_tokens)
     check_link(config.link)
+
+
+def check_engine_options(actor: ActorConfig, compute: ComputeConfig, model: ModelConfig) -> None:
+    if actor.weights == "nf4" and model.quantization == "none":
+        raise ConfigError(
+            "actor.weights is 'nf4' but model.quantization is 'none', so there are no codes to serve; set one of them."
+        )
+    if actor.engine == "vllm" and compute.actor_card:
+        raise ConfigError(
+            f"compute.actor_card = {compute.actor_card}, but vLLM takes the first card that it sees; set it to 0, and"
+            " change the order of the cards with CUDA_VISIBLE_DEVICES."
+        )
 
 
 def check_link(link: LinkConfig) -> None:

@@ -10,6 +10,7 @@ from protocol.endpoint import local_endpoint
 from shared.config.types import NonNegative, Positive, PositiveFloat, Section
 
 Fold = Literal["auto", "always", "never"]
+CardNumber = Annotated[int, Meta(ge=0, le=63)]
 
 
 class PipelineConfig(Section, frozen=True, kw_only=True):
@@ -17,7 +18,8 @@ class PipelineConfig(Section, frozen=True, kw_only=True):
 
     max_lag: Annotated[int, Meta(ge=0, le=64)] = 0
     """Groups of step s are sampled from version max(0, s - max_lag), exactly. At most 64. Above 0, sampling and
-    learning overlap on a CPU that has cores for the threads of both processes; else they take turns."""
+    learning overlap on a CPU that has cores for the threads of both processes, and on two cards; else they take
+    turns."""
 
 
 class LinkConfig(Section, frozen=True, kw_only=True):
@@ -53,6 +55,16 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     above 0; at most two for a small model or on a card. The choice is made and kept as that of `dtype`."""
     actor_threads: Annotated[int, Meta(ge=0, le=256)] = 0
     """CPU threads of an actor, chosen in the same way."""
+    learner_card: CardNumber = 0
+    """Which card the learner computes on, by the number that CUDA gives it, from 0 to 63. Processes on the same card
+    take turns, also those of other runs."""
+    actor_card: CardNumber = 0
+    """The same for an actor. On another card than the learner's nobody waits, and with `pipeline.max_lag` above 0 both
+    compute at once."""
+    residency: Literal["auto", "release", "swap"] = "auto"
+    """Where the frozen base is while the other process has its turn on the same card. `release`: it stays there, and
+    only caches are given back. `swap`: it waits in host memory. `auto` takes `release` if the run fits so; `run`
+    chooses when it makes a run, and keeps the choice. Where nothing is planned `auto` means `release`."""
     blas: Literal["fast", "portable"] = "fast"
     """`fast`: the widest vector units of this machine. `portable`: AVX2 kernels only, which give the same bits on more
     machines."""

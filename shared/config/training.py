@@ -103,7 +103,8 @@ class OptimizerConfig(Section, frozen=True, kw_only=True):
 
 
 class BatchConfig(Section, frozen=True, kw_only=True):
-    """How a step is cut into parts that fit into memory. Results differ by rounding only."""
+    """How a step is cut into parts that fit into memory. Results differ by rounding only. A step for which the memory
+    of a card runs out is repeated in smaller parts, and so are those after it for a while."""
 
     token_budget: Positive = 8192
     """Largest number of tokens in one micro-batch. For models other than Llama, Qwen2 and Qwen3, padding counts. A

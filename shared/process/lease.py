@@ -1,42 +1,65 @@
 """The lease: the right to compute, which one process has at a time. The time that a process has it is its turn.
 
-    with lease.hold("actor0", meanwhile=link.beat) as waited_s: ...
+    with lease.hold("actor0", meanwhile=link.beat) as turn: ...
 
 Contract: exclusive between processes and within one. The kernel frees the lease when its holder dies. `<lock>.json`
 tells people who holds it and since when; it may be out of date after a kill, the lock itself never is.
+Who waits stands in line, so that turns go round: a place in the line is a locked byte of the lock file, and a process
+leaves its place when it has the one before it, or the lock. Whoever gives the lease back and wants it again goes to the
+end. The kernel also frees the places of the dead. A stopped process keeps its place, as it keeps its turn.
 Waiting polls, at most LONGEST_POLL_S late, and calls `meanwhile` each time, so that a waiting process keeps talking to
 its peers. There is no deadline: a holder that hangs is ended by its own watchdog, a stopped one by the launcher.
 
-At the end of a turn, memory that was freed in it goes back to the system. glibc would keep it for the next turn, and
-both processes together would need what each needs at its peak.
+    card    the lease is the card's, by its UUID, for all runs of this user. Processes on two cards wait for nobody
+    CPU     the lease is the run's, unless the cores are enough for the threads of both processes: then neither waits,
+            and with `pipeline.max_lag` above zero sampling and learning overlap
 
-On a GPU the two processes always need the lease. On a CPU they need it unless the cores are enough for the threads of
-both: then neither waits, and with `pipeline.max_lag` above zero sampling and learning overlap.
-Left out on purpose: fairness (the protocol already makes the two alternate) and accounting of the GPU's memory.
+At the end of a turn, memory that was freed in it goes back to the system, and cached memory of a card to its driver.
+glibc and PyTorch would keep it for the next turn, and both processes together would need what each needs at its peak.
+On a card a turn begins once the memory that it needs is free: the lock of a killed process is free a moment before its
+memory is. That is what the plan says beyond what this process has kept, or the most that one of its turns gave back.
+Another program may have taken it, so this wait ends with a warning.
 """
 
 import ctypes
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from protocol.endpoint import make_private
+from shared.config.model import ModelConfig, cache_root
 from shared.config.processes import ComputeConfig
-from shared.run.file_lock import open_lock, try_lock
-from shared.run.files import remove_unfinished, write_whole
+from shared.process.card import MIB, NO_MEMORY, CardFacts, CardMemory, Driver, card_facts, driver_of
+from shared.process.trace import NO_TRACE, Trace
+from shared.run.file_lock import free_byte, open_lock, try_byte, try_lock
+from shared.run.files import make_folder, remove_unfinished, write_whole
+
+if TYPE_CHECKING:
+    import torch
 
 WORTH_RETURNING = 256 * 2**20
 """Bytes. To return a gigabyte and get it again takes a tenth of a second, too long for the step of a small model."""
 FIRST_POLL_S = 0.0005
 LONGEST_POLL_S = 0.01
+PLACES = 16
+"""In the line. Beyond them, whoever asks first when one becomes free is the next."""
+ROOM_S = 10.0
+"""Longest wait for memory of a card."""
+CACHE_VARIABLE = "XDG_CACHE_HOME"
+
+log = logging.getLogger("lease")
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class Holder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The content of `<lock>.json`."""
 
     role: str
@@ -45,6 +68,18 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """Its process id."""
     since: str
     """When it took the lease: UTC time, ISO 8601."""
+    card_bytes: int = 0
+    """The most that PyTorch reserved on the card in its turn before; left out in its first turn and on a CPU."""
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """What is known of a turn."""
+
+    waited_s: float
+    """For it, in seconds."""
+    peak: CardMemory = NO_MEMORY
+    """Memory of the card; known when the turn has ended."""
 
 
 def nothing() -> None:
@@ -54,38 +89,91 @@ def nothing() -> None:
 class ComputeLease(Protocol):
     """What a process needs in order to compute."""
 
-    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> AbstractContextManager[float]:
-        """Wait for a turn, which lasts for the block; gives the seconds waited. `meanwhile` is called while waiting."""
+    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> AbstractContextManager[Turn]:
+        """Wait for a turn, which lasts for the block. `meanwhile` is called while waiting."""
         ...
 
 
 class Lease:
     """A lease named by the path of its lock file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, driver: Driver | None = None, trace: Trace = NO_TRACE, planned: int = 0) -> None:
+        """driver: of the card. planned: bytes of the card that this process reserves at its peak; 0 if unknown."""
         self.path = path
         self.note = path.with_name(f"{path.name}.json")
+        self.room = Room(driver, planned) if driver else None
+        self.trace = trace
+        self.peak = NO_MEMORY
 
     @contextmanager
-    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[float]:
+    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[Turn]:
         start = time.monotonic()
         fd = open_lock(self.path)
         try:
-            wait_for(fd, meanwhile)
-            waited_s = time.monotonic() - start
+            with self.trace.phase("waiting"):
+                stand_in_line(fd, meanwhile)
+                if self.room:
+                    self.room.wait(meanwhile)
+            turn = Turn(waited_s=time.monotonic() - start)
             try:
                 remove_unfinished(self.note)
                 self.write_note(role)
-                yield waited_s
+                with self.trace.phase("turn"):
+                    yield turn
             finally:
                 return_freed_memory()
+                if self.room:
+                    self.peak = turn.peak = self.room.give_back()
                 self.note.unlink(missing_ok=True)
         finally:
             os.close(fd)
 
     def write_note(self, role: str) -> None:
         since = datetime.now(UTC).isoformat(timespec="milliseconds")
-        write_whole(self.note, msgspec.json.encode(Holder(role=role, pid=os.getpid(), since=since)), durable=False)
+        holder = Holder(role=role, pid=os.getpid(), since=since, card_bytes=self.peak.reserved)
+        write_whole(self.note, msgspec.json.encode(holder), durable=False)
+
+
+class Room:
+    """The memory of a card that the turns of this process take and give back."""
+
+    def __init__(self, driver: Driver, planned: int, limit_s: float = ROOM_S) -> None:
+        """planned: as of a lease. limit_s: longest wait."""
+        self.driver = driver
+        self.planned = planned
+        self.limit_s = limit_s
+        self.kept = driver.peak().reserved
+        self.given_back = 0
+        self.is_short = False
+
+    @property
+    def needed(self) -> int:
+        """Bytes for the next turn."""
+        return max(self.planned - self.kept, self.given_back)
+
+    def wait(self, meanwhile: Callable[[], None]) -> None:
+        """Until it is free, within the limit. After a wait for nothing the next turns do not wait."""
+        deadline = time.monotonic() + (0.0 if self.is_short else self.limit_s)
+        poll(lambda: self.is_free() or time.monotonic() >= deadline, meanwhile)
+        if (is_short := not self.is_free()) and not self.is_short:
+            log.warning(
+                "the card has %d MiB free after %.0f s, and this turn may need %d MiB: another program uses the rest",
+                self.driver.free_bytes() // MIB,
+                self.limit_s,
+                self.needed // MIB,
+            )
+        self.is_short = is_short
+
+    def is_free(self) -> bool:
+        return self.driver.free_bytes() >= self.needed
+
+    def give_back(self) -> CardMemory:
+        """Of a turn; returns what it used at most."""
+        peak, before = self.driver.peak(), self.driver.free_bytes()
+        self.driver.release()
+        self.given_back = max(self.given_back, self.driver.free_bytes() - before)
+        self.kept = self.driver.peak().reserved
+        return peak
 
 
 class HeapSizes(ctypes.Structure):
@@ -109,20 +197,54 @@ class NoLease:
     """For two processes that can compute at the same time: neither waits."""
 
     @contextmanager
-    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[float]:
-        yield 0.0
+    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[Turn]:
+        yield Turn(waited_s=0.0)
 
 
-def wait_for(fd: int, meanwhile: Callable[[], None]) -> None:
-    """Poll until the lock is ours, often at first."""
+def stand_in_line(fd: int, meanwhile: Callable[[], None]) -> None:
+    """From the last place to the first, then to the lock. Nobody overtakes, since no place is left before the next one
+    is taken."""
+    last = PLACES - 1
+    for place in range(last, -1, -1):
+        poll(partial(try_byte, fd, place), meanwhile)
+        if place < last:
+            free_byte(fd, place + 1)
+    poll(partial(try_lock, fd), meanwhile)
+    free_byte(fd, 0)
+
+
+def poll(is_done: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
+    """Often at first."""
     pause = FIRST_POLL_S
-    while not try_lock(fd):
+    while not is_done():
         meanwhile()
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_POLL_S)
 
 
-def lease_for(compute: ComputeConfig, device: str, path: Path) -> ComputeLease:
-    """A lease if both processes would compete for the same device."""
+def lease_for(
+    compute: ComputeConfig,
+    device: "torch.device",
+    path: Path,
+    trace: Trace = NO_TRACE,
+    planned: int = 0,
+    *,
+    find_driver: Callable[["torch.device"], Driver | None] = driver_of,
+    facts: Callable[["torch.device"], CardFacts] = card_facts,
+) -> ComputeLease:
+    """The card's lease; on a CPU one of the run, if both processes would compete for its cores. path: of the latter's
+    lock file. planned: as of a lease."""
+    driver = find_driver(device)
+    if driver:
+        return Lease(card_lock(facts(device).uuid, cache_root(ModelConfig())), driver, trace, planned)
     fits = compute.learner_threads + compute.actor_threads <= len(os.sched_getaffinity(0))
-    return NoLease() if device == "cpu" and fits else Lease(path)
+    return NoLease() if fits else Lease(path, trace=trace)
+
+
+def card_lock(uuid: str, cache: Path) -> Path:
+    """The same for all runs of this user, from any session and from containers that share the cache folder. In a folder
+    of its own, in which nobody else can place a file."""
+    make_folder(cache, place=CACHE_VARIABLE)
+    folder = cache / "cards"
+    make_private(folder, CACHE_VARIABLE)
+    return folder / f"{uuid}.lock"

@@ -14,7 +14,7 @@ A small model, and the CPU's part of work on a card, do not gain from more than 
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +26,7 @@ from shared.config.model import ModelConfig, hub_cache_folder, in_hub_cache
 from shared.config.processes import ComputeConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
+from shared.process.usable_cards import check_cards, has_card
 from shared.run.files import write_whole
 from shared.run.run_dir import CPUINFO, RunDir
 
@@ -35,10 +36,6 @@ WEIGHT_FILES = ("*.safetensors", "*.gguf")
 LARGE_BYTES = 40 * 10**6
 """Weight files from which on bf16 gains: 20 million parameters in two bytes."""
 MAX_THREADS_SMALL = 2
-CARD_FILES = ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")
-"""What the driver of NVIDIA makes where a card can be used: Linux, WSL."""
-HIDDEN = ("", "-1")
-"""Values of CUDA_VISIBLE_DEVICES that hide every card."""
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 CPUS = Path("/sys/devices/system/cpu")
@@ -66,21 +63,17 @@ def look_at_capacity() -> Capacity:
     )
 
 
-def has_card(environment: Mapping[str, str], torch_version: str, files: Sequence[str] = CARD_FILES) -> bool:
-    """Whether torch will probably find one; it is not asked, because it must not be loaded yet."""
-    hidden = environment.get("CUDA_VISIBLE_DEVICES", "all") in HIDDEN
-    return not hidden and not torch_version.endswith("+cpu") and any(Path(file).exists() for file in files)
-
-
 def start_config(run: RunDir, found: Capacity | None = None) -> Config:
     """The configuration of a run that starts or goes on here. The first start of a prepared run makes the choice and
-    keeps it. Call it with the run locked. found: None looks at this machine."""
+    keeps it. Call it with the run locked. found: None looks at this machine. ConfigError if the learner's card cannot
+    be used here."""
     config = config_from_json(run.config.read_bytes())
+    card = check_cards(config.compute, ("learner",))
     if not is_open(config.compute):
         return config
     config = settled_config(config, found)
     # config.json comes last, because it decides: if this is cut off, the next start chooses again.
-    run.write_info(structs.asdict(config.compute))
+    run.write_info(structs.asdict(config.compute), card)
     write_whole(run.config, config_to_json(config))
     return config
 

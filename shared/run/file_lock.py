@@ -3,11 +3,15 @@
 The lock belongs to the open file description. Each taker opens the file itself, so two takers in one process exclude
 each other too. The descriptor is closed on exec, but a *forked* child would keep the lock, so no
 process forks while it has one. The holder's pid is in the file, for people; only the kernel's lock decides.
+
+Single bytes of the file can be locked too (fcntl's locks of an open file description, Linux only). They have the same
+owner and the same end, and know nothing of the lock of the whole file: shared/process/lease.py makes a queue of them.
 Left out on purpose: network file systems that do not carry flock between machines.
 """
 
 import fcntl
 import os
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +20,8 @@ from pathlib import Path
 from shared.run import disk
 from shared.run.files import OUT, disk_errors
 
+BYTE_LOCK = struct.Struct("hhqqi4x")
+"""The kernel's `struct flock`: type, whence, start, length, pid."""
 DYING_S = 1.0
 """How long the kernel may take to clean up after a killed process with much memory."""
 
@@ -32,6 +38,19 @@ def try_lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def try_byte(fd: int, place: int) -> bool:
+    """Lock the byte at this place; the file need not be so long."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, BYTE_LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def free_byte(fd: int, place: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, BYTE_LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, place, 1, 0))
 
 
 def try_lock_awhile(fd: int) -> bool:

@@ -8,7 +8,7 @@ machines, or whose model was not on this one, has no prediction.
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,6 +25,17 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The same of the largest actor (`mem/actor_mb`)."""
     all_mb: float | None = None
     """Peak of all processes together, shared pages counted once. Nothing in a run measures it."""
+    learner_allocated_mb: float | None = None
+    """Peak of the learner's tensors on a card (`mem/learner_allocated`)."""
+    learner_reserved_mb: float | None = None
+    """With what PyTorch has cached (`mem/learner_reserved`)."""
+    learner_driver_mb: float | None = None
+    """Everything on the card at the end of the learner's turn, both processes with their contexts
+    (`mem/learner_driver`)."""
+    actor_allocated_mb: float | None = None
+    """The same of the actor (`mem/actor_allocated`)."""
+    actor_reserved_mb: float | None = None
+    actor_driver_mb: float | None = None
     rollout_s: float | None = None
     """Decoding in a step, the median of all steps (`time/rollout_s`)."""
     update_s: float | None = None
@@ -38,6 +49,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 MEASURED = {
     "learner_mb": ("mem/learner_mb", max),
     "actor_mb": ("mem/actor_mb", max),
+    **{
+        f"{process}_{kind}_mb": (f"mem/{process}_{kind}", max)
+        for process in ("learner", "actor")
+        for kind in ("allocated", "reserved", "driver")
+    },
     "rollout_s": ("time/rollout_s", statistics.median),
     "update_s": ("time/update_s", statistics.median),
     "step_s": ("time/step_s", statistics.median),
@@ -74,3 +90,10 @@ def read_prediction(run: RunDir) -> Figures | None:
         return msgspec.json.decode(run.plan.read_bytes(), type=Figures)
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def planned_on_card(run: RunDir, process: Literal["learner", "actor"]) -> int:
+    """Bytes that PyTorch reserves there at its peak; 0 without a prediction."""
+    predicted = read_prediction(run) or Figures()
+    found = predicted.learner_reserved_mb if process == "learner" else predicted.actor_reserved_mb
+    return round((found or 0.0) * 2**20)

@@ -148,6 +148,9 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Peak resident memory of the largest actor."""
     learner_mb: float
     """Peak resident memory of the learner."""
+    card_mb: dict[str, float]
+    """Memory of the cards in MiB: `<process>_allocated` and `_reserved`, the peaks of the learner and of the largest
+    actor, and `_driver`, what all processes use of its card. Rows have `mem/<name>` for those; none on a CPU."""
     weight_sum: float
     """Sum of the loss weights of the step's tokens."""
     penalised_fraction: float
@@ -176,6 +179,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
         for key, value in msgspec.to_builtins(self).items():
             if key == "rewards":
                 row |= {f"reward/{name}": finite(mean) for name, mean in value.items()}
+            elif key == "card_mb":
+                row |= {f"mem/{name}": finite(amount) for name, amount in value.items()}
             elif key == "outcomes":
                 row |= {f"outcome/{outcome}": finite(value.get(outcome, 0.0)) for outcome in Outcome}
             else:

@@ -1,22 +1,23 @@
 """The run directory: where each file of a run is, how a run is made, opened and locked.
 
     config.json   the resolved configuration; written last, so a folder that has it is a run
-    run.json      run id, versions, processor, number type and threads
+    run.json      run id, versions, processor, card, number type and threads
     plan.json     what the run was predicted to take
     lock          flock: one learner per run
-    lease/        flock: which process may compute, where the two share a device; actors write here and into logs/ only
+    lease/        flock: which process may compute, where the two share a CPU; actors write here and into logs/ only
     keys/         CURVE keys, 0700
     journal/      the groups that actors sent, durable before they are acknowledged
     checkpoints/  step-000010/ ...
     quarantine/   batches whose update was refused
-    eval/ logs/ metrics.jsonl rollouts.jsonl summary.json   for people and tools
+    eval/ logs/ metrics.jsonl rollouts.jsonl summary.json trace.json    for people and tools
 
 Only the owner may read the directory (0700), because it has the policy, prompts and completions.
 Left out on purpose: the content of those files; each has a module of its own.
 
 run.json is written when the run is made, and once more when a prepared run starts. Bits on a CPU depend on the versions
 of packages, the processor, the number type and the numbers of threads: all are here, and the last two in config.json
-too, which decides. Versions come from the metadata of installed packages, so torch is not imported.
+too, which decides. Bits on a card depend on the card, its driver and the CUDA version of torch, too. Versions come from
+the metadata of installed packages, so torch is not imported.
 """
 
 import os
@@ -62,9 +63,12 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     compute: dict[str, str | int] = {}
     """Device, number type, threads and vector units, as chosen when the run was made or first started; also in
     config.json."""
+    card: dict[str, str] = {}
+    """Names of the learner's and the actor's card, version of the driver, CUDA version that torch was built for. Empty
+    on a CPU."""
 
 
-def gather_run_info(compute: Mapping[str, str | int]) -> RunInfo:
+def gather_run_info(compute: Mapping[str, str | int], card: Mapping[str, str]) -> RunInfo:
     return RunInfo(
         run_id=secrets.token_hex(16),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -74,6 +78,7 @@ def gather_run_info(compute: Mapping[str, str | int]) -> RunInfo:
         cpu=cpu_name(),
         cpu_count=os.cpu_count() or 1,
         compute=dict(compute),
+        card=dict(card),
     )
 
 
@@ -102,13 +107,14 @@ class RunDir:
         config_json: bytes,
         *,
         compute: Mapping[str, str | int] = MappingProxyType({}),
+        card: Mapping[str, str] = MappingProxyType({}),
         create_keys: Callable[[Path], None] = lambda folder: None,
         min_free_bytes: int = MIN_FREE_BYTES,
     ) -> Self:
         """Make a new run. RunDirError if the folder has files, cannot be written, or has too little space.
 
-        compute: that section of the configuration. create_keys: writes keys into the folder it gets. config.json is
-        written last, so a folder with it is whole.
+        compute: that section of the configuration. card: as in run.json. create_keys: writes keys into the folder it
+        gets. config.json is written last, so a folder with it is whole.
         """
         run = cls(path)
         with disk_errors(path):
@@ -121,7 +127,7 @@ class RunDir:
         with disk_errors(run.keys):
             create_keys(run.keys)
             sync_folder(run.keys)
-        run.write_info(compute)
+        run.write_info(compute, card)
         write_whole(run.config, config_json)
         return run
 
@@ -150,9 +156,9 @@ class RunDir:
         finally:
             os.close(fd)
 
-    def write_info(self, compute: Mapping[str, str | int]) -> None:
+    def write_info(self, compute: Mapping[str, str | int], card: Mapping[str, str]) -> None:
         """Of this machine and its versions. A run keeps its id and its date. compute: that section."""
-        info = gather_run_info(compute)
+        info = gather_run_info(compute, card)
         if self.run_info.exists():
             known = self.read_info()
             info = msgspec.structs.replace(info, run_id=known.run_id, created=known.created)
@@ -213,6 +219,14 @@ class RunDir:
     def stacks(self, name: str) -> Path:
         """Stacks of a process, written on request or when it makes no progress for too long."""
         return self.logs / f"stacks-{name}.txt"
+
+    def trace_of(self, name: str) -> Path:
+        """Phases of one process, if a trace was asked for."""
+        return self.logs / f"trace-{name}.json"
+
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace.json"
 
     @property
     def metrics(self) -> Path:

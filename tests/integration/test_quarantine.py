@@ -34,7 +34,7 @@ from shared.errors import DamageError, TrainingStopped
 from shared.process.lease import NoLease
 from shared.run.run_dir import RunDir
 from tests.support.fakes import ScriptedScorer
-from tests.support.steps import judge_of
+from tests.support.steps import judge_of, never_stepped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -202,7 +202,7 @@ def test_several_passes_are_taken_back_together(run_path: Path, tmp_path: Path) 
     start = Start(run_path, msgspec.structs.replace(config, guard=guard_with(config, limit)), lambda group: group)
     before = start.state.publisher.versions[0].sha256
     assert start.train(1) == before
-    assert not start.state.optimizer.adamw.state and not start.state.norms.recent
+    assert never_stepped(start.state.optimizer) and not start.state.norms.recent
     found = reproduced(kept := read_batch(run_path / "quarantine/step-000001.safetensors"))
     assert found.fault is not None and found.fault.suspect.sample == kept.sample
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from learner.durable.checkpoint import Checkpoint
 from learner.durable.journal import Journal, segment_path
 from learner.durable.journal_format import SECTOR_BYTES
-from learner.durable.recorder import voided_from
+from learner.durable.recorder import size_from, voided_from
 from learner.orders.orders import step_of
 from shared.run.run_dir import RunDir
 from tests.simulation.schedule import Death
@@ -104,21 +104,21 @@ def resize(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
 
 
-def order_of(payload: bytes) -> str:
-    """The order that a record fills, without decoding it."""
+def order_of(payload: bytes) -> str | None:
+    """The order that a record fills, without decoding it; None for the size of a step."""
     found = ORDER_ID.search(payload)
-    assert found
-    return found[0].decode()
+    assert found or size_from(payload)
+    return found[0].decode() if found else None
 
 
 def recorded_in(journal: Journal) -> list[str]:
     """Orders in the order of their records, without those that were voided."""
     found: list[str] = []
     for payload in journal.reading().records():
-        if (voided := voided_from(payload)) is None:
-            found.append(order_of(payload))
-        else:
+        if (voided := voided_from(payload)) is not None:
             found = [order_id for order_id in found if step_of(order_id) < voided]
+        elif order_id := order_of(payload):
+            found.append(order_id)
     return found
 
 

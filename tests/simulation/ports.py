@@ -145,7 +145,8 @@ class WatchedJournal:
         except Killed:
             self.disk.cut_short(path, path.stat().st_size - HEADER_BYTES - len(payload))
             raise
-        self.watch.appended(order_of(payload))
+        if order_id := order_of(payload):
+            self.watch.appended(order_id)
         self.point("after an append")
 
     def sync(self) -> None:

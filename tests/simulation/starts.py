@@ -21,6 +21,7 @@ from learner.orders.plan import Unfilled
 from learner.quarantine.guard import Guard
 from learner.quarantine.quarantine import keep_nowhere
 from learner.reports.step_report import StepReport
+from learner.update.budget import Attempts, Budget
 from learner.update.gradient_check import Norms
 from learner.update.mismatch import FP32, Gate
 from learner.update.publisher import Publisher
@@ -47,6 +48,7 @@ from tests.simulation.toy import (
     begins_even,
 )
 from tests.simulation.virtual_time import Killed
+from tests.support.fake_card import FakeDriver
 from tests.support.fakes import ScriptedScorer, hello_of, spelled
 
 LEAVE_WAIT_S = 5.0
@@ -110,10 +112,10 @@ class LearnerStart:
         update = ToyUpdate(adapter, self.optimizer, lambda: work(self.dispatcher.pump))
         watched = cast(Any, WatchedUpdate(update, watch))
         self.guard = Guard(watched, config.guard, b"", keep_nowhere)
-        gate = Gate(config.loss.max_mismatch, FP32)
-        state = build.state(
-            config.run.seed, b"{}", self.publisher, optimizer, norms, self.plan, self.guard, gate, IDENTITY.base_digest
-        )
+        gate, budget = Gate(config.loss.max_mismatch, FP32), Budget.of(config.batch)
+        self.attempts = Attempts(budget, watched, recorder, FakeDriver())
+        kept = (optimizer, norms, self.plan, self.guard, gate, budget)
+        state = build.state(config.run.seed, b"{}", self.publisher, *kept, IDENTITY.base_digest)
         self.totals = state.load(checkpoint) if checkpoint else RunTotals()
         compaction = Compaction(config.journal, checkpoints, recorder)
         self.files = build.files(
@@ -169,6 +171,7 @@ class LearnerStart:
             filler=self.dispatcher,
             batches=cast(Any, ToyBatches()),
             guard=self.guard,
+            attempts=self.attempts,
             publisher=self.publisher,
             report=StepReport(self.config, self.files, self.totals, self.stop, self.plan.curriculum.metrics),
             lease=NoLease(),

@@ -123,6 +123,8 @@ PINNED: dict[str, object] = {
     "compute.dtype": "auto",
     "compute.learner_threads": 0,
     "compute.actor_threads": 0,
+    "compute.learner_card": 0,
+    "compute.actor_card": 0,
     "compute.blas": "fast",
     "compute.kernels": "auto",
     "checkpoint.every": 10,

@@ -20,7 +20,7 @@ from learner.orders.order_check import OrderCheck
 from learner.orders.orders import build_orders
 from learner.tasks.tasks import Task
 from learner.update.publisher import policy_message
-from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Hello, Order, Outcome, Sampling, Timings
+from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Hello, Order, Outcome, Sampling
 from protocol.messages import Policy as PolicyMessage
 from shared.base.cache import cached_base
 from shared.base.load import load_policy
@@ -29,6 +29,7 @@ from shared.model.policy import Policy
 from shared.model.prompt import Prompter
 from shared.model.sequences import Sequences
 from shared.run.evaluation import Decoded, Evaluation, TaskResult, share_of
+from tests.support.wire_examples import timings
 
 Family = Literal["qwen2", "qwen3", "llama"]
 
@@ -380,5 +381,5 @@ def filled(order: Order, policy: PolicyMessage, engine: ScriptedEngine | None = 
             )
             for group, samples, scores in zip(order.groups, completions, found, strict=True)
         ),
-        timings=Timings(wait_s=0.0, rollout_s=0.5, verify_s=0.25, memory_mb=100.0),
+        timings=timings(rollout_s=0.5, verify_s=0.25, memory_mb=100.0),
     )

@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 
+from launch.card_plan.cards import Card, Cards
+from launch.card_plan.plan import CardPlan
 from launch.doctor.disk import Disk, Folder, Link, RunFolder
 from launch.doctor.finding import Missing
-from launch.doctor.hardware import Card, Cards, Limits, Processor
+from launch.doctor.hardware import Limits, Processor
 from launch.doctor.libraries import Device, Driver, Library, Reward, RoundTrip, Software, TorchBuild
 from launch.doctor.machine import Machine
 from launch.doctor.model import Hub, Model
@@ -98,7 +100,7 @@ def sound() -> Machine:
             python_versions=">=3.11",
             libraries=(
                 Library(name="numpy", versions="<3,>=2.3", installed="2.4.1"),
-                Library(name="torch", versions="==2.13.0", installed="2.13.0+cpu"),
+                Library(name="torch", versions=">=2.11,<2.14", installed="2.11.0+cu130"),
             ),
         ),
         driver=Driver(cuda=None),
@@ -117,6 +119,7 @@ def sound() -> Machine:
             swap_free=4 * GIB,
             wsl=False,
         ),
+        plan=Missing("there is no card"),
         disk=Disk(
             folder=FOLDER,
             trouble="",
@@ -177,6 +180,20 @@ def both(*changes: Change) -> Change:
         return machine
 
     return change
+
+
+def planned(peak: int, *, fits: bool, **remedy: str) -> Change:
+    """A plan for the card."""
+    plan = CardPlan(
+        fits=fits,
+        budget_bytes=7 * GIB,
+        peak_bytes=peak,
+        residency="release",
+        processes={},
+        choices={},
+        remedies=[{key.replace("__", "."): value for key, value in remedy.items()}] if remedy else [],
+    )
+    return lambda machine: replace(machine, plan=plan)
 
 
 def setting(**variables: str) -> Change:

@@ -7,13 +7,16 @@ import torch
 from learner.objective import batch as product
 from learner.objective.batch import Sample, StepBatch
 from learner.objective.judged import Collected, Judge, JudgedGroup, collected
+from learner.update.budget import Attempts, Size
 from learner.update.figures import UpdateStats
 from learner.update.forward_pass import ForwardPass, OldLogprobs
+from learner.update.optimizer import Optimizer
 from learner.update.update import Update
-from learner.wiring import build_trainer
-from protocol.messages import FilledOrder, Group, Timings
+from learner.wiring import Trainer, build_trainer
+from protocol.messages import FilledOrder, Group
 from shared.config.tree import Config
 from shared.model.policy import Policy
+from tests.support.wire_examples import timings
 
 
 def judge_of(config: Config) -> Judge:
@@ -59,9 +62,33 @@ def step_batch(
     )
 
 
-def update_of(policy: Policy, config: Config) -> Update:
+def trainer_of(policy: Policy, config: Config) -> Trainer:
     """At step 0, as the product builds it."""
-    return build_trainer(policy, config, lambda: None).update
+    return build_trainer(policy, config, lambda: None)
+
+
+def update_of(policy: Policy, config: Config) -> Update:
+    return trainer_of(policy, config).update
+
+
+class NotedSizes:
+    """Notes of sizes, in memory."""
+
+    def __init__(self, sizes: dict[int, Size] | None = None) -> None:
+        self.sizes = sizes or {}
+
+    def size_of(self, step: int) -> Size | None:
+        return self.sizes.get(step)
+
+    def note_size(self, step: int, size: Size) -> None:
+        self.sizes[step] = size
+
+
+def fitted(policy: Policy, config: Config, batch: StepBatch, notes: NotedSizes | None = None) -> UpdateStats:
+    """One step, in smaller parts if memory runs out."""
+    trainer = trainer_of(policy, config)
+    attempts = Attempts(trainer.budget, trainer.update, notes or NotedSizes())
+    return attempts.until_it_fits(0, lambda: trainer.update.apply(0, batch))
 
 
 def forward_pass_of(policy: Policy, config: Config) -> ForwardPass:
@@ -70,11 +97,14 @@ def forward_pass_of(policy: Policy, config: Config) -> ForwardPass:
 
 def batch_of(groups: Sequence[Group], policy: Policy, config: Config) -> StepBatch:
     """Of one order that was filled with these groups, as the product builds it."""
-    timings = Timings(wait_s=0.0, rollout_s=0.0, verify_s=0.0, memory_mb=1.0)
     order = FilledOrder(
-        order_id="train/000000/u0000", policy_version=0, adapter_sha256="a" * 64, groups=tuple(groups), timings=timings
+        order_id="train/000000/u0000",
+        policy_version=0,
+        adapter_sha256="a" * 64,
+        groups=tuple(groups),
+        timings=timings(),
     )
-    return build_trainer(policy, config, lambda: None).batches.build(0, collected_of([order], config))
+    return trainer_of(policy, config).batches.build(0, collected_of([order], config))
 
 
 def later_pass(update: Update, batch: StepBatch, old: dict[str, torch.Tensor]) -> UpdateStats:
@@ -86,3 +116,8 @@ def later_pass(update: Update, batch: StepBatch, old: dict[str, torch.Tensor]) -
 def gradients(policy: Policy) -> dict[str, torch.Tensor]:
     found = {name: value.grad for name, value in policy.adapter.parameters().items()}
     return {name: grad.clone() for name, grad in found.items() if grad is not None}
+
+
+def never_stepped(optimizer: Optimizer) -> bool:
+    """Whether its moments are those of the start."""
+    return not any(value.any() for state in optimizer.adamw.state.values() for value in state.values())

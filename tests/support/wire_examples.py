@@ -65,15 +65,20 @@ def group(**changes: Any) -> Group:
     return Group(**fields | changes)
 
 
+def timings(**changes: float) -> Timings:
+    """Of an actor that took no time, had 1 MiB, and no card."""
+    nothing = dict.fromkeys(Timings.__struct_fields__, 0.0)
+    return Timings(**nothing | {"memory_mb": 1.0} | changes)
+
+
 def filled_order(*members: Group) -> FilledOrder:
     """A filled order."""
-    timings = Timings(wait_s=0.1, rollout_s=1.5, verify_s=0.0, memory_mb=812.5)
     return FilledOrder(
         order_id="train/000012/u0",
         policy_version=12,
         adapter_sha256=DIGEST,
         groups=members or (group(),),
-        timings=timings,
+        timings=timings(wait_s=0.1, rollout_s=1.5, memory_mb=812.5, card_allocated_mb=4096.5),
     )
 
 

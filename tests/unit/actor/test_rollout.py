@@ -11,6 +11,7 @@ from actor.scoring.scores import ScoresTogether
 from actor.verifiers.verdict import ScoreJob, Verdict
 from protocol.messages import Finish, Outcome
 from shared.process.lease import Lease
+from tests.support.fake_card import GIB, FakeDriver
 from tests.support.fakes import ScriptedEngine, ScriptedScorer, spelled, toy_orders, toy_policy, unheard
 
 
@@ -55,6 +56,19 @@ def test_a_filled_order_holds_what_the_engine_drew_and_the_scorer_said(tmp_path:
     assert group.outcomes == tuple(Outcome.CORRECT if r else Outcome.WRONG for r in right)
     assert group.scores == tuple(map(float, right))
     assert filled.timings.memory_mb > 1.0
+
+
+def test_a_filled_order_tells_what_its_turn_took_of_the_card(tmp_path: Path) -> None:
+    class LargeEngine(ScriptedEngine):
+        def sleep(self) -> None:
+            driver.allocate(3 * GIB)
+            driver.free(3 * GIB)
+
+    (order,), driver = toy_orders(), FakeDriver()
+    rollout = Rollout(LargeEngine(), ScriptedScorer(), Lease(tmp_path / "lease", driver), spelled)
+    found = rollout.fill(order, toy_policy(0), quiet).timings
+    assert (found.card_allocated_mb, found.card_reserved_mb, found.card_driver_mb) == (3072.0, 3072.0, 3072.0)
+    assert driver.card.used == 0, "given back before the completions were scored"
 
 
 def test_an_engine_that_knows_no_entropies_sends_none(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from launch.card_plan.cards import Card, CardProcess, Cards, look_at_cards, read_cards
 from launch.doctor import hardware_checks, run_checks
 from launch.doctor.finding import Missing
-from launch.doctor.hardware import Card, CardProcess, Cards, look_at_cards, read_cards
 from launch.doctor.hardware_checks import runs_on
 from launch.doctor.libraries import Driver, RoundTrip, TorchBuild, look_at_torch, read_stages
 from launch.doctor.probe import ProbeOutput, run_probe
 from shared.model.kernels.toolchain import Toolchain
-from tests.support.machines import ROUND_TRIP, TOOLCHAIN, TORCH_CUDA, both, configured, sound
+from tests.support.machines import GIB, ROUND_TRIP, TOOLCHAIN, TORCH_CUDA, both, cards, configured, planned, sound
 from tests.support.machines import torch as with_torch
 from tests.support.runs import alive
 
@@ -77,12 +77,35 @@ def test_nvidia_smi_is_called_and_its_output_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "name"),
-    [({}, "RTX 3070"), ({"CUDA_VISIBLE_DEVICES": "1,0"}, "H200"), ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, "H200")],
+    ("visible", "number", "name"),
+    [
+        ({}, 0, "RTX 3070"),
+        ({}, 1, "H200"),
+        ({}, 7, "H200"),
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, 0, "H200"),
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, 1, "RTX 3070"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, 0, "H200"),
+    ],
 )
-def test_the_card_that_a_run_would_take(visible: dict[str, str], name: str) -> None:
+def test_the_card_that_a_run_would_take(visible: dict[str, str], number: int, name: str) -> None:
     cards = Cards(trouble="", cards=read_cards(CARDS, PROCESSES), variables=visible)
-    assert name in hardware_checks.memory(replace(sound(), cards=cards)).found
+    machine = replace(configured(compute={"learner_card": number})(sound()), cards=cards)
+    assert name in hardware_checks.memory(machine).found
+
+
+@pytest.mark.parametrize("key", ["learner_card", "actor_card"])
+def test_a_card_that_is_not_there_is_an_error(key: str) -> None:
+    machine = replace(configured(compute={key: 1})(sound()), torch=TORCH_CUDA)
+    finding = hardware_checks.present(machine)
+    assert finding.level == "error" and "to at most 0" in finding.remedy
+    assert hardware_checks.present(replace(sound(), torch=TORCH_CUDA)).level == "ok"
+
+
+def test_a_run_that_fits_on_the_card_is_fine() -> None:
+    finding = hardware_checks.memory(
+        both(configured(compute={"device": "cuda"}), cards(), planned(5 * GIB, fits=True))(sound())
+    )
+    assert finding.level == "ok" and finding.found.endswith("a run needs 5.0 GiB")
 
 
 def test_no_program_is_no_card() -> None:

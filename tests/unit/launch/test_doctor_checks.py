@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from launch.card_plan.cards import CardProcess
 from launch.doctor.command import CHECKS, Report, examine
 from launch.doctor.finding import Level, Missing
-from launch.doctor.hardware import CardProcess
 from launch.doctor.libraries import Device, Driver, Library, Reward
 from launch.doctor.machine import Machine
 from launch.doctor.model import Hub
@@ -24,6 +24,7 @@ from tests.support.machines import (
     cards,
     configured,
     folder,
+    planned,
     remote,
     round_trip,
     setting,
@@ -32,7 +33,7 @@ from tests.support.machines import (
 )
 
 NAMES = [f"{group}.{check.__name__}" for group, checks in CHECKS.items() for check in checks]
-NEEDED = host_memory(SMALL, work_of(Config(), on_card=False, cores=4)).total
+NEEDED = host_memory(SMALL, work_of(Config(), cores=4)).total
 UNSEEN = Missing("not finished within 3 s")
 HUB = Hub(found=True, gated=False, admitted=True, token=False, num_bytes=GIB)
 
@@ -185,30 +186,38 @@ CASES = [
         "GTX 1080 is sm_61",
         "pytorch.org",
     ),
+    case(
+        "card.architecture",
+        "error",
+        both(ON_CARD, torch(devices=(Device(name="Tesla T4", capability=(7, 5)),))),
+        "Tesla T4 is sm_75, which has no bf16",
+        "compute.dtype=fp32",
+    ),
     case("card.sharing", "error", both(ON_CARD, cards(mode="Exclusive_Process")), "one process", "-c DEFAULT"),
     case("card.sharing", "note", cards(mode="Prohibited"), "Prohibited on RTX 3070", "-c DEFAULT"),
     case(
         "card.memory",
         "error",
         both(
-            ON_CARD, cards(free=GIB // 2, processes=(CardProcess(pid=12, name="/usr/bin/python", num_bytes=7 * GIB),))
+            ON_CARD,
+            cards(free=GIB // 2, processes=(CardProcess(pid=12, name="/usr/bin/python", num_bytes=7 * GIB),)),
+            planned(5 * GIB, fits=False, compute__residency="swap"),
         ),
-        "512 MiB of 8.0 GiB are free on RTX 3070, used by /usr/bin/python (process 12, 7.0 GiB)",
-        "end the processes named",
+        "512 MiB of 8.0 GiB are free on RTX 3070, used by /usr/bin/python (process 12, 7.0 GiB); a run needs 5.0 GiB",
+        "or --set compute.residency=swap",
     ),
-    case("card.memory", "warning", both(ON_CARD, cards(), but("model", shape=QWEN_15B)), "needs about", "token_budget"),
     case(
         "card.memory",
         "error",
         both(
             ON_CARD,
             cards(free=2 * GIB, processes=(CardProcess(pid=3, name="x", num_bytes=None),)),
-            but("model", shape=QWEN_15B),
+            planned(9 * GIB, fits=False),
         ),
         "x (process 3, an unknown amount)",
-        "token_budget",
+        "take a smaller model",
     ),
-    case("card.memory", "note", both(ON_CARD, cards(), remote(HUB), ON_CARD), "once the model is on this machine", ""),
+    case("card.memory", "note", both(ON_CARD, cards()), "what a run needs is not known: there is no card", ""),
     case(
         "card.allocator",
         "warning",

@@ -19,11 +19,9 @@ from launch.plan.cost import work_of
 from launch.plan.memory import (
     HEAD_COLUMNS,
     PRODUCT_BYTES,
-    CardMemory,
     HostMemory,
-    card_memory,
     host_memory,
-    host_memory_of_cards,
+    memory_beside_card,
 )
 from launch.plan.shape import ModelShape, shape_of
 from shared.config.data import VerifierConfig
@@ -302,26 +300,8 @@ def test_a_built_in_verifier_needs_no_look() -> None:
 # --- how much memory
 
 
-def card_need(config: Config, shape: ModelShape) -> CardMemory:
-    return card_memory(shape, work_of(config, on_card=True, cores=2))
-
-
 def host_need(config: Config, shape: ModelShape) -> HostMemory:
-    return host_memory(shape, work_of(config, on_card=False, cores=2))
-
-
-def test_a_card_of_8_gib_holds_two_copies_of_a_1_5b_base() -> None:
-    small_steps = {"token_budget": 640, "recompute": "always"}
-    need = card_need(config(batch=small_steps, rollout={"prompts": 1, "max_new_tokens": 512}), QWEN_15B)
-    # Two contexts, two NF4 copies, two embeddings and heads in bf16: about 3.9 GiB.
-    assert 3.5 * GIB < need.weights < 4.3 * GIB
-    assert need.weights < need.total < 8 * GIB
-
-
-def test_nf4_takes_less_of_a_card_than_its_values() -> None:
-    packed = card_need(Config(), QWEN_15B).weights
-    assert packed < card_need(config(model={"dequantize": "once"}), QWEN_15B).weights
-    assert packed < card_need(config(model={"quantization": "none"}), QWEN_15B).weights
+    return host_memory(shape, work_of(config, cores=2))
 
 
 def test_a_cpu_has_the_base_once_and_the_actors_sums_if_they_are_wanted() -> None:
@@ -332,7 +312,7 @@ def test_a_cpu_has_the_base_once_and_the_actors_sums_if_they_are_wanted() -> Non
     assert needed - half == 4 * (values + QWEN_15B.linear) - (2 * values + compiled)
     assert needed - host_need(Config(), QWEN_15B).weights == 4 * QWEN_15B.linear, "by default a large model has none"
     assert host_need(config(model={"dequantize": "each_call"}), QWEN_15B).weights < needed / 2
-    assert host_memory_of_cards(QWEN_15B).weights < needed / 2
+    assert memory_beside_card(QWEN_15B).started < needed / 2
 
 
 def test_each_key_that_is_named_as_a_remedy_helps() -> None:
@@ -341,32 +321,6 @@ def test_each_key_that_is_named_as_a_remedy_helps() -> None:
         assert host_need(config(batch=batch), SMALL).total < base
 
 
-def test_long_completions_need_room_for_keys_and_values() -> None:
-    tasks, tiny = {"max_prompt_tokens": 256}, {"token_budget": 1, "head_rows": 1}
-    rows = {"max_sequences": 16 * 8}
-    short = card_need(config(tasks=tasks, actor=rows, rollout={"max_new_tokens": 64}, batch=tiny), QWEN_15B)
-    long = card_need(config(tasks=tasks, actor=rows, rollout={"max_new_tokens": 4096}, batch=tiny), QWEN_15B)
-    tokens = 16 * 8 * (4096 - 64)
-    # 28 KiB a token: two times 28 layers of 256 values in bf16.
-    assert long.total - short.total == pytest.approx(tokens * 28 * 1024, rel=0.05)
-    one = config(tasks=tasks, rollout={"max_new_tokens": 4096, "groups_per_order": 1}, batch=tiny)
-    need = card_need(one, QWEN_15B)
-    assert need.total - need.weights < (long.total - long.weights) / 10
-
-
 def test_the_heads_tiles_do_not_grow_with_the_vocabulary() -> None:
     few, many = config(batch={"head_rows": 512}), config(batch={"head_rows": 1024})
-    assert card_need(many, QWEN_15B).total - card_need(few, QWEN_15B).total == 3 * 512 * HEAD_COLUMNS * 4
     assert host_need(many, QWEN_15B).total - host_need(few, QWEN_15B).total == 3 * 512 * HEAD_COLUMNS * 4
-
-
-def test_on_one_card_the_peaks_of_both_processes_add_up() -> None:
-    """Neither gives its memory back at the end of its turn."""
-    small = {"rollout": {"max_new_tokens": 64}, "batch": {"token_budget": 640, "head_rows": 64}}
-    neither = card_need(config(**small), QWEN_15B).total
-    rollout = {"rollout": {"max_new_tokens": 2048}}
-    batch = {"batch": {"token_budget": 8192, "head_rows": 512}}
-    long_rollout = card_need(config(**small | rollout), QWEN_15B).total - neither
-    large_batch = card_need(config(**small | batch), QWEN_15B).total - neither
-    assert long_rollout > 0 and large_batch > 0
-    assert card_need(config(**small | rollout | batch), QWEN_15B).total == neither + long_rollout + large_batch

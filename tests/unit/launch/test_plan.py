@@ -48,7 +48,7 @@ def work(lengths: Lengths = LENGTHS, **sections: Mapping[str, object]) -> Work:
     small = {"prompts": 1, "group": 8, "max_new_tokens": 64}
     given = {**sections, "rollout": {**small, **sections.get("rollout", {})}}
     config = resolve({"model": {"path": "somewhere"}, "eval": {"problems": 0}, **given})
-    return replace(work_of(config, on_card=False, cores=2), lengths=lengths)
+    return replace(work_of(config, cores=2), lengths=lengths)
 
 
 def plan(shape: ModelShape, one: Work, free: int | None) -> Plan:

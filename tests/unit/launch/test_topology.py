@@ -29,6 +29,12 @@ def test_each_process_has_its_own_threads_and_the_configured_kernels() -> None:
     assert all(process.environment["ATEN_CPU_CAPABILITY"] == "avx2" for process in plan.processes)
 
 
+def test_a_trace_is_asked_of_every_process() -> None:
+    traced, plain = topology(RUN, Config(), trace=True), topology(RUN, Config())
+    for one, other in zip(traced.processes, plain.processes, strict=True):
+        assert one.argv == (*other.argv, "--trace")
+
+
 def test_logs_are_unbuffered() -> None:
     assert all(process.environment["PYTHONUNBUFFERED"] == "1" for process in topology(RUN, Config()).processes)
 

@@ -21,7 +21,16 @@ from shared.model.policy import Policy
 from tests import reference
 from tests.support.dense_truth import Named, Truth, near_policy, penalty_strengths, sampled_nearby
 from tests.support.fakes import CrampedBackbone, shake, tiny_group, tiny_policy
-from tests.support.steps import batch_of, gradients, later_pass, step_batch, teaching_samples, update_of
+from tests.support.steps import (
+    NotedSizes,
+    batch_of,
+    fitted,
+    gradients,
+    later_pass,
+    step_batch,
+    teaching_samples,
+    update_of,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -264,8 +273,9 @@ def test_running_out_of_memory_with_penalised_tokens_replays_the_pass(checkpoint
     cramped = CrampedBackbone(small.backbone, limit=48)
     small = replace(small, backbone=cramped, layers=None)
     batch = step_batch(samples_for(config), 0, config)
-    update_of(small, config).apply(0, batch)
+    notes = NotedSizes()
+    fitted(small, config, batch, notes)
     assert cramped.refused
-    fitting = config_for(SENT, fraction=0.5, budget=10_000 // 2 ** len(cramped.refused))
+    fitting = config_for(SENT, fraction=0.5, budget=notes.sizes[0].tokens)
     update_of(roomy, fitting).apply(0, batch)
     assert adapter_bytes(roomy.adapter) == adapter_bytes(small.adapter)

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from learner.objective.judged import StopOnOutcome, collected
-from protocol.messages import FilledOrder, Outcome, Timings
+from protocol.messages import FilledOrder, Outcome
 from shared.config.data import VerifierConfig
 from shared.config.tree import Config
 from tests.support.fakes import tiny_group
 from tests.support.steps import judge_of
+from tests.support.wire_examples import timings
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("protocol", "shared", "actor", "learner", "launch")
@@ -54,14 +55,13 @@ def test_a_group_and_all_that_follows_from_it() -> None:
 
 
 def test_a_step_keeps_slot_order_over_its_orders() -> None:
-    timings = Timings(wait_s=0.0, rollout_s=0.0, verify_s=0.0, memory_mb=1.0)
     orders = [
         FilledOrder(
             order_id=f"train/000000/u{number:04d}",
             policy_version=0,
             adapter_sha256="a" * 64,
             groups=tuple(tiny_group([1.0, right], [1, 1], group_id=f"{number}/{right}") for right in (0.0, 1.0)),
-            timings=timings,
+            timings=timings(),
         )
         for number in range(2)
     ]

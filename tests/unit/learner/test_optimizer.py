@@ -1,5 +1,7 @@
 """AdamW and its schedule against their definitions, and a state that survives as bytes."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from learner.update.optimizer import Optimizer, learning_rate
 from shared.config.tree import OptimizerConfig
 from shared.errors import DamageError
 from tests import reference
+from tests.support.cramped_card import Allocations
 
 SHAPES = {"a.lora_A": (4, 6), "a.lora_B": (6, 4), "a.b.lora_A": (2, 3)}
 
@@ -79,10 +82,35 @@ def test_a_state_put_down_and_taken_up_continues_with_the_same_bits() -> None:
     assert all(torch.equal(through[name], params[name]) for name in SHAPES)
 
 
-def test_a_fresh_state_is_empty_and_loads() -> None:
-    optimizer = Optimizer(parameters(), OptimizerConfig(), 3)
+def test_the_moments_are_made_at_the_start_as_pytorch_makes_them_in_the_first_step() -> None:
+    params, plain = parameters(), parameters()
+    optimizer, config = Optimizer(params, OptimizerConfig(), 3), OptimizerConfig()
+    assert all(set(optimizer.adamw.state[value]) == {"step", "exp_avg", "exp_avg_sq"} for value in params.values())
     optimizer.load_state_bytes(optimizer.state_bytes())
-    assert not optimizer.adamw.state
+    adamw = torch.optim.AdamW(plain.values(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=0.0)
+    for owned in (params, plain):
+        give_gradients(owned, 0)
+    optimizer.step(0)
+    adamw.step()
+    for name, value in params.items():
+        assert torch.equal(value, plain[name])
+        made, expected = optimizer.adamw.state[value], adamw.state[plain[name]]
+        assert {key: (v.dtype, v.shape) for key, v in made.items()} == {
+            key: (v.dtype, v.shape) for key, v in expected.items()
+        }
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_all_that_a_step_allocates_was_asked_for_before_it(decay: float) -> None:
+    """Otherwise memory could run out between two parameters."""
+    params = parameters()
+    optimizer = Optimizer(params, OptimizerConfig(weight_decay=decay), 3)
+    give_gradients(params, 0)
+    with Allocations() as reserved:
+        optimizer.reserve()
+    with Allocations() as stepped:
+        optimizer.adamw.step()
+    assert reserved.sizes and not Counter(stepped.sizes) - Counter(reserved.sizes)
 
 
 def test_a_state_of_another_adapter_is_refused() -> None:

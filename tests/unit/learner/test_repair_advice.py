@@ -8,9 +8,10 @@ from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.journal import Journal
 from learner.durable.repair_advice import repair_advice
 from protocol.codec import encode, pack
-from protocol.messages import FilledOrder, Timings
+from protocol.messages import FilledOrder
 from shared.errors import DamageError
 from tests.support.fakes import tiny_group
+from tests.support.wire_examples import timings
 
 STEPS = 4
 
@@ -18,9 +19,8 @@ STEPS = 4
 def record_of(step: int) -> bytes:
     name = f"train/{step:06d}"
     group = tiny_group([1.0, 0.0], [3, 2], group_id=f"{name}/000", seed=step)
-    timings = Timings(wait_s=0.0, rollout_s=0.0, verify_s=0.0, memory_mb=0.0)
     filled_order = FilledOrder(
-        order_id=f"{name}/u0000", policy_version=step, adapter_sha256="0" * 64, groups=(group,), timings=timings
+        order_id=f"{name}/u0000", policy_version=step, adapter_sha256="0" * 64, groups=(group,), timings=timings()
     )
     return pack(encode(filled_order))
 

@@ -9,13 +9,14 @@ import pytest
 
 from learner.objective.batch import StepBatch
 from learner.reports.run_files import RolloutLog
-from protocol.messages import FilledOrder, Finish, Outcome, Timings
+from protocol.messages import FilledOrder, Finish, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.processes import LogConfig
 from shared.config.tree import Config, LossConfig
 from shared.run.files import LineLog
 from tests.support.fakes import spelled, tiny_group
 from tests.support.steps import collected_of, step_batch, teaching_samples
+from tests.support.wire_examples import timings
 
 CONFIG = Config(
     loss=LossConfig(entropy_fraction=0.5),
@@ -35,14 +36,13 @@ THIRD = tiny_group([1.0, 0.0], [1, 2], group_id="train/000004/0002")
 
 
 def filled_orders() -> list[FilledOrder]:
-    timings = Timings(wait_s=0.0, rollout_s=0.0, verify_s=0.0, memory_mb=1.0)
     return [
         FilledOrder(
             order_id=f"train/000004/u{index}",
             policy_version=4,
             adapter_sha256="a" * 64,
             groups=groups,
-            timings=timings,
+            timings=timings(),
         )
         for index, groups in enumerate([(TEACHING,), (SAME, THIRD)])
     ]

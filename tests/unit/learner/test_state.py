@@ -16,6 +16,7 @@ from learner.objective.batch import StepBatch
 from learner.orders.plan import StepPlan
 from learner.quarantine.guard import Guard
 from learner.quarantine.quarantine import keep_nowhere
+from learner.update.budget import Size
 from learner.update.publisher import Publisher
 from protocol.messages import Group
 from shared.config.model import LoraConfig
@@ -25,7 +26,7 @@ from shared.errors import ConfigError, DamageError
 from shared.model.adapter_file import adapter_bytes, adapter_config
 from shared.model.policy import Policy
 from tests.support.fakes import RANK, tiny_group, tiny_policy, toy_tasks
-from tests.support.steps import step_batch, teaching_samples, update_of
+from tests.support.steps import step_batch, teaching_samples, trainer_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,7 +45,8 @@ class Learner:
         self.policy = policy
         publisher = Publisher(policy.adapter)
         publisher.snapshot(version=0)
-        self.update = update_of(policy, CONFIG)
+        trainer = trainer_of(policy, CONFIG)
+        self.update, self.budget = trainer.update, trainer.budget
         plan = StepPlan(CONFIG, toy_tasks(12), Shuffled(12, seed=0), RecordedOrders([]))
         optimizer, norms = self.update.optimizer, self.update.norms
         self.guard = Guard(self.update, CONFIG.guard, b"", keep_nowhere)
@@ -57,6 +59,7 @@ class Learner:
             plan,
             self.guard,
             self.update.gate,
+            self.budget,
             policy.base_digest,
         )
 
@@ -88,6 +91,8 @@ def test_what_is_loaded_makes_the_next_updates_bit_for_bit(learner: Callable[[],
     store = CheckpointStore(tmp_path, keep=3)
     totals = RunTotals(wall_s=12.5, best=Best(step=2, accuracy=1 / 3))
     first.guard.skips = 2
+    first.budget.begin(Size(tokens=300, rows=70))
+    first.budget.end()
     store.save(first.state.save(3, totals))
     loaded = store.load_latest()
     assert loaded is not None
@@ -99,6 +104,7 @@ def test_what_is_loaded_makes_the_next_updates_bit_for_bit(learner: Callable[[],
     assert first.state.norms.state_dict() == second.state.norms.state_dict()
     assert first.guard.skips == second.guard.skips == 2
     assert len(second.state.norms.recent) == 6
+    assert second.budget.now == Size(tokens=300, rows=70) and vars(second.budget) == vars(first.budget)
 
 
 def test_position_pending_steps_and_versions_come_back(learner: Callable[[], Learner]) -> None:
@@ -165,7 +171,9 @@ def test_another_seed_than_the_run_began_with_is_refused(learner: Callable[[], L
         other.state.load(checkpoint)
 
 
-@pytest.mark.parametrize("lost", ["seed", "gate", "norms", "plan", "versions", "wall_s", "best", "base_digest"])
+@pytest.mark.parametrize(
+    "lost", ["seed", "gate", "budget", "norms", "plan", "versions", "wall_s", "best", "base_digest"]
+)
 def test_a_checkpoint_without_a_key_is_damage_in_words(learner: Callable[[], Learner], lost: str) -> None:
     saved = learner()
     saved.step(0)

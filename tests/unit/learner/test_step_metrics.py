@@ -13,12 +13,14 @@ from learner.objective.batch import StepBatch
 from learner.reports.step_metrics import Clock, Shown, step_metrics
 from learner.update.figures import StepResult, UpdateStats
 from learner.update.gradient_noise import GradientNoise
-from protocol.messages import FilledOrder, Finish, Group, Outcome, Timings
+from protocol.messages import FilledOrder, Finish, Group, Outcome
 from shared.config.data import CurriculumConfig, RewardConfig
 from shared.config.tree import Config, ConstraintConfig, LossConfig
+from shared.process.card import CardMemory
 from tests.support.fakes import tiny_group
 from tests.support.run_files import COLUMNS
 from tests.support.steps import collected_of, step_batch, teaching_samples
+from tests.support.wire_examples import timings
 
 CONFIG = Config(
     loss=LossConfig(entropy_fraction=0.5),
@@ -58,9 +60,12 @@ FIGURES = CurriculumFigures(stage=2, pass_rate=0.625, effective_tasks=12.5)
 
 
 def filled_order(group: Group, version: int, seconds: float) -> FilledOrder:
-    timings = Timings(wait_s=0.0, rollout_s=seconds, verify_s=seconds / 2, memory_mb=100.0 * seconds)
     return FilledOrder(
-        order_id="train/000004/u0", policy_version=version, adapter_sha256="a" * 64, groups=(group,), timings=timings
+        order_id="train/000004/u0",
+        policy_version=version,
+        adapter_sha256="a" * 64,
+        groups=(group,),
+        timings=timings(rollout_s=seconds, verify_s=seconds / 2, memory_mb=100.0 * seconds),
     )
 
 
@@ -230,6 +235,29 @@ def test_entropy_is_the_learners_own_where_the_engine_could_not_tell() -> None:
     assert row_of(silent, filled, STATS)["entropy/mean"] == pytest.approx(float(entropies_of(TEACHING).mean()))
     blind = [replace(s, sample=replace(s.sample, entropies=None)) for s in filled.samples]
     assert row_of(silent, replace(filled, samples=tuple(blind)), STATS)["entropy/mean"] == 0.75
+
+
+def test_memory_of_cards_is_that_of_the_largest_actor_and_of_the_learners_turn() -> None:
+    one, two = FILLED
+    small = timings(card_allocated_mb=1000.0, card_reserved_mb=1500.0, card_driver_mb=5000.0)
+    large = timings(card_allocated_mb=2000.0, card_reserved_mb=2500.0, card_driver_mb=4000.0)
+    filled = [msgspec.structs.replace(one, timings=small), msgspec.structs.replace(two, timings=large)]
+    clock = replace(CLOCK, card=CardMemory(allocated=3 * 2**20, reserved=4 * 2**20, driver=2**19))
+    row = row_of(filled, batch_of([TEACHING, SAME]), STATS, clock)
+    found = {key: value for key, value in row.items() if key not in COLUMNS.split()}
+    assert found == {
+        "mem/actor_allocated": 2000.0,
+        "mem/actor_reserved": 2500.0,
+        "mem/actor_driver": 5000.0,
+        "mem/learner_allocated": 3.0,
+        "mem/learner_reserved": 4.0,
+        "mem/learner_driver": 0.5,
+    }
+
+
+def test_a_card_of_one_side_alone_has_no_figures_of_the_other() -> None:
+    row = row_of(FILLED, batch_of([TEACHING]), STATS, replace(CLOCK, card=CardMemory(allocated=2**20)))
+    assert set(row) - set(COLUMNS.split()) == {"mem/learner_allocated"}
 
 
 def test_several_actors_at_once_leave_no_negative_idle_time() -> None:

@@ -12,12 +12,15 @@ from learner.objective.batch import StepBatch
 from learner.objective.judged import Collected
 from learner.reports.step_report import StepReport
 from learner.update.figures import StepResult, UpdateStats
-from protocol.messages import FilledOrder, Timings
+from protocol.messages import FilledOrder
 from shared.config.processes import CheckpointConfig, EvalConfig
 from shared.config.tree import Config, LossConfig, RunConfig
+from shared.process.card import CardMemory
+from shared.process.lease import Turn
 from shared.run.metrics import StepMetrics
 from tests.support.fakes import tiny_group
 from tests.support.steps import collected_of, step_batch, teaching_samples
+from tests.support.wire_examples import timings
 
 CONFIG = Config(run=RunConfig(steps=7), loss=LossConfig(max_mismatch=0.05), checkpoint=CheckpointConfig(every=3))
 AGREED = UpdateStats(
@@ -56,13 +59,12 @@ class NotedFiles:
 
 
 def filled_order(version: int, scores: Sequence[float] = (1.0, 0.0)) -> FilledOrder:
-    timings = Timings(wait_s=0.0, rollout_s=0.0, verify_s=0.0, memory_mb=1.0)
     return FilledOrder(
         order_id="train/000000/u0000",
         policy_version=version,
         adapter_sha256="a" * 64,
         groups=(tiny_group(scores, [2] * len(scores)),),
-        timings=timings,
+        timings=timings(),
     )
 
 
@@ -127,13 +129,15 @@ def test_time_goes_on_from_earlier_lives() -> None:
     files = NotedFiles()
     report = report_over(files, totals=RunTotals(wall_s=1000.0))
     report.begin()
-    with report.updating():
+    turn = Turn(waited_s=0.0)
+    with report.updating(turn):
         pass
+    turn.peak = CardMemory(allocated=2**21)
     record(report, 0)
     (row,) = files.rows
     assert 1000.0 <= row.time_s < 1060.0
     assert row.update_s >= 0.0 and row.step_s < 60.0
-    assert row.learner_mb > 1.0
+    assert row.learner_mb > 1.0 and row.card_mb == {"learner_allocated": 2.0}, "known when the turn has ended"
 
 
 def test_a_checkpoint_that_is_asked_for_is_made_once() -> None:

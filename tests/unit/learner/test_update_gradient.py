@@ -19,6 +19,7 @@ import torch
 from learner.objective.batch import Sample
 from learner.quarantine.guard import Guard
 from learner.quarantine.quarantine import keep_nowhere
+from learner.update.budget import OutOfMemory
 from learner.update.figures import StepResult, UpdateStats
 from protocol.messages import Finish, Group, Outcome
 from shared.config.data import VerifierConfig
@@ -28,11 +29,14 @@ from shared.model.policy import Policy
 from tests.support.dense_truth import Truth, near_policy, sampled_nearby
 from tests.support.fakes import CrampedBackbone, shake, tiny_group, tiny_policy
 from tests.support.steps import (
+    NotedSizes,
     batch_of,
+    fitted,
     forward_pass_of,
     gradients,
     idle_samples,
     later_pass,
+    never_stepped,
     step_batch,
     teaching_samples,
     update_of,
@@ -277,7 +281,7 @@ def test_a_step_without_teachers_touches_nothing(policy: Policy) -> None:
     guard = Guard(update, config.guard, b"", keep_nowhere)
     assert guard.apply(0, [], batch) == StepResult()
     assert adapter_bytes(policy.adapter) == before
-    assert not update.optimizer.adamw.state
+    assert never_stepped(update.optimizer)
 
 
 @pytest.mark.parametrize("fraction", [0.2, 1.0])
@@ -310,11 +314,11 @@ def test_running_out_of_memory_replays_the_pass_with_smaller_micro_batches(check
     samples = step_samples(config)
     roomy, small = (replace(tiny_policy(checkpoint), layers=None) for _ in range(2))
     cramped = CrampedBackbone(small.backbone, limit=48)
-    stats = applied(replace(small, backbone=cramped, layers=None), config, samples)
+    notes = NotedSizes()
+    stats = fitted(replace(small, backbone=cramped, layers=None), config, step_batch(samples, 0, config), notes)
     assert cramped.refused
 
-    # 10000 halved until every micro-batch fits.
-    fitting = config_for("dapo", 0.5, 10_000 // 2 ** len(cramped.refused), passes=passes)
+    fitting = config_for("dapo", 0.5, notes.sizes[0].tokens, passes=passes)
     assert applied(roomy, fitting, samples).grad_norm == stats.grad_norm
     assert adapter_bytes(roomy.adapter) == adapter_bytes(small.adapter)
 
@@ -324,10 +328,10 @@ def test_what_was_computed_before_memory_ran_out_is_forgotten(checkpoint: Path) 
     config = config_for("dapo", 0.5, 60)
     samples = step_samples(config)
     roomy, small = (replace(tiny_policy(checkpoint), layers=None) for _ in range(2))
-    cramped = CrampedBackbone(small.backbone, limit=24, grace=2)
-    applied(replace(small, backbone=cramped, layers=None), config, samples)
+    cramped, notes = CrampedBackbone(small.backbone, limit=24, grace=2), NotedSizes()
+    fitted(replace(small, backbone=cramped, layers=None), config, step_batch(samples, 0, config), notes)
     assert cramped.refused
-    applied(roomy, config_for("dapo", 0.5, 60 // 2 ** len(cramped.refused)), samples)
+    applied(roomy, config_for("dapo", 0.5, notes.sizes[0].tokens), samples)
     assert adapter_bytes(roomy.adapter) == adapter_bytes(small.adapter)
 
 
@@ -348,8 +352,8 @@ def test_a_single_sequence_that_does_not_fit_is_an_error(checkpoint: Path) -> No
     before = adapter_bytes(policy.adapter)
     config = config_for("dapo", 0.5)
     cramped = replace(policy, backbone=CrampedBackbone(policy.backbone, limit=4), layers=None)
-    with pytest.raises(torch.OutOfMemoryError):
-        applied(cramped, config, step_samples(config))
+    with pytest.raises(OutOfMemory, match=r"^Step 1 does not fit into the memory of the card with one completion"):
+        fitted(cramped, config, step_batch(step_samples(config), 0, config))
     assert adapter_bytes(policy.adapter) == before
 
 

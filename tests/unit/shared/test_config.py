@@ -131,6 +131,8 @@ def test_what_would_truncate_or_bend_the_distribution_is_refused_with_the_reason
 def test_codes_cannot_be_served_of_a_base_that_has_none() -> None:
     with pytest.raises(ConfigError, match=r"actor.weights is 'nf4' but model.quantization is 'none'"):
         resolve({"actor": {"weights": "nf4"}, "model": {"quantization": "none"}})
+    with pytest.raises(ConfigError, match=r"compute.actor_card = 1, but vLLM takes the first card .* CUDA_VISIBLE"):
+        resolve({"actor": {"engine": "vllm"}, "compute": {"actor_card": 1}})
 
 
 def test_a_key_like_no_other_still_gets_a_proposal() -> None:

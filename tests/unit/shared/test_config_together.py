@@ -118,6 +118,6 @@ def test_as_many_groups_as_an_order_may_have_fit_into_a_message(samples: int, ca
         policy_version=0,
         adapter_sha256="a" * 64,
         groups=(group,) * count,
-        timings=Timings(wait_s=0.1, rollout_s=0.1, verify_s=0.1, memory_mb=0.1),
+        timings=Timings(**dict.fromkeys(Timings.__struct_fields__, 0.1)),
     )
     assert len(encode(filled)[-1]) <= MAX_INBOUND_BYTES

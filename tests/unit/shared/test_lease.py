@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.process.lease import Holder, Lease
+from shared.process.lease import PLACES, Holder, Lease
 
 HOLDER = """
 import sys, time
@@ -59,8 +60,8 @@ def holder(lease: Lease) -> Any:
 
 def test_a_free_lease_costs_no_wait_and_leaves_no_note(tmp_path: Path) -> None:
     lease = Lease(tmp_path / "lease")
-    with lease.hold("learner", meanwhile=give_up) as waited_s:
-        assert 0 <= waited_s < 0.5
+    with lease.hold("learner", meanwhile=give_up) as turn:
+        assert 0 <= turn.waited_s < 0.5
         assert (holder(lease).role, holder(lease).pid) == ("learner", os.getpid())
     assert {path.name for path in tmp_path.iterdir()} == {"lease"}
 
@@ -108,8 +109,8 @@ def test_who_waits_can_go_on_with_other_work(tmp_path: Path) -> None:
         if len(beats) == 20:
             child.kill()
 
-    with lease.hold("learner", meanwhile=beat) as waited_s:
-        assert len(beats) >= 20 and waited_s > 0
+    with lease.hold("learner", meanwhile=beat) as turn:
+        assert len(beats) >= 20 and turn.waited_s > 0
     child.communicate()
 
 
@@ -128,8 +129,8 @@ def test_a_wait_is_told(tmp_path: Path) -> None:
     lease = Lease(tmp_path / "lease")
     child = start(HOLDER.replace("60", "0.3"), lease.path)
     wait_until_held(child)
-    with lease.hold("learner") as waited_s:
-        assert 0.1 < waited_s < 10
+    with lease.hold("learner") as turn:
+        assert 0.1 < turn.waited_s < 10
     child.communicate()
 
 
@@ -140,6 +141,86 @@ def test_never_two_at_once_among_processes(tmp_path: Path) -> None:
         child.communicate(timeout=60)
         assert child.returncode == 0
     assert (tmp_path / "counter").read_text() == "80"
+
+
+TAKER = """
+import os, sys, time
+from pathlib import Path
+from shared.process.lease import Lease
+path, name, turns = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+log = os.open(path.with_name("turns"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+print("ready", flush=True)
+sys.stdin.readline()
+lease = Lease(path)
+for _ in range(turns):
+    with lease.hold(name):
+        os.write(log, name.encode())
+        time.sleep(0.004)
+"""
+MOST_IN_A_ROW = 0.1
+"""Share of the turns that may follow one of the same process: a busy machine may keep it from asking in time."""
+
+
+def turns_of(folder: Path, names: str, turns: int) -> str:
+    """Who had the turns, in their order, while all of these wanted them without a pause."""
+    argv = [sys.executable, "-c", TAKER, folder / "lease"]
+    pipe = subprocess.PIPE
+    children = [subprocess.Popen([*argv, name, str(turns)], text=True, stdin=pipe, stdout=pipe) for name in names]
+    for child in children:
+        assert child.stdout and child.stdout.readline() == "ready\n"
+    for child in children:
+        assert child.stdin
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    for child in children:
+        child.communicate(timeout=60)
+        assert child.returncode == 0
+    text = (folder / "turns").read_text()
+    assert {name: text.count(name) for name in names} == dict.fromkeys(names, turns)
+    # Before its last turn begins, each wants to go on; the beginning is left out too, where one was first.
+    return text[2 * len(names) : min(text.rindex(name) for name in names)]
+
+
+@pytest.mark.parametrize("names", ["ab", "abcd"])
+def test_turns_go_round(tmp_path: Path, names: str) -> None:
+    """With two runs of two processes each, no pair takes the turns from the other."""
+    turns = turns_of(tmp_path, names, turns=40)
+    assert len(turns) > 20 * len(names)
+    rounds = [turns[place : place + len(names)] for place in range(len(turns) - len(names) + 1)]
+    broken = sum(len(set(each)) < len(names) for each in rounds)
+    assert broken <= MOST_IN_A_ROW * len(rounds), turns
+
+
+def test_who_gave_up_or_died_in_the_line_holds_nobody_up(tmp_path: Path) -> None:
+    lease = Lease(tmp_path / "lease")
+    with lease.hold("learner"):
+        dead = start(HOLDER, lease.path)
+        for _ in range(3):
+            with pytest.raises(GaveUpWaiting), lease.hold("actor0", meanwhile=give_up):
+                pass
+        time.sleep(0.5)
+        dead.kill()
+        dead.communicate()
+    with lease.hold("learner", meanwhile=give_up):
+        pass
+
+
+def test_more_may_wait_than_have_a_place(tmp_path: Path) -> None:
+    path, had = tmp_path / "lease", list[int]()
+
+    def wait(number: int) -> None:
+        with Lease(path).hold("one of many"):
+            had.append(number)
+
+    threads = [threading.Thread(target=wait, args=(number,)) for number in range(PLACES + 4)]
+    with Lease(path).hold("learner"):
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+        assert had == []
+    for thread in threads:
+        thread.join(30)
+    assert sorted(had) == list(range(PLACES + 4))
 
 
 def test_an_executed_program_does_not_keep_it(tmp_path: Path) -> None:

@@ -15,13 +15,16 @@ from tests.support.disk_faults import list_calls
 from tests.support.run_files import COLUMNS
 
 
-def metrics(step: int, *, shaped: bool = False, **changes: float) -> StepMetrics:
+def metrics(step: int, *, shaped: bool = False, on_card: bool = False, **changes: float) -> StepMetrics:
     """A row in which every figure has a value of its own."""
-    fields = [field.name for field in msgspec.structs.fields(StepMetrics) if field.name not in ("outcomes", "rewards")]
+    maps = ("outcomes", "rewards", "card_mb")
+    fields = [field.name for field in msgspec.structs.fields(StepMetrics) if field.name not in maps]
     values: dict[str, Any] = {name: place + 0.5 for place, name in enumerate(fields)} | changes
     values |= {"step": step, "groups_idle": 3, "groups_total": 16, "policy_version": step}
     rewards = {"score": 0.875, "brevity": math.nan} if shaped else {}
-    return StepMetrics(**values, rewards=rewards, outcomes={Outcome.CORRECT: 0.75, Outcome.WRONG: 0.25})
+    card_mb = {"actor_allocated": 4096.5, "learner_driver": 6000.25} if on_card else {}
+    outcomes = {Outcome.CORRECT: 0.75, Outcome.WRONG: 0.25}
+    return StepMetrics(**values, rewards=rewards, outcomes=outcomes, card_mb=card_mb)
 
 
 def test_row_has_exactly_the_contract_in_its_order() -> None:
@@ -40,6 +43,14 @@ def test_named_rewards_stand_behind_the_mean() -> None:
     row = metrics(1, shaped=True).to_row()
     assert list(row)[2:5] == ["reward/mean", "reward/score", "reward/brevity"]
     assert (row["reward/score"], row["reward/brevity"]) == (0.875, None)
+
+
+def test_memory_of_cards_stands_behind_that_of_the_processes_where_there_are_cards() -> None:
+    row = metrics(1, on_card=True).to_row()
+    names = list(row)
+    place = names.index("mem/learner_mb")
+    assert names[place + 1 : place + 3] == ["mem/actor_allocated", "mem/learner_driver"]
+    assert (row["mem/actor_allocated"], row["mem/learner_driver"]) == (4096.5, 6000.25)
 
 
 def test_outcomes_not_named_are_zero() -> None:

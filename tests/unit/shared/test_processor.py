@@ -14,7 +14,6 @@ from shared.process.processor import (
     LARGE_BYTES,
     Capacity,
     container_cores,
-    has_card,
     is_large,
     is_open,
     look_at_capacity,
@@ -86,7 +85,7 @@ def test_the_first_start_of_a_prepared_run_chooses_and_keeps_what_a_plain_run_wo
 
 def test_a_start_that_was_cut_off_before_the_configuration_chooses_again(tmp_path: Path) -> None:
     run = prepared(tmp_path / "run")
-    run.write_info(structs.asdict(settled(ComputeConfig(), HUB, 0, capacity(cores=3))))
+    run.write_info(structs.asdict(settled(ComputeConfig(), HUB, 0, capacity(cores=3))), {})
     assert start_config(run, capacity("bf16", cores=4)).compute.learner_threads == 4
     assert run.read_info().compute["learner_threads"] == 4
 
@@ -175,13 +174,3 @@ def test_the_smallest_limit_of_all_levels_counts(tmp_path: Path) -> None:
 
 def test_this_machine_has_a_core() -> None:
     assert look_at_capacity().cores >= 1
-
-
-def test_a_card_counts_where_torch_can_use_it(tmp_path: Path) -> None:
-    node = tmp_path / "nvidiactl"
-    files = (str(node),)
-    assert not has_card({}, "2.13.0", files)
-    node.touch()
-    assert has_card({}, "2.13.0", files) and has_card({"CUDA_VISIBLE_DEVICES": "0"}, "2.13.0+cu130", files)
-    assert not has_card({}, "2.13.0+cpu", files)
-    assert not has_card({"CUDA_VISIBLE_DEVICES": ""}, "2.13.0", files)

@@ -46,6 +46,7 @@ def test_paths_are_the_contract(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     files = (run.lock, run.lease, run.metrics, run.rollouts, run.summary)
     names = ["lock", "lease/lock", "metrics.jsonl", "rollouts.jsonl", "summary.json"]
+    assert (run.trace, run.trace_of("actor0")) == (tmp_path / "trace.json", tmp_path / "logs" / "trace-actor0.json")
     assert [str(path.relative_to(tmp_path)) for path in files] == names
 
 
@@ -59,6 +60,9 @@ def test_run_info_says_what_it_ran_on(tmp_path: Path) -> None:
     assert info.cpu
     assert info.platform
     assert json.loads(runs[0].run_info.read_bytes())["python"] == sys.version.split()[0]
+    assert info.card == {}
+    card = {"learner": "H200", "actor": "H200", "driver": "580.65.06", "cuda": "13.0"}
+    assert RunDir.create(tmp_path / "c", CONFIG, card=card).read_info().card == card
 
 
 def test_making_a_run_imports_no_torch(tmp_path: Path) -> None:

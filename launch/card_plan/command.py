@@ -1,0 +1,117 @@
+"""`plan`: what a run takes of a card, phase by phase, before it starts. `run` and `doctor` ask for the same plan.
+
+Exit code 0 if the run fits, 2 if not. The memory of the card is given (`--gpu-gb`), or it is what is free on this
+machine's card. `--json` prints the plan as launch/card_plan/plan.py has it; an error is still one sentence on stderr.
+
+The code of both processes is run over tensors without values, for which torch has to be loaded. The launcher of a run
+and `doctor` stay without torch, so they let another process make the plan.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from launch.card_plan.cards import chosen_card, look_at_cards
+from launch.card_plan.plan import CardPlan, make_card_plan
+from launch.card_plan.published import Facts, facts_of
+from launch.card_plan.text import card_lines
+from launch.card_plan.work import CardWork, card_work
+from launch.presets.load import load_config
+from shared.config.processes import ComputeConfig
+from shared.errors import ConfigError, UserError
+
+GIB = 2**30
+LIMIT_S = 120.0
+"""Of the process that plans. Loading torch from a slow disk takes most of it."""
+
+
+def run_plan(*, source: str, overrides: Sequence[str], gpu_gb: float | None, as_json: bool) -> int:
+    """Returns the exit code."""
+    config = load_config(source, overrides, here=False)
+    work = card_work(config)
+    budget = free_on_card(config.compute) if gpu_gb is None else int(gpu_gb * GIB)
+    if budget is None:
+        raise ConfigError(
+            f"There is no card on this machine, so its memory is not known; give it, for example:"
+            f" python -m launch plan {source} --gpu-gb 8."
+        )
+    plan = make_plan(facts_of(work.model), work, budget)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(plan), indent=2).decode())
+    else:
+        print("\n".join(card_lines(source, plan)))
+    return 0 if plan.fits else 2
+
+
+def free_on_card(compute: ComputeConfig) -> int | None:
+    """Bytes that no process uses, of the card with less; None without a card."""
+    cards = look_at_cards()
+    chosen = [chosen_card(cards, number) for number in (compute.learner_card, compute.actor_card)]
+    return min((card.free for card in chosen if card), default=None)
+
+
+def make_plan(facts: Facts, work: CardWork, budget: int) -> CardPlan:
+    # Imported here, because it loads torch.
+    from launch.card_plan.phases import MetaTracer
+
+    return make_card_plan(facts, work, budget, MetaTracer(facts))
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What another process is asked to plan."""
+
+    work: CardWork
+    budget: int
+    """Bytes."""
+
+
+class NotPlanned(Exception):
+    """The reason as one sentence."""
+
+
+def plan_here(work: CardWork) -> CardPlan:
+    """Of what is free on the cards of this machine."""
+    free = free_on_card(work.compute)
+    if free is None:
+        raise NotPlanned("nvidia-smi lists no card here; `plan --gpu-gb 8` plans a run for a card of 8 GiB")
+    return plan_elsewhere(work, free)
+
+
+def plan_elsewhere(work: CardWork, budget: int) -> CardPlan:
+    try:
+        done = subprocess.run(
+            (sys.executable, "-m", "launch.card_plan.command"),
+            input=msgspec.json.encode(Request(work=work, budget=budget)),
+            capture_output=True,
+            timeout=LIMIT_S,
+            # Kernels are not run, so nothing of it may touch the card.
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotPlanned(f"planning took more than {LIMIT_S:g} s") from error
+    except OSError as error:
+        raise NotPlanned(f"the process that plans cannot be started: {error.strerror}") from error
+    try:
+        return msgspec.json.decode(done.stdout, type=CardPlan)
+    except ValueError as error:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise NotPlanned(f"planning failed: {lines[-1]}") from error
+
+
+def answer(data: bytes) -> int:
+    """A request as JSON -> the plan on stdout."""
+    request = msgspec.json.decode(data, type=Request)
+    try:
+        plan = make_plan(facts_of(request.work.model), request.work, request.budget)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(msgspec.json.encode(plan).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(answer(sys.stdin.buffer.read()))

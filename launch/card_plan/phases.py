@@ -1,0 +1,223 @@
+"""What each phase of a run takes of a card: the code of both processes, run over a policy without values.
+
+    learner   load, update forward, update head, update backward, optimizer, waiting
+    actor     load, evaluation prompts, evaluation decode, rollout prompts, rollout decode, waiting
+
+Every phase is the largest of its kind: the longest prompts, completions as long as they may be, all of whose tokens
+count in the objective, a micro-batch that is not the first one of its step, the last token of a completion. `waiting`
+is what a process keeps while the other has its turn.
+
+Parts that follow each other in the same memory are run once: one piece of the prompts, and two of the head's tiles. Two
+things cannot be seen from outside and are added: the dense values that bitsandbytes makes inside its product, and the
+memory of CUDA graphs, which keep the temporaries of a token step.
+Left out: the end of a stage with EWC, and passes without gradient, which take less than the update itself.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from actor.engines.fixed_decoding import Grain, shape_of
+from actor.engines.fixed_rows import FixedBuffers, TokenStep
+from actor.engines.kv_cache import LayerCache
+from actor.engines.layers import Layers, layers_of
+from actor.engines.prompts import PIECE_TOKENS, pieces, run_prompts
+from launch.card_plan.storages import TEMPORARIES, Storages
+from launch.card_plan.vllm import vllm_peaks
+from launch.card_plan.work import CardWork, LargestOrder, MicroBatch, largest_micro_batch, largest_orders
+from launch.plan.memory import Items, Peak
+from learner.update.optimizer import Optimizer
+from protocol.messages import GroupOrder
+from shared.base.architecture import architecture_of
+from shared.base.load import DTYPES
+from shared.base.meta import META, meta_policy
+from shared.config.training import BatchConfig, OptimizerConfig
+from shared.model.head import COLUMNS
+from shared.model.lora import FrozenLinear
+from shared.model.nf4 import BLOCK
+from shared.model.policy import Policy
+from shared.model.sequences import Sequences, positions, visible
+from shared.model.trained_layers import Masks, Places
+
+NF4, SCALES, WEIGHTS, EMBEDDING, HEAD, REST = "NF4", "scales", "weights", "embedding", "head", "norms and biases"
+ITEM_OF = {"packed": NF4, "weight": WEIGHTS, "bias": REST}
+"""By the name that a product gives its tensors (shared/model/lora.py); all others are scales."""
+LORA, GRADIENTS, ADAM, KV, GRAPHS = "LoRA", "gradients", "Adam", "KV", "CUDA graphs"
+WAITING = "waiting"
+TILES = 2
+FEW_ROWS = 4
+"""bitsandbytes' own limit for all cards."""
+
+
+class MetaTracer:
+    """Of a model, by its config.json."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.facts = facts
+
+    def learner(self, work: CardWork, layers: int) -> list[Peak]:
+        return learner_peaks(self.policy(work, layers), work.batch, largest_micro_batch(work))
+
+    def actor(self, work: CardWork, layers: int) -> list[Peak]:
+        if work.actor.engine == "vllm":
+            return vllm_peaks(held_items(self.policy(work, layers)), work, self.facts)
+        peaks = actor_peaks(self.policy(work, layers), largest_orders(work, self.facts))
+        return [with_graphs(peak) for peak in peaks] if work.actor.graphs == "auto" else peaks
+
+    def policy(self, work: CardWork, layers: int) -> Policy:
+        """With so many layers."""
+        kinds = self.facts.get("layer_types")
+        facts = {**self.facts, "num_hidden_layers": layers, **({"layer_types": kinds[:layers]} if kinds else {})}
+        return meta_policy(architecture_of(facts), work.model, work.lora, DTYPES[work.compute.dtype])
+
+
+def learner_peaks(policy: Policy, batch: BatchConfig, part: MicroBatch) -> list[Peak]:
+    """policy: without values (shared/base/meta.py); its adapter is trained from now on."""
+    policy.adapter.requires_grad()
+    if batch.recompute == "always":
+        policy.recompute_activations()
+    storages = Storages(dense_values)
+    with storages:
+        with storages.phase("load"):
+            hold(storages, policy)
+            optimizer = Optimizer(policy.adapter.parameters(), OptimizerConfig(), steps=1)
+            if not part.is_whole:
+                for parameter in policy.adapter.parameters().values():
+                    parameter.grad = torch.zeros_like(parameter)
+            name_trained(storages, policy, optimizer)
+        storages.release()
+        update(storages, policy, part, batch.head_rows)
+        with storages.phase("optimizer"):
+            optimizer.step(0)
+            name_trained(storages, policy, optimizer)
+        storages.release()
+        with storages.phase(WAITING):
+            pass
+    return storages.peaks()
+
+
+def held_items(policy: Policy) -> Items:
+    storages = Storages()
+    with storages.phase("load"):
+        hold(storages, policy)
+    return storages.peaks()[0].items
+
+
+def hold(storages: Storages, policy: Policy) -> None:
+    """What a process has from its start to its end."""
+    for module in policy.backbone.modules():
+        if isinstance(module, FrozenLinear):
+            for name, tensor in module.tensors().items():
+                storages.name(ITEM_OF.get(name, SCALES), [tensor])
+    storages.name(EMBEDDING, policy.lm.get_input_embeddings().parameters())
+    storages.name(HEAD, [policy.head])
+    storages.name(LORA, policy.adapter.parameters().values())
+    storages.name(REST, [*policy.backbone.parameters(), *policy.backbone.buffers()])
+
+
+def name_trained(storages: Storages, policy: Policy, optimizer: Optimizer) -> None:
+    storages.name(GRADIENTS, gradients(policy))
+    moments = (state.values() for state in optimizer.adamw.state.values())
+    storages.name(ADAM, [value for values in moments for value in values if value.is_meta])
+
+
+def update(storages: Storages, policy: Policy, part: MicroBatch, head_rows: int) -> None:
+    """One micro-batch."""
+    short = replace(policy, head=policy.head[: TILES * COLUMNS])
+    used = torch.empty(part.completions * part.completion, dtype=torch.int64, device=META)
+    with storages.phase("update forward"):
+        hidden = hidden_rows(policy, part).index_select(0, used)
+    with storages.phase("update head", temporaries="head tiles"):
+        loss = short.stats(hidden, used, temperature=1.0, rows=head_rows, entropies=False).logprobs.sum()
+        del hidden
+    with storages.phase("update backward"):
+        loss.backward()
+        del loss
+        storages.name(GRADIENTS, gradients(policy))
+
+
+def gradients(policy: Policy) -> Iterator[torch.Tensor]:
+    yield from (value.grad for value in policy.adapter.parameters().values() if value.grad is not None)
+
+
+def hidden_rows(policy: Policy, part: MicroBatch) -> torch.Tensor:
+    """[n, H] of a micro-batch without padding."""
+    with META:
+        prompts = torch.zeros((part.prompts, part.prompt), dtype=torch.int64)
+        completions = torch.zeros((part.completions, part.fed), dtype=torch.int64)
+        lengths, owner = prompts[:, 0], completions[:, 0]
+    if policy.layers is None:
+        return policy.hidden(Sequences(prompts=prompts, lengths=lengths, completions=completions, owner=owner))
+    places = Places(prompts=(part.prompts, part.prompt), completions=(part.completions, part.fed), owner=owner)
+    before = lengths[owner]
+    masks = Masks(prompts=visible(lengths, 0, part.prompt), completions=visible(before, part.prompt, part.fed))
+    ids = torch.cat([prompts.flatten(), completions.flatten()])
+    at = torch.cat([positions(lengths, prompts).flatten(), positions(before, completions).flatten()])
+    return policy.layers(ids, at, places, masks)
+
+
+def actor_peaks(policy: Policy, orders: Iterable[LargestOrder]) -> list[Peak]:
+    """policy: without values."""
+    storages = Storages(dense_values)
+    with storages, torch.no_grad():
+        with storages.phase("load"):
+            hold(storages, policy)
+            layers = layers_of(policy)
+            if layers:
+                layers.prepare()
+                storages.name(LORA, prepared(layers))
+        storages.release()
+        for order in orders:
+            run_order(storages, policy, layers, order)
+            storages.release()
+        with storages.phase(WAITING):
+            pass
+    return storages.peaks()
+
+
+def prepared(layers: Layers) -> Iterator[torch.Tensor]:
+    """Adapters in the compute type, of all stacks."""
+    for layer in layers.layers:
+        for stack in (layer.qkv, layer.out, layer.gate_up, layer.down):
+            found = [stack.low, *(product.high for product in stack.products)]
+            yield from (tensor for tensor in found if tensor is not None)
+
+
+def dense_values(func: Any, args: Sequence[Any]) -> int:
+    """Of the product with NF4 codes, unless it has so few rows that every card multiplies by the codes: the weight, and
+    its scales in fp32, twice."""
+    if func._opname != "gemm_4bit":
+        return 0
+    x, _, shape, *_ = args
+    count = shape[0] * shape[1]
+    return 0 if x.numel() <= FEW_ROWS * shape[1] else count * x.element_size() + 2 * 4 * count // BLOCK
+
+
+def run_order(storages: Storages, policy: Policy, layers: Layers | None, order: LargestOrder) -> None:
+    """A piece of its prompts, and the last token of every row."""
+    ids, seeds = np.zeros(order.prompt, np.int32), tuple(range(order.samples))
+    groups = [GroupOrder(group_id=str(one), prompt_ids=ids, columns={}, seeds=seeds) for one in range(order.groups)]
+    shape = shape_of(groups, order.cap, order.width, Grain().prompt)
+    with storages.phase(f"{order.name} prompts"):
+        buffers = FixedBuffers.of(policy, layers, shape)
+        storages.name(KV, kept_values(buffers.cache.layers))
+        piece = next(pieces(range(shape.slots), shape.width, PIECE_TOKENS))
+        passed, _ = run_prompts(policy, [ids for _ in piece], order.prompt)
+        buffers.cache.put(passed, piece, piece)
+        del passed
+    with storages.phase(f"{order.name} decode"):
+        TokenStep(policy, layers, buffers, torch.zeros(1, dtype=torch.int64, device=META), 1.0)()
+
+
+def kept_values(caches: Iterable[LayerCache]) -> Iterator[torch.Tensor]:
+    for cache in caches:
+        yield from (cache.prompt_keys, cache.prompt_values, cache.keys, cache.values)
+
+
+def with_graphs(peak: Peak) -> Peak:
+    """A graph has its temporaries for itself, as long as it exists."""
+    kept = peak.items.get(TEMPORARIES, 0) if peak.name.endswith("decode") else 0
+    return replace(peak, items=peak.items | {GRAPHS: kept}, reserved=peak.reserved + kept) if kept else peak

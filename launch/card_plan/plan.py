@@ -1,0 +1,302 @@
+"""The plan of a run on a card: what both processes take in every phase, what is chosen, and what would make it fit.
+
+    bytes of a phase   context + what PyTorch has reserved + margin
+    peak               the largest of: a phase of one process + what the other keeps meanwhile (its phase `waiting`)
+    fits               peak <= budget
+
+The bytes come from the code of both processes (launch/card_plan/phases.py). What the other process keeps depends on
+`compute.residency`: with `release` its tensors without the cache, with `swap` not even the base. On two cards it is
+nothing.
+
+`batch.token_budget`, `batch.head_rows` and `actor.max_sequences` are upper bounds here: if a run does not fit, they are
+halved until it does. Keys that are `auto` are chosen in the order of what they cost: activations are kept if they fit,
+and the base stays on the card if it can.
+"""
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any, Literal, Protocol
+
+import msgspec
+from msgspec import structs
+
+from actor.engines.vllm_options import MARGIN_BYTES
+from launch.card_plan.work import CardWork
+from launch.plan.memory import Items, Peak, size_of
+from launch.plan.remedies import Change, Remedy, halves, remedies_of, set_key
+from shared.config.processes import MOST_ROWS
+from shared.run.forecast import Figures
+
+MIB = 2**20
+CONTEXT_BYTES = 400 * MIB
+"""What the driver takes for a process before its first tensor. Estimated, to be measured on a card."""
+CUBLAS_BYTES = 32 * MIB
+"""Workspace of matrix products: 8 x 4096 KiB, as CUBLAS_WORKSPACE_CONFIG says (shared/process/determinism.py)."""
+CONTEXT, CUBLAS, CACHED, MARGIN = "context", "cuBLAS", "cached", "margin"
+WAITING = "waiting"
+OUTSIDE_PYTORCH = {CONTEXT, MARGIN}
+OUTSIDE_TENSORS = {*OUTSIDE_PYTORCH, CACHED}
+BASE = ("NF4", "scales", "weights", "embedding", "head", "norms and biases")
+"""Items of the frozen base."""
+RESIDENCIES = ("release", "swap")
+"""The cheapest first: with `swap` the base crosses the bus twice in every step."""
+GIVE_BACKS = ("nothing", "kv", "weights", "stop")
+CHOSEN = ("compute.residency", "batch.recompute", "batch.token_budget", "batch.head_rows", "actor.max_sequences")
+DEPENDS_ON = {
+    "learner": ("model", "lora", "tasks", "rollout", "groups", "batch"),
+    "actor": ("model", "lora", "tasks", "rollout", "groups", "actor", "eval"),
+}
+"""What decides about a process's phases."""
+FEWEST_TOKENS, FEWEST_ROWS = 256, 64
+SHALLOW = (2, 3)
+"""Numbers of layers that are run to find out what each layer adds."""
+
+
+Process = Literal["actor", "learner"]
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one process."""
+
+    phase: str
+    bytes: int
+    items: Items
+
+
+class CardPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What `plan --json` prints."""
+
+    fits: bool
+    budget_bytes: int
+    peak_bytes: int
+    residency: str
+    processes: dict[str, list[Phase]]
+    """`actor` and `learner`."""
+    choices: dict[str, str | int]
+    """Keys of the configuration, as they are chosen."""
+    remedies: list[dict[str, str]]
+    """Changes that would make it fit, the cheapest first."""
+
+    @property
+    def figures(self) -> Figures:
+        """What can be compared with the run. The driver counts both processes, whose turn it is or not."""
+        actor, learner = (self.processes[name] for name in ("actor", "learner"))
+        return Figures(
+            learner_allocated_mb=largest(learner, OUTSIDE_TENSORS),
+            learner_reserved_mb=largest(learner, OUTSIDE_PYTORCH),
+            learner_driver_mb=largest(learner, {MARGIN}, actor[-1].bytes),
+            actor_allocated_mb=largest(actor, OUTSIDE_TENSORS),
+            actor_reserved_mb=largest(actor, OUTSIDE_PYTORCH),
+            actor_driver_mb=largest(actor, {MARGIN}, learner[-1].bytes),
+        )
+
+
+def largest(phases: Sequence[Phase], without: Set[str], more: int = 0) -> int:
+    """MiB of the largest phase, without these items."""
+    found = (sum(amount for item, amount in phase.items.items() if item not in without) for phase in phases)
+    return round((max(found) + more) / MIB)
+
+
+class Tracer(Protocol):
+    """Runs the code of a process."""
+
+    def learner(self, work: CardWork, layers: int) -> list[Peak]:
+        """layers: how many of the model's."""
+        ...
+
+    def actor(self, work: CardWork, layers: int) -> list[Peak]: ...
+
+
+def make_card_plan(facts: Mapping[str, Any], work: CardWork, budget: int, tracer: Tracer) -> CardPlan:
+    """facts: the model's config.json. budget: bytes of the card that both processes may take."""
+    planner = Planner(facts["num_hidden_layers"], budget, tracer)
+    chosen = planner.choose(work)
+    actor, learner = (planner.whole(process, chosen) for process in ("actor", "learner"))
+    peak = turns(actor, learner)
+    return CardPlan(
+        fits=peak <= budget,
+        budget_bytes=budget,
+        peak_bytes=peak,
+        residency=chosen.compute.residency,
+        processes={"actor": actor, "learner": learner},
+        choices={key: value_of(chosen, key) for key in chosen_keys(chosen)},
+        remedies=[] if peak <= budget else [remedy.settings for remedy in planner.remedies(work)],
+    )
+
+
+def chosen_keys(work: CardWork) -> tuple[str, ...]:
+    return *CHOSEN, *(("actor.give_back",) if work.actor.engine == "vllm" else ())
+
+
+def value_of(work: CardWork, key: str) -> str | int:
+    section, _, name = key.partition(".")
+    return getattr(getattr(work, section), name)
+
+
+def turn(process: Sequence[Phase], other: Sequence[Phase]) -> int:
+    """The most that is taken while one computes and the other waits."""
+    return max(phase.bytes for phase in process[:-1]) + other[-1].bytes
+
+
+def turns(actor: Sequence[Phase], learner: Sequence[Phase]) -> int:
+    return max(turn(actor, learner), turn(learner, actor))
+
+
+class Planner:
+    """Finds the largest sizes that fit."""
+
+    def __init__(self, layers: int, budget: int, tracer: Tracer) -> None:
+        """layers: of the model."""
+        self.layers, self.budget, self.tracer = layers, budget, tracer
+        self.known: dict[tuple[object, ...], list[Peak]] = {}
+
+    def choose(self, work: CardWork) -> CardWork:
+        """The smallest sizes if nothing fits. What is asked for is tried first, because it fits most of the time."""
+        first = first_of(work)
+        if turns(self.whole("actor", first), self.whole("learner", first)) <= self.budget:
+            return first
+        return next((found for one in homes(work) if (found := self.largest(one))), smallest(work))
+
+    def largest(self, one: CardWork) -> CardWork | None:
+        """That fits, with base and engine where they are."""
+        actor, learner = self.quick("actor", one), self.quick("learner", one)
+        if actor[-1].bytes + learner[0].bytes > self.budget:
+            return None
+        batch = first_that_fits(batches(one), lambda each: self.fits("learner", each, actor))
+        width = first_that_fits([widths(one)], lambda each: self.fits("actor", each, learner))
+        return replace(batch, actor=width.actor) if batch and width else None
+
+    def fits(self, process: Process, work: CardWork, other: Sequence[Phase]) -> bool:
+        return turn(self.quick(process, work), other) <= self.budget
+
+    def least(self, work: CardWork) -> int:
+        """The peak with the smallest sizes."""
+        small = smallest(work)
+        actor, learner = self.quick("actor", small), self.quick("learner", small)
+        return turns(actor, learner)
+
+    def quick(self, process: Process, work: CardWork) -> list[Phase]:
+        """From a few layers."""
+        low, high = SHALLOW
+        if self.layers <= high or (process == "actor" and work.actor.engine == "vllm"):
+            return self.whole(process, work)
+        pair = zip(self.peaks(process, work, low), self.peaks(process, work, high), strict=True)
+        more = (self.layers - low) // (high - low)
+        return phases_of([extended(one, other, more) for one, other in pair], work)
+
+    def whole(self, process: Process, work: CardWork) -> list[Phase]:
+        return phases_of(self.peaks(process, work, self.layers), work)
+
+    def peaks(self, process: Process, work: CardWork, layers: int) -> list[Peak]:
+        """Run once for what they depend on."""
+        key = (process, layers, *(getattr(work, section) for section in DEPENDS_ON[process]))
+        if key not in self.known:
+            run = self.tracer.actor if process == "actor" else self.tracer.learner
+            self.known[key] = run(work, layers)
+        return self.known[key]
+
+    def remedies(self, work: CardWork) -> Iterator[Remedy]:
+        return remedies_of(work, changes(work), self.least, lambda total: total <= self.budget)
+
+
+def extended(one: Peak, other: Peak, more: int) -> Peak:
+    """From two numbers of layers to another: one + more (other - one)."""
+    names = {**one.items, **other.items}
+    items = {name: along(one.items.get(name, 0), other.items.get(name, 0), more) for name in names}
+    return Peak(name=one.name, items=items, reserved=along(one.reserved, other.reserved, more))
+
+
+def along(one: int, other: int, more: int) -> int:
+    return one + more * (other - one)
+
+
+def phases_of(peaks: Sequence[Peak], work: CardWork) -> list[Phase]:
+    """With what is not a tensor. On a card of its own, a process that waits is in nobody's way."""
+    found = [phase_of(peak, work) for peak in peaks]
+    return found if work.shares_card else [*found[:-1], Phase(phase=WAITING, bytes=0, items={})]
+
+
+def phase_of(peak: Peak, work: CardWork) -> Phase:
+    waits, items = peak.name == WAITING, peak.items
+    cached = max(0, peak.reserved - size_of(items))
+    if waits and work.compute.residency == "swap":
+        items, cached = {name: amount for name, amount in items.items() if name not in BASE}, 0
+    around = {} if CONTEXT in items else {CONTEXT: CONTEXT_BYTES, CUBLAS: CUBLAS_BYTES}
+    items = {**around, **items, CACHED: cached, **({} if waits else {MARGIN: MARGIN_BYTES})}
+    items = {name: amount for name, amount in items.items() if amount}
+    return Phase(phase=peak.name, bytes=size_of(items), items=items)
+
+
+def homes(work: CardWork) -> list[CardWork]:
+    """Where base and engine are while they wait, the cheapest first."""
+    kept = RESIDENCIES if work.compute.residency == "auto" else (work.compute.residency,)
+    given = GIVE_BACKS if work.actor.give_back == "auto" else (work.actor.give_back,)
+    return [
+        replace(
+            work,
+            compute=structs.replace(work.compute, residency=one),
+            actor=structs.replace(work.actor, give_back=other),
+        )
+        for one in kept
+        for other in (given if work.actor.engine == "vllm" else (work.actor.give_back,))
+    ]
+
+
+def batches(work: CardWork) -> list[list[CardWork]]:
+    """For each way of keeping activations, sizes of a micro-batch from the given one down."""
+    batch = work.batch
+    ways = ("never", "always") if batch.recompute == "auto" else (batch.recompute,)
+    rows = max(min(batch.head_rows, FEWEST_ROWS), batch.head_rows // 4)
+    sizes = [(batch.token_budget, batch.head_rows)]
+    sizes += [(tokens, rows) for tokens in (batch.token_budget, *halves(batch.token_budget, FEWEST_TOKENS))]
+    return [
+        [
+            replace(work, batch=structs.replace(batch, recompute=way, token_budget=tokens, head_rows=rows))
+            for tokens, rows in sizes
+        ]
+        for way in ways
+    ]
+
+
+def widths(work: CardWork) -> list[CardWork]:
+    """Completions decoded at once, from the given number down. vLLM's are given."""
+    if work.actor.engine == "vllm":
+        return [work]
+    most = work.actor.max_sequences or min(MOST_ROWS, work.rollout.prompts * work.rollout.group)
+    return [work, *(replace(work, actor=structs.replace(work.actor, max_sequences=one)) for one in halves(most, 1))]
+
+
+def first_of(work: CardWork) -> CardWork:
+    """What is asked for."""
+    return batches(homes(work)[0])[0][0]
+
+
+def smallest(work: CardWork) -> CardWork:
+    one = homes(work)[-1]
+    return replace(batches(one)[-1][-1], actor=widths(one)[-1].actor)
+
+
+def first_that_fits(ladders: Iterable[Sequence[CardWork]], fits: Callable[[CardWork], bool]) -> CardWork | None:
+    """Each ladder goes down in memory."""
+    for ladder in ladders:
+        if fits(ladder[0]):
+            return ladder[0]
+        if fits(ladder[-1]):
+            return ladder[bisect.bisect_left(ladder, True, key=fits)]
+    return None
+
+
+def changes(work: CardWork) -> Iterator[list[Change[CardWork]]]:
+    """Of keys that are not chosen, the cheapest first; of each key the gentlest first."""
+    if work.compute.residency == "release" and work.shares_card:
+        yield [set_key("compute", "residency", "swap")]
+    if work.batch.recompute == "never":
+        yield [set_key("batch", "recompute", "always")]
+    if work.model.quantization == "none":
+        yield [set_key("model", "quantization", "nf4")]
+    elif work.model.dequantize == "once":
+        yield [set_key("model", "dequantize", "each_call")]
+    yield [set_key("rollout", "max_new_tokens", value) for value in halves(work.rollout.max_new_tokens, 64)]
+    yield [set_key("tasks", "max_prompt_tokens", value) for value in halves(work.tasks.max_prompt_tokens, 64)]
+    yield [set_key("lora", "rank", value) for value in halves(work.lora.rank, 4)]
