@@ -124,11 +124,18 @@ def serve_or_send_bye(link: Link, rollout: Rollout) -> None:
 
 
 def serve_orders(
-    config: Config, port: ActorPort, endpoint: str, actor_id: str, lease_file: Path, trace: Trace = NO_TRACE
+    config: Config,
+    port: ActorPort,
+    endpoint: str,
+    actor_id: str,
+    lease_file: Path,
+    trace: Trace = NO_TRACE,
+    planned: int = 0,
 ) -> None:
-    """Build the engine and the scorers, join the run, fill orders until the learner sends Drain."""
+    """Build the engine and the scorers, join the run, fill orders until the learner sends Drain. planned: bytes of the
+    card, as of a lease."""
     device = pick_device(config.compute.device, config.compute.actor_card)
-    lease = lease_for(config.compute, device, lease_file, trace)
+    lease = lease_for(config.compute, device, lease_file, trace, planned)
     # Under the lease: an engine allocates memory while it is built, and vLLM measures how much is free.
     with lease.hold("actor"), trace.phase("load"):
         engine, prompter = build_engine(config)

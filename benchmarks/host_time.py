@@ -14,7 +14,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +52,12 @@ SHAPE: dict[str, Any] = {
 class CalledMatmul(DenseMatmul):
     """A weight behind a function of Python; never one with its neighbours."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, product: Any) -> None:
         super().__init__(weight.clone())
+        self.product = product
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return called_product()(x, self.dense, bias)
-
-
-@cache
-def called_product() -> Any:
-    """An operation that PyTorch dispatches to Python."""
-    library = torch.library.Library("tandem_host_time", "DEF")
-    library.define("product(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-    library.impl("product", F.linear, "CompositeExplicitAutograd")
-    # The library's operations last as long as it does.
-    called_product.library = library  # pyright: ignore[reportFunctionMemberAccess]
-    return torch.ops.tandem_host_time.product.default
+        return self.product(x, self.dense, bias)
 
 
 def main() -> None:
@@ -77,8 +66,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     pin_torch(1)
+    # What it defines lasts as long as it does.
+    library = torch.library.Library("tandem_host_time", "DEF")
+    library.define("product(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+    library.impl("product", F.linear, "CompositeExplicitAutograd")
     with tempfile.TemporaryDirectory() as folder:
-        engine = opened(Path(folder))
+        engine = opened(Path(folder), torch.ops.tandem_host_time.product.default)
         found: dict[str, list[float]] = {"fixed": [], "follows": []}
         for _ in range(args.rounds):
             found["fixed"].append(fixed_step_s(engine, args.rows))
@@ -93,20 +86,20 @@ def main() -> None:
     print(write_result("host_time", figures))
 
 
-def opened(folder: Path) -> HFEngine:
+def opened(folder: Path, product: Any) -> HFEngine:
     """An engine whose completions never end."""
     AutoModelForCausalLM.from_config(Qwen2Config(**SHAPE)).save_pretrained(folder / "model")
     model = ModelConfig(path=str(folder / "model"), cache_dir=str(folder / "cache"))
     policy = load_policy(cached_base(model), model, LoraConfig(), torch.device("cpu"), torch.float32)
     for layer in policy.adapter.layers.values():
-        call_from_python(layer)
+        call_from_python(layer, product)
     return HFEngine(policy, nobody(), ActorConfig(fold="never"))
 
 
-def call_from_python(layer: LoraLinear) -> None:
+def call_from_python(layer: LoraLinear, product: Any) -> None:
     dense = layer.base.matmul.dense
     assert dense is not None
-    layer.base.matmul = CalledMatmul(dense)
+    layer.base.matmul = CalledMatmul(dense, product)
 
 
 def nobody() -> Prompter:

@@ -41,6 +41,7 @@ from shared.process.lease import lease_for
 from shared.process.trace import Trace
 from shared.process.watchdog import Watchdog, WatchedLearnerPort
 from shared.run.files import finish_writes, make_folder
+from shared.run.forecast import planned_on_card
 from shared.run.run_dir import RunDir
 from shared.run.summary import Status
 
@@ -122,7 +123,8 @@ class Session:
         self.model = model
         self.stop = stop
         self.trace = trace
-        self.lease = lease_for(config.compute, model.policy.device, run.lease, trace)
+        planned = planned_on_card(run, "learner")
+        self.lease = lease_for(config.compute, model.policy.device, run.lease, trace, planned)
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
         recorder = JournalRecorder(journal, self.first_step, admit=lambda group: admit(group, config.verifier))

@@ -99,10 +99,10 @@ class FixedRows:
         return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))[:, None, None]
 
     def in_slots(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.unflatten(0, (-1, self.places))
+        return rows.view(self.prompts, self.places, *rows.shape[1:])
 
     def write(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        rows.unflatten(0, (-1, self.places)).copy_(slots.transpose(1, 2))
+        rows.view(self.prompts, self.places, *rows.shape[1:]).copy_(slots.transpose(1, 2))
 
 
 class FixedCache:

@@ -101,11 +101,10 @@ class FixedBuffers:
 
 
 def key_sizes(policy: Policy, layers: Layers) -> KeySizes:
-    attention = layers.layers[0].attention
+    heads, attention = policy.config.num_key_value_heads, layers.layers[0].attention
     # As `widened` keeps them (actor/engines/kv_cache.py).
     dtype = torch.float32 if policy.device.type == "cpu" else policy.dtype
-    heads = policy.backbone.config.num_key_value_heads  # pyright: ignore[reportAttributeAccessIssue]
-    return KeySizes(layers=len(layers.layers), heads=int(heads), size=attention.head_dim, dtype=dtype)  # pyright: ignore
+    return KeySizes(layers=len(layers.layers), heads=heads, size=attention.head_dim, dtype=dtype)
 
 
 class TokenStep:

@@ -22,11 +22,11 @@ import msgspec
 from msgspec import structs
 
 from actor.engines.vllm_options import check_engine
+from launch.card_plan.command import NotPlanned, plan_here
+from launch.card_plan.plan import CardPlan
+from launch.card_plan.text import card_lines, refusal, short_card_lines
+from launch.card_plan.work import CardWork, card_work
 from launch.display.console import next_command
-from launch.plan.card import CardPlan
-from launch.plan.card_text import card_lines, refusal, short_card_lines
-from launch.plan.card_work import CardWork, card_work
-from launch.plan.command import NotPlanned, plan_here
 from launch.plan.cost import (
     NoPlan,
     Plan,

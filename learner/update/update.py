@@ -170,7 +170,7 @@ class Update:
         return gathered(gradient, rate)
 
     def check_mismatch(self, step: int, samples: Sequence[TrainSample], gradient: Gradient) -> None:
-        mismatch = np.concatenate([part.mismatch.cpu().numpy() for part in gradient.parts])
+        mismatch = torch.cat([part.mismatch for part in gradient.parts]).cpu().numpy()
         if len(mismatch) and not self.gate.admits(gap_of(mismatch), roundings(self.forward_pass, samples)):
             ordered, forward_pass = self.forward_pass.temperature, self.forward_pass
             tokens = Tokens(
@@ -218,7 +218,7 @@ class Update:
             penalty=penalty,
             mismatch=(before - batch.actor_logprobs).abs(),
             entropies=found.entropies,
-            weight_sum=float(batch.weights[batch.selected].sum()),
+            weight_sum=batch.weight_sum,
         )
 
     @torch.no_grad()
@@ -302,6 +302,7 @@ def token_batch(batch: MicroBatch, logprobs: torch.Tensor, old: torch.Tensor) ->
         advantages=batch.advantages,
         weights=batch.weights[batch.selected],
         sample=batch.sample,
+        counts=batch.counts,
     )
 
 

@@ -25,10 +25,10 @@ from actor.engines.fixed_rows import FixedBuffers, TokenStep
 from actor.engines.kv_cache import LayerCache
 from actor.engines.layers import Layers, layers_of
 from actor.engines.prompts import PIECE_TOKENS, pieces, run_prompts
-from launch.plan.card_work import CardWork, LargestOrder, MicroBatch, largest_micro_batch, largest_orders
+from launch.card_plan.storages import TEMPORARIES, Storages
+from launch.card_plan.vllm import vllm_peaks
+from launch.card_plan.work import CardWork, LargestOrder, MicroBatch, largest_micro_batch, largest_orders
 from launch.plan.memory import Items, Peak
-from launch.plan.storages import TEMPORARIES, Storages
-from launch.plan.vllm_card import vllm_peaks
 from learner.update.optimizer import Optimizer
 from protocol.messages import GroupOrder
 from shared.base.architecture import architecture_of
