@@ -19,6 +19,7 @@ from protocol.messages import Bye
 from protocol.transport import ActorPort
 from shared.base.cache import CachedBase, cached_base
 from shared.base.load import check_once, load_policy, pick_device, pick_dtype
+from shared.base.residency import residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
 from shared.config.tree import Config
@@ -54,7 +55,7 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
         return build_vllm(config, base, prompter, device, dtype), prompter
     policy = load_policy(base, config.model, config.lora, device, dtype)
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
-    engine = HFEngine(policy, prompter, config.actor)
+    engine = HFEngine(policy, prompter, config.actor, residency_of(config.compute, policy))
     check_once(policy, base, engine.loop, engine.check, ENGINES)
     return engine, prompter
 
@@ -139,6 +140,7 @@ def serve_orders(
     # Under the lease: an engine allocates memory while it is built, and vLLM measures how much is free.
     with lease.hold("actor"), trace.phase("load"):
         engine, prompter = build_engine(config)
+        engine.sleep()
     log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))
     scorer = ScorePool(config.verifier)
     try:

@@ -67,7 +67,7 @@ def properties() -> dict[str, Any]:
     return {
         "capability": [card.major, card.minor],
         "multiprocessors": card.multi_processor_count,
-        "l2_mib": card.L2_cache_size / 2**20,
+        "l2_mib": getattr(card, "L2_cache_size", 0) / 2**20,
         "free_gib": round(free / 2**30, 2),
         "total_gib": round(total / 2**30, 2),
         "allocator": torch.cuda.get_allocator_backend(),

@@ -8,7 +8,7 @@ import torch
 
 from actor.engines.engine import Completion
 from protocol.messages import GroupOrder, Sampling
-from shared.process.card import card_name, driver_of
+from shared.process.card import card_facts, driver_of
 from shared.process.lease import Lease
 from tests.support.card_sides import Sides, make_sides, release
 from tests.support.fakes import unheard
@@ -32,7 +32,7 @@ def decode(side: Sides) -> list[list[Completion]]:
 
 
 def test_the_driver_says_which_card_it_is(card: torch.device) -> None:
-    facts = card_name(card)
+    facts = card_facts(card)
     assert facts.name == torch.cuda.get_device_name(card) and facts.uuid.startswith("GPU-")
     assert facts.total_bytes >= torch.cuda.mem_get_info(card)[1] > 0
     assert facts.driver, "the kernel's part of the driver says its version"

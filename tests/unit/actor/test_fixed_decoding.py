@@ -270,6 +270,9 @@ def test_weights_may_leave_the_card_between_turns(policies: dict[str, Policy]) -
             told.append("wake")
             return True
 
+        def sums(self) -> dict[str, int]:
+            return {}
+
     engine = HFEngine(policies["Qwen2"], tiny_prompter(*ENDS), residency=Away())
     engine.sleep()
     assert engine.wake() and told == ["sleep", "wake"]
