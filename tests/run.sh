@@ -8,6 +8,9 @@
 #   tests/run.sh vllm [PYTEST ARGS]   tests/vllm with real vLLM, in an environment of its own: .venv-vllm. Ends with 3,
 #                                     loudly, if that cannot be installed
 #   tests/run.sh PYTEST ARGS          whatever pytest understands: a file, -k word, --lf
+#
+# On a machine without network: TANDEM_PYTHON=python3 tests/run.sh gpu -W default. That takes this Python's packages as
+# they are, and their warnings are no errors.
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/../launch/setup.sh"
 cd "$TANDEM_ROOT" || exit
@@ -42,7 +45,7 @@ else
     set_up dev gguf kernels || exit
 fi
 
-python="$TANDEM_VENV/bin/python"
+python="$(tandem_python)"
 started=$SECONDS
 failed=()
 

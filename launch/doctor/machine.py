@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.card_plan.cards import NVIDIA_SMI_S, Cards, look_at_cards
+from launch.card_plan.command import NotPlanned, plan_here
+from launch.card_plan.plan import CardPlan
+from launch.card_plan.work import CardWork
 from launch.doctor.disk import Disk, Link, RunFolder, look_at_disk, look_at_link, look_at_run
 from launch.doctor.finding import Missing
 from launch.doctor.hardware import (
@@ -24,9 +28,6 @@ from launch.doctor.libraries import (
 )
 from launch.doctor.model import Hub, Model, ask_hub, look_at_model
 from launch.doctor.probe import Look
-from launch.plan.card import CardPlan
-from launch.plan.cards import NVIDIA_SMI_S, Cards, look_at_cards
-from launch.plan.command import NotPlanned, free_on_card, plan_elsewhere
 from launch.plan.free_memory import Cgroup, Memory, look_at_cgroup, look_at_memory
 from shared.config.tree import Config
 from shared.model.kernels.toolchain import Toolchain, look_at_toolchain
@@ -138,15 +139,12 @@ def gather(config: Config, run_dir: Path) -> Machine:
     )
 
 
-def plan_for_card(config: Config) -> CardPlan | Missing:
+def plan_for_card(work: CardWork) -> CardPlan | Missing:
     """Of what is free there now."""
-    if config.compute.device == "cpu":
+    if work.compute.device == "cpu":
         return Missing("compute.device is 'cpu'")
-    free = free_on_card(config)
-    if free is None:
-        return Missing("there is no card")
     try:
-        return plan_elsewhere(config, free)
+        return plan_here(work)
     except NotPlanned as error:
         return Missing(str(error))
 

@@ -1,7 +1,7 @@
 """`plan`: what a run takes of a card, phase by phase, before it starts. `run` and `doctor` ask for the same plan.
 
 Exit code 0 if the run fits, 2 if not. The memory of the card is given (`--gpu-gb`), or it is what is free on this
-machine's card. `--json` prints the plan as launch/plan/card.py has it; an error is still one sentence on stderr.
+machine's card. `--json` prints the plan as launch/card_plan/plan.py has it; an error is still one sentence on stderr.
 
 The code of both processes is run over tensors without values, for which torch has to be loaded. The launcher of a run
 and `doctor` stay without torch, so they let another process make the plan.
@@ -13,15 +13,14 @@ import sys
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import structs
 
-from launch.plan.card import CardPlan, make_card_plan
-from launch.plan.card_text import card_lines
-from launch.plan.card_work import CardWork, card_work
-from launch.plan.cards import chosen_card, look_at_cards
-from launch.plan.published import Facts, facts_of
+from launch.card_plan.cards import chosen_card, look_at_cards
+from launch.card_plan.plan import CardPlan, make_card_plan
+from launch.card_plan.published import Facts, facts_of
+from launch.card_plan.text import card_lines
+from launch.card_plan.work import CardWork, card_work
 from launch.presets.load import load_config
-from shared.config.tree import Config
+from shared.config.processes import ComputeConfig
 from shared.errors import ConfigError, UserError
 
 GIB = 2**30
@@ -32,13 +31,14 @@ LIMIT_S = 120.0
 def run_plan(*, source: str, overrides: Sequence[str], gpu_gb: float | None, as_json: bool) -> int:
     """Returns the exit code."""
     config = load_config(source, overrides, here=False)
-    budget = free_on_card(config) if gpu_gb is None else int(gpu_gb * GIB)
+    work = card_work(config)
+    budget = free_on_card(config.compute) if gpu_gb is None else int(gpu_gb * GIB)
     if budget is None:
         raise ConfigError(
             f"There is no card on this machine, so its memory is not known; give it, for example:"
             f" python -m launch plan {source} --gpu-gb 8."
         )
-    plan = make_plan(facts_of(config.model), card_work(config), budget)
+    plan = make_plan(facts_of(work.model), work, budget)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(plan), indent=2).decode())
     else:
@@ -46,16 +46,16 @@ def run_plan(*, source: str, overrides: Sequence[str], gpu_gb: float | None, as_
     return 0 if plan.fits else 2
 
 
-def free_on_card(config: Config) -> int | None:
+def free_on_card(compute: ComputeConfig) -> int | None:
     """Bytes that no process uses, of the card with less; None without a card."""
-    cards, compute = look_at_cards(), config.compute
+    cards = look_at_cards()
     chosen = [chosen_card(cards, number) for number in (compute.learner_card, compute.actor_card)]
     return min((card.free for card in chosen if card), default=None)
 
 
 def make_plan(facts: Facts, work: CardWork, budget: int) -> CardPlan:
     # Imported here, because it loads torch.
-    from launch.plan.phases import MetaTracer
+    from launch.card_plan.phases import MetaTracer
 
     return make_card_plan(facts, work, budget, MetaTracer(facts))
 
@@ -63,7 +63,7 @@ def make_plan(facts: Facts, work: CardWork, budget: int) -> CardPlan:
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What another process is asked to plan."""
 
-    config: Config
+    work: CardWork
     budget: int
     """Bytes."""
 
@@ -72,11 +72,19 @@ class NotPlanned(Exception):
     """The reason as one sentence."""
 
 
-def plan_elsewhere(config: Config, budget: int) -> CardPlan:
+def plan_here(work: CardWork) -> CardPlan:
+    """Of what is free on the cards of this machine."""
+    free = free_on_card(work.compute)
+    if free is None:
+        raise NotPlanned("nvidia-smi lists no card here; `plan --gpu-gb 8` plans a run for a card of 8 GiB")
+    return plan_elsewhere(work, free)
+
+
+def plan_elsewhere(work: CardWork, budget: int) -> CardPlan:
     try:
         done = subprocess.run(
-            (sys.executable, "-m", "launch.plan.command"),
-            input=msgspec.json.encode(Request(config=config, budget=budget)),
+            (sys.executable, "-m", "launch.card_plan.command"),
+            input=msgspec.json.encode(Request(work=work, budget=budget)),
             capture_output=True,
             timeout=LIMIT_S,
             # Kernels are not run, so nothing of it may touch the card.
@@ -93,19 +101,11 @@ def plan_elsewhere(config: Config, budget: int) -> CardPlan:
         raise NotPlanned(f"planning failed: {lines[-1]}") from error
 
 
-def with_choices(config: Config, plan: CardPlan) -> Config:
-    """The configuration as it was planned."""
-    for key, value in plan.choices.items():
-        section, _, name = key.partition(".")
-        config = structs.replace(config, **{section: structs.replace(getattr(config, section), **{name: value})})
-    return config
-
-
 def answer(data: bytes) -> int:
     """A request as JSON -> the plan on stdout."""
     request = msgspec.json.decode(data, type=Request)
     try:
-        plan = make_plan(facts_of(request.config.model), card_work(request.config), request.budget)
+        plan = make_plan(facts_of(request.work.model), request.work, request.budget)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -25,9 +25,10 @@ from actor.engines.fixed_rows import FixedBuffers, TokenStep
 from actor.engines.kv_cache import LayerCache
 from actor.engines.layers import Layers, layers_of
 from actor.engines.prompts import PIECE_TOKENS, pieces, run_prompts
-from launch.plan.card_work import CardWork, LargestOrder, MicroBatch, largest_micro_batch, largest_orders
-from launch.plan.memory import Peak
-from launch.plan.storages import TEMPORARIES, Storages
+from launch.card_plan.storages import TEMPORARIES, Storages
+from launch.card_plan.vllm import vllm_peaks
+from launch.card_plan.work import CardWork, LargestOrder, MicroBatch, largest_micro_batch, largest_orders
+from launch.plan.memory import Items, Peak
 from learner.update.optimizer import Optimizer
 from protocol.messages import GroupOrder
 from shared.base.architecture import architecture_of
@@ -61,6 +62,8 @@ class MetaTracer:
         return learner_peaks(self.policy(work, layers), work.batch, largest_micro_batch(work))
 
     def actor(self, work: CardWork, layers: int) -> list[Peak]:
+        if work.actor.engine == "vllm":
+            return vllm_peaks(held_items(self.policy(work, layers)), work, self.facts)
         peaks = actor_peaks(self.policy(work, layers), largest_orders(work, self.facts))
         return [with_graphs(peak) for peak in peaks] if work.actor.graphs == "auto" else peaks
 
@@ -94,6 +97,13 @@ def learner_peaks(policy: Policy, batch: BatchConfig, part: MicroBatch) -> list[
         with storages.phase(WAITING):
             pass
     return storages.peaks()
+
+
+def held_items(policy: Policy) -> Items:
+    storages = Storages()
+    with storages.phase("load"):
+        hold(storages, policy)
+    return storages.peaks()[0].items
 
 
 def hold(storages: Storages, policy: Policy) -> None:
