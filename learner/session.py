@@ -182,6 +182,9 @@ class Session:
         """Base, steps, result; returns status and updates done."""
         steps, evaluations = self.model.config.run.steps, self.evaluations()
         self.reopen()
+        if self.model.policy.device.type != "cpu" and self.first_step < steps:
+            with self.lease.hold("learner", self.dispatcher.pump):
+                self.learner.rehearsal.run()
         evaluations.begin(self.first_step)
         done = train(self.learner.parts(report, self.lease, evaluations), self.first_step, steps)
         if done < steps:
