@@ -22,10 +22,10 @@ import msgspec
 from msgspec import structs
 
 from actor.engines.vllm_options import check_engine
-from launch.card_plan.command import NotPlanned, plan_here
-from launch.card_plan.plan import CardPlan
-from launch.card_plan.text import card_lines, refusal, short_card_lines
-from launch.card_plan.work import CardWork, card_work
+from launch.card.command import NotPlanned, plan_here
+from launch.card.plan import CardPlan
+from launch.card.text import card_lines, refusal, short_card_lines
+from launch.card.work import CardWork, card_work
 from launch.display.console import next_command
 from launch.plan.cost import (
     NoPlan,

@@ -4,8 +4,8 @@ and the limits that a container or a shell sets."""
 import re
 from collections.abc import Mapping
 
-from launch.card_plan.cards import Card, CardProcess, chosen_card
-from launch.card_plan.text import ways
+from launch.card.cards import Card, CardProcess, chosen_card
+from launch.card.text import ways
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
 from launch.doctor.machine import Machine, on_card
 from launch.plan.cost import work_of

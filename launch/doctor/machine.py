@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.card_plan.cards import NVIDIA_SMI_S, Cards, look_at_cards
-from launch.card_plan.command import NotPlanned, plan_here
-from launch.card_plan.plan import CardPlan
-from launch.card_plan.work import CardWork
+from launch.card.cards import NVIDIA_SMI_S, Cards, look_at_cards
+from launch.card.command import NotPlanned, plan_here
+from launch.card.plan import CardPlan
+from launch.card.work import CardWork
 from launch.doctor.disk import Disk, Link, RunFolder, look_at_disk, look_at_link, look_at_run
 from launch.doctor.finding import Missing
 from launch.doctor.hardware import (

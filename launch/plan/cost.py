@@ -2,7 +2,7 @@
 
 `run` makes it before anything is started, from the configuration, the files of the model and this machine's measured
 speed; `doctor` judges memory by the same figures. Runs on a card have a plan of their own
-(launch/card_plan/plan.py). Left out: runs whose model has to be fetched first, which start without a plan.
+(launch/card/plan.py). Left out: runs whose model has to be fetched first, which start without a plan.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from launch.card_plan.cards import Card, Cards
-from launch.card_plan.plan import CardPlan
+from launch.card.cards import Card, Cards
+from launch.card.plan import CardPlan
 from launch.doctor.disk import Disk, Folder, Link, RunFolder
 from launch.doctor.finding import Missing
 from launch.doctor.hardware import Limits, Processor

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launch.card_plan.cards import Card, CardProcess, Cards, look_at_cards, read_cards
+from launch.card.cards import Card, CardProcess, Cards, look_at_cards, read_cards
 from launch.doctor import hardware_checks, run_checks
 from launch.doctor.finding import Missing
 from launch.doctor.hardware_checks import runs_on

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from launch.card_plan.cards import CardProcess
+from launch.card.cards import CardProcess
 from launch.doctor.command import CHECKS, Report, examine
 from launch.doctor.finding import Level, Missing
 from launch.doctor.libraries import Device, Driver, Library, Reward

@@ -4,7 +4,7 @@
     micro-batch  filled as learner/update/microbatch.py fills it
     order        `groups` prompts with `samples` completions each, of which `width` are decoded at once
 
-No torch here. The parts are run in launch/card_plan/phases.py.
+No torch here. The parts are run in launch/card/phases.py.
 """
 
 from collections.abc import Mapping

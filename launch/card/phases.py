@@ -25,9 +25,9 @@ from actor.engines.fixed_rows import FixedBuffers, TokenStep
 from actor.engines.kv_cache import LayerCache
 from actor.engines.layers import Layers, layers_of
 from actor.engines.prompts import PIECE_TOKENS, pieces, run_prompts
-from launch.card_plan.storages import TEMPORARIES, Storages
-from launch.card_plan.vllm import vllm_peaks
-from launch.card_plan.work import CardWork, LargestOrder, MicroBatch, largest_micro_batch, largest_orders
+from launch.card.storages import TEMPORARIES, Storages
+from launch.card.vllm import vllm_peaks
+from launch.card.work import CardWork, LargestOrder, MicroBatch, largest_micro_batch, largest_orders
 from launch.plan.memory import Items, Peak
 from learner.update.optimizer import Optimizer
 from protocol.messages import GroupOrder

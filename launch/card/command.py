@@ -1,7 +1,7 @@
 """`plan`: what a run takes of a card, phase by phase, before it starts. `run` and `doctor` ask for the same plan.
 
 Exit code 0 if the run fits, 2 if not. The memory of the card is given (`--gpu-gb`), or it is what is free on this
-machine's card. `--json` prints the plan as launch/card_plan/plan.py has it; an error is still one sentence on stderr.
+machine's card. `--json` prints the plan as launch/card/plan.py has it; an error is still one sentence on stderr.
 
 The code of both processes is run over tensors without values, for which torch has to be loaded. The launcher of a run
 and `doctor` stay without torch, so they let another process make the plan.
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from launch.card_plan.cards import chosen_card, look_at_cards
-from launch.card_plan.plan import CardPlan, make_card_plan
-from launch.card_plan.published import Facts, facts_of
-from launch.card_plan.text import card_lines
-from launch.card_plan.work import CardWork, card_work
+from launch.card.cards import chosen_card, look_at_cards
+from launch.card.plan import CardPlan, make_card_plan
+from launch.card.published import Facts, facts_of
+from launch.card.text import card_lines
+from launch.card.work import CardWork, card_work
 from launch.presets.load import load_config
 from shared.config.processes import ComputeConfig
 from shared.errors import ConfigError, UserError
@@ -55,7 +55,7 @@ def free_on_card(compute: ComputeConfig) -> int | None:
 
 def make_plan(facts: Facts, work: CardWork, budget: int) -> CardPlan:
     # Imported here, because it loads torch.
-    from launch.card_plan.phases import MetaTracer
+    from launch.card.phases import MetaTracer
 
     return make_card_plan(facts, work, budget, MetaTracer(facts))
 
@@ -83,7 +83,7 @@ def plan_here(work: CardWork) -> CardPlan:
 def plan_elsewhere(work: CardWork, budget: int) -> CardPlan:
     try:
         done = subprocess.run(
-            (sys.executable, "-m", "launch.card_plan.command"),
+            (sys.executable, "-m", "launch.card.command"),
             input=msgspec.json.encode(Request(work=work, budget=budget)),
             capture_output=True,
             timeout=LIMIT_S,
