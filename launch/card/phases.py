@@ -35,7 +35,7 @@ from shared.base.architecture import architecture_of
 from shared.base.load import DTYPES
 from shared.base.meta import META, meta_policy
 from shared.config.training import BatchConfig, OptimizerConfig
-from shared.model.head import COLUMNS
+from shared.model.head import CARD_COLUMNS
 from shared.model.lora import FrozenLinear
 from shared.model.nf4 import BLOCK
 from shared.model.policy import Policy
@@ -126,7 +126,7 @@ def name_trained(storages: Storages, policy: Policy, optimizer: Optimizer) -> No
 
 def update(storages: Storages, policy: Policy, part: MicroBatch, head_rows: int) -> None:
     """One micro-batch."""
-    short = replace(policy, head=policy.head[: TILES * COLUMNS])
+    short = replace(policy, head=policy.head[: TILES * CARD_COLUMNS])
     used = torch.empty(part.completions * part.completion, dtype=torch.int64, device=META)
     with storages.phase("update forward"):
         hidden = hidden_rows(policy, part).index_select(0, used)

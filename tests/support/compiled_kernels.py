@@ -24,11 +24,12 @@ TYPES = {
     "cap": "fp32",
 }
 """Of arguments that always have the same; all others but those of a variant are i32."""
-BLOCK, BLOCKS, TILE = 1024, 256, 2048
+BLOCK, BLOCKS = 1024, 256
 
 
 def variants() -> Iterator[tuple[str, Any, dict[str, str], dict[str, object]]]:
     """Name, kernel, types that differ, and constants."""
+    from shared.model.head import CARD_COLUMNS
     from shared.model.kernels import head, lora, sampler
 
     yield "block_sums", sampler.block_sums, {"sums": "*fp64"}, {"BLOCK": BLOCK}
@@ -38,7 +39,7 @@ def variants() -> Iterator[tuple[str, Any, dict[str, str], dict[str, object]]]:
     for form, kind in ((True, "bf16"), (False, "fp32")):
         types = {"sums": "*fp32", "bias": f"*{kind}", "shares": f"*{kind}"}
         flags = dict.fromkeys(("HAS_BIAS", "HAS_CAP", "ENTROPIES"), form)
-        yield f"add_tile {kind}", head.add_tile, types, {**flags, "DIRECTIONS": True, "BLOCK": TILE}
+        yield f"add_tile {kind}", head.add_tile, types, {**flags, "DIRECTIONS": True, "BLOCK": CARD_COLUMNS}
     for kind, precision in (("bf16", "tf32"), ("fp16", "tf32"), ("fp32", "ieee")):
         for rows, ranks in ((lora.SMALLEST, lora.SMALLEST), (lora.ROWS, lora.RANKS)):
             sizes = {"ROWS": rows, "RANKS": ranks, "INPUTS": lora.INPUTS, "OUTPUTS": lora.OUTPUTS}
@@ -51,13 +52,17 @@ def shared_bytes(kernel: Any, types: Mapping[str, str], constants: Mapping[str, 
     from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
     from triton.compiler import ASTSource  # pyright: ignore[reportMissingImports]
 
+    from shared.model.head import CARD_COLUMNS
+    from shared.model.kernels import head
     from shared.model.kernels.lora import STAGES
 
     names: list[str] = kernel.arg_names
     kinds = {name: "constexpr" if name in constants else (TYPES | dict(types)).get(name, "i32") for name in names}
     values = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=kinds, constexprs=values)
-    done: Any = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options={"num_stages": STAGES})
+    warps = {"num_warps": head.warps(CARD_COLUMNS)} if kernel is head.add_tile else {}
+    options = {"num_stages": STAGES} | warps
+    done: Any = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options=options)
     return done.metadata.shared
 
 

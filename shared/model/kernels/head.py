@@ -15,9 +15,14 @@ pass needs no kernel: it is the known gradient times what arrives.
 import torch
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from shared.model.head import COLUMNS, Head
+from shared.model.head import Head, columns_at_once
 from shared.model.kernels.toolchain import jit
 from shared.model.products import product_fp32
+
+
+def warps(block: int) -> int:
+    """Sixteen columns a thread: its registers hold the four values of each."""
+    return block // 512
 
 
 class FoldedSums:
@@ -55,7 +60,8 @@ class FoldedSums:
             HAS_CAP=form.cap is not None,
             ENTROPIES=self.has_entropies,
             DIRECTIONS=self.weighted is not None,
-            BLOCK=COLUMNS,
+            BLOCK=(block := columns_at_once(product.device)),
+            num_warps=warps(block),
         )
         if self.weighted is not None:
             self.weighted.mul_(self.fade[:, None]).add_(product_fp32(shares, weight))

@@ -35,7 +35,7 @@ from shared.config.model import hub_cache_folder
 from shared.config.processes import LOGIT_BYTES, ComputeConfig
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ConfigError, ModelError
-from shared.model.head import COLUMNS
+from shared.model.head import CPU_COLUMNS
 from tests.support.machines import GIB, HALF, QWEN_15B, write_model
 
 LENGTHS = Lengths(prompt=64, completion=64, longest=64)
@@ -83,7 +83,7 @@ def test_layers_that_go_through_their_modules_keep_more() -> None:
 
 
 def test_the_heads_tiles_are_those_of_the_head() -> None:
-    assert HEAD_COLUMNS == COLUMNS
+    assert HEAD_COLUMNS == CPU_COLUMNS
 
 
 def test_half_the_bytes_in_bf16_and_no_sums_in_the_actor() -> None:

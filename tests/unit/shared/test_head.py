@@ -9,16 +9,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.config.tree import BatchConfig, Config, LossConfig
-from shared.model.head import COLUMNS, LogitForm, head_logits, token_stats
+from shared.model.head import CARD_COLUMNS, CPU_COLUMNS, LogitForm, columns_at_once, head_logits, token_stats
 from shared.model.products import EXACT, product_fp32, product_tiles
 from tests import reference
+from tests.support.cramped_card import Allocations
 from tests.support.fakes import VOCAB, tiny_group, tiny_policy
 from tests.support.steps import step_batch, teaching_samples, update_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROWS, WIDTH = 23, 16
-WIDE = 2 * COLUMNS + 400
+WIDE = 2 * CPU_COLUMNS + 400
 
 
 OPS = torch.ops.aten
@@ -160,6 +161,26 @@ def test_no_more_than_the_given_rows_are_ever_vocabulary_wide(rows: int) -> None
     assert seen.largest == min(rows, ROWS)
     # The backward pass computes no logits.
     assert sum(seen.multiplied) == ROWS
+
+
+@pytest.mark.parametrize(("entropies", "most"), [(False, 1.6), (True, 2.6)])
+@pytest.mark.parametrize("directions", [False, True])
+def test_on_a_card_the_head_takes_little_more_than_a_tile(entropies: bool, most: float, directions: bool) -> None:
+    """Of 1.5 billion parameters' vocabulary and rows, over tensors without values; the hidden rows count apart."""
+    rows, width, vocab = 512, 1536, 151_936
+    hidden, weight = (torch.empty(n, width, dtype=torch.bfloat16, device="meta") for n in (rows, vocab))
+    targets = torch.empty(rows, dtype=torch.int64, device="meta")
+    hidden.requires_grad_(directions)
+    with Allocations(device="meta") as card:
+        stats = token_stats(hidden, weight, targets, temperature=0.7, rows=rows, entropies=entropies)
+    tile, hidden_rows = rows * CARD_COLUMNS * 4, rows * width * 4
+    assert tile < card.peak <= most * tile + 3 * hidden_rows * directions
+    assert stats.entropies.numel() == rows * entropies
+
+
+def test_a_tile_is_wide_where_launches_take_the_time() -> None:
+    found = [columns_at_once(torch.device(kind)) for kind in ("cpu", "cuda", "meta")]
+    assert found == [CPU_COLUMNS, CARD_COLUMNS, CARD_COLUMNS]
 
 
 def test_no_rows_are_fine() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared.model.head import COLUMNS, Head, LogitForm, Sums, SumsOf, token_stats
+from shared.model.head import CPU_COLUMNS, Head, LogitForm, Sums, SumsOf, token_stats
 from tests import reference
 
 pytest.importorskip("triton", reason="the extra `kernels` is not installed here")
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROWS, WIDTH = 11, 16
-WIDE = 2 * COLUMNS + 400
+WIDE = 2 * CPU_COLUMNS + 400
 PLAIN = LogitForm()
 WHOLE = {
     "plain": PLAIN,
