@@ -80,7 +80,7 @@ def dispatch(args: "argparse.Namespace") -> int:
         case "eval":
             return evaluate(args)
         case "plan":
-            from launch.plan.command import run_plan
+            from launch.card.command import run_plan
 
             return run_plan(source=args.source, overrides=args.set, gpu_gb=args.gpu_gb, as_json=args.json)
         case "doctor":

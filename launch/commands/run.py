@@ -22,10 +22,10 @@ import msgspec
 from msgspec import structs
 
 from actor.engines.vllm_options import check_engine
+from launch.card.command import NotPlanned, free_on_card, plan_elsewhere, with_choices
+from launch.card.plan import CardPlan
+from launch.card.text import card_lines, refusal, short_card_lines
 from launch.display.console import next_command
-from launch.plan.card import CardPlan
-from launch.plan.card_text import card_lines, refusal, short_card_lines
-from launch.plan.command import NotPlanned, free_on_card, plan_elsewhere, with_choices
 from launch.plan.cost import (
     NoPlan,
     Plan,
@@ -108,10 +108,10 @@ def planned(config: Config, source: str) -> tuple[Config, Cost]:
     """With what the plan chooses."""
     compute = config.compute
     if compute.device == "cuda" or (compute.device == "auto" and look_at_capacity().card):
-        cost = plan_for_card(config, source)
-        if isinstance(cost, CardPlan):
-            return with_choices(config, cost), cost
-        batch, cost = choose_recompute(config.batch, lambda _: cost)
+        found = plan_for_card(config, source)
+        if isinstance(found, CardPlan):
+            return with_choices(config, found), found
+        batch, cost = choose_recompute(config.batch, lambda _: found)
     else:
         batch, cost = choose_recompute(config.batch, lambda batch: plan_of(structs.replace(config, batch=batch)))
     return structs.replace(config, batch=batch), cost

@@ -4,10 +4,10 @@ and the limits that a container or a shell sets."""
 import re
 from collections.abc import Mapping
 
+from launch.card.cards import Card, CardProcess, chosen_card
+from launch.card.text import ways
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
 from launch.doctor.machine import Machine, on_card
-from launch.plan.card_text import ways
-from launch.plan.cards import Card, CardProcess, chosen_card
 from launch.plan.cost import work_of
 from launch.plan.memory import host_memory, memory_beside_card, size
 from launch.plan.remedies import fits, remedies

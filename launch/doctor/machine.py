@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.card.cards import NVIDIA_SMI_S, Cards, look_at_cards
+from launch.card.command import NotPlanned, free_on_card, plan_elsewhere
+from launch.card.plan import CardPlan
 from launch.doctor.disk import Disk, Link, RunFolder, look_at_disk, look_at_link, look_at_run
 from launch.doctor.finding import Missing
 from launch.doctor.hardware import (
@@ -24,9 +27,6 @@ from launch.doctor.libraries import (
 )
 from launch.doctor.model import Hub, Model, ask_hub, look_at_model
 from launch.doctor.probe import Look
-from launch.plan.card import CardPlan
-from launch.plan.cards import NVIDIA_SMI_S, Cards, look_at_cards
-from launch.plan.command import NotPlanned, free_on_card, plan_elsewhere
 from launch.plan.free_memory import Cgroup, Memory, look_at_cgroup, look_at_memory
 from shared.config.tree import Config
 from shared.model.kernels.toolchain import Toolchain, look_at_toolchain

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
+from launch.card.cards import Card, Cards
+from launch.card.plan import CardPlan
 from launch.doctor.disk import Disk, Folder, Link, RunFolder
 from launch.doctor.finding import Missing
 from launch.doctor.hardware import Limits, Processor
 from launch.doctor.libraries import Device, Driver, Library, Reward, RoundTrip, Software, TorchBuild
 from launch.doctor.machine import Machine
 from launch.doctor.model import Hub, Model
-from launch.plan.card import CardPlan
-from launch.plan.cards import Card, Cards
 from launch.plan.free_memory import Cgroup, Memory
 from launch.plan.shape import ModelShape
 from shared.config.load import resolve

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from launch.plan.card import Phase, Planner
-from launch.plan.card_work import CardWork, card_work, largest_micro_batch
-from launch.plan.phases import MetaTracer
-from launch.plan.published import QWEN_05B, QWEN_3B, QWEN_7B, QWEN_15B, R1_DISTILL_15B, Facts
+from launch.card.phases import MetaTracer
+from launch.card.plan import Phase, Planner
+from launch.card.published import QWEN_05B, QWEN_3B, QWEN_7B, QWEN_15B, R1_DISTILL_15B, Facts
+from launch.card.work import CardWork, card_work, largest_micro_batch
 from shared.config.load import resolve
 
 MODELS = {"0.5B": QWEN_05B, "1.5B": QWEN_15B, "R1-Distill": R1_DISTILL_15B, "3B": QWEN_3B, "7B": QWEN_7B}

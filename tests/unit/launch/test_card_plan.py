@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import transformers
 
 from actor.engines.vllm_options import MARGIN_BYTES
-from launch.commands.run import refuse
-from launch.plan.card import (
+from launch.card.phases import MetaTracer
+from launch.card.plan import (
     CONTEXT_BYTES,
     CUBLAS_BYTES,
     CardPlan,
@@ -17,15 +18,18 @@ from launch.plan.card import (
     smallest,
     turn,
 )
-from launch.plan.card_text import card_lines, refusal
-from launch.plan.card_work import CardWork, card_work, largest_micro_batch, largest_orders
+from launch.card.published import PUBLISHED, QWEN_15B, facts_of
+from launch.card.text import card_lines, refusal
+from launch.card.vllm import vllm_peaks
+from launch.card.work import CardWork, card_work, largest_micro_batch, largest_orders
+from launch.commands.run import refuse
 from launch.plan.memory import Peak
-from launch.plan.published import PUBLISHED, QWEN_15B, facts_of
-from launch.plan.vllm_card import vllm_peaks
 from launch.presets.load import load_config
+from shared.base.architecture import architecture_of, decoder_linears, empty_model
 from shared.config.load import resolve
 from shared.config.model import ModelConfig
 from shared.errors import ConfigError, ModelError
+from tests.support.architectures import SHAPE, SUPPORTED
 
 MIB, GIB = 2**20, 2**30
 LAYERS = 28
@@ -284,6 +288,27 @@ def test_vllm_gives_back_the_least_that_makes_room() -> None:
     assert found[0] == "nothing" and {"nothing", "kv"} <= set(found)
     order = ["nothing", "kv", "weights", "stop"]
     assert [order.index(str(way)) for way in found] == sorted(order.index(str(way)) for way in found)
+
+
+# --- models of all kinds
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_every_architecture_that_is_supported_has_a_plan(name: str) -> None:
+    """Also those whose layers go through transformers' modules."""
+    facts = getattr(transformers, f"{name.split()[0]}Config")(**(SHAPE | SUPPORTED[name])).to_dict()
+    rollout, tasks = {"prompts": 2, "group": 4, "max_new_tokens": 24}, {"max_prompt_tokens": 16}
+    targets = sorted({module for _, module in linears_of(facts)})
+    work = work_of(rollout=rollout, tasks=tasks, lora={"rank": 2, "targets": targets}, batch={"recompute": "always"})
+    found = make_card_plan(facts, work, 2 * GIB, MetaTracer(facts))
+    assert found.fits
+    (decode,) = (phase for phase in found.processes["actor"] if phase.phase == "rollout decode")
+    assert decode.items["KV"] > 0
+
+
+def linears_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Layer and last part of the name of every linear."""
+    return [tuple(name.rsplit(".", 1)) for name in decoder_linears(empty_model(architecture_of(facts)))]  # pyright: ignore
 
 
 # --- models that are not here

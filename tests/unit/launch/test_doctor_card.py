@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from launch.card.cards import Card, CardProcess, Cards, look_at_cards, read_cards
 from launch.doctor import hardware_checks, run_checks
 from launch.doctor.finding import Missing
 from launch.doctor.hardware_checks import runs_on
 from launch.doctor.libraries import Driver, RoundTrip, TorchBuild, look_at_torch, read_stages
 from launch.doctor.probe import ProbeOutput, run_probe
-from launch.plan.cards import Card, CardProcess, Cards, look_at_cards, read_cards
 from shared.model.kernels.toolchain import Toolchain
 from tests.support.machines import GIB, ROUND_TRIP, TOOLCHAIN, TORCH_CUDA, both, cards, configured, planned, sound
 from tests.support.machines import torch as with_torch

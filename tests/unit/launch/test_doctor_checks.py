@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from launch.card.cards import CardProcess
 from launch.doctor.command import CHECKS, Report, examine
 from launch.doctor.finding import Level, Missing
 from launch.doctor.libraries import Device, Driver, Library, Reward
 from launch.doctor.machine import Machine
 from launch.doctor.model import Hub
-from launch.plan.cards import CardProcess
 from launch.plan.cost import work_of
 from launch.plan.memory import host_memory
 from shared.config.tree import Config

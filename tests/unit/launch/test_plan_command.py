@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from launch.__main__ import main
+from launch.card.command import answer, make_plan, with_choices
+from launch.card.plan import CardPlan
+from launch.card.published import facts_of
+from launch.card.work import card_work
 from launch.commands.run import planned, refuse
-from launch.plan.card import CardPlan
-from launch.plan.card_work import card_work
-from launch.plan.command import answer, make_plan, with_choices
-from launch.plan.published import facts_of
 from launch.presets.load import load_config
 from shared.config.load import config_to_json
 

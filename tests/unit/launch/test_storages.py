@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from launch.plan.allocator import MIB, Allocator, rounded
+from launch.card.allocator import MIB, Allocator, rounded
+from launch.card.storages import Storages
 from launch.plan.memory import Peak
-from launch.plan.storages import Storages
 from shared.base.meta import META, install_attention_of_a_card
 
 
@@ -107,7 +107,7 @@ def test_operations_in_place_are_not_run_and_make_nothing() -> None:
     steps = torch.zeros(())
     with storages, storages.phase("work"):
         assert a.add_(b).mul_(2.0).clamp_(min=0.0) is a
-        torch._foreach_add_([a, b], 1.0)
+        torch._foreach_add_([a, b], 1.0)  # pyright: ignore[reportPrivateImportUsage]
         # Those of the CPU are run: an optimizer counts its steps there.
         steps.add_(1.0)
     assert float(steps) == 1.0

@@ -8,7 +8,7 @@ A bar is the whole card: `#` the process that computes, `=` the one that waits, 
 
 from collections.abc import Iterator, Sequence
 
-from launch.plan.card import MARGIN, CardPlan, Phase
+from launch.card.plan import MARGIN, CardPlan, Phase
 from launch.plan.memory import size
 
 MIB = 2**20

@@ -1,7 +1,7 @@
 """`plan`: what a run takes of a card, phase by phase, before it starts. `run` and `doctor` ask for the same plan.
 
 Exit code 0 if the run fits, 2 if not. The memory of the card is given (`--gpu-gb`), or it is what is free on this
-machine's card. `--json` prints the plan as launch/plan/card.py has it; an error is still one sentence on stderr.
+machine's card. `--json` prints the plan as launch/card/plan.py has it; an error is still one sentence on stderr.
 
 The code of both processes is run over tensors without values, for which torch has to be loaded. The launcher of a run
 and `doctor` stay without torch, so they let another process make the plan.
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import structs
 
-from launch.plan.card import CardPlan, make_card_plan
-from launch.plan.card_text import card_lines
-from launch.plan.card_work import CardWork, card_work
-from launch.plan.cards import chosen_card, look_at_cards
-from launch.plan.published import Facts, facts_of
+from launch.card.cards import chosen_card, look_at_cards
+from launch.card.plan import CardPlan, make_card_plan
+from launch.card.published import Facts, facts_of
+from launch.card.text import card_lines
+from launch.card.work import CardWork, card_work
 from launch.presets.load import load_config
 from shared.config.tree import Config
 from shared.errors import ConfigError, UserError
@@ -55,7 +55,7 @@ def free_on_card(config: Config) -> int | None:
 
 def make_plan(facts: Facts, work: CardWork, budget: int) -> CardPlan:
     # Imported here, because it loads torch.
-    from launch.plan.phases import MetaTracer
+    from launch.card.phases import MetaTracer
 
     return make_card_plan(facts, work, budget, MetaTracer(facts))
 
@@ -75,7 +75,7 @@ class NotPlanned(Exception):
 def plan_elsewhere(config: Config, budget: int) -> CardPlan:
     try:
         done = subprocess.run(
-            (sys.executable, "-m", "launch.plan.command"),
+            (sys.executable, "-m", "launch.card.command"),
             input=msgspec.json.encode(Request(config=config, budget=budget)),
             capture_output=True,
             timeout=LIMIT_S,

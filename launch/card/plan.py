@@ -4,7 +4,7 @@
     peak               the largest of: a phase of one process + what the other keeps meanwhile (its phase `waiting`)
     fits               peak <= budget
 
-The bytes come from the code of both processes (launch/plan/phases.py). What the other process keeps depends on
+The bytes come from the code of both processes (launch/card/phases.py). What the other process keeps depends on
 `compute.residency`: with `release` its tensors without the cache, with `swap` not even the base. On two cards it is
 nothing.
 
@@ -22,7 +22,7 @@ import msgspec
 from msgspec import structs
 
 from actor.engines.vllm_options import MARGIN_BYTES
-from launch.plan.card_work import CardWork
+from launch.card.work import CardWork
 from launch.plan.memory import Items, Peak, size_of
 from launch.plan.remedies import Change, Remedy, halves, remedies_of, set_key
 from shared.config.processes import MOST_ROWS

@@ -2,7 +2,7 @@
 
     peak of a phase   the largest sum of all storages that are alive at once, each rounded up to 512 bytes
     item of a storage the name it was given; else "activations" if a later phase still needs it, else "temporaries"
-    reserved          what PyTorch's allocator holds at that time (launch/plan/allocator.py)
+    reserved          what PyTorch's allocator holds at that time (launch/card/allocator.py)
 
 A storage is what tensors are views of; it is alive while one of them is. PyTorch calls `__torch_dispatch__` for every
 operation, so each new storage is seen once, and a weak reference tells when it is gone. What happened is kept as a
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from launch.plan.allocator import Allocator, rounded
+from launch.card.allocator import Allocator, rounded
 from launch.plan.memory import Items, Peak
 
 CHANGE_SHAPE = frozenset({"detach_", "resize_", "set_", "squeeze_", "t_", "transpose_", "unsqueeze_"})

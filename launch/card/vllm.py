@@ -21,7 +21,7 @@ from actor.engines.vllm_options import (
     kv_bytes,
     token_bytes,
 )
-from launch.plan.card_work import CardWork
+from launch.card.work import CardWork
 from launch.plan.memory import Items, Peak, size_of
 
 CONTEXT, KV, LORA, TEMPORARIES, ENGINE, WAITING = "context", "KV", "LoRA", "temporaries", "vLLM weights", "waiting"

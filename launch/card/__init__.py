@@ -1,0 +1,1 @@
+"""What a run takes of a card before it starts, from the code of both processes."""
