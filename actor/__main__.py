@@ -27,6 +27,7 @@ from shared.process.processor import is_open
 from shared.process.trace import open_trace
 from shared.process.usable_cards import check_cards
 from shared.process.watchdog import Watchdog, WatchedActorPort, open_stacks
+from shared.run.forecast import planned_on_card
 from shared.run.run_dir import RunDir
 
 POLL_S = 0.2
@@ -70,7 +71,8 @@ def main(arguments: argparse.Namespace) -> None:
         connected = ZmqActorPort(endpoint, key, silence_s=config.link.silence_s)
         port = WatchedActorPort(connected, Watchdog(config.link.silence_s, stacks))
         trace = open_trace(arguments.run, key.actor_id, wanted=arguments.trace)
-        serve_orders(config, port, endpoint, key.actor_id, lease, trace)
+        planned = planned_on_card(RunDir(arguments.run), "actor") if arguments.run else 0
+        serve_orders(config, port, endpoint, key.actor_id, lease, trace, planned)
 
 
 def stacks_of(arguments: argparse.Namespace) -> AbstractContextManager[TextIO]:

@@ -19,6 +19,7 @@ from protocol.messages import Bye
 from protocol.transport import ActorPort
 from shared.base.cache import CachedBase, cached_base
 from shared.base.load import check_once, load_policy, pick_device, pick_dtype
+from shared.base.residency import residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
 from shared.config.tree import Config
@@ -54,7 +55,7 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
         return build_vllm(config, base, prompter, device, dtype), prompter
     policy = load_policy(base, config.model, config.lora, device, dtype)
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
-    engine = HFEngine(policy, prompter, config.actor)
+    engine = HFEngine(policy, prompter, config.actor, residency_of(config.compute, policy))
     check_once(policy, base, engine.loop, engine.check, ENGINES)
     return engine, prompter
 
@@ -124,14 +125,22 @@ def serve_or_send_bye(link: Link, rollout: Rollout) -> None:
 
 
 def serve_orders(
-    config: Config, port: ActorPort, endpoint: str, actor_id: str, lease_file: Path, trace: Trace = NO_TRACE
+    config: Config,
+    port: ActorPort,
+    endpoint: str,
+    actor_id: str,
+    lease_file: Path,
+    trace: Trace = NO_TRACE,
+    planned: int = 0,
 ) -> None:
-    """Build the engine and the scorers, join the run, fill orders until the learner sends Drain."""
+    """Build the engine and the scorers, join the run, fill orders until the learner sends Drain. planned: bytes of the
+    card, as of a lease."""
     device = pick_device(config.compute.device, config.compute.actor_card)
-    lease = lease_for(config.compute, device, lease_file, trace)
+    lease = lease_for(config.compute, device, lease_file, trace, planned)
     # Under the lease: an engine allocates memory while it is built, and vLLM measures how much is free.
     with lease.hold("actor"), trace.phase("load"):
         engine, prompter = build_engine(config)
+        engine.sleep()
     log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))
     scorer = ScorePool(config.verifier)
     try:

@@ -10,8 +10,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.machine import write_result
@@ -44,8 +45,8 @@ def fresh(model: str, weights: str, part: str) -> dict[str, Any]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def case(model: str, weights: str, part: str) -> dict[str, Any]:
-    """Decode, give back, take again."""
+def case(model: str, weights: str, part: str, others: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """Decode, give back, take again. others: more keys of the configuration."""
     import numpy as np
     import torch
 
@@ -56,7 +57,9 @@ def case(model: str, weights: str, part: str) -> dict[str, Any]:
 
     keys = {"model.path": model, "actor.engine": "vllm", "actor.weights": weights, "actor.give_back": part}
     sizes = {"rollout.prompts": 1, "rollout.group": GROUP, "rollout.max_new_tokens": TOKENS, "compute.device": "cuda"}
-    config = load_config("embedded", [f"{key}={json.dumps(value)}" for key, value in (keys | sizes).items()])
+    config = load_config(
+        "embedded", [f"{key}={json.dumps(value)}" for key, value in (keys | sizes | dict(others)).items()]
+    )
     start_s, (engine, prompter) = timed(lambda: build_engine(config))
     prompt = np.array(prompter.prompt_ids("Tom has 6 coins. He finds 4. How many coins now?"), dtype=np.int32)
     seeds = sample_seeds(0, "benchmark", 0, 0, GROUP)

@@ -3,8 +3,9 @@
 Model, prompts, sizes, LoRA and the optimizer's numbers come by the command line from Tandem's configuration, so
 that they cannot differ. The rest is the fastest setting of TRL on a CPU: its own generation with a cache, no gradient
 checkpointing, no reference model (beta = 0). With bf16 the whole base is loaded in bf16, which TRL recommends, and PEFT
-keeps the adapter in fp32; mixed precision over an fp32 base takes more time and memory. Stops when the mean reward of
-five steps reaches the target. Imports nothing of Tandem but the reward in the file beside it.
+keeps the adapter in fp32; mixed precision over an fp32 base takes more time and memory. On a card the model's folder
+has NF4 codes, computed with in bf16, and gradients are checkpointed, as is usual with little memory. Stops when the
+mean reward of five steps reaches the target. Imports nothing of Tandem but the reward in the file beside it.
 """
 
 import argparse
@@ -60,11 +61,20 @@ class Watch(TrainerCallback):
                     "time_s": time.monotonic() - self.started,
                     "length": logs["completions/mean_length"],
                     "grad_norm": float(logs["grad_norm"]),
+                    **card_memory(),
                 }
             )
             last = [row["reward"] for row in self.rows[-5:]]
             if len(last) == 5 and sum(last) / 5 >= self.target:
                 control.should_training_stop = True
+
+
+def card_memory() -> dict[str, float]:
+    """MiB at most so far; empty without a card."""
+    if not torch.cuda.is_initialized():
+        return {}
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return {"allocated_mib": round(allocated / 2**20, 1), "reserved_mib": round(reserved / 2**20, 1)}
 
 
 def main() -> None:
@@ -73,6 +83,7 @@ def main() -> None:
     for name in ("--model", "--tasks", "--target", "--out", *SIZES, *OPTIMIZER):
         parser.add_argument(name, required=True)
     parser.add_argument("--dtype", choices=DTYPES, required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--reward", choices=REWARDS, required=True)
     args = parser.parse_args()
     torch.set_num_threads(int(args.threads))
@@ -80,7 +91,7 @@ def main() -> None:
     dataset = [{"prompt": [{"role": "user", "content": row["question"]}], "answer": row["answer"]} for row in rows]
     watch = Watch(float(args.target))
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(args.model, dtype=DTYPES[args.dtype]),
+        model=load(args),
         processing_class=AutoTokenizer.from_pretrained(args.model),
         reward_funcs=REWARDS[args.reward],
         args=settings(args),
@@ -98,13 +109,19 @@ def main() -> None:
     Path(args.out).write_text(json.dumps(watch.rows))
 
 
+def load(args: argparse.Namespace) -> Any:
+    """The model; codes are read onto the card, which cannot be moved there later."""
+    place = {"device_map": {"": 0}} if args.device == "cuda" else {}
+    return AutoModelForCausalLM.from_pretrained(args.model, dtype=DTYPES[args.dtype], **place)
+
+
 def settings(args: argparse.Namespace) -> GRPOConfig:
     """Everything but model, data and LoRA."""
     return GRPOConfig(
         output_dir=str(Path(args.out).with_suffix("")),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
+        use_cpu=args.device == "cpu",
+        bf16=args.device == "cuda",
+        gradient_checkpointing=args.device == "cuda",
         learning_rate=float(args.lr),
         lr_scheduler_type="constant",
         adam_beta1=float(args.beta1),

@@ -10,4 +10,4 @@ if [[ $# -eq 0 || $1 == -* ]]; then
 fi
 # Paths in the arguments are the caller's, so no cd. A folder `shared` in the caller's folder must not replace ours.
 export PYTHONSAFEPATH=1
-exec "$TANDEM_VENV/bin/python" -m launch run "$@"
+exec "$(tandem_python)" -m launch run "$@"

@@ -4,6 +4,8 @@
 # installed under it. It is taken away before pip starts and written when pip is done, so that an interrupted set-up is
 # repeated and a finished one costs a few milliseconds. Extras add up: asking for none never removes one.
 # `set_up_in FOLDER EXTRA ...` does the same in another folder of the project.
+# TANDEM_PYTHON=/path/to/python takes that Python with the packages it has: nothing is made, nothing is installed. It is
+# for machines without network. `tandem_python` names the Python in both cases.
 # Left out on purpose: indexes, mirrors, proxies. pip reads those from its own configuration.
 
 TANDEM_ROOT="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -16,7 +18,15 @@ set_up_in() {
     set_up "${@:2}"
 }
 
+tandem_python() {
+    echo "${TANDEM_PYTHON:-$TANDEM_VENV/bin/python}"
+}
+
 set_up() {
+    if [[ -n ${TANDEM_PYTHON-} ]]; then
+        check_given_python
+        return
+    fi
     is_set_up "$@" && return
     (
         # Two calls at once: the second one waits here and then finds the work done. Without flock there is no guard.
@@ -24,6 +34,16 @@ set_up() {
         if command -v flock >/dev/null; then flock 9; fi
         is_set_up "$@" || install_into_venv "$@"
     )
+}
+
+check_given_python() {
+    local missing asked='import importlib.util as u
+print(*(name for name in ("torch", "transformers", "bitsandbytes", "zmq", "msgspec") if not u.find_spec(name)))'
+    missing="$("$TANDEM_PYTHON" -c "$asked" </dev/null)" || missing="a Python that starts"
+    [[ -n $missing ]] || return 0
+    echo "error: TANDEM_PYTHON=$TANDEM_PYTHON lacks: $missing; install that, name another Python, or unset it for a" \
+        ".venv." >&2
+    return 2
 }
 
 is_set_up() {

@@ -33,7 +33,8 @@ from learner.wiring import Model, build_learner, load_model
 from protocol.access.keys import load_learner_keys
 from protocol.messages import Welcome
 from protocol.transport import LearnerPort, ZmqLearnerPort
-from shared.base.checksum import BaseChecksum, frozen_sums
+from shared.base.checksum import BaseChecksum
+from shared.base.residency import WakingLease, residency_of
 from shared.config.processes import LinkConfig, bind_address
 from shared.config.tree import Config
 from shared.process.determinism import record
@@ -41,6 +42,7 @@ from shared.process.lease import lease_for
 from shared.process.trace import Trace
 from shared.process.watchdog import Watchdog, WatchedLearnerPort
 from shared.run.files import finish_writes, make_folder
+from shared.run.forecast import planned_on_card
 from shared.run.run_dir import RunDir
 from shared.run.summary import Status
 
@@ -122,7 +124,9 @@ class Session:
         self.model = model
         self.stop = stop
         self.trace = trace
-        self.lease = lease_for(config.compute, model.policy.device, run.lease, trace)
+        planned = planned_on_card(run, "learner")
+        residency = residency_of(config.compute, model.policy)
+        self.lease = WakingLease(lease_for(config.compute, model.policy.device, run.lease, trace, planned), residency)
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
         recorder = JournalRecorder(journal, self.first_step, admit=lambda group: admit(group, config.verifier))
@@ -143,10 +147,11 @@ class Session:
         refuse_if_short(run, bytes_needed(config, adapter_bytes, self.first_step, anchor_bytes))
         self.totals = self.state.load(checkpoint) if checkpoint else RunTotals()
         compaction = Compaction(config.journal, store, recorder)
-        base, best = BaseChecksum(lambda: frozen_sums(model.policy)), self.totals.best
+        base, best = BaseChecksum(residency.sums), self.totals.best
         self.files = RunFiles(
             run, config.log.rollouts_per_step, self.state, store, compaction, base, model.prompter.text, best
         )
+        residency.sleep()
 
     def run_to_end(self) -> None:
         """Train what is left, and say in the summary how it ended."""
@@ -177,6 +182,9 @@ class Session:
         """Base, steps, result; returns status and updates done."""
         steps, evaluations = self.model.config.run.steps, self.evaluations()
         self.reopen()
+        if self.model.policy.device.type != "cpu" and self.first_step < steps:
+            with self.lease.hold("learner", self.dispatcher.pump):
+                self.learner.rehearsal.run()
         evaluations.begin(self.first_step)
         done = train(self.learner.parts(report, self.lease, evaluations), self.first_step, steps)
         if done < steps:

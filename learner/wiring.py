@@ -31,6 +31,7 @@ from learner.update.gradient_check import Norms
 from learner.update.mismatch import BF16, FP32, NF4_PLUGIN, Gate, Limits
 from learner.update.optimizer import Optimizer
 from learner.update.publisher import Publisher
+from learner.update.rehearsal import Largest, Rehearsal
 from learner.update.stage_end import StageEnd
 from learner.update.update import Update
 from protocol.messages import Hello
@@ -101,6 +102,7 @@ class Learner:
     update: Update
     guard: Guard
     attempts: Attempts
+    rehearsal: Rehearsal
     filler: OrderFiller
 
     def parts(self, report: StepReport, lease: ComputeLease, evaluations: Schedule = NO_EVALUATIONS) -> Parts:
@@ -213,4 +215,22 @@ def build_learner(
         policy.base_digest,
         update.anchor,
     )
-    return Learner(state=state, batches=trainer.batches, update=update, guard=guard, attempts=attempts, filler=filler)
+    return Learner(
+        state=state,
+        batches=trainer.batches,
+        update=update,
+        guard=guard,
+        attempts=attempts,
+        rehearsal=Rehearsal(update, attempts, largest_step(config, model.tasks)),
+        filler=filler,
+    )
+
+
+def largest_step(config: Config, tasks: TaskSet) -> Largest:
+    return Largest(
+        prompt=max(len(task.prompt_ids) for task in tasks.train),
+        completion=config.rollout.max_new_tokens,
+        group=config.rollout.group,
+        groups=config.most_prompts,
+        tells_entropies=config.actor.engine == "hf",
+    )

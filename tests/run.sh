@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Every check of the project, after the set-up with development tools and the extras `gguf` and `kernels`. All stages
-# run; any failure fails the call.
+# Every check of the project, after the set-up with development tools and the extra `gguf`. All stages run; any failure
+# fails the call.
 #
 #   tests/run.sh                      format, lint, types, unit tests with their coverage, other tests, chaos
 #   tests/run.sh static               format, lint, types
 #   tests/run.sh unit [PYTEST ARGS]   the tests of one folder below tests/ (unit, integration, ...)
+#   tests/run.sh kernels [PYTEST ARGS]  the Triton kernels in Triton's interpreter, or on a card
 #   tests/run.sh vllm [PYTEST ARGS]   tests/vllm with real vLLM, in an environment of its own: .venv-vllm. Ends with 3,
 #                                     loudly, if that cannot be installed
 #   tests/run.sh PYTEST ARGS          whatever pytest understands: a file, -k word, --lf
+#
+# On a machine without network: TANDEM_PYTHON=python3 tests/run.sh gpu -W default. That takes this Python's packages as
+# they are, and their warnings are no errors.
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/../launch/setup.sh"
 cd "$TANDEM_ROOT" || exit
@@ -39,10 +43,10 @@ if [[ ${1-} == vllm ]]; then
         exit 3
     fi
 else
-    set_up dev gguf kernels || exit
+    set_up dev gguf || exit
 fi
 
-python="$TANDEM_VENV/bin/python"
+python="$(tandem_python)"
 started=$SECONDS
 failed=()
 
@@ -65,10 +69,24 @@ in_parallel() {
     "$python" -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile "$@"
 }
 
+# Triton comes with PyTorch's builds for cards. Elsewhere it is put beside the environment: PyTorch loads it where it
+# can, 70 MB in every process, and a run's memory would not be what a user sees.
+kernels() {
+    local folder="$TANDEM_VENV/kernels" wanted
+    wanted="$(grep -o 'triton>=[^"]*' pyproject.toml)"
+    if ! "$python" -c 'import triton' 2>/dev/null && [[ "$(cat "$folder/wanted" 2>/dev/null)" != "$wanted" ]]; then
+        rm -rf "$folder"
+        "$python" -m pip install --quiet --no-deps --target "$folder" "$wanted" && echo "$wanted" >"$folder/wanted" ||
+            echo "triton could not be installed: the tests of the kernels will be skipped" >&2
+    fi
+    PYTHONPATH="$folder" in_parallel tests/unit/shared/test_kernels_*.py tests/unit/test_kernels_benchmark.py "$@"
+}
+
 everything() {
     static
     # Coverage is asked of the unit tests alone: they must reach every line of the listed files without processes.
     stage unit in_parallel tests/unit --dist load --cov --cov-report=term
+    stage kernels kernels
     stage simulation in_parallel tests/simulation --dist load
     stage integration in_parallel tests/integration
     stage acceptance "$python" -m pytest tests/acceptance tests/gpu
@@ -79,6 +97,8 @@ if [[ $# -eq 0 ]]; then
     everything
 elif [[ $1 == static ]]; then
     static
+elif [[ $1 == kernels ]]; then
+    stage kernels kernels "${@:2}"
 elif [[ $1 == unit || $1 == simulation || $1 == integration ]]; then
     stage "$1" in_parallel "tests/$1" "${@:2}"
 elif [[ -d tests/$1 ]]; then

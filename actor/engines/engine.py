@@ -83,25 +83,3 @@ class Engine(Protocol):
     def wake(self) -> bool:
         """Take the memory again; True if weights had left the card, so that the canary must check them again."""
         ...
-
-
-class Residency(Protocol):
-    """Where the weights of an engine are between two orders."""
-
-    def sleep(self) -> None:
-        """The turn is over."""
-        ...
-
-    def wake(self) -> bool:
-        """Another begins; True if weights had left the card."""
-        ...
-
-
-class Resident:
-    """They stay on the device."""
-
-    def sleep(self) -> None:
-        """Nothing to do."""
-
-    def wake(self) -> bool:
-        return False

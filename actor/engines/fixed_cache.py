@@ -7,7 +7,7 @@ The attention is that of actor/engines/kv_cache.py. What differs is how rows and
 t-th token into its own column t - 1, a place that is known on the device alone, so nothing that a step does follows
 from the tokens of the host. All columns up to a bound are read, and a bias hides those that a row does not have yet.
 
-If all completions of an order have a row from the start, a slot has a place for each completion of a group and the
+If all completions of an order have a row from the start, a slot has a place for each completion of a group and its
 prompt is in memory once. Otherwise a slot is a row, so that a row can be taken over by a completion of any group; the
 prompt is then copied, which the width of an order allows for (`rows_at_once`).
 """
@@ -99,10 +99,10 @@ class FixedRows:
         return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))[:, None, None]
 
     def in_slots(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.unflatten(0, (-1, self.places))
+        return rows.view(self.prompts, self.places, *rows.shape[1:])
 
     def write(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        rows.unflatten(0, (-1, self.places)).copy_(slots.transpose(1, 2))
+        rows.view(self.prompts, self.places, *rows.shape[1:]).copy_(slots.transpose(1, 2))
 
 
 class FixedCache:

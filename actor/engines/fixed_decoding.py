@@ -87,11 +87,12 @@ class FixedLoop:
 
 
 def shape_of(groups: Sequence[GroupOrder], room: int, width: int, grain: int) -> FixedShape:
-    """A slot for each group if all completions fit, else one for each row. grain: of the prompts' columns."""
-    largest, count = max(len(group.seeds) for group in groups), sum(len(group.seeds) for group in groups)
+    """A slot for each group if all completions fit and the groups are equal, else one for each row. No row is ever
+    without a completion that began in it. grain: of the prompts' columns."""
+    sizes = [len(group.seeds) for group in groups]
     longest = max(len(group.prompt_ids) for group in groups)
-    together = len(groups) * largest <= width
-    slots, places = (len(groups), largest) if together else (min(width, count), 1)
+    together = len(set(sizes)) == 1 and sum(sizes) <= width
+    slots, places = (len(groups), sizes[0]) if together else (min(width, sum(sizes)), 1)
     return FixedShape(slots=slots, places=places, width=-(-longest // grain) * grain, room=room)
 
 
@@ -202,7 +203,8 @@ class FixedDecoding:
         return ended
 
     def close_up(self) -> None:
-        """Slots with a row that goes on move to the front, if they are at most half of those in use."""
+        """Slots with a row that goes on move to the front, if they are at most half of those in use. Then no completion
+        waits, so nobody asks any more which prompts are held."""
         places, count = self.shape.places, self.cache.rows.prompts
         live = sorted({row // places for row in self.running})
         while 2 * len(live) <= count and count > 1:
@@ -215,4 +217,4 @@ class FixedDecoding:
         rows = [slot * places + place for slot in slots for place in range(places)]
         self.state.keep(rows)
         self.running = {new: self.running[row] for new, row in enumerate(rows) if row in self.running}
-        self.tokens, self.held = [self.tokens[row] for row in rows], [self.held[slot] for slot in slots]
+        self.tokens = [self.tokens[row] for row in rows]

@@ -4,9 +4,9 @@
     decode   the token through the decoder -> the hidden rows of the next step
 
 Everything that a step reads or writes has a fixed address and shape, and nothing in it waits for the device or follows
-from a value: a row that has ended, or has no completion, is computed along and changes nothing that is read. So the
-same code is run by a CPU, by a card, by a CUDA graph, and over tensors without values for a plan. The host looks at the
-rows every few steps (actor/engines/fixed_decoding.py).
+from a value: a row that has ended is computed along and changes nothing that is read. So the same code is run by a CPU,
+by a card, by a CUDA graph, and over tensors without values for a plan. The host looks at the rows every few steps
+(actor/engines/fixed_decoding.py).
 
 A row begins with the hidden row of its prompt's last token and no tokens of its own. Draws come from the completion's
 own stream, so they depend neither on its row nor on when it got one.
@@ -101,11 +101,10 @@ class FixedBuffers:
 
 
 def key_sizes(policy: Policy, layers: Layers) -> KeySizes:
-    attention = layers.layers[0].attention
+    heads, attention = policy.config.num_key_value_heads, layers.layers[0].attention
     # As `widened` keeps them (actor/engines/kv_cache.py).
     dtype = torch.float32 if policy.device.type == "cpu" else policy.dtype
-    heads = policy.backbone.config.num_key_value_heads  # pyright: ignore[reportAttributeAccessIssue]
-    return KeySizes(layers=len(layers.layers), heads=int(heads), size=attention.head_dim, dtype=dtype)  # pyright: ignore
+    return KeySizes(layers=len(layers.layers), heads=heads, size=attention.head_dim, dtype=dtype)
 
 
 class TokenStep:
@@ -122,7 +121,7 @@ class TokenStep:
         rows = self.cache.rows
         with scattered():
             ids = self.draw(rows.count)
-            tokens = self.state.tokens[: rows.count].clamp(min=1)
+            tokens = self.state.tokens[: rows.count]
             rows.step(tokens)
             positions = self.state.prompt_lengths[: rows.count] + tokens - 1
             self.state.hidden[: rows.count] = self.layers(ids, positions, self.cache.layers)

@@ -24,15 +24,16 @@ from msgspec.structs import replace
 from transformers import DynamicCache
 
 from actor.engines.decoding import Decoding
-from actor.engines.engine import Completion, EndedCompletion, Identity, Progress, Residency, Resident, in_order
+from actor.engines.engine import Completion, EndedCompletion, Identity, Progress, in_order
 from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.layers import dense_bytes, layers_of
 from actor.engines.prompts import PIECE_TOKENS, last_hidden, pieces, run_prompts
 from actor.engines.replay import CudaGraphs
 from actor.engines.vllm_options import token_bytes
 from protocol.messages import GroupOrder, Sampling
-from shared.base.checksum import BaseChecksum, frozen_sums
+from shared.base.checksum import BaseChecksum
 from shared.base.load import checking, class_logprobs, refuse_difference, sample_ids, whole_rows
+from shared.base.residency import Residency, Resident
 from shared.config.processes import ActorConfig, is_folded, rows_at_once
 from shared.errors import ModelError, in_words
 from shared.model.adapter_file import install_adapter, layout_digest
@@ -108,13 +109,13 @@ class HFEngine:
         residency: Residency | None = None,
     ) -> None:
         self.policy, self.max_sequences = policy, config.max_sequences
-        self.residency = residency or Resident()
+        self.residency = residency or Resident(policy)
         self.folds = is_folded(config.fold, dense_bytes(policy.adapter))
         cached = torch.float32 if policy.device.type == "cpu" else policy.dtype
         self.token_bytes = token_bytes(policy.config.to_dict(), cached.itemsize)
         self.layers = layers_of(policy)
         self.prepare()
-        self.base = BaseChecksum(lambda: frozen_sums(policy))
+        self.base = BaseChecksum(self.residency.sums)
         self.end_ids = torch.tensor(prompter.end_ids, dtype=torch.int64, device=policy.device)
         self.fitting = Width()
         self.piece_tokens = PIECE_TOKENS if policy.device.type == "cuda" else None

@@ -221,7 +221,7 @@ class Layer:
         """[n', H] one token of each row -> [n', H]; the rows of the cache come first."""
         attention, count = self.attention, kept.rows.count
         parts = self.qkv(self.norm_in.forward(x))
-        query, key, value = (part.unflatten(1, (-1, attention.head_dim)) for part in parts)
+        query, key, value = (part.view(len(part), -1, attention.head_dim) for part in parts)
         heads = query.shape[1]
         if self.norm_q and self.norm_k:
             query, key = self.norm_q.forward(query), self.norm_k.forward(key)

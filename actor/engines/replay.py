@@ -63,7 +63,7 @@ class CudaGraphs:
         self.pool = torch.cuda.graph_pool_handle()
 
     def warm(self, step: Step) -> None:
-        main = torch.cuda.current_stream()
+        main = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(main)
         with torch.cuda.stream(self.stream):
             step()
@@ -110,8 +110,9 @@ class Replay:
             self.graphs.popitem(last=False)
         try:
             self.graphs[shape] = maker.graph(step)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            # The end of a capture may fail as well, and so hide why the capture did.
+            if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__context__, torch.OutOfMemoryError):
+                raise torch.OutOfMemoryError(str(error)) from error
             log.warning("decodes without CUDA graphs: a step cannot be captured (%s)", in_words(error))
             self.capture = None

@@ -21,6 +21,7 @@ from launch.card.published import Facts, facts_of
 from launch.card.text import card_lines
 from launch.card.work import CardWork, card_work
 from launch.presets.load import load_config
+from shared.config.processes import ComputeConfig
 from shared.config.tree import Config
 from shared.errors import ConfigError, UserError
 
@@ -32,13 +33,14 @@ LIMIT_S = 120.0
 def run_plan(*, source: str, overrides: Sequence[str], gpu_gb: float | None, as_json: bool) -> int:
     """Returns the exit code."""
     config = load_config(source, overrides, here=False)
-    budget = free_on_card(config) if gpu_gb is None else int(gpu_gb * GIB)
+    work = card_work(config)
+    budget = free_on_card(config.compute) if gpu_gb is None else int(gpu_gb * GIB)
     if budget is None:
         raise ConfigError(
             f"There is no card on this machine, so its memory is not known; give it, for example:"
             f" python -m launch plan {source} --gpu-gb 8."
         )
-    plan = make_plan(facts_of(config.model), card_work(config), budget)
+    plan = make_plan(facts_of(work.model), work, budget)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(plan), indent=2).decode())
     else:
@@ -46,9 +48,9 @@ def run_plan(*, source: str, overrides: Sequence[str], gpu_gb: float | None, as_
     return 0 if plan.fits else 2
 
 
-def free_on_card(config: Config) -> int | None:
+def free_on_card(compute: ComputeConfig) -> int | None:
     """Bytes that no process uses, of the card with less; None without a card."""
-    cards, compute = look_at_cards(), config.compute
+    cards = look_at_cards()
     chosen = [chosen_card(cards, number) for number in (compute.learner_card, compute.actor_card)]
     return min((card.free for card in chosen if card), default=None)
 
@@ -63,7 +65,7 @@ def make_plan(facts: Facts, work: CardWork, budget: int) -> CardPlan:
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What another process is asked to plan."""
 
-    config: Config
+    work: CardWork
     budget: int
     """Bytes."""
 
@@ -72,11 +74,19 @@ class NotPlanned(Exception):
     """The reason as one sentence."""
 
 
-def plan_elsewhere(config: Config, budget: int) -> CardPlan:
+def plan_here(work: CardWork) -> CardPlan:
+    """Of what is free on the cards of this machine."""
+    free = free_on_card(work.compute)
+    if free is None:
+        raise NotPlanned("nvidia-smi lists no card here; `plan --gpu-gb 8` plans a run for a card of 8 GiB")
+    return plan_elsewhere(work, free)
+
+
+def plan_elsewhere(work: CardWork, budget: int) -> CardPlan:
     try:
         done = subprocess.run(
             (sys.executable, "-m", "launch.card.command"),
-            input=msgspec.json.encode(Request(config=config, budget=budget)),
+            input=msgspec.json.encode(Request(work=work, budget=budget)),
             capture_output=True,
             timeout=LIMIT_S,
             # Kernels are not run, so nothing of it may touch the card.
@@ -105,7 +115,7 @@ def answer(data: bytes) -> int:
     """A request as JSON -> the plan on stdout."""
     request = msgspec.json.decode(data, type=Request)
     try:
-        plan = make_plan(facts_of(request.config.model), card_work(request.config), request.budget)
+        plan = make_plan(facts_of(request.work.model), request.work, request.budget)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -22,9 +22,10 @@ import msgspec
 from msgspec import structs
 
 from actor.engines.vllm_options import check_engine
-from launch.card.command import NotPlanned, free_on_card, plan_elsewhere, with_choices
+from launch.card.command import NotPlanned, plan_here, with_choices
 from launch.card.plan import CardPlan
 from launch.card.text import card_lines, refusal, short_card_lines
+from launch.card.work import CardWork, card_work
 from launch.display.console import next_command
 from launch.plan.cost import (
     NoPlan,
@@ -39,6 +40,7 @@ from launch.plan.cost import (
 )
 from launch.plan.free_memory import free_memory
 from launch.plan.machine import Speed, machine_speed, measure_elsewhere
+from launch.plan.memory import Work
 from launch.plan.remedies import refuse_if_too_large
 from launch.presets.load import load_config
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
@@ -46,7 +48,7 @@ from protocol.access.keys import create_keys
 from shared.config.load import config_to_json
 from shared.config.model import cache_root
 from shared.config.processes import ComputeConfig, EvalConfig
-from shared.config.training import LossConfig
+from shared.config.training import BatchConfig, LossConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.errors import ConfigError
 from shared.process.determinism import Blas
@@ -87,7 +89,7 @@ def start_run(
         return 0
     # Before anything that takes time: without its card there is nothing to plan.
     card = {} if dry_run else check_cards(config.compute)
-    config, cost = planned(config, source)
+    config, cost = planned(config)
     if dry_run:
         what = "" if json_only else describe(topology(folder, config), config)
         return show_plan(what, source, cost, config.model.path)
@@ -104,26 +106,31 @@ def start_run(
     return 0
 
 
-def planned(config: Config, source: str) -> tuple[Config, Cost]:
+def planned(config: Config) -> tuple[Config, Cost]:
     """With what the plan chooses."""
     compute = config.compute
     if compute.device == "cuda" or (compute.device == "auto" and look_at_capacity().card):
-        found = plan_for_card(config, source)
-        if isinstance(found, CardPlan):
-            return with_choices(config, found), found
-        batch, cost = choose_recompute(config.batch, lambda _: found)
+        cost = plan_for_card(card_work(config))
+        if isinstance(cost, CardPlan):
+            return with_choices(config, cost), cost
+    elif config.actor.engine != "hf":
+        cost = "vLLM plans its memory itself"
     else:
-        batch, cost = choose_recompute(config.batch, lambda batch: plan_of(structs.replace(config, batch=batch)))
+        work = work_of(config, cores=len(os.sched_getaffinity(0)))
+        cost = plan_of(work, config.lora.targets, compute, config.run.steps)
+    batch = cost.work.batch if isinstance(cost, Plan) else without_plan(config.batch)
     return structs.replace(config, batch=batch), cost
 
 
-def plan_for_card(config: Config, source: str) -> CardPlan | str:
+def without_plan(batch: BatchConfig) -> BatchConfig:
+    """Nothing is recomputed unless it was asked for."""
+    return structs.replace(batch, recompute="never") if batch.recompute == "auto" else batch
+
+
+def plan_for_card(work: CardWork) -> CardPlan | str:
     """Of what is free there, or the reason why there is no plan."""
-    free = free_on_card(config)
-    if free is None:
-        return f"nvidia-smi lists no card here; `python -m launch plan {source} --gpu-gb 8` plans it for one of 8 GiB"
     try:
-        return plan_elsewhere(config, free)
+        return plan_here(work)
     except NotPlanned as reason:
         return str(reason)
 
@@ -164,18 +171,14 @@ def plan_tree(cost: Cost) -> Any:
     return plan_as_json(cost) if isinstance(cost, Plan) else msgspec.to_builtins(cost)
 
 
-def plan_of(config: Config) -> Plan | str:
+def plan_of(work: Work, targets: Sequence[str], compute: ComputeConfig, steps: int) -> Plan | str:
     """The plan of a run on this machine's CPU, or the reason why there is none."""
-    compute = config.compute
-    if config.actor.engine != "hf":
-        return "vLLM plans its memory itself"
     try:
-        shape = find_shape(config.model, config.lora.targets)
+        shape = find_shape(work.model, targets)
     except NoPlan as reason:
         return str(reason)
-    work = work_of(config, cores=len(os.sched_getaffinity(0)))
-    speeds = lambda: speeds_of(compute, cache_root(config.model))  # noqa: E731
-    return make_plan(shape, work, free_memory(), steps=config.run.steps, speeds=speeds)
+    speeds = lambda: speeds_of(compute, cache_root(work.model))  # noqa: E731
+    return choose_recompute(work, lambda one: make_plan(shape, one, free_memory(), steps=steps, speeds=speeds))
 
 
 def speeds_of(

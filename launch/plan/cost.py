@@ -18,7 +18,6 @@ from launch.plan.remedies import Remedy, fits, remedies
 from launch.plan.shape import ModelShape, local_folder, shape_of
 from shared.config.data import TasksConfig
 from shared.config.model import ModelConfig, hub_cache_folder
-from shared.config.training import BatchConfig
 from shared.config.tree import Config
 from shared.errors import ModelError
 from shared.run.forecast import Figures
@@ -154,13 +153,13 @@ def make_plan(
     )
 
 
-def choose_recompute(batch: BatchConfig, plan: Callable[[BatchConfig], Plan | str]) -> tuple[BatchConfig, Plan | str]:
-    """The plan, and `batch.recompute` as it is chosen: `always` only if the run does not fit otherwise."""
-    if batch.recompute != "auto":
-        return batch, plan(batch)
-    kept, again = (structs.replace(batch, recompute=choice) for choice in ("never", "always"))
+def choose_recompute(work: Work, plan: Callable[[Work], Plan]) -> Plan:
+    """With `batch.recompute` as it is chosen: `always` only if the run does not fit otherwise."""
+    if work.batch.recompute != "auto":
+        return plan(work)
+    kept, again = (replace(work, batch=structs.replace(work.batch, recompute=choice)) for choice in ("never", "always"))
     cost = plan(kept)
-    return (kept, cost) if isinstance(cost, str) or cost.fits else (again, plan(again))
+    return cost if cost.fits else plan(again)
 
 
 def table(plan: Plan) -> list[str]:

@@ -49,9 +49,10 @@ class Anchor:
 
     def pull(self) -> float:
         """Add the penalty's gradient to the adapter's; the penalty, 0 before the first stage has ended."""
-        return sum(self.pull_layer(name) for name in sorted(self.fisher))
+        parts = [self.pull_layer(name) for name in sorted(self.fisher)]
+        return sum(torch.stack(parts).tolist()) if parts else 0.0
 
-    def pull_layer(self, name: str) -> float:
+    def pull_layer(self, name: str) -> torch.Tensor:
         layer = self.adapter.layers[name]
         device = layer.lora_A.device
         a, b = (self.theta[f"{name}.{half}"].to(device) for half in PAIR)

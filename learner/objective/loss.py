@@ -47,6 +47,8 @@ class TokenBatch:
     """[n] w of the token's sample."""
     sample: torch.Tensor
     """[n] int64 which sample of the micro-batch the token belongs to."""
+    counts: torch.Tensor
+    """[B] int64 how many of the n tokens each sample has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +109,8 @@ def policy_loss(tokens: TokenBatch, config: LossConfig) -> LossTerms:
     log_ratio = tokens.logprobs - tokens.old_logprobs
     log_importance = tokens.old_logprobs - tokens.actor_logprobs
     if config.kind == "gspo":
-        log_ratio = sample_mean(log_ratio, tokens.sample)
-        log_importance = sample_mean(log_importance, tokens.sample)
+        log_ratio = sample_mean(log_ratio, tokens)
+        log_importance = sample_mean(log_importance, tokens)
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(*config.ratio_bounds)
     if config.kind == "cispo":
@@ -149,11 +151,11 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return difference.exp() - difference - 1
 
 
-def sample_mean(values: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+def sample_mean(values: torch.Tensor, tokens: TokenBatch) -> torch.Tensor:
     """[n] every token gets the mean over its own sample's tokens."""
-    count = int(sample.max()) + 1 if len(sample) else 0
-    totals = torch.zeros(count, dtype=values.dtype, device=values.device).index_add(0, sample, values)
-    return (totals / torch.bincount(sample, minlength=count))[sample]
+    totals = torch.zeros_like(tokens.counts, dtype=values.dtype).index_add(0, tokens.sample, values)
+    # A sample without a token here has no mean, and nobody asks for it.
+    return (totals / tokens.counts.clamp(min=1))[tokens.sample]
 
 
 def stopped_by_clip(ratio: torch.Tensor, advantages: torch.Tensor, config: LossConfig) -> torch.Tensor:

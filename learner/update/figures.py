@@ -95,6 +95,7 @@ class StepResult:
 
 
 def gathered(gradient: Gradient, lr: float) -> UpdateStats:
+    """After all micro-batches: each figure comes from the device at once."""
     parts = gradient.parts
 
     def column(tensors: list[torch.Tensor]) -> np.ndarray:
@@ -111,7 +112,7 @@ def gathered(gradient: Gradient, lr: float) -> UpdateStats:
         mismatch=column([part.mismatch for part in parts]),
         entropies=column([part.entropies for part in parts]),
         weight_sum=sum(part.weight_sum for part in parts),
-        constraint_loss=sum(float(part.penalty.loss.detach()) for part in parts),
+        constraint_loss=sum(torch.stack([part.penalty.loss.detach() for part in parts]).tolist()),
         penalised_kl=column([part.penalty.kl for part in parts]),
         noise=gradient.noise,
         ewc_penalty=gradient.ewc_penalty,

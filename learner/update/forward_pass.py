@@ -16,7 +16,7 @@ import torch
 
 from learner.objective.batch import Sample, TrainSample
 from learner.update.budget import Budget
-from learner.update.microbatch import MicroBatch, cut, largest_part, micro_batch
+from learner.update.microbatch import MicroBatch, cut, largest_part, micro_batch, placed
 from shared.model.head import TokenStats
 from shared.model.policy import Policy
 from shared.model.sequences import Sequences
@@ -114,7 +114,7 @@ class ForwardPass:
     def recomputed(self, samples: Sequence[TrainSample], temperature: float) -> np.ndarray:
         """[n] log-probs of the used tokens, in the samples' order."""
         found = self.per_sample(samples, temperature)
-        return np.concatenate([found[sample.sample.name].cpu().numpy() for sample in samples])
+        return torch.cat([found[sample.sample.name] for sample in samples]).cpu().numpy()
 
     def recomputed_by_base(self, samples: Sequence[TrainSample]) -> np.ndarray:
         """[n] the same with the adapter switched off, at the samples' temperature."""
@@ -127,10 +127,10 @@ class ForwardPass:
         rounding, in products of other shapes."""
         prompt, completion = sample.sample.prompt_ids, sample.sample.completion_ids
         device = self.policy.device
-        ids = torch.from_numpy(np.concatenate([prompt, completion])[:-1].astype(np.int64)).to(device)
+        ids = placed(np.concatenate([prompt, completion])[:-1].astype(np.int64), device)
         row = Sequences(prompts=ids[None], lengths=ids.new_tensor([len(ids)]), completions=None, owner=ids[:0])
-        before_token = torch.from_numpy(len(prompt) - 1 + np.flatnonzero(sample.used)).to(device)
-        targets = torch.from_numpy(completion[sample.used].astype(np.int64)).to(device)
+        before_token = placed(len(prompt) - 1 + np.flatnonzero(sample.used), device)
+        targets = placed(completion[sample.used].astype(np.int64), device)
         hidden = self.policy.hidden(row).index_select(0, before_token)
         found = self.policy.stats(hidden, targets, temperature=self.temperature, rows=self.budget.now.rows)
         self.progress()
@@ -147,7 +147,9 @@ class ForwardPass:
         if all(sample.entropies is not None for sample in samples):
             return list(samples)
         found = self.per_sample([whole(sample) for sample in samples], self.temperature, entropies=True)
-        return [replace(sample, entropies=found[sample.name].cpu().numpy()) for sample in samples]
+        entropies = torch.cat([found[sample.name] for sample in samples]).cpu().numpy()
+        parts = np.split(entropies, np.cumsum([len(sample.completion_ids) for sample in samples])[:-1])
+        return [replace(sample, entropies=part) for sample, part in zip(samples, parts, strict=True)]
 
 
 def whole(sample: Sample) -> TrainSample:

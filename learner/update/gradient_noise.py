@@ -33,13 +33,13 @@ class GroupGradients:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
         self.total: list[torch.Tensor] = []
-        self.squares = 0.0
-        """Sum of |g_j|^2."""
+        self.norms: list[torch.Tensor] = []
+        """|g_j|"""
 
     def take(self) -> None:
         """The gradient in the parameters is one group's."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        self.squares += squared_norm(gradients)
+        self.norms.append(nn.utils.get_total_norm(gradients))
         if self.total:
             for total, gradient in zip(self.total, gradients, strict=True):
                 total += gradient
@@ -50,13 +50,10 @@ class GroupGradients:
         """The sum into the parameters; the noise of `sampled` groups, two or more."""
         for parameter, gradient in zip(self.parameters, self.total, strict=True):
             parameter.grad = gradient
-        return noise_of(self.squares, squared_norm(self.total), sampled)
+        squares = sum(norm**2 for norm in torch.stack(self.norms).tolist())
+        return noise_of(squares, float(nn.utils.get_total_norm(self.total)) ** 2, sampled)
 
 
 def noise_of(squares: float, whole: float, sampled: int) -> GradientNoise:
     spread = sampled / (sampled - 1) * (sampled * squares - whole)
     return GradientNoise(spread=spread, signal=whole - spread / sampled)
-
-
-def squared_norm(tensors: Sequence[torch.Tensor]) -> float:
-    return float(nn.utils.get_total_norm(tensors)) ** 2

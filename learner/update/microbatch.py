@@ -14,7 +14,7 @@ import torch
 
 from learner.objective.batch import TrainSample
 from learner.update.budget import Size
-from shared.model.sequences import Sequences
+from shared.model.sequences import Sequences, kept_places
 
 
 def cut(samples: Sequence[TrainSample], token_budget: int, *, padding: bool) -> list[list[TrainSample]]:
@@ -103,12 +103,23 @@ class MicroBatch:
     """[n] fp32."""
     sample: torch.Tensor
     """[n] int64 in [0, B)."""
+    counts: torch.Tensor
+    """[B] int64 how many of the n tokens are of each sample."""
+    weight_sum: float
+    """Of the n tokens."""
     names: tuple[str, ...]
     """[B] for error messages."""
 
 
+def placed(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """On a card by way of pinned memory, so that the host does not wait until the card has come so far."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def micro_batch(samples: Sequence[TrainSample], device: torch.device) -> MicroBatch:
-    sequences, rows = shared_layout(samples)
+    """All that depends on values is computed here, on the host's arrays."""
+    sequences, rows = shared_layout(samples, device)
     counts = [int(s.selected.sum()) for s in samples]
     tokens = [s.sample.completion_ids[s.used] for s in samples]
     penalties = np.concatenate([s.penalties[s.used] * np.float32(s.weight) for s in samples])
@@ -118,23 +129,26 @@ def micro_batch(samples: Sequence[TrainSample], device: torch.device) -> MicroBa
     used = [len(row) for row in rows]
     weights = np.repeat([s.weight for s in samples], used)
     in_kl = np.repeat([s.in_kl for s in samples], used)
+    weights = weights.astype(np.float32)
     return MicroBatch(
-        sequences=moved(sequences, device),
-        rows=torch.from_numpy(np.concatenate(rows)).to(device),
-        targets=torch.from_numpy(np.concatenate(tokens).astype(np.int64)).to(device),
-        selected=torch.from_numpy(np.flatnonzero(selected)).to(device),
-        penalised=torch.from_numpy(np.flatnonzero(penalties)).to(device),
-        penalties=torch.from_numpy(penalties[penalties != 0]).to(device),
-        in_kl=torch.from_numpy(np.flatnonzero(in_kl)).to(device),
-        actor_logprobs=torch.from_numpy(np.concatenate(actor)).to(device),
-        weights=torch.from_numpy(weights.astype(np.float32)).to(device),
-        advantages=torch.from_numpy(advantages.astype(np.float32)).to(device),
-        sample=torch.from_numpy(np.repeat(np.arange(len(samples)), counts)).to(device),
+        sequences=sequences,
+        rows=placed(np.concatenate(rows), device),
+        targets=placed(np.concatenate(tokens).astype(np.int64), device),
+        selected=placed(np.flatnonzero(selected), device),
+        penalised=placed(np.flatnonzero(penalties), device),
+        penalties=placed(penalties[penalties != 0], device),
+        in_kl=placed(np.flatnonzero(in_kl), device),
+        actor_logprobs=placed(np.concatenate(actor), device),
+        weights=placed(weights, device),
+        advantages=placed(advantages.astype(np.float32), device),
+        sample=placed(np.repeat(np.arange(len(samples)), counts), device),
+        counts=placed(np.array(counts), device),
+        weight_sum=float(torch.from_numpy(weights[selected]).sum().numpy()),
         names=tuple(s.sample.name for s in samples),
     )
 
 
-def shared_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.ndarray]]:
+def shared_layout(samples: Sequence[TrainSample], device: torch.device) -> tuple[Sequences, list[np.ndarray]]:
     """Each group's prompt once; of each sample, the rows that predict its used tokens."""
     prompts = {s.sample.group: s.sample.prompt_ids for s in samples}
     number = {group: index for index, group in enumerate(prompts)}
@@ -149,12 +163,13 @@ def shared_layout(samples: Sequence[TrainSample]) -> tuple[Sequences, list[np.nd
         before_token[0] = last_of_prompt
         rows.append(before_token[sample.used])
     lengths = [len(prompt) for prompt in prompts.values()]
+    kept = kept_places(lengths, first.shape[1], counts, second.shape[1])
     sequences = Sequences(
-        prompts=torch.from_numpy(first),
-        lengths=torch.tensor(lengths, dtype=torch.int64),
-        completions=torch.from_numpy(second),
-        owner=torch.tensor(owner, dtype=torch.int64),
-        counts=torch.tensor(counts, dtype=torch.int64),
+        prompts=placed(first, device),
+        lengths=placed(np.array(lengths), device),
+        completions=placed(second, device),
+        owner=placed(np.array(owner), device),
+        kept=None if kept is None else placed(kept, device),
     )
     return sequences, rows
 
@@ -170,14 +185,3 @@ def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
     for index, row in enumerate(rows):
         ids[index, : len(row)] = row
     return ids
-
-
-def moved(sequences: Sequences, device: torch.device) -> Sequences:
-    completions = sequences.completions
-    return Sequences(
-        prompts=sequences.prompts.to(device),
-        lengths=sequences.lengths.to(device),
-        completions=None if completions is None else completions.to(device),
-        owner=sequences.owner.to(device),
-        counts=None if sequences.counts is None else sequences.counts.to(device),
-    )

@@ -60,6 +60,16 @@ class Position:
     """What the policy is kept close to, a safetensors file; empty if there is nothing."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What a step that is not applied goes back to."""
+
+    gate: dict[str, Any]
+    """State of mismatch.Gate."""
+    position: Position | None
+    """None if the step has only one pass."""
+
+
 class Update:
     """Applies batches to a policy."""
 
@@ -85,15 +95,14 @@ class Update:
         self.gate = gate
         self.measures_noise = measures_noise
         self.anchor = anchor
-        self.before: Position | None = None
-        """Where the step began, if one of its passes may have been applied."""
-        self.gate_before = gate.state_dict()
+        self.begun: Beginning | None = None
+        """Of the step that is computed."""
 
     def apply(self, step: int, batch: StepBatch) -> UpdateStats:
         """All passes over a batch, which must have something to score."""
-        # Until the optimizer's step of its only pass, a step changes nothing.
-        self.before = self.position() if self.loss.passes > 1 else None
-        self.gate_before = self.gate.state_dict()
+        # Until the optimizer's step of its only pass, a step changes no value.
+        position = self.position() if self.loss.passes > 1 else None
+        self.begun = Beginning(gate=self.gate.state_dict(), position=position)
         samples = batch.used
         old = self.forward_pass.old(samples) if self.loss.passes > 1 else UNCHANGED
         noisy = self.measures_noise and batch.sampled > 1
@@ -106,7 +115,7 @@ class Update:
             gradient = self.usable_gradient(step, samples, old, self.accumulate)
             passes.append(self.applied(step, batch, gradient))
         self.check_weights(step)
-        self.before = None
+        self.begun = None
         return replace(
             passes[-1],
             ratios=np.concatenate([p.ratios for p in passes]),
@@ -170,7 +179,7 @@ class Update:
         return gathered(gradient, rate)
 
     def check_mismatch(self, step: int, samples: Sequence[TrainSample], gradient: Gradient) -> None:
-        mismatch = np.concatenate([part.mismatch.cpu().numpy() for part in gradient.parts])
+        mismatch = torch.cat([part.mismatch for part in gradient.parts]).cpu().numpy()
         if len(mismatch) and not self.gate.admits(gap_of(mismatch), roundings(self.forward_pass, samples)):
             ordered, forward_pass = self.forward_pass.temperature, self.forward_pass
             tokens = Tokens(
@@ -218,7 +227,7 @@ class Update:
             penalty=penalty,
             mismatch=(before - batch.actor_logprobs).abs(),
             entropies=found.entropies,
-            weight_sum=float(batch.weights[batch.selected].sum()),
+            weight_sum=batch.weight_sum,
         )
 
     @torch.no_grad()
@@ -240,9 +249,11 @@ class Update:
     def undo(self) -> None:
         """After a step that was not applied: everything as it was before it, and no gradient."""
         self.optimizer.zero_grad()
-        self.gate.load_state_dict(self.gate_before)
-        if self.before:
-            self.restore(self.before)
+        begun, self.begun = self.begun, None
+        if begun:
+            self.gate.load_state_dict(begun.gate)
+            if begun.position:
+                self.restore(begun.position)
 
     def position(self) -> Position:
         """What the next update starts from."""
@@ -302,6 +313,7 @@ def token_batch(batch: MicroBatch, logprobs: torch.Tensor, old: torch.Tensor) ->
         advantages=batch.advantages,
         weights=batch.weights[batch.selected],
         sample=batch.sample,
+        counts=batch.counts,
     )
 
 

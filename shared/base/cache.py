@@ -99,8 +99,7 @@ class ModelSource:
 def cached_base(model: ModelConfig) -> CachedBase:
     """The folder for this model and quantisation, made now if it does not exist."""
     source = find_model(model)
-    name = source.folder.name
-    folder = cache_root(model) / f"{name}-{model.quantization}-{cache_key(source.folder, model.quantization)}"
+    folder = base_folder(source.folder, model)
     make_folder(folder.parent, place=CACHE_DIR_KEY)
     with exclusive(folder.with_name(f"{folder.name}.lock"), CACHE_DIR_KEY):
         if not folder.is_dir():
@@ -177,6 +176,11 @@ def fetch_from_hub(model: ModelConfig) -> Path:
             f"model.path = '{model.path}' is neither a folder nor a model that the hub provides"
             f" ({type(error).__name__}); check the name, the network, or give a local folder."
         ) from error
+
+
+def base_folder(source: Path, model: ModelConfig) -> Path:
+    """Where its quantised base is kept, whether it exists or not."""
+    return cache_root(model) / f"{source.name}-{model.quantization}-{cache_key(source, model.quantization)}"
 
 
 def cache_key(source: Path, quantization: str) -> str:

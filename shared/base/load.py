@@ -50,7 +50,7 @@ from shared.errors import ModelError, in_words
 from shared.model.lora import PAIR, Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
 from shared.model.nf4 import WEIGHTS, from_tensors
 from shared.model.policy import Policy
-from shared.model.sequences import Sequences
+from shared.model.sequences import Sequences, kept_places
 from shared.model.trained_layers import trained_layers
 from shared.run.files import write_whole
 
@@ -304,10 +304,14 @@ def check_paths(policy: Policy) -> None:
         found = logprobs_of(policy, hidden.flatten(0, 1), rows[:, 1:].flatten()).view(expected.shape)
         refuse_difference(policy, found, expected, "whole sequences")
     with checking(policy, "shared prompts"):
+        width, kept = max(PROMPTS), kept_places(PROMPTS, max(PROMPTS), [COMPLETION] * len(OWNER), COMPLETION)
         shared = Sequences(
-            prompts=whole_rows(prompts), lengths=lengths, completions=torch.stack(completions), owner=owner
+            prompts=whole_rows(prompts),
+            lengths=lengths,
+            completions=torch.stack(completions),
+            owner=owner,
+            kept=torch.tensor(kept, device=policy.device),
         )
-        width = max(PROMPTS)
         before, after = policy.hidden(shared).split([len(PROMPTS) * width, len(OWNER) * COMPLETION])
         last = before.unflatten(0, (-1, width))[owner, lengths[owner] - 1]
         hidden = torch.cat([last[:, None], after.unflatten(0, (-1, COMPLETION))[:, :-1]], dim=1)

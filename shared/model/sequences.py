@@ -15,11 +15,12 @@ transformers refuses to recompute layers with a cache, since a second call would
 gets a part of the cache that is new, and the prompts' keys and values are arguments, so that gradients reach them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -40,8 +41,9 @@ class Sequences:
     """[B, Lc] int64, right-padded."""
     owner: torch.Tensor
     """[B] int64 index of each completion's prompt."""
-    counts: torch.Tensor | None = None
-    """[B] int64 how many tokens of each completion count; the hidden rows of the others may be anything. None: all."""
+    kept: torch.Tensor | None = None
+    """[n] int64 the places, among all P Lp + B Lc, whose hidden rows count; those of the others may be anything. None:
+    all. Made on the host by `kept_places`: a device would have to be waited for to learn how many there are."""
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -144,7 +146,7 @@ def hidden_rows(backbone: nn.Module, sequences: Sequences, layers: TrainedLayers
     if completions is None:
         return run(backbone, input_ids=prompts, use_cache=False)
     if layers is not None:
-        return rows_together(layers, prompts, completions, lengths, owner, sequences.counts)
+        return rows_together(layers, prompts, completions, lengths, owner, sequences.kept)
     cache = PromptCache(owner)
     none = torch.zeros_like(lengths)
     mask = visible(none, 0, prompts.shape[1])
@@ -162,19 +164,12 @@ def rows_together(
     completions: torch.Tensor,
     lengths: torch.Tensor,
     owner: torch.Tensor,
-    counts: torch.Tensor | None,
+    kept: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[P * Lp + B * Lc, H], all rows in one run, padding left out."""
+    """[P * Lp + B * Lc, H], all rows in one run, those that do not count left out."""
     none, before = torch.zeros_like(lengths), lengths[owner]
     (count, width), (samples, length) = prompts.shape, completions.shape
-    counts = torch.full_like(owner, length) if counts is None else counts
-    kept = torch.cat([filled(lengths, width), filled(counts, length)])
-    places = Places(
-        prompts=(count, width),
-        completions=(samples, length),
-        owner=owner,
-        kept=None if bool(kept.all()) else kept.nonzero().squeeze(1),
-    )
+    places = Places(prompts=(count, width), completions=(samples, length), owner=owner, kept=kept)
     masks = Masks(
         prompts=visible(none, 0, width),
         completions=visible(before, width, length),
@@ -184,9 +179,12 @@ def rows_together(
     return places.scattered(layers(places.rows_of(ids), places.rows_of(at), places, masks))
 
 
-def filled(counts: torch.Tensor, width: int) -> torch.Tensor:
-    """[B] -> [B * width] the first places of each row."""
-    return (torch.arange(width, device=counts.device) < counts[:, None]).flatten()
+def kept_places(lengths: Sequence[int], width: int, counts: Sequence[int], length: int) -> np.ndarray | None:
+    """Of P prompts padded to a width and B completions padded to a length, the places of the first tokens: as many as
+    each prompt has, and as count of each completion. None if that is all of them."""
+    first = [np.arange(size) < np.asarray(many)[:, None] for many, size in ((lengths, width), (counts, length))]
+    kept = np.concatenate([places.ravel() for places in first])
+    return None if kept.all() else np.flatnonzero(kept)
 
 
 def run(backbone: nn.Module, cache: PromptCache | None = None, **inputs: Any) -> torch.Tensor:

@@ -116,7 +116,7 @@ def driver_of(device: "torch.device") -> Driver | None:
     return CudaDriver(device) if device.type == "cuda" else None
 
 
-def card_name(device: "torch.device") -> CardFacts:
+def card_facts(device: "torch.device") -> CardFacts:
     import torch
 
     found = torch.cuda.get_device_properties(device)

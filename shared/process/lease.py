@@ -17,8 +17,8 @@ its peers. There is no deadline: a holder that hangs is ended by its own watchdo
 At the end of a turn, memory that was freed in it goes back to the system, and cached memory of a card to its driver.
 glibc and PyTorch would keep it for the next turn, and both processes together would need what each needs at its peak.
 On a card a turn begins once the memory that it needs is free: the lock of a killed process is free a moment before its
-memory is. That is what was planned, or the most that a turn of this process gave back. Another program may have taken
-it, so this wait ends with a warning.
+memory is. That is what the plan says beyond what this process has kept, or the most that one of its turns gave back.
+Another program may have taken it, so this wait ends with a warning.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ import msgspec
 from protocol.endpoint import make_private
 from shared.config.model import ModelConfig, cache_root
 from shared.config.processes import ComputeConfig
-from shared.process.card import MIB, NO_MEMORY, CardFacts, CardMemory, Driver, card_name, driver_of
+from shared.process.card import MIB, NO_MEMORY, CardFacts, CardMemory, Driver, card_facts, driver_of
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.file_lock import free_byte, open_lock, try_byte, try_lock
 from shared.run.files import make_folder, remove_unfinished, write_whole
@@ -98,7 +98,7 @@ class Lease:
     """A lease named by the path of its lock file."""
 
     def __init__(self, path: Path, driver: Driver | None = None, trace: Trace = NO_TRACE, planned: int = 0) -> None:
-        """driver: of the card. planned: bytes of the card that a turn needs; 0 is found out by the first one."""
+        """driver: of the card. planned: bytes of the card that this process reserves at its peak; 0 if unknown."""
         self.path = path
         self.note = path.with_name(f"{path.name}.json")
         self.room = Room(driver, planned) if driver else None
@@ -137,12 +137,19 @@ class Lease:
 class Room:
     """The memory of a card that the turns of this process take and give back."""
 
-    def __init__(self, driver: Driver, needed: int, limit_s: float = ROOM_S) -> None:
-        """needed: bytes. limit_s: longest wait for them."""
+    def __init__(self, driver: Driver, planned: int, limit_s: float = ROOM_S) -> None:
+        """planned: as of a lease. limit_s: longest wait."""
         self.driver = driver
-        self.needed = needed
+        self.planned = planned
         self.limit_s = limit_s
+        self.kept = driver.peak().reserved
+        self.given_back = 0
         self.is_short = False
+
+    @property
+    def needed(self) -> int:
+        """Bytes for the next turn."""
+        return max(self.planned - self.kept, self.given_back)
 
     def wait(self, meanwhile: Callable[[], None]) -> None:
         """Until it is free, within the limit. After a wait for nothing the next turns do not wait."""
@@ -164,7 +171,8 @@ class Room:
         """Of a turn; returns what it used at most."""
         peak, before = self.driver.peak(), self.driver.free_bytes()
         self.driver.release()
-        self.needed = max(self.needed, self.driver.free_bytes() - before)
+        self.given_back = max(self.given_back, self.driver.free_bytes() - before)
+        self.kept = self.driver.peak().reserved
         return peak
 
 
@@ -219,13 +227,16 @@ def lease_for(
     device: "torch.device",
     path: Path,
     trace: Trace = NO_TRACE,
-    facts: Callable[["torch.device"], CardFacts] = card_name,
+    planned: int = 0,
+    *,
+    find_driver: Callable[["torch.device"], Driver | None] = driver_of,
+    facts: Callable[["torch.device"], CardFacts] = card_facts,
 ) -> ComputeLease:
     """The card's lease; on a CPU one of the run, if both processes would compete for its cores. path: of the latter's
-    lock file."""
-    driver = driver_of(device)
+    lock file. planned: as of a lease."""
+    driver = find_driver(device)
     if driver:
-        return Lease(card_lock(facts(device).uuid, cache_root(ModelConfig())), driver, trace)
+        return Lease(card_lock(facts(device).uuid, cache_root(ModelConfig())), driver, trace, planned)
     fits = compute.learner_threads + compute.actor_threads <= len(os.sched_getaffinity(0))
     return NoLease() if fits else Lease(path, trace=trace)
 

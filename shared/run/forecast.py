@@ -8,7 +8,7 @@ machines, or whose model was not on this one, has no prediction.
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -90,3 +90,10 @@ def read_prediction(run: RunDir) -> Figures | None:
         return msgspec.json.decode(run.plan.read_bytes(), type=Figures)
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def planned_on_card(run: RunDir, process: Literal["learner", "actor"]) -> int:
+    """Bytes that PyTorch reserves there at its peak; 0 without a prediction."""
+    predicted = read_prediction(run) or Figures()
+    found = predicted.learner_reserved_mb if process == "learner" else predicted.actor_reserved_mb
+    return round((found or 0.0) * 2**20)

@@ -202,6 +202,30 @@ def test_a_named_python_that_is_too_old_is_passed_over(project: Project, tmp_pat
     assert project.python_runs()
 
 
+def given_python(folder: Path, lacks: str) -> Path:
+    """A Python of the caller's, which says what it lacks."""
+    python = folder / "given-python"
+    python.write_text(f"#!/bin/sh\necho {lacks}\n")
+    python.chmod(0o755)
+    return python
+
+
+def test_a_given_python_is_taken_as_it_is(project: Project, tmp_path: Path) -> None:
+    environment = os.environ | {"TANDEM_PYTHON": str(given_python(tmp_path, ""))}
+    command = ["bash", "-c", 'source "$0"; set_up dev && tandem_python', project.command()[3]]
+    done = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, environment["TANDEM_PYTHON"], "")
+    assert not (project.root / ".venv").exists()
+
+
+def test_a_given_python_without_the_packages_is_one_sentence(project: Project, tmp_path: Path) -> None:
+    environment = os.environ | {"TANDEM_PYTHON": str(given_python(tmp_path, "torch zmq"))}
+    done = subprocess.run(project.command(), cwd="/", env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "lacks: torch zmq; install that" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not (project.root / ".venv").exists()
+
+
 def test_no_python_is_one_sentence(project: Project, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -12,11 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("protocol", "shared", "actor", "learner", "launch")
 MAX_MODULES_IN_A_FOLDER = 15
-MAX_MODULES = 205
+MAX_MODULES = 235
 MIN_MEAN_LINES = 115
-MAX_IMPORTED_ONCE = 45
+MAX_IMPORTED_ONCE = 0.23
+"""Of all modules."""
 MAX_README_LINES = 260
-ROOT_CONFIG_FUNCTIONS = {"learner": 12, "launch": 12}
+ROOT_CONFIG_FUNCTIONS = {"learner": 12, "launch": 14}
 DOCUMENTED = (0.50, 0.65)
 
 
@@ -125,7 +126,7 @@ def test_modules_are_few_and_hold_an_idea_each() -> None:
 def test_few_modules_serve_one_other_alone() -> None:
     users = Counter(other for others in arrows().values() for other in others)
     once = sorted(name for name, count in users.items() if count == 1)
-    assert len(once) <= MAX_IMPORTED_ONCE, once
+    assert len(once) <= MAX_IMPORTED_ONCE * len(modules()), once
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:

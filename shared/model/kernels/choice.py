@@ -30,6 +30,7 @@ from shared.config.model import CACHE_DIR_KEY
 from shared.model.kernels.toolchain import Toolchain, look_at_toolchain, missing
 from shared.model.kernels.trial import TRIALS, Judgement, Seconds, Trial, card_seconds, judge
 from shared.model.policy import TORCH, Kernels, Policy
+from shared.process.card import CardFacts, card_facts
 from shared.run.file_lock import exclusive
 from shared.run.files import make_folder, write_whole
 
@@ -57,7 +58,7 @@ def policy_with_kernels(policy: Policy, setting: Setting, cache: Path) -> Policy
         reasons = "; ".join(f"{lack.found}: {lack.remedy}" for lack in lacks)
         log.warning("PyTorch's own operations compute instead of Triton's kernels, because %s", reasons)
         return policy
-    facts = facts_of(policy, setting, toolchain, card_of(policy.device))
+    facts = facts_of(policy, setting, toolchain, card_facts(policy.device))
     return policy.with_kernels(chosen_kernels(policy, facts, cache, TRIALS, card_seconds))
 
 
@@ -94,7 +95,7 @@ def read_choice(file: Path) -> Choice | None:
         return None
 
 
-def facts_of(policy: Policy, setting: Setting, toolchain: Toolchain, card: Mapping[str, str]) -> dict[str, Any]:
+def facts_of(policy: Policy, setting: Setting, toolchain: Toolchain, card: CardFacts) -> dict[str, Any]:
     """Everything that the choice depends on, as JSON has it."""
     sources = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
@@ -102,7 +103,7 @@ def facts_of(policy: Policy, setting: Setting, toolchain: Toolchain, card: Mappi
     layers = policy.adapter.layers.values()
     return {
         "setting": setting,
-        "card": dict(card),
+        "card": [card.name, card.driver],
         "torch": torch.__version__,
         "triton": toolchain.triton,
         "code": sources.hexdigest(),
@@ -111,10 +112,3 @@ def facts_of(policy: Policy, setting: Setting, toolchain: Toolchain, card: Mappi
         "logits": [policy.form.bias is not None, policy.form.scale, policy.form.cap],
         "adapter": sorted({(*one.lora_A.shape, len(one.lora_B)) for one in layers}),
     }
-
-
-def card_of(device: torch.device) -> dict[str, str]:
-    """Name, capability and driver."""
-    found = torch.cuda.get_device_properties(device)
-    driver: Any = torch._C._cuda_getDriverVersion()  # pyright: ignore[reportAttributeAccessIssue]
-    return {"name": found.name, "capability": f"{found.major}.{found.minor}", "driver": str(driver)}

@@ -12,17 +12,12 @@ sums, and writes the shares in the type of W for the product that follows. Both 
 pass needs no kernel: it is the known gradient times what arrives.
 """
 
-from typing import Any
-
 import torch
-import triton
-import triton.language as tl
+import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from shared.model.head import COLUMNS, Head
+from shared.model.kernels.toolchain import jit
 from shared.model.products import product_fp32
-
-jit: Any = triton.jit
-"""Its own type knows nothing of the grid and the options of a launch."""
 
 
 class FoldedSums:
@@ -75,18 +70,18 @@ class FoldedSums:
 
 @jit
 def add_tile(
-    product: Any,
-    bias: Any,
-    shares: Any,
-    targets: Any,
-    sums: Any,
-    rows: Any,
-    first: Any,
-    width: Any,
-    stride: Any,
-    temperature: Any,
-    scale: Any,
-    cap: Any,
+    product: tl.tensor,
+    bias: tl.tensor,
+    shares: tl.tensor,
+    targets: tl.tensor,
+    sums: tl.tensor,
+    rows: tl.tensor,
+    first: tl.tensor,
+    width: tl.tensor,
+    stride: tl.tensor,
+    temperature: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
     HAS_BIAS: tl.constexpr,
     HAS_CAP: tl.constexpr,
     ENTROPIES: tl.constexpr,

@@ -10,22 +10,19 @@ of RANKS the torch version computes. A x is rounded to the type of x as there, b
 The base's product, NF4 or dense, comes first and is y: bitsandbytes has a kernel for it that needs no other.
 """
 
-from typing import Any
-
 import torch
-import triton
-import triton.language as tl
+import triton.language as tl  # pyright: ignore[reportMissingImports]
 
+from shared.model.kernels.toolchain import jit, power_of_two
 from shared.model.lora import add_low_rank as in_torch
 
-ROWS, RANKS = 64, 128
+ROWS, RANKS = 64, 64
 INPUTS, OUTPUTS = 64, 64
 """Of x that are read at once, and of y that a program has."""
+STAGES = 2
+"""Blocks of x and A that are read ahead. With these sizes a program has at most 48 KiB, which every card gives."""
 SMALLEST = 16
 """Side of a block that the card can multiply."""
-
-jit: Any = triton.jit
-"""Its own type knows nothing of the grid and the options of a launch."""
 
 
 def add_low_rank(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
@@ -47,33 +44,34 @@ def add_low_rank(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Ten
         x.stride(0),
         *a.stride(),
         *b.stride(),
-        ROWS=max(SMALLEST, triton.next_power_of_2(rows)),
-        RANKS=max(SMALLEST, triton.next_power_of_2(rank)),
+        ROWS=max(SMALLEST, power_of_two(rows)),
+        RANKS=max(SMALLEST, power_of_two(rank)),
         INPUTS=INPUTS,
         OUTPUTS=OUTPUTS,
         # tf32 has all bits of bf16 and fp16.
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_stages=STAGES,
     )
     return y
 
 
 @jit
 def add_product(
-    y: Any,
-    x: Any,
-    a: Any,
-    b: Any,
-    rows: Any,
-    inputs: Any,
-    outputs: Any,
-    rank: Any,
-    scale: Any,
-    y_stride: Any,
-    x_stride: Any,
-    a_stride: Any,
-    a_step: Any,
-    b_stride: Any,
-    b_step: Any,
+    y: tl.tensor,
+    x: tl.tensor,
+    a: tl.tensor,
+    b: tl.tensor,
+    rows: tl.tensor,
+    inputs: tl.tensor,
+    outputs: tl.tensor,
+    rank: tl.tensor,
+    scale: tl.tensor,
+    y_stride: tl.tensor,
+    x_stride: tl.tensor,
+    a_stride: tl.tensor,
+    a_step: tl.tensor,
+    b_stride: tl.tensor,
+    b_step: tl.tensor,
     ROWS: tl.constexpr,
     RANKS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -81,7 +79,7 @@ def add_product(
     PRECISION: tl.constexpr,
 ) -> None:
     """A block of the outputs, for all rows. Factors are rounded to the type of x and multiplied in fp32."""
-    kind = x.dtype.element_ty
+    kind = x.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
     row = tl.arange(0, ROWS)[:, None]
     across = tl.arange(0, RANKS)[None, :]
     down = tl.arange(0, RANKS)[:, None]

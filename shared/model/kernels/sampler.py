@@ -14,16 +14,11 @@ Unlike the torch version, this one does not overwrite the logits. It neither wai
 it can be part of a CUDA graph.
 """
 
-from typing import Any
-
 import torch
-import triton
-import triton.language as tl
+import triton.language as tl  # pyright: ignore[reportMissingImports]
 
+from shared.model.kernels.toolchain import jit, power_of_two
 from shared.model.sampler import BLOCK, DrawnTokens
-
-jit: Any = triton.jit
-"""Its own type knows nothing of the grid and the options of a launch."""
 
 
 def draw(logits: torch.Tensor, uniforms: torch.Tensor | None) -> DrawnTokens:
@@ -51,20 +46,20 @@ def draw(logits: torch.Tensor, uniforms: torch.Tensor | None) -> DrawnTokens:
         blocks,
         GREEDY=uniforms is None,
         BLOCK=BLOCK,
-        BLOCKS=triton.next_power_of_2(blocks),
+        BLOCKS=power_of_two(blocks),
     )
     return DrawnTokens(ids=ids, logprobs=logprobs, entropies=entropies)
 
 
 @jit
 def block_sums(
-    logits: Any,
-    largest: Any,
-    sums: Any,
-    means: Any,
-    size: Any,
-    stride: Any,
-    blocks: Any,
+    logits: tl.tensor,
+    largest: tl.tensor,
+    sums: tl.tensor,
+    means: tl.tensor,
+    size: tl.tensor,
+    stride: tl.tensor,
+    blocks: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     """m_b, s_b and u_b of one block of one row."""
@@ -84,17 +79,17 @@ def block_sums(
 
 @jit
 def choose(
-    logits: Any,
-    uniforms: Any,
-    largest: Any,
-    sums: Any,
-    means: Any,
-    ids: Any,
-    logprobs: Any,
-    entropies: Any,
-    size: Any,
-    stride: Any,
-    blocks: Any,
+    logits: tl.tensor,
+    uniforms: tl.tensor,
+    largest: tl.tensor,
+    sums: tl.tensor,
+    means: tl.tensor,
+    ids: tl.tensor,
+    logprobs: tl.tensor,
+    entropies: tl.tensor,
+    size: tl.tensor,
+    stride: tl.tensor,
+    blocks: tl.tensor,
     GREEDY: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,

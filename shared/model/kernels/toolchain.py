@@ -6,17 +6,18 @@
     cache folder     $TRITON_CACHE_DIR, or .triton/cache below $TRITON_HOME or the home folder; libraries are loaded
                      from it, so the file system must not forbid that (noexec)
 
-Without one of them PyTorch's own operations compute, and nothing else changes. No torch and no Triton here, because
-`doctor` looks too.
+Without one of them PyTorch's own operations compute, and nothing else changes. `doctor` looks too, so neither torch nor
+Triton is loaded with this module.
 """
 
 import os
 import shutil
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 INSTALL_TRITON = "install PyTorch's build for NVIDIA cards, which brings it (https://pytorch.org/get-started)"
 INSTALL_COMPILER = "install a C compiler (Debian, Ubuntu: apt-get install gcc libc6-dev), or name one in CC"
@@ -113,3 +114,15 @@ def missing(toolchain: Toolchain) -> list[Lack]:
     if not toolchain.cache_serves:
         lacks.append(Lack(found=f"compiled kernels cannot be kept in {toolchain.cache}", remedy=OTHER_CACHE))
     return lacks
+
+
+def jit(function: Callable[..., None]) -> Any:
+    """Triton's decorator of a kernel. Its own type knows nothing of the grid and the options of a launch."""
+    import triton  # pyright: ignore[reportMissingImports]
+
+    return triton.jit(function)
+
+
+def power_of_two(count: int) -> int:
+    """The smallest that is not below; the length of a block of numbers."""
+    return 1 << (count - 1).bit_length()

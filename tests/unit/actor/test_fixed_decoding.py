@@ -1,6 +1,7 @@
 """The loop of fixed shapes gives the tokens of the loop whose shapes follow the tokens."""
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -134,7 +135,7 @@ def test_tokens_do_not_depend_on_the_grain(policies: dict[str, Policy], grain: G
 @pytest.mark.parametrize("tokens", [1, 22, 30])
 @pytest.mark.parametrize("make", [dynamic, fixed])
 def test_tokens_do_not_depend_on_the_pieces_in_which_prompts_run(
-    policies: dict[str, Policy], make: type[HFEngine], tokens: int
+    policies: dict[str, Policy], make: Callable[[Policy], HFEngine], tokens: int
 ) -> None:
     asked = orders(1, 1, 1, 1, 1, 1, 1)
     expected = dynamic(policies["Llama"]).generate(asked, sampling(), unheard)
@@ -143,11 +144,26 @@ def test_tokens_do_not_depend_on_the_pieces_in_which_prompts_run(
     if engine.fixed:
         engine.fixed.grain = Grain(piece=tokens, prompt=1)
     runs: list[int] = []
-    engine.policy.backbone.embed_tokens.register_forward_hook(  # pyright: ignore
+    hook = engine.policy.backbone.embed_tokens.register_forward_hook(  # pyright: ignore
         lambda module, inputs, output: runs.append(len(inputs[0])) if inputs[0].dim() == 2 else None
     )
     assert_same(engine.generate(asked, sampling(), unheard), expected)
+    hook.remove()
     assert runs == {1: [1] * 7, 22: [2, 2, 2, 1], 30: [2, 2, 2, 1]}[tokens]
+
+
+def test_an_order_leaves_nothing_that_waits_for_the_garbage_collector(policies: dict[str, Policy]) -> None:
+    engine = fixed(policies["Qwen2"], width=3)
+    engine.generate(orders(2, 2, 2), sampling(), unheard)
+    gc.collect()
+    gc.disable()
+    try:
+        engine.generate(orders(2, 2, 2), sampling(cap=CAP + 1), unheard)
+        engine.sleep()
+        left = gc.collect()
+    finally:
+        gc.enable()
+    assert left == 0
 
 
 def test_every_completion_is_told_once_and_soon(policies: dict[str, Policy]) -> None:
@@ -181,7 +197,7 @@ def test_no_end_id_lets_all_run_to_the_cap(policies: dict[str, Policy]) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "width", "slots", "places"),
-    [((8, 8), 16, 2, 8), ((8, 8), 15, 15, 1), ((1,) * 9, 16, 9, 1), ((5, 1, 1), 16, 3, 5), ((5, 1, 1), 14, 7, 1)],
+    [((8, 8), 16, 2, 8), ((8, 8), 15, 15, 1), ((1,) * 9, 16, 9, 1), ((5, 1, 1), 16, 7, 1)],
 )
 def test_a_prompt_is_in_memory_once_if_all_completions_fit(
     sizes: tuple[int, ...], width: int, slots: int, places: int
@@ -189,6 +205,16 @@ def test_a_prompt_is_in_memory_once_if_all_completions_fit(
     shape = shape_of(orders(*sizes), CAP, width, 8)
     assert (shape.slots, shape.places, shape.rows) == (slots, places, slots * places)
     assert shape.width == (8 if len(sizes) == 1 else 16) and shape.room == CAP
+
+
+def test_a_prompt_runs_once_while_a_row_has_it(policies: dict[str, Policy]) -> None:
+    engine, ran = fixed(policies["Llama"], width=3), list[int]()
+    hook = engine.policy.backbone.embed_tokens.register_forward_hook(  # pyright: ignore
+        lambda module, inputs, output: ran.append(len(inputs[0])) if inputs[0].dim() == 2 else None
+    )
+    engine.generate(orders(8, 8), sampling(), unheard)
+    hook.remove()
+    assert ran == [1, 1], "sixteen completions of two prompts, three at once"
 
 
 def test_rows_close_up_when_half_have_ended(policies: dict[str, Policy]) -> None:
@@ -229,6 +255,28 @@ def test_buffers_stay_where_they_are_until_an_order_of_another_shape(policies: d
     assert places[0] == places[1] != places[2]
     engine.sleep()
     assert engine.fixed.buffers is None, "a turn that ends gives the memory back"
+
+
+def test_weights_may_leave_the_card_between_turns(policies: dict[str, Policy]) -> None:
+    told = list[str]()
+
+    class Away:
+        def sleep(self) -> None:
+            """They go."""
+            told.append("sleep")
+
+        def wake(self) -> bool:
+            """They come back."""
+            told.append("wake")
+            return True
+
+        def sums(self) -> dict[str, int]:
+            return {}
+
+    engine = HFEngine(policies["Qwen2"], tiny_prompter(*ENDS), residency=Away())
+    engine.sleep()
+    assert engine.wake() and told == ["sleep", "wake"]
+    assert not dynamic(policies["Qwen2"]).wake(), "without one they stay"
 
 
 def test_a_value_that_is_not_finite_does_not_outlive_its_order(policies: dict[str, Policy]) -> None:

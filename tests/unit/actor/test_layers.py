@@ -9,7 +9,7 @@ import torch
 
 from actor.engines.engine import Completion
 from actor.engines.hf_engine import HFEngine
-from actor.engines.layers import frozen, layers_of, neighbours
+from actor.engines.layers import Layers, frozen, layers_of, neighbours
 from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
 from shared.base.load import load_policy
@@ -28,9 +28,11 @@ ADAPTED = [
 ]
 
 
-def policy_of(folder: Path, name: str, dtype: torch.dtype, targets: tuple[str, ...]) -> Policy:
+def policy_of(
+    folder: Path, name: str, dtype: torch.dtype, targets: tuple[str, ...], dequantize: Any = "auto"
+) -> Policy:
     checkpoint = architecture_model(folder, name)
-    model = ModelConfig(path=str(checkpoint), cache_dir=str(folder / "cache"))
+    model = ModelConfig(path=str(checkpoint), cache_dir=str(folder / "cache"), dequantize=dequantize)
     # A scale that rounding sees.
     lora = LoraConfig(rank=4, alpha=6.0, targets=targets)
     policy = load_policy(cached_base(model), model, lora, torch.device("cpu"), dtype)
@@ -138,6 +140,39 @@ def test_an_install_computes_sums_into_the_memory_of_the_last_ones(tmp_path: Pat
         for stack in (layer.qkv, layer.out, layer.gate_up, layer.down):
             assert stack.folded is not None
             assert torch.equal(stack.folded, torch.cat([linear.folded for linear in stack.linears]))  # pyright: ignore
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("targets", ADAPTED, ids=["some linears", "all linears"])
+@pytest.mark.parametrize("dequantize", ["once", "each_call"])
+def test_another_version_is_copied_to_the_memory_of_the_last_one(
+    tmp_path: Path, dequantize: Any, targets: tuple[str, ...], dtype: torch.dtype
+) -> None:
+    policy = policy_of(tmp_path, "Qwen2", dtype, targets, dequantize)
+    engine = HFEngine(policy, tiny_prompter(0), ActorConfig(fold="never"))
+    assert engine.layers is not None
+    before = [tensor.data_ptr() for tensor in versioned(engine.layers)]
+    shake(policy, 4)
+    engine.prepare()
+    assert [tensor.data_ptr() for tensor in versioned(engine.layers)] == before
+    fresh = layers_of(policy)
+    assert fresh is not None
+    fresh.prepare()
+    pairs = list(zip(versioned(engine.layers), versioned(fresh), strict=True))
+    assert pairs and all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    expected = decoded(HFEngine(policy, tiny_prompter(*range(6)), ActorConfig(fold="never")))
+    found = HFEngine(policy, tiny_prompter(*range(6)), ActorConfig(fold="never"))
+    found.layers = engine.layers
+    for mine, theirs in zip(decoded(found), expected, strict=True):
+        assert mine.logprobs.tobytes() == theirs.logprobs.tobytes()
+
+
+def versioned(layers: Layers) -> list[torch.Tensor]:
+    """What is made of an adapter, and the biases beside it."""
+    stacks = [stack for layer in layers.layers for stack in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    found = [stack.low for stack in stacks]
+    found += [tensor for stack in stacks for product in stack.products for tensor in (product.high, product.bias)]
+    return [tensor for tensor in found if tensor is not None]
 
 
 @pytest.mark.parametrize("name", ["Mistral", "Gemma"])

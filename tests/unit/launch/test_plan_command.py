@@ -7,13 +7,12 @@ import msgspec
 import pytest
 
 from launch.__main__ import main
-from launch.card.command import answer, make_plan, with_choices
+from launch.card.command import Request, answer, make_plan, with_choices
 from launch.card.plan import CardPlan
 from launch.card.published import facts_of
 from launch.card.work import card_work
 from launch.commands.run import planned, refuse
 from launch.presets.load import load_config
-from shared.config.load import config_to_json
 
 MIB, GIB = 2**20, 2**30
 WIDTH = "actor.max_sequences"
@@ -112,8 +111,7 @@ def test_an_amount_that_is_none_is_refused(amount: str, capsys: pytest.CaptureFi
 
 def test_another_process_answers_with_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config("embedded", here=False)
-    request = msgspec.json.encode({"config": json.loads(config_to_json(config)), "budget": 8 * GIB})
-    assert answer(request) == 0
+    assert answer(msgspec.json.encode(Request(work=card_work(config), budget=8 * GIB))) == 0
     found = msgspec.json.decode(capsys.readouterr().out, type=CardPlan)
     _, out, _ = run(capsys, "embedded", "--gpu-gb", "8", "--json")
     assert msgspec.to_builtins(found) == json.loads(out)
@@ -123,9 +121,8 @@ def test_another_process_answers_with_the_same_plan(capsys: pytest.CaptureFixtur
 
 
 def test_another_process_says_in_a_sentence_why_there_is_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    tree = json.loads(config_to_json(load_config("embedded", here=False)))
-    tree["model"]["path"] = "nobody/nothing"
-    assert answer(msgspec.json.encode({"config": tree, "budget": GIB})) == 2
+    config = load_config("embedded", ["model.path=nobody/nothing"], here=False)
+    assert answer(msgspec.json.encode(Request(work=card_work(config), budget=GIB))) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and "not on this machine" in said.err
 
@@ -133,7 +130,7 @@ def test_another_process_says_in_a_sentence_why_there_is_no_plan(capsys: pytest.
 def test_a_run_without_a_card_to_look_at_has_no_plan_and_keeps_its_sizes(monkeypatch: Any) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     config = load_config("gsm8k_8gb")
-    found, cost = planned(config, "gsm8k_8gb")
-    assert isinstance(cost, str) and "python -m launch plan gsm8k_8gb --gpu-gb 8" in cost
+    found, cost = planned(config)
+    assert isinstance(cost, str) and "`plan --gpu-gb 8`" in cost
     assert found == config
     refuse(cost, config.model.path)

@@ -2,33 +2,37 @@
 
 from msgspec import structs
 
+from launch.commands.run import without_plan
 from launch.plan.cost import Plan, choose_recompute, make_plan, work_of
 from launch.plan.machine import NotMeasured, Speed
+from launch.plan.memory import Work
 from shared.config.load import resolve
-from shared.config.training import BatchConfig
 from tests.support.machines import QWEN_15B
 
 CONFIG = resolve({"model": {"path": "somewhere"}, "rollout": {"prompts": 2, "group": 8, "max_new_tokens": 256}})
+
+CHOICES = ("auto", "never", "always")
 
 
 def not_measured() -> tuple[Speed, Speed]:
     raise NotMeasured("no time is needed here")
 
 
-def plan(batch: BatchConfig, free: int | None) -> Plan:
-    work = work_of(structs.replace(CONFIG, batch=batch), cores=2)
+def work_with(recompute: str) -> Work:
+    return work_of(structs.replace(CONFIG, batch=structs.replace(CONFIG.batch, recompute=recompute)), cores=2)
+
+
+def plan(work: Work, free: int | None) -> Plan:
     return make_plan(QWEN_15B, work, free, steps=10, speeds=not_measured)
 
 
 def chosen(recompute: str, free: int | None) -> tuple[str, Plan]:
-    given = structs.replace(CONFIG.batch, recompute=recompute)
-    batch, cost = choose_recompute(given, lambda one: plan(one, free))
-    assert isinstance(cost, Plan)
-    return batch.recompute, cost
+    cost = choose_recompute(work_with(recompute), lambda work: plan(work, free))
+    return cost.work.batch.recompute, cost
 
 
 def test_activations_are_recomputed_only_if_they_do_not_fit() -> None:
-    large, small = (plan(BatchConfig(recompute=choice), None).memory.total for choice in ("never", "always"))
+    large, small = (plan(work_with(choice), None).memory.total for choice in ("never", "always"))
     assert small < large
     recompute, cost = chosen("auto", 2 * large)
     assert recompute == "never" and cost.memory.total == large
@@ -45,5 +49,5 @@ def test_a_choice_of_the_user_is_kept() -> None:
 
 
 def test_where_nothing_is_planned_nothing_is_recomputed() -> None:
-    batch, cost = choose_recompute(CONFIG.batch, lambda one: "unknown")
-    assert (batch.recompute, cost) == ("never", "unknown")
+    found = [without_plan(structs.replace(CONFIG.batch, recompute=choice)).recompute for choice in CHOICES]
+    assert found == ["never", "never", "always"]

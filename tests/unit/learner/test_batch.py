@@ -34,10 +34,9 @@ def samples_with(lengths: list[int], group_id: str = "g") -> list[TrainSample]:
 def tokens_fed(samples: list[TrainSample], padding: bool) -> int:
     """What the backbone sees of a micro-batch; the last token of a completion never is."""
     sequences = micro_batch(samples, torch.device("cpu")).sequences
-    if not padding:
-        assert sequences.counts is not None
-        return int(sequences.lengths.sum() + sequences.counts.sum())
-    return sequences.prompts.numel() + (0 if sequences.completions is None else sequences.completions.numel())
+    assert sequences.completions is not None
+    places = sequences.prompts.numel() + sequences.completions.numel()
+    return places if padding or sequences.kept is None else len(sequences.kept)
 
 
 @given(groups=st.lists(LENGTHS, min_size=1, max_size=4), budget=st.integers(1, 300), padding=st.booleans())
@@ -82,7 +81,8 @@ def test_tokens_after_the_last_used_one_are_not_fed() -> None:
     assert found.sequences.completions is not None and found.sequences.completions.shape == (1, 4)
     assert found.targets.tolist() == sample.sample.completion_ids[[0, 4]].tolist()
     nothing = micro_batch([replace(some, selected=np.eye(9, dtype=bool)[0])], torch.device("cpu")).sequences
-    assert nothing.counts is not None and nothing.counts.tolist() == [0], "the prompt predicts the first token"
+    prompt = list(range(len(sample.sample.prompt_ids)))
+    assert nothing.kept is not None and nothing.kept.tolist() == prompt, "the prompt predicts the first token"
 
 
 def test_samples_are_the_groups_rows_with_their_advantages() -> None:

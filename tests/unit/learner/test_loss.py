@@ -61,6 +61,7 @@ def ours(
         advantages=torch.tensor([o.advantage for o in completions], dtype=dtype).repeat_interleave(counts),
         weights=weights.repeat_interleave(counts),
         sample=torch.arange(len(completions)).repeat_interleave(counts),
+        counts=counts,
     )
     everything = KlTokens(
         logprobs=whole(logprobs),

@@ -109,12 +109,20 @@ def test_a_turn_begins_once_a_dead_process_has_given_its_memory_back(tmp_path: P
         assert driver.free_bytes() == 7 * GIB, "it had given back five, and three were free"
 
 
-def test_what_was_planned_counts_from_the_first_turn_on(tmp_path: Path) -> None:
-    driver = FakeDriver()
+def test_what_was_planned_counts_from_the_first_turn_on_without_what_is_kept(tmp_path: Path) -> None:
+    card = FakeCard()
+    driver, other = FakeDriver(card), FakeDriver(card)
     driver.allocate(2 * GIB)
-    with pytest.raises(Waited), Lease(tmp_path / "lease", driver, planned=7 * GIB).hold("actor", meanwhile=give_up):
+    other.allocate(GIB)
+    with pytest.raises(Waited), Lease(tmp_path / "lease", driver, planned=8 * GIB).hold("actor", meanwhile=give_up):
         pass
-    with Lease(tmp_path / "lease", driver, planned=6 * GIB).hold("actor", meanwhile=give_up):
+    lease = Lease(tmp_path / "lease", driver, planned=7 * GIB)
+    with lease.hold("actor", meanwhile=give_up):
+        driver.allocate(GIB)
+    with lease.hold("actor", meanwhile=give_up):
+        driver.free(3 * GIB)
+    other.allocate(GIB)
+    with pytest.raises(Waited), lease.hold("actor", meanwhile=give_up):
         pass
 
 

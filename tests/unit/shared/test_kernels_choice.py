@@ -24,6 +24,7 @@ from shared.model.kernels.toolchain import (
 )
 from shared.model.kernels.trial import TRIALS, Tensors, Trial, judge
 from shared.model.policy import TORCH, Kernels, Policy
+from shared.process.card import CardFacts
 from tests.support.fakes import tiny_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,7 +33,7 @@ ONES = (torch.ones(3), torch.arange(3))
 TOOLS = Toolchain(
     triton="3.7.1", compiler="/usr/bin/cc", header=Path("Python.h"), has_header=True, cache=Path("c"), cache_serves=True
 )
-CARD = {"name": "a card", "capability": "8.6", "driver": "13000"}
+CARD = CardFacts(name="a card", uuid="GPU-a", capability=(8, 6), driver="580.65.06", total_bytes=2**33)
 
 
 @pytest.fixture(scope="module")
@@ -168,21 +169,21 @@ def test_the_linears_are_told(checkpoint: Path) -> None:
 
 
 def test_the_choice_depends_on_card_versions_code_setting_and_shapes(policy: Policy) -> None:
-    def key(policy: Policy = policy, setting: Any = "auto", tools: Toolchain = TOOLS, **card: str) -> str:
-        return json.dumps(facts_of(policy, setting, tools, CARD | card), sort_keys=True)
+    def key(policy: Policy = policy, setting: Any = "auto", tools: Toolchain = TOOLS, **card: Any) -> str:
+        return json.dumps(facts_of(policy, setting, tools, replace(CARD, **card)), sort_keys=True)
 
     taller = replace(policy, head=torch.zeros(98, policy.head.shape[1]))
     keys = [
         key(),
         key(setting="triton"),
         key(tools=replace(TOOLS, triton="3.7.0")),
-        key(driver="12080"),
+        key(driver="570.1"),
         key(name="another card"),
         key(taller),
         key(replace(policy, dtype=torch.bfloat16)),
     ]
     assert len(set(keys)) == len(keys)
-    assert key() == keys[0]
+    assert key() == keys[0] == key(uuid="GPU-b"), "another card of the same kind makes the same choice"
     facts = json.loads(keys[0])
     assert facts["torch"] == torch.__version__ and len(facts["code"]) == 64
 

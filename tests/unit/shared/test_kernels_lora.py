@@ -71,14 +71,25 @@ def test_parts_of_wider_matrices_will_do() -> None:
     assert not room[:, :30].any() and not room[:, 54:].any()
 
 
-def test_in_bf16_it_rounds_as_the_torch_version_does() -> None:
-    """fp32 factors are rounded on the way. The interpreter cuts bits off instead, so the last ones may differ."""
+def rounded(values: torch.Tensor) -> torch.Tensor:
+    """fp32 -> fp32 with the bits of bf16. The interpreter cuts the others off."""
+    if values.is_cuda:
+        return values.bfloat16().float()
+    return (values.view(torch.int32) & -(2**16)).view(torch.float32)
+
+
+def test_in_bf16_it_rounds_what_the_torch_version_rounds() -> None:
+    """The factors, A x, and the sum; nothing else."""
     y, x, a, b = inputs(8, (96, 64), 16)
     y, x = y.bfloat16(), x.bfloat16()
-    expected = lora.add_low_rank(y.clone(), x, a.bfloat16(), b.bfloat16(), SCALE)
+    low = rounded(x.float() @ rounded(a).t())
+    expected = rounded(y.float() + SCALE * low @ rounded(b).t())
+    torch_version = lora.add_low_rank(y.clone(), x, a.bfloat16(), b.bfloat16(), SCALE)
     found = add_low_rank(y, x, a, b, SCALE)
     assert found.dtype == torch.bfloat16
-    assert (found.float() - expected.float()).norm() <= 2**-6 * expected.float().norm()
+    # Another order of a sum turns a rounding here and there.
+    assert (found.float() != expected).float().mean() < 0.02
+    assert (found.float() - torch_version.float()).norm() <= 2**-6 * torch_version.float().norm()
 
 
 class Counted:

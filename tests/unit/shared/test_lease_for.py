@@ -9,6 +9,7 @@ import torch
 from shared.config.processes import ComputeConfig
 from shared.process.card import CardFacts
 from shared.process.lease import Lease, NoLease, lease_for
+from tests.support.fake_card import GIB, FakeDriver
 
 CORES = len(os.sched_getaffinity(0))
 CPU = torch.device("cpu")
@@ -37,8 +38,9 @@ def test_on_a_card_all_runs_share_the_lease_of_that_card(tmp_path: Path, monkeyp
     compute = ComputeConfig(learner_threads=1, actor_threads=1)
     found: list[Path] = []
     for run, number in (("a", 0), ("b", 0), ("a", 1)):
-        lease = lease_for(compute, torch.device("cuda", number), tmp_path / run / "lease", facts=facts)
-        assert isinstance(lease, Lease) and lease.room
+        device, path = torch.device("cuda", number), tmp_path / run / "lease"
+        lease = lease_for(compute, device, path, planned=GIB, find_driver=lambda _: FakeDriver(), facts=facts)
+        assert isinstance(lease, Lease) and lease.room and lease.room.needed == GIB
         found.append(lease.path)
     assert found[0] == found[1] != found[2]
     assert found[0].is_relative_to(tmp_path / "cache" / "tandem")

@@ -1,6 +1,7 @@
 """NF4 by the book, as bitsandbytes has it bit for bit, and in folders that Hugging Face's own loader reads."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from shared.base.cache import CachedBase, cached_base, is_decoder_linear
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
 from shared.model.lora import DequantizingMatmul
-from shared.model.nf4 import WEIGHTS, from_tensors, quantize
+from shared.model.nf4 import WEIGHTS, bitsandbytes, from_tensors, fused_product, quantize
 from tests import reference
 from tests.support.fakes import CPU, dense_twin, hidden_of, tiny_model, tiny_policy
+from tests.support.meta_card import META, Launches, meta_nf4
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -90,6 +92,48 @@ def test_the_layer_is_a_plain_one_on_dequantised_values(leading: tuple[int, ...]
     assert torch.equal(y, expected)
     assert ours.grad is not None and plain.grad is not None
     assert torch.equal(ours.grad, plain.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 64)])
+@pytest.mark.parametrize("shape", [(64, 64), (64, 192)])
+def test_the_fused_product_is_that_of_the_values(
+    shape: tuple[int, int], bias: torch.Tensor | None, dtype: torch.dtype
+) -> None:
+    """Its arguments, that is: on a CPU bitsandbytes dequantises. tests/gpu compares the kernel."""
+    quantised = quantize(weight(*shape).to(dtype))
+    matmul, x = DequantizingMatmul(quantised), torch.randn(5, shape[1], dtype=dtype)
+    bias = None if bias is None else bias.to(dtype)
+    found = fused_product(x, matmul.packed, matmul.shape, matmul.state, bias)
+    assert matmul.fuses and torch.equal(found, F.linear(x, quantised.dequantize(dtype), bias))
+
+
+@pytest.mark.parametrize(
+    ("columns", "needs_gradient", "expected"), [(64, False, 1), (64, True, 0), (96, False, 0)], ids=str
+)
+def test_on_a_card_codes_are_multiplied_unless_a_gradient_is_needed(
+    columns: int, needs_gradient: bool, expected: int
+) -> None:
+    """And unless a row is not a whole number of blocks."""
+    with META:
+        matmul = DequantizingMatmul(meta_nf4((32, columns)))
+        x, bias = torch.ones(4, columns, dtype=torch.bfloat16), torch.ones(32, dtype=torch.bfloat16)
+    launches = Launches()
+    with launches:
+        found = matmul(x.requires_grad_(needs_gradient), bias)
+    assert found.shape == (4, 32) and launches.counts["bitsandbytes::gemm_4bit"] == expected
+    assert launches.counts.total() == 1 or not expected, "the bias is part of it"
+
+
+def test_the_level_of_a_logger_is_set_once() -> None:
+    """To set it takes longer than a launch, and there are two hundred products in a token."""
+    bitsandbytes()
+    logger = logging.getLogger("bitsandbytes")
+    level = logger.level
+    logger.setLevel(logging.DEBUG)
+    bitsandbytes()
+    assert (level, logger.level) == (logging.ERROR, logging.DEBUG)
+    logger.setLevel(level)
 
 
 def test_a_layer_keeps_no_dense_weight_between_forward_and_backward() -> None:

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from shared.errors import DamageError
-from shared.run.forecast import Figures, measured, read_prediction, write_prediction
+from shared.run.forecast import Figures, measured, planned_on_card, read_prediction, write_prediction
 from shared.run.run_dir import RunDir
 from shared.run.summary import Summary, read_summary, write_summary
 from tests.support.fakes import toy_evaluation
@@ -47,5 +47,8 @@ def test_what_was_measured_comes_from_the_rows_of_the_steps(tmp_path: Path) -> N
     predicted = Figures(step_s=1.5, learner_mb=310.0, all_mb=700.0)
     write_prediction(run, predicted)
     assert read_prediction(run) == predicted
+    assert (planned_on_card(run, "learner"), planned_on_card(run, "actor")) == (0, 0)
+    write_prediction(run, Figures(learner_reserved_mb=2000.0, actor_reserved_mb=0.5))
+    assert (planned_on_card(run, "learner"), planned_on_card(run, "actor")) == (2000 * 2**20, 2**19)
     run.plan.write_bytes(b"{")
-    assert read_prediction(run) is None, "nothing depends on it"
+    assert read_prediction(run) is None and planned_on_card(run, "actor") == 0, "nothing depends on it"

@@ -10,7 +10,7 @@ import torch
 from shared.config.model import LoraConfig
 from shared.model.policy import Policy
 from shared.model.products import product_in_two
-from shared.model.sequences import Sequences
+from shared.model.sequences import Sequences, kept_places
 from tests.support.fakes import tiny_model, tiny_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,13 +22,14 @@ COUNTS = (6, 4, 0, 1, 6)
 
 
 def sequences() -> Sequences:
+    kept = kept_places(LENGTHS, max(LENGTHS), COUNTS, COMPLETION)
     generator = torch.Generator().manual_seed(2)
     return Sequences(
         prompts=torch.randint(0, 90, (len(LENGTHS), max(LENGTHS)), generator=generator),
         lengths=torch.tensor(LENGTHS),
         completions=torch.randint(0, 90, (len(OWNER), COMPLETION), generator=generator),
         owner=torch.tensor(OWNER),
-        counts=torch.tensor(COUNTS),
+        kept=torch.tensor(kept),
     )
 
 
@@ -39,6 +40,12 @@ def used(policy: Policy) -> torch.Tensor:
         torch.arange(width) < torch.tensor(counts)[:, None] for counts, width in ((LENGTHS, 7), (COUNTS, COMPLETION))
     ]
     return hidden[torch.cat([columns.flatten() for columns in filled])]
+
+
+def test_where_nothing_is_padding_every_place_counts() -> None:
+    assert kept_places([3, 3], 3, [2], 2) is None
+    found = kept_places([3, 1], 3, [0, 2], 2)
+    assert found is not None and found.tolist() == [0, 1, 2, 3, 8, 9]
 
 
 def gradients(policy: Policy) -> list[torch.Tensor]:

@@ -1,0 +1,145 @@
+"""Where the frozen base of a process is while another process has the turn.
+
+    release    on the card; only caches are given back (shared/process/lease.py)
+    swap       in host memory: one pinned block, and a table of which bytes belong to which tensor
+
+The base never changes, so the block is written once, when the base has been loaded. At the end of a turn the tensors'
+memory on the card is freed; at the start of the next one it is taken again and filled from the block. The tensors stay
+the same objects, with all views of them, so nothing that computes with the base knows of it. Small tensors stay on the
+card: together they are a few megabytes, and every copy is a launch.
+
+Between turns the block is the base, so a check of the base reads the block.
+Left out on purpose: one copy for both processes through CUDA's memory handles, and CUDA graphs that outlive a turn,
+since memory that is taken again may have another address.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+
+from shared.base.checksum import frozen_sums, frozen_tensors, word_sum
+from shared.config.processes import ComputeConfig
+from shared.model.policy import Policy
+from shared.process.lease import ComputeLease, Turn, nothing
+
+SMALL = 2**13
+"""Bytes. Smaller tensors stay."""
+ALIGNMENT = 512
+"""Of the tensors in the block, in bytes."""
+
+
+class Residency(Protocol):
+    """Where the base is between two turns."""
+
+    def sleep(self) -> None:
+        """The turn is over."""
+        ...
+
+    def wake(self) -> bool:
+        """Another begins; True if the base had left the card."""
+        ...
+
+    def sums(self) -> dict[str, int]:
+        """Of the base where it is now, as in shared/base/checksum.py."""
+        ...
+
+
+class Resident:
+    """It stays on its device."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def sleep(self) -> None:
+        """Nothing to do."""
+
+    def wake(self) -> bool:
+        return False
+
+    def sums(self) -> dict[str, int]:
+        return frozen_sums(self.policy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One tensor."""
+
+    tensor: torch.Tensor
+    """On the device."""
+    waiting: torch.Tensor
+    """Its values in the block."""
+
+    def free(self) -> None:
+        self.tensor.untyped_storage().resize_(0)
+
+    def fill(self) -> None:
+        self.tensor.untyped_storage().resize_(self.waiting.nbytes)
+        self.tensor.data.copy_(self.waiting, non_blocking=True)
+
+
+class Swapped:
+    """It waits in host memory; on the card when this object is made."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.is_awake = policy, True
+        found = {name: tensor for name, tensor in frozen_tensors(policy) if can_leave(tensor)}
+        sizes = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in found.values()]
+        block = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=policy.device.type == "cuda")
+        self.table: dict[str, Entry] = {}
+        for start, (name, tensor) in zip(accumulate(sizes, initial=0), found.items(), strict=False):
+            waiting = block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            self.table[name] = Entry(tensor=tensor, waiting=waiting.copy_(tensor.data))
+        self.rest = {name for name, _ in frozen_tensors(policy)} - self.table.keys()
+
+    def sleep(self) -> None:
+        if self.is_awake:
+            for entry in self.table.values():
+                entry.free()
+        self.is_awake = False
+
+    def wake(self) -> bool:
+        if self.is_awake:
+            return False
+        for entry in self.table.values():
+            entry.fill()
+        self.is_awake = True
+        return True
+
+    def sums(self) -> dict[str, int]:
+        if self.is_awake:
+            return frozen_sums(self.policy)
+        stayed = {name: word_sum(tensor) for name, tensor in frozen_tensors(self.policy) if name in self.rest}
+        return stayed | {name: word_sum(entry.waiting) for name, entry in self.table.items()}
+
+
+def can_leave(tensor: torch.Tensor) -> bool:
+    """Whether it is large, and all of its memory is its own."""
+    storage = tensor.untyped_storage()
+    whole = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes
+    return tensor.nbytes >= SMALL and whole and storage.resizable()
+
+
+class WakingLease:
+    """A lease in whose turns the base is on the card."""
+
+    def __init__(self, lease: ComputeLease, residency: Residency) -> None:
+        self.lease, self.residency = lease, residency
+
+    @contextmanager
+    def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[Turn]:
+        with self.lease.hold(role, meanwhile) as turn:
+            self.residency.wake()
+            try:
+                yield turn
+            finally:
+                self.residency.sleep()
+
+
+def residency_of(compute: ComputeConfig, policy: Policy) -> Residency:
+    """As configured; on a CPU both processes map one copy, and nothing has to leave."""
+    swaps = compute.residency == "swap" and policy.device.type == "cuda"
+    return Swapped(policy) if swaps else Resident(policy)
