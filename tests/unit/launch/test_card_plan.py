@@ -308,8 +308,8 @@ def test_every_architecture_that_is_supported_has_a_plan(name: str) -> None:
 
 def linears_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Layer and last part of the name of every linear."""
-    names = decoder_linears(empty_model(architecture_of(facts)))
-    return [(layer, linear) for layer, _, linear in (name.rpartition(".") for name in names)]
+    names = (name.rpartition(".") for name in decoder_linears(empty_model(architecture_of(facts))))
+    return [(layer, module) for layer, _, module in names]
 
 
 # --- models that are not here

@@ -121,8 +121,8 @@ def test_another_process_answers_with_the_same_plan(capsys: pytest.CaptureFixtur
 
 
 def test_another_process_says_in_a_sentence_why_there_is_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    work = card_work(load_config("embedded", ["model.path=nobody/nothing"], here=False))
-    assert answer(msgspec.json.encode(Request(work=work, budget=GIB))) == 2
+    config = load_config("embedded", ["model.path=nobody/nothing"], here=False)
+    assert answer(msgspec.json.encode(Request(work=card_work(config), budget=GIB))) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and "not on this machine" in said.err
 
