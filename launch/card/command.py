@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import structs
 
 from launch.card.cards import chosen_card, look_at_cards
 from launch.card.plan import CardPlan, make_card_plan
@@ -21,6 +22,7 @@ from launch.card.text import card_lines
 from launch.card.work import CardWork, card_work
 from launch.presets.load import load_config
 from shared.config.processes import ComputeConfig
+from shared.config.tree import Config
 from shared.errors import ConfigError, UserError
 
 GIB = 2**30
@@ -99,6 +101,14 @@ def plan_elsewhere(work: CardWork, budget: int) -> CardPlan:
     except ValueError as error:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         raise NotPlanned(f"planning failed: {lines[-1]}") from error
+
+
+def with_choices(config: Config, plan: CardPlan) -> Config:
+    """The configuration as it was planned."""
+    for key, value in plan.choices.items():
+        section, _, name = key.partition(".")
+        config = structs.replace(config, **{section: structs.replace(getattr(config, section), **{name: value})})
+    return config
 
 
 def answer(data: bytes) -> int:

@@ -22,9 +22,9 @@ import torch
 
 from actor.engines.fixed_decoding import Grain, shape_of
 from actor.engines.fixed_rows import FixedBuffers, TokenStep
-from actor.engines.kv_cache import LayerCache
+from actor.engines.kv_cache import KVCache, LayerCache
 from actor.engines.layers import Layers, layers_of
-from actor.engines.prompts import PIECE_TOKENS, pieces, run_prompts
+from actor.engines.prompts import PIECE_TOKENS, PromptPass, last_hidden, pieces, run_prompts
 from launch.card.storages import TEMPORARIES, Storages
 from launch.card.vllm import vllm_peaks
 from launch.card.work import CardWork, LargestOrder, MicroBatch, largest_micro_batch, largest_orders
@@ -69,8 +69,10 @@ class MetaTracer:
 
     def policy(self, work: CardWork, layers: int) -> Policy:
         """With so many layers."""
-        kinds = self.facts.get("layer_types")
-        facts = {**self.facts, "num_hidden_layers": layers, **({"layer_types": kinds[:layers]} if kinds else {})}
+        whole = self.facts["num_hidden_layers"]
+        of_layers = {key: value for key, value in self.facts.items() if isinstance(value, list) and len(value) == whole}
+        cut = {key: value[:layers] for key, value in of_layers.items()}
+        facts = {**self.facts, **cut, "num_hidden_layers": layers}
         return meta_policy(architecture_of(facts), work.model, work.lora, DTYPES[work.compute.dtype])
 
 
@@ -171,7 +173,10 @@ def actor_peaks(policy: Policy, orders: Iterable[LargestOrder]) -> list[Peak]:
                 storages.name(LORA, prepared(layers))
         storages.release()
         for order in orders:
-            run_order(storages, policy, layers, order)
+            if layers:
+                run_order(storages, policy, layers, order)
+            else:
+                run_through_modules(storages, policy, order)
             storages.release()
         with storages.phase(WAITING):
             pass
@@ -196,7 +201,7 @@ def dense_values(func: Any, args: Sequence[Any]) -> int:
     return 0 if x.numel() <= FEW_ROWS * shape[1] else count * x.element_size() + 2 * 4 * count // BLOCK
 
 
-def run_order(storages: Storages, policy: Policy, layers: Layers | None, order: LargestOrder) -> None:
+def run_order(storages: Storages, policy: Policy, layers: Layers, order: LargestOrder) -> None:
     """A piece of its prompts, and the last token of every row."""
     ids, seeds = np.zeros(order.prompt, np.int32), tuple(range(order.samples))
     groups = [GroupOrder(group_id=str(one), prompt_ids=ids, columns={}, seeds=seeds) for one in range(order.groups)]
@@ -210,6 +215,44 @@ def run_order(storages: Storages, policy: Policy, layers: Layers | None, order: 
         del passed
     with storages.phase(f"{order.name} decode"):
         TokenStep(policy, layers, buffers, torch.zeros(1, dtype=torch.int64, device=META), 1.0)()
+
+
+def run_through_modules(storages: Storages, policy: Policy, order: LargestOrder) -> None:
+    """The same for a model whose layers are not ours: a prompt is in memory once, and shapes follow the tokens."""
+    count, ids = min(order.groups, order.width), np.zeros(order.prompt, np.int32)
+    with storages.phase(f"{order.name} prompts"):
+        piece = next(pieces(range(count), order.prompt, PIECE_TOKENS))
+        passed, _ = run_prompts(policy, [ids for _ in piece], order.prompt)
+        prompts = PromptPass(torch.zeros(count, dtype=torch.int64, device=META), order.prompt)
+        prompts.layers = [
+            (k.new_empty((count, *k.shape[1:])), v.new_empty((count, *v.shape[1:]))) for k, v in passed.layers
+        ]
+        cache = KVCache(order.width, order.cap, order.prompt, META)
+        cache.add_prompts(prompts)
+        storages.name(KV, kept_values(cache.layers))
+        del passed, prompts
+    with storages.phase(f"{order.name} decode"):
+        windows = (getattr(part, "sliding_window", None) for part in (policy.config, *policy.backbone.modules()))
+        tokens = place_rows(cache, order, count, {window for window in windows if window})
+        hidden = last_hidden(policy, tokens[:, None], tokens[:, None], cache.token_mask(), cache)
+        policy.kernels.draw(policy.logits(hidden, 1.0), torch.empty_like(tokens, dtype=torch.float64))
+
+
+def several(one: torch.Tensor, count: int) -> torch.Tensor:
+    """[P, ...] -> [count, ...]"""
+    return one.new_empty((count, *one.shape[1:]))
+
+
+def place_rows(cache: KVCache, order: LargestOrder, prompts: int, windows: Iterable[int]) -> torch.Tensor:
+    """[n] the rows as they are at the end of an order. The cache would look at values to place them."""
+    rows = cache.rows
+    rows.count, rows.places, rows.now = order.width, -(-order.width // prompts), order.cap
+    rows.prompt_of_row = rows.place_of_row = torch.zeros(order.width, dtype=torch.int64, device=META)
+    rows.of_slot = torch.zeros(prompts * rows.places, dtype=torch.int64, device=META)
+    rows.full = order.width == prompts * rows.places
+    bias = torch.zeros((order.width, 1, 1, order.prompt + order.cap), device=META)
+    rows.biases = dict.fromkeys([None, *windows], bias)
+    return rows.prompt_of_row
 
 
 def kept_values(caches: Iterable[LayerCache]) -> Iterator[torch.Tensor]:

@@ -49,6 +49,9 @@ DEPENDS_ON = {
 }
 """What decides about a process's phases."""
 FEWEST_TOKENS, FEWEST_ROWS = 256, 64
+ATTEMPTS = 4
+SCATTERED = 0.02
+"""Of the tensors of many layers: what the allocator cannot use between them. For the choice of sizes alone."""
 SHALLOW = (2, 3)
 """Numbers of layers that are run to find out what each layer adds."""
 
@@ -154,27 +157,36 @@ class Planner:
     def choose(self, work: CardWork) -> CardWork:
         """The smallest sizes if nothing fits. What is asked for is tried first, because it fits most of the time."""
         first = first_of(work)
-        if turns(self.whole("actor", first), self.whole("learner", first)) <= self.budget:
+        if self.over(first) <= 0:
             return first
-        return next((found for one in homes(work) if (found := self.largest(one))), smallest(work))
+        room = self.budget
+        for _ in range(ATTEMPTS):
+            found = next((found for one in homes(work) if (found := self.largest(one, room))), None)
+            if found is None:
+                break
+            if (over := self.over(found)) <= 0:
+                return found
+            # What the allocator caches does not follow from a few layers, so that much is left for it.
+            room -= over
+        return smallest(work)
 
-    def largest(self, one: CardWork) -> CardWork | None:
-        """That fits, with base and engine where they are."""
+    def over(self, work: CardWork) -> int:
+        """Bytes that are missing; negative if some are left."""
+        return turns(self.whole("actor", work), self.whole("learner", work)) - self.budget
+
+    def largest(self, one: CardWork, room: int) -> CardWork | None:
+        """That fits into so many bytes, with base and engine where they are."""
         actor, learner = self.quick("actor", one), self.quick("learner", one)
-        if actor[-1].bytes + learner[0].bytes > self.budget:
+        if actor[-1].bytes + learner[0].bytes > room:
             return None
-        batch = first_that_fits(batches(one), lambda each: self.fits("learner", each, actor))
-        width = first_that_fits([widths(one)], lambda each: self.fits("actor", each, learner))
+        batch = first_that_fits(batches(one), lambda each: turn(self.quick("learner", each), actor) <= room)
+        width = first_that_fits([widths(one)], lambda each: turn(self.quick("actor", each), learner) <= room)
         return replace(batch, actor=width.actor) if batch and width else None
-
-    def fits(self, process: Process, work: CardWork, other: Sequence[Phase]) -> bool:
-        return turn(self.quick(process, work), other) <= self.budget
 
     def least(self, work: CardWork) -> int:
         """The peak with the smallest sizes."""
         small = smallest(work)
-        actor, learner = self.quick("actor", small), self.quick("learner", small)
-        return turns(actor, learner)
+        return turns(self.quick("actor", small), self.quick("learner", small))
 
     def quick(self, process: Process, work: CardWork) -> list[Phase]:
         """From a few layers."""
@@ -201,14 +213,13 @@ class Planner:
 
 
 def extended(one: Peak, other: Peak, more: int) -> Peak:
-    """From two numbers of layers to another: one + more (other - one)."""
+    """From two numbers of layers to another: one + more (other - one). What is cached follows no such law."""
     names = {**one.items, **other.items}
-    items = {name: along(one.items.get(name, 0), other.items.get(name, 0), more) for name in names}
-    return Peak(name=one.name, items=items, reserved=along(one.reserved, other.reserved, more))
-
-
-def along(one: int, other: int, more: int) -> int:
-    return one + more * (other - one)
+    items = {
+        name: one.items.get(name, 0) + more * (other.items.get(name, 0) - one.items.get(name, 0)) for name in names
+    }
+    cached = max(peak.reserved - size_of(peak.items) for peak in (one, other))
+    return Peak(name=one.name, items=items, reserved=round((1 + SCATTERED) * size_of(items)) + cached)
 
 
 def phases_of(peaks: Sequence[Peak], work: CardWork) -> list[Phase]:

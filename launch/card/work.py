@@ -52,12 +52,17 @@ class CardWork:
 
 def card_work(config: Config) -> CardWork:
     compute = config.compute
-    dtype = "bf16" if compute.dtype == "auto" else compute.dtype
-    sections = {name: getattr(config, name) for name in SECTIONS} | {"compute": structs.replace(compute, dtype=dtype)}
-    return CardWork(**sections, groups=config.most_prompts)
-
-
-SECTIONS = ("model", "lora", "tasks", "rollout", "actor", "batch", "compute", "eval")
+    return CardWork(
+        model=config.model,
+        lora=config.lora,
+        tasks=config.tasks,
+        rollout=config.rollout,
+        actor=config.actor,
+        batch=config.batch,
+        compute=structs.replace(compute, dtype="bf16" if compute.dtype == "auto" else compute.dtype),
+        eval=config.eval,
+        groups=config.most_prompts,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import structs
 
 from actor.engines.vllm_options import check_engine
-from launch.card.command import NotPlanned, plan_here
+from launch.card.command import NotPlanned, plan_here, with_choices
 from launch.card.plan import CardPlan
 from launch.card.text import card_lines, refusal, short_card_lines
 from launch.card.work import CardWork, card_work
@@ -125,14 +125,6 @@ def planned(config: Config) -> tuple[Config, Cost]:
 def without_plan(batch: BatchConfig) -> BatchConfig:
     """Nothing is recomputed unless it was asked for."""
     return structs.replace(batch, recompute="never") if batch.recompute == "auto" else batch
-
-
-def with_choices(config: Config, plan: CardPlan) -> Config:
-    """The configuration as it was planned."""
-    for key, value in plan.choices.items():
-        section, _, name = key.partition(".")
-        config = structs.replace(config, **{section: structs.replace(getattr(config, section), **{name: value})})
-    return config
 
 
 def plan_for_card(work: CardWork) -> CardPlan | str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from launch.card.cards import NVIDIA_SMI_S, Cards, look_at_cards
 from launch.card.command import NotPlanned, plan_here
 from launch.card.plan import CardPlan
-from launch.card.work import CardWork
+from launch.card.work import CardWork, card_work
 from launch.doctor.disk import Disk, Link, RunFolder, look_at_disk, look_at_link, look_at_run
 from launch.doctor.finding import Missing
 from launch.doctor.hardware import (
@@ -105,7 +105,7 @@ def gather(config: Config, run_dir: Path) -> Machine:
     reward = Look(lambda: look_at_reward(config.verifier, REWARD_S), REWARD_S + SPARE_S)
     hub = Look(lambda: ask_hub(config.model), HUB_S)
     cards = Look(look_at_cards, 2 * NVIDIA_SMI_S)
-    plan = Look(lambda: plan_for_card(config), PLAN_S)
+    plan = Look(lambda: plan_for_card(card_work(config)), PLAN_S)
     software = Look(look_at_software, QUICK_S)
     toolchain = Look(look_at_toolchain, QUICK_S)
     processor = Look(look_at_processor, QUICK_S)

@@ -1,8 +1,8 @@
 """The plan of a run: its memory and its time, whether it fits, and what would make it fit; as text and as JSON.
 
 `run` makes it before anything is started, from the configuration, the files of the model and this machine's measured
-speed; `doctor` judges memory by the same figures. Runs on a card have a plan of their own
-(launch/card/plan.py). Left out: runs whose model has to be fetched first, which start without a plan.
+speed; `doctor` judges memory by the same figures. Runs on a card have a plan of their own (launch/card/plan.py). Left
+out: runs whose model has to be fetched first, which start without a plan.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -5,7 +5,7 @@
 
 The policy is made by the code that fills a real one, from tensors with the names of a cached base, so the code of both
 processes runs over it as over a real one, in milliseconds and on any machine. The planner counts what that code
-allocates (launch/plan). A meta tensor counts as one on a card wherever code asks `is_cpu`.
+allocates (launch/card). A meta tensor counts as one on a card wherever code asks `is_cpu`.
 """
 
 import json

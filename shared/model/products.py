@@ -73,6 +73,9 @@ def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """[..., n, k] x [..., k, m] -> [..., n, m] fp32; equal leading dimensions."""
     if a.dtype == torch.float32:
         return a @ b
+    if not a.is_cpu and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        # PyTorch has no gradient of the product below.
+        return a.float() @ b.float()
     if not a.is_cpu:
         flat = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]), out_dtype=torch.float32)
         return flat.view(*a.shape[:-1], b.shape[-1])

@@ -125,6 +125,7 @@ PINNED: dict[str, object] = {
     "compute.actor_threads": 0,
     "compute.learner_card": 0,
     "compute.actor_card": 0,
+    "compute.residency": "auto",
     "compute.blas": "fast",
     "compute.kernels": "auto",
     "checkpoint.every": 10,

@@ -41,6 +41,7 @@ STABLE = [
     "card.sharing",
     "card.memory",
     "card.allocator",
+    "card.kernels",
     "disk.writable",
     "disk.space",
     "disk.speed",

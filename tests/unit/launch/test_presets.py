@@ -15,8 +15,9 @@ from shared.config.tree import Config
 PRESETS = sorted(path.stem for path in PRESETS_DIR.glob("*.toml"))
 TWIN = "_embedded"
 REAL = [name for name in PRESETS if name != "embedded" and not name.endswith(TWIN)]
-MAY_DIFFER = {"run", "model", "tasks", "rollout", "optimizer", "batch", "compute", "checkpoint", "eval"}
-"""What a smaller model and other problems ask for: sizes, rates, where things come from, and no card."""
+MAY_DIFFER = {"run", "model", "tasks", "rollout", "actor", "optimizer", "batch", "compute", "checkpoint", "eval"}
+"""What a smaller model and other problems ask for: sizes, rates, where things come from, no card, no engine that needs
+one."""
 
 OFFLINE = """
 import socket, sys

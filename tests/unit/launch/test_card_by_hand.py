@@ -1,0 +1,177 @@
+"""The planner against arithmetic by hand: five models, three lengths, every phase, within 3 %.
+
+The formulas below follow from what the code keeps, not from how the planner counts it. T rows of a micro-batch go
+through L layers of widths H and I; u of them meet the head. Small things (norms, tables, positions) are left out.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+
+from launch.card.phases import MetaTracer
+from launch.card.plan import Phase, Planner
+from launch.card.published import QWEN_05B, QWEN_3B, QWEN_7B, QWEN_15B, R1_DISTILL_15B, Facts
+from launch.card.work import CardWork, card_work, largest_micro_batch
+from shared.config.load import resolve
+
+MODELS = {"0.5B": QWEN_05B, "1.5B": QWEN_15B, "R1-Distill": R1_DISTILL_15B, "3B": QWEN_3B, "7B": QWEN_7B}
+LENGTHS = ((64, 128), (256, 512), (448, 1536))
+RANK, TWO, FOUR = 16, 2, 4
+OUTSIDE = {"context", "cuBLAS", "cached", "margin"}
+"""Not tensors; see the other tests."""
+TOLERANCE = 0.03
+
+
+@dataclass(frozen=True)
+class Model:
+    """Its widths."""
+
+    layers: int
+    hidden: int
+    inner: int
+    keys: int
+    """Width of a token's keys."""
+    vocabulary: int
+    tied: bool
+
+    @staticmethod
+    def of(facts: Facts) -> "Model":
+        size = facts["hidden_size"] // facts["num_attention_heads"]
+        return Model(
+            layers=facts["num_hidden_layers"],
+            hidden=facts["hidden_size"],
+            inner=facts["intermediate_size"],
+            keys=size * facts["num_key_value_heads"],
+            vocabulary=facts["vocab_size"],
+            tied=facts["tie_word_embeddings"],
+        )
+
+    @property
+    def matrices(self) -> list[tuple[int, int]]:
+        """(out, in) of one layer."""
+        h, i, k = self.hidden, self.inner, self.keys
+        return [(h, h), (k, h), (k, h), (h, h), (i, h), (i, h), (h, i)]
+
+    @property
+    def base(self) -> float:
+        """4 bits a value; a byte for 64 of them; 4 bytes for 256 of these; embedding and head in bf16."""
+        values = self.layers * sum(out * into for out, into in self.matrices)
+        ends = (1 if self.tied else 2) * self.vocabulary * self.hidden * TWO
+        return values * (1 / 2 + 1 / 64 + 4 / (64 * 256)) + ends
+
+    @property
+    def adapter(self) -> int:
+        """In fp32."""
+        return FOUR * RANK * self.layers * sum(out + into for out, into in self.matrices)
+
+    @property
+    def token(self) -> int:
+        """Keys and values of all layers in bf16."""
+        return 2 * self.layers * self.keys * TWO
+
+    @property
+    def widest(self) -> int:
+        """Values of the largest matrix."""
+        return self.inner * self.hidden
+
+
+def work_of(facts: Facts, prompt: int, completion: int, **batch: object) -> CardWork:
+    """16 groups of 8, four in an order, of which all are decoded at once; 16 problems in an evaluation."""
+    return card_work(
+        resolve(
+            {
+                "tasks": {"max_prompt_tokens": prompt},
+                "rollout": {"prompts": 16, "group": 8, "max_new_tokens": completion, "groups_per_order": 4},
+                "actor": {"max_sequences": 32},
+                "batch": {"token_budget": 4096, "head_rows": 512, "recompute": "always", **batch},
+                "eval": {"problems": 16},
+            }
+        )
+    )
+
+
+def tensors(phases: list[Phase]) -> dict[str, int]:
+    """Bytes of each phase in tensors."""
+    return {p.phase: sum(amount for item, amount in p.items.items() if item not in OUTSIDE) for p in phases}
+
+
+def learner_by_hand(model: Model, work: CardWork) -> dict[str, float]:
+    part = largest_micro_batch(work)
+    rows = part.prompts * part.prompt + part.completions * part.fed
+    used = part.completions * part.completion
+    columns = part.prompts * part.prompt + part.completions * (part.prompt + part.fed)
+    masks = part.prompts * part.prompt**2 + part.completions * part.fed * (part.prompt + part.fed)
+    hidden, inner = TWO * rows * model.hidden, TWO * rows * model.inner
+    # Adapter, gradient, two moments.
+    held = model.base + 4 * model.adapter
+    inputs = model.layers * hidden
+    # Both sides of the gate and their product; seven times the width: the layer's input, queries before and after they
+    # are turned, what attention gives, the layer's middle and its norm, the result; the dense values and their scales.
+    forward = 3 * inner + 7 * hidden + 2.125 * model.widest
+    # The rows that are used, and the directions of their gradients in fp32, once in parts and once joined; three tiles.
+    head = used * model.hidden * (TWO + 2 * FOUR) + 3 * FOUR * 512 * 2048
+    # Kept of a layer: seven times its width, both sides of the gate, keys and values for each head, the mask. Computed:
+    # three times the inner width, and a few gradients of the hidden one.
+    layer = 7 * hidden + 2 * inner + 2 * TWO * columns * model.hidden + TWO * masks
+    backward = layer + 3 * inner + 4 * hidden + 2.0625 * model.widest
+    return {
+        "load": held,
+        "update forward": held + inputs + forward,
+        "update head": held + inputs + hidden + head,
+        "update backward": held + inputs + backward,
+        "optimizer": held + model.adapter,
+        "waiting": held,
+    }
+
+
+def actor_by_hand(model: Model, work: CardWork) -> dict[str, float]:
+    # A in fp32 and, for the products, in bf16.
+    held = model.base + 1.5 * model.adapter
+    prompt, cap, group = work.prompt, work.rollout.max_new_tokens, work.rollout.group
+    width = -(-prompt // 64) * 64
+    found = {"load": held, "waiting": held}
+    for name, prompts, rows in (("evaluation", 16, 16), ("rollout", 4, 4 * group)):
+        cache = model.token * (prompts * width + rows * cap)
+        piece = min(prompts, 2048 // width) * prompt
+        run = TWO * piece * (3 * model.inner + 4 * model.hidden) + 2.125 * model.widest + model.token * piece
+        # Logits and what is drawn from, in fp32, or else the dense values of a product; a graph has them once more.
+        step = max(2 * FOUR * rows * model.vocabulary, 2.125 * model.widest)
+        found |= {f"{name} prompts": held + cache + run, f"{name} decode": held + cache + 2 * step}
+    return found
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_phase_of_both_processes_is_what_it_is_by_hand(name: str, lengths: tuple[int, int]) -> None:
+    facts = MODELS[name]
+    model, work = Model.of(facts), work_of(facts, *lengths)
+    planner = Planner(model.layers, 2**40, MetaTracer(facts))
+    for found, by_hand in (
+        (tensors(planner.quick("learner", work)), learner_by_hand(model, work)),
+        (tensors(planner.quick("actor", work)), actor_by_hand(model, work)),
+    ):
+        assert found.keys() == by_hand.keys()
+        off = {phase: found[phase] / by_hand[phase] - 1 for phase in found}
+        assert {phase: share for phase, share in off.items() if abs(share) > TOLERANCE} == {}
+
+
+def test_activations_that_are_kept_are_those_of_every_layer() -> None:
+    facts = QWEN_05B
+    model, work = Model.of(facts), work_of(facts, 256, 512, recompute="never")
+    phases = Planner(model.layers, 2**40, MetaTracer(facts)).quick("learner", work)
+    part = largest_micro_batch(work)
+    rows = part.prompts * part.prompt + part.completions * part.fed
+    columns = part.prompts * part.prompt + part.completions * (part.prompt + part.fed)
+    masks = part.prompts * part.prompt**2 + part.completions * part.fed * (part.prompt + part.fed)
+    layer = TWO * (7 * rows * model.hidden + 2 * rows * model.inner + 2 * columns * model.hidden + masks)
+    forward = next(phase for phase in phases if phase.phase == "update forward")
+    assert forward.items["activations"] == pytest.approx(model.layers * layer, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["0.5B", "R1-Distill"])
+def test_two_numbers_of_layers_tell_what_all_of_them_take(name: str) -> None:
+    """The choice of sizes rests on it; the plan that is shown has run them all."""
+    facts = MODELS[name]
+    planner, work = Planner(facts["num_hidden_layers"], 2**40, MetaTracer(facts)), work_of(facts, 64, 128)
+    for process in ("learner", "actor"):
+        assert tensors(planner.quick(process, work)) == tensors(planner.whole(process, work))

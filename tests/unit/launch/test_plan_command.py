@@ -1,0 +1,136 @@
+"""`plan`: what it prints, how it ends, and that the presets for a card of 8 GB fit there."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from launch.__main__ import main
+from launch.card.command import Request, answer, make_plan, with_choices
+from launch.card.plan import CardPlan
+from launch.card.published import facts_of
+from launch.card.work import card_work
+from launch.commands.run import planned, refuse
+from launch.presets.load import load_config
+
+MIB, GIB = 2**20, 2**30
+WIDTH = "actor.max_sequences"
+PHASES = {
+    "actor": ["load", "evaluation prompts", "evaluation decode", "rollout prompts", "rollout decode", "waiting"],
+    "learner": ["load", "update forward", "update head", "update backward", "optimizer", "waiting"],
+}
+MOST = {
+    "gsm8k_8gb": 5 * GIB,
+    "math_8gb": 6 * GIB,
+    "r1_distill_8gb": 8 * GIB,
+    "gsm8k_8gb_vllm": 8 * GIB,
+    "qwen3b_8gb": 8 * GIB,
+    "qwen7b_8gb": 8 * GIB,
+}
+"""Of both processes together, in every phase."""
+
+
+def plan_of(preset: str, *overrides: str) -> CardPlan:
+    config = load_config(preset, overrides, here=False)
+    return make_plan(facts_of(config.model), card_work(config), 8 * GIB)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", MOST)
+def test_a_preset_for_8_gib_fits_there_as_it_is_written(preset: str) -> None:
+    plan = plan_of(preset)
+    assert plan.fits and plan.peak_bytes <= MOST[preset]
+    config = load_config(preset, here=False)
+    written = {
+        key: getattr(getattr(config, section), name)
+        for key in plan.choices
+        for section, _, name in [key.partition(".")]
+    }
+    assert {key: value for key, value in plan.choices.items() if written[key] not in (value, "auto")} == {}
+    for name, other in (("actor", "learner"), ("learner", "actor")):
+        waits = plan.processes[other][-1].bytes
+        assert all(phase.bytes + waits <= MOST[preset] for phase in plan.processes[name])
+
+
+@pytest.mark.slow
+def test_7b_fits_only_if_the_base_of_the_other_process_waits_elsewhere() -> None:
+    plan = plan_of("qwen7b_8gb", "compute.residency=release")
+    assert not plan.fits and plan.remedies[0] == {"compute.residency": "swap"}
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["plan", *words])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_command_prints_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "embedded", "--gpu-gb", "8", "--json")
+    tree = json.loads(out)
+    assert code == 0 and tree["fits"] is True
+    assert list(tree) == ["fits", "budget_bytes", "peak_bytes", "residency", "processes", "choices", "remedies"]
+    assert tree["budget_bytes"] == 8 * GIB
+    assert list(tree["processes"]) == ["actor", "learner"]
+    for name, phases in tree["processes"].items():
+        assert [phase["phase"] for phase in phases] == PHASES[name]
+        for phase in phases:
+            assert list(phase) == ["phase", "bytes", "items"]
+            assert phase["bytes"] == sum(phase["items"].values())
+    assert set(tree["choices"]) >= {"compute.residency", "batch.recompute", WIDTH}
+
+
+def test_a_run_that_does_not_fit_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "embedded", "--gpu-gb", "0.5")
+    assert code == 2
+    assert "does not fit" in out and "smaller model" in out
+
+
+def test_the_table_shows_every_phase_and_its_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "embedded", "--gpu-gb", "2", "--set", "compute.residency=swap")
+    assert code == 0 and "chosen: compute.residency=swap" in out
+    for name, phases in PHASES.items():
+        for phase in phases[:-1]:
+            (line,) = [line for line in out.splitlines() if f"{name} {phase} " in line]
+            assert "|#" in line and line.rstrip().endswith("|")
+    assert max(map(len, out.splitlines())) <= 120 + len("chosen: ")
+
+
+def test_without_a_card_its_memory_is_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    code, out, err = run(capsys, "embedded", "--json")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: There is no card") and "--gpu-gb 8" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("amount", ["0", "-1", "eight", "nan"])
+def test_an_amount_that_is_none_is_refused(amount: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "embedded", "--gpu-gb", amount)
+    assert code == 2 and "expected GiB above 0" in err
+
+
+def test_another_process_answers_with_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    config = load_config("embedded", here=False)
+    assert answer(msgspec.json.encode(Request(work=card_work(config), budget=8 * GIB))) == 0
+    found = msgspec.json.decode(capsys.readouterr().out, type=CardPlan)
+    _, out, _ = run(capsys, "embedded", "--gpu-gb", "8", "--json")
+    assert msgspec.to_builtins(found) == json.loads(out)
+    chosen = with_choices(config, found)
+    assert chosen.compute.residency == found.residency == "release"
+    assert chosen.batch.recompute in ("never", "always") and config.batch.recompute == "auto"
+
+
+def test_another_process_says_in_a_sentence_why_there_is_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    config = load_config("embedded", ["model.path=nobody/nothing"], here=False)
+    assert answer(msgspec.json.encode(Request(work=card_work(config), budget=GIB))) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and "not on this machine" in said.err
+
+
+def test_a_run_without_a_card_to_look_at_has_no_plan_and_keeps_its_sizes(monkeypatch: Any) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    config = load_config("gsm8k_8gb")
+    found, cost = planned(config)
+    assert isinstance(cost, str) and "`plan --gpu-gb 8`" in cost
+    assert found == config
+    refuse(cost, config.model.path)
