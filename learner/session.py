@@ -8,9 +8,11 @@ import json
 import logging
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FrameType
+
+import torch
 
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
@@ -29,16 +31,19 @@ from learner.reports.disk_need import bytes_needed, refuse_if_short
 from learner.reports.run_files import RunFiles
 from learner.reports.step_report import StepReport
 from learner.tasks.overlap import find_overlap
+from learner.update.budget import OutOfMemory
 from learner.wiring import Model, build_learner, load_model
 from protocol.access.keys import load_learner_keys
 from protocol.messages import Welcome
 from protocol.transport import LearnerPort, ZmqLearnerPort
 from shared.base.checksum import BaseChecksum
+from shared.base.load import pick_device
 from shared.base.residency import WakingLease, residency_of
 from shared.config.processes import LinkConfig, bind_address
 from shared.config.tree import Config
+from shared.errors import in_words
 from shared.process.determinism import record
-from shared.process.lease import lease_for
+from shared.process.lease import ComputeLease, lease_for
 from shared.process.trace import Trace
 from shared.process.watchdog import Watchdog, WatchedLearnerPort
 from shared.run.files import finish_writes, make_folder
@@ -69,11 +74,40 @@ class StopFlag:
 def train_run(run: RunDir, config: Config, watchdog: Watchdog, trace: Trace) -> None:
     """A whole run of the process, from loading to leaving."""
     stop = StopFlag()
-    with trace.phase("load"):
-        model = load_model(config)
-    log.info("computes with %s", json.dumps(record()))
-    report_tasks(model)
-    store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
+    device = pick_device(config.compute.device, config.compute.learner_card)
+    lease = lease_for(config.compute, device, run.lease, trace, planned_on_card(run, "learner"))
+    with ExitStack() as opened:
+        with loading(lease, device):
+            with trace.phase("load"):
+                model = load_model(config)
+            log.info("computes with %s", json.dumps(record()))
+            report_tasks(model)
+            store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
+            journal = open_journal(run, store)
+            session = opened.enter_context(listening(run, model, store, journal, watchdog, stop, trace, lease))
+        session.run_to_end()
+    journal.close()
+
+
+@contextmanager
+def loading(lease: ComputeLease, device: torch.device) -> Iterator[None]:
+    """On a card this is a turn, since the bases of both processes together may be too large. On a CPU they are one, and
+    both processes load at the same time."""
+    if device.type == "cpu":
+        yield
+        return
+    with lease.hold("learner"):
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"Model, adapter and optimizer do not fit into what is free of the card ({in_words(error)}); end other"
+                ' programs on the card, or use compute.residency = "swap", a smaller lora.rank or a smaller model.'
+            ) from error
+
+
+def open_journal(run: RunDir, store: CheckpointStore) -> Journal:
+    """After everything that an earlier start began to write."""
     make_folder(run.lease.parent)
     for folder in (run.journal, run.checkpoints, run.eval):
         make_folder(folder)
@@ -82,9 +116,7 @@ def train_run(run: RunDir, config: Config, watchdog: Watchdog, trace: Trace) -> 
         journal = Journal.open(run.journal)
     if journal.recovered:
         log.warning("journal: %s", journal.recovered)
-    with listening(run, model, store, journal, watchdog, stop, trace) as session:
-        session.run_to_end()
-    journal.close()
+    return journal
 
 
 @contextmanager
@@ -96,12 +128,13 @@ def listening(
     watchdog: Watchdog,
     stop: StopFlag,
     trace: Trace,
+    lease: ComputeLease,
 ) -> Iterator["Session"]:
     config = model.config
     listener = ZmqLearnerPort(bind_address(config.link, run.path), load_learner_keys(run.keys))
     port = WatchedLearnerPort(listener, watchdog)
     try:
-        yield Session(run, model, store, journal, port, stop, trace)
+        yield Session(run, model, store, journal, port, stop, trace, lease)
     finally:
         port.close()
 
@@ -118,15 +151,15 @@ class Session:
         port: LearnerPort,
         stop: StopFlag,
         trace: Trace,
+        lease: ComputeLease,
     ) -> None:
         config = model.config
         self.run = run
         self.model = model
         self.stop = stop
         self.trace = trace
-        planned = planned_on_card(run, "learner")
         residency = residency_of(config.compute, model.policy)
-        self.lease = WakingLease(lease_for(config.compute, model.policy.device, run.lease, trace, planned), residency)
+        self.lease = WakingLease(lease, residency)
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
         recorder = JournalRecorder(journal, self.first_step, admit=lambda group: admit(group, config.verifier))
