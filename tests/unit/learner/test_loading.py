@@ -46,9 +46,12 @@ def test_on_a_cpu_both_load_at_the_same_time() -> None:
 
 def test_what_does_not_fit_is_said_in_one_sentence_and_the_turn_ends() -> None:
     turns = Turns()
-    with pytest.raises(
-        OutOfMemory, match=r"^Model, adapter and optimizer do not fit into .*; end other.*swap.*\.$"
-    ) as caught, loading(turns, CARD):
+    with (
+        pytest.raises(
+            OutOfMemory, match=r"^Model, adapter and optimizer do not fit into .*; end other.*swap.*\.$"
+        ) as caught,
+        loading(turns, CARD),
+    ):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nDetails")
     assert isinstance(caught.value, UserError) and "Details" not in str(caught.value)
     assert not turns.is_held
