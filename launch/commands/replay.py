@@ -57,8 +57,8 @@ def replay_run(*, directory: Path) -> int:
     found, resized = replay(config, journal.records(), first, checkpoint.step)
     if resized:
         print(
-            f"memory ran out in step {resized[0] + 1} and in {len(resized) - 1} others: they were computed in smaller"
-            " parts than in the run, so the last bits may differ; replay on a card with as much free memory",
+            f"memory ran out in {len(resized)} of these steps, first in step {resized[0] + 1}: they were computed in"
+            " smaller parts than in the run, so the last bits may differ; replay on a card with as much free memory",
             file=sys.stderr,
         )
     report = {

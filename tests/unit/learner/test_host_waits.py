@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from msgspec import structs
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,6 +25,7 @@ from shared.base.meta import meta_policy
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.tree import BatchConfig, Config, ConstraintConfig, LossConfig
 from shared.model.policy import Policy
+from tests.support.architectures import SHAPE, SUPPORTED
 from tests.support.fakes import FAMILIES, tiny_group, tiny_model, tiny_policy
 from tests.support.steps import step_batch, teaching_samples, update_of
 
@@ -113,10 +115,22 @@ def test_no_family_asks(tmp_path: Path, family: Any) -> None:
     one_micro_batch(policy_without_values(tmp_path, family), Config())
 
 
+@pytest.mark.parametrize("name", ["Mistral", "Gemma2", "Granite", "Olmo2"])
+def test_nor_do_the_layers_of_transformers(name: str) -> None:
+    config = getattr(transformers, f"{name}Config")(**SHAPE | SUPPORTED[name])
+    policy = trained({**config.to_dict(), "model_type": config.model_type})
+    assert policy.layers is None
+    one_micro_batch(policy, Config())
+
+
 def policy_without_values(folder: Path, family: Any = "qwen2", *, recompute: bool = False) -> Policy:
-    facts = json.loads((tiny_model(folder, family) / "config.json").read_text())
-    policy = meta_policy(architecture_of(facts), ModelConfig(), LoraConfig(), torch.bfloat16)
-    policy.adapter.requires_grad()
+    policy = trained(json.loads((tiny_model(folder, family) / "config.json").read_text()))
     if recompute:
         policy.recompute_activations()
+    return policy
+
+
+def trained(facts: dict[str, Any]) -> Policy:
+    policy = meta_policy(architecture_of(facts), ModelConfig(), LoraConfig(), torch.bfloat16)
+    policy.adapter.requires_grad()
     return policy
