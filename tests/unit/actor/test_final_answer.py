@@ -1,7 +1,6 @@
 """Which part of a completion counts, and what is taken from it as the final answer."""
 
 import contextlib
-import time
 
 import pytest
 
@@ -81,6 +80,7 @@ def test_the_final_answer_in_order_of_trust(text: str, answers: list[str]) -> No
     assert final_answers(text) == answers
 
 
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     "text",
     [
@@ -104,14 +104,12 @@ def test_the_final_answer_in_order_of_trust(text: str, answers: list[str]) -> No
     ids=lambda text: text[:12] + text[-4:],
 )
 def test_every_pattern_takes_linear_time(text: str) -> None:
-    start = time.process_time()
     kinds: tuple[VerifierKind, ...] = ("gsm8k", "exact", "math")
     columns = {"answer": "42"}
     job = ScoreJob(prompt="", completion=text, completion_ids=[], truncated=False, columns=columns)
     for kind in kinds:
         for strict in (False, True):
             score_job(kind, job, strict=strict)
-    assert time.process_time() - start < 3.0
 
 
 def test_in_workers_an_order_of_work_costs_only_itself() -> None:

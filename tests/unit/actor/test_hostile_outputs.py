@@ -1,7 +1,6 @@
 """The table of hostile outputs, through the same killable workers as in a run."""
 
 import contextlib
-import time
 
 import pytest
 
@@ -37,12 +36,11 @@ def test_each_gets_its_outcome_within_the_limit(kind: VerifierKind) -> None:
     assert all(verdict.score == (verdict.outcome == "correct") for verdict in verdicts)
 
 
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize("case", [case for case in HOSTILE if len(case[1]) > 1000], ids=lambda case: case[1][:12])
 def test_length_alone_costs_little(case: tuple[VerifierKind, str, str, str]) -> None:
     kind, completion, gold, _ = case
-    start = time.process_time()
     score_job(kind, job(completion, gold), strict=False)
-    assert time.process_time() - start < 3.0
 
 
 def test_no_wrong_output_becomes_right_by_demanding_the_strict_form() -> None:
@@ -51,7 +49,6 @@ def test_no_wrong_output_becomes_right_by_demanding_the_strict_form() -> None:
             assert score_job(kind, job(completion, gold), strict=True).outcome != "correct", completion
 
 
+@pytest.mark.timeout(30)
 def test_a_long_list_of_answers_is_read_in_linear_time() -> None:
-    start = time.process_time()
     assert len(final_answers(", ".join(map(str, range(100_000))))) == 100_000
-    assert time.process_time() - start < 3.0

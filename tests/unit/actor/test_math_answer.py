@@ -1,7 +1,6 @@
 r"""The `math` verifier against what models write: true answers in every spelling; hostile_outputs.py has the others."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -128,6 +127,7 @@ def test_no_answer_of_the_table_is_right_for_another_gold_answer() -> None:
     assert [pair for pair in strangers if is_correct(*pair)] == []
 
 
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     "filler",
     [
@@ -155,12 +155,11 @@ def test_no_answer_of_the_table_is_right_for_another_gold_answer() -> None:
     ],
 )
 def test_a_final_answer_of_any_form_costs_little(filler: str) -> None:
+    """A tenth of a second or less; a pattern that tries every combination would not end within the limit."""
     text = filler * (500 // len(filler))
-    start = time.process_time()
     for gold in ("42", "(1,2)", r"\begin{pmatrix}1\\2\end{pmatrix}", text[:-1]):
         score_math(f"\\boxed{{{text}}}", gold)
         score_math(f"\\boxed{{{text}x}}", gold)
-    assert time.process_time() - start < 3.0
 
 
 ROUNDED = [
@@ -205,6 +204,7 @@ def test_a_decimal_of_other_digits_or_too_few_is_not_the_gold_answer(given: str,
     assert score_math(f"\\boxed{{{given}}}", gold, rounded_digits=digits).outcome is Outcome.WRONG
 
 
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     "filler",
     [
@@ -229,9 +229,7 @@ def test_a_decimal_of_other_digits_or_too_few_is_not_the_gold_answer(given: str,
     ],
 )
 def test_time_grows_with_the_length_only(filler: str) -> None:
-    start = time.process_time()
     score_math(filler * (100_000 // len(filler)), "42")
-    assert time.process_time() - start < 5.0
 
 
 @pytest.mark.timeout(20)
