@@ -42,9 +42,9 @@ KINDS = [("grpo", 1.0), ("grpo", 0.4), ("dr_grpo", 0.4), ("dapo", 0.4), ("gspo",
 
 
 def config_for(kind: str, fraction: float = 1.0, budget: int = 20, **sections: Any) -> Config:
-    loss = LossConfig(kind=kind, entropy_fraction=fraction, kl_beta=0.05, importance_cap=1.2)  # pyright: ignore[reportArgumentType]
+    objective: Any = {"kind": kind, "entropy_fraction": fraction}
     return Config(
-        loss=loss,
+        loss=LossConfig(**objective, kl_beta=0.05, importance_cap=1.2),
         rollout=RolloutConfig(temperature=0.8, max_new_tokens=14),
         optimizer=OptimizerConfig(max_grad_norm=1e9),
         batch=BatchConfig(token_budget=budget, head_rows=5),
