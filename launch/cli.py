@@ -97,7 +97,9 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add_directory(parser)
     which = parser.add_mutually_exclusive_group()
     add_checkpoint(which)
-    which.add_argument("--base", action="store_true", help="evaluate the base, without the adapter")
+    which.add_argument(
+        "--base", action="store_true", help="evaluate what the run began with: the base, or lora.start_from"
+    )
     parser.add_argument("--test", action="store_true", help="use the test set (tasks.test), which training never reads")
     parser.add_argument("--problems", type=positive_int, metavar="N", help="held-out problems (default: eval.problems)")
     parser.add_argument(

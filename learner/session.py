@@ -42,6 +42,7 @@ from shared.base.residency import WakingLease, residency_of
 from shared.config.processes import LinkConfig, bind_address
 from shared.config.tree import Config
 from shared.errors import in_words
+from shared.model.starting_adapter import read_start
 from shared.process.determinism import record
 from shared.process.lease import ComputeLease, lease_for
 from shared.process.trace import Trace
@@ -79,7 +80,7 @@ def train_run(run: RunDir, config: Config, watchdog: Watchdog, trace: Trace) -> 
     with ExitStack() as opened:
         with loading(lease, device):
             with trace.phase("load"):
-                model = load_model(config)
+                model = load_model(config, read_start(run.start) if config.lora.start_from else b"")
             log.info("computes with %s", json.dumps(record()))
             report_tasks(model)
             store = CheckpointStore(run.checkpoints, config.checkpoint.keep)

@@ -41,7 +41,7 @@ from shared.config.load import config_to_json, rules_digest
 from shared.config.model import cache_root
 from shared.config.processes import ActorConfig
 from shared.config.tree import Config
-from shared.model.adapter_file import adapter_config, layout_digest
+from shared.model.adapter_file import adapter_config, install_adapter, layout_digest
 from shared.model.canary import canary_ids, canary_of
 from shared.model.kernels.choice import policy_with_kernels
 from shared.model.policy import Policy
@@ -119,8 +119,9 @@ class Learner:
         )
 
 
-def load_model(config: Config) -> Model:
-    policy = load_trained_policy(config, config.compute.device)
+def load_model(config: Config, start: bytes = b"") -> Model:
+    """start: the adapter file that the run starts from; without it, a new adapter."""
+    policy = load_trained_policy(config, config.compute.device, start)
     prompter = load_prompter(cached_base(config.model).folder)
     tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
     # Before the first order: an actor would notice it too, but only with the first long prompt.
@@ -135,14 +136,16 @@ def longest_prompt(tasks: TaskSet) -> int:
     return max(len(task.prompt_ids) for task in (*tasks.train, *tasks.held_out))
 
 
-def load_trained_policy(config: Config, device: str) -> Policy:
-    """The frozen base with the adapter of step 0, ready for gradients."""
+def load_trained_policy(config: Config, device: str, start: bytes = b"") -> Policy:
+    """The frozen base with the adapter of step 0, ready for gradients. start: as for `load_model`."""
     pin_torch(config.compute.learner_threads)
     on = pick_device(device, config.compute.learner_card)
     dtype = pick_dtype(config.compute.dtype, on)
     policy = load_policy(cached_base(config.model), config.model, config.lora, on, dtype)
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
     policy.adapter.initialise(derive(config.run.seed, "adapter"))
+    if start:
+        install_adapter(policy.adapter, start)
     policy.adapter.requires_grad()
     if config.batch.recompute == "always":
         policy.recompute_activations()
@@ -159,6 +162,7 @@ def build_trainer(
     """At step 0. curriculum: where it is, to notice the end of a stage; None where no stage can end."""
     budget = Budget.of(config.batch)
     forward_pass = ForwardPass(policy, config.rollout.temperature, budget, progress)
+    in_stages = config.curriculum.needs_stages
     anchor = Anchor(policy.adapter, config.curriculum) if config.curriculum.anchored else None
     update = Update(
         forward_pass,
@@ -176,7 +180,7 @@ def build_trainer(
         constraint=config.constraint,
         rollout=config.rollout,
         divide_by_std=config.divides_by_std,
-        stage_end=StageEnd(curriculum, forward_pass, anchor) if anchor and curriculum else None,
+        stage_end=StageEnd(curriculum, forward_pass, anchor) if anchor and curriculum and in_stages else None,
         trace=trace,
     )
     return Trainer(batches=batches, update=update, budget=budget)

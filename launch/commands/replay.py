@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from launch.commands.open_run import open_run, pin_cpu
+from launch.commands.open_run import open_run, pin_cpu, start_of
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.journal import Journal
 from learner.durable.journal_format import Start
@@ -54,7 +54,7 @@ def replay_run(*, directory: Path) -> int:
     first = first_state(store, journal.start, newest=checkpoint.step)
     from_step = first.step if first else 0
     print(f"replaying steps {from_step} to {checkpoint.step} of {directory}", file=sys.stderr)
-    found, resized = replay(config, journal.records(), first, checkpoint.step)
+    found, resized = replay(config, journal.records(), first, checkpoint.step, start_of(run, config.lora))
     if resized:
         print(
             f"memory ran out in {len(resized)} of these steps, first in step {resized[0] + 1}: they were computed in"
@@ -85,9 +85,11 @@ def first_state(store: CheckpointStore, start: Start, newest: int) -> Checkpoint
     return store.load_oldest(start.step)
 
 
-def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, steps: int) -> tuple[str, list[int]]:
+def replay(
+    config: Config, records: Iterator[bytes], first: Checkpoint | None, steps: int, start: bytes = b""
+) -> tuple[str, list[int]]:
     """The digest of the adapter after `steps` updates, those up to `first` taken from there; the steps, from 0, that
-    were computed in another size than in the run."""
+    were computed in another size than in the run. start: the adapter that the run started from."""
     from learner.durable.recorder import RecordedOrders
     from learner.durable.state import RunTotals
     from learner.loop import train
@@ -101,7 +103,7 @@ def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, s
     config = structs.replace(config, loss=structs.replace(config.loss, max_mismatch=math.inf))
     # A checkpoint behind a fault says that the run went on without that batch, even if its config now says otherwise.
     config = structs.replace(config, guard=structs.replace(config.guard, on_fault="skip"))
-    model = load_model(config)
+    model = load_model(config, start)
     filler = RecordedOrders(records)
     learner = build_learner(model, filler, keep_nowhere, notes=filler)
     state = learner.state

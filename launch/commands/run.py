@@ -43,10 +43,11 @@ from launch.plan.machine import Speed, machine_speed, measure_elsewhere
 from launch.plan.memory import Work
 from launch.plan.remedies import refuse_if_too_large
 from launch.presets.load import load_config
+from learner.durable.start_from import files_to_start_from
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
 from protocol.access.keys import create_keys
 from shared.config.load import config_to_json
-from shared.config.model import cache_root
+from shared.config.model import LoraConfig, cache_root
 from shared.config.processes import ComputeConfig, EvalConfig
 from shared.config.training import BatchConfig, LossConfig
 from shared.config.tree import Config, RolloutConfig
@@ -204,6 +205,7 @@ def make_run(folder: Path, config: Config, card: Mapping[str, str] = NO_CARD) ->
         compute=structs.asdict(config.compute),
         card=card,
         create_keys=lambda keys: create_keys(keys, actor_ids),
+        start=files_to_start_from(config.lora, config.model),
     )
 
 
@@ -212,7 +214,7 @@ def describe(plan: Topology, config: Config) -> str:
     blocks = [
         [
             f"run directory  {plan.run_dir}",
-            f"model          {config.model.path} ({config.model.quantization}, LoRA rank {config.lora.rank})",
+            f"model          {config.model.path} ({config.model.quantization}, {adapter(config.lora)})",
             f"tasks          {config.tasks.source}",
             f"objective      {objective(config.loss, divides_by_std=config.divides_by_std)}",
             f"amount         {amount(config.rollout, config.run.steps, config.most_prompts)}",
@@ -225,6 +227,11 @@ def describe(plan: Topology, config: Config) -> str:
         ["what will be written there", *(f"  {name:<31}{what}" for name, what in WRITTEN.items())],
     ]
     return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def adapter(lora: LoraConfig) -> str:
+    ranks = "".join(f", {target} {rank}" for target, rank in lora.ranks.items())
+    return f"LoRA rank {lora.rank}{ranks}" + (f", starts from {lora.start_from}" if lora.start_from else "")
 
 
 def objective(loss: LossConfig, *, divides_by_std: bool) -> str:

@@ -99,8 +99,9 @@ class CurriculumConfig(Section, frozen=True, kw_only=True):
     ewc_samples: Positive = 256
     """Stages: largest number of completions, all from the last step of a stage, that its Fisher matrix is measured on.
     Each costs one backward pass."""
-    kl_to: Literal["base", "stage"] = "base"
-    """Reference of loss.kl_beta: `base`, or `stage` for the policy at the start of the stage."""
+    kl_to: Literal["base", "start", "stage"] = "base"
+    """Reference of loss.kl_beta: `base`, `start` for the policy before the first step (lora.start_from), or `stage` for
+    the policy at the start of the stage."""
 
     @property
     def has_stages(self) -> bool:
@@ -112,9 +113,14 @@ class CurriculumConfig(Section, frozen=True, kw_only=True):
         return self.has_stages and not self.stage_steps
 
     @property
-    def anchored(self) -> bool:
+    def needs_stages(self) -> bool:
         """Whether the policy is pulled towards the one at the end of an earlier stage."""
         return self.ewc > 0.0 or self.kl_to == "stage"
+
+    @property
+    def anchored(self) -> bool:
+        """Whether an earlier policy has to be kept."""
+        return self.needs_stages or self.kl_to == "start"
 
 
 class VerifierConfig(Section, frozen=True, kw_only=True):
