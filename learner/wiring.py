@@ -24,6 +24,7 @@ from learner.orders.plan import OrderFiller, StepPlan
 from learner.quarantine.guard import Guard, Keep
 from learner.reports.step_report import StepReport
 from learner.tasks.tasks import TaskSet, load_tasks
+from learner.tasks.written_answers import load_written
 from learner.update.batches import Batches
 from learner.update.budget import NO_NOTES, Attempts, Budget, Notes
 from learner.update.forward_pass import ForwardPass
@@ -123,13 +124,19 @@ def load_model(config: Config, start: bytes = b"") -> Model:
     """start: the adapter file that the run starts from; without it, a new adapter."""
     policy = load_trained_policy(config, config.compute.device, start)
     prompter = load_prompter(cached_base(config.model).folder)
-    tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
+    tasks = tasks_of(config, prompter)
     # Before the first order: an actor would notice it too, but only with the first long prompt.
     longest_completion = max(
         config.rollout.max_new_tokens, config.eval.longest_completion(config.rollout.max_new_tokens)
     )
     policy.refuse_if_too_long(longest_prompt(tasks), longest_completion)
     return Model(config=config, policy=policy, prompter=prompter, tasks=tasks)
+
+
+def tasks_of(config: Config, prompter: Prompter) -> TaskSet:
+    if config.is_warm_start:
+        return load_written(config, prompter)
+    return load_tasks(config.tasks, prompter, config.verifier.kind)
 
 
 def longest_prompt(tasks: TaskSet) -> int:

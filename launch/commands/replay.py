@@ -124,13 +124,12 @@ def replay_batch(*, file: Path) -> int:
     pin_cpu(config.compute, "learner")
     print(f"step {kept.step + 1} stopped because {kept.what}; suspect {kept.sample}", file=sys.stderr)
 
-    from learner.objective.judged import Judge
+    from learner.orders.plan import judge_of
     from learner.quarantine.reproduce import reproduce
     from learner.wiring import build_trainer, load_trained_policy
 
     trainer = build_trainer(load_trained_policy(config, "cpu"), config, lambda: None)
-    judge = Judge(verifier=config.verifier, reward=config.reward, max_new_tokens=config.rollout.max_new_tokens)
-    found = reproduce(kept, judge, trainer.batches, trainer.update)
+    found = reproduce(kept, judge_of(config), trainer.batches, trainer.update)
     print("\n".join(sample_lines(kept, found)))
     report = batch_report(kept, found)
     print(json.dumps(report))

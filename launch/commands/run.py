@@ -1,4 +1,4 @@
-"""`run`: train a new run from a preset or a TOML file.
+"""`run`: train a new run from a preset or a TOML file. `sft`: the same for a warm start on written answers.
 
 `--prepare` makes the run directory and stops, for other ways to start the processes (containers, another machine). What
 [compute] leaves open is then chosen where the run starts (shared/process/processor.py).
@@ -43,14 +43,14 @@ from launch.plan.machine import Speed, machine_speed, measure_elsewhere
 from launch.plan.memory import Work
 from launch.plan.remedies import refuse_if_too_large
 from launch.presets.load import load_config
-from learner.durable.start_from import files_to_start_from
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
+from learner.durable.start_from import files_to_start_from
 from protocol.access.keys import create_keys
 from shared.config.load import config_to_json
 from shared.config.model import LoraConfig, cache_root
 from shared.config.processes import ComputeConfig, EvalConfig
 from shared.config.training import BatchConfig, LossConfig
-from shared.config.tree import Config, RolloutConfig
+from shared.config.tree import Config, RolloutConfig, warm_start
 from shared.errors import ConfigError
 from shared.process.determinism import Blas
 from shared.process.processor import look_at_capacity
@@ -81,8 +81,11 @@ def start_run(
     verbose: bool,
     json_only: bool = False,
     trace: bool = False,
+    warm: bool = False,
 ) -> int:
     config = load_config(source, overrides, here=dry_run or not prepare)
+    config = warm_start(config) if warm else config
+    refuse_without_answers(config.loss, warm=warm)
     folder = out or default_folder(source, datetime.now())
     if prepare and not dry_run:
         make_run(folder, config)
@@ -107,6 +110,14 @@ def start_run(
     return 0
 
 
+def refuse_without_answers(loss: LossConfig, *, warm: bool) -> None:
+    if loss.kind == "sft" and not warm:
+        raise ConfigError(
+            "loss.kind = 'sft' learns written answers and samples nothing; use `python -m launch sft` instead of `run`,"
+            " or choose another loss.kind."
+        )
+
+
 def planned(config: Config) -> tuple[Config, Cost]:
     """With what the plan chooses."""
     compute = config.compute
@@ -114,6 +125,8 @@ def planned(config: Config) -> tuple[Config, Cost]:
         cost = plan_for_card(card_work(config))
         if isinstance(cost, CardPlan):
             return with_choices(config, cost), cost
+    elif config.is_warm_start:
+        cost = "a warm start samples nothing; the same `run --dry-run` shows an upper bound"
     elif config.actor.engine != "hf":
         cost = "vLLM plans its memory itself"
     else:
@@ -236,6 +249,8 @@ def adapter(lora: LoraConfig) -> str:
 
 def objective(loss: LossConfig, *, divides_by_std: bool) -> str:
     """The kind of loss, and the values that it brings for keys that are not given."""
+    if loss.kind == "sft":
+        return "sft, the likelihood of written answers"
     lowest, highest = loss.ratio_bounds
     advantage = "over the group's standard deviation" if divides_by_std else "not divided"
     return f"{loss.kind}, ratio from {lowest:g} to {highest:g}, advantage {advantage}"

@@ -8,10 +8,11 @@
     gspo                  the same with r_i, c_i: geometric means over the sample's tokens (2507.18071)
     cispo                 L = - sum w_i c_it sg(clip(r_it, 1 - e_lo, 1 + e_hi)) A_i log pi(o_it)  (2506.13585)
     all of them           + beta sum w_i c_it r_it k_it, over every token and not the selected ones alone
+    sft                   L = - sum w_i log pi(o_it), of answers that somebody wrote; no ratio, no advantage
 
 Token weights w_i, with N samples of lengths T_i, S = sum T_i and the cap T_max; masked tokens count in T_i and S:
 
-    grpo, gspo   1 / (N T_i)       dapo, cispo   1 / S       dr_grpo   1 / (N T_max)
+    grpo, gspo   1 / (N T_i)       dapo, cispo, sft   1 / S       dr_grpo   1 / (N T_max)
 
 N and S count the samples of groups that teach nothing as the papers do (A = 0 there); learner/objective/batch.py says
 which.
@@ -98,14 +99,29 @@ def token_weights(kind: str, lengths: Sequence[int], max_new_tokens: int) -> lis
     match kind:
         case "grpo" | "gspo":
             return [1 / (len(lengths) * length) for length in lengths]
-        case "dapo" | "cispo":
+        case "dapo" | "cispo" | "sft":
             return [1 / sum(lengths) for _ in lengths]
         case _:
             return [1 / (len(lengths) * max_new_tokens) for _ in lengths]
 
 
+def likelihood_loss(tokens: TokenBatch) -> LossTerms:
+    """The objective of a warm start. Nobody sampled its tokens, so there are no ratios."""
+    shares = -tokens.weights * tokens.logprobs
+    nothing = torch.full_like(shares.detach(), torch.nan)
+    return LossTerms(
+        loss=shares.sum(),
+        shares=shares.detach(),
+        ratios=nothing,
+        clipped=torch.zeros_like(nothing, dtype=torch.bool),
+        importance=nothing,
+    )
+
+
 def policy_loss(tokens: TokenBatch, config: LossConfig) -> LossTerms:
     """The configured objective over one micro-batch."""
+    if config.kind == "sft":
+        return likelihood_loss(tokens)
     log_ratio = tokens.logprobs - tokens.old_logprobs
     log_importance = tokens.old_logprobs - tokens.actor_logprobs
     if config.kind == "gspo":

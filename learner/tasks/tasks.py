@@ -48,6 +48,8 @@ class TaskSet:
     """To evaluate on."""
     dropped: Mapping[str, int]
     """Number of dropped rows of both parts, by reason."""
+    answers: tuple[np.ndarray, ...] = ()
+    """[T] int32 each: what a warm start learns of the training tasks, in their order."""
 
 
 def load_tasks(config: TasksConfig, prompter: Prompter, kind: VerifierKind) -> TaskSet:

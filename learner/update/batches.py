@@ -43,8 +43,8 @@ class Batches:
             samples,
             idle_samples(groups, self.rollout.replacement_rounds),
             idle_groups=len(groups) - collected.teaching,
-            # Samples of an older version are expected to differ from the policy.
-            on_policy=all(order.policy_version == step for order in collected.filled),
+            # Samples of an older version are expected to differ from the policy, and those of a writer anyway.
+            on_policy=self.loss.kind != "sft" and all(order.policy_version == step for order in collected.filled),
             loss=self.loss,
             constraint=self.constraint,
             max_new_tokens=self.rollout.max_new_tokens,

@@ -58,6 +58,22 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Longest prompt in tokens. A task with a longer one is dropped and counted; a prompt is never cut."""
 
 
+class SftConfig(Section, frozen=True, kw_only=True):
+    """What a warm start learns (`python -m launch sft`): answers that somebody wrote. A step takes rollout.prompts of
+    them. Answers of more than rollout.max_new_tokens and prompts of more than tasks.max_prompt_tokens are left out."""
+
+    source: str = ""
+    """Where they come from: a file, a folder or a hub id, as in tasks.source. If empty, the training tasks of [tasks]
+    with their solutions, asked as a run asks them."""
+    chats: str = "messages"
+    """Column with chats, each a list of {role, content}. Every answer of the assistant is learned, after all that came
+    before it. tasks.system_prompt is put before chats that have none."""
+    question: str = "question"
+    """Column with the question, where there are no chats: text, or a list of {role, content}."""
+    solution: str = "solution"
+    """Column with the answer to learn, in the same two forms."""
+
+
 class CurriculumConfig(Section, frozen=True, kw_only=True):
     """Which task comes when. The formulas are in learner/curriculum/pass_rate.py and learner/curriculum/stages.py."""
 

@@ -140,6 +140,11 @@ def check_together(config: Config) -> None:
     if config.verifier.kind == "callable" and not config.verifier.function:
         raise ConfigError("verifier.kind is 'callable' but verifier.function is empty; set it to path/to/file.py:name.")
     check_objective(config.loss, config.reward)
+    if config.rollout.group == 1 and not config.is_warm_start:
+        raise ConfigError(
+            "rollout.group = 1 is not allowed: expected >= 2, because the completions of a prompt are compared with"
+            " each other; only a warm start (`python -m launch sft`) has one."
+        )
     if config.constraint.beta > 0.0 and config.constraint.reference == "old" and config.loss.passes == 1:
         raise ConfigError(
             "constraint.reference is 'old' but loss.passes is 1: in the first pass the policy is the old one and the"

@@ -61,6 +61,10 @@ class LoraConfig(Section, frozen=True, kw_only=True):
     )
     """Linears that get an adapter, by the last part of their name."""
 
+    def __hash__(self) -> int:
+        """By content: a dictionary alone has no hash, and plans are kept by it."""
+        return hash((type(self), msgspec.json.encode(self, order="sorted")))
+
     def rank_of(self, layer: str) -> int:
         """layer: its name, or the target's."""
         return self.ranks.get(layer.rpartition(".")[2], self.rank)
