@@ -19,6 +19,7 @@ from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder
 from learner.durable.repair_advice import repair_advice
 from learner.durable.resample import with_way_back
+from learner.durable.start_from import adapters_of
 from learner.durable.state import RunTotals
 from learner.evaluation.evaluate import Evaluator
 from learner.evaluation.schedule import NO_EVALUATIONS, EvalSchedule, NoEvaluations
@@ -43,7 +44,6 @@ from shared.base.residency import WakingLease, residency_of
 from shared.config.processes import LinkConfig, bind_address
 from shared.config.tree import Config
 from shared.errors import in_words
-from shared.model.starting_adapter import read_start
 from shared.process.determinism import record
 from shared.process.lease import ComputeLease, lease_for
 from shared.process.trace import Trace
@@ -81,7 +81,7 @@ def train_run(run: RunDir, config: Config, watchdog: Watchdog, trace: Trace) -> 
     with ExitStack() as opened:
         with loading(lease, device):
             with trace.phase("load"):
-                model = load_model(config, read_start(run.start) if config.lora.start_from else b"")
+                model = load_model(config, adapters_of(run, config.lora.start_from, config.teacher.adapter))
             log.info("computes with %s", json.dumps(record()))
             report_tasks(model)
             store = CheckpointStore(run.checkpoints, config.checkpoint.keep)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from launch.commands.open_run import open_run, start_of
+from launch.commands.open_run import open_run
 from launch.display.console import make_console
 from launch.display.report import markdown, print_evaluation
 from learner.durable.checkpoint import Checkpoint, choose_checkpoint
+from learner.durable.start_from import adapters_of
 from shared.config.data import TasksConfig, VerifierKind
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import EvalConfig
@@ -43,7 +44,7 @@ def evaluate_run(
     given = {"problems": problems, "samples": samples, "long_cap": long_cap}
     config = structs.replace(config, eval=overridden(config.eval, given))
     chosen = None if base else choose_checkpoint(run, config.checkpoint.keep, checkpoint)
-    found = evaluate(config, chosen, test=test, start=start_of(run, config.lora))
+    found = evaluate(config, chosen, test=test, start=adapters_of(run, config.lora.start_from, "").start)
     file = write_evaluation(run.eval, found)
     write_whole(file.with_suffix(".md"), markdown(found).encode())
     print_evaluation(make_console(), found)

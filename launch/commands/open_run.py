@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from shared.config.load import config_from_json
-from shared.config.model import LoraConfig
 from shared.config.processes import ComputeConfig
 from shared.config.tree import Config
 from shared.process.determinism import cpu_environment
@@ -28,15 +27,6 @@ def open_run(directory: Path, compute_as: Role | None = None) -> tuple[RunDir, C
     if compute_as:
         pin_cpu(config.compute, compute_as)
     return run, config
-
-
-def start_of(run: RunDir, lora: LoraConfig) -> bytes:
-    """The adapter file that a run started from; empty if it began with a new adapter."""
-    if not lora.start_from:
-        return b""
-    from shared.model.starting_adapter import read_start
-
-    return read_start(run.start)
 
 
 def pin_cpu(compute: ComputeConfig, role: Role) -> None:

@@ -21,20 +21,23 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from launch.commands.open_run import open_run, pin_cpu, start_of
+from launch.commands.open_run import open_run, pin_cpu
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.journal import Journal
 from learner.durable.journal_format import Start
 from learner.durable.repair_advice import repair_advice
+from learner.durable.start_from import adapters_of
 from shared.config.load import config_from_json
 from shared.config.tree import Config
 from shared.errors import DamageError, RunDirError
 from shared.run.metrics import finite
+from shared.run.run_dir import RunDir
 from shared.run.summary import read_summary
 
 if TYPE_CHECKING:
     from learner.quarantine.quarantine import KeptBatch
     from learner.quarantine.reproduce import Reproduction
+    from shared.model.starting_adapter import GivenAdapters
 
 
 def replay_run(*, directory: Path) -> int:
@@ -54,7 +57,7 @@ def replay_run(*, directory: Path) -> int:
     first = first_state(store, journal.start, newest=checkpoint.step)
     from_step = first.step if first else 0
     print(f"replaying steps {from_step} to {checkpoint.step} of {directory}", file=sys.stderr)
-    found, resized = replay(config, journal.records(), first, checkpoint.step, start_of(run, config.lora))
+    found, resized = replay(config, journal.records(), first, checkpoint.step, given_to(run, config))
     if resized:
         print(
             f"memory ran out in {len(resized)} of these steps, first in step {resized[0] + 1}: they were computed in"
@@ -73,6 +76,10 @@ def replay_run(*, directory: Path) -> int:
     return 0 if found == expected else 1
 
 
+def given_to(run: RunDir, config: Config) -> "GivenAdapters":
+    return adapters_of(run, config.lora.start_from, config.teacher.adapter)
+
+
 def first_state(store: CheckpointStore, start: Start, newest: int) -> Checkpoint | None:
     """The oldest checkpoint from which the journal is complete; None if it is complete from step 0."""
     if start.step == 0:
@@ -86,10 +93,14 @@ def first_state(store: CheckpointStore, start: Start, newest: int) -> Checkpoint
 
 
 def replay(
-    config: Config, records: Iterator[bytes], first: Checkpoint | None, steps: int, start: bytes = b""
+    config: Config,
+    records: Iterator[bytes],
+    first: Checkpoint | None,
+    steps: int,
+    given: "GivenAdapters | None" = None,
 ) -> tuple[str, list[int]]:
     """The digest of the adapter after `steps` updates, those up to `first` taken from there; the steps, from 0, that
-    were computed in another size than in the run. start: the adapter that the run started from."""
+    were computed in another size than in the run. given: the adapters that the run was given."""
     from learner.durable.recorder import RecordedOrders
     from learner.durable.state import RunTotals
     from learner.loop import train
@@ -103,7 +114,7 @@ def replay(
     config = structs.replace(config, loss=structs.replace(config.loss, max_mismatch=math.inf))
     # A checkpoint behind a fault says that the run went on without that batch, even if its config now says otherwise.
     config = structs.replace(config, guard=structs.replace(config.guard, on_fault="skip"))
-    model = load_model(config, start)
+    model = load_model(config, given) if given else load_model(config)
     filler = RecordedOrders(records)
     learner = build_learner(model, filler, keep_nowhere, notes=filler)
     state = learner.state
@@ -126,9 +137,19 @@ def replay_batch(*, file: Path) -> int:
 
     from learner.orders.plan import judge_of
     from learner.quarantine.reproduce import reproduce
-    from learner.wiring import build_trainer, load_trained_policy
+    from learner.wiring import build_trainer, load_trained_policy, tasks_of, teacher_of
+    from shared.base.cache import cached_base
+    from shared.model.prompt import load_prompter
 
-    trainer = build_trainer(load_trained_policy(config, "cpu"), config, lambda: None)
+    if config.loss.kind == "opd":
+        # What it followed is in the run beside the file: adapters, and the data behind the prompts.
+        given = given_to(RunDir(file.parents[1]), config)
+        prompter = load_prompter(cached_base(config.model).folder)
+        teacher = teacher_of(config, prompter, tasks_of(config, prompter).train, given.teacher)
+        policy = load_trained_policy(config, "cpu", given.start)
+    else:
+        policy, teacher = load_trained_policy(config, "cpu"), None
+    trainer = build_trainer(policy, config, lambda: None, teacher=teacher)
     found = reproduce(kept, judge_of(config), trainer.batches, trainer.update)
     print("\n".join(sample_lines(kept, found)))
     report = batch_report(kept, found)

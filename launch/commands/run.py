@@ -44,7 +44,7 @@ from launch.plan.memory import Work
 from launch.plan.remedies import refuse_if_too_large
 from launch.presets.load import load_config
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
-from learner.durable.start_from import files_to_start_from
+from learner.durable.start_from import given_adapter
 from protocol.access.keys import create_keys
 from shared.config.load import config_to_json
 from shared.config.model import LoraConfig, cache_root
@@ -218,7 +218,8 @@ def make_run(folder: Path, config: Config, card: Mapping[str, str] = NO_CARD) ->
         compute=structs.asdict(config.compute),
         card=card,
         create_keys=lambda keys: create_keys(keys, actor_ids),
-        start=files_to_start_from(config.lora, config.model),
+        start=given_adapter("lora.start_from", config.lora.start_from, config.lora, config.model),
+        teacher=given_adapter("teacher.adapter", config.teacher.adapter, config.lora, config.model),
     )
 
 

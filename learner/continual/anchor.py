@@ -10,8 +10,8 @@ layer by layer; A* and B* are fp32, and dW* is their product. All of it is one f
 Left out on purpose: one F a stage (the sum is what the online form keeps), a Fisher that couples weights.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from safetensors.torch import load, save
@@ -36,7 +36,7 @@ class Anchor:
         """Stages that have ended."""
         self.theta: dict[str, torch.Tensor] = {}
         """`layer.lora_A` and `layer.lora_B` at the end of the last of them; empty before."""
-        self.start = copied(adapter) if config.kl_to != "base" and adapter.moved else {}
+        self.start = adapter.values() if config.kl_to != "base" and adapter.moved else {}
         """The same before the first step; empty if that is the base, or if the KL is to the base anyway."""
         self.fisher: dict[str, torch.Tensor] = {}
         """Layer -> [out, in] bf16 F; empty before, and where curriculum.ewc = 0."""
@@ -44,7 +44,7 @@ class Anchor:
     def set(self, stage: int, fisher: Mapping[str, torch.Tensor]) -> None:
         """The stage before `stage` is over. fisher: [out, in] of each layer, or nothing where it is not asked for."""
         self.stage = stage
-        self.theta = copied(self.adapter)
+        self.theta = self.adapter.values()
         if fisher:
             older = {name: values.float() for name, values in self.fisher.items()}
             both = merged(older, normalised(fisher), self.config.ewc_decay)
@@ -65,18 +65,7 @@ class Anchor:
     def reference(self) -> AbstractContextManager[None]:
         """Inside, the model is what the objective's KL is taken to."""
         values = (self.theta if self.config.kl_to == "stage" else {}) or self.start
-        return self.with_values(values) if values else self.adapter.switched_off()
-
-    @contextmanager
-    def with_values(self, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Inside, the adapter has these."""
-        parameters = self.adapter.parameters()
-        now = {name: value.detach().clone() for name, value in parameters.items()}
-        put(parameters, values)
-        try:
-            yield
-        finally:
-            put(parameters, now)
+        return self.adapter.holding(values) if values else self.adapter.switched_off()
 
     def most_bytes(self) -> int:
         """How large its file may become."""
@@ -96,15 +85,3 @@ class Anchor:
         self.fisher = {name.removesuffix(FISHER): t for name, t in tensors.items() if name.endswith(FISHER)}
         self.start = {name.removeprefix(START): t for name, t in tensors.items() if name.startswith(START)}
         self.theta = {n: t for n, t in tensors.items() if not n.endswith(FISHER) and not n.startswith(START)}
-
-
-def copied(adapter: Adapter) -> dict[str, torch.Tensor]:
-    """On the CPU."""
-    return {name: value.detach().cpu().clone() for name, value in adapter.parameters().items()}
-
-
-@torch.no_grad()
-def put(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    """Overwrite the one by the other."""
-    for name, parameter in parameters.items():
-        parameter.copy_(values[name])

@@ -100,7 +100,7 @@ def judge_of(config: Config) -> Judge:
         verifier=config.verifier,
         reward=config.reward,
         max_new_tokens=config.rollout.max_new_tokens,
-        written=config.is_warm_start,
+        compares=config.compares,
     )
 
 

@@ -90,6 +90,7 @@ def step_metrics(
         card_mb=card_mb([order.timings for order in filled], clock.card),
         weight_sum=stats.weight_sum if stats else 0.0,
         penalised_fraction=penalised_fraction(batch) if constrained else NAN,
+        teacher_kl=teacher_kl(batch),
         policy_version=min(order.policy_version for order in filled),
         curriculum_stage=curriculum.stage,
         curriculum_pass_rate=curriculum.pass_rate if scored else NAN,
@@ -167,6 +168,12 @@ def selected_fraction(batch: StepBatch) -> float:
 def penalised_fraction(batch: StepBatch) -> float:
     """Share of the batch's response tokens that the constraint penalised."""
     return sum(int((sample.penalties != 0).sum()) for sample in batch.samples) / batch.response_tokens
+
+
+def teacher_kl(batch: StepBatch) -> float:
+    rows = [s.sample for s in batch.samples]
+    gaps = [s.actor_logprobs - s.teacher_logprobs for s in rows if s.teacher_logprobs is not None]
+    return mean(np.concatenate(gaps)) if gaps else NAN
 
 
 def effective_share(weights: np.ndarray) -> float:

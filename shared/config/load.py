@@ -17,7 +17,7 @@ from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.named_rewards import check_rewards
 from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig, LinkConfig
-from shared.config.training import LossConfig
+from shared.config.training import LossConfig, TeacherConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.config.types import Section
 from shared.errors import ConfigError
@@ -140,6 +140,7 @@ def check_together(config: Config) -> None:
     if config.verifier.kind == "callable" and not config.verifier.function:
         raise ConfigError("verifier.kind is 'callable' but verifier.function is empty; set it to path/to/file.py:name.")
     check_objective(config.loss, config.reward)
+    check_teacher(config.loss, config.teacher)
     if config.rollout.group == 1 and not config.is_warm_start:
         raise ConfigError(
             "rollout.group = 1 is not allowed: expected >= 2, because the completions of a prompt are compared with"
@@ -215,6 +216,18 @@ def check_objective(loss: LossConfig, reward: RewardConfig) -> None:
         raise ConfigError(
             "loss.kind = 'gspo' takes one ratio over all tokens of a completion, but loss.entropy_fraction ="
             f" {loss.entropy_fraction:g} masks some of them; set it to 1, or choose another loss.kind."
+        )
+
+
+def check_teacher(loss: LossConfig, teacher: TeacherConfig) -> None:
+    if loss.kind == "opd" and not (teacher.prompt or teacher.adapter):
+        raise ConfigError(
+            "loss.kind = 'opd' follows a teacher, but teacher.prompt and teacher.adapter are empty, so it would be the"
+            " policy that the run begins with; set one of them."
+        )
+    if loss.kind != "opd" and (teacher.prompt or teacher.adapter):
+        raise ConfigError(
+            f"[teacher] is set but loss.kind = '{loss.kind}' has no teacher; set loss.kind to 'opd', or remove it."
         )
 
 

@@ -24,7 +24,15 @@ from shared.config.processes import (
     LogConfig,
     PipelineConfig,
 )
-from shared.config.training import BatchConfig, ConstraintConfig, GrowthConfig, GuardConfig, LossConfig, OptimizerConfig
+from shared.config.training import (
+    BatchConfig,
+    ConstraintConfig,
+    GrowthConfig,
+    GuardConfig,
+    LossConfig,
+    OptimizerConfig,
+    TeacherConfig,
+)
 from shared.config.types import NonNegative, Positive, Section
 
 
@@ -70,6 +78,7 @@ class Config(Section, frozen=True, kw_only=True):
     verifier: VerifierConfig = VerifierConfig()
     reward: RewardConfig = RewardConfig()
     loss: LossConfig = LossConfig()
+    teacher: TeacherConfig = TeacherConfig()
     constraint: ConstraintConfig = ConstraintConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
@@ -101,6 +110,11 @@ class Config(Section, frozen=True, kw_only=True):
         return self.loss.kind == "sft"
 
     @property
+    def compares(self) -> bool:
+        """Whether a group teaches only by the differences between its completions."""
+        return self.loss.kind not in ("sft", "opd")
+
+    @property
     def needs_actor(self) -> bool:
         return not self.is_warm_start or self.eval.problems > 0
 
@@ -119,6 +133,7 @@ def warm_start(config: Config) -> Config:
         # At temperature 1, so that the loss is the plain likelihood.
         rollout=RolloutConfig(prompts=config.rollout.prompts, group=1, max_new_tokens=config.rollout.max_new_tokens),
         reward=RewardConfig(),
+        teacher=TeacherConfig(),
         constraint=ConstraintConfig(),
         curriculum=CurriculumConfig(),
         growth=GrowthConfig(),

@@ -16,7 +16,7 @@ gives the base's.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -251,6 +251,21 @@ class Adapter:
             for name, value in self.parameters().items():
                 value.data = before[name]
 
+    def values(self) -> dict[str, torch.Tensor]:
+        """A copy of A and B on the CPU."""
+        return {name: value.detach().cpu().clone() for name, value in self.parameters().items()}
+
+    @contextmanager
+    def holding(self, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Inside the block, A and B have these values."""
+        parameters = self.parameters()
+        now = {name: value.detach().clone() for name, value in parameters.items()}
+        put(parameters, values)
+        try:
+            yield
+        finally:
+            put(parameters, now)
+
     @contextmanager
     def switched_off(self) -> Iterator[None]:
         """Inside the block, the model is the base."""
@@ -261,3 +276,10 @@ class Adapter:
         finally:
             for layer in self.layers.values():
                 layer.enabled = True
+
+
+@torch.no_grad()
+def put(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    """Overwrite the one by the other."""
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])

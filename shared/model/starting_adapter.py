@@ -1,7 +1,8 @@
-"""The adapter that a run starts from (lora.start_from): read from PEFT's format, checked, and kept in the run.
+"""An adapter that a run is given (lora.start_from, teacher.adapter): read from PEFT's format, checked, kept in the run.
 
     start/adapter_model.safetensors   as adapter_file.py writes it, fp32; what resume and replay start from
     start/adapter_config.json         as it came, for people
+    teacher/                          the same of the teacher's
 
 An adapter is a difference to one base at one scale. Installed with another scale, other ranks or only a part of its
 layers it would be another policy, and training would hide that. So everything must be equal: base, targets, layers,
@@ -25,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from shared.config.model import LoraConfig
-from shared.errors import ConfigError, DamageError, ModelError
+from shared.errors import ConfigError, DamageError, ModelError, UserError
 from shared.model.adapter_file import PREFIX, LoraLayout, peft_name
 from shared.model.lora import PAIR
 
@@ -74,13 +75,35 @@ class PeftLora:
         return matching(self.alphas, layer, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GivenAdapters:
+    """Adapter files that a run was given; empty where there is none."""
+
+    start: bytes = b""
+    """What it starts from."""
+    teacher: bytes = b""
+    """What its teacher has."""
+
+
+NONE_GIVEN = GivenAdapters()
+
+
 def matching(patterns: Mapping[str, float], layer: str, default: float) -> float:
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", layer)), default)
 
 
-def starting_adapter(folder: Path, layout: LoraLayout, bases: Sequence[str]) -> dict[str, bytes]:
-    """The files of `start/`. ConfigError if the adapter in this folder does not fit the run; bases: names of the run's
-    base."""
+def starting_adapter(
+    folder: Path, layout: LoraLayout, bases: Sequence[str], key: str = "lora.start_from"
+) -> dict[str, bytes]:
+    """The files of `start/`. UserError if the adapter in this folder does not fit the run. bases: names of the run's
+    base. key: what names the adapter."""
+    try:
+        return checked_files(folder, layout, bases)
+    except UserError as error:
+        raise type(error)(f"{key}: {error}") from error
+
+
+def checked_files(folder: Path, layout: LoraLayout, bases: Sequence[str]) -> dict[str, bytes]:
     config = read_config(folder)
     theirs = PeftLora.read(config)
     refuse_other_base(folder, theirs.base, bases)
@@ -94,13 +117,13 @@ def starting_adapter(folder: Path, layout: LoraLayout, bases: Sequence[str]) -> 
     return {WEIGHTS: save(tensors, metadata={"format": "pt"}), CONFIG: json.dumps(config, indent=2).encode()}
 
 
-def read_start(folder: Path) -> bytes:
+def read_given(folder: Path) -> bytes:
     """The copy in a run."""
     try:
         return (folder / WEIGHTS).read_bytes()
     except OSError as error:
         raise DamageError(
-            f"{folder / WEIGHTS}, which this run starts from, cannot be read ({error.strerror}); restore it."
+            f"{folder / WEIGHTS}, which this run was given, cannot be read ({error.strerror}); restore it."
         ) from error
 
 
@@ -111,23 +134,21 @@ def read_config(folder: Path) -> dict[str, Any]:
         kind, start = config["peft_type"], config.get("init_lora_weights", True)
         PeftLora.read(config)
     except OSError as error:
-        raise ModelError(
-            f"lora.start_from: {folder} has no {CONFIG}; give a folder that PEFT wrote, or a run of ours."
-        ) from error
+        raise ModelError(f"{folder} has no {CONFIG}; give a folder that PEFT wrote, or a run of ours.") from error
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"lora.start_from: {folder / CONFIG} is not what PEFT writes ({error}).") from error
+        raise ModelError(f"{folder / CONFIG} is not what PEFT writes ({error}).") from error
     more = next((key for key in COMPUTES_MORE if config.get(key)), "")
     if config.get("bias", "none") != "none":
         more = "bias"
     if kind != "LORA" or more:
         what = f"is of type {kind}" if kind != "LORA" else f"was trained with {more} = {config[more]}"
         raise ModelError(
-            f"lora.start_from: the adapter in {folder} {what}, and a run trains plain LoRA matrices on linears; merge"
+            f"the adapter in {folder} {what}, and a run trains plain LoRA matrices on linears; merge"
             " it into its base with PEFT, and train that model."
         )
     if start not in PLAIN_STARTS:
         raise ModelError(
-            f"lora.start_from: the adapter in {folder} began with init_lora_weights = {start!r}, which changed the base"
+            f"the adapter in {folder} began with init_lora_weights = {start!r}, which changed the base"
             " too; convert it with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...) first."
         )
     return config
@@ -137,21 +158,21 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors under PEFT's names, fp32 and finite."""
     if not (folder / WEIGHTS).is_file():
         raise ModelError(
-            f"lora.start_from: {folder} has no {WEIGHTS}; a pickle (adapter_model.bin) is never opened: save the"
+            f"{folder} has no {WEIGHTS}; a pickle (adapter_model.bin) is never opened: save the"
             " adapter with safe_serialization=True."
         )
     try:
         tensors = load((folder / WEIGHTS).read_bytes())
     except SafetensorError as error:
-        raise ModelError(f"lora.start_from: {folder / WEIGHTS} is not a safetensors file ({error}).") from error
+        raise ModelError(f"{folder / WEIGHTS} is not a safetensors file ({error}).") from error
     for name, tensor in tensors.items():
         if layer_of(name) == "":
             raise ModelError(
-                f"lora.start_from: the adapter in {folder} has '{name}', which is no LoRA matrix of a linear; only"
+                f"the adapter in {folder} has '{name}', which is no LoRA matrix of a linear; only"
                 " those can be trained further."
             )
         if not bool(torch.isfinite(tensor).all()):
-            raise ModelError(f"lora.start_from: '{name}' of the adapter in {folder} has values that are not finite.")
+            raise ModelError(f"'{name}' of the adapter in {folder} has values that are not finite.")
     return {name: tensor.float().contiguous() for name, tensor in tensors.items()}
 
 
@@ -166,7 +187,7 @@ def refuse_other_base(folder: Path, base: str, bases: Sequence[str]) -> None:
     """By name. Where it is the same base under another name, the shapes still have to fit."""
     if base and short(base) not in map(short, bases):
         raise ConfigError(
-            f"lora.start_from: the adapter in {folder} was trained on '{base}' and this run's model.path is"
+            f"the adapter in {folder} was trained on '{base}' and this run's model.path is"
             f" '{bases[0]}'; set model.path to that model, or, if it is the same one, correct base_model_name_or_path"
             f" in its {CONFIG}."
         )
@@ -181,7 +202,7 @@ def refuse_other_targets(folder: Path, layers: Sequence[str], lora: LoraConfig) 
     theirs, ours = {layer.rpartition(".")[2] for layer in layers}, set(lora.targets)
     if theirs != ours:
         raise ConfigError(
-            f"lora.start_from: the adapter in {folder} is on {', '.join(sorted(theirs))} and lora.targets is"
+            f"the adapter in {folder} is on {', '.join(sorted(theirs))} and lora.targets is"
             f" {', '.join(sorted(ours))}; set lora.targets to {json.dumps(sorted(theirs))}."
         )
 
@@ -190,12 +211,12 @@ def refuse_other_layers(folder: Path, theirs: Sequence[str], ours: Sequence[str]
     """Every layer of the base with such a target has an adapter here."""
     if left := sorted(set(ours) - set(theirs)):
         raise ConfigError(
-            f"lora.start_from: the adapter in {folder} covers {len(theirs)} of {len(ours)} linears; the first without"
+            f"the adapter in {folder} covers {len(theirs)} of {len(ours)} linears; the first without"
             f" is '{left[0]}': take an adapter that was trained on all layers."
         )
     if more := sorted(set(theirs) - set(ours)):
         raise ConfigError(
-            f"lora.start_from: the adapter in {folder} changes '{more[0]}', which this base does not have; set"
+            f"the adapter in {folder} changes '{more[0]}', which this base does not have; set"
             " model.path to the model that it was trained on."
         )
 
@@ -207,7 +228,7 @@ def refuse_other_ranks(folder: Path, theirs: PeftLora, layout: LoraLayout) -> No
             target = layer.rpartition(".")[2]
             key = "lora.rank" if rank == theirs.rank and target not in layout.lora.ranks else f"lora.ranks {target}"
             raise ConfigError(
-                f"lora.start_from: the adapter in {folder} has rank {rank} in '{layer}' and this run"
+                f"the adapter in {folder} has rank {rank} in '{layer}' and this run"
                 f" {layout.lora.rank_of(layer)}; set {key} = {rank}."
             )
 
@@ -217,7 +238,7 @@ def refuse_other_scale(folder: Path, theirs: PeftLora, layout: LoraLayout) -> No
         scale, ours = theirs.scale_of(layer), layout.lora.scale_of(layer)
         if not math.isclose(scale, ours, rel_tol=1e-9):
             raise ConfigError(
-                f"lora.start_from: the adapter in {folder} is scaled by {scale:g} in '{layer}' and this run's by"
+                f"the adapter in {folder} is scaled by {scale:g} in '{layer}' and this run's by"
                 f" {ours:g}; set lora.alpha = {theirs.alpha:g} and lora.rslora = {json.dumps(theirs.rslora)}"
                 f"{' (its alpha_pattern has no counterpart here)' if theirs.alphas else ''}."
             )
@@ -229,6 +250,6 @@ def refuse_other_shapes(folder: Path, tensors: Mapping[str, torch.Tensor], layou
         if found is None or tuple(found.shape) != tuple(shape):
             got = "nothing" if found is None else tuple(found.shape)
             raise ConfigError(
-                f"lora.start_from: the adapter in {folder} has {got} for '{name}' and this base needs {tuple(shape)};"
+                f"the adapter in {folder} has {got} for '{name}' and this base needs {tuple(shape)};"
                 " set model.path to the model that it was trained on."
             )

@@ -3,7 +3,7 @@
     config.json   the resolved configuration; written last, so a folder that has it is a run
     run.json      run id, versions, processor, card, number type and threads
     plan.json     what the run was predicted to take
-    start/        the adapter that it starts from, if there is one
+    start/        the adapter that it starts from, if there is one; teacher/ the one that it learns from
     lock          flock: one learner per run
     lease/        flock: which process may compute, where the two share a CPU; actors write here and into logs/ only
     keys/         CURVE keys, 0700
@@ -111,13 +111,14 @@ class RunDir:
         card: Mapping[str, str] = MappingProxyType({}),
         create_keys: Callable[[Path], None] = lambda folder: None,
         start: Mapping[str, bytes] = MappingProxyType({}),
+        teacher: Mapping[str, bytes] = MappingProxyType({}),
         min_free_bytes: int = MIN_FREE_BYTES,
     ) -> Self:
         """Make a new run. RunDirError if the folder has files, cannot be written, or has too little space.
 
         compute: that section of the configuration. card: as in run.json. create_keys: writes keys into the folder it
-        gets. start: files of the adapter that the run starts from. config.json is written last, so a folder with it is
-        whole.
+        gets. start, teacher: files of adapters that the run is given. config.json is written last, so a folder with it
+        is whole.
         """
         run = cls(path)
         with disk_errors(path):
@@ -130,8 +131,9 @@ class RunDir:
         with disk_errors(run.keys):
             create_keys(run.keys)
             sync_folder(run.keys)
-        if start:
-            write_tree_whole(run.start, start)
+        for folder, files in ((run.start, start), (run.teacher, teacher)):
+            if files:
+                write_tree_whole(folder, files)
         run.write_info(compute, card)
         write_whole(run.config, config_json)
         return run
@@ -193,6 +195,11 @@ class RunDir:
     def start(self) -> Path:
         """What the run starts from, copied, so that the original may move."""
         return self.path / "start"
+
+    @property
+    def teacher(self) -> Path:
+        """The same of the adapter that a distillation follows."""
+        return self.path / "teacher"
 
     @property
     def lock(self) -> Path:

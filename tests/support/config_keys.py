@@ -91,6 +91,8 @@ PINNED: dict[str, object] = {
     "loss.entropy_fraction": 1.0,
     "loss.passes": 1,
     "loss.max_mismatch": 0.0,
+    "teacher.prompt": "",
+    "teacher.adapter": "",
     "constraint.beta": 0.0,
     "constraint.low_entropy": 0.8,
     "constraint.share": 2e-4,
