@@ -127,11 +127,14 @@ class Learner:
 def load_model(config: Config, given: GivenAdapters = NONE_GIVEN) -> Model:
     policy = load_trained_policy(config, config.compute.device, given.start)
     prompter = load_prompter(cached_base(config.model).folder)
-    tasks = tasks_of(config, prompter)
+    kind, cap = config.verifier.kind, config.rollout.max_new_tokens
+    if config.is_warm_start:
+        evaluated = config.eval.problems > 0
+        tasks = load_written(config.tasks, config.sft, kind, prompter, longest=cap, evaluated=evaluated)
+    else:
+        tasks = load_tasks(config.tasks, prompter, kind)
     # Before the first order: an actor would notice it too, but only with the first long prompt.
-    longest_completion = max(
-        config.rollout.max_new_tokens, config.eval.longest_completion(config.rollout.max_new_tokens)
-    )
+    longest_completion = max(cap, config.eval.longest_completion(cap))
     teacher = teacher_of(config, prompter, tasks.train, given.teacher)
     policy.refuse_if_too_long(max(longest_prompt(tasks), teacher.longest_prompt if teacher else 0), longest_completion)
     return Model(config=config, policy=policy, prompter=prompter, tasks=tasks, teacher=teacher)
@@ -144,12 +147,6 @@ def teacher_of(config: Config, prompter: Prompter, tasks: Sequence[Task], adapte
     text = config.teacher.prompt
     prompts = told_prompts(tasks, text, config.tasks, prompter, config.verifier.kind) if text else {}
     return TeacherFacts(prompts=prompts, adapter=adapter)
-
-
-def tasks_of(config: Config, prompter: Prompter) -> TaskSet:
-    if config.is_warm_start:
-        return load_written(config, prompter)
-    return load_tasks(config.tasks, prompter, config.verifier.kind)
 
 
 def longest_prompt(tasks: TaskSet) -> int:

@@ -56,8 +56,9 @@ def replay_run(*, directory: Path) -> int:
         journal = Journal.read(run.journal)
     first = first_state(store, journal.start, newest=checkpoint.step)
     from_step = first.step if first else 0
+    given = adapters_of(run, config.lora.start_from, config.teacher.adapter)
     print(f"replaying steps {from_step} to {checkpoint.step} of {directory}", file=sys.stderr)
-    found, resized = replay(config, journal.records(), first, checkpoint.step, given_to(run, config))
+    found, resized = replay(config, journal.records(), first, checkpoint.step, given)
     if resized:
         print(
             f"memory ran out in {len(resized)} of these steps, first in step {resized[0] + 1}: they were computed in"
@@ -74,10 +75,6 @@ def replay_run(*, directory: Path) -> int:
     }
     print(json.dumps(report))
     return 0 if found == expected else 1
-
-
-def given_to(run: RunDir, config: Config) -> "GivenAdapters":
-    return adapters_of(run, config.lora.start_from, config.teacher.adapter)
 
 
 def first_state(store: CheckpointStore, start: Start, newest: int) -> Checkpoint | None:
@@ -137,15 +134,17 @@ def replay_batch(*, file: Path) -> int:
 
     from learner.orders.plan import judge_of
     from learner.quarantine.reproduce import reproduce
-    from learner.wiring import build_trainer, load_trained_policy, tasks_of, teacher_of
+    from learner.tasks.tasks import load_tasks
+    from learner.wiring import build_trainer, load_trained_policy, teacher_of
     from shared.base.cache import cached_base
     from shared.model.prompt import load_prompter
 
     if config.loss.kind == "opd":
         # What it followed is in the run beside the file: adapters, and the data behind the prompts.
-        given = given_to(RunDir(file.parents[1]), config)
+        given = adapters_of(RunDir(file.parents[1]), config.lora.start_from, config.teacher.adapter)
         prompter = load_prompter(cached_base(config.model).folder)
-        teacher = teacher_of(config, prompter, tasks_of(config, prompter).train, given.teacher)
+        tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
+        teacher = teacher_of(config, prompter, tasks.train, given.teacher)
         policy = load_trained_policy(config, "cpu", given.start)
     else:
         policy, teacher = load_trained_policy(config, "cpu"), None

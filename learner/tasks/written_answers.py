@@ -22,7 +22,6 @@ import numpy as np
 from learner.tasks.sources import known, open_dataset
 from learner.tasks.tasks import Task, TaskSet, examples, load_rows, load_tasks
 from shared.config.data import SftConfig, TasksConfig, VerifierKind
-from shared.config.tree import Config
 from shared.errors import DataError
 from shared.model.prompt import Message, Prompter, conversation
 
@@ -45,18 +44,19 @@ class Written:
         return self.before[-1]["content"] if self.before else ""
 
 
-def load_written(config: Config, prompter: Prompter) -> TaskSet:
+def load_written(
+    config: TasksConfig, sft: SftConfig, kind: VerifierKind, prompter: Prompter, *, longest: int, evaluated: bool
+) -> TaskSet:
     """The examples as tasks, their answers, and the held-out tasks if they are evaluated; DataError if no example is
-    left."""
-    found = list(written_answers(config.tasks, config.sft, config.verifier.kind))
-    order = np.random.default_rng(config.tasks.seed).permutation(len(found))
-    chosen = [found[place] for place in order[: config.tasks.limit or None]]
-    tasks, answers, dropped = rendered(chosen, config.tasks.max_prompt_tokens, config.rollout.max_new_tokens, prompter)
+    left. longest: tokens of an answer."""
+    found = list(written_answers(config, sft, kind))
+    order = np.random.default_rng(config.seed).permutation(len(found))
+    chosen = [found[place] for place in order[: config.limit or None]]
+    tasks, answers, dropped = rendered(chosen, config.max_prompt_tokens, longest, prompter)
     if not tasks:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "it has no rows"
-        raise DataError(f"{name_of(config.sft, config.tasks)} gave no answer to learn: {reasons}.")
-    evaluated = config.eval.problems > 0
-    held_out = load_tasks(config.tasks, prompter, config.verifier.kind).held_out if evaluated else ()
+        raise DataError(f"{name_of(sft, config)} gave no answer to learn: {reasons}.")
+    held_out = load_tasks(config, prompter, kind).held_out if evaluated else ()
     return TaskSet(train=tasks, held_out=held_out, dropped=dropped, answers=answers)
 
 

@@ -40,11 +40,16 @@ def config_for(**sections: Any) -> Config:
     return warm_start(resolve({"eval": {"problems": 0}} | sections))
 
 
+def load(config: Config, prompter: Prompter) -> TaskSet:
+    cap, evaluated = config.rollout.max_new_tokens, config.eval.problems > 0
+    return load_written(config.tasks, config.sft, config.verifier.kind, prompter, longest=cap, evaluated=evaluated)
+
+
 def loaded(tmp_path: Path, prompter: Prompter, rows: Sequence[dict[str, Any]], **sections: Any) -> TaskSet:
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
     sft = {"source": str(file)} | sections.pop("sft", {})
-    return load_written(config_for(sft=sft, **sections), prompter)
+    return load(config_for(sft=sft, **sections), prompter)
 
 
 def texts(tasks: TaskSet, prompter: Prompter) -> set[tuple[str, str]]:
@@ -103,7 +108,7 @@ def test_a_chat_keeps_its_own_system_message(tmp_path: Path, prompter: Prompter)
 def test_without_a_source_the_solutions_are_asked_as_a_run_asks_them(prompter: Prompter) -> None:
     tasks: dict[str, Any] = {"few_shot": 2, "limit": 20, "levels": [1], "system_prompt": "Add."}
     config = config_for(tasks=tasks | {"max_prompt_tokens": 512})
-    found = load_written(config, prompter)
+    found = load(config, prompter)
     asked = load_tasks(config.tasks, prompter, "gsm8k")
     prompts = {task.prompt_ids.tobytes(): task.columns["solution"] for task in asked.train}
     assert len(found.train) == len(asked.train) == 20 and not found.held_out
@@ -113,7 +118,7 @@ def test_without_a_source_the_solutions_are_asked_as_a_run_asks_them(prompter: P
 
 def test_held_out_tasks_are_those_of_a_run_if_they_are_evaluated(prompter: Prompter) -> None:
     config = config_for(eval={"problems": 8})
-    found, asked = load_written(config, prompter), load_tasks(config.tasks, prompter, "gsm8k")
+    found, asked = load(config, prompter), load_tasks(config.tasks, prompter, "gsm8k")
     assert [task.columns for task in found.held_out] == [task.columns for task in asked.held_out]
 
 
