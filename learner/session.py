@@ -15,11 +15,11 @@ from types import FrameType
 import torch
 
 from learner.durable.checkpoint import CheckpointStore
+from learner.durable.find_adapter import adapters_of
 from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder
 from learner.durable.repair_advice import repair_advice
 from learner.durable.resample import with_way_back
-from learner.durable.start_from import adapters_of
 from learner.durable.state import RunTotals
 from learner.evaluation.evaluate import Evaluator
 from learner.evaluation.schedule import NO_EVALUATIONS, EvalSchedule, NoEvaluations

@@ -45,10 +45,10 @@ from shared.config.processes import ActorConfig
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_config, install_adapter, layout_digest
 from shared.model.canary import canary_ids, canary_of
+from shared.model.given_adapter import NONE_GIVEN, GivenAdapters
 from shared.model.kernels.choice import policy_with_kernels
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
-from shared.model.starting_adapter import NONE_GIVEN, GivenAdapters
 from shared.process.card import driver_of
 from shared.process.determinism import pin_torch
 from shared.process.lease import ComputeLease
@@ -257,5 +257,5 @@ def largest_step(config: Config, tasks: TaskSet) -> Largest:
         completion=config.rollout.max_new_tokens,
         group=config.rollout.group,
         groups=config.most_prompts,
-        tells_entropies=config.actor.engine == "hf",
+        tells_entropies=config.actor.engine == "hf" and not config.is_warm_start,
     )

@@ -13,7 +13,7 @@ from launch.commands.open_run import open_run
 from launch.display.console import make_console
 from launch.display.report import markdown, print_evaluation
 from learner.durable.checkpoint import Checkpoint, choose_checkpoint
-from learner.durable.start_from import adapters_of
+from learner.durable.find_adapter import adapters_of
 from shared.config.data import TasksConfig, VerifierKind
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import EvalConfig

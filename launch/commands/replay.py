@@ -23,10 +23,10 @@ from msgspec import structs
 
 from launch.commands.open_run import open_run, pin_cpu
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.find_adapter import adapters_of
 from learner.durable.journal import Journal
 from learner.durable.journal_format import Start
 from learner.durable.repair_advice import repair_advice
-from learner.durable.start_from import adapters_of
 from shared.config.load import config_from_json
 from shared.config.tree import Config
 from shared.errors import DamageError, RunDirError
@@ -37,7 +37,7 @@ from shared.run.summary import read_summary
 if TYPE_CHECKING:
     from learner.quarantine.quarantine import KeptBatch
     from learner.quarantine.reproduce import Reproduction
-    from shared.model.starting_adapter import GivenAdapters
+    from shared.model.given_adapter import GivenAdapters
 
 
 def replay_run(*, directory: Path) -> int:

@@ -44,7 +44,7 @@ from launch.plan.memory import Work
 from launch.plan.remedies import refuse_if_too_large
 from launch.presets.load import load_config
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
-from learner.durable.start_from import given_adapter
+from learner.durable.find_adapter import given_adapter
 from protocol.access.keys import create_keys
 from shared.config.load import config_to_json
 from shared.config.model import LoraConfig, cache_root

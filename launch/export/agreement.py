@@ -28,7 +28,7 @@ from shared.base.load import load_policy
 from shared.errors import DamageError
 from shared.model.adapter_file import install_adapter
 from shared.model.canary import canary_ids, sequence_logprobs
-from shared.model.starting_adapter import PeftLora
+from shared.model.given_adapter import PeftLora
 from shared.seeding import derive
 
 NUM_SEQUENCES = 4

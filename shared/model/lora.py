@@ -6,7 +6,7 @@
 The base is never merged with the adapter: with B = 0 the numbers are the base's bit for bit, and switching the adapter
 off gives the reference policy without a second model. A and B stay fp32 (bf16 would round small updates away) and are
 cast to the type of the input in each call. A run may start from an adapter that was trained before
-(starting_adapter.py). Left out on purpose: dropout, which would make the numbers of actor and learner differ.
+(given_adapter.py). Left out on purpose: dropout, which would make the numbers of actor and learner differ.
 
     folded:  y = (W + s B A) x + b
 

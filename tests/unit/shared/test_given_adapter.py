@@ -19,7 +19,7 @@ from shared.config.load import resolve
 from shared.config.tree import Config
 from shared.errors import ModelError, UserError
 from shared.model.adapter_file import adapter_bytes, adapter_config, layout_digest, read_adapter, read_layout
-from shared.model.starting_adapter import CONFIG, WEIGHTS, PeftLora, starting_adapter
+from shared.model.given_adapter import CONFIG, WEIGHTS, PeftLora, fitting_adapter
 from tests.support.fakes import dense_twin, hidden_of, shake, tiny_policy
 
 pytestmark = [
@@ -53,7 +53,7 @@ def config_for(checkpoint: Path, **lora: Any) -> Config:
 
 def taken(folder: Path, config: Config) -> bytes:
     layout = read_layout(cached_base(config.model).folder, config.lora)
-    return starting_adapter(folder, layout, (config.model.path,))[WEIGHTS]
+    return fitting_adapter(folder, layout, (config.model.path,))[WEIGHTS]
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def matching(patterns: Mapping[str, float], layer: str, default: float) -> float
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", layer)), default)
 
 
-def starting_adapter(
+def fitting_adapter(
     folder: Path, layout: LoraLayout, bases: Sequence[str], key: str = "lora.start_from"
 ) -> dict[str, bytes]:
     """The files of `start/`. UserError if the adapter in this folder does not fit the run. bases: names of the run's

@@ -17,7 +17,7 @@ from shared.errors import ModelError, RunDirError
 from shared.run.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from shared.model.starting_adapter import GivenAdapters
+    from shared.model.given_adapter import GivenAdapters
 
 NOTHING: Mapping[str, bytes] = {}
 
@@ -30,15 +30,15 @@ def given_adapter(key: str, source: str, lora: LoraConfig, model: ModelConfig) -
     # Torch is loaded here, and only for runs that are given an adapter.
     from shared.base.cache import cached_base, find_model
     from shared.model.adapter_file import read_layout
-    from shared.model.starting_adapter import starting_adapter
+    from shared.model.given_adapter import fitting_adapter
 
     names = (model.path, str(find_model(model).folder.resolve()))
-    return starting_adapter(folder, read_layout(cached_base(model).folder, lora), names, key)
+    return fitting_adapter(folder, read_layout(cached_base(model).folder, lora), names, key)
 
 
 def adapters_of(run: RunDir, start_from: str, teacher: str) -> "GivenAdapters":
     """The copies in a run; the two keys say which there must be."""
-    from shared.model.starting_adapter import GivenAdapters, read_given
+    from shared.model.given_adapter import GivenAdapters, read_given
 
     return GivenAdapters(
         start=read_given(run.start) if start_from else b"", teacher=read_given(run.teacher) if teacher else b""
