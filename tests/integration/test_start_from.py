@@ -1,7 +1,10 @@
 """Runs that start from an adapter, as a user starts them: moved folders, resume, replay, eval, and what is refused."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.integration.test_bad_input import refused
-from tests.support.runs import SMALL, launch, replayed, rows, sets, summary, train
+from tests.support.runs import ROOT, SMALL, launch, replayed, rows, sets, summary, train
 
 QUICK = SMALL | {"optimizer.lr": 2e-3, "run.steps": 4}
 
@@ -61,6 +64,27 @@ def test_an_export_is_started_from_and_eval_and_generate_work(first: Path, tmp_p
     assert launch("export", out, "--out", tmp_path / "again").returncode == 0
     one, two = (load_file(folder / "adapter_model.safetensors") for folder in (exported, tmp_path / "again"))
     assert one.keys() == two.keys() and all((one[n] - two[n]).abs().max() < 1e-6 for n in one)
+
+
+def test_an_adapter_of_the_hub_is_taken_from_its_cache(first: Path, tmp_path: Path) -> None:
+    """As the hub's own library left it there; this machine may be without a network."""
+    newest, cached = max((first / "checkpoints").glob("step-*")), tmp_path / "hub" / "models--org--adapter"
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (cached / "snapshots" / "c0ffee").mkdir(parents=True, exist_ok=True)
+        shutil.copy(newest / name, cached / "snapshots" / "c0ffee" / name)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("c0ffee")
+    keys = sets(QUICK | {"lora.start_from": "org/adapter"})
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", "run", "embedded", "--prepare", "--out", str(tmp_path / "run"), *keys],
+        cwd=ROOT,
+        env=os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = tmp_path / "run" / "start" / "adapter_model.safetensors"
+    assert kept.read_bytes() == (newest / "adapter_model.safetensors").read_bytes()
 
 
 def test_what_cannot_be_started_from(first: Path, tmp_path: Path) -> None:
