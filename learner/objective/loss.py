@@ -7,11 +7,12 @@
     grpo, dr_grpo, dapo   L = - sum w_i c_it min(r_it A_i, clip(r_it, 1 - e_lo, 1 + e_hi) A_i)
     gspo                  the same with r_i, c_i: geometric means over the sample's tokens (2507.18071)
     cispo                 L = - sum w_i c_it sg(clip(r_it, 1 - e_lo, 1 + e_hi)) A_i log pi(o_it)  (2506.13585)
-    all of them           + beta sum w_i c_it r_it k_it, over every token and not the selected ones alone
+    all of them           + beta sum w_i c_it r_it k_it, over every sampled token and not the selected ones alone
     sft                   L = - sum w_i log pi(o_it), of answers that somebody wrote; no ratio, no advantage
     opd                   as dapo, with A_it = log pi_T(o_it) - log pi_old(o_it) of a teacher pi_T in place of A_i
 
-Token weights w_i, with N samples of lengths T_i, S = sum T_i and the cap T_max; masked tokens count in T_i and S:
+Token weights w_i, with N samples of lengths T_i (sampled tokens), S = sum T_i and the cap T_max; masked tokens count in
+T_i and S, what an environment put between two turns does not:
 
     grpo, gspo   1 / (N T_i)       dapo, cispo, sft, opd   1 / S       dr_grpo   1 / (N T_max)
 

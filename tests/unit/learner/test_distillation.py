@@ -123,6 +123,7 @@ def samples_in(group: Group) -> list[Sample]:
             completion_ids=ids,
             actor_logprobs=logprobs,
             entropies=None,
+            trained=np.ones(len(ids), bool),
             advantage=0.0,
         )
         for index, (ids, logprobs) in enumerate(pairs)
