@@ -49,22 +49,25 @@ class Topology:
     """The process with state; the run ends when it does."""
     actors: tuple[Process, ...]
     """They have no state and are started again when they die."""
+    followers: tuple[Process, ...] = ()
+    """They read the run's files only; whatever happens to them, the run goes on."""
 
     @property
     def processes(self) -> tuple[Process, ...]:
         """In the order in which they are started."""
-        return (self.learner, *self.actors)
+        return (self.learner, *self.actors, *self.followers)
 
 
 def topology(run_dir: Path, config: Config, *, trace: bool = False) -> Topology:
     run, traced = ("--run", str(run_dir)), ("--trace",) if trace else ()
     learner, actor = ("learner", *run, *traced), ("actor", *run, "--id", "actor0", *traced)
-    compute = config.compute
+    compute, tracked = config.compute, config.tracking.kind != "none"
     return Topology(
         run_dir=run_dir,
         endpoint=config.link.endpoint,
         learner=process("learner", learner, compute.learner_threads, compute.blas, run_dir),
         actors=(process("actor0", actor, compute.actor_threads, compute.blas, run_dir),),
+        followers=(process("tracker", ("launch.tracking", *run), 1, compute.blas, run_dir),) if tracked else (),
     )
 
 

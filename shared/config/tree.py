@@ -22,6 +22,7 @@ from shared.config.processes import (
     LinkConfig,
     LogConfig,
     PipelineConfig,
+    TrackingConfig,
 )
 from shared.config.training import BatchConfig, ConstraintConfig, GrowthConfig, GuardConfig, LossConfig, OptimizerConfig
 from shared.config.types import NonNegative, Positive, Section
@@ -80,6 +81,7 @@ class Config(Section, frozen=True, kw_only=True):
     journal: JournalConfig = JournalConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @property
     def divides_by_std(self) -> bool:
