@@ -1,6 +1,6 @@
 """Presets: configurations that ship with Tandem, one TOML file each in launch/presets/.
 
-Wherever a command takes a configuration, it takes the name of a preset or the path of a TOML file.
+Wherever a command takes a configuration, it takes the name of a preset or the path of a TOML or YAML file.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ PRESETS_DIR = Path(__file__).parent
 
 
 def load_config(source: str, overrides: Iterable[str] = (), *, here: bool = True) -> Config:
-    """source: a preset's name or a TOML file. overrides: `section.key=value`, applied on top. What [compute] leaves
+    """source: a preset's name or a file. overrides: `section.key=value`, applied on top. What [compute] leaves
     open is chosen for this machine; not here: it stays open until the run starts, perhaps on another one."""
     config = read_config(find_source(source), overrides)
     return settled_config(config) if here else config

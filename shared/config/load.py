@@ -1,4 +1,4 @@
-"""From TOML, JSON and `--set` to a Config, or to one sentence: which key is wrong, and what is expected."""
+"""From TOML, YAML, JSON and `--set` to a Config, or to one sentence: which key is wrong, and what is expected."""
 
 import difflib
 import hashlib
@@ -20,6 +20,7 @@ from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig, Link
 from shared.config.training import LossConfig, TeacherConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.config.types import Section
+from shared.config.yaml_file import yaml_tree
 from shared.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -52,6 +53,7 @@ REFUSED = {
     ),
 }
 """Keys and values that other tools have, and why there are none here."""
+YAML_SUFFIXES = (".yaml", ".yml")
 TOKEN_BYTES = 13
 """Id, log-prob, entropy and mark of a token in a message, and in the journal that keeps it."""
 SAMPLE_BYTES = 128
@@ -61,8 +63,8 @@ ARRAYS_BYTES = 512
 
 
 def read_config(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """A TOML file, with `section.key=value` overrides on top."""
-    tree = read_toml(path)
+    """A TOML or YAML file, with `section.key=value` overrides on top."""
+    tree = read_yaml(path) if path.suffix in YAML_SUFFIXES else read_toml(path)
     for override in overrides:
         apply_override(tree, override)
     return resolve(tree)
@@ -73,6 +75,13 @@ def read_toml(path: Path) -> Tree:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # wrong TOML, wrong UTF-8, or brackets without end
         raise ConfigError(f"{path} is not valid TOML: {error}; fix that line.") from error
+
+
+def read_yaml(path: Path) -> Tree:
+    try:
+        return yaml_tree(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # wrong YAML, wrong UTF-8, or brackets without end
+        raise ConfigError(f"{path} is not valid YAML: {error}; fix that line.") from error
 
 
 def apply_override(tree: Tree, override: str) -> None:

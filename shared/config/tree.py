@@ -23,6 +23,7 @@ from shared.config.processes import (
     LinkConfig,
     LogConfig,
     PipelineConfig,
+    TrackingConfig,
 )
 from shared.config.training import (
     BatchConfig,
@@ -91,6 +92,7 @@ class Config(Section, frozen=True, kw_only=True):
     journal: JournalConfig = JournalConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @property
     def divides_by_std(self) -> bool:

@@ -146,4 +146,7 @@ PINNED: dict[str, object] = {
     "eval.long_cap": 0,
     "eval.samples": 1,
     "log.rollouts_per_step": 2,
+    "tracking.kind": "none",
+    "tracking.project": "tandem",
+    "tracking.name": "",
 }
