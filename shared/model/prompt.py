@@ -28,6 +28,8 @@ from shared.errors import ModelError, in_words
 
 Shots = Sequence[tuple[str, str]]
 """(question, solution) pairs that are shown before the question."""
+Message = dict[str, str]
+"""{role, content}"""
 THINKING = ("<think>", "</think>")
 CLOCK = "strftime_now"
 CLOCK_CALL = re.compile(CLOCK + r"""\(\s*(['"])(.*?)\1\s*\)""")
@@ -54,22 +56,37 @@ class Prompter:
 
     def prompt_ids(self, question: str, system_prompt: str = "", shots: Shots = ()) -> list[int]:
         """[Tp] the examples and the question as a user message, followed by the opening of the assistant's reply."""
-        messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        for asked, solution in shots:
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": solution}]
-        return self.chat_ids([*messages, {"role": "user", "content": question}])
+        return self.chat_ids(conversation(question, system_prompt, shots))
 
-    def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """[Tp] a conversation of {role, content}, followed by the opening of the assistant's reply."""
+        return self.ids(self.rendered(messages, opens_reply=True))
+
+    def reply_ids(self, messages: Sequence[Message], reply: str) -> list[int]:
+        """[T] what the model would have to sample after `chat_ids` to reply this: the rest of what the template writes,
+        up to the token that ends the turn. Where the template changes what was before it (some remove reasoning), the
+        reply's own text and that token."""
+        before = self.rendered(messages, opens_reply=True)
+        whole = self.rendered([*messages, {"role": "assistant", "content": reply}], opens_reply=False)
+        ids = self.ids(whole.removeprefix(before) if whole.startswith(before) else reply)
+        ends = [place for place, token in enumerate(ids) if token in self.end_ids]
+        end = turn_end(self.tokenizer) if not ends else None
+        return ids[: ends[0] + 1] if ends else [*ids, self.tokenizer.eos_token_id if end is None else end]
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def rendered(self, messages: Sequence[Message], *, opens_reply: bool) -> str:
         try:
             with at_most(self.limit_s):
-                text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+                return self.tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=opens_reply
+                )
         # The template is a foreign program and may raise anything.
         except Exception as error:
             raise ModelError(
                 f"The model's chat template cannot be used ({in_words(error)}); fix it, or use another model."
             ) from error
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def text(self, ids: list[int]) -> str:
         """The text of the ids, without special tokens except those around thinking, which the verifier needs."""
@@ -78,6 +95,14 @@ class Prompter:
     def as_the_model_sees(self, ids: list[int]) -> str:
         """The text of the ids, with all special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def conversation(question: str, system_prompt: str = "", shots: Shots = ()) -> list[Message]:
+    """How a run asks a question."""
+    messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    for asked, solution in shots:
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": solution}]
+    return [*messages, {"role": "user", "content": question}]
 
 
 def load_prompter(folder: Path) -> Prompter:

@@ -28,6 +28,7 @@ WORDS = {
     "Count | None": "count or nil",
     "Seconds": "seconds",
     "NDArray[np.uint8]": "uint8 array",
+    "NDArray[np.uint8] | None": "uint8 array or nil",
     "NDArray[np.int32]": "int32 array",
     "NDArray[np.float32]": "float32 array",
     "NDArray[np.float32] | None": "float32 array or nil",
