@@ -4,21 +4,25 @@ Completion text exists only here, for the verifier; the learner gets token ids a
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from statistics import fmean
 
 import numpy as np
+from msgspec import structs
 
 from actor.engines.engine import Completion, EndedCompletion, Engine
 from actor.installer import EXACT, Allowed, Installer
 from actor.scoring.scores import Scorer, Scores
-from actor.verifiers.verdict import ScoreJob, Verdict
+from actor.verifiers.verdict import Context, ScoreJob, Verdict
+from protocol.limits import MAX_KEYS
 from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Order, Policy, Timings
 from shared.process.lease import ComputeLease
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.metrics import peak_memory_mb
 
 Beat = Callable[[str], None]
+NO_CONTEXT = Context()
 
 
 class Rollout:
@@ -32,6 +36,7 @@ class Rollout:
         text: Callable[[list[int]], str],
         canary: Allowed = EXACT,
         trace: Trace = NO_TRACE,
+        context: Context = NO_CONTEXT,
     ) -> None:
         self.engine = engine
         self.installer = Installer(engine, canary)
@@ -39,6 +44,7 @@ class Rollout:
         self.lease = lease
         self.text = text
         self.trace = trace
+        self.context = context
 
     def fill(self, order: Order, policy: Policy, beat: Beat) -> FilledOrder:
         """Sample with exactly the policy version that the order names, then score."""
@@ -46,7 +52,8 @@ class Rollout:
             start = time.monotonic()
             with self.trace.phase("install"):
                 self.installer.install(policy, woken=self.engine.wake())
-            scoring = OrderScoring(order.groups, self.scorer.begin(), self.text, beat)
+            context = structs.replace(self.context, global_step=order.policy_version)
+            scoring = OrderScoring(order.groups, self.scorer.begin(), self.text, beat, context)
             with self.trace.phase("decode"):
                 completions = self.engine.generate(order.groups, order.sampling, scoring.on_ended)
             self.engine.sleep()
@@ -76,12 +83,18 @@ class OrderScoring:
     """Scores the completions of one order: each goes to the verifier as soon as it has ended."""
 
     def __init__(
-        self, orders: tuple[GroupOrder, ...], scores: Scores, text: Callable[[list[int]], str], beat: Beat
+        self,
+        orders: tuple[GroupOrder, ...],
+        scores: Scores,
+        text: Callable[[list[int]], str],
+        beat: Beat,
+        context: Context = NO_CONTEXT,
     ) -> None:
         self.orders = orders
         self.scores = scores
         self.text = text
         self.beat = beat
+        self.context = context
         self.prompts = [text(order.prompt_ids.tolist()) for order in orders]
         self.firsts = list(accumulate((len(order.seeds) for order in orders), initial=0))
 
@@ -98,6 +111,7 @@ class OrderScoring:
             completion_ids=ids,
             truncated=ended.completion.finish is Finish.LENGTH,
             columns=self.orders[ended.group].columns,
+            context=self.context,
         )
 
     def verdicts(self) -> list[Verdict]:
@@ -127,4 +141,24 @@ def scored_group(order: GroupOrder, completions: list[Completion], verdicts: lis
         outcomes=tuple(verdict.outcome for verdict in verdicts),
         scores=tuple(verdict.score for verdict in verdicts),
         rewards={name: tuple(verdict.rewards[name] for verdict in verdicts) for name in verdicts[0].rewards},
+        metrics=metric_means(verdicts),
+        extras={
+            name: tuple(of.extras.get(name, "") for of in verdicts) for name in names(of.extras for of in verdicts)
+        },
     )
+
+
+def metric_means(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Over the completions that were scored in a call that measured it."""
+    logged = [verdict.metrics for verdict in verdicts]
+    return {name: fmean(of[name] for of in logged if name in of) for name in names(logged)}
+
+
+def extras_by_name(verdicts: Sequence[Verdict]) -> dict[str, tuple[str, ...]]:
+    logged = [verdict.extras for verdict in verdicts]
+    return {name: tuple(of.get(name, "") for of in logged) for name in names(logged)}
+
+
+def names(mappings: Iterable[Mapping[str, object]]) -> list[str]:
+    """Of all of them. Functions may choose any; the wire takes only so many."""
+    return list(dict.fromkeys(name for one in mappings for name in one))[:MAX_KEYS]

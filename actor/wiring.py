@@ -15,6 +15,7 @@ from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
 from actor.scoring.pool import ScorePool
+from actor.verifiers.verdict import Context
 from protocol.messages import Bye
 from protocol.transport import ActorPort
 from shared.base.cache import CachedBase, cached_base
@@ -22,6 +23,7 @@ from shared.base.load import check_once, load_policy, pick_device, pick_dtype
 from shared.base.residency import residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
+from shared.config.named_rewards import form_in_words, runs_functions
 from shared.config.tree import Config
 from shared.errors import DamageError
 from shared.model.kernels.choice import policy_with_kernels
@@ -115,6 +117,11 @@ def allowed_difference(config: Config, device: torch.device) -> Allowed:
     return Allowed(largest=BF16_TOLERANCE) if is_bf16 or config.actor.weights == "nf4" else EXACT
 
 
+def context_of(config: Config) -> Context:
+    """What reward functions may ask about the run. Every prompt goes through a chat template (load_prompter)."""
+    return Context(chat=True, system_prompt=config.tasks.system_prompt, max_steps=config.run.steps)
+
+
 def serve_or_send_bye(link: Link, rollout: Rollout) -> None:
     """Serve. An actor whose policy is wrong tells the learner why it stops."""
     try:
@@ -142,9 +149,12 @@ def serve_orders(
         engine, prompter = build_engine(config)
         engine.sleep()
     log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))
+    if runs_functions(config.verifier):
+        log.info(form_in_words(config.verifier))
     scorer = ScorePool(config.verifier)
     try:
-        rollout = Rollout(engine, scorer, lease, prompter.text, allowed_difference(config, device), trace)
+        allowed = allowed_difference(config, device)
+        rollout = Rollout(engine, scorer, lease, prompter.text, allowed, trace, context_of(config))
         rules = rules_digest(config.verifier, config.rollout)
         link = Link(port, endpoint, actor_id, engine.identity, config.link.credits, rules)
         welcome = link.join(config.link.silence_s)

@@ -40,6 +40,7 @@ Mark = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Megabytes = Annotated[float, Meta(ge=0.0, le=1e9)]
 Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
+Texts = Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
 Scores = Annotated[tuple[Score, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
 
 
@@ -176,6 +177,12 @@ class Group(Record, frozen=True, kw_only=True):
     """[G] the verifier's score; 0.0 where the outcome is a fault (timeout, error, abstain)."""
     rewards: Annotated[dict[Name, Scores], Meta(max_length=MAX_KEYS)]
     """[G] by name, the additional rewards that the run configures, unweighted; 0.0 in a fault."""
+    metrics: Annotated[dict[Name, Score], Meta(max_length=MAX_KEYS)] = msgspec.field(default_factory=dict[str, float])
+    """What reward functions measured besides, as means over the completions; the metrics show it."""
+    extras: Annotated[dict[Name, Texts], Meta(max_length=MAX_KEYS)] = msgspec.field(
+        default_factory=dict[str, tuple[str, ...]]
+    )
+    """[G] by name, what reward functions wrote about each completion; the rollout log shows it."""
 
 
 class Timings(Record, frozen=True, kw_only=True):

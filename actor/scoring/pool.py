@@ -22,12 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import structs
 
 from actor.scoring.fork_server_process import ForkServerProcess
-from actor.scoring.job_queue import CALL_JOBS, JobQueue, is_one_by_one, runs_functions
+from actor.scoring.job_queue import CALL_JOBS, JobQueue, is_one_by_one
 from actor.scoring.scores import Scores, ScoresTogether
 from actor.scoring.worker_process import Slot, WorkerProcess
 from actor.verifiers.verdict import ScoreJob, Verdict
 from shared.config.data import VerifierConfig
-from shared.config.named_rewards import name_of
+from shared.config.named_rewards import name_of, runs_functions
 from shared.errors import RewardError
 
 TICK_S = 0.25

@@ -20,6 +20,7 @@ import msgspec
 from actor.scoring.fork_server_process import ForkServerProcess
 from actor.scoring.job_queue import Call, JobQueue
 from actor.scoring.pipe import Failed, KillWorker, Ready, Reply, ScoreCall, Scored, StartWorker, frame, take_body
+from actor.verifiers.reward_arguments import MAX_EXTRA_CHARS
 from actor.verifiers.verdict import ScoreJob, Verdict, one_line
 from protocol.limits import MAX_SCORE
 from shared.config.data import VerifierConfig
@@ -236,7 +237,13 @@ def check(verdicts: Sequence[Verdict], call: Call, names: set[str]) -> None:
     if not 0 < len(verdicts) <= len(call.jobs):
         raise msgspec.ValidationError(f"{len(verdicts)} verdicts on {len(call.jobs)} jobs.")
     # Written so that NaN fails too.
-    if not all(abs(score) <= MAX_SCORE for verdict in verdicts for score in (verdict.score, *verdict.rewards.values())):
+    if not all(abs(number) <= MAX_SCORE for verdict in verdicts for number in numbers(verdict)):
         raise msgspec.ValidationError("A score that no verdict can have.")
     if any(verdict.rewards.keys() != names for verdict in verdicts):
         raise msgspec.ValidationError("Other rewards than those asked for.")
+    if any(len(text) > MAX_EXTRA_CHARS for verdict in verdicts for text in verdict.extras.values()):
+        raise msgspec.ValidationError("A longer text than a function may log.")
+
+
+def numbers(verdict: Verdict) -> list[float]:
+    return [verdict.score, *verdict.rewards.values(), *verdict.metrics.values()]

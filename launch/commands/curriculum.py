@@ -105,7 +105,7 @@ def measure_batch(
         groups_per_order=0,
     )
     scorer = actor.votes.scorer
-    scoring = OrderScoring(order.groups, scorer.begin(), actor.prompter.text, lambda phase: None)
+    scoring = OrderScoring(order.groups, scorer.begin(), actor.prompter.text, lambda phase: None, actor.rollout.context)
     completions = actor.engine.generate(order.groups, order.sampling, scoring.on_ended)
     verdicts = iter(scoring.verdicts())
     scored = [[next(verdicts) for _ in group] for group in completions]

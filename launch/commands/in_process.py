@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from actor.engines.engine import Engine
 from actor.rollout import Rollout
 from actor.scoring.pool import ScorePool
-from actor.wiring import build_engine
+from actor.wiring import build_engine, context_of
 from launch.commands.votes import VoteCounter
 from protocol.messages import FilledOrder, Order, Policy
 from shared.config.tree import Config
@@ -39,7 +39,7 @@ def local_actor(config: Config) -> Iterator[LocalActor]:
     pool = ScorePool(config.verifier)
     votes = VoteCounter(pool, config.verifier.kind)
     try:
-        rollout = Rollout(engine, votes, NoLease(), prompter.text)
+        rollout = Rollout(engine, votes, NoLease(), prompter.text, context=context_of(config))
         yield LocalActor(engine=engine, votes=votes, rollout=rollout, prompter=prompter)
     finally:
         pool.close()

@@ -146,7 +146,7 @@ def explain(message: str, tree: Mapping[str, Any]) -> str:
 
 def check_together(config: Config) -> None:
     """Refuse keys that contradict each other."""
-    if config.verifier.kind == "callable" and not config.verifier.function:
+    if config.verifier.adds_up_rewards and not config.verifier.rewards:
         raise ConfigError("verifier.kind is 'callable' but verifier.function is empty; set it to path/to/file.py:name.")
     check_objective(config.loss, config.reward)
     check_teacher(config.loss, config.teacher)

@@ -67,6 +67,7 @@ PINNED: dict[str, object] = {
     "verifier.strict": False,
     "verifier.rounded_digits": 0,
     "verifier.function": "",
+    "verifier.form": "auto",
     "verifier.rewards": {},
     "verifier.workers": 1,
     "verifier.limit_s": 10.0,
