@@ -10,6 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from actor.engines.engine import Completion, EndedCompletion, Engine
+from actor.environments.episodes import Episode, Episodes
 from actor.installer import EXACT, Allowed, Installer
 from actor.scoring.scores import Scorer, Scores
 from actor.verifiers.verdict import ScoreJob, Verdict
@@ -32,7 +33,10 @@ class Rollout:
         text: Callable[[list[int]], str],
         canary: Allowed = EXACT,
         trace: Trace = NO_TRACE,
+        episodes: Episodes | None = None,
     ) -> None:
+        """episodes: of a run with an environment."""
+        self.episodes = episodes
         self.engine = engine
         self.installer = Installer(engine, canary)
         self.scorer = scorer
@@ -46,13 +50,12 @@ class Rollout:
             start = time.monotonic()
             with self.trace.phase("install"):
                 self.installer.install(policy, woken=self.engine.wake())
-            scoring = OrderScoring(order.groups, self.scorer.begin(), self.text, beat)
             with self.trace.phase("decode"):
-                completions = self.engine.generate(order.groups, order.sampling, scoring.on_ended)
+                sampled = self.sample(order, beat)
             self.engine.sleep()
             decoded = time.monotonic()
         with self.trace.phase("score"):
-            groups = scoring.groups(completions)
+            groups = sampled()
         card = turn.peak.mib()
         timings = Timings(
             wait_s=turn.waited_s,
@@ -70,6 +73,15 @@ class Rollout:
             groups=groups,
             timings=timings,
         )
+
+    def sample(self, order: Order, beat: Beat) -> Callable[[], tuple[Group, ...]]:
+        """Decode; what is returned waits for the scores."""
+        scoring = OrderScoring(order.groups, self.scorer.begin(), self.text, beat)
+        if self.episodes is None:
+            completions = self.engine.generate(order.groups, order.sampling, scoring.on_ended)
+            return lambda: scoring.groups(completions)
+        played = self.episodes.play(order, self.engine, beat)
+        return lambda: scoring.played(played)
 
 
 class OrderScoring:
@@ -100,6 +112,19 @@ class OrderScoring:
             columns=self.orders[ended.group].columns,
         )
 
+    def played(self, episodes: Sequence[Episode]) -> tuple[Group, ...]:
+        """Groups of finished episodes. What the environment has judged or failed at is not the verifier's."""
+        for episode in episodes:
+            self.scores.add({self.firsts[episode.group] + episode.index: self.job(episode.ended())})
+        verdicts = [episode.verdict_over(verdict) for episode, verdict in zip(episodes, self.verdicts(), strict=True)]
+        found = iter(zip(episodes, verdicts, strict=True))
+        groups: list[Group] = []
+        for order in self.orders:
+            pairs = [next(found) for _ in order.seeds]
+            completions = [episode.completion() for episode, _ in pairs]
+            groups.append(scored_group(order, completions, [verdict for _, verdict in pairs]))
+        return tuple(groups)
+
     def verdicts(self) -> list[Verdict]:
         """Wait for all verdicts, in the order of the completions."""
         return self.scores.verdicts(lambda: self.beat("scoring"))
@@ -119,7 +144,7 @@ def scored_group(order: GroupOrder, completions: list[Completion], verdicts: lis
         group_id=order.group_id,
         prompt_ids=order.prompt_ids,
         completion_ids=np.concatenate([one.ids for one in completions]),
-        trained=None,
+        trained=trained_of(completions),
         lengths=tuple(len(one.ids) for one in completions),
         logprobs=np.concatenate([one.logprobs for one in completions]),
         entropies=np.concatenate(entropies) if len(entropies) == len(completions) else None,
@@ -127,4 +152,13 @@ def scored_group(order: GroupOrder, completions: list[Completion], verdicts: lis
         outcomes=tuple(verdict.outcome for verdict in verdicts),
         scores=tuple(verdict.score for verdict in verdicts),
         rewards={name: tuple(verdict.rewards[name] for verdict in verdicts) for name in verdicts[0].rewards},
+    )
+
+
+def trained_of(completions: list[Completion]) -> np.ndarray | None:
+    """[S] of the group; None if every token was sampled."""
+    if all(one.trained is None for one in completions):
+        return None
+    return np.concatenate(
+        [np.ones(len(one.ids), np.uint8) if one.trained is None else one.trained for one in completions]
     )

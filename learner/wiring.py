@@ -43,6 +43,7 @@ from shared.config.processes import ActorConfig
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_config, layout_digest
 from shared.model.canary import canary_ids, canary_of
+from shared.model.conversation import Conversation
 from shared.model.kernels.choice import policy_with_kernels
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
@@ -74,7 +75,7 @@ class Model:
             base_digest=self.policy.base_digest,
             tokenizer_digest=self.prompter.digest,
             lora_digest=layout_digest(self.policy.adapter),
-            rules_digest=rules_digest(self.config.verifier, self.config.rollout),
+            rules_digest=rules_digest(self.config.verifier, self.config.rollout, self.config.environment),
             mark=0,
             version=None,
             credits=1,
@@ -121,7 +122,10 @@ class Learner:
 
 def load_model(config: Config) -> Model:
     policy = load_trained_policy(config, config.compute.device)
-    prompter = load_prompter(cached_base(config.model).folder)
+    prompter = load_prompter(cached_base(config.model).folder, config.environment.described)
+    if config.environment.is_used:
+        # Refuses a template that cannot be used, before anything is sampled.
+        Conversation(prompter, config.environment.max_turns)
     tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
     # Before the first order: an actor would notice it too, but only with the first long prompt.
     longest_completion = max(

@@ -14,6 +14,7 @@ import msgspec
 
 from protocol.limits import MAX_BODY_BYTES, MAX_INBOUND_BYTES, MAX_ITEMS
 from shared.config.data import RewardConfig, VerifierConfig
+from shared.config.environment import EnvironmentConfig
 from shared.config.model import ModelConfig
 from shared.config.named_rewards import check_rewards
 from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig, LinkConfig
@@ -124,6 +125,11 @@ def check_together(config: Config) -> None:
     """Refuse keys that contradict each other."""
     if config.verifier.kind == "callable" and not config.verifier.function:
         raise ConfigError("verifier.kind is 'callable' but verifier.function is empty; set it to path/to/file.py:name.")
+    if config.verifier.kind == "environment" and not config.environment.function:
+        raise ConfigError(
+            "verifier.kind is 'environment' but environment.function is empty; set it to path/to/file.py:Name, a class"
+            " with `get_reward`."
+        )
     check_objective(config.loss, config.reward)
     if config.constraint.beta > 0.0 and config.constraint.reference == "old" and config.loss.passes == 1:
         raise ConfigError(
@@ -215,9 +221,9 @@ def most_groups(samples: int, cap: int, prompt_tokens: int) -> int:
     return min(MAX_INBOUND_BYTES // arrays, MAX_BODY_BYTES // body, MAX_ITEMS)
 
 
-def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig) -> str:
+def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig, environment: EnvironmentConfig) -> str:
     """sha256 over the sections that say how completions are sampled and scored. All actors of a run need the same."""
-    return hashlib.sha256(msgspec.json.encode((verifier, rollout), order="sorted")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode((verifier, rollout, environment), order="sorted")).hexdigest()
 
 
 def config_to_json(config: Config) -> bytes:

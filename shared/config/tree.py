@@ -12,6 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from shared.config.data import CurriculumConfig, RewardConfig, TasksConfig, VerifierConfig
+from shared.config.environment import NO_ENVIRONMENT, EnvironmentConfig
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import (
     ActorConfig,
@@ -65,6 +66,7 @@ class Config(Section, frozen=True, kw_only=True):
     curriculum: CurriculumConfig = CurriculumConfig()
     rollout: RolloutConfig = RolloutConfig()
     actor: ActorConfig = ActorConfig()
+    environment: EnvironmentConfig = NO_ENVIRONMENT
     verifier: VerifierConfig = VerifierConfig()
     reward: RewardConfig = RewardConfig()
     loss: LossConfig = LossConfig()

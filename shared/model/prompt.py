@@ -26,6 +26,10 @@ from transformers import AutoTokenizer
 
 from shared.errors import ModelError, in_words
 
+Message = dict[str, Any]
+"""role, content, and what else the template reads."""
+OBSERVED = "@@observation@@"
+"""Where an environment's first words belong, while a prompt is rendered."""
 Shots = Sequence[tuple[str, str]]
 """(question, solution) pairs that are shown before the question."""
 THINKING = ("<think>", "</think>")
@@ -49,27 +53,49 @@ class Prompter:
     """Special ids that are left out of the text. Those around thinking are kept, even if they are special."""
     digest: str
     """sha256 over vocabulary, template and end ids; compared in the handshake."""
+    name: str = "the model"
+    """Its folder, for messages."""
+    tools: str = ""
+    """JSON of the tools that the template shows; empty without an environment."""
     limit_s: float = TEMPLATE_LIMIT_S
     """Time limit for the template to render one conversation, which normally takes less than a millisecond."""
 
     def prompt_ids(self, question: str, system_prompt: str = "", shots: Shots = ()) -> list[int]:
-        """[Tp] the examples and the question as a user message, followed by the opening of the assistant's reply."""
-        messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        """[Tp] the examples and the question as a user message, followed by the opening of the assistant's reply. With
+        tools it ends after the question: what follows depends on the environment (conversation.py)."""
+        messages: list[Message] = [{"role": "system", "content": system_prompt}] if system_prompt else []
         for asked, solution in shots:
             messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": solution}]
-        return self.chat_ids([*messages, {"role": "user", "content": question}])
+        if not self.tools:
+            return self.chat_ids([*messages, {"role": "user", "content": question}])
+        text = self.render([*messages, {"role": "user", "content": question + OBSERVED}])
+        if OBSERVED not in text:
+            raise ModelError(
+                f"The chat template of {self.name} does not show the end of a question; use another model."
+            )
+        return self.ids_of(text.partition(OBSERVED)[0])
 
     def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """[Tp] a conversation of {role, content}, followed by the opening of the assistant's reply."""
+        return self.ids_of(self.render(messages))
+
+    def ids_of(self, text: str) -> list[int]:
+        """Of text as the template writes it."""
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def render(self, messages: Sequence[Message], *, reply: bool = True) -> str:
+        """A conversation as the template shows it. reply: followed by the opening of the assistant's reply."""
+        options = {"tools": json.loads(self.tools)} if self.tools else {}
         try:
             with at_most(self.limit_s):
-                text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+                return self.tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=reply, **options
+                )
         # The template is a foreign program and may raise anything.
         except Exception as error:
             raise ModelError(
                 f"The model's chat template cannot be used ({in_words(error)}); fix it, or use another model."
             ) from error
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def text(self, ids: list[int]) -> str:
         """The text of the ids, without special tokens except those around thinking, which the verifier needs."""
@@ -80,19 +106,22 @@ class Prompter:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def load_prompter(folder: Path) -> Prompter:
+def load_prompter(folder: Path, tools: str = "") -> Prompter:
+    """tools: JSON, as the template gets them."""
     tokenizer = load_tokenizer(folder)
     if tokenizer.chat_template is None:
         raise ModelError(f"The tokenizer in {folder} has no chat template; use an instruct model or add one.")
     tokenizer.chat_template = undated(tokenizer.get_chat_template(), folder)
     end_ids = find_end_ids(folder, tokenizer)
     vocabulary = tokenizer.get_vocab()
-    identity = [sorted(vocabulary.items()), tokenizer.chat_template, end_ids]
+    identity = [sorted(vocabulary.items()), tokenizer.chat_template, end_ids, *filter(None, [tools])]
     return Prompter(
         tokenizer=tokenizer,
         end_ids=tuple(end_ids),
         silent_ids=special_ids(tokenizer) - {vocabulary.get(tag) for tag in THINKING},
         digest=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+        name=str(folder),
+        tools=tools,
     )
 
 
