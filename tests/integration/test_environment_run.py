@@ -73,7 +73,7 @@ def test_a_run_is_killed_resumed_and_replayed(files: Path) -> None:
     assert [turn["sampled"] for turn in sample["turns"]] == [False, True]
     assert sample["turns"][0]["text"].startswith(" Take care.")
     (files / "env.py").unlink()
-    assert replayed(out)["equal"]
+    assert replayed(out)["match"]
 
 
 def test_a_template_that_rewrites_turns_is_refused(files: Path) -> None:
