@@ -62,7 +62,7 @@ def output_is_closed() -> bool:
 
 def dispatch(args: "argparse.Namespace") -> int:
     match args.command:
-        case "run":
+        case "run" | "sft":
             return run(args)
         case "resume":
             from launch.commands.resume import resume_run
@@ -129,6 +129,7 @@ def run(args: "argparse.Namespace") -> int:
         verbose=args.verbose,
         json_only=args.json,
         trace=args.trace,
+        warm=args.command == "sft",
     )
 
 

@@ -10,6 +10,8 @@ EXAMPLES = """examples:
   python -m launch run                                    the embedded model: no card, no download
   python -m launch run my.toml --out runs/first --set optimizer.lr=3e-4
   python -m launch run embedded --dry-run                 show the plan, start nothing
+  python -m launch sft my.toml --out runs/warm            learn written answers first (solutions or chats)
+  python -m launch run my.toml --set lora.start_from=runs/warm
   python -m launch data my.toml                           what that run would be trained on
   python -m launch plan gsm8k_8gb --gpu-gb 8              what it takes of a card, phase by phase
   python -m launch doctor my.toml                         does this machine fit that run
@@ -42,6 +44,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands.add_parser("run", help="train a new run", allow_abbrev=False))
+    add_run(commands.add_parser("sft", help="warm start: learn written answers", allow_abbrev=False))
     add_resume(commands.add_parser("resume", help="continue a run", allow_abbrev=False))
     add_replay(commands.add_parser("replay", help="train on a run's journal again and compare", allow_abbrev=False))
     add_eval(commands.add_parser("eval", help="held-out accuracy of a run", allow_abbrev=False))
@@ -97,7 +100,9 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add_directory(parser)
     which = parser.add_mutually_exclusive_group()
     add_checkpoint(which)
-    which.add_argument("--base", action="store_true", help="evaluate the base, without the adapter")
+    which.add_argument(
+        "--base", action="store_true", help="evaluate what the run began with: the base, or lora.start_from"
+    )
     parser.add_argument("--test", action="store_true", help="use the test set (tasks.test), which training never reads")
     parser.add_argument("--problems", type=positive_int, metavar="N", help="held-out problems (default: eval.problems)")
     parser.add_argument(

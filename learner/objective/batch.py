@@ -51,6 +51,8 @@ class Sample:
     """[T] fp32, if the engine could tell."""
     advantage: float
     """A of this sample."""
+    teacher_logprobs: np.ndarray | None = None
+    """[T] fp32, of the teacher in a distillation."""
 
     @property
     def length(self) -> int:

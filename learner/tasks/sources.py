@@ -141,8 +141,8 @@ def read_rows(source: str, split: str, config: TasksConfig, *, needs_answer: boo
         yield canonical(row, names)
 
 
-def open_dataset(source: str, split: str, config: TasksConfig) -> Iterable[Any]:
-    """Imports `datasets` only here, since runs on the embedded tasks do not need it."""
+def open_dataset(source: str, split: str, config: TasksConfig, key: str = "tasks.source") -> Iterable[Any]:
+    """Imports `datasets` only here, since runs on the embedded tasks do not need it. key: what names the source."""
     from datasets import disable_progress_bars, load_dataset
 
     disable_progress_bars()
@@ -156,7 +156,7 @@ def open_dataset(source: str, split: str, config: TasksConfig) -> Iterable[Any]:
         return cast(Any, load_dataset(has.hub or source, config.subset or has.subset or None, split=split))
     except Exception as error:
         advice = "" if file else " (a machine without the hub can read a folder with train.jsonl and test.jsonl)"
-        raise DataError(f"tasks.source = '{source}' cannot be read: {in_words(error)}{advice}") from error
+        raise DataError(f"{key} = '{source}' cannot be read: {in_words(error)}{advice}") from error
 
 
 def local_file(source: str, split: str) -> Path | None:
@@ -165,7 +165,8 @@ def local_file(source: str, split: str) -> Path | None:
     if path.suffix in FORMATS:
         if not path.is_file():
             raise DataError(
-                f"tasks.source, tasks.held_out or tasks.test names the file '{source}', which does not exist."
+                f"tasks.source, tasks.held_out, tasks.test or sft.source names the file '{source}', which does not"
+                " exist."
             )
         return path
     if not path.is_dir():

@@ -7,6 +7,7 @@ its prompt is too long, or a column is too large for the wire. Rows are never sh
 trained on, and a training run does not read the test set. Both have a seeded order, so the first n are a random sample.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from shared.model.prompt import Prompter, Shots
 GENERATED = ("embedded", "numbers")
 GENERATED_HELD_OUT = 512
 MAX_FORMULA_CHARS = 500
+COLUMN = re.compile(r"\{(\w+)\}")
 Rows = Sequence[Columns]
 
 
@@ -48,6 +50,8 @@ class TaskSet:
     """To evaluate on."""
     dropped: Mapping[str, int]
     """Number of dropped rows of both parts, by reason."""
+    answers: tuple[np.ndarray, ...] = ()
+    """[T] int32 each: what a warm start learns of the training tasks, in their order."""
 
 
 def load_tasks(config: TasksConfig, prompter: Prompter, kind: VerifierKind) -> TaskSet:
@@ -73,6 +77,32 @@ def load_test(
     shots = examples(load_rows(config, kind)[0], config) if config.few_shot else ()
     dropped: Counter[str] = Counter()
     return kept(shuffled(rows, config.seed), config, prompter, kind, shots, dropped), dropped
+
+
+def told_prompts(
+    tasks: Sequence[Task], text: str, config: TasksConfig, prompter: Prompter, kind: VerifierKind
+) -> dict[bytes, np.ndarray]:
+    """By the bytes of each task's prompt: the prompt with this text as a further part of the system message. {name} in
+    it is a column of the task."""
+    shots = examples(load_rows(config, kind)[0], config) if config.few_shot else ()
+    found: dict[bytes, np.ndarray] = {}
+    for task in tasks:
+        if task.prompt_ids.tobytes() not in found:
+            system = "\n".join(filter(None, (config.system_prompt, filled_in(text, task.columns))))
+            ids = prompter.prompt_ids(task.columns["question"], system, shots)
+            found[task.prompt_ids.tobytes()] = np.array(ids, dtype=np.int32)
+    return found
+
+
+def filled_in(text: str, columns: Columns) -> str:
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in columns:
+            raise DataError(
+                f"teacher.prompt names the column {match[0]}, which a task lacks; it has {', '.join(columns)}."
+            )
+        return columns[match[1]]
+
+    return COLUMN.sub(value, text)
 
 
 def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows]:

@@ -58,6 +58,22 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Longest prompt in tokens. A task with a longer one is dropped and counted; a prompt is never cut."""
 
 
+class SftConfig(Section, frozen=True, kw_only=True):
+    """What a warm start learns (`python -m launch sft`): answers that somebody wrote. A step takes rollout.prompts of
+    them. Answers of more than rollout.max_new_tokens and prompts of more than tasks.max_prompt_tokens are left out."""
+
+    source: str = ""
+    """Where they come from: a file, a folder or a hub id, as in tasks.source. If empty, the training tasks of [tasks]
+    with their solutions, asked as a run asks them."""
+    chats: str = "messages"
+    """Column with chats, each a list of {role, content}. Every answer of the assistant is learned, after all that came
+    before it. tasks.system_prompt is put before chats that have none."""
+    question: str = "question"
+    """Column with the question, where there are no chats: text, or a list of {role, content}."""
+    solution: str = "solution"
+    """Column with the answer to learn, in the same two forms."""
+
+
 class CurriculumConfig(Section, frozen=True, kw_only=True):
     """Which task comes when. The formulas are in learner/curriculum/pass_rate.py and learner/curriculum/stages.py."""
 
@@ -99,8 +115,9 @@ class CurriculumConfig(Section, frozen=True, kw_only=True):
     ewc_samples: Positive = 256
     """Stages: largest number of completions, all from the last step of a stage, that its Fisher matrix is measured on.
     Each costs one backward pass."""
-    kl_to: Literal["base", "stage"] = "base"
-    """Reference of loss.kl_beta: `base`, or `stage` for the policy at the start of the stage."""
+    kl_to: Literal["base", "start", "stage"] = "base"
+    """Reference of loss.kl_beta: `base`, `start` for the policy before the first step (lora.start_from), or `stage` for
+    the policy at the start of the stage."""
 
     @property
     def has_stages(self) -> bool:
@@ -112,9 +129,14 @@ class CurriculumConfig(Section, frozen=True, kw_only=True):
         return self.has_stages and not self.stage_steps
 
     @property
-    def anchored(self) -> bool:
+    def needs_stages(self) -> bool:
         """Whether the policy is pulled towards the one at the end of an earlier stage."""
         return self.ewc > 0.0 or self.kl_to == "stage"
+
+    @property
+    def anchored(self) -> bool:
+        """Whether an earlier policy has to be kept."""
+        return self.needs_stages or self.kl_to == "start"
 
 
 class VerifierConfig(Section, frozen=True, kw_only=True):

@@ -63,12 +63,14 @@ class Conversation:
         """ModelError if the template cannot be used for several turns."""
         self.prompter = prompter
         self.form = call_form(prompter)
-        self.tail = prompter.render([{"role": "user", "content": f"A question.{OBSERVED}"}]).partition(OBSERVED)[2]
+        self.tail = prompter.rendered(
+            [{"role": "user", "content": f"A question.{OBSERVED}"}], opens_reply=True
+        ).partition(OBSERVED)[2]
         refuse_rewriting(prompter, min(max_turns, CHECKED_TURNS))
 
     def opening_ids(self, observation: str) -> list[int]:
         """What comes between the question and the first turn."""
-        return self.prompter.ids_of(observation + self.tail)
+        return self.prompter.ids(observation + self.tail)
 
     def calls(self, ids: Sequence[int]) -> list[Call]:
         """What a turn asks for."""
@@ -79,15 +81,15 @@ class Conversation:
         """What comes between a turn that called tools and the next one."""
         turn = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [PROBE] * len(answers)}]
         said = [{"role": "tool", "name": PROBE_NAME, "content": answer} for answer in answers]
-        before = self.prompter.render(turn, reply=False)
-        after = self.prompter.render([*turn, *said])
+        before = self.prompter.rendered(turn, opens_reply=False)
+        after = self.prompter.rendered([*turn, *said], opens_reply=True)
         ends = [self.prompter.as_the_model_sees([token]) for token in self.prompter.end_ids]
         spoken = (
             max(before.rfind(end) + len(end) for end in ends if end in before) if any_in(ends, before) else len(before)
         )
         if not after.startswith(before[:spoken]):
             raise ModelError(rewriting(self.prompter, 1, 2))
-        return self.prompter.ids_of(after[spoken:])
+        return self.prompter.ids(after[spoken:])
 
 
 def any_in(ends: Sequence[str], text: str) -> bool:
@@ -96,8 +98,8 @@ def any_in(ends: Sequence[str], text: str) -> bool:
 
 def call_form(prompter: Prompter) -> CallForm:
     """Found by having the template write a call."""
-    asked = prompter.render([QUESTION])
-    text = prompter.render([QUESTION, {"role": "assistant", "content": "", "tool_calls": [PROBE]}], reply=False)
+    asked = prompter.rendered([QUESTION], opens_reply=True)
+    text = prompter.rendered([QUESTION, {"role": "assistant", "content": "", "tool_calls": [PROBE]}], opens_reply=False)
     first = len(asked) if text.startswith(asked) else 0
     for start in (place for place in range(first, len(text)) if text[place] == "{"):
         try:
@@ -122,14 +124,14 @@ def is_probe(value: object) -> bool:
 def refuse_rewriting(prompter: Prompter, max_turns: int) -> None:
     """ModelError unless the template shows every turn as it did when it was the last one."""
     messages: list[Message] = [QUESTION]
-    shown = [prompter.render(messages)]
+    shown = [prompter.rendered(messages, opens_reply=True)]
     for turn in range(1, max_turns + 1):
         thought = f"<think>\nThought {turn}.\n</think>\n\nTurn {turn}."
         messages = [*messages, {"role": "assistant", "content": thought, "tool_calls": [PROBE]}]
-        spoken = prompter.render(messages, reply=False)
+        spoken = prompter.rendered(messages, opens_reply=False)
         messages = [*messages, {"role": "tool", "name": PROBE_NAME, "content": f"Answer {turn}."}]
         if turn < max_turns:
-            shown.append(prompter.render(messages))
+            shown.append(prompter.rendered(messages, opens_reply=True))
             if not shown[turn].startswith(spoken):
                 raise ModelError(rewriting(prompter, turn, turn + 1))
         for earlier, text in enumerate(shown[:turn]):

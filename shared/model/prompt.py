@@ -63,33 +63,40 @@ class Prompter:
     def prompt_ids(self, question: str, system_prompt: str = "", shots: Shots = ()) -> list[int]:
         """[Tp] the examples and the question as a user message, followed by the opening of the assistant's reply. With
         tools it ends after the question: what follows depends on the environment (conversation.py)."""
-        messages: list[Message] = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        for asked, solution in shots:
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": solution}]
         if not self.tools:
-            return self.chat_ids([*messages, {"role": "user", "content": question}])
-        text = self.render([*messages, {"role": "user", "content": question + OBSERVED}])
+            return self.chat_ids(conversation(question, system_prompt, shots))
+        text = self.rendered(conversation(question + OBSERVED, system_prompt, shots), opens_reply=True)
         if OBSERVED not in text:
             raise ModelError(
                 f"The chat template of {self.name} does not show the end of a question; use another model."
             )
-        return self.ids_of(text.partition(OBSERVED)[0])
+        return self.ids(text.partition(OBSERVED)[0])
 
-    def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """[Tp] a conversation of {role, content}, followed by the opening of the assistant's reply."""
-        return self.ids_of(self.render(messages))
+        return self.ids(self.rendered(messages, opens_reply=True))
 
-    def ids_of(self, text: str) -> list[int]:
-        """Of text as the template writes it."""
+    def reply_ids(self, messages: Sequence[Message], reply: str) -> list[int]:
+        """[T] what the model would have to sample after `chat_ids` to reply this: the rest of what the template writes,
+        up to the token that ends the turn. Where the template changes what was before it (some remove reasoning), the
+        reply's own text and that token."""
+        before = self.rendered(messages, opens_reply=True)
+        whole = self.rendered([*messages, {"role": "assistant", "content": reply}], opens_reply=False)
+        ids = self.ids(whole.removeprefix(before) if whole.startswith(before) else reply)
+        ends = [place for place, token in enumerate(ids) if token in self.end_ids]
+        end = turn_end(self.tokenizer) if not ends else None
+        return ids[: ends[0] + 1] if ends else [*ids, self.tokenizer.eos_token_id if end is None else end]
+
+    def ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def render(self, messages: Sequence[Message], *, reply: bool = True) -> str:
-        """A conversation as the template shows it. reply: followed by the opening of the assistant's reply."""
+    def rendered(self, messages: Sequence[Message], *, opens_reply: bool) -> str:
+        """A conversation as the template shows it."""
         options = {"tools": json.loads(self.tools)} if self.tools else {}
         try:
             with at_most(self.limit_s):
                 return self.tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=reply, **options
+                    list(messages), tokenize=False, add_generation_prompt=opens_reply, **options
                 )
         # The template is a foreign program and may raise anything.
         except Exception as error:
@@ -104,6 +111,14 @@ class Prompter:
     def as_the_model_sees(self, ids: list[int]) -> str:
         """The text of the ids, with all special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def conversation(question: str, system_prompt: str = "", shots: Shots = ()) -> list[Message]:
+    """How a run asks a question."""
+    messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    for asked, solution in shots:
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": solution}]
+    return [*messages, {"role": "user", "content": question}]
 
 
 def load_prompter(folder: Path, tools: str = "") -> Prompter:

@@ -55,6 +55,7 @@ KEYS = {
     "noise_signal": "noise/signal",
     "noise_spread": "noise/spread",
     "ewc_penalty": "ewc/penalty",
+    "teacher_kl": "teacher/kl",
     "policy_version": "policy/version",
     "curriculum_stage": "curriculum/stage",
     "curriculum_pass_rate": "curriculum/pass_rate",
@@ -168,6 +169,9 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Estimate of the variance of one group's gradient; over noise_signal it is the gradient noise scale, in groups."""
     ewc_penalty: float
     """The part of elastic weight consolidation in the loss of the last pass. NaN if curriculum.ewc = 0."""
+    teacher_kl: float
+    """Mean log pi - log pi_T of the step's tokens, as sampled: an estimate of KL(policy || teacher) per token. NaN
+    without a teacher."""
     policy_version: int
     """Version the step was sampled from."""
     curriculum_stage: int

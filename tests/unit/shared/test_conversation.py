@@ -77,7 +77,7 @@ def test_without_tools_a_prompt_is_what_it_was(tmp_path: Path) -> None:
 )
 def test_calls_are_read_where_they_parse(tmp_path: Path, text: str, expected: list[tuple[str, object]]) -> None:
     model = prompter(tmp_path)
-    assert Conversation(model, 2).calls(model.ids_of(text)) == expected
+    assert Conversation(model, 2).calls(model.ids(text)) == expected
 
 
 def test_the_form_of_calls_is_the_templates_own(tmp_path: Path) -> None:
