@@ -45,10 +45,13 @@ class Seat:
         self.call: Call | None = None
         self.lost = False
         """Whether the rollout's process is gone and nobody has been told."""
+        self.code: int | None = None
+        """Of a process that has ended."""
         self.start()
 
     def start(self) -> None:
-        self.worker, self.is_ready, self.code = self.new(), False, None
+        self.worker, self.is_ready = self.new(), False
+        self.code = None
         self.deadline = time.monotonic() + START_LIMIT_S
 
     def give(self, call: Call, limit_s: float) -> None:

@@ -103,7 +103,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(file: Path, name: str = "Env", **changes: Any) -> EnvironmentConfig:
-    return EnvironmentConfig(function=f"{file}:{name}", tools=(f"{file}:double",), **{"step_limit_s": 2.0} | changes)
+    fields: dict[str, Any] = {"step_limit_s": 2.0} | changes
+    return EnvironmentConfig(function=f"{file}:{name}", tools=(f"{file}:double",), **fields)
 
 
 @pytest.fixture(scope="module")
