@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from actor.scoring.fork_server_process import environment
-from actor.verifiers.reward_function import awaited, in_words, load_reward_function
+from actor.verifiers.reward_function import as_coroutine, find_reward_function, in_words
 from shared.config.environment import EnvironmentConfig
 from shared.errors import RewardError
 
@@ -46,7 +46,7 @@ class Environment:
     def __init__(self, config: EnvironmentConfig) -> None:
         """RewardError if the file cannot be used."""
         self.instance = made(config.function) if config.function else None
-        functions = [load_reward_function(spec) for spec in config.tools]
+        functions = [find_reward_function(spec) for spec in config.tools]
         methods = methods_of(self.instance) if self.instance is not None else []
         self.tools: dict[str, Callable[..., Any]] = {function.__name__: function for function in (*functions, *methods)}
         if not self.tools:
@@ -71,7 +71,7 @@ class Environment:
 def made(spec: str) -> Any:
     """An instance of the user's class."""
     try:
-        instance = load_reward_function(spec)()
+        instance = find_reward_function(spec)()
     except RewardError:
         raise
     except (Exception, SystemExit) as error:
@@ -95,7 +95,7 @@ def result_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any
         return result
     import asyncio
 
-    return asyncio.run(awaited(result))
+    return asyncio.run(as_coroutine(result))
 
 
 def has_reward(environment: Environment) -> bool:
