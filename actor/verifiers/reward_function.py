@@ -3,10 +3,11 @@
     fn(prompts=[...], completions=[...], completion_ids=[...], **columns) -> list[float | None]
 
 All arguments are keyword arguments, and each is a list with one entry per completion; reward_arguments.py lists them. A
-function without **kwargs gets only the arguments that it names. It may be async: all calls of a worker run in one event
-loop, so a connection that it opened stays usable. It may be a class, which each worker makes once, without arguments,
-and then calls. One call scores as many completions as possible, because rewards written for TRL may look at the whole
-batch.
+function without **kwargs gets only the arguments that it names. It may be async: the async functions of a run wait
+together, and all calls of a worker run in one event loop, so a connection that one opened stays usable. It may be a
+class, which each worker makes once, without arguments, and then calls. One call scores as many completions as possible,
+because rewards written for TRL may look at the whole batch. Any iterable with an order will do for a list, such as an
+array or a tensor.
 
     number  -> correct if it is at least 0.5, else wrong; the number is the score
     None    -> abstain
@@ -27,7 +28,7 @@ import math
 import sys
 import traceback
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
@@ -95,8 +96,12 @@ def find_reward_function(spec: str) -> RewardFunction:
 
 
 def import_file(file: Path) -> ModuleType:
-    """Runs a Python file as a module. It can import the files beside it, as a script can."""
+    """Runs a Python file as a module, once in a process: functions of one file share what it loads. It can import the
+    files beside it, as a script can."""
     name = f"user_reward_function_{zlib.crc32(str(file.resolve()).encode()):08x}"
+    known = sys.modules.get(name)
+    if known and known.__file__ == str(file.resolve()):
+        return known
     spec = importlib.util.spec_from_file_location(name, file.resolve())
     if spec is None or spec.loader is None:
         raise RewardError(f"verifier.function names {file}, which is not a Python file; its name must end in .py.")
@@ -106,6 +111,7 @@ def import_file(file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
+        del sys.modules[name]
         traceback.print_exc()
         raise RewardError(f"Importing {file} failed with {in_words(error)}; fix the file.") from error
     return module
@@ -119,37 +125,39 @@ class RewardCalls:
         self.log = RewardLog()
         self.loop: AbstractEventLoop | None = None
 
-    def score(self, function: RewardFunction, jobs: Sequence[ScoreJob]) -> list[Verdict]:
-        """One call for all jobs, one verdict per job. CallFailed if the call as a whole cannot be used."""
-        values = self.values(function, jobs)
-        return [verdict(value, job.truncated) for value, job in zip(values, jobs, strict=True)]
-
-    def values(self, function: RewardFunction, jobs: Sequence[ScoreJob]) -> Sequence[object]:
-        """What one call returns: one value per job. CallFailed if it is anything else."""
+    def values(self, functions: Sequence[RewardFunction], jobs: Sequence[ScoreJob]) -> list[list[object]]:
+        """What one call of each function returns: one value per job. CallFailed if it is anything else."""
+        if not functions:
+            return []
         given = arguments(jobs, self.form, self.log)
         try:
-            values = self.awaited(function(**accepted(function, given)))
+            results = [function(**accepted(function, given)) for function in functions]
+            returned = [listed(result) for result in self.awaited(results)]
+        except CallFailed:
+            raise
         except (Exception, SystemExit) as error:
             # The log gets the traceback, the verdict its last line.
             traceback.print_exc()
             memory = isinstance(error, MemoryError)
             sentence = f"The reward function raised {in_words(error)}{blamed(error, given)}."
             raise CallFailed(sentence, out_of_memory=memory) from error
-        if not isinstance(values, list | tuple):
-            raise CallFailed(f"The reward function returned a {type(values).__name__}; a list of numbers is needed.")
-        if len(values) != len(jobs):
-            raise CallFailed(f"The reward function returned {len(values)} values for {len(jobs)} completions.")
-        return values
+        for values in returned:
+            if len(values) != len(jobs):
+                raise CallFailed(f"The reward function returned {len(values)} values for {len(jobs)} completions.")
+        return returned
 
-    def awaited(self, result: Any) -> Any:
-        if not inspect.isawaitable(result):
-            return result
+    def awaited(self, results: Sequence[Any]) -> list[Any]:
+        """Those that are awaitable run in the loop, all at once."""
+        waiting = [result for result in results if inspect.isawaitable(result)]
+        if not waiting:
+            return list(results)
         if self.loop is None:
             # Costs a fifth of a worker's start; most functions are not async.
             from asyncio import new_event_loop
 
             self.loop = new_event_loop()
-        return self.loop.run_until_complete(as_coroutine(result))
+        found = iter(self.loop.run_until_complete(together(waiting)))
+        return [next(found) if inspect.isawaitable(result) else result for result in results]
 
     def close(self) -> None:
         if self.loop:
@@ -161,9 +169,33 @@ async def as_coroutine(result: Awaitable[Any]) -> Any:
     return await result
 
 
+async def together(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
+    """What each of them comes to. The first that raises ends the others, so that none is left in the loop."""
+    from asyncio import create_task, gather
+
+    tasks = [create_task(as_coroutine(one)) for one in waiting]
+    try:
+        return await gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await gather(*tasks, return_exceptions=True)
+
+
+def listed(values: Any) -> list[object]:
+    """An array or a tensor becomes a list of Python's numbers. Texts, mappings and sets are not lists of numbers."""
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
+        raise CallFailed(f"The reward function returned a {type(values).__name__}; a list of numbers is needed.")
+    return list(values)
+
+
 def verdict(value: object, truncated: bool) -> Verdict:
     if value is None:
         return fault(Outcome.ABSTAIN, "The reward function returned None.")
+    if not isinstance(value, Real):
+        value = one_number(value)
     if not isinstance(value, Real):
         note = f"The reward function returned a value of type {type(value).__name__}; a number or None is needed."
         return fault(Outcome.ERROR, note)
@@ -174,6 +206,11 @@ def verdict(value: object, truncated: bool) -> Verdict:
         return fault(Outcome.ERROR, note)
     finding = Outcome.CORRECT if score >= CORRECT_FROM else Outcome.WRONG
     return Verdict(outcome=Outcome.TRUNCATED if truncated else finding, score=score, final_answer=None, note="")
+
+
+def one_number(value: Any) -> object:
+    """The number in an array or tensor that holds one; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def as_float(value: Real) -> float:

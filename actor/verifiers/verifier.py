@@ -138,7 +138,9 @@ def turn_text(job: ScoreJob) -> str:
 
 
 FORMAT_REWARDS: dict[str, Callable[[ScoreJob], float]] = {"think_tags": think_tags, "answer_tags": answer_tags}
-Judge = Callable[[Sequence[ScoreJob]], list[Verdict]]
+Returned = Mapping[str, list[object]]
+"""By its file and name, what a function of the user's returned: one value a job."""
+Judge = Callable[[Sequence[ScoreJob], Returned], list[Verdict]]
 
 
 class Scoring:
@@ -146,43 +148,50 @@ class Scoring:
 
     def __init__(self, verifier: VerifierConfig) -> None:
         self.calls = RewardCalls(verifier.form)
-        self.judge: Judge | None = None if verifier.adds_up_rewards else judge(verifier, self.calls)
-        self.named = {name_of(spec): named(spec, self.calls) for spec in verifier.rewards}
+        self.judge: Judge | None = None if verifier.adds_up_rewards else judge(verifier)
+        self.named = {name_of(spec): named(spec) for spec in verifier.rewards}
         self.weights = weights(verifier.rewards)
+        specs = [verifier.function] if self.judge and verifier.kind == "callable" else []
+        specs += filter(is_function, verifier.rewards)
+        self.functions = {spec: load_reward_function(spec) for spec in dict.fromkeys(specs)}
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Verdict]:
         """One verdict a job; CallFailed if a function's call cannot be used."""
         self.calls.log.start(len(jobs))
-        verdicts = self.judge(jobs) if self.judge else None
-        found = {name: reward(jobs) for name, reward in self.named.items()}
-        if verdicts is None:
-            verdicts = [
-                added_up({name: of[place] for name, of in found.items()}, self.weights, job.truncated)
-                for place, job in enumerate(jobs)
-            ]
+        values = self.calls.values(list(self.functions.values()), jobs)
+        returned = dict(zip(self.functions, values, strict=True))
+        found = {name: reward(jobs, returned) for name, reward in self.named.items()}
+        verdicts = self.judge(jobs, returned) if self.judge else self.added_up(found, jobs)
         for name, rewards in found.items():
             verdicts = [with_reward(*pair, name) for pair in zip(verdicts, rewards, strict=True)]
         return self.calls.log.added_to(verdicts)
 
+    def added_up(self, found: Mapping[str, list[Verdict]], jobs: Sequence[ScoreJob]) -> list[Verdict]:
+        return [
+            added_up({name: of[place] for name, of in found.items()}, self.weights, job.truncated)
+            for place, job in enumerate(jobs)
+        ]
 
-def judge(verifier: VerifierConfig, calls: RewardCalls) -> Judge:
+
+def judge(verifier: VerifierConfig) -> Judge:
     if verifier.kind == "callable":
-        function = load_reward_function(verifier.function)
-        return lambda jobs: calls.score(function, jobs)
+        spec = verifier.function
+        return lambda jobs, returned: [
+            verdict(value, job.truncated) for value, job in zip(returned[spec], jobs, strict=True)
+        ]
     if verifier.kind == "environment":
         # Replaced by what the environment says.
-        return lambda jobs: [fault(Outcome.ABSTAIN, "") for _ in jobs]
+        return lambda jobs, _: [fault(Outcome.ABSTAIN, "") for _ in jobs]
     kind, strict, digits = verifier.kind, verifier.strict, verifier.rounded_digits
-    return lambda jobs: [score_job(kind, job, strict=strict, rounded_digits=digits) for job in jobs]
+    return lambda jobs, _: [score_job(kind, job, strict=strict, rounded_digits=digits) for job in jobs]
 
 
-def named(spec: str, calls: RewardCalls) -> Judge:
+def named(spec: str) -> Judge:
     """A reward as verdicts, of which only the score is used. It is the same for a truncated completion."""
     if is_function(spec):
-        function = load_reward_function(spec)
-        return lambda jobs: [verdict(value, truncated=False) for value in calls.values(function, jobs)]
+        return lambda _, returned: [verdict(value, truncated=False) for value in returned[spec]]
     form = FORMAT_REWARDS[spec]
-    return lambda jobs: [verdict(form(job), truncated=False) for job in jobs]
+    return lambda jobs, _: [verdict(form(job), truncated=False) for job in jobs]
 
 
 def added_up(rewards: Mapping[str, Verdict], weights: Mapping[str, float], truncated: bool) -> Verdict:

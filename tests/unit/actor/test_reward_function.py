@@ -10,11 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from actor.verifiers.reward_function import CallFailed, RewardCalls, RewardFunction, load_reward_function
+from actor.verifiers.reward_function import CallFailed, RewardCalls, RewardFunction, load_reward_function, verdict
 from actor.verifiers.verdict import MAX_NOTE, ScoreJob, Verdict
+from actor.verifiers.verifier import Scoring
 from protocol.limits import MAX_SCORE
 from protocol.messages import Outcome
+from shared.config.data import VerifierConfig
 from shared.errors import RewardError
 
 
@@ -24,7 +27,8 @@ def import_state() -> Iterator[None]:
     path = list(sys.path)
     yield
     sys.path[:] = path
-    sys.modules.pop("user_reward_function", None)
+    for name in [name for name in sys.modules if name.startswith("user_reward_function")]:
+        del sys.modules[name]
 
 
 def job(completion: str, *, truncated: bool = False, **columns: str) -> ScoreJob:
@@ -49,7 +53,8 @@ def write(folder: Path, text: str, name: str = "reward.py") -> Path:
 def score_with(function: RewardFunction, jobs: Sequence[ScoreJob]) -> list[Verdict]:
     with contextlib.closing(RewardCalls()) as calls:
         calls.log.start(len(jobs))
-        return calls.score(function, jobs)
+        (values,) = calls.values([function], jobs)
+    return [verdict(value, job.truncated) for value, job in zip(values, jobs, strict=True)]
 
 
 def returning(values: object):
@@ -175,6 +180,54 @@ def test_an_async_function_is_awaited() -> None:
     assert [verdict.outcome for verdict in score_with(reward, JOBS)] == [Outcome.CORRECT] * 3
 
 
+MEETING = """
+import asyncio
+here = {"first": asyncio.Event(), "second": asyncio.Event()}
+
+async def meet(own, other):
+    here[own].set()
+    await asyncio.wait_for(here[other].wait(), 30)
+
+async def first(completions, **_):
+    await meet("first", "second")
+    return [1.0] * len(completions)
+
+async def second(completions, log_metric, **_):
+    await meet("second", "first")
+    log_metric("met", 1.0)
+    return [0.5] * len(completions)
+
+async def patient(**_):
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        print("was ended")
+
+async def impatient(**_):
+    raise ValueError("at once")
+"""
+
+
+def scoring(file: Path, *names: str) -> Scoring:
+    return Scoring(VerifierConfig(kind="callable", rewards={f"{file}:{name}": 1.0 for name in names}))
+
+
+def test_async_functions_wait_together(tmp_path: Path) -> None:
+    """Each waits until the other has been called, and they know each other: their file runs once."""
+    both = scoring(write(tmp_path, MEETING), "first", "second")
+    with contextlib.closing(both.calls):
+        found = both.score(JOBS)
+    assert [one.rewards for one in found] == [{"first": 1.0, "second": 0.5}] * 3
+    assert [(one.score, one.metrics) for one in found] == [(1.5, {"met": 1.0})] * 3
+
+
+def test_an_async_function_that_raises_ends_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = scoring(write(tmp_path, MEETING), "patient", "impatient")
+    with contextlib.closing(both.calls), pytest.raises(CallFailed, match="ValueError: at once"):
+        both.score(JOBS)
+    assert "was ended" in capsys.readouterr().out
+
+
 # What the return values mean
 
 
@@ -201,6 +254,9 @@ def test_an_async_function_is_awaited() -> None:
         ("1.0", Outcome.ERROR, 0.0),
         ([1.0], Outcome.ERROR, 0.0),
         (1 + 0j, Outcome.ERROR, 0.0),
+        (torch.tensor(0.75), Outcome.CORRECT, 0.75),
+        (np.array(-1.5), Outcome.WRONG, -1.5),
+        (np.array([1.0]), Outcome.ERROR, 0.0),
     ],
 )
 def test_a_value_is_judged_alone(value: object, outcome: Outcome, score: float) -> None:
@@ -220,11 +276,21 @@ def test_a_value_is_judged_alone(value: object, outcome: Outcome, score: float) 
         (None, "returned a NoneType"),
         ({"a": 1.0}, "returned a dict"),
         ("111", "returned a str"),
+        ({1.0, 2.0, 3.0}, "returned a set"),
+        (torch.tensor(1.0), "returned a float"),
+        (np.zeros(2), "2 values for 3 completions"),
     ],
 )
 def test_another_shape_fails_the_whole_call(values: object, note: str) -> None:
     with pytest.raises(CallFailed, match=note):
         score_with(returning(values), JOBS)
+
+
+@pytest.mark.parametrize(
+    "values", [torch.tensor([1.0, 0.25, -2.0]), np.array([1.0, 0.25, -2.0]), iter([1.0, 0.25, -2.0])]
+)
+def test_what_trl_takes_for_a_list_is_one_here(values: object) -> None:
+    assert [one.score for one in score_with(returning(values), JOBS)] == [1.0, 0.25, -2.0]
 
 
 @pytest.mark.parametrize("error", [ValueError("no\nluck"), SystemExit(3), RecursionError("deep"), MemoryError()])
