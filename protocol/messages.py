@@ -28,7 +28,7 @@ from protocol.limits import (
 )
 from protocol.outcome import Outcome
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
@@ -40,6 +40,7 @@ Mark = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Megabytes = Annotated[float, Meta(ge=0.0, le=1e9)]
 Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
+Texts = Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
 Scores = Annotated[tuple[Score, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
 
 
@@ -72,7 +73,7 @@ class Hello(Message, frozen=True, kw_only=True):
     lora_digest: Digest
     """sha256 over the adapter layout: names, shapes, dtype, scale."""
     rules_digest: Digest
-    """sha256 over the sections [verifier] and [rollout] of config.json: how completions are sampled and scored."""
+    """sha256 over the sections [verifier], [rollout], [environment] of config.json: how a run samples and scores."""
     mark: Mark
     """Mark of the last Welcome: the actor has read everything sent before it; 0 before the first."""
     version: Count | None
@@ -160,12 +161,14 @@ class Group(Record, frozen=True, kw_only=True):
     """[Tp] int32, as ordered."""
     completion_ids: NDArray[np.int32]
     """[S] int32, the completions one after another, end token included."""
+    trained: NDArray[np.uint8] | None
+    """[S] uint8, 1 for a sampled token, 0 for one that an environment put between two turns; None if all are 1."""
     lengths: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
     """[G] tokens of each completion; their sum is S."""
     logprobs: NDArray[np.float32]
-    """[S] float32, log-prob of each sampled token under the distribution it was sampled from."""
+    """[S] float32, log-prob of each token under the distribution it was sampled from; 0 where trained is 0."""
     entropies: NDArray[np.float32] | None
-    """[S] float32, entropy of that distribution in nats; None if the engine does not report it."""
+    """[S] float32, entropy of that distribution in nats, 0 where trained is 0; None if the engine reports none."""
     finishes: Annotated[tuple[Finish, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
     """[G] why each completion ended."""
     outcomes: Annotated[tuple[Outcome, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
@@ -174,6 +177,12 @@ class Group(Record, frozen=True, kw_only=True):
     """[G] the verifier's score; 0.0 where the outcome is a fault (timeout, error, abstain)."""
     rewards: Annotated[dict[Name, Scores], Meta(max_length=MAX_KEYS)]
     """[G] by name, the additional rewards that the run configures, unweighted; 0.0 in a fault."""
+    metrics: Annotated[dict[Name, Score], Meta(max_length=MAX_KEYS)] = msgspec.field(default_factory=dict[str, float])
+    """What reward functions measured besides, as means over the completions; the metrics show it."""
+    extras: Annotated[dict[Name, Texts], Meta(max_length=MAX_KEYS)] = msgspec.field(
+        default_factory=dict[str, tuple[str, ...]]
+    )
+    """[G] by name, what reward functions wrote about each completion; the rollout log shows it."""
 
 
 class Timings(Record, frozen=True, kw_only=True):

@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 from launch.display.console import make_console
+from launch.display.watch import goal
 from launch.why import answers, updates
-from launch.why.answers import NEARLY_ALL, percent
+from launch.why.answers import NEARLY_ALL
 from launch.why.view import REWARD, RunView, read_view
 from shared.run.run_dir import RunDir
 from shared.run.summary import RunVerdict, read_summary, write_summary
@@ -44,15 +45,20 @@ def add_verdict(run: RunDir) -> None:
 
 def verdicts(view: RunView) -> list[RunVerdict]:
     """At least one; the first is what to look at."""
-    rules = (*answers.RULES, *updates.RULES) if len(view.rows) >= FEWEST else (updates.refused,)
+    if len(view.rows) < FEWEST:
+        rules = (updates.refused,)
+    else:
+        rules = (*answers.RULES, *updates.RULES) if view.config.compares else updates.WITHOUT_REWARD
     faults = sorted((found for rule in rules for found in rule(view)), key=lambda found: -found.rank)
     return faults or list(without_fault(view))
 
 
 def without_fault(view: RunView) -> Iterator[RunVerdict]:
     """What a run does that no rule objects to."""
-    steps, was, now = len(view.rows), view.was(REWARD), view.now(REWARD)
-    reward = f"reward {was:.2f} at first, {now:.2f} now, {view.z():+.1f} standard errors"
+    steps, key = len(view.rows), goal(view.rows)
+    solved = key == REWARD and view.now(key) >= NEARLY_ALL
+    change = f"{view.was(key):.2f} at first, {view.now(key):.2f} now, {view.z(key):+.1f} standard errors"
+    reward = f"{key.removesuffix('/mean')} {change}"
     if view.status == "failed":
         yield RunVerdict(
             name="a process failed",
@@ -64,13 +70,11 @@ def without_fault(view: RunView) -> Iterator[RunVerdict]:
         )
     elif steps < FEWEST:
         yield fine("too early to say", f"{steps} steps, at least {FEWEST} are needed", "Let it train")
-    elif view.status == "done" and (view.rises or now >= NEARLY_ALL):
-        yield fine(
-            "finished", f"{reward}, {percent(view.idle)} of the groups alike", "`compare` and `export` come next"
-        )
+    elif view.status == "done" and (view.rises or solved):
+        yield fine("finished", reward, "`compare` and `export` come next")
     elif view.rises:
         yield fine("learning", f"{reward} in {steps} steps", "Let it train")
-    elif now >= NEARLY_ALL:
+    elif solved:
         yield fine("steady", reward, "It solves these tasks; harder ones would teach more")
     else:
         yield fine(

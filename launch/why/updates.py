@@ -216,3 +216,5 @@ def waits(view: RunView) -> Iterator[RunVerdict]:
 
 
 RULES = (refused, still_zero, rate_too_small, entropy, broken, mismatch, weights, always_clipped, waits)
+WITHOUT_REWARD = (refused, still_zero, mismatch, weights)
+"""For a warm start and for distillation, which do not learn from rewards."""

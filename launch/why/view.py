@@ -19,7 +19,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from launch.display.watch import Row, Watch, value
+from launch.display.watch import Row, Watch, goal, value
 from shared.config.load import config_from_json
 from shared.config.tree import Config
 from shared.run.evaluation import Evaluation, read_evaluation
@@ -89,12 +89,17 @@ class RunView:
         return 0.0 if math.isnan(change) or change == 0 else change / max(error, 1e-9)
 
     @property
+    def gain(self) -> float:
+        """z of what training is about: the reward, or minus the loss of a warm start, which has no rewards."""
+        return self.z() if goal(self.rows) == REWARD else -self.z(goal(self.rows))
+
+    @property
     def rises(self) -> bool:
-        return self.z() >= SURE_Z
+        return self.gain >= SURE_Z
 
     @property
     def falls(self) -> bool:
-        return self.z() <= -SURE_Z
+        return self.gain <= -SURE_Z
 
 
 def known(rows: Sequence[Row], key: str) -> list[float]:

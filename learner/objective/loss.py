@@ -7,11 +7,14 @@
     grpo, dr_grpo, dapo   L = - sum w_i c_it min(r_it A_i, clip(r_it, 1 - e_lo, 1 + e_hi) A_i)
     gspo                  the same with r_i, c_i: geometric means over the sample's tokens (2507.18071)
     cispo                 L = - sum w_i c_it sg(clip(r_it, 1 - e_lo, 1 + e_hi)) A_i log pi(o_it)  (2506.13585)
-    all of them           + beta sum w_i c_it r_it k_it, over every token and not the selected ones alone
+    all of them           + beta sum w_i c_it r_it k_it, over every sampled token and not the selected ones alone
+    sft                   L = - sum w_i log pi(o_it), of answers that somebody wrote; no ratio, no advantage
+    opd                   as dapo, with A_it = log pi_T(o_it) - log pi_old(o_it) of a teacher pi_T in place of A_i
 
-Token weights w_i, with N samples of lengths T_i, S = sum T_i and the cap T_max; masked tokens count in T_i and S:
+Token weights w_i, with N samples of lengths T_i (sampled tokens), S = sum T_i and the cap T_max; masked tokens count in
+T_i and S, what an environment put between two turns does not:
 
-    grpo, gspo   1 / (N T_i)       dapo, cispo   1 / S       dr_grpo   1 / (N T_max)
+    grpo, gspo   1 / (N T_i)       dapo, cispo, sft, opd   1 / S       dr_grpo   1 / (N T_max)
 
 N and S count the samples of groups that teach nothing as the papers do (A = 0 there); learner/objective/batch.py says
 which.
@@ -21,6 +24,10 @@ The ratio in front of k_it carries gradient (DeepSeek-V3.2, 2512.02556). Without
 KL(base || pi), another quantity (2506.09477); `loss.kl_gradient = "k3"` is DeepSeekMath's term as published, w_i k_it.
 gspo's c_i is a mean where verl and TRL take a product, which one long completion makes 0 or the cap; its KL has the
 c_it of tokens. It needs all tokens of a completion: a ratio over selected ones is in no paper, and is refused.
+
+opd is on-policy distillation (2306.13649 with the reverse KL): the policy samples, and each token's gain is how much
+more likely the teacher finds it. Over the sampler, E[A_it] = -KL(pi || pi_T) at that token, and with ratio one the mean
+of the gradient is that KL's. What a token does to later ones is left out, as is usual.
 """
 
 from collections.abc import Sequence
@@ -41,6 +48,8 @@ class TokenBatch:
     """[n] log pi_old, detached."""
     actor_logprobs: torch.Tensor
     """[n] log mu."""
+    teacher_logprobs: torch.Tensor | None = None
+    """[n] log pi_T; None without a teacher."""
     advantages: torch.Tensor
     """[n] A of the token's sample."""
     weights: torch.Tensor
@@ -98,14 +107,29 @@ def token_weights(kind: str, lengths: Sequence[int], max_new_tokens: int) -> lis
     match kind:
         case "grpo" | "gspo":
             return [1 / (len(lengths) * length) for length in lengths]
-        case "dapo" | "cispo":
+        case "dapo" | "cispo" | "sft" | "opd":
             return [1 / sum(lengths) for _ in lengths]
         case _:
             return [1 / (len(lengths) * max_new_tokens) for _ in lengths]
 
 
+def likelihood_loss(tokens: TokenBatch) -> LossTerms:
+    """The objective of a warm start. Nobody sampled its tokens, so there are no ratios."""
+    shares = -tokens.weights * tokens.logprobs
+    nothing = torch.full_like(shares.detach(), torch.nan)
+    return LossTerms(
+        loss=shares.sum(),
+        shares=shares.detach(),
+        ratios=nothing,
+        clipped=torch.zeros_like(nothing, dtype=torch.bool),
+        importance=nothing,
+    )
+
+
 def policy_loss(tokens: TokenBatch, config: LossConfig) -> LossTerms:
     """The configured objective over one micro-batch."""
+    if config.kind == "sft":
+        return likelihood_loss(tokens)
     log_ratio = tokens.logprobs - tokens.old_logprobs
     log_importance = tokens.old_logprobs - tokens.actor_logprobs
     if config.kind == "gspo":
@@ -113,16 +137,18 @@ def policy_loss(tokens: TokenBatch, config: LossConfig) -> LossTerms:
         log_importance = sample_mean(log_importance, tokens)
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(*config.ratio_bounds)
+    teacher = tokens.teacher_logprobs
+    advantages = tokens.advantages if teacher is None else teacher - tokens.old_logprobs
     if config.kind == "cispo":
-        gain = clipped_ratio.detach() * tokens.advantages * tokens.logprobs
+        gain = clipped_ratio.detach() * advantages * tokens.logprobs
     else:
-        gain = torch.minimum(ratio * tokens.advantages, clipped_ratio * tokens.advantages)
+        gain = torch.minimum(ratio * advantages, clipped_ratio * advantages)
     shares = -tokens.weights * truncated(log_importance, config.importance_cap) * gain
     return LossTerms(
         loss=shares.sum(),
         shares=shares.detach(),
         ratios=ratio.detach(),
-        clipped=stopped_by_clip(ratio.detach(), tokens.advantages, config),
+        clipped=stopped_by_clip(ratio.detach(), advantages, config),
         importance=log_importance.exp(),
     )
 

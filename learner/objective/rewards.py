@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from learner.objective.turns import sampled_lengths
 from protocol.messages import Finish, Group
 from shared.config.data import RewardConfig
 
@@ -21,7 +22,7 @@ STD_EPSILON = 1e-4
 
 
 def rewards(group: Group, named_weights: Mapping[str, float], config: RewardConfig, max_new_tokens: int) -> np.ndarray:
-    """[G] all parts, weighted. named_weights: of the rewards that came with the group."""
+    """[G] all parts, weighted. named_weights: of the named rewards that are not in the scores already."""
     total = np.array(group.scores)
     for name, weight in named_weights.items():
         total = total + weight * np.array(group.rewards[name])
@@ -39,8 +40,8 @@ def reward_parts(group: Group, config: RewardConfig, max_new_tokens: int) -> dic
 
 
 def length_reward(group: Group, free: int, cap: int) -> np.ndarray:
-    """[G] from 0 to 1, by the number of tokens."""
-    return np.clip((np.array(group.lengths) - free) / max(1, cap - free), 0.0, 1.0)
+    """[G] from 0 to 1, by the number of sampled tokens."""
+    return np.clip((sampled_lengths(group) - free) / max(1, cap - free), 0.0, 1.0)
 
 
 def teaches(scores_G: np.ndarray, kept_G: np.ndarray) -> bool:

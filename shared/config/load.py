@@ -1,4 +1,4 @@
-"""From TOML, JSON and `--set` to a Config, or to one sentence: which key is wrong, and what is expected."""
+"""From TOML, YAML, JSON and `--set` to a Config, or to one sentence: which key is wrong, and what is expected."""
 
 import difflib
 import hashlib
@@ -14,12 +14,14 @@ import msgspec
 
 from protocol.limits import MAX_BODY_BYTES, MAX_INBOUND_BYTES, MAX_ITEMS
 from shared.config.data import RewardConfig, VerifierConfig
-from shared.config.model import ModelConfig
+from shared.config.environment import EnvironmentConfig
+from shared.config.model import LoraConfig, ModelConfig
 from shared.config.named_rewards import check_rewards
 from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig, LinkConfig
-from shared.config.training import LossConfig
+from shared.config.training import LossConfig, TeacherConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.config.types import Section
+from shared.config.yaml_file import yaml_tree
 from shared.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -28,7 +30,22 @@ TRUNCATES = (
     "it changes the distribution that tokens are drawn from, but the learner scores them under the whole one, so their"
     " ratio would be biased; use rollout.temperature, which both sides apply."
 )
+ONE_BASE = (
+    "the base stays frozen in 4 bits and both processes share it; a rank of 256 on all targets comes close to full"
+    " training (set lora.rank)."
+)
 REFUSED = {
+    "lora.dropout": (
+        "actor and learner would compute with different masks, so the log-probs of the same tokens would differ and"
+        " their ratio would be noise; remove the key, and use optimizer.weight_decay or curriculum.kl_to against"
+        " overfitting."
+    ),
+    "lora.full_rank": ONE_BASE,
+    "model.full_finetuning": ONE_BASE,
+    "loss.kind = dpo": (
+        "it learns from fixed pairs and samples nothing, so an actor would have nothing to do; warm up with `python -m"
+        " launch sft`, then train with a reward, or use TRL's DPOTrainer and start from its adapter (lora.start_from)."
+    ),
     "rollout.top_p": TRUNCATES,
     "rollout.top_k": TRUNCATES,
     "rollout.min_p": TRUNCATES,
@@ -36,9 +53,10 @@ REFUSED = {
         "it changes the distribution by the tokens so far, and the learner does not; remove the key."
     ),
 }
-"""Keys that other tools have, and why there are none here."""
-TOKEN_BYTES = 12
-"""Id, log-prob and entropy of a token in a message, and in the journal that keeps it."""
+"""Keys and values that other tools have, and why there are none here."""
+YAML_SUFFIXES = (".yaml", ".yml")
+TOKEN_BYTES = 13
+"""Id, log-prob, entropy and mark of a token in a message, and in the journal that keeps it."""
 SAMPLE_BYTES = 128
 """Length, finish, outcome, score and a few rewards of a completion, with room to spare."""
 ARRAYS_BYTES = 512
@@ -46,8 +64,8 @@ ARRAYS_BYTES = 512
 
 
 def read_config(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """A TOML file, with `section.key=value` overrides on top."""
-    tree = read_toml(path)
+    """A TOML or YAML file, with `section.key=value` overrides on top."""
+    tree = read_yaml(path) if path.suffix in YAML_SUFFIXES else read_toml(path)
     for override in overrides:
         apply_override(tree, override)
     return resolve(tree)
@@ -58,6 +76,13 @@ def read_toml(path: Path) -> Tree:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # wrong TOML, wrong UTF-8, or brackets without end
         raise ConfigError(f"{path} is not valid TOML: {error}; fix that line.") from error
+
+
+def read_yaml(path: Path) -> Tree:
+    try:
+        return yaml_tree(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # wrong YAML, wrong UTF-8, or brackets without end
+        raise ConfigError(f"{path} is not valid YAML: {error}; fix that line.") from error
 
 
 def apply_override(tree: Tree, override: str) -> None:
@@ -94,7 +119,7 @@ def refuse_unknown_keys(tree: Mapping[str, Any], section: type[Section], path: s
     """Also refuses values where a section belongs, and numbers that are not finite."""
     hints = get_type_hints(section)
     for key, value in tree.items():
-        if reason := REFUSED.get(f"{path}{key}"):
+        if reason := REFUSED.get(f"{path}{key}") or REFUSED.get(f"{path}{key} = {value}"):
             raise ConfigError(f"{path}{key} = {value} is refused: {reason}")
         if key not in hints:
             near = difflib.get_close_matches(key, hints, n=1, cutoff=0.0)[0]
@@ -122,9 +147,22 @@ def explain(message: str, tree: Mapping[str, Any]) -> str:
 
 def check_together(config: Config) -> None:
     """Refuse keys that contradict each other."""
-    if config.verifier.kind == "callable" and not config.verifier.function:
+    if config.verifier.adds_up_rewards and not config.verifier.rewards:
         raise ConfigError("verifier.kind is 'callable' but verifier.function is empty; set it to path/to/file.py:name.")
+    if config.verifier.kind == "environment" and not config.environment.function:
+        raise ConfigError(
+            "verifier.kind is 'environment' but environment.function is empty; set it to path/to/file.py:Name, a class"
+            " with `get_reward`."
+        )
+    if config.is_warm_start and config.environment.is_used:
+        raise ConfigError("A warm start has written answers and no environment; remove [environment] from it.")
     check_objective(config.loss, config.reward)
+    check_teacher(config.loss, config.teacher)
+    if config.rollout.group == 1 and not config.is_warm_start:
+        raise ConfigError(
+            "rollout.group = 1 is not allowed: expected >= 2, because the completions of a prompt are compared with"
+            " each other; only a warm start (`python -m launch sft`) has one."
+        )
     if config.constraint.beta > 0.0 and config.constraint.reference == "old" and config.loss.passes == 1:
         raise ConfigError(
             "constraint.reference is 'old' but loss.passes is 1: in the first pass the policy is the old one and the"
@@ -136,8 +174,9 @@ def check_together(config: Config) -> None:
             " the size of the first step; set it higher, or to 0 for steps that do not grow."
         )
     check_engine_options(config.actor, config.compute, config.model)
+    check_ranks(config.lora, config.actor)
     curriculum = config.curriculum
-    if curriculum.anchored and not curriculum.has_stages:
+    if curriculum.needs_stages and not curriculum.has_stages:
         raise ConfigError(
             f"curriculum.ewc and curriculum.kl_to = 'stage' need stages, but curriculum.kind = '{curriculum.kind}'"
             " has no stages; set it to 'levels' or 'sent'."
@@ -157,6 +196,19 @@ def check_engine_options(actor: ActorConfig, compute: ComputeConfig, model: Mode
         raise ConfigError(
             f"compute.actor_card = {compute.actor_card}, but vLLM takes the first card that it sees; set it to 0, and"
             " change the order of the cards with CUDA_VISIBLE_DEVICES."
+        )
+
+
+def check_ranks(lora: LoraConfig, actor: ActorConfig) -> None:
+    if unknown := sorted(lora.ranks.keys() - set(lora.targets)):
+        raise ConfigError(
+            f"lora.ranks names '{unknown[0]}', which is not in lora.targets ({', '.join(lora.targets)}); add it there,"
+            " or remove its rank."
+        )
+    if lora.ranks and actor.engine == "vllm":
+        raise ConfigError(
+            "lora.ranks gives targets different ranks, and vLLM serves an adapter with one; remove lora.ranks, or set"
+            " actor.engine to 'hf'."
         )
 
 
@@ -181,6 +233,18 @@ def check_objective(loss: LossConfig, reward: RewardConfig) -> None:
         raise ConfigError(
             "loss.kind = 'gspo' takes one ratio over all tokens of a completion, but loss.entropy_fraction ="
             f" {loss.entropy_fraction:g} masks some of them; set it to 1, or choose another loss.kind."
+        )
+
+
+def check_teacher(loss: LossConfig, teacher: TeacherConfig) -> None:
+    if loss.kind == "opd" and not (teacher.prompt or teacher.adapter):
+        raise ConfigError(
+            "loss.kind = 'opd' follows a teacher, but teacher.prompt and teacher.adapter are empty, so it would be the"
+            " policy that the run begins with; set one of them."
+        )
+    if loss.kind != "opd" and (teacher.prompt or teacher.adapter):
+        raise ConfigError(
+            f"[teacher] is set but loss.kind = '{loss.kind}' has no teacher; set loss.kind to 'opd', or remove it."
         )
 
 
@@ -215,9 +279,9 @@ def most_groups(samples: int, cap: int, prompt_tokens: int) -> int:
     return min(MAX_INBOUND_BYTES // arrays, MAX_BODY_BYTES // body, MAX_ITEMS)
 
 
-def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig) -> str:
+def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig, environment: EnvironmentConfig) -> str:
     """sha256 over the sections that say how completions are sampled and scored. All actors of a run need the same."""
-    return hashlib.sha256(msgspec.json.encode((verifier, rollout), order="sorted")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode((verifier, rollout, environment), order="sorted")).hexdigest()
 
 
 def config_to_json(config: Config) -> bytes:

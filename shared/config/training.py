@@ -1,5 +1,6 @@
 """The sections of an update: [loss], [constraint], [optimizer], [batch], [growth] and [guard]."""
 
+import math
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -14,6 +15,8 @@ PAPER_CLIPS = {
     "dapo": (0.2, 0.28),
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 4.0),
+    "sft": (1.0, math.inf),
+    "opd": (0.2, 0.2),
 }
 """clip_low and clip_high of each kind. DeepSeekMath gives none for GRPO, so these are PPO's. CISPO has no lower bound
 (MiniMax-M1), and the upper bound of 5 is ScaleRL's (2510.13786)."""
@@ -22,9 +25,10 @@ PAPER_CLIPS = {
 class LossConfig(Section, frozen=True, kw_only=True):
     """The objective. The formulas are in learner/objective/loss.py."""
 
-    kind: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = "dapo"
+    kind: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "opd", "sft"] = "dapo"
     """Algorithm: it decides the objective and its divisor, and where their keys are not given a published clip range
-    and the advantage. `gspo` needs entropy_fraction = 1."""
+    and the advantage. `gspo` needs entropy_fraction = 1. `opd` follows [teacher], and rewards are only logged. `sft` is
+    what `python -m launch sft` sets: the likelihood of answers that somebody wrote. `run` takes the others."""
     clip_low: NonNegativeFloat | None = None
     """The ratio is clipped below 1 - clip_low. If not given: 0.2 (PPO's) for `grpo`, `dr_grpo` and `dapo`,
     3e-4 for `gspo`, 1 (no lower bound) for `cispo`."""
@@ -56,6 +60,18 @@ class LossConfig(Section, frozen=True, kw_only=True):
         low = low if self.clip_low is None else self.clip_low
         high = high if self.clip_high is None else self.clip_high
         return 1 - low, 1 + high
+
+
+class TeacherConfig(Section, frozen=True, kw_only=True):
+    """Whom loss.kind = "opd" follows: the same base, so that no second model is loaded. It reads what the policy has
+    sampled and says how likely each token was. At least one of the two keys makes it another policy."""
+
+    prompt: str = ""
+    """Text that only the teacher sees, in its system message after tasks.system_prompt. {name} stands for a column of
+    the task, for example "A correct solution is: {solution}"."""
+    adapter: str = ""
+    """Its adapter: a folder, a hub id or a run, as in lora.start_from, and copied into the run. If empty, what the run
+    began with: the base, or lora.start_from."""
 
 
 class ConstraintConfig(Section, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ KEYS = {
     "mismatch_p99": "mismatch/p99",
     "mismatch_max": "mismatch/max",
     "length_mean": "length/mean",
+    "turns_mean": "turns/mean",
     "rollout_s": "time/rollout_s",
     "verify_s": "time/verify_s",
     "update_s": "time/update_s",
@@ -54,6 +55,7 @@ KEYS = {
     "noise_signal": "noise/signal",
     "noise_spread": "noise/spread",
     "ewc_penalty": "ewc/penalty",
+    "teacher_kl": "teacher/kl",
     "policy_version": "policy/version",
     "curriculum_stage": "curriculum/stage",
     "curriculum_pass_rate": "curriculum/pass_rate",
@@ -72,6 +74,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Mean reward of all N samples, those of idle groups too."""
     rewards: dict[str, float]
     """Mean of each part of the reward, unweighted. Rows have `reward/<name>` for those that the run has."""
+    logged: dict[str, float]
+    """Means of what reward functions gave to log_metric. Rows have `logged/<name>` for those."""
     reward_std: float
     """Standard deviation of those N rewards."""
     reward_min: float
@@ -95,10 +99,10 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     advantage_max: float
     """Largest of them."""
     entropy_mean: float
-    """Nats per response token of the step. If the engine cannot measure it, it is the learner's own figure, of the
+    """Nats per sampled token of the step. If the engine cannot measure it, it is the learner's own figure, of the
     groups that teach (with a KL, of all that count), and NaN in a step without an update."""
     selected_fraction: float
-    """Share of response tokens that the entropy mask selected: they carried gradient."""
+    """Share of sampled tokens that the entropy mask selected: they carried gradient."""
     ratio_mean: float
     """Mean importance ratio of the policy against the one at the step's start."""
     clip_fraction: float
@@ -129,7 +133,9 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     lr: float
     """Learning rate of the step."""
     length_mean: float
-    """Mean number of tokens in a completion."""
+    """Mean number of sampled tokens in a completion."""
+    turns_mean: float
+    """Mean number of the model's turns in a completion; 1 without an environment."""
     truncated: float
     """Share of completions that reached the cap."""
     tokens_per_s: float
@@ -154,7 +160,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     weight_sum: float
     """Sum of the loss weights of the step's tokens."""
     penalised_fraction: float
-    """Share of response tokens that the constraint penalised. NaN if none is configured, like the next two."""
+    """Share of sampled tokens that the constraint penalised. NaN if none is configured, like the next two."""
     penalised_kl: float
     """Mean k3 estimate of those tokens against their reference, in the last pass."""
     constraint_loss: float
@@ -165,6 +171,9 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Estimate of the variance of one group's gradient; over noise_signal it is the gradient noise scale, in groups."""
     ewc_penalty: float
     """The part of elastic weight consolidation in the loss of the last pass. NaN if curriculum.ewc = 0."""
+    teacher_kl: float
+    """Mean log pi - log pi_T of the step's tokens, as sampled: an estimate of KL(policy || teacher) per token. NaN
+    without a teacher."""
     policy_version: int
     """Version the step was sampled from."""
     curriculum_stage: int
@@ -179,6 +188,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
         for key, value in msgspec.to_builtins(self).items():
             if key == "rewards":
                 row |= {f"reward/{name}": finite(mean) for name, mean in value.items()}
+            elif key == "logged":
+                row |= {f"logged/{name}": finite(mean) for name, mean in value.items()}
             elif key == "card_mb":
                 row |= {f"mem/{name}": finite(amount) for name, amount in value.items()}
             elif key == "outcomes":

@@ -135,9 +135,9 @@ def step_of(step: int, steps: int, curves: dict[str, Any]) -> StepMetrics:
     values["reward_mean"] += 0.02 * math.sin(2.4 * step) * (0 < values["reward_mean"] < 1)
     values["reward_std"] = math.sqrt(max(0.0, outcomes[Outcome.CORRECT] * (1 - outcomes[Outcome.CORRECT])))
     names = {field.name for field in msgspec.structs.fields(StepMetrics)}
-    rest = dict.fromkeys(names - values.keys(), math.nan)
-    whole = {"step": step, "policy_version": step - 1, "curriculum_stage": 0, "time_s": 1.0 * step}
-    return StepMetrics(**(rest | values | whole | {"outcomes": outcomes, "rewards": {}, "card_mb": {}}))
+    rest: dict[str, Any] = dict.fromkeys(names - values.keys(), math.nan)
+    whole: dict[str, Any] = {"step": step, "policy_version": step - 1, "curriculum_stage": 0, "time_s": 1.0 * step}
+    return StepMetrics(**(rest | values | whole | {"outcomes": outcomes, "rewards": {}, "logged": {}, "card_mb": {}}))
 
 
 def at(value: Any, step: int, steps: int) -> Any:

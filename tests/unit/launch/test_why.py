@@ -1,6 +1,7 @@
 """`why`: planted faults, each the first verdict of its run; healthy runs, in which nothing is found."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,11 @@ from launch.why.command import add_verdict, verdicts, why
 from launch.why.view import read_view
 from protocol.outcome import Outcome
 from shared.config.model import LoraConfig, ModelConfig
+from shared.config.tree import warm_start
 from shared.run.evaluation import Decoded, Evaluation, TaskResult, share_of, write_evaluation
 from shared.run.run_dir import RunDir
 from shared.run.summary import RunVerdict, read_summary
-from tests.support.planted_runs import always, every, made_up, trained
+from tests.support.planted_runs import always, every, made_up, step_of, trained, written
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -70,6 +72,14 @@ def stopped_in_quarantine(path: Path) -> RunDir:
     run.quarantine.mkdir()
     (run.quarantine / "step-000004.safetensors").write_bytes(b"")
     return run
+
+
+def warm(path: Path) -> RunDir:
+    """A warm start has a loss and no rewards."""
+    nothing = dict.fromkeys(("reward_mean", "mismatch_mean", "importance_ess"), math.nan)
+    config = warm_start(load_config("embedded", here=False))
+    rows = [step_of(step, 12, nothing | {"loss": 2.0 / step}) for step in range(1, 13)]
+    return written(path, config, rows)
 
 
 LR = "the learning rate is meant for full fine-tuning"
@@ -143,6 +153,7 @@ HEALTHY: dict[str, tuple[str, Maker]] = {
     "grows sure": ("learning", says(entropy_mean=(0.5, 0.1))),
     "a lag": ("learning", says(mismatch_mean=0.02, importance_ess=0.95, sets=LAGGED)),
     "evaluated": ("learning", lambda path: evaluated(made_up(path), {"base": 0.7, "final": 0.68})),
+    "a warm start": ("learning", warm),
     "a large gradient": ("learning", says(grad_norm=40.0)),
 }
 

@@ -127,6 +127,7 @@ EXPECTED = {
     "grad_norm": 0.7,
     "lr": 1e-4,
     "length/mean": 10 / 4,
+    "turns/mean": 1.0,
     "truncated": 0.25,
     "tokens_per_s": 1.0,
     "time/rollout_s": 3.0,
@@ -143,6 +144,7 @@ EXPECTED = {
     "noise/signal": 0.5,
     "noise/spread": 3.0,
     "ewc/penalty": 0.375,
+    "teacher/kl": None,
     "policy/version": 3,
     "curriculum/stage": 2,
     "curriculum/pass_rate": 0.625,
@@ -184,6 +186,7 @@ def test_a_step_in_which_nothing_teaches_has_nulls_where_nothing_was_measured() 
         "noise/signal",
         "noise/spread",
         "ewc/penalty",
+        "teacher/kl",
     }
     assert (row["groups/idle"], row["groups/total"], row["weight/sum"]) == (1, 1, 0.0)
     assert set(row) == set(COLUMNS.split())

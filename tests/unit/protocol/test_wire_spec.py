@@ -28,11 +28,14 @@ WORDS = {
     "Count | None": "count or nil",
     "Seconds": "seconds",
     "NDArray[np.uint8]": "uint8 array",
+    "NDArray[np.uint8] | None": "uint8 array or nil",
     "NDArray[np.int32]": "int32 array",
     "NDArray[np.float32]": "float32 array",
     "NDArray[np.float32] | None": "float32 array or nil",
     "Annotated[dict[Name, Text], Meta(max_length=MAX_KEYS)]": "map of name to text",
     "Annotated[dict[Name, Scores], Meta(max_length=MAX_KEYS)]": "map of name to list of score",
+    "Annotated[dict[Name, Texts], Meta(max_length=MAX_KEYS)]": "map of name to list of text",
+    "Annotated[dict[Name, Score], Meta(max_length=MAX_KEYS)]": "map of name to score",
     "Annotated[int, Meta(ge=1, le=MAX_CREDITS)]": "integer, 1 to 1024",
     "Annotated[int, Meta(ge=1, le=1000000)]": "integer, 1 to 1000000",
     "Annotated[float, Meta(gt=0, le=3600)]": "float, above 0 to 3600",
@@ -111,7 +114,7 @@ def test_every_limit() -> None:
 
 def test_limits_are_a_decision() -> None:
     """They belong to the protocol version: change a limit only with the version, here and in the document."""
-    assert PROTOCOL_VERSION == 5
+    assert PROTOCOL_VERSION == 6
     assert LIMITS == {
         "NUM_FRAMES": 3,
         "MAX_HEADER_BYTES": 256,
