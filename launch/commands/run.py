@@ -49,6 +49,7 @@ from learner.durable.find_adapter import given_adapter
 from protocol.access.keys import create_keys
 from shared.config.load import config_to_json
 from shared.config.model import LoraConfig, cache_root
+from shared.config.named_rewards import form_in_words, runs_functions
 from shared.config.processes import ComputeConfig, EvalConfig
 from shared.config.training import BatchConfig, LossConfig
 from shared.config.tree import Config, RolloutConfig, warm_start
@@ -105,6 +106,8 @@ def start_run(
     if not isinstance(cost, str):
         write_prediction(run, cost.figures)
         print(*start_lines(source, cost), sep="\n")
+    if runs_functions(config.verifier):
+        print(form_in_words(config.verifier))
     # Imported late, so that a mistake in the input is reported before the display is loaded.
     from launch.commands.watch_run import watch_run
 

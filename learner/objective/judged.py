@@ -81,7 +81,8 @@ class Judge:
         treatments = [self.verifier.treatment(outcome) for outcome in group.outcomes]
         kept = np.array([treatment != "drop" for treatment in treatments])
         trained = kept & np.array([treatment != "mask" for treatment in treatments])
-        total = rewards(group, weights(self.verifier.rewards), self.reward, self.max_new_tokens)
+        added = {} if self.verifier.adds_up_rewards else weights(self.verifier.rewards)
+        total = rewards(group, added, self.reward, self.max_new_tokens)
         compared = total if self.reward.shaped_groups == "train" else np.array(group.scores)
         right = np.array([outcome is Outcome.CORRECT for outcome in group.outcomes])
         return JudgedGroup(

@@ -22,7 +22,7 @@ STD_EPSILON = 1e-4
 
 
 def rewards(group: Group, named_weights: Mapping[str, float], config: RewardConfig, max_new_tokens: int) -> np.ndarray:
-    """[G] all parts, weighted. named_weights: of the rewards that came with the group."""
+    """[G] all parts, weighted. named_weights: of the named rewards that are not in the scores already."""
     total = np.array(group.scores)
     for name, weight in named_weights.items():
         total = total + weight * np.array(group.rewards[name])

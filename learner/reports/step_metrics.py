@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -72,6 +73,7 @@ def step_metrics(
         step=step + 1,
         time_s=clock.time_s,
         rewards=reward_means(scored),
+        logged=logged_means(groups),
         outcomes=outcome_shares(groups) if scored else dict.fromkeys(Outcome, NAN),
         groups_idle=batch.idle_groups,
         groups_quarantined=result.quarantined,
@@ -146,6 +148,12 @@ def reward_means(groups: Sequence[JudgedGroup]) -> dict[str, float]:
     return {name: float(np.concatenate([part[name] for part in parts]).mean()) for name in parts[0]}
 
 
+def logged_means(groups: Sequence[Group]) -> dict[str, float]:
+    """Over the groups that have it."""
+    names = dict.fromkeys(name for group in groups for name in group.metrics)
+    return {name: fmean(group.metrics[name] for group in groups if name in group.metrics) for name in names}
+
+
 def outcome_shares(groups: Sequence[Group]) -> dict[Outcome, float]:
     counts = outcome_counts(groups)
     total = sum(counts.values())
@@ -175,7 +183,7 @@ def penalised_fraction(batch: StepBatch) -> float:
 
 def teacher_kl(batch: StepBatch) -> float:
     rows = [s.sample for s in batch.samples]
-    gaps = [s.actor_logprobs - s.teacher_logprobs for s in rows if s.teacher_logprobs is not None]
+    gaps = [(s.actor_logprobs - s.teacher_logprobs)[s.trained] for s in rows if s.teacher_logprobs is not None]
     return mean(np.concatenate(gaps)) if gaps else NAN
 
 

@@ -8,19 +8,22 @@ r"""Reads rows: from the embedded problems, a named data set, a file, a folder o
     anything else                     a hub id, with `tasks.subset` and `tasks.split`
 
 Every row gets the columns `question` and `answer` and, if the data has them, `level`, `subject` and `solution`; other
-columns keep their names. If the answer column has a whole solution, the gold answer is what follows `####` or is in the
+columns keep their names. Reward functions also get each column with the name and type that it has in the data, from the
+column `unconverted`. If the answer column has a whole solution, the gold answer is what follows `####` or is in the
 last box. GSM8K has no levels, so the number of calculator notes in a solution is its level. There are three parts:
 training rows, held-out rows to evaluate on during the run (tasks.py), and the test set, which training never reads.
 Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from shared.config.data import TasksConfig
+from shared.config.data import UNCONVERTED, TasksConfig
 from shared.errors import DataError, in_words
 from shared.gold_answer import MARKER, boxes
 
@@ -186,7 +189,21 @@ def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
     columns = {"question": ""} | columns
     if "level" in columns:
         columns["level"] = columns["level"].removeprefix("Level ")
-    return columns | split_solution(columns.get("answer", ""), columns) if "answer" in columns else columns
+    columns |= split_solution(columns.get("answer", ""), columns) if "answer" in columns else {}
+    return columns | unconverted(row, columns)
+
+
+def unconverted(row: Mapping[str, Any], columns: Columns) -> Columns:
+    """What the text columns lack for a function that reads the row: other types, and names that were replaced."""
+    kept: dict[str, Any] = {}
+    for key, value in row.items():
+        if value is None or (isinstance(value, str) and key in columns):
+            continue
+        # A date or a picture, say, stays text.
+        with suppress(TypeError, ValueError):
+            json.dumps(value)
+            kept[key] = value
+    return {UNCONVERTED: json.dumps(kept)} if kept else {}
 
 
 def split_solution(written: str, columns: Columns) -> Columns:

@@ -10,7 +10,10 @@ from shared.config.types import Fraction, NonNegative, NonNegativeFloat, Positiv
 
 Treatment = Literal["train", "drop", "stop"]
 OfTruncated = Literal["train", "mask", "drop", "stop"]
-VerifierKind = Literal["gsm8k", "exact", "math", "callable"]
+VerifierKind = Literal["gsm8k", "exact", "math", "callable", "environment"]
+RewardForm = Literal["auto", "text", "messages"]
+UNCONVERTED = "unconverted"
+"""Column of a task, one JSON object: what its row has under another name, or not as text. For reward functions."""
 
 
 class TasksConfig(Section, frozen=True, kw_only=True):
@@ -144,8 +147,9 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
 
     kind: VerifierKind = "gsm8k"
     """How final answers are compared. `gsm8k`, `exact`: as numbers. `math`: as numbers, lists or formulas, by value.
-    `callable`: your own function decides. The final answer is looked for after `####`, in a box, after `A:`, `Answer:`
-    or `the answer is`, and as the last number or formula of the text, in this order."""
+    `callable`: your own function decides. `environment`: `get_reward` of [environment] decides. The final answer is
+    looked for after `####`, in a box, after `A:`, `Answer:` or `the answer is`, and as the last number or formula of
+    the text, in this order."""
     strict: bool = False
     """Accept one form only: `gsm8k` the number right after the last `####`, `math` the last box, `exact` the number and
     nothing else."""
@@ -154,7 +158,11 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     rounded to its number of decimals. With 3, 0.333 is accepted for 1/3, and 0.33 and 0.334 are not. 0 accepts exact
     values only. At most 30."""
     function: str = ""
-    """For `callable`: `path/to/file.py:name`, a function with TRL's reward signature."""
+    """For `callable`: `path/to/file.py:name`, a function with TRL's reward signature, or a class of such objects, of
+    which each worker makes one. If empty, the score is the weighted sum of `rewards`, of those that are not None."""
+    form: RewardForm = "auto"
+    """What reward functions get as prompts and completions: `text`, or `messages`, lists of {role, content}. `auto`:
+    messages if the model has a chat template, as in TRL."""
     rewards: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """More rewards besides the verifier's score, each with its weight: `think_tags`, `answer_tags` (1 if the format is
     followed, else 0), or `path/to/file.py:name` as above. They are logged by name and never change an outcome."""
@@ -184,6 +192,11 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     length."""
     on_abstain: Treatment = "drop"
     """What to do when the verifier returned None."""
+
+    @property
+    def adds_up_rewards(self) -> bool:
+        """Whether the score is the weighted sum of the named rewards."""
+        return self.kind == "callable" and not self.function
 
     def treatment(self, outcome: Outcome) -> OfTruncated:
         match outcome:

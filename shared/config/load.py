@@ -14,6 +14,7 @@ import msgspec
 
 from protocol.limits import MAX_BODY_BYTES, MAX_INBOUND_BYTES, MAX_ITEMS
 from shared.config.data import RewardConfig, VerifierConfig
+from shared.config.environment import EnvironmentConfig
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.named_rewards import check_rewards
 from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig, LinkConfig
@@ -146,8 +147,15 @@ def explain(message: str, tree: Mapping[str, Any]) -> str:
 
 def check_together(config: Config) -> None:
     """Refuse keys that contradict each other."""
-    if config.verifier.kind == "callable" and not config.verifier.function:
+    if config.verifier.adds_up_rewards and not config.verifier.rewards:
         raise ConfigError("verifier.kind is 'callable' but verifier.function is empty; set it to path/to/file.py:name.")
+    if config.verifier.kind == "environment" and not config.environment.function:
+        raise ConfigError(
+            "verifier.kind is 'environment' but environment.function is empty; set it to path/to/file.py:Name, a class"
+            " with `get_reward`."
+        )
+    if config.is_warm_start and config.environment.is_used:
+        raise ConfigError("A warm start has written answers and no environment; remove [environment] from it.")
     check_objective(config.loss, config.reward)
     check_teacher(config.loss, config.teacher)
     if config.rollout.group == 1 and not config.is_warm_start:
@@ -271,9 +279,9 @@ def most_groups(samples: int, cap: int, prompt_tokens: int) -> int:
     return min(MAX_INBOUND_BYTES // arrays, MAX_BODY_BYTES // body, MAX_ITEMS)
 
 
-def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig) -> str:
+def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig, environment: EnvironmentConfig) -> str:
     """sha256 over the sections that say how completions are sampled and scored. All actors of a run need the same."""
-    return hashlib.sha256(msgspec.json.encode((verifier, rollout), order="sorted")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode((verifier, rollout, environment), order="sorted")).hexdigest()
 
 
 def config_to_json(config: Config) -> bytes:

@@ -74,6 +74,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Mean reward of all N samples, those of idle groups too."""
     rewards: dict[str, float]
     """Mean of each part of the reward, unweighted. Rows have `reward/<name>` for those that the run has."""
+    logged: dict[str, float]
+    """Means of what reward functions gave to log_metric. Rows have `logged/<name>` for those."""
     reward_std: float
     """Standard deviation of those N rewards."""
     reward_min: float
@@ -186,6 +188,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
         for key, value in msgspec.to_builtins(self).items():
             if key == "rewards":
                 row |= {f"reward/{name}": finite(mean) for name, mean in value.items()}
+            elif key == "logged":
+                row |= {f"logged/{name}": finite(mean) for name, mean in value.items()}
             elif key == "card_mb":
                 row |= {f"mem/{name}": finite(amount) for name, amount in value.items()}
             elif key == "outcomes":
