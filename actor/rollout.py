@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from actor.engines.engine import Completion, EndedCompletion, Engine
+from actor.environments.episodes import Episode, Episodes
 from actor.installer import EXACT, Allowed, Installer
 from actor.scoring.scores import Scorer, Scores
 from actor.verifiers.verdict import Context, ScoreJob, Verdict
@@ -37,7 +38,10 @@ class Rollout:
         canary: Allowed = EXACT,
         trace: Trace = NO_TRACE,
         context: Context = NO_CONTEXT,
+        episodes: Episodes | None = None,
     ) -> None:
+        """episodes: of a run with an environment."""
+        self.episodes = episodes
         self.engine = engine
         self.installer = Installer(engine, canary)
         self.scorer = scorer
@@ -52,14 +56,12 @@ class Rollout:
             start = time.monotonic()
             with self.trace.phase("install"):
                 self.installer.install(policy, woken=self.engine.wake())
-            context = structs.replace(self.context, global_step=order.policy_version)
-            scoring = OrderScoring(order.groups, self.scorer.begin(), self.text, beat, context)
             with self.trace.phase("decode"):
-                completions = self.engine.generate(order.groups, order.sampling, scoring.on_ended)
+                sampled = self.sample(order, beat)
             self.engine.sleep()
             decoded = time.monotonic()
         with self.trace.phase("score"):
-            groups = scoring.groups(completions)
+            groups = sampled()
         card = turn.peak.mib()
         timings = Timings(
             wait_s=turn.waited_s,
@@ -77,6 +79,16 @@ class Rollout:
             groups=groups,
             timings=timings,
         )
+
+    def sample(self, order: Order, beat: Beat) -> Callable[[], tuple[Group, ...]]:
+        """Decode; what is returned waits for the scores."""
+        context = structs.replace(self.context, global_step=order.policy_version)
+        scoring = OrderScoring(order.groups, self.scorer.begin(), self.text, beat, context)
+        if self.episodes is None:
+            completions = self.engine.generate(order.groups, order.sampling, scoring.on_ended)
+            return lambda: scoring.groups(completions)
+        played = self.episodes.play(order, self.engine, beat)
+        return lambda: scoring.played(played)
 
 
 class OrderScoring:
@@ -114,6 +126,19 @@ class OrderScoring:
             context=self.context,
         )
 
+    def played(self, episodes: Sequence[Episode]) -> tuple[Group, ...]:
+        """Groups of finished episodes. What the environment has judged or failed at is not the verifier's."""
+        for episode in episodes:
+            self.scores.add({self.firsts[episode.group] + episode.index: self.job(episode.ended())})
+        verdicts = [episode.verdict_over(verdict) for episode, verdict in zip(episodes, self.verdicts(), strict=True)]
+        found = iter(zip(episodes, verdicts, strict=True))
+        groups: list[Group] = []
+        for order in self.orders:
+            pairs = [next(found) for _ in order.seeds]
+            completions = [episode.completion() for episode, _ in pairs]
+            groups.append(scored_group(order, completions, [verdict for _, verdict in pairs]))
+        return tuple(groups)
+
     def verdicts(self) -> list[Verdict]:
         """Wait for all verdicts, in the order of the completions."""
         return self.scores.verdicts(lambda: self.beat("scoring"))
@@ -133,7 +158,7 @@ def scored_group(order: GroupOrder, completions: list[Completion], verdicts: lis
         group_id=order.group_id,
         prompt_ids=order.prompt_ids,
         completion_ids=np.concatenate([one.ids for one in completions]),
-        trained=None,
+        trained=trained_of(completions),
         lengths=tuple(len(one.ids) for one in completions),
         logprobs=np.concatenate([one.logprobs for one in completions]),
         entropies=np.concatenate(entropies) if len(entropies) == len(completions) else None,
@@ -162,3 +187,12 @@ def extras_by_name(verdicts: Sequence[Verdict]) -> dict[str, tuple[str, ...]]:
 def names(mappings: Iterable[Mapping[str, object]]) -> list[str]:
     """Of all of them. Functions may choose any; the wire takes only so many."""
     return list(dict.fromkeys(name for one in mappings for name in one))[:MAX_KEYS]
+
+
+def trained_of(completions: list[Completion]) -> np.ndarray | None:
+    """[S] of the group; None if every token was sampled."""
+    if all(one.trained is None for one in completions):
+        return None
+    return np.concatenate(
+        [np.ones(len(one.ids), np.uint8) if one.trained is None else one.trained for one in completions]
+    )

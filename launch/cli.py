@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
+from launch.flags import add_known_flags, answer_known_flags
 from shared.errors import UserError
 
 EXAMPLES = """examples:
@@ -59,12 +60,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     add_plan(commands.add_parser("plan", help="memory of a run on a card, before it starts", allow_abbrev=False))
     add_doctor(commands.add_parser("doctor", help="check this machine and a configuration", allow_abbrev=False))
+    answer_known_flags(argv)
     return parser.parse_args(argv)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "source", nargs="?", default="embedded", metavar="PRESET|FILE.toml", help="configuration (default: embedded)"
+        "source", nargs="?", default="embedded", metavar="PRESET|FILE", help="configuration (default: embedded)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: runs/<preset>-<time>)")
     parser.add_argument("--steps", metavar="N", help="same as --set run.steps=N")
@@ -73,6 +75,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the plan; start and write nothing")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print predicted memory and time as JSON")
     parser.add_argument("--prepare", action="store_true", help="make the run directory and its keys, and stop")
+    add_known_flags(parser)
     add_trace(parser)
     add_verbose(parser)
 
@@ -188,7 +191,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
         "exit code: 0 if there is no error (warnings are not errors), 1 if there is one, 2 for bad arguments"
     )
     parser.add_argument(
-        "source", nargs="?", metavar="PRESET|FILE.toml", help="configuration (default: that of DIR, else embedded)"
+        "source", nargs="?", metavar="PRESET|FILE", help="configuration (default: that of DIR, else embedded)"
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="run directory, new or existing (default: as for `run`)"
@@ -216,7 +219,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "source", nargs="?", default="embedded", metavar="PRESET|FILE.toml", help="configuration (default: embedded)"
+        "source", nargs="?", default="embedded", metavar="PRESET|FILE", help="configuration (default: embedded)"
     )
     add_set(parser)
 

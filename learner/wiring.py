@@ -45,6 +45,7 @@ from shared.config.processes import ActorConfig
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_config, install_adapter, layout_digest
 from shared.model.canary import canary_ids, canary_of
+from shared.model.conversation import Conversation
 from shared.model.given_adapter import NONE_GIVEN, GivenAdapters
 from shared.model.kernels.choice import policy_with_kernels
 from shared.model.policy import Policy
@@ -79,7 +80,7 @@ class Model:
             base_digest=self.policy.base_digest,
             tokenizer_digest=self.prompter.digest,
             lora_digest=layout_digest(self.policy.adapter),
-            rules_digest=rules_digest(self.config.verifier, self.config.rollout),
+            rules_digest=rules_digest(self.config.verifier, self.config.rollout, self.config.environment),
             mark=0,
             version=None,
             credits=1,
@@ -126,7 +127,10 @@ class Learner:
 
 def load_model(config: Config, given: GivenAdapters = NONE_GIVEN) -> Model:
     policy = load_trained_policy(config, config.compute.device, given.start)
-    prompter = load_prompter(cached_base(config.model).folder)
+    prompter = load_prompter(cached_base(config.model).folder, config.environment.described)
+    if config.environment.is_used:
+        # Refuses a template that cannot be used, before anything is sampled.
+        Conversation(prompter, config.environment.max_turns)
     kind, cap = config.verifier.kind, config.rollout.max_new_tokens
     if config.is_warm_start:
         evaluated = config.eval.problems > 0

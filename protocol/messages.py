@@ -73,7 +73,7 @@ class Hello(Message, frozen=True, kw_only=True):
     lora_digest: Digest
     """sha256 over the adapter layout: names, shapes, dtype, scale."""
     rules_digest: Digest
-    """sha256 over the sections [verifier] and [rollout] of config.json: how completions are sampled and scored."""
+    """sha256 over the sections [verifier], [rollout], [environment] of config.json: how a run samples and scores."""
     mark: Mark
     """Mark of the last Welcome: the actor has read everything sent before it; 0 before the first."""
     version: Count | None

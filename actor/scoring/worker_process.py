@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -100,7 +101,7 @@ class WorkerProcess:
         self.hung_up = False
         self.killed = False
 
-    def send(self, call: ScoreCall) -> None:
+    def send(self, call: msgspec.Struct) -> None:
         """Bytes that the pipe does not take now are sent by later calls of `flush`."""
         self.output.start_call()
         self.unsent = memoryview(frame(call))
@@ -115,8 +116,9 @@ class WorkerProcess:
             except BrokenPipeError:
                 self.unsent = memoryview(b"")
 
-    def receive(self) -> Reply | None:
-        """The next message, if it is complete; raises ValueError or RecursionError if it is not one of ours."""
+    def receive(self, kind: Any = Reply) -> Any:
+        """The next message of these types, if it is complete, else None; raises ValueError or RecursionError if it is
+        not one of ours."""
         body = take_body(self.received)
         if body is None:
             with contextlib.suppress(BlockingIOError):
@@ -124,7 +126,7 @@ class WorkerProcess:
                 self.hung_up = not chunk
                 self.received += chunk
             body = take_body(self.received)
-        return None if body is None else msgspec.msgpack.decode(body, type=Reply)
+        return None if body is None else msgspec.msgpack.decode(body, type=kind)
 
     def kill(self) -> None:
         if not self.killed:

@@ -169,6 +169,9 @@ def judge(verifier: VerifierConfig, calls: RewardCalls) -> Judge:
     if verifier.kind == "callable":
         function = load_reward_function(verifier.function)
         return lambda jobs: calls.score(function, jobs)
+    if verifier.kind == "environment":
+        # Replaced by what the environment says.
+        return lambda jobs: [fault(Outcome.ABSTAIN, "") for _ in jobs]
     kind, strict, digits = verifier.kind, verifier.strict, verifier.rounded_digits
     return lambda jobs: [score_job(kind, job, strict=strict, rounded_digits=digits) for job in jobs]
 

@@ -35,10 +35,10 @@ PROGRESS_S = 10.0
 def measure_curriculum(*, source: str, overrides: list[str]) -> int:
     keep_to_itself()
     config = load_config(source, overrides)
-    if config.verifier.kind == "callable":
+    if config.verifier.kind in ("callable", "environment"):
         raise ConfigError(
-            "verifier.kind is 'callable', which cannot say which final answers mean the same; semantic entropy"
-            " needs 'gsm8k', 'exact' or 'math'."
+            f"verifier.kind is '{config.verifier.kind}', which cannot say which final answers mean the same; semantic"
+            " entropy needs 'gsm8k', 'exact' or 'math'."
         )
     pin_cpu(config.compute, "actor")
     file, found = entropies(config)

@@ -74,7 +74,7 @@ def evaluate(config: Config, checkpoint: Checkpoint | None, *, test: bool, start
         filler = LocalFiller(actor.rollout)
         filler.publish(policy, oldest_needed=0)
         # A user's own reward function reads no final answers, so there is nothing to vote with.
-        count = None if config.verifier.kind == "callable" else actor.votes.count
+        count = None if config.verifier.kind in ("callable", "environment") else actor.votes.count
         label = (f"step-{checkpoint.step:06d}" if checkpoint else "base") + ("-test" if test else "")
         evaluator = Evaluator(config, tasks, filler, actor.prompter.text, count)
         found = evaluator.run(label, policy.version, policy.sha256)

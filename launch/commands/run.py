@@ -44,6 +44,7 @@ from launch.plan.memory import Work
 from launch.plan.remedies import refuse_if_too_large
 from launch.presets.load import load_config
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
+from launch.tracking.trackers import check_tracker
 from learner.durable.find_adapter import given_adapter
 from protocol.access.keys import create_keys
 from shared.config.load import config_to_json
@@ -99,6 +100,7 @@ def start_run(
         what = "" if json_only else describe(topology(folder, config), config)
         return show_plan(what, source, cost, config.model.path)
     check_engine(config.actor)
+    check_tracker(config.tracking)
     refuse(cost, config.model.path)
     run = make_run(folder, config, card)
     if not isinstance(cost, str):

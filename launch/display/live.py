@@ -142,8 +142,7 @@ def sampling(row: Row) -> str:
     return (
         f"{number(value(row, 'tokens_per_s'), ',.0f')} tokens/s   "
         f"length {number(value(row, 'length/mean'), '.0f')}   "
-        f"entropy {number(value(row, 'entropy/mean'), '.3f')}"
-        + (f"   turns {turns:.1f}" if turns > 1 else "")
+        f"entropy {number(value(row, 'entropy/mean'), '.3f')}" + (f"   turns {turns:.1f}" if turns > 1 else "")
     )
 
 

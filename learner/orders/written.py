@@ -75,6 +75,7 @@ class WrittenOrders:
             prompt_ids=order.prompt_ids,
             completion_ids=answer,
             lengths=(len(answer),),
+            trained=None,
             logprobs=np.zeros(len(answer), np.float32),
             entropies=None,
             finishes=(Finish.STOP,),

@@ -183,7 +183,7 @@ def penalised_fraction(batch: StepBatch) -> float:
 
 def teacher_kl(batch: StepBatch) -> float:
     rows = [s.sample for s in batch.samples]
-    gaps = [s.actor_logprobs - s.teacher_logprobs for s in rows if s.teacher_logprobs is not None]
+    gaps = [(s.actor_logprobs - s.teacher_logprobs)[s.trained] for s in rows if s.teacher_logprobs is not None]
     return mean(np.concatenate(gaps)) if gaps else NAN
 
 

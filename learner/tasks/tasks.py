@@ -122,7 +122,7 @@ def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows]:
 
 def needs_answers(config: TasksConfig, kind: VerifierKind) -> bool:
     """Whether rows must have a gold answer."""
-    return kind != "callable" or config.few_shot > 0
+    return kind not in ("callable", "environment") or config.few_shot > 0
 
 
 def examples(train_rows: Rows, config: TasksConfig) -> Shots:
@@ -194,7 +194,7 @@ def fault_of(row: Columns, kind: VerifierKind) -> str | None:
 def is_readable(answer: str, kind: VerifierKind) -> bool:
     """Whether the verifier can read this gold answer. Formulas are only parsed in workers that can be killed."""
     match kind:
-        case "callable":
+        case "callable" | "environment":
             return True
         case "math":
             return bool(answer.strip()) and len(answer) <= MAX_FORMULA_CHARS and answer.count("{") == answer.count("}")

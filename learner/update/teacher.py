@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from learner.objective.batch import Sample
+from learner.objective.batch import Sample, at_sampled
 from learner.update.forward_pass import ForwardPass, whole
 from shared.model.adapter_file import read_adapter
 
@@ -56,7 +56,9 @@ class Teacher:
         shown = [whole(replace(sample, prompt_ids=self.prompt_of(sample))) for sample in samples]
         with self.as_policy():
             found = self.forward_pass.per_sample(shown, self.forward_pass.temperature)
-        return [replace(sample, teacher_logprobs=found[sample.name].cpu().numpy()) for sample in samples]
+        return [
+            replace(sample, teacher_logprobs=at_sampled(sample, found[sample.name].cpu().numpy())) for sample in samples
+        ]
 
     def prompt_of(self, sample: Sample) -> np.ndarray:
         return self.prompts[sample.prompt_ids.tobytes()] if self.prompts else sample.prompt_ids

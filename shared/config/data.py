@@ -10,7 +10,7 @@ from shared.config.types import Fraction, NonNegative, NonNegativeFloat, Positiv
 
 Treatment = Literal["train", "drop", "stop"]
 OfTruncated = Literal["train", "mask", "drop", "stop"]
-VerifierKind = Literal["gsm8k", "exact", "math", "callable"]
+VerifierKind = Literal["gsm8k", "exact", "math", "callable", "environment"]
 RewardForm = Literal["auto", "text", "messages"]
 UNCONVERTED = "unconverted"
 """Column of a task, one JSON object: what its row has under another name, or not as text. For reward functions."""
@@ -147,8 +147,9 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
 
     kind: VerifierKind = "gsm8k"
     """How final answers are compared. `gsm8k`, `exact`: as numbers. `math`: as numbers, lists or formulas, by value.
-    `callable`: your own function decides. The final answer is looked for after `####`, in a box, after `A:`, `Answer:`
-    or `the answer is`, and as the last number or formula of the text, in this order."""
+    `callable`: your own function decides. `environment`: `get_reward` of [environment] decides. The final answer is
+    looked for after `####`, in a box, after `A:`, `Answer:` or `the answer is`, and as the last number or formula of
+    the text, in this order."""
     strict: bool = False
     """Accept one form only: `gsm8k` the number right after the last `####`, `math` the last box, `exact` the number and
     nothing else."""

@@ -1,4 +1,4 @@
-"""From TOML, JSON and `--set` to a Config, or to one sentence: which key is wrong, and what is expected."""
+"""From TOML, YAML, JSON and `--set` to a Config, or to one sentence: which key is wrong, and what is expected."""
 
 import difflib
 import hashlib
@@ -14,12 +14,14 @@ import msgspec
 
 from protocol.limits import MAX_BODY_BYTES, MAX_INBOUND_BYTES, MAX_ITEMS
 from shared.config.data import RewardConfig, VerifierConfig
+from shared.config.environment import EnvironmentConfig
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.named_rewards import check_rewards
 from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig, LinkConfig
 from shared.config.training import LossConfig, TeacherConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.config.types import Section
+from shared.config.yaml_file import yaml_tree
 from shared.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -52,6 +54,7 @@ REFUSED = {
     ),
 }
 """Keys and values that other tools have, and why there are none here."""
+YAML_SUFFIXES = (".yaml", ".yml")
 TOKEN_BYTES = 13
 """Id, log-prob, entropy and mark of a token in a message, and in the journal that keeps it."""
 SAMPLE_BYTES = 128
@@ -61,8 +64,8 @@ ARRAYS_BYTES = 512
 
 
 def read_config(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """A TOML file, with `section.key=value` overrides on top."""
-    tree = read_toml(path)
+    """A TOML or YAML file, with `section.key=value` overrides on top."""
+    tree = read_yaml(path) if path.suffix in YAML_SUFFIXES else read_toml(path)
     for override in overrides:
         apply_override(tree, override)
     return resolve(tree)
@@ -73,6 +76,13 @@ def read_toml(path: Path) -> Tree:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # wrong TOML, wrong UTF-8, or brackets without end
         raise ConfigError(f"{path} is not valid TOML: {error}; fix that line.") from error
+
+
+def read_yaml(path: Path) -> Tree:
+    try:
+        return yaml_tree(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # wrong YAML, wrong UTF-8, or brackets without end
+        raise ConfigError(f"{path} is not valid YAML: {error}; fix that line.") from error
 
 
 def apply_override(tree: Tree, override: str) -> None:
@@ -139,6 +149,13 @@ def check_together(config: Config) -> None:
     """Refuse keys that contradict each other."""
     if config.verifier.adds_up_rewards and not config.verifier.rewards:
         raise ConfigError("verifier.kind is 'callable' but verifier.function is empty; set it to path/to/file.py:name.")
+    if config.verifier.kind == "environment" and not config.environment.function:
+        raise ConfigError(
+            "verifier.kind is 'environment' but environment.function is empty; set it to path/to/file.py:Name, a class"
+            " with `get_reward`."
+        )
+    if config.is_warm_start and config.environment.is_used:
+        raise ConfigError("A warm start has written answers and no environment; remove [environment] from it.")
     check_objective(config.loss, config.reward)
     check_teacher(config.loss, config.teacher)
     if config.rollout.group == 1 and not config.is_warm_start:
@@ -262,9 +279,9 @@ def most_groups(samples: int, cap: int, prompt_tokens: int) -> int:
     return min(MAX_INBOUND_BYTES // arrays, MAX_BODY_BYTES // body, MAX_ITEMS)
 
 
-def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig) -> str:
+def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig, environment: EnvironmentConfig) -> str:
     """sha256 over the sections that say how completions are sampled and scored. All actors of a run need the same."""
-    return hashlib.sha256(msgspec.json.encode((verifier, rollout), order="sorted")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode((verifier, rollout, environment), order="sorted")).hexdigest()
 
 
 def config_to_json(config: Config) -> bytes:

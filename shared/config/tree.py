@@ -13,6 +13,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from shared.config.data import CurriculumConfig, RewardConfig, SftConfig, TasksConfig, VerifierConfig
+from shared.config.environment import NO_ENVIRONMENT, EnvironmentConfig
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import (
     ActorConfig,
@@ -23,6 +24,7 @@ from shared.config.processes import (
     LinkConfig,
     LogConfig,
     PipelineConfig,
+    TrackingConfig,
 )
 from shared.config.training import (
     BatchConfig,
@@ -75,6 +77,7 @@ class Config(Section, frozen=True, kw_only=True):
     curriculum: CurriculumConfig = CurriculumConfig()
     rollout: RolloutConfig = RolloutConfig()
     actor: ActorConfig = ActorConfig()
+    environment: EnvironmentConfig = NO_ENVIRONMENT
     verifier: VerifierConfig = VerifierConfig()
     reward: RewardConfig = RewardConfig()
     loss: LossConfig = LossConfig()
@@ -91,6 +94,7 @@ class Config(Section, frozen=True, kw_only=True):
     journal: JournalConfig = JournalConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @property
     def divides_by_std(self) -> bool:

@@ -26,10 +26,12 @@ from transformers import AutoTokenizer
 
 from shared.errors import ModelError, in_words
 
+Message = dict[str, Any]
+"""role, content, and what else the template reads."""
+OBSERVED = "@@observation@@"
+"""Where an environment's first words belong, while a prompt is rendered."""
 Shots = Sequence[tuple[str, str]]
 """(question, solution) pairs that are shown before the question."""
-Message = dict[str, str]
-"""{role, content}"""
 THINKING = ("<think>", "</think>")
 CLOCK = "strftime_now"
 CLOCK_CALL = re.compile(CLOCK + r"""\(\s*(['"])(.*?)\1\s*\)""")
@@ -51,12 +53,24 @@ class Prompter:
     """Special ids that are left out of the text. Those around thinking are kept, even if they are special."""
     digest: str
     """sha256 over vocabulary, template and end ids; compared in the handshake."""
+    name: str = "the model"
+    """Its folder, for messages."""
+    tools: str = ""
+    """JSON of the tools that the template shows; empty without an environment."""
     limit_s: float = TEMPLATE_LIMIT_S
     """Time limit for the template to render one conversation, which normally takes less than a millisecond."""
 
     def prompt_ids(self, question: str, system_prompt: str = "", shots: Shots = ()) -> list[int]:
-        """[Tp] the examples and the question as a user message, followed by the opening of the assistant's reply."""
-        return self.chat_ids(conversation(question, system_prompt, shots))
+        """[Tp] the examples and the question as a user message, followed by the opening of the assistant's reply. With
+        tools it ends after the question: what follows depends on the environment (conversation.py)."""
+        if not self.tools:
+            return self.chat_ids(conversation(question, system_prompt, shots))
+        text = self.rendered(conversation(question + OBSERVED, system_prompt, shots), opens_reply=True)
+        if OBSERVED not in text:
+            raise ModelError(
+                f"The chat template of {self.name} does not show the end of a question; use another model."
+            )
+        return self.ids(text.partition(OBSERVED)[0])
 
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """[Tp] a conversation of {role, content}, followed by the opening of the assistant's reply."""
@@ -77,10 +91,12 @@ class Prompter:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def rendered(self, messages: Sequence[Message], *, opens_reply: bool) -> str:
+        """A conversation as the template shows it."""
+        options = {"tools": json.loads(self.tools)} if self.tools else {}
         try:
             with at_most(self.limit_s):
                 return self.tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=opens_reply
+                    list(messages), tokenize=False, add_generation_prompt=opens_reply, **options
                 )
         # The template is a foreign program and may raise anything.
         except Exception as error:
@@ -105,19 +121,22 @@ def conversation(question: str, system_prompt: str = "", shots: Shots = ()) -> l
     return [*messages, {"role": "user", "content": question}]
 
 
-def load_prompter(folder: Path) -> Prompter:
+def load_prompter(folder: Path, tools: str = "") -> Prompter:
+    """tools: JSON, as the template gets them."""
     tokenizer = load_tokenizer(folder)
     if tokenizer.chat_template is None:
         raise ModelError(f"The tokenizer in {folder} has no chat template; use an instruct model or add one.")
     tokenizer.chat_template = undated(tokenizer.get_chat_template(), folder)
     end_ids = find_end_ids(folder, tokenizer)
     vocabulary = tokenizer.get_vocab()
-    identity = [sorted(vocabulary.items()), tokenizer.chat_template, end_ids]
+    identity = [sorted(vocabulary.items()), tokenizer.chat_template, end_ids, *filter(None, [tools])]
     return Prompter(
         tokenizer=tokenizer,
         end_ids=tuple(end_ids),
         silent_ids=special_ids(tokenizer) - {vocabulary.get(tag) for tag in THINKING},
         digest=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+        name=str(folder),
+        tools=tools,
     )
 
 

@@ -81,7 +81,7 @@ def test_chats_without_an_actor_then_a_run_from_the_result(tmp_path: Path) -> No
     texts = {sample["text"] for samples in sampled for sample in samples}
     assert texts <= {m["content"] for row in CHATS for m in row["messages"] if m["role"] == "assistant"} and texts
     assert launch("generate", out, "--prompt", "Are you sure?").returncode == 0
-    assert launch("eval", out, "--problems", 4).returncode == 0
+    assert launch("eval", out, "--problems", "4").returncode == 0
     assert launch("export", out, "--out", tmp_path / "exported").returncode == 0
     keys = SMALL | {"run.steps": 2, "lora.start_from": str(out)}
     assert launch("run", "embedded", "--out", tmp_path / "run", *sets(keys)).returncode == 0
@@ -93,7 +93,7 @@ def test_a_warm_start_goes_on_from_an_adapter_and_further(tmp_path: Path) -> Non
     learned(first, **{"run.steps": 2})
     learned(second, **{"run.steps": 2, "lora.start_from": str(first)})
     shutil.rmtree(first)
-    assert launch("resume", second, "--steps", 5).returncode == 0
+    assert launch("resume", second, "--steps", "5").returncode == 0
     assert replayed(second)["match"] and summary(second)["steps"] == 5
 
 

@@ -39,7 +39,7 @@ def test_a_run_goes_on_from_another_after_that_is_gone(first: Path, tmp_path: Pa
     assert (out / "start" / "adapter_model.safetensors").read_bytes() == newest.read_bytes()
     shutil.rmtree(source)
     moved = out.rename(tmp_path / "moved")
-    done = launch("resume", moved, "--steps", 4)
+    done = launch("resume", moved, "--steps", "4")
     assert done.returncode == 0 and summary(moved)["steps"] == 4, done.stdout + done.stderr
     assert replayed(moved)["match"]
     # The KL is to the adapter that was started from: none before the first step, some after it.
@@ -55,7 +55,7 @@ def test_an_export_is_started_from_and_eval_and_generate_work(first: Path, tmp_p
     base = json.loads((out / "eval" / "base.json").read_text())
     # What the run began with is the other run's policy, not the base.
     assert base["adapter_sha256"] == summary(first)["adapter_sha256"]
-    assert launch("eval", out, "--base", "--problems", 8).returncode == 0
+    assert launch("eval", out, "--base", "--problems", "8").returncode == 0
     again = json.loads((out / "eval" / "base.json").read_text())
     assert (again["adapter_sha256"], again["greedy"]) == (base["adapter_sha256"], base["greedy"])
     prompt = ("--prompt", "Tom has 6 coins. He finds 4. How many coins now?")
@@ -103,4 +103,4 @@ def test_what_cannot_be_started_from(first: Path, tmp_path: Path) -> None:
     assert "no checkpoint yet" in tried(tmp_path / "new")
     out = second(tmp_path / "second", first)
     shutil.rmtree(out / "start")
-    refused(launch("resume", out, "--steps", 9), "start/adapter_model.safetensors", "restore it")
+    refused(launch("resume", out, "--steps", "9"), "start/adapter_model.safetensors", "restore it")

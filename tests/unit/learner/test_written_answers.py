@@ -1,7 +1,7 @@
 """What a warm start learns: which rows become examples, their prompts, and exactly which tokens carry the loss."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ class Link:
     def publish(self, policy: Policy, oldest_needed: int) -> None:
         self.published.append(policy.version)
 
-    def submit(self, orders: Sequence[Order]) -> None:
+    def submit(self, orders: Iterable[Order]) -> None:
         self.submitted += orders
 
     def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:

@@ -323,11 +323,12 @@ def test_a_json_tree_is_checked_like_any_other(data: bytes, part: str) -> None:
 def test_the_rules_of_a_run_are_those_of_drawing_and_judging() -> None:
     def digest(*overrides: str) -> str:
         config = load_config("embedded", overrides)
-        return rules_digest(config.verifier, config.rollout)
+        return rules_digest(config.verifier, config.rollout, config.environment)
 
     assert digest() == digest("optimizer.lr=1", "actor.kv_mb=7")
     changes = ["verifier.kind=math", "verifier.rewards={think_tags = 0.5}", "rollout.temperature=0.5"]
-    assert len({digest(), *map(digest, changes)}) == 4
+    changes.append("environment.max_turns=3")
+    assert len({digest(), *map(digest, changes)}) == 5
 
 
 def no_home() -> Path:
