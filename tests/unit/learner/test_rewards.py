@@ -27,6 +27,15 @@ GROUP = tiny_group(
 )
 
 
+def test_rewards_that_are_the_score_are_not_added_again() -> None:
+    several = VerifierConfig(kind="callable", rewards=CONFIG.verifier.rewards)
+    found = judge_of(structs.replace(CONFIG, verifier=several, reward=RewardConfig()))(GROUP)
+    assert found.rewards.tolist() == list(GROUP.scores) and found.parts["brevity"].tolist() == [0.0, 0.25, 1.0]
+    one = structs.replace(several, function="mine.py:right")
+    found = judge_of(structs.replace(CONFIG, verifier=one, reward=RewardConfig()))(GROUP)
+    assert found.rewards.tolist() == pytest.approx([1.5, 0.0, -1.0])
+
+
 def test_the_parts_add_up_with_their_weights() -> None:
     by_hand = [
         1.0 + 0.5 * 1.0 - 2.0 * 0.0 - 0.0,
