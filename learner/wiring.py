@@ -175,7 +175,8 @@ def build_trainer(
         loss=config.loss,
         constraint=config.constraint,
         rollout=config.rollout,
-        divide_by_std=config.divides_by_std,
+        advantage=config.advantage,
+        updates=config.batch.updates,
         stage_end=StageEnd(curriculum, forward_pass, anchor) if anchor and curriculum else None,
         trace=trace,
     )

@@ -45,6 +45,7 @@ from launch.plan.remedies import refuse_if_too_large
 from launch.presets.load import load_config
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
 from protocol.access.keys import create_keys
+from shared.config.data import Advantage
 from shared.config.load import config_to_json
 from shared.config.model import cache_root
 from shared.config.processes import ComputeConfig, EvalConfig
@@ -214,7 +215,7 @@ def describe(plan: Topology, config: Config) -> str:
             f"run directory  {plan.run_dir}",
             f"model          {config.model.path} ({config.model.quantization}, LoRA rank {config.lora.rank})",
             f"tasks          {config.tasks.source}",
-            f"objective      {objective(config.loss, divides_by_std=config.divides_by_std)}",
+            f"objective      {objective(config.loss, config.advantage)}",
             f"amount         {amount(config.rollout, config.run.steps, config.most_prompts)}",
             f"evaluation     {evaluation(config.eval)}",
             f"endpoint       {plan.endpoint}",
@@ -227,11 +228,22 @@ def describe(plan: Topology, config: Config) -> str:
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
-def objective(loss: LossConfig, *, divides_by_std: bool) -> str:
+ADVANTAGES: dict[Advantage, str] = {
+    "mean": "not divided",
+    "std": "over the group's standard deviation",
+    "rloo": "to the mean of the others",
+    "maxrl": "over the group's mean",
+    "batch": "over the step's standard deviation",
+    "gdpo": "of each reward over its standard deviation, then over the step's",
+}
+
+
+def objective(loss: LossConfig, advantage: Advantage) -> str:
     """The kind of loss, and the values that it brings for keys that are not given."""
     lowest, highest = loss.ratio_bounds
-    advantage = "over the group's standard deviation" if divides_by_std else "not divided"
-    return f"{loss.kind}, ratio from {lowest:g} to {highest:g}, advantage {advantage}"
+    what = "change of probability" if loss.kind == "dppo" else "ratio"
+    lowest, highest = (lowest - 1, highest - 1) if loss.kind == "dppo" else (lowest, highest)
+    return f"{loss.kind}, {what} from {lowest:g} to {highest:g}, advantage {ADVANTAGES[advantage]}"
 
 
 def amount(rollout: RolloutConfig, steps: int, most_prompts: int) -> str:

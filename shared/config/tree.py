@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.config.data import CurriculumConfig, RewardConfig, TasksConfig, VerifierConfig
+from shared.config.data import Advantage, CurriculumConfig, RewardConfig, TasksConfig, VerifierConfig
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import (
     ActorConfig,
@@ -82,10 +82,9 @@ class Config(Section, frozen=True, kw_only=True):
     log: LogConfig = LogConfig()
 
     @property
-    def divides_by_std(self) -> bool:
-        """reward.divide_by_std if it is given, else as in the paper of loss.kind."""
-        given = self.reward.divide_by_std
-        return self.loss.kind != "dr_grpo" if given is None else given
+    def advantage(self) -> Advantage:
+        """reward.advantage if it is given, else as in the paper of loss.kind."""
+        return self.reward.advantage or ("mean" if self.loss.kind in ("dr_grpo", "dppo") else "std")
 
     @property
     def can_be_extended(self) -> bool:

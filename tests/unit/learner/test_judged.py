@@ -17,14 +17,14 @@ from tests.support.wire_examples import timings
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("protocol", "shared", "actor", "learner", "launch")
 JUDGING = {
-    "rewards": "learner/objective/judged.py",
+    "total_reward": "learner/objective/judged.py",
     "reward_parts": "learner/objective/judged.py",
     "teaches": "learner/objective/judged.py",
     "length_reward": "learner/objective/rewards.py",
     "JudgedGroup": "learner/objective/judged.py",
     "Judge": "learner/orders/plan.py launch/commands/replay.py",
 }
-"""Function or class -> the files that may call it. `rewards` of the display is another: it reads rows of metrics."""
+"""Function or class -> the files that may call it."""
 
 
 def callers(name: str) -> set[str]:
