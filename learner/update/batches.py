@@ -30,7 +30,7 @@ class Batches:
         self.loss = loss
         self.constraint = constraint
         self.rollout = rollout
-        self.advantage = advantage
+        self.advantage: Advantage = advantage
         self.updates = updates
         self.stage_end = stage_end
         self.trace = trace

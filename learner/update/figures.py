@@ -134,10 +134,19 @@ def of_step(updates: Sequence[UpdateStats], minibatches: int) -> UpdateStats:
         return np.concatenate([getattr(one, name) for one in among])
 
     return UpdateStats(
+        loss=mean("loss"),
+        grad_norm=mean("grad_norm"),
         lr=updates[-1].lr,
-        noise=updates[0].noise,
-        **{name: mean(name) for name in ("loss", "grad_norm", "weight_sum", "constraint_loss", "ewc_penalty")},
-        **{name: column(name, updates) for name in ("ratios", "clipped", "stale")},
-        **{name: column(name, first) for name in ("importance", "kl", "mismatch", "entropies")},
+        ratios=column("ratios", updates),
+        clipped=column("clipped", updates),
+        stale=column("stale", updates),
+        importance=column("importance", first),
+        kl=column("kl", first),
+        mismatch=column("mismatch", first),
+        entropies=column("entropies", first),
+        weight_sum=mean("weight_sum"),
+        constraint_loss=mean("constraint_loss"),
         penalised_kl=column("penalised_kl", last),
+        noise=updates[0].noise,
+        ewc_penalty=mean("ewc_penalty"),
     )
