@@ -93,7 +93,9 @@ class Installer:
         found = self.engine.logprobs(policy.canary_ids)
         if excess := self.excess(policy.canary_ids, found, expected):
             self.installed = ""
-            raise CanaryMismatch(mismatch(policy.version, found, expected, excess, self.verified))
+            noise = self.noise(policy.canary_ids, found)
+            cause = likely_cause(found, expected, self.verified, noise)
+            raise CanaryMismatch(mismatch(policy.version, found, expected, excess, cause))
         base = {version: kept for version, kept in self.verified.items() if version == 0}
         self.verified = base | {policy.version: expected}
 
@@ -108,9 +110,13 @@ class Installer:
             return ""
         if not self.allowed.measured:
             return f"they differ by {worst:.3g}, guard.canary_tolerance allows {self.allowed.largest:g}"
-        limit = max(FLOOR, TIMES * self.rounding(ids, found))
+        limit = self.noise(ids, found)
         log.debug("canary: mean difference %.2g, %.2g allowed", mean, limit)
         return "" if mean <= limit else f"they differ by {mean:.3g} in the mean, rounding allows {limit:.3g}"
+
+    def noise(self, ids: np.ndarray, found: np.ndarray) -> float:
+        """The mean difference up to which two are the same."""
+        return max(FLOOR, TIMES * self.rounding(ids, found)) if self.allowed.measured else self.allowed.largest
 
     def rounding(self, ids: np.ndarray, found: np.ndarray) -> float:
         """Mean difference of the same log-probs when other tokens follow. 0 if they are no numbers."""
@@ -119,13 +125,13 @@ class Installer:
         return float(np.nan_to_num(difference))
 
 
-def likely_cause(found: np.ndarray, expected: np.ndarray, verified: Mapping[int, np.ndarray]) -> str:
-    """From what earlier versions gave."""
+def likely_cause(found: np.ndarray, expected: np.ndarray, verified: Mapping[int, np.ndarray], noise: float) -> str:
+    """From what earlier versions gave. noise: the mean difference up to which two are the same."""
     if found.shape != expected.shape or not np.isfinite(found).all():
         return ""
     distance = float(np.abs(found - expected).mean())
     for version, known in sorted(verified.items(), reverse=True):
-        if known.shape == found.shape and float(np.abs(found - known).mean()) < distance / 4:
+        if known.shape == found.shape and float(np.abs(found - known).mean()) < min(noise, distance / 4):
             of_base = ", the base without an adapter" if version == 0 else ""
             return f" They are those of policy {version}{of_base}: the adapter was not installed."
     base = verified.get(0)
@@ -135,10 +141,7 @@ def likely_cause(found: np.ndarray, expected: np.ndarray, verified: Mapping[int,
     return f" They show about {share:.0%} of the adapter's effect: half an adapter, an old one, or a wrong scale."
 
 
-def mismatch(
-    version: int, found: np.ndarray, expected: np.ndarray, excess: str, verified: Mapping[int, np.ndarray]
-) -> str:
-    cause = likely_cause(found, expected, verified)
+def mismatch(version: int, found: np.ndarray, expected: np.ndarray, excess: str, cause: str) -> str:
     return (
         f"Policy {version} was installed, but this actor computes other values: the canary's log-probs are"
         f" {listed(found)} here and {listed(expected)} at the learner ({excess}). Nothing was sampled from it.{cause}"

@@ -119,6 +119,7 @@ def scored_group(order: GroupOrder, completions: list[Completion], verdicts: lis
         group_id=order.group_id,
         prompt_ids=order.prompt_ids,
         completion_ids=np.concatenate([one.ids for one in completions]),
+        trained=None,
         lengths=tuple(len(one.ids) for one in completions),
         logprobs=np.concatenate([one.logprobs for one in completions]),
         entropies=np.concatenate(entropies) if len(entropies) == len(completions) else None,

@@ -93,7 +93,7 @@ def honest(keys: tuple[str, ...], runs: int) -> dict[str, Any]:
     }
 
 
-def caught(keys: tuple[str, ...], name: str, steps: int) -> dict[str, Any]:
+def caught(keys: tuple[str, ...], name: str, steps: int, preset: str = "embedded") -> dict[str, Any]:
     """The refusals of one fault, from the canary and from the mismatch gate."""
     from benchmarks.local_run import Planted, run_here
     from launch.presets.load import load_config
@@ -105,7 +105,7 @@ def caught(keys: tuple[str, ...], name: str, steps: int) -> dict[str, Any]:
         if name == "hot" and gate == "canary":
             continue  # It looks at weights, not at samples.
         try:
-            run_here(load_config("embedded", [*settings(keys, 0), f"guard.canary_tokens={tokens}"]), planted)
+            run_here(load_config(preset, [*settings(keys, 0), f"guard.canary_tokens={tokens}"]), planted)
             found[gate] = {"caught": False, "named": False, "said": ""}
         except TrainingStopped as refusal:
             said = re.sub(r"\[.*?\]", "[...]", str(refusal))

@@ -104,6 +104,7 @@ def drawn_batch(config: Config, vocabulary: int, args: argparse.Namespace) -> St
             name=f"group[{index}]",
             prompt_ids=prompt,
             completion_ids=ids(args.tokens),
+            trained=np.ones(args.tokens, bool),
             actor_logprobs=np.full(args.tokens, -float(np.log(vocabulary)), np.float32),
             entropies=np.ones(args.tokens, np.float32),
             advantage=1.0 if index % 2 else -1.0,

@@ -28,7 +28,7 @@ from protocol.limits import (
 )
 from protocol.outcome import Outcome
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
@@ -160,12 +160,14 @@ class Group(Record, frozen=True, kw_only=True):
     """[Tp] int32, as ordered."""
     completion_ids: NDArray[np.int32]
     """[S] int32, the completions one after another, end token included."""
+    trained: NDArray[np.uint8] | None
+    """[S] uint8, 1 for a sampled token, 0 for one that an environment put between two turns; None if all are 1."""
     lengths: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
     """[G] tokens of each completion; their sum is S."""
     logprobs: NDArray[np.float32]
-    """[S] float32, log-prob of each sampled token under the distribution it was sampled from."""
+    """[S] float32, log-prob of each token under the distribution it was sampled from; 0 where trained is 0."""
     entropies: NDArray[np.float32] | None
-    """[S] float32, entropy of that distribution in nats; None if the engine does not report it."""
+    """[S] float32, entropy of that distribution in nats, 0 where trained is 0; None if the engine reports none."""
     finishes: Annotated[tuple[Finish, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
     """[G] why each completion ended."""
     outcomes: Annotated[tuple[Outcome, ...], Meta(min_length=1, max_length=MAX_ITEMS)]

@@ -1,8 +1,9 @@
 """Whether a FilledOrder makes sense, beyond its types: lengths that add up, values a loss can use.
 
-    S = sum(lengths) = len(completion_ids) = len(logprobs) = len(entropies)
+    S = sum(lengths) = len(completion_ids) = len(trained) = len(logprobs) = len(entropies)
     G = len(lengths) = len(finishes) = len(outcomes) = len(scores) = len(rewards[name]) for each name
     ids >= 0; log-probs and entropies finite; -1000 <= log-prob <= 1e-3; -1e-3 <= entropy <= 22
+    trained is 0 or 1, and 1 at the end of a completion; where it is 0, log-prob and entropy are 0
 
 Left out on purpose: whether it fits the order, the model and the verifier (learner/orders/order_check.py).
 """
@@ -50,7 +51,7 @@ def check_values(group: Group) -> None:
 def is_usable(group: Group) -> bool:
     """Comparisons with NaN are false."""
     logprobs, entropies = group.logprobs, group.entropies
-    return bool(
+    return has_usable_mask(group) and bool(
         group.prompt_ids.min(initial=0) >= 0
         and group.completion_ids.min(initial=0) >= 0
         and logprobs.min(initial=0.0) >= MIN_LOGPROB
@@ -62,6 +63,28 @@ def is_usable(group: Group) -> bool:
     )
 
 
+def has_usable_mask(group: Group) -> bool:
+    return not any(bad.any() for bad in mask_faults(group).values())
+
+
+def mask_faults(group: Group) -> dict[str, NDArray[np.bool_]]:
+    """[S] bool by what is wrong there; nothing where all tokens were sampled."""
+    if group.trained is None:
+        return {}
+    given = group.trained == 0
+    last = np.zeros(given.shape, np.bool_)
+    ends = np.cumsum(group.lengths)[np.array(group.lengths) > 0] - 1
+    last[ends] = True
+    faults = {
+        "a value in trained that is neither 0 nor 1": group.trained > 1,
+        "a last token that was not sampled": given & last,
+        "a log-prob for a token that was not sampled": given & (group.logprobs != 0),
+    }
+    if group.entropies is not None:
+        faults["an entropy for a token that was not sampled"] = given & (group.entropies != 0)
+    return faults
+
+
 def refuse_wrong_value(group: Group) -> None:
     if (group.prompt_ids < 0).any():
         raise MalformedMessage(f"Group {group.group_id} has a negative token id in its prompt.")
@@ -71,18 +94,22 @@ def refuse_wrong_value(group: Group) -> None:
             refuse(group, ~np.isfinite(arrays[name]), f"a value that is not finite in {name}")
     refuse(group, group.logprobs > MAX_LOGPROB, f"a log-prob above {MAX_LOGPROB}")
     refuse(group, group.logprobs < MIN_LOGPROB, f"a log-prob below {MIN_LOGPROB:g}")
+    for what, bad in mask_faults(group).items():
+        refuse(group, bad, what)
     if group.entropies is not None:
         refuse(group, group.entropies > MAX_ENTROPY, f"an entropy above {MAX_ENTROPY:g}")
         refuse(group, group.entropies < -MAX_LOGPROB, "a negative entropy")
 
 
-def token_arrays(group: Group) -> dict[str, NDArray[np.int32] | NDArray[np.float32]]:
-    """The arrays with one number per token; entropies only if the engine reports them."""
-    arrays: dict[str, NDArray[np.int32] | NDArray[np.float32]] = {
+def token_arrays(group: Group) -> dict[str, NDArray[np.int32] | NDArray[np.float32] | NDArray[np.uint8]]:
+    """The arrays with one number per token, without those that the group does not have."""
+    arrays = {
         "completion_ids": group.completion_ids,
+        "trained": group.trained,
         "logprobs": group.logprobs,
+        "entropies": group.entropies,
     }
-    return arrays if group.entropies is None else arrays | {"entropies": group.entropies}
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def refuse(group: Group, bad_S: NDArray[np.bool_], what: str) -> None:

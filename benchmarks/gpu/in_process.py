@@ -152,6 +152,7 @@ def samples_of(groups: tuple[GroupOrder, ...], completions: list[list[Completion
                 name=f"{group.group_id}[{index}]",
                 prompt_ids=group.prompt_ids,
                 completion_ids=one.ids,
+                trained=np.ones(len(one.ids), bool),
                 actor_logprobs=one.logprobs,
                 entropies=one.entropies,
                 advantage=1.0,

@@ -26,6 +26,8 @@ from shared.config.tree import Config
 from shared.errors import ConfigError, UserError
 
 GIB = 2**30
+QUICK_IMPORT = {"TORCHDYNAMO_DISABLE": "1"}
+"""bitsandbytes prepares to compile when it is imported, which takes a second. A plan compiles nothing."""
 LIMIT_S = 120.0
 """Of the process that plans. Loading torch from a slow disk takes most of it."""
 
@@ -40,6 +42,7 @@ def run_plan(*, source: str, overrides: Sequence[str], gpu_gb: float | None, as_
             f"There is no card on this machine, so its memory is not known; give it, for example:"
             f" python -m launch plan {source} --gpu-gb 8."
         )
+    os.environ.update(QUICK_IMPORT)
     plan = make_plan(facts_of(work.model), work, budget)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(plan), indent=2).decode())
@@ -90,7 +93,7 @@ def plan_elsewhere(work: CardWork, budget: int) -> CardPlan:
             capture_output=True,
             timeout=LIMIT_S,
             # Kernels are not run, so nothing of it may touch the card.
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} | QUICK_IMPORT,
         )
     except subprocess.TimeoutExpired as error:
         raise NotPlanned(f"planning took more than {LIMIT_S:g} s") from error

@@ -136,10 +136,11 @@ def shares(parts: Mapping[str, float]) -> Text:
 
 
 def sampling(row: Row) -> str:
+    turns = value(row, "turns/mean")
     return (
         f"{number(value(row, 'tokens_per_s'), ',.0f')} tokens/s   "
         f"length {number(value(row, 'length/mean'), '.0f')}   "
-        f"entropy {number(value(row, 'entropy/mean'), '.3f')}"
+        f"entropy {number(value(row, 'entropy/mean'), '.3f')}" + (f"   turns {turns:.1f}" if turns > 1 else "")
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from learner.objective.batch import flat
+from learner.objective.turns import by_completion, sampled_lengths
 from learner.orders.orders import build_orders
 from learner.orders.plan import OrderFiller
 from learner.tasks.tasks import Task
@@ -36,7 +37,7 @@ def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling, 
     draws = len(groups[0].lengths)
     outcomes = [outcome for group in groups for outcome in group.outcomes]
     finishes = [finish for group in groups for finish in group.finishes]
-    lengths = [length for group in groups for length in group.lengths]
+    lengths = np.concatenate([sampled_lengths(group) for group in groups])
     shares = [right_share(group) for group in groups]
     whole = share_of(shares)
     return Decoded(
@@ -52,7 +53,7 @@ def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling, 
         truncation_rate=sum(finish is Finish.LENGTH for finish in finishes) / len(finishes),
         length_mean=float(np.mean(lengths)),
         length_median=float(np.median(lengths)),
-        length_max=max(lengths),
+        length_max=int(lengths.max()),
         pass_at=pass_at(groups) if draws > 1 else {},
         maj_at=maj_at(tasks, groups, count) if draws > 1 and count else {},
         by_level=shares_by(tasks, shares, ("level",)),
@@ -84,7 +85,7 @@ def maj_at(tasks: Sequence[Task], groups: Sequence[Group], count: CountVotes) ->
 
 def wrong_completions(group: Group) -> list[list[int]]:
     """Tokens of all completions that are not correct."""
-    ids = np.split(group.completion_ids, np.cumsum(group.lengths)[:-1])
+    ids = by_completion(group, group.completion_ids)
     pairs = zip(ids, group.outcomes, strict=True)
     return [completion.tolist() for completion, outcome in pairs if outcome is not Outcome.CORRECT]
 

@@ -28,6 +28,7 @@ from learner.objective.entropy_mask import select_tokens
 from learner.objective.judged import JudgedGroup
 from learner.objective.loss import token_weights
 from learner.objective.rewards import group_advantages, over_step_std
+from learner.objective.turns import by_completion, trained_tokens
 from protocol.messages import FilledOrder, Group, Outcome
 from shared.config.data import Advantage
 from shared.config.tree import ConstraintConfig, LossConfig
@@ -47,12 +48,19 @@ class Sample:
     """[Tp] int32."""
     completion_ids: np.ndarray
     """[T] int32."""
+    trained: np.ndarray
+    """[T] bool: sampled tokens. The others are what an environment put between two turns."""
     actor_logprobs: np.ndarray
     """[T] fp32, from the process that drew the tokens."""
     entropies: np.ndarray | None
     """[T] fp32, if the engine could tell."""
     advantage: float
     """A of this sample."""
+
+    @property
+    def length(self) -> int:
+        """Sampled tokens: T_i of the formulas."""
+        return int(self.trained.sum())
 
     @property
     def group(self) -> str:
@@ -73,12 +81,12 @@ class TrainSample:
     penalties: np.ndarray
     """[T] fp32 what each token counts in the constraint, before the weight; zeros where none is configured."""
     in_kl: bool
-    """Whether its tokens, all of them, count in the KL to the base."""
+    """Whether its sampled tokens, all of them, count in the KL to the base."""
 
     @property
     def used(self) -> np.ndarray:
         """[T] bool: tokens whose log-prob the update needs."""
-        return self.selected | (self.penalties != 0) | self.in_kl
+        return self.selected | (self.penalties != 0) | (self.sample.trained & self.in_kl)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +102,7 @@ class StepBatch:
     on_policy: bool
     """All of it was sampled from the version that is updated, so the actor must agree about it."""
     response_tokens: int
-    """All response tokens of the groups that teach, masked ones too."""
+    """All sampled tokens of the groups that teach, masked ones too."""
     updates: int
     """K, at most the number of groups."""
 
@@ -136,14 +144,15 @@ def samples_of(judged: JudgedGroup, advantages: np.ndarray) -> list[Sample]:
 
 def all_samples(group: Group, advantages: np.ndarray) -> list[Sample]:
     """Every sample of a group, trained on or not."""
-    cuts = np.cumsum(group.lengths)[:-1]
-    ids, logprobs = np.split(group.completion_ids, cuts), np.split(group.logprobs, cuts)
-    entropies = [None] * len(ids) if group.entropies is None else np.split(group.entropies, cuts)
+    ids, logprobs = by_completion(group, group.completion_ids), by_completion(group, group.logprobs)
+    entropies = [None] * len(ids) if group.entropies is None else by_completion(group, group.entropies)
+    trained = by_completion(group, trained_tokens(group))
     return [
         Sample(
             name=f"{group.group_id}[{index}]",
             prompt_ids=group.prompt_ids,
             completion_ids=ids[index],
+            trained=trained[index],
             actor_logprobs=logprobs[index],
             entropies=entropies[index],
             advantage=float(advantages[index]),
@@ -226,7 +235,7 @@ def step_batch(
 
     most_updates: as configured.
     """
-    lengths = [len(sample.completion_ids) for sample in [*samples, *idle]]
+    lengths = [sample.length for sample in [*samples, *idle]]
     regularised = loss.kl_beta > 0.0
     groups = len({one.group for one in samples or idle})
     updates = max(1, min(most_updates, groups))
@@ -255,23 +264,33 @@ def only_in_kl(sample: Sample, weight: float) -> TrainSample:
 
 
 def selection(samples: Sequence[Sample], fraction: float, *, lowest: bool = False) -> list[np.ndarray]:
-    """[T] bool for each sample: the share of the step's tokens with the highest entropy, or with the lowest."""
+    """[T] bool for each sample: the share of the step's sampled tokens with the highest entropy, or with the lowest."""
     if fraction == 1.0 or not samples:
-        return [np.ones(len(sample.completion_ids), dtype=bool) for sample in samples]
-    entropies = [sample.entropies for sample in samples if sample.entropies is not None]
-    return select_tokens([-row for row in entropies] if lowest else entropies, fraction)
+        return [sample.trained for sample in samples]
+    entropies = [sample.entropies[sample.trained] for sample in samples if sample.entropies is not None]
+    chosen = select_tokens([-row for row in entropies] if lowest else entropies, fraction)
+    return [at_sampled(sample, row) for sample, row in zip(samples, chosen, strict=True)]
+
+
+def at_sampled(sample: Sample, values: np.ndarray) -> np.ndarray:
+    """One value for each sampled token -> [T], zero at the others."""
+    whole = np.zeros(len(sample.completion_ids), values.dtype)
+    whole[sample.trained] = values
+    return whole
 
 
 def penalties(samples: Sequence[Sample], config: ConstraintConfig) -> list[np.ndarray]:
     """[T] fp32 for each sample: its tokens' coefficients in the constraint."""
     if config.beta == 0.0 or not samples:
         return [np.zeros(len(sample.completion_ids), dtype=np.float32) for sample in samples]
-    return penalty_coefficients(
-        selection(samples, config.low_entropy, lowest=True),
-        [sample.actor_logprobs for sample in samples],
+    low = selection(samples, config.low_entropy, lowest=True)
+    coefficients = penalty_coefficients(
+        [row[sample.trained] for row, sample in zip(low, samples, strict=True)],
+        [sample.actor_logprobs[sample.trained] for sample in samples],
         [sample.advantage for sample in samples],
         config,
     )
+    return [at_sampled(sample, row) for sample, row in zip(samples, coefficients, strict=True)]
 
 
 def needs_entropies(loss: LossConfig, constraint: ConstraintConfig) -> bool:

@@ -11,7 +11,7 @@
     sapo                  L = - sum w_i c_it 4 / tau sigmoid(tau (r_it - 1)) A_i, tau by the sign of A_i  (2511.20347)
     dppo                  L = - sum w_i M_it c_it r_it A_i; M_it = 0 where A_i > 0 and pi - mu > e_hi, or A_i < 0 and
                           pi - mu < - e_lo, of the token's probabilities (2602.04879, binary total variation)
-    all of them           + beta sum w_i c_it r_it k_it, over every token and not the selected ones alone
+    all of them           + beta sum w_i c_it r_it k_it, over every sampled token and not the selected ones alone
 
 What may be done with c, of which the KL always has the first:
 
@@ -21,7 +21,8 @@ What may be done with c, of which the KL always has the first:
     sequence_mask                                                            stability" (2025), TRL's default
     stale_limit s   and 0 where A_i < 0 and mean_t log mu - log pi > s       OPSM, DeepSeek-V3.2 (2512.02556)
 
-Token weights w_i, with N samples of lengths T_i, S = sum T_i and the cap T_max; masked tokens count in T_i and S:
+Token weights w_i, with N samples of lengths T_i (sampled tokens), S = sum T_i and the cap T_max; masked tokens count in
+T_i and S, what an environment put between two turns does not:
 
     grpo, gspo, sapo   1 / (N T_i)       dapo, cispo   1 / S       dr_grpo, dppo   1 / (N T_max)
 

@@ -26,6 +26,7 @@ from typing import Literal
 
 import numpy as np
 
+from learner.objective.turns import sampled_lengths
 from protocol.messages import Finish, Group
 from shared.config.data import RewardConfig
 
@@ -75,8 +76,8 @@ def reward_parts(group: Group, config: RewardConfig, max_new_tokens: int) -> dic
 
 
 def length_reward(group: Group, free: int, cap: int) -> np.ndarray:
-    """[G] from 0 to 1, by the number of tokens."""
-    return np.clip((np.array(group.lengths) - free) / max(1, cap - free), 0.0, 1.0)
+    """[G] from 0 to 1, by the number of sampled tokens."""
+    return np.clip((sampled_lengths(group) - free) / max(1, cap - free), 0.0, 1.0)
 
 
 def teaches(scores_G: np.ndarray, kept_G: np.ndarray) -> bool:

@@ -1,6 +1,7 @@
 """The files a run writes as it goes: metrics.jsonl, rollouts.jsonl, checkpoints, eval/*.json, summary.json.
 
-rollouts.jsonl: a few groups of each step in full, for people to read: text, ids, outcomes, entropies, mask.
+rollouts.jsonl: a few groups of each step in full, for people to read: text, ids, outcomes, entropies, mask. `turns` has
+the text in pieces, the model's own and what an environment put between them.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from learner.durable.recorder import Compaction
 from learner.durable.state import Best, LearnerState, RunTotals, better
 from learner.objective.batch import StepBatch
 from learner.objective.judged import Collected, JudgedGroup
+from learner.objective.turns import by_completion, pieces, trained_tokens
 from shared.base.checksum import BaseChecksum
 from shared.run.evaluation import Evaluation, read_evaluation, write_evaluation
 from shared.run.files import LineLog
@@ -53,20 +55,23 @@ class RolloutLog:
 
     def sample(self, judged: JudgedGroup, index: int, masks: dict[str, np.ndarray]) -> dict[str, Any]:
         group = judged.group
-        start = sum(group.lengths[:index])
-        part = slice(start, start + group.lengths[index])
-        ids = group.completion_ids[part].tolist()
+        ids = by_completion(group, group.completion_ids)[index]
+        trained = by_completion(group, trained_tokens(group))[index]
         mask = masks.get(f"{group.group_id}[{index}]")
         return {
-            "text": self.text(ids),
-            "ids": ids,
+            "text": self.text(ids.tolist()),
+            "turns": None if group.trained is None else self.turns(ids, trained),
+            "ids": ids.tolist(),
             "outcome": group.outcomes[index],
             "reward": float(judged.rewards[index]),
             "rewards": {name: float(values[index]) for name, values in judged.parts.items()},
             "finish": group.finishes[index],
-            "entropy": None if group.entropies is None else rounded(group.entropies[part]),
+            "entropy": None if group.entropies is None else rounded(by_completion(group, group.entropies)[index]),
             "mask": None if mask is None else mask.astype(int).tolist(),
         }
+
+    def turns(self, ids: np.ndarray, trained: np.ndarray) -> list[dict[str, Any]]:
+        return [{"sampled": sampled, "text": self.text(ids[part].tolist())} for sampled, part in pieces(trained)]
 
 
 def rounded(values: np.ndarray) -> list[float]:

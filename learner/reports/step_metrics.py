@@ -8,6 +8,7 @@ import numpy as np
 from learner.curriculum.curriculum import CurriculumFigures
 from learner.objective.batch import StepBatch, outcome_counts
 from learner.objective.judged import Collected, JudgedGroup
+from learner.objective.turns import sampled_lengths, trained_tokens, turns
 from learner.update.figures import StepResult, UpdateStats
 from learner.update.mismatch import gap_of
 from protocol.messages import Finish, Group, Outcome, Timings
@@ -56,7 +57,7 @@ def step_metrics(
     """One row; what a step without an update cannot know is NaN."""
     stats, filled, judged = result.stats, collected.filled, collected.groups
     groups = [one.group for one in judged]
-    tokens = sum(sum(group.lengths) for group in groups)
+    tokens = sum(int(sampled_lengths(group).sum()) for group in groups)
     num_samples = sum(len(group.lengths) for group in groups)
     rollout_s = sum(order.timings.rollout_s for order in filled)
     verify_s = sum(order.timings.verify_s for order in filled)
@@ -72,6 +73,7 @@ def step_metrics(
         entropy_mean=mean_entropy(groups, batch, stats),
         selected_fraction=selected_fraction(batch),
         length_mean=tokens / num_samples,
+        turns_mean=sum(int(turns(group).sum()) for group in groups) / num_samples,
         truncated=sum(f is Finish.LENGTH for group in groups for f in group.finishes) / num_samples,
         tokens_per_s=tokens / clock.step_s,
         rollout_s=rollout_s,
@@ -149,22 +151,23 @@ def outcome_shares(groups: Sequence[Group]) -> dict[Outcome, float]:
 
 
 def mean_entropy(groups: Sequence[Group], batch: StepBatch, stats: UpdateStats | None) -> float:
-    """Nats a response token: the engine's, or the learner's own."""
-    told = [group.entropies for group in groups if group.entropies is not None]
-    filled = [sample.sample.entropies for sample in batch.samples if sample.sample.entropies is not None]
+    """Nats a sampled token: the engine's, or the learner's own."""
+    told = [group.entropies[trained_tokens(group)] for group in groups if group.entropies is not None]
+    samples = [one.sample for one in batch.samples]
+    filled = [one.entropies[one.trained] for one in samples if one.entropies is not None]
     if told or filled:
         return mean(np.concatenate(told or filled))
     return mean(stats.entropies) if stats else NAN
 
 
 def selected_fraction(batch: StepBatch) -> float:
-    """Share of the batch's response tokens that the entropy mask selected: they carried gradient."""
+    """Share of the batch's sampled tokens that the entropy mask selected: they carried gradient."""
     selected = sum(int(sample.selected.sum()) for sample in batch.samples)
     return selected / batch.response_tokens if batch.samples else NAN
 
 
 def penalised_fraction(batch: StepBatch) -> float:
-    """Share of the batch's response tokens that the constraint penalised."""
+    """Share of the batch's sampled tokens that the constraint penalised."""
     return sum(int((sample.penalties != 0).sum()) for sample in batch.samples) / batch.response_tokens
 
 

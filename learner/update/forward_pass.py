@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from learner.objective.batch import Sample, TrainSample
+from learner.objective.batch import Sample, TrainSample, at_sampled
 from learner.update.budget import Budget
 from learner.update.microbatch import MicroBatch, cut, largest_part, micro_batch, placed
 from shared.model.head import TokenStats
@@ -148,12 +148,13 @@ class ForwardPass:
             return list(samples)
         found = self.per_sample([whole(sample) for sample in samples], self.temperature, entropies=True)
         entropies = torch.cat([found[sample.name] for sample in samples]).cpu().numpy()
-        parts = np.split(entropies, np.cumsum([len(sample.completion_ids) for sample in samples])[:-1])
-        return [replace(sample, entropies=part) for sample, part in zip(samples, parts, strict=True)]
+        parts = np.split(entropies, np.cumsum([sample.length for sample in samples])[:-1])
+        return [
+            replace(sample, entropies=at_sampled(sample, part)) for sample, part in zip(samples, parts, strict=True)
+        ]
 
 
 def whole(sample: Sample) -> TrainSample:
-    """All tokens used, none trained on."""
-    length = len(sample.completion_ids)
-    nothing = np.zeros(length, np.float32)
-    return TrainSample(sample=sample, selected=np.ones(length, bool), weight=0.0, penalties=nothing, in_kl=False)
+    """All sampled tokens used, none trained on."""
+    nothing = np.zeros(len(sample.completion_ids), np.float32)
+    return TrainSample(sample=sample, selected=sample.trained, weight=0.0, penalties=nothing, in_kl=False)

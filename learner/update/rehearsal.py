@@ -53,6 +53,7 @@ class Largest:
             name=name,
             prompt_ids=np.zeros(self.prompt, np.int32),
             completion_ids=np.zeros(self.completion, np.int32),
+            trained=every,
             actor_logprobs=zeros,
             entropies=zeros if self.tells_entropies else None,
             advantage=1.0,

@@ -37,8 +37,8 @@ REFUSED = {
     ),
 }
 """Keys that other tools have, and why there are none here."""
-TOKEN_BYTES = 12
-"""Id, log-prob and entropy of a token in a message, and in the journal that keeps it."""
+TOKEN_BYTES = 13
+"""Id, log-prob, entropy and mark of a token in a message, and in the journal that keeps it."""
 SAMPLE_BYTES = 128
 """Length, finish, outcome, score and a few rewards of a completion, with room to spare."""
 ARRAYS_BYTES = 512

@@ -41,6 +41,7 @@ KEYS = {
     "mismatch_p99": "mismatch/p99",
     "mismatch_max": "mismatch/max",
     "length_mean": "length/mean",
+    "turns_mean": "turns/mean",
     "rollout_s": "time/rollout_s",
     "verify_s": "time/verify_s",
     "update_s": "time/update_s",
@@ -96,10 +97,10 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     advantage_max: float
     """Largest of them."""
     entropy_mean: float
-    """Nats per response token of the step. If the engine cannot measure it, it is the learner's own figure, of the
+    """Nats per sampled token of the step. If the engine cannot measure it, it is the learner's own figure, of the
     groups that teach (with a KL, of all that count), and NaN in a step without an update."""
     selected_fraction: float
-    """Share of response tokens that the entropy mask selected: they carried gradient."""
+    """Share of sampled tokens that the entropy mask selected: they carried gradient."""
     ratio_mean: float
     """Mean importance ratio of the policy against the one at the step's start."""
     clip_fraction: float
@@ -132,7 +133,9 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     lr: float
     """Learning rate of the step."""
     length_mean: float
-    """Mean number of tokens in a completion."""
+    """Mean number of sampled tokens in a completion."""
+    turns_mean: float
+    """Mean number of the model's turns in a completion; 1 without an environment."""
     truncated: float
     """Share of completions that reached the cap."""
     tokens_per_s: float
@@ -157,7 +160,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     weight_sum: float
     """Sum of the loss weights of the step's tokens."""
     penalised_fraction: float
-    """Share of response tokens that the constraint penalised. NaN if none is configured, like the next two."""
+    """Share of sampled tokens that the constraint penalised. NaN if none is configured, like the next two."""
     penalised_kl: float
     """Mean k3 estimate of those tokens against their reference, in the last pass."""
     constraint_loss: float

@@ -57,26 +57,28 @@ class Truth:
 
     def loss(self, samples: Sequence[Sample], config: Config, old: Named, idle: Sequence[Sample] = ()) -> torch.Tensor:
         """Objective and constraint over a step."""
-        entropies = [s.entropies.tolist() for s in samples if s.entropies is not None]
+        entropies = [s.entropies[s.trained].tolist() for s in samples if s.entropies is not None]
         masks = reference.top_tokens(entropies, config.loss.entropy_fraction) if samples else []
         rollouts = [self.rollout(s, mask, old) for s, mask in zip(samples, masks, strict=True)]
-        rollouts += [self.rollout(s, [True] * len(s.completion_ids), old) for s in idle]
+        rollouts += [self.rollout(s, [True] * s.length, old) for s in idle]
         objective = objective_of(config.loss, config.rollout.max_new_tokens)
         strengths = penalty_strengths(samples, config) if config.constraint.beta else []
-        strengths += [[0.0] * len(s.completion_ids) for s in idle if strengths]
+        strengths += [[0.0] * s.length for s in idle if strengths]
         if not strengths:
             return reference.loss(rollouts, objective)
         penalty = reference.constraint(rollouts, strengths, objective, config.constraint.reference)
         return reference.loss(rollouts, objective) + config.constraint.beta * penalty
 
     def rollout(self, sample: Sample, mask: list[bool], old: Named) -> reference.Rollout:
-        """A completion as the reference wants it; without `old` the policy itself is the old one."""
-        logprobs = self.logprobs(sample)
+        """The sampled tokens of a completion as the reference wants them; without `old` the policy itself is the old
+        one."""
+        sampled = torch.from_numpy(sample.trained)
+        logprobs = self.logprobs(sample)[sampled]
         return reference.Rollout(
             logprobs=logprobs,
-            old=old[sample.name].double() if old else logprobs.detach(),
-            actor=torch.from_numpy(sample.actor_logprobs).double(),
-            base=self.logprobs(sample, adapter=False).detach(),
+            old=old[sample.name].double()[sampled] if old else logprobs.detach(),
+            actor=torch.from_numpy(sample.actor_logprobs).double()[sampled],
+            base=self.logprobs(sample, adapter=False).detach()[sampled],
             selected=mask,
             advantage=sample.advantage,
         )
@@ -102,8 +104,8 @@ def penalty_strengths(samples: Sequence[Sample], config: Config) -> list[list[fl
     """What the reference says of the step's tokens, before beta."""
     constraint = config.constraint
     return reference.penalised_tokens(
-        [s.entropies.tolist() for s in samples if s.entropies is not None],
-        [s.actor_logprobs.tolist() for s in samples],
+        [s.entropies[s.trained].tolist() for s in samples if s.entropies is not None],
+        [s.actor_logprobs[s.trained].tolist() for s in samples],
         [s.advantage for s in samples],
         low_entropy=constraint.low_entropy,
         share=constraint.share,

@@ -138,17 +138,20 @@ def tiny_group(
     finishes: Sequence[Finish] | None = None,
     entropies: bool = True,
     rewards: Mapping[str, Sequence[float]] = MappingProxyType({}),
+    trained: Sequence[int] | None = None,
 ) -> Group:
-    """A scored group of random tokens with plausible log-probs and entropies."""
+    """A scored group of random tokens with plausible log-probs and entropies, zero where a token was not sampled."""
     rng, total = np.random.default_rng(seed), sum(lengths)
     found = tuple(Outcome.CORRECT if score else Outcome.WRONG for score in scores)
+    mask = np.ones(total, np.uint8) if trained is None else np.array(trained, np.uint8)
     return Group(
         group_id=group_id,
         prompt_ids=rng.integers(0, VOCAB, rng.integers(2, 10)).astype(np.int32),
         completion_ids=rng.integers(0, VOCAB, total).astype(np.int32),
+        trained=None if trained is None else mask,
         lengths=tuple(lengths),
-        logprobs=-rng.exponential(3.0, total).astype(np.float32),
-        entropies=rng.random(total).astype(np.float32) if entropies else None,
+        logprobs=-rng.exponential(3.0, total).astype(np.float32) * mask,
+        entropies=rng.random(total).astype(np.float32) * mask if entropies else None,
         finishes=tuple(finishes or [Finish.STOP] * len(scores)),
         outcomes=tuple(outcomes or found),
         scores=tuple(scores),
@@ -371,6 +374,7 @@ def filled(order: Order, policy: PolicyMessage, engine: ScriptedEngine | None = 
                 group_id=group.group_id,
                 prompt_ids=group.prompt_ids,
                 completion_ids=np.concatenate([c.ids for c in samples]),
+                trained=None,
                 lengths=tuple(len(c.ids) for c in samples),
                 logprobs=np.concatenate([c.logprobs for c in samples]),
                 entropies=None,

@@ -54,6 +54,7 @@ def group(**changes: Any) -> Group:
         "group_id": "train/000012/003",
         "prompt_ids": np.array([1, 7], np.int32),
         "completion_ids": np.array([5, 6, 9], np.int32),
+        "trained": None,
         "lengths": (2, 0, 1),
         "logprobs": np.array([-0.5, -1.0, 0.0], np.float32),
         "entropies": np.array([0.25, 0.5, 0.0], np.float32),

@@ -42,6 +42,7 @@ def learned_from(bench: Bench, completions: list[list[Completion]], groups: tupl
             name=f"{group.group_id}[{index}]",
             prompt_ids=group.prompt_ids,
             completion_ids=completion.ids,
+            trained=completion.ids >= 0,
             actor_logprobs=completion.logprobs,
             entropies=completion.entropies,
             advantage=1.0 - 2 * (index % 2),

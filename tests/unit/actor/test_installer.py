@@ -133,6 +133,7 @@ def test_in_bf16_what_is_no_number_does_not_pass(found: float) -> None:
 @pytest.mark.parametrize(
     ("share", "said"),
     [
+        (0.15, "They show about 15% of the adapter's effect"),
         (0.0, "They are those of policy 0, the base without an adapter: the adapter was not installed."),
         (0.5, "They show about 50% of the adapter's effect: half an adapter, an old one, or a wrong scale."),
         (2.0, "They show about 200% of the adapter's effect"),
@@ -140,7 +141,7 @@ def test_in_bf16_what_is_no_number_does_not_pass(found: float) -> None:
 )
 def test_a_fault_is_named_by_what_earlier_versions_gave(share: float, said: str) -> None:
     effect = np.array([0.3, -0.2, 0.4, 0.1], np.float32)
-    engine = RoundingEngine(BASE, 0.01)
+    engine = RoundingEngine(BASE, 0.005)
     installer = Installer(engine, Allowed(measured=True))
     installer.install(published(0, canary_logprobs=BASE), woken=False)
     engine.found = BASE + np.float32(share) * effect

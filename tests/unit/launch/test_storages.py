@@ -114,6 +114,27 @@ def test_operations_in_place_are_not_run_and_make_nothing() -> None:
     assert peaks(storages)["work"].items == {}
 
 
+def test_an_operation_that_is_known_gives_the_same_shapes_in_new_storages() -> None:
+    storages = Storages()
+    x = torch.empty((3, 4, 5), device=META).transpose(0, 1)
+    with storages, storages.phase("work"):
+        sums = [x + 1 for _ in range(3)]
+        wider = x + torch.empty((2, 4, 3, 5), device=META)
+        halves = [x.to(torch.float16) for _ in range(2)]
+        largest = [x.max(dim=2) for _ in range(2)]
+        lists = [torch._foreach_mul([x, x], 2.0) for _ in range(2)]  # pyright: ignore[reportPrivateImportUsage]
+        views = [x.reshape(4, 3, 5)[0] for _ in range(2)]
+    assert len({one.untyped_storage()._cdata for one in sums}) == 3
+    assert all(one.shape == x.shape and one.stride() == sums[0].stride() for one in sums)
+    assert wider.shape == (2, 4, 3, 5)
+    assert [one.dtype for one in halves] == [torch.float16] * 2
+    assert [(one.values.dtype, one.indices.dtype) for one in largest] == [(torch.float32, torch.int64)] * 2
+    assert [len(one) for one in lists] == [2, 2]
+    assert len({view.untyped_storage()._cdata for view in views}) == 1
+    # Sums, the wider one and what was added, halves, largest, lists, and x itself, first seen through its views.
+    assert sum(event.change > 0 for event in storages.events) == 3 + 2 + 2 + 4 + 4 + 1
+
+
 def test_attention_takes_what_its_kernel_takes_and_not_all_scores() -> None:
     install_attention_of_a_card()
     rows, heads, length, size = 2, 4, 512, 64

@@ -44,6 +44,7 @@ def sampled(policy: Policy) -> list[Sample]:
             name=f"{order.group_id}[{index}]",
             prompt_ids=order.prompt_ids,
             completion_ids=completion.ids,
+            trained=np.ones(len(completion.ids), bool),
             actor_logprobs=completion.logprobs,
             entropies=completion.entropies,
             advantage=1.0,

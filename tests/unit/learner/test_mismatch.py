@@ -45,6 +45,7 @@ def samples(count: int = 6) -> list[Sample]:
             name=f"g{index // 2}[{index % 2}]",
             prompt_ids=np.random.default_rng(index // 2).integers(0, 97, 5).astype(np.int32),
             completion_ids=rng.integers(0, 97, 8 + index).astype(np.int32),
+            trained=np.ones(8 + index, bool),
             actor_logprobs=np.zeros(8 + index, np.float32),
             entropies=None,
             advantage=1.0 - 2 * (index % 2),

@@ -129,6 +129,7 @@ EXPECTED = {
     "grad_norm": 0.7,
     "lr": 1e-4,
     "length/mean": 10 / 4,
+    "turns/mean": 1.0,
     "truncated": 0.25,
     "tokens_per_s": 1.0,
     "time/rollout_s": 3.0,

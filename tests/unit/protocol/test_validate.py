@@ -15,6 +15,10 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
+def marks(*values: int) -> np.ndarray:
+    return np.array(values, np.uint8)
+
+
 def ids(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
@@ -26,6 +30,9 @@ def ids(*values: int) -> np.ndarray:
         {"entropies": None},
         {"logprobs": floats(-80.0, 0.0, 0.001)},
         {"prompt_ids": ids()},
+        {"trained": marks(1, 1, 1)},
+        {"trained": marks(0, 1, 1), "logprobs": floats(0, -1, -1), "entropies": floats(0, 1, 1)},
+        {"trained": marks(0, 1, 1), "logprobs": floats(0, -1, -1), "entropies": None},
         {"lengths": (0, 0, 0), "completion_ids": ids(), "logprobs": floats(), "entropies": floats()},
     ],
 )
@@ -41,6 +48,14 @@ def test_consistent_groups(changes: dict[str, Any]) -> None:
         ({"completion_ids": ids(1, 2)}, "3 tokens in completions 0 to 2 but 2 completion_ids"),
         ({"logprobs": floats(-1.0)}, "but 1 logprobs"),
         ({"entropies": floats()}, "but 0 entropies"),
+        ({"trained": marks(1, 1)}, "but 2 trained"),
+        ({"trained": marks(1, 2, 1)}, r"completion 0 has a value in trained that is neither 0 nor 1 \(token 1"),
+        ({"trained": marks(1, 1, 0)}, "completion 2 has a last token that was not sampled"),
+        ({"trained": marks(0, 1, 1)}, "completion 0 has a log-prob for a token that was not sampled"),
+        (
+            {"trained": marks(0, 1, 1), "logprobs": floats(0, -1, -1)},
+            "completion 0 has an entropy for a token that was",
+        ),
         ({"finishes": (Finish.STOP,)}, "3 completions but 1 finishes"),
         ({"outcomes": (Outcome.WRONG,) * 4}, "3 completions but 4 outcomes"),
         ({"scores": (1.0, 1.0)}, "3 completions but 2 scores"),

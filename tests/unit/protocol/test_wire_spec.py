@@ -28,6 +28,7 @@ WORDS = {
     "Count | None": "count or nil",
     "Seconds": "seconds",
     "NDArray[np.uint8]": "uint8 array",
+    "NDArray[np.uint8] | None": "uint8 array or nil",
     "NDArray[np.int32]": "int32 array",
     "NDArray[np.float32]": "float32 array",
     "NDArray[np.float32] | None": "float32 array or nil",
@@ -111,7 +112,7 @@ def test_every_limit() -> None:
 
 def test_limits_are_a_decision() -> None:
     """They belong to the protocol version: change a limit only with the version, here and in the document."""
-    assert PROTOCOL_VERSION == 5
+    assert PROTOCOL_VERSION == 6
     assert LIMITS == {
         "NUM_FRAMES": 3,
         "MAX_HEADER_BYTES": 256,

@@ -40,7 +40,7 @@ from shared.errors import ConfigError
         (
             ["rollout.prompts=128", "rollout.group=16", "rollout.max_new_tokens=4096"],
             "An order of 128 groups with 16 completions of up to 4096 tokens may be larger than a message, which has at"
-            " most 64 MiB; set rollout.groups_per_order to at most 85.",
+            " most 64 MiB; set rollout.groups_per_order to at most 78.",
         ),
         (["rollout.prompts=5000"], "set rollout.groups_per_order to at most 4096"),
         (["rollout.group=4096", "rollout.max_new_tokens=4096"], "set rollout.group or rollout.max_new_tokens lower"),
@@ -80,7 +80,7 @@ def test_keys_that_do_not_fit_together_are_refused(overrides: list[str], part: s
         ["loss.kind=grpo", "reward.advantage=mean"],
         ["growth.max_prompts=16"],
         ["rollout.prompts=5000", "rollout.groups_per_order=4096"],
-        ["rollout.prompts=128", "rollout.group=16", "rollout.max_new_tokens=4096", "rollout.groups_per_order=85"],
+        ["rollout.prompts=128", "rollout.group=16", "rollout.max_new_tokens=4096", "rollout.groups_per_order=78"],
         ["eval.samples=1024", "eval.long_cap=8192", "eval.problems=0"],
     ],
 )
@@ -134,6 +134,7 @@ def test_as_many_groups_as_an_order_may_have_fit_into_a_message(samples: int, ca
         group_id=f"eval-step-000010-long_sampled/{10**6}/{10**4}",
         prompt_ids=np.zeros(256, np.int32),
         completion_ids=numbers.astype(np.int32),
+        trained=np.ones(samples * cap, np.uint8),
         lengths=(cap,) * samples,
         logprobs=numbers,
         entropies=numbers,
