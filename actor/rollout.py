@@ -4,21 +4,26 @@ Completion text exists only here, for the verifier; the learner gets token ids a
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from statistics import fmean
 
 import numpy as np
+from msgspec import structs
 
 from actor.engines.engine import Completion, EndedCompletion, Engine
+from actor.environments.episodes import Episode, Episodes
 from actor.installer import EXACT, Allowed, Installer
 from actor.scoring.scores import Scorer, Scores
-from actor.verifiers.verdict import ScoreJob, Verdict
+from actor.verifiers.verdict import Context, ScoreJob, Verdict
+from protocol.limits import MAX_KEYS
 from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Order, Policy, Timings
 from shared.process.lease import ComputeLease
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.metrics import peak_memory_mb
 
 Beat = Callable[[str], None]
+NO_CONTEXT = Context()
 
 
 class Rollout:
@@ -32,13 +37,18 @@ class Rollout:
         text: Callable[[list[int]], str],
         canary: Allowed = EXACT,
         trace: Trace = NO_TRACE,
+        context: Context = NO_CONTEXT,
+        episodes: Episodes | None = None,
     ) -> None:
+        """episodes: of a run with an environment."""
+        self.episodes = episodes
         self.engine = engine
         self.installer = Installer(engine, canary)
         self.scorer = scorer
         self.lease = lease
         self.text = text
         self.trace = trace
+        self.context = context
 
     def fill(self, order: Order, policy: Policy, beat: Beat) -> FilledOrder:
         """Sample with exactly the policy version that the order names, then score."""
@@ -46,13 +56,12 @@ class Rollout:
             start = time.monotonic()
             with self.trace.phase("install"):
                 self.installer.install(policy, woken=self.engine.wake())
-            scoring = OrderScoring(order.groups, self.scorer.begin(), self.text, beat)
             with self.trace.phase("decode"):
-                completions = self.engine.generate(order.groups, order.sampling, scoring.on_ended)
+                sampled = self.sample(order, beat)
             self.engine.sleep()
             decoded = time.monotonic()
         with self.trace.phase("score"):
-            groups = scoring.groups(completions)
+            groups = sampled()
         card = turn.peak.mib()
         timings = Timings(
             wait_s=turn.waited_s,
@@ -71,17 +80,33 @@ class Rollout:
             timings=timings,
         )
 
+    def sample(self, order: Order, beat: Beat) -> Callable[[], tuple[Group, ...]]:
+        """Decode; what is returned waits for the scores."""
+        context = structs.replace(self.context, global_step=order.policy_version)
+        scoring = OrderScoring(order.groups, self.scorer.begin(), self.text, beat, context)
+        if self.episodes is None:
+            completions = self.engine.generate(order.groups, order.sampling, scoring.on_ended)
+            return lambda: scoring.groups(completions)
+        played = self.episodes.play(order, self.engine, beat)
+        return lambda: scoring.played(played)
+
 
 class OrderScoring:
     """Scores the completions of one order: each goes to the verifier as soon as it has ended."""
 
     def __init__(
-        self, orders: tuple[GroupOrder, ...], scores: Scores, text: Callable[[list[int]], str], beat: Beat
+        self,
+        orders: tuple[GroupOrder, ...],
+        scores: Scores,
+        text: Callable[[list[int]], str],
+        beat: Beat,
+        context: Context = NO_CONTEXT,
     ) -> None:
         self.orders = orders
         self.scores = scores
         self.text = text
         self.beat = beat
+        self.context = context
         self.prompts = [text(order.prompt_ids.tolist()) for order in orders]
         self.firsts = list(accumulate((len(order.seeds) for order in orders), initial=0))
 
@@ -98,7 +123,21 @@ class OrderScoring:
             completion_ids=ids,
             truncated=ended.completion.finish is Finish.LENGTH,
             columns=self.orders[ended.group].columns,
+            context=self.context,
         )
+
+    def played(self, episodes: Sequence[Episode]) -> tuple[Group, ...]:
+        """Groups of finished episodes. What the environment has judged or failed at is not the verifier's."""
+        for episode in episodes:
+            self.scores.add({self.firsts[episode.group] + episode.index: self.job(episode.ended())})
+        verdicts = [episode.verdict_over(verdict) for episode, verdict in zip(episodes, self.verdicts(), strict=True)]
+        found = iter(zip(episodes, verdicts, strict=True))
+        groups: list[Group] = []
+        for order in self.orders:
+            pairs = [next(found) for _ in order.seeds]
+            completions = [episode.completion() for episode, _ in pairs]
+            groups.append(scored_group(order, completions, [verdict for _, verdict in pairs]))
+        return tuple(groups)
 
     def verdicts(self) -> list[Verdict]:
         """Wait for all verdicts, in the order of the completions."""
@@ -119,7 +158,7 @@ def scored_group(order: GroupOrder, completions: list[Completion], verdicts: lis
         group_id=order.group_id,
         prompt_ids=order.prompt_ids,
         completion_ids=np.concatenate([one.ids for one in completions]),
-        trained=None,
+        trained=trained_of(completions),
         lengths=tuple(len(one.ids) for one in completions),
         logprobs=np.concatenate([one.logprobs for one in completions]),
         entropies=np.concatenate(entropies) if len(entropies) == len(completions) else None,
@@ -127,4 +166,33 @@ def scored_group(order: GroupOrder, completions: list[Completion], verdicts: lis
         outcomes=tuple(verdict.outcome for verdict in verdicts),
         scores=tuple(verdict.score for verdict in verdicts),
         rewards={name: tuple(verdict.rewards[name] for verdict in verdicts) for name in verdicts[0].rewards},
+        metrics=metric_means(verdicts),
+        extras={
+            name: tuple(of.extras.get(name, "") for of in verdicts) for name in names(of.extras for of in verdicts)
+        },
+    )
+
+
+def metric_means(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Over the completions that were scored in a call that measured it."""
+    logged = [verdict.metrics for verdict in verdicts]
+    return {name: fmean(of[name] for of in logged if name in of) for name in names(logged)}
+
+
+def extras_by_name(verdicts: Sequence[Verdict]) -> dict[str, tuple[str, ...]]:
+    logged = [verdict.extras for verdict in verdicts]
+    return {name: tuple(of.get(name, "") for of in logged) for name in names(logged)}
+
+
+def names(mappings: Iterable[Mapping[str, object]]) -> list[str]:
+    """Of all of them. Functions may choose any; the wire takes only so many."""
+    return list(dict.fromkeys(name for one in mappings for name in one))[:MAX_KEYS]
+
+
+def trained_of(completions: list[Completion]) -> np.ndarray | None:
+    """[S] of the group; None if every token was sampled."""
+    if all(one.trained is None for one in completions):
+        return None
+    return np.concatenate(
+        [np.ones(len(one.ids), np.uint8) if one.trained is None else one.trained for one in completions]
     )

@@ -10,11 +10,14 @@ import torch
 from actor.engines.engine import Engine
 from actor.engines.hf_engine import HFEngine
 from actor.engines.vllm_options import check_engine
+from actor.environments.episodes import Episodes
+from actor.environments.pool import EnvironmentPool
 from actor.installer import EXACT, Allowed, CanaryMismatch
 from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
 from actor.scoring.pool import ScorePool
+from actor.verifiers.verdict import Context
 from protocol.messages import Bye
 from protocol.transport import ActorPort
 from shared.base.cache import CachedBase, cached_base
@@ -22,8 +25,10 @@ from shared.base.load import check_once, load_policy, pick_device, pick_dtype
 from shared.base.residency import residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
+from shared.config.named_rewards import form_in_words, runs_functions
 from shared.config.tree import Config
 from shared.errors import DamageError
+from shared.model.conversation import Conversation
 from shared.model.kernels.choice import policy_with_kernels
 from shared.model.nf4 import WEIGHTS
 from shared.model.prompt import Prompter, load_prompter
@@ -48,7 +53,7 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
     """The rollout engine and the tokenizer it decodes with."""
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
-    prompter = load_prompter(base.folder)
+    prompter = load_prompter(base.folder, config.environment.described)
     device = pick_device(config.compute.device, config.compute.actor_card)
     dtype = pick_dtype(config.compute.dtype, device)
     if config.actor.engine == "vllm":
@@ -115,6 +120,22 @@ def allowed_difference(config: Config, device: torch.device) -> Allowed:
     return Allowed(largest=BF16_TOLERANCE) if is_bf16 or config.actor.weights == "nf4" else EXACT
 
 
+def context_of(config: Config) -> Context:
+    """What reward functions may ask about the run. Every prompt goes through a chat template (load_prompter)."""
+    return Context(chat=True, system_prompt=config.tasks.system_prompt, max_steps=config.run.steps)
+
+
+def build_episodes(config: Config, prompter: Prompter) -> Episodes | None:
+    """None where a completion is one turn."""
+    environment = config.environment
+    if not environment.is_used:
+        return None
+    conversation = Conversation(prompter, environment.max_turns)
+    return Episodes(
+        EnvironmentPool(environment), conversation, environment, scores=config.verifier.kind == "environment"
+    )
+
+
 def serve_or_send_bye(link: Link, rollout: Rollout) -> None:
     """Serve. An actor whose policy is wrong tells the learner why it stops."""
     try:
@@ -142,14 +163,19 @@ def serve_orders(
         engine, prompter = build_engine(config)
         engine.sleep()
     log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))
-    scorer = ScorePool(config.verifier)
+    if runs_functions(config.verifier):
+        log.info(form_in_words(config.verifier))
+    scorer, episodes = ScorePool(config.verifier), build_episodes(config, prompter)
     try:
-        rollout = Rollout(engine, scorer, lease, prompter.text, allowed_difference(config, device), trace)
-        rules = rules_digest(config.verifier, config.rollout)
+        allowed = allowed_difference(config, device)
+        rollout = Rollout(engine, scorer, lease, prompter.text, allowed, trace, context_of(config), episodes)
+        rules = rules_digest(config.verifier, config.rollout, config.environment)
         link = Link(port, endpoint, actor_id, engine.identity, config.link.credits, rules)
         welcome = link.join(config.link.silence_s)
         log.info("joined run %s", welcome.run_id)
         serve_or_send_bye(link, rollout)
     finally:
         scorer.close()
+        if episodes:
+            episodes.close()
         port.close()

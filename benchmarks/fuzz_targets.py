@@ -32,7 +32,7 @@ import torch
 
 from benchmarks.fuzz_dispatcher import converse
 from benchmarks.mutate import mutate_bytes, mutate_tree
-from launch.display.watch import Watch, outcome_shares, rewards, steps_done, time_shares
+from launch.display.watch import Watch, curve, outcome_shares, steps_done, time_shares
 from launch.presets.load import load_config
 from learner.durable.checkpoint import MANIFEST, Broken, Checkpoint, pack_manifest, read_manifest
 from learner.durable.journal_format import pack_record, scan
@@ -201,7 +201,7 @@ class Readers:
         """And everything that the display makes of them."""
         watch = Watch(self.write(data + b"\n", self.file))
         watch.poll()
-        rewards(watch.rows)
+        curve(watch.rows)
         steps_done(watch.rows)
         time_shares(watch.rows)
         for row in watch.rows:

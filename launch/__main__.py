@@ -28,6 +28,13 @@ def main(argv: list[str]) -> int:
         return INTERRUPTED
 
 
+def tandem() -> int:
+    """The command `tandem`, which `pip install .` makes; the same as `python -m launch`."""
+    # A folder `shared` in the user's folder must not replace ours in the processes of a run.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
+    return main(sys.argv[1:])
+
+
 def run_safely(argv: list[str]) -> int:
     """Run the command; expected errors become one sentence and an exit code."""
     from launch.cli import parse
@@ -62,7 +69,7 @@ def output_is_closed() -> bool:
 
 def dispatch(args: "argparse.Namespace") -> int:
     match args.command:
-        case "run":
+        case "run" | "sft":
             return run(args)
         case "resume":
             from launch.commands.resume import resume_run
@@ -129,6 +136,7 @@ def run(args: "argparse.Namespace") -> int:
         verbose=args.verbose,
         json_only=args.json,
         trace=args.trace,
+        warm=args.command == "sft",
     )
 
 

@@ -4,12 +4,15 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
+from launch.flags import add_known_flags, answer_known_flags
 from shared.errors import UserError
 
 EXAMPLES = """examples:
   python -m launch run                                    the embedded model: no card, no download
   python -m launch run my.toml --out runs/first --set optimizer.lr=3e-4
   python -m launch run embedded --dry-run                 show the plan, start nothing
+  python -m launch sft my.toml --out runs/warm            learn written answers first (solutions or chats)
+  python -m launch run my.toml --set lora.start_from=runs/warm
   python -m launch data my.toml                           what that run would be trained on
   python -m launch plan gsm8k_8gb --gpu-gb 8              what it takes of a card, phase by phase
   python -m launch doctor my.toml                         does this machine fit that run
@@ -42,6 +45,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands.add_parser("run", help="train a new run", allow_abbrev=False))
+    add_run(commands.add_parser("sft", help="warm start: learn written answers", allow_abbrev=False))
     add_resume(commands.add_parser("resume", help="continue a run", allow_abbrev=False))
     add_replay(commands.add_parser("replay", help="train on a run's journal again and compare", allow_abbrev=False))
     add_eval(commands.add_parser("eval", help="held-out accuracy of a run", allow_abbrev=False))
@@ -56,12 +60,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     add_plan(commands.add_parser("plan", help="memory of a run on a card, before it starts", allow_abbrev=False))
     add_doctor(commands.add_parser("doctor", help="check this machine and a configuration", allow_abbrev=False))
+    answer_known_flags(argv)
     return parser.parse_args(argv)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "source", nargs="?", default="embedded", metavar="PRESET|FILE.toml", help="configuration (default: embedded)"
+        "source", nargs="?", default="embedded", metavar="PRESET|FILE", help="configuration (default: embedded)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: runs/<preset>-<time>)")
     parser.add_argument("--steps", metavar="N", help="same as --set run.steps=N")
@@ -70,6 +75,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the plan; start and write nothing")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print predicted memory and time as JSON")
     parser.add_argument("--prepare", action="store_true", help="make the run directory and its keys, and stop")
+    add_known_flags(parser)
     add_trace(parser)
     add_verbose(parser)
 
@@ -97,7 +103,9 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add_directory(parser)
     which = parser.add_mutually_exclusive_group()
     add_checkpoint(which)
-    which.add_argument("--base", action="store_true", help="evaluate the base, without the adapter")
+    which.add_argument(
+        "--base", action="store_true", help="evaluate what the run began with: the base, or lora.start_from"
+    )
     parser.add_argument("--test", action="store_true", help="use the test set (tasks.test), which training never reads")
     parser.add_argument("--problems", type=positive_int, metavar="N", help="held-out problems (default: eval.problems)")
     parser.add_argument(
@@ -183,7 +191,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
         "exit code: 0 if there is no error (warnings are not errors), 1 if there is one, 2 for bad arguments"
     )
     parser.add_argument(
-        "source", nargs="?", metavar="PRESET|FILE.toml", help="configuration (default: that of DIR, else embedded)"
+        "source", nargs="?", metavar="PRESET|FILE", help="configuration (default: that of DIR, else embedded)"
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="run directory, new or existing (default: as for `run`)"
@@ -211,7 +219,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "source", nargs="?", default="embedded", metavar="PRESET|FILE.toml", help="configuration (default: embedded)"
+        "source", nargs="?", default="embedded", metavar="PRESET|FILE", help="configuration (default: embedded)"
     )
     add_set(parser)
 

@@ -15,6 +15,7 @@ from types import FrameType
 import torch
 
 from learner.durable.checkpoint import CheckpointStore
+from learner.durable.find_adapter import adapters_of
 from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder
 from learner.durable.repair_advice import repair_advice
@@ -25,7 +26,8 @@ from learner.evaluation.schedule import NO_EVALUATIONS, EvalSchedule, NoEvaluati
 from learner.loop import train
 from learner.objective.judged import admit
 from learner.orders.dispatch import Dispatcher
-from learner.orders.plan import Unfilled
+from learner.orders.plan import OrderFiller, Unfilled
+from learner.orders.written import WrittenOrders
 from learner.quarantine.quarantine import write_batch
 from learner.reports.disk_need import bytes_needed, refuse_if_short
 from learner.reports.run_files import RunFiles
@@ -79,7 +81,7 @@ def train_run(run: RunDir, config: Config, watchdog: Watchdog, trace: Trace) -> 
     with ExitStack() as opened:
         with loading(lease, device):
             with trace.phase("load"):
-                model = load_model(config)
+                model = load_model(config, adapters_of(run, config.lora.start_from, config.teacher.adapter))
             log.info("computes with %s", json.dumps(record()))
             report_tasks(model)
             store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
@@ -175,7 +177,8 @@ class Session:
             stop=stop,
         )
         keep = partial(write_batch, run.quarantine)
-        self.learner = build_learner(model, self.dispatcher, keep, trace, recorder)
+        self.filler = training_filler(model, self.dispatcher, recorder)
+        self.learner = build_learner(model, self.filler, keep, trace, recorder)
         self.state = self.learner.state
         adapter_bytes = self.state.publisher.versions[0].adapter.nbytes
         anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0
@@ -246,13 +249,20 @@ class Session:
     def reopen(self) -> None:
         """Publish the versions that pending orders name, and have those orders filled."""
         for version in sorted(self.state.publisher.versions):
-            self.dispatcher.publish(self.state.publisher.versions[version], oldest_needed=0)
+            self.filler.publish(self.state.publisher.versions[version], oldest_needed=0)
         self.state.plan.submit_pending()
         log.info("begins at step %d of %d", self.first_step, self.model.config.run.steps)
 
 
 def welcome(run_id: str, link: LinkConfig) -> Welcome:
     return Welcome(run_id=run_id, heartbeat_s=link.heartbeat_s, silence_s=link.silence_s, mark=0)
+
+
+def training_filler(model: Model, dispatcher: Dispatcher, recorder: JournalRecorder) -> OrderFiller:
+    """Who fills the orders of steps; those of evaluations go to actors in any run."""
+    if not model.config.is_warm_start:
+        return dispatcher
+    return WrittenOrders(model.tasks.answers, model.config.verifier.rewards, dispatcher, recorder)
 
 
 def report_tasks(model: Model) -> None:

@@ -8,7 +8,7 @@ Training, replay and tests use the same builder. It is given where filled orders
 where batches are quarantined; what is written of a step is the report's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,8 @@ from learner.orders.order_check import OrderCheck
 from learner.orders.plan import OrderFiller, StepPlan
 from learner.quarantine.guard import Guard, Keep
 from learner.reports.step_report import StepReport
-from learner.tasks.tasks import TaskSet, load_tasks
+from learner.tasks.tasks import Task, TaskSet, load_tasks, told_prompts
+from learner.tasks.written_answers import load_written
 from learner.update.batches import Batches
 from learner.update.budget import NO_NOTES, Attempts, Budget, Notes
 from learner.update.forward_pass import ForwardPass
@@ -33,6 +34,7 @@ from learner.update.optimizer import Optimizer
 from learner.update.publisher import Publisher
 from learner.update.rehearsal import Largest, Rehearsal
 from learner.update.stage_end import StageEnd
+from learner.update.teacher import Teacher, TeacherFacts
 from learner.update.update import Update
 from protocol.messages import Hello
 from shared.base.cache import cached_base
@@ -41,8 +43,10 @@ from shared.config.load import config_to_json, rules_digest
 from shared.config.model import cache_root
 from shared.config.processes import ActorConfig
 from shared.config.tree import Config
-from shared.model.adapter_file import adapter_config, layout_digest
+from shared.model.adapter_file import adapter_config, install_adapter, layout_digest
 from shared.model.canary import canary_ids, canary_of
+from shared.model.conversation import Conversation
+from shared.model.given_adapter import NONE_GIVEN, GivenAdapters
 from shared.model.kernels.choice import policy_with_kernels
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
@@ -65,6 +69,8 @@ class Model:
     """Tokenizer and template."""
     tasks: TaskSet
     """Train and held-out tasks."""
+    teacher: TeacherFacts | None = None
+    """Whom a distillation follows."""
 
     def expected(self) -> Hello:
         """What every actor of this run must have loaded."""
@@ -74,7 +80,7 @@ class Model:
             base_digest=self.policy.base_digest,
             tokenizer_digest=self.prompter.digest,
             lora_digest=layout_digest(self.policy.adapter),
-            rules_digest=rules_digest(self.config.verifier, self.config.rollout),
+            rules_digest=rules_digest(self.config.verifier, self.config.rollout, self.config.environment),
             mark=0,
             version=None,
             credits=1,
@@ -119,30 +125,49 @@ class Learner:
         )
 
 
-def load_model(config: Config) -> Model:
-    policy = load_trained_policy(config, config.compute.device)
-    prompter = load_prompter(cached_base(config.model).folder)
-    tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
+def load_model(config: Config, given: GivenAdapters = NONE_GIVEN) -> Model:
+    policy = load_trained_policy(config, config.compute.device, given.start)
+    prompter = load_prompter(cached_base(config.model).folder, config.environment.described)
+    if config.environment.is_used:
+        # Refuses a template that cannot be used, before anything is sampled.
+        Conversation(prompter, config.environment.max_turns)
+    kind, cap = config.verifier.kind, config.rollout.max_new_tokens
+    if config.is_warm_start:
+        evaluated = config.eval.problems > 0
+        tasks = load_written(config.tasks, config.sft, kind, prompter, longest=cap, evaluated=evaluated)
+    else:
+        tasks = load_tasks(config.tasks, prompter, kind)
     # Before the first order: an actor would notice it too, but only with the first long prompt.
-    longest_completion = max(
-        config.rollout.max_new_tokens, config.eval.longest_completion(config.rollout.max_new_tokens)
-    )
-    policy.refuse_if_too_long(longest_prompt(tasks), longest_completion)
-    return Model(config=config, policy=policy, prompter=prompter, tasks=tasks)
+    longest_completion = max(cap, config.eval.longest_completion(cap))
+    teacher = teacher_of(config, prompter, tasks.train, given.teacher)
+    policy.refuse_if_too_long(max(longest_prompt(tasks), teacher.longest_prompt if teacher else 0), longest_completion)
+    return Model(config=config, policy=policy, prompter=prompter, tasks=tasks, teacher=teacher)
+
+
+def teacher_of(config: Config, prompter: Prompter, tasks: Sequence[Task], adapter: bytes) -> TeacherFacts | None:
+    """None where nobody is followed. adapter: its file, if it has one of its own."""
+    if config.loss.kind != "opd":
+        return None
+    text = config.teacher.prompt
+    prompts = told_prompts(tasks, text, config.tasks, prompter, config.verifier.kind) if text else {}
+    return TeacherFacts(prompts=prompts, adapter=adapter)
 
 
 def longest_prompt(tasks: TaskSet) -> int:
     return max(len(task.prompt_ids) for task in (*tasks.train, *tasks.held_out))
 
 
-def load_trained_policy(config: Config, device: str) -> Policy:
-    """The frozen base with the adapter of step 0, ready for gradients."""
+def load_trained_policy(config: Config, device: str, start: bytes = b"") -> Policy:
+    """The frozen base with the adapter of step 0, ready for gradients. start: the adapter file that the run starts
+    from; without it, a new adapter."""
     pin_torch(config.compute.learner_threads)
     on = pick_device(device, config.compute.learner_card)
     dtype = pick_dtype(config.compute.dtype, on)
     policy = load_policy(cached_base(config.model), config.model, config.lora, on, dtype)
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
     policy.adapter.initialise(derive(config.run.seed, "adapter"))
+    if start:
+        install_adapter(policy.adapter, start)
     policy.adapter.requires_grad()
     if config.batch.recompute == "always":
         policy.recompute_activations()
@@ -155,10 +180,13 @@ def build_trainer(
     progress: Callable[[], None],
     curriculum: Callable[[], CurriculumFigures] | None = None,
     trace: Trace = NO_TRACE,
+    teacher: TeacherFacts | None = None,
 ) -> Trainer:
-    """At step 0. curriculum: where it is, to notice the end of a stage; None where no stage can end."""
+    """At step 0. curriculum: where it is, to notice the end of a stage; None where no stage can end. teacher: of a
+    distillation."""
     budget = Budget.of(config.batch)
     forward_pass = ForwardPass(policy, config.rollout.temperature, budget, progress)
+    in_stages = config.curriculum.needs_stages
     anchor = Anchor(policy.adapter, config.curriculum) if config.curriculum.anchored else None
     update = Update(
         forward_pass,
@@ -177,7 +205,8 @@ def build_trainer(
         rollout=config.rollout,
         advantage=config.advantage,
         updates=config.batch.updates,
-        stage_end=StageEnd(curriculum, forward_pass, anchor) if anchor and curriculum else None,
+        stage_end=StageEnd(curriculum, forward_pass, anchor) if anchor and curriculum and in_stages else None,
+        teacher=Teacher(forward_pass, teacher) if teacher else None,
         trace=trace,
     )
     return Trainer(batches=batches, update=update, budget=budget)
@@ -199,7 +228,7 @@ def build_learner(
     publisher = Publisher(policy.adapter, lambda: canary_of(policy, ids), trace)
     publisher.snapshot(version=0)
     curriculum = build_curriculum(config, model.tasks.train, policy.base_digest, model.prompter.digest)
-    trainer = build_trainer(policy, config, filler.pump, curriculum.metrics, trace)
+    trainer = build_trainer(policy, config, filler.pump, curriculum.metrics, trace, model.teacher)
     update = trainer.update
     guard = Guard(update, config.guard, config_to_json(config), keep, trace)
     attempts = Attempts(trainer.budget, update, notes, driver_of(policy.device))
@@ -233,5 +262,5 @@ def largest_step(config: Config, tasks: TaskSet) -> Largest:
         completion=config.rollout.max_new_tokens,
         group=config.rollout.group,
         groups=config.most_prompts,
-        tells_entropies=config.actor.engine == "hf",
+        tells_entropies=config.actor.engine == "hf" and not config.is_warm_start,
     )

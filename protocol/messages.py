@@ -40,6 +40,7 @@ Mark = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Megabytes = Annotated[float, Meta(ge=0.0, le=1e9)]
 Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
+Texts = Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
 Scores = Annotated[tuple[Score, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
 
 
@@ -72,7 +73,7 @@ class Hello(Message, frozen=True, kw_only=True):
     lora_digest: Digest
     """sha256 over the adapter layout: names, shapes, dtype, scale."""
     rules_digest: Digest
-    """sha256 over the sections [verifier] and [rollout] of config.json: how completions are sampled and scored."""
+    """sha256 over the sections [verifier], [rollout], [environment] of config.json: how a run samples and scores."""
     mark: Mark
     """Mark of the last Welcome: the actor has read everything sent before it; 0 before the first."""
     version: Count | None
@@ -176,6 +177,12 @@ class Group(Record, frozen=True, kw_only=True):
     """[G] the verifier's score; 0.0 where the outcome is a fault (timeout, error, abstain)."""
     rewards: Annotated[dict[Name, Scores], Meta(max_length=MAX_KEYS)]
     """[G] by name, the additional rewards that the run configures, unweighted; 0.0 in a fault."""
+    metrics: Annotated[dict[Name, Score], Meta(max_length=MAX_KEYS)] = msgspec.field(default_factory=dict[str, float])
+    """What reward functions measured besides, as means over the completions; the metrics show it."""
+    extras: Annotated[dict[Name, Texts], Meta(max_length=MAX_KEYS)] = msgspec.field(
+        default_factory=dict[str, tuple[str, ...]]
+    )
+    """[G] by name, what reward functions wrote about each completion; the rollout log shows it."""
 
 
 class Timings(Record, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """Whether a FilledOrder makes sense, beyond its types: lengths that add up, values a loss can use.
 
     S = sum(lengths) = len(completion_ids) = len(trained) = len(logprobs) = len(entropies)
-    G = len(lengths) = len(finishes) = len(outcomes) = len(scores) = len(rewards[name]) for each name
+    G = len(lengths) = len(finishes) = len(outcomes) = len(scores)
+      = len(rewards[name]) = len(extras[name]) for each name
     ids >= 0; log-probs and entropies finite; -1000 <= log-prob <= 1e-3; -1e-3 <= entropy <= 22
     trained is 0 or 1, and 1 at the end of a completion; where it is 0, log-prob and entropy are 0
 
@@ -29,6 +30,7 @@ def check_lengths(group: Group) -> None:
     num_completions, num_tokens = len(group.lengths), sum(group.lengths)
     per_sample = {"finishes": group.finishes, "outcomes": group.outcomes, "scores": group.scores}
     per_sample |= {f"rewards '{for_log(name)}'": values for name, values in group.rewards.items()}
+    per_sample |= {f"extras '{for_log(name)}'": texts for name, texts in group.extras.items()}
     for name, values in per_sample.items():
         if len(values) != num_completions:
             raise MalformedMessage(

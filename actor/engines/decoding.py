@@ -15,6 +15,7 @@ import torch
 from actor.engines.engine import Completion, EndedCompletion
 from actor.engines.kv_cache import KVCache
 from actor.engines.prompts import PromptPass
+from actor.engines.turns import Turns
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.model.sampler import Draw
 from shared.seeding import uniforms
@@ -30,7 +31,10 @@ class Decoding:
         width: int,
         device: torch.device,
         draw: Draw,
+        turns: Turns | None = None,
     ) -> None:
+        """turns: of conversations, whose keys and values are kept."""
+        self.turns = turns
         self.groups, self.cap, self.device, self.draw = groups, sampling.max_new_tokens, device, draw
         self.completions = [(group, index) for group, order in enumerate(groups) for index in range(len(order.seeds))]
         self.group_of = torch.tensor([group for group, _ in self.completions], device=device)
@@ -57,8 +61,14 @@ class Decoding:
 
     def draw_uniforms(self) -> torch.Tensor:
         """[N, cap] each completion's own stream."""
-        streams = [uniforms(seed, self.cap) for group in self.groups for seed in group.seeds]
+        streams = [self.stream(*completion) for completion in self.completions]
         return torch.from_numpy(np.stack(streams)).to(self.device)
+
+    def stream(self, group: int, index: int) -> np.ndarray:
+        """[cap] the draws of a completion, after those of its turns before."""
+        order = self.groups[group]
+        drawn = self.turns.drawn_before(order, index) if self.turns else 0
+        return uniforms(order.seeds[index], drawn + self.cap)[drawn:]
 
     @property
     def positions(self) -> torch.Tensor:
@@ -81,6 +91,8 @@ class Decoding:
     def replace(self, over: torch.Tensor, stopped: torch.Tensor) -> list[EndedCompletion]:
         """The first rows that are over are taken over by those that wait; the others leave."""
         ended_rows = over.nonzero().squeeze(1)
+        if self.turns:
+            self.keep(self.turns, ended_rows.tolist())
         ended = self.ended(ended_rows, stopped[ended_rows].tolist())
         self.done += ended
         taken, left = ended_rows.tensor_split([min(len(ended_rows), len(self.completions) - self.next)])
@@ -91,6 +103,11 @@ class Decoding:
             self.leave(left)
         self.settled, self.begun = False, not len(taken)
         return ended
+
+    def keep(self, turns: Turns, ended_rows: list[int]) -> None:
+        for row in ended_rows:
+            group, index = self.completions[int(self.rows[row])]
+            turns.ended(self.groups[group], index, self.cache.fed(row, int(self.tokens[row]) - 1))
 
     def leave(self, left: torch.Tensor) -> None:
         """Rows at the end take the places of those that leave."""

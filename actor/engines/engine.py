@@ -18,6 +18,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """[T] float32 under the distribution the tokens were drawn from."""
     entropies: np.ndarray | None
     """[T] float32 entropy of that distribution in nats, if the engine computes it."""
+    trained: np.ndarray | None = None
+    """[T] uint8, 1 for a sampled token, 0 for one that an environment put between two turns; None if all are 1."""
     finish: Finish
     """Whether it ended itself or ran into the cap."""
 
@@ -70,6 +72,14 @@ class Engine(Protocol):
         self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
     ) -> list[list[Completion]]:
         """Decode the groups together: groups x G completions, a function of the arguments and the adapter alone."""
+        ...
+
+    def take_turn(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
+    ) -> list[list[Completion]]:
+        """One turn of conversations, each named by group id and seed. As `generate`; but what was computed of the turns
+        before is used again, and draws go on where they ended. From the second turn on a group has one seed, and its
+        prompt is all that comes before the turn. `sleep` ends all conversations."""
         ...
 
     def logprobs(self, ids: np.ndarray) -> np.ndarray:

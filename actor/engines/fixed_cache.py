@@ -137,6 +137,12 @@ class FixedCache:
             for kept, new in zip((layer.prompt_keys, layer.prompt_values), made, strict=True):
                 kept[:, :, first:].index_copy_(0, target, new[taken].to(kept.dtype))
 
+    def fed(self, row: int, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """[heads, T, D] keys and values of a row: its prompt and the first `tokens` of its completion."""
+        slot = row // self.shape.places
+        seen, columns = self.rows.visible[slot], self.rows.numbers[:tokens]
+        return [layer.fed(slot, seen, row, columns) for layer in self.layers]
+
     def copy_slots(self, sources: Sequence[int], slots: Sequence[int]) -> None:
         """Prompts that are in memory into other slots too."""
         if sources:

@@ -24,8 +24,9 @@ from actor.engines.engine import Completion, EndedCompletion, Progress
 from actor.engines.fixed_cache import FixedShape
 from actor.engines.fixed_rows import FixedBuffers, TokenStep
 from actor.engines.layers import Layers
-from actor.engines.prompts import pieces, run_prompts
+from actor.engines.prompts import pieces
 from actor.engines.replay import Capture, Replay, StepShape
+from actor.engines.turns import Turns, run_groups
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.model.policy import Policy
 from shared.seeding import uniforms
@@ -66,12 +67,19 @@ class FixedLoop:
         self.replay.forget()
         self.buffers = None
 
-    def decode(self, groups: tuple[GroupOrder, ...], sampling: Sampling, width: int, told: Progress) -> None:
-        """At most `width` rows at once."""
+    def decode(
+        self,
+        groups: tuple[GroupOrder, ...],
+        sampling: Sampling,
+        width: int,
+        told: Progress,
+        turns: Turns | None = None,
+    ) -> None:
+        """At most `width` rows at once. turns: of conversations."""
         shape = shape_of(groups, sampling.max_new_tokens, width, self.grain.prompt)
         buffers = self.buffers_for(shape)
         step = TokenStep(self.policy, self.layers, buffers, self.end_ids, sampling.temperature)
-        decoding = FixedDecoding(groups, self.policy, step, buffers, self.grain)
+        decoding = FixedDecoding(groups, self.policy, step, buffers, self.grain, turns)
         while decoding.goes_on():
             decoding.advance(self.replay)
             told(decoding.collect())
@@ -100,8 +108,15 @@ class FixedDecoding:
     """One order."""
 
     def __init__(
-        self, groups: tuple[GroupOrder, ...], policy: Policy, step: TokenStep, buffers: FixedBuffers, grain: Grain
+        self,
+        groups: tuple[GroupOrder, ...],
+        policy: Policy,
+        step: TokenStep,
+        buffers: FixedBuffers,
+        grain: Grain,
+        turns: Turns | None = None,
     ) -> None:
+        self.turns = turns
         self.groups, self.policy, self.step, self.grain = groups, policy, step, grain
         self.shape, self.cache, self.state = buffers.shape, buffers.cache, buffers.state
         self.completions = [(group, index) for group, order in enumerate(groups) for index in range(len(order.seeds))]
@@ -148,7 +163,9 @@ class FixedDecoding:
     def draws_of(self, number: int) -> np.ndarray:
         """[room]"""
         group, index = self.completions[number]
-        return uniforms(self.groups[group].seeds[index], self.shape.room)
+        order = self.groups[group]
+        drawn = self.turns.drawn_before(order, index) if self.turns else 0
+        return uniforms(order.seeds[index], drawn + self.shape.room)[drawn:]
 
     def load(self, wanted: dict[int, int]) -> None:
         """Get the prompts of these groups into these slots: slot -> group."""
@@ -164,8 +181,9 @@ class FixedDecoding:
 
     def run(self, part: Sequence[int], slots: dict[int, int]) -> None:
         """The prompts of some groups."""
-        prompts = [self.groups[group].prompt_ids for group in part]
-        passed, hidden = run_prompts(self.policy, prompts, max(len(ids) for ids in prompts))
+        some = [self.groups[group] for group in part]
+        width = max(len(group.prompt_ids) for group in some)
+        passed, hidden = run_groups(self.policy, some, self.turns, width)
         self.cache.put(passed, [part.index(group) for group in slots.values()], list(slots))
         self.last_hidden[list(part)] = hidden
 
@@ -199,6 +217,8 @@ class FixedDecoding:
                 finish=Finish.STOP if stopped[row] else Finish.LENGTH,
             )
             group, index = self.completions[self.running.pop(row)]
+            if self.turns:
+                self.turns.ended(self.groups[group], index, self.cache.fed(row, self.tokens[row] - 1))
             ended.append(EndedCompletion(group=group, index=index, completion=completion))
         return ended
 

@@ -27,8 +27,9 @@ from actor.engines.decoding import Decoding
 from actor.engines.engine import Completion, EndedCompletion, Identity, Progress, in_order
 from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.layers import dense_bytes, layers_of
-from actor.engines.prompts import PIECE_TOKENS, last_hidden, pieces, run_prompts
+from actor.engines.prompts import PIECE_TOKENS, last_hidden, pieces
 from actor.engines.replay import CudaGraphs
+from actor.engines.turns import Turns, run_groups
 from actor.engines.vllm_options import token_bytes
 from protocol.messages import GroupOrder, Sampling
 from shared.base.checksum import BaseChecksum
@@ -118,6 +119,8 @@ class HFEngine:
         self.base = BaseChecksum(self.residency.sums)
         self.end_ids = torch.tensor(prompter.end_ids, dtype=torch.int64, device=policy.device)
         self.fitting = Width()
+        self.turns: Turns | None = None
+        """Of conversations that are being sampled."""
         self.piece_tokens = PIECE_TOKENS if policy.device.type == "cuda" else None
         self.fixed: FixedLoop | None = None
         if policy.device.type == "cuda" and self.layers:
@@ -156,6 +159,23 @@ class HFEngine:
     ) -> list[list[Completion]]:
         """Decode as many completions at once as memory allows, until the last has ended."""
         self.policy.refuse_if_too_long(max(len(group.prompt_ids) for group in groups), sampling.max_new_tokens)
+        self.turns = None
+        return self.generate_all(groups, sampling, progress)
+
+    @torch.inference_mode()
+    def take_turn(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
+    ) -> list[list[Completion]]:
+        self.turns = self.turns or Turns()
+        found = self.generate_all(groups, sampling, progress)
+        for group, completions in zip(groups, found, strict=True):
+            for index, completion in enumerate(completions):
+                self.turns.draw(group, index, len(completion.ids))
+        return found
+
+    def generate_all(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
+    ) -> list[list[Completion]]:
         order, count = Unfinished(groups, progress), sum(len(group.seeds) for group in groups)
         width = self.fitting.of(min(self.width(groups, sampling), count))
         while reason := self.shortage(order, sampling, width):
@@ -167,10 +187,12 @@ class HFEngine:
 
     def shortage(self, order: Unfinished, sampling: Sampling, width: int) -> str:
         """Decode what has not ended. Says why memory did not suffice; empty if it did."""
-        decode = self.fixed.decode if self.fixed else self.decode
         groups, told = order.rest()
         try:
-            decode(groups, sampling, width, told)
+            if self.fixed:
+                self.fixed.decode(groups, sampling, width, told, self.turns)
+            else:
+                self.decode(groups, sampling, width, told)
         except torch.OutOfMemoryError as error:
             return in_words(error)
         return ""
@@ -199,7 +221,7 @@ class HFEngine:
 
     def decode(self, groups: tuple[GroupOrder, ...], sampling: Sampling, width: int, told: Progress) -> None:
         """In shapes that follow the tokens."""
-        decoding = Decoding(groups, sampling, width, self.policy.device, self.policy.kernels.draw)
+        decoding = Decoding(groups, sampling, width, self.policy.device, self.policy.kernels.draw, self.turns)
         self.load_prompts(decoding)
         hidden = decoding.last_hidden[decoding.prompt_of_row]
         while True:
@@ -229,8 +251,8 @@ class HFEngine:
         """Run the prompts of completions that are new."""
         width = decoding.cache.rows.width
         for part in pieces(decoding.missing(), width, self.piece_tokens):
-            prompts = [decoding.groups[group].prompt_ids for group in part]
-            decoding.load(list(part), *run_prompts(self.policy, prompts, width))
+            some = [decoding.groups[group] for group in part]
+            decoding.load(list(part), *run_groups(self.policy, some, self.turns, width))
         decoding.settle()
 
     def logprobs(self, ids: np.ndarray) -> np.ndarray:
@@ -267,8 +289,9 @@ class HFEngine:
             self.fixed.forget()
 
     def sleep(self) -> None:
-        """Nothing but the model is kept between turns, and the model only where the residency keeps it."""
+        """Nothing but the model is kept until the next order, and the model only where the residency keeps it."""
         self.forget()
+        self.turns = None
         self.residency.sleep()
 
     def wake(self) -> bool:

@@ -172,6 +172,13 @@ class KVCache:
         for layer in self.layers:
             layer.prompt_keys, layer.prompt_values = layer.prompt_keys[needed], layer.prompt_values[needed]
 
+    def fed(self, row: int, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """[heads, T, D] keys and values of a row: its prompt and the last `tokens` that were fed."""
+        rows = self.rows
+        seen = rows.visible[rows.prompt_of_row[row]]
+        columns = (rows.now - 1 - torch.arange(tokens - 1, -1, -1, device=rows.device)) % rows.room
+        return [layer.fed(int(rows.prompt_of_row[row]), seen, row, columns) for layer in self.layers]
+
     def move_rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Rows whose place has changed. `assign` follows."""
         used = slice(0, self.rows.columns)
@@ -217,6 +224,13 @@ class LayerCache:
     def add_prompts(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.prompt_keys = torch.cat([self.prompt_keys, keys])
         self.prompt_values = torch.cat([self.prompt_values, values])
+
+    def fed(
+        self, prompt: int, seen: torch.Tensor, row: int, columns: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[heads, T, D] copies: the columns of the prompt that are not empty, then these of the completion."""
+        keys = torch.cat([self.prompt_keys[prompt][:, seen], self.keys[row][:, columns]], dim=1)
+        return keys, torch.cat([self.prompt_values[prompt][:, seen], self.values[row][:, columns]], dim=1)
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """[n, heads, 1, D] the token of this step."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from msgspec import structs
 
 from actor.engines.engine import Completion, EndedCompletion, Identity, Progress, in_order
 from actor.engines.vllm_internals import VLLM, DrawOptions, FinishedRequest
@@ -24,6 +25,7 @@ from shared.config.model import LoraConfig
 from shared.errors import ModelError
 from shared.model.adapter_file import LoraLayout, adapter_config, read_adapter
 from shared.model.prompt import Prompter
+from shared.seeding import derive
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -49,7 +51,7 @@ class VLLMEngine:
         self.how = install
         self.vllm = vllm
         self.part: GiveBack = give_back
-        self.asleep = False
+        self.asleep = self.talking = False
         self.installed: tuple[int, bytes] | None = None
         self.base = BaseChecksum(vllm.weight_sums)
         self.identity = Identity(
@@ -87,9 +89,29 @@ class VLLMEngine:
         """All completions of all groups together."""
         self.refuse_longer(groups, sampling)
         self.vllm.forget_prefixes()
+        return self.generate_all(groups, sampling, progress)
+
+    def take_turn(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
+    ) -> list[list[Completion]]:
+        """vLLM finds the keys and values of earlier turns by their tokens. A turn's seed follows from where it is."""
+        if not self.talking:
+            self.vllm.forget_prefixes()
+        self.talking = True
+        here = (
+            structs.replace(order, seeds=tuple(derive(seed, "turn", len(order.prompt_ids)) for seed in order.seeds))
+            for order in groups
+        )
+        return self.generate_all(tuple(here), sampling, progress)
+
+    def generate_all(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
+    ) -> list[list[Completion]]:
         for group, order in enumerate(groups):
             for index, seed in enumerate(order.seeds):
-                self.vllm.submit(f"{group}/{index}", order.prompt_ids.tolist(), self.draw(seed, sampling))
+                room = min(sampling.max_new_tokens, self.options.max_tokens - len(order.prompt_ids))
+                draw = self.draw(seed, structs.replace(sampling, max_new_tokens=room))
+                self.vllm.submit(f"{group}/{index}", order.prompt_ids.tolist(), draw)
         done: list[EndedCompletion] = []
         while self.vllm.busy():
             ended = [self.ended(finished) for finished in self.vllm.step()]
@@ -131,6 +153,7 @@ class VLLMEngine:
 
     def sleep(self) -> None:
         """Give back what was planned; an engine that stopped has lost its adapter."""
+        self.talking = False
         self.vllm.give_back(self.part)
         self.asleep = self.part != "nothing"
 

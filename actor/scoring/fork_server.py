@@ -27,6 +27,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -46,9 +47,10 @@ FREE_FROM = 16
 class ForkServer:
     """Starts workers, kills them on command, and reports when they have ended."""
 
-    def __init__(self, commands: socket.socket, verifier: VerifierConfig, scratch: Path) -> None:
+    def __init__(self, commands: socket.socket, work: Callable[[Path], None], scratch: Path) -> None:
+        """work: what a worker does, given its own folder."""
         self.commands = commands
-        self.verifier = verifier
+        self.work = work
         self.scratch = scratch
         self.workers: dict[int, int] = {}
         """Process id -> the number that the pool gave the worker."""
@@ -108,7 +110,7 @@ class ForkServer:
         code = 1
         try:
             leave_fork_server(descriptors, server_pid)
-            work(self.verifier, folder)
+            self.work(folder)
             code = 0
         except BaseException:
             # Nothing may propagate into the fork server's frames.
@@ -159,17 +161,22 @@ def leave_fork_server(descriptors: list[int], server_pid: int) -> None:
 
 
 def main() -> None:
-    adopt_orphans()
-    for number in ASKS_TO_END:
-        signal.signal(number, signal.SIG_IGN)
     descriptor, config, scratch = sys.argv[1:]
     verifier = msgspec.json.decode(config, type=VerifierConfig)
     preload(verifier.kind)
+    serve(int(descriptor), lambda folder: work(verifier, folder), Path(scratch))
+
+
+def serve(descriptor: int, work: Callable[[Path], None], scratch: Path) -> None:
+    """Be a fork server until the pool closes its end."""
+    adopt_orphans()
+    for number in ASKS_TO_END:
+        signal.signal(number, signal.SIG_IGN)
     # Keeps the garbage collector of the workers away from these objects, so that their pages are not copied.
     gc.freeze()
-    with socket.socket(fileno=int(descriptor)) as commands:
+    with socket.socket(fileno=descriptor) as commands:
         commands.set_inheritable(False)
-        ForkServer(commands, verifier, Path(scratch)).serve()
+        ForkServer(commands, work, scratch).serve()
 
 
 if __name__ == "__main__":

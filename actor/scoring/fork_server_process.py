@@ -19,14 +19,13 @@ from pathlib import Path
 import msgspec
 
 from actor.scoring.pipe import Command, WorkerExited
-from shared.config.data import VerifierConfig
+from shared.config.types import Section
 from shared.process.children import end_trees
 
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = re.compile(
     r"PATH|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHONHASHSEED|CUDA_VISIBLE_DEVICES|\w+_NUM_THREADS"
 )
-MODULE = "actor.scoring.fork_server"
 PACKET_BYTES = 4096
 END_LIMIT_S = 5.0
 
@@ -34,17 +33,18 @@ END_LIMIT_S = 5.0
 class ForkServerProcess:
     """A process, the socket to it, and the scratch folder of its workers."""
 
-    def __init__(self, verifier: VerifierConfig) -> None:
+    def __init__(self, module: str, config: Section, variables: Sequence[str]) -> None:
+        """module: its program, which gets the configuration. variables: more that the workers may read."""
         self.scratch = tempfile.mkdtemp(prefix="tandem-scoring-")
         self.commands, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        config = msgspec.json.encode(verifier).decode()
+        given = msgspec.json.encode(config).decode()
         with theirs:
             self.popen = subprocess.Popen(
-                [sys.executable, "-u", "-m", MODULE, str(theirs.fileno()), config, self.scratch],
+                [sys.executable, "-u", "-m", module, str(theirs.fileno()), given, self.scratch],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env=environment(verifier.environment),
+                env=environment(variables),
             )
         self.commands.setblocking(False)
         self.is_gone = False

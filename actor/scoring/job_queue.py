@@ -22,14 +22,9 @@ from itertools import pairwise
 from actor.verifiers.verdict import ScoreJob, Verdict, fault
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig
-from shared.config.named_rewards import is_function
+from shared.config.named_rewards import runs_functions
 
 CALL_JOBS = 32
-
-
-def runs_functions(verifier: VerifierConfig) -> bool:
-    """Whether a worker runs any function of the user's."""
-    return verifier.kind == "callable" or any(map(is_function, verifier.rewards))
 
 
 def is_one_by_one(verifier: VerifierConfig) -> bool:

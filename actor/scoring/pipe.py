@@ -81,7 +81,7 @@ Reply = Ready | Scored | Failed
 Command = StartWorker | KillWorker
 
 
-def frame(message: ScoreCall | Reply) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 

@@ -22,12 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import structs
 
 from actor.scoring.fork_server_process import ForkServerProcess
-from actor.scoring.job_queue import CALL_JOBS, JobQueue, is_one_by_one, runs_functions
+from actor.scoring.job_queue import CALL_JOBS, JobQueue, is_one_by_one
 from actor.scoring.scores import Scores, ScoresTogether
 from actor.scoring.worker_process import Slot, WorkerProcess
 from actor.verifiers.verdict import ScoreJob, Verdict
 from shared.config.data import VerifierConfig
-from shared.config.named_rewards import name_of
+from shared.config.named_rewards import name_of, runs_functions
 from shared.errors import RewardError
 
 TICK_S = 0.25
@@ -43,13 +43,16 @@ class ScorePool:
         self.start_limit_s = start_limit_s
         self.numbers = itertools.count()
         self.slots: list[Slot] = []
-        self.fork_server = ForkServerProcess(verifier)
+        self.fork_server = self.new_fork_server()
         try:
             self.slots.extend(Slot(verifier, start_limit_s, self.new_worker) for _ in range(verifier.workers))
             self.wait_until_ready()
         except BaseException:
             self.close()
             raise
+
+    def new_fork_server(self) -> ForkServerProcess:
+        return ForkServerProcess("actor.scoring.fork_server", self.verifier, self.verifier.environment)
 
     def new_worker(self) -> WorkerProcess:
         return WorkerProcess(self.fork_server, next(self.numbers))
@@ -111,7 +114,7 @@ class ScorePool:
         if not self.fork_server.is_gone:
             return True
         self.fork_server.close()
-        self.fork_server = ForkServerProcess(self.verifier)
+        self.fork_server = self.new_fork_server()
         for slot in self.slots:
             slot.restart(queue)
         return False

@@ -34,11 +34,12 @@ from typing import BinaryIO
 
 import msgspec
 
-from actor.scoring.job_queue import is_one_by_one, runs_functions
+from actor.scoring.job_queue import is_one_by_one
 from actor.scoring.pipe import LENGTH_BYTES, Failed, Ready, Reply, ScoreCall, Scored, frame
 from actor.verifiers.reward_function import CallFailed
 from actor.verifiers.verifier import Scoring
 from shared.config.data import VerifierConfig, VerifierKind
+from shared.config.named_rewards import runs_functions
 from shared.errors import RewardError
 
 MIB = 1 << 20
@@ -117,6 +118,7 @@ def work(verifier: VerifierConfig, folder: Path) -> None:
             send(replies, reply)
             if isinstance(reply, Failed) and reply.exits:
                 return
+    scoring.calls.close()
 
 
 def score(verifier: VerifierConfig, scoring: Scoring, call: ScoreCall) -> Iterator[Reply]:

@@ -14,12 +14,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from actor.scoring.fork_server_process import ForkServerProcess
 from actor.scoring.job_queue import Call, JobQueue
 from actor.scoring.pipe import Failed, KillWorker, Ready, Reply, ScoreCall, Scored, StartWorker, frame, take_body
+from actor.verifiers.reward_arguments import MAX_EXTRA_CHARS
 from actor.verifiers.verdict import ScoreJob, Verdict, one_line
 from protocol.limits import MAX_SCORE
 from shared.config.data import VerifierConfig
@@ -99,7 +101,7 @@ class WorkerProcess:
         self.hung_up = False
         self.killed = False
 
-    def send(self, call: ScoreCall) -> None:
+    def send(self, call: msgspec.Struct) -> None:
         """Bytes that the pipe does not take now are sent by later calls of `flush`."""
         self.output.start_call()
         self.unsent = memoryview(frame(call))
@@ -114,8 +116,9 @@ class WorkerProcess:
             except BrokenPipeError:
                 self.unsent = memoryview(b"")
 
-    def receive(self) -> Reply | None:
-        """The next message, if it is complete; raises ValueError or RecursionError if it is not one of ours."""
+    def receive(self, kind: Any = Reply) -> Any:
+        """The next message of these types, if it is complete, else None; raises ValueError or RecursionError if it is
+        not one of ours."""
         body = take_body(self.received)
         if body is None:
             with contextlib.suppress(BlockingIOError):
@@ -123,7 +126,7 @@ class WorkerProcess:
                 self.hung_up = not chunk
                 self.received += chunk
             body = take_body(self.received)
-        return None if body is None else msgspec.msgpack.decode(body, type=Reply)
+        return None if body is None else msgspec.msgpack.decode(body, type=kind)
 
     def kill(self) -> None:
         if not self.killed:
@@ -236,7 +239,13 @@ def check(verdicts: Sequence[Verdict], call: Call, names: set[str]) -> None:
     if not 0 < len(verdicts) <= len(call.jobs):
         raise msgspec.ValidationError(f"{len(verdicts)} verdicts on {len(call.jobs)} jobs.")
     # Written so that NaN fails too.
-    if not all(abs(score) <= MAX_SCORE for verdict in verdicts for score in (verdict.score, *verdict.rewards.values())):
+    if not all(abs(number) <= MAX_SCORE for verdict in verdicts for number in numbers(verdict)):
         raise msgspec.ValidationError("A score that no verdict can have.")
     if any(verdict.rewards.keys() != names for verdict in verdicts):
         raise msgspec.ValidationError("Other rewards than those asked for.")
+    if any(len(text) > MAX_EXTRA_CHARS for verdict in verdicts for text in verdict.extras.values()):
+        raise msgspec.ValidationError("A longer text than a function may log.")
+
+
+def numbers(verdict: Verdict) -> list[float]:
+    return [verdict.score, *verdict.rewards.values(), *verdict.metrics.values()]

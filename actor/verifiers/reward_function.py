@@ -2,10 +2,11 @@
 
     fn(prompts=[...], completions=[...], completion_ids=[...], **columns) -> list[float | None]
 
-All arguments are keyword arguments, and each is a list with one entry per completion. Every other column of the data
-set is one more list, with None for tasks that do not have it. A function without **kwargs gets only the arguments that
-it names. It may be async. One call scores as many completions as possible, because rewards written for TRL may look at
-the whole batch.
+All arguments are keyword arguments, and each is a list with one entry per completion; reward_arguments.py lists them. A
+function without **kwargs gets only the arguments that it names. It may be async: all calls of a worker run in one event
+loop, so a connection that it opened stays usable. It may be a class, which each worker makes once, without arguments,
+and then calls. One call scores as many completions as possible, because rewards written for TRL may look at the whole
+batch.
 
     number  -> correct if it is at least 0.5, else wrong; the number is the score
     None    -> abstain
@@ -16,9 +17,8 @@ the whole batch.
                pool calls the function again for each completion alone. Those that fail alone are errors, and the others
                get their score. A function whose scores depend on the rest of the batch should therefore not fail
 
-Different from TRL: prompts and completions are plain text, not lists of messages, and `trainer_state`, `log_extra` and
-`log_metric` are not passed. The function runs in a scoring worker with the worker's rights; it is trusted, not in a
-sandbox.
+Different from TRL: a model as a reward is a class that loads it. The function runs in a scoring worker with the
+worker's rights; it is trusted, not in a sandbox.
 """
 
 import importlib.util
@@ -31,17 +31,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from actor.verifiers.reward_arguments import RewardLog, accepted, arguments, blamed
 from actor.verifiers.verdict import ScoreJob, Verdict, fault, one_line
 from protocol.limits import MAX_SCORE
 from protocol.outcome import Outcome
+from shared.config.data import RewardForm
 from shared.errors import RewardError
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 RewardFunction = Callable[..., Any]
 
 CORRECT_FROM = 0.5
-OWN_ARGUMENTS = frozenset({"prompts", "completions", "completion_ids"})
 
 
 class CallFailed(Exception):
@@ -53,6 +57,24 @@ class CallFailed(Exception):
 
 
 def load_reward_function(spec: str) -> RewardFunction:
+    """A function as it is, a class as an object of it."""
+    found, name = find_reward_function(spec), spec.rpartition(":")[2]
+    if not isinstance(found, type):
+        return found
+    try:
+        function = found()
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        raise RewardError(
+            f"Making an object of the class {name} in {spec.rpartition(':')[0]} failed with {in_words(error)}; it must"
+            " work without arguments."
+        ) from error
+    if not callable(function):
+        raise RewardError(f"Objects of the class {name} cannot be called; give it a method __call__.")
+    return function
+
+
+def find_reward_function(spec: str) -> RewardFunction:
     path, _, name = spec.rpartition(":")
     if not path or not name:
         raise RewardError(f"verifier.function is {spec!r}; name a function as path/to/file.py:name.")
@@ -64,8 +86,11 @@ def load_reward_function(spec: str) -> RewardFunction:
     function = getattr(import_file(file), name, None)
     if function is None:
         raise RewardError(f"verifier.function names {name}, but {path} defines no such name.")
-    if not callable(function):
-        raise RewardError(f"{name} in {path} is of type {type(function).__name__}; a function is needed.")
+    if not callable(function) or hasattr(function, "forward"):
+        raise RewardError(
+            f"{name} in {path} is of type {type(function).__name__}; a function, or a class that can be called, is"
+            " needed."
+        )
     return function
 
 
@@ -86,60 +111,54 @@ def import_file(file: Path) -> ModuleType:
     return module
 
 
-def score_with(function: RewardFunction, jobs: Sequence[ScoreJob]) -> list[Verdict]:
-    """One call for all jobs, one verdict per job. CallFailed if the call as a whole cannot be used."""
-    return [verdict(value, job.truncated) for value, job in zip(values_of(function, jobs), jobs, strict=True)]
+class RewardCalls:
+    """Calls functions and turns what they return into verdicts. Each worker has one."""
+
+    def __init__(self, form: RewardForm = "auto") -> None:
+        self.form: RewardForm = form
+        self.log = RewardLog()
+        self.loop: AbstractEventLoop | None = None
+
+    def score(self, function: RewardFunction, jobs: Sequence[ScoreJob]) -> list[Verdict]:
+        """One call for all jobs, one verdict per job. CallFailed if the call as a whole cannot be used."""
+        values = self.values(function, jobs)
+        return [verdict(value, job.truncated) for value, job in zip(values, jobs, strict=True)]
+
+    def values(self, function: RewardFunction, jobs: Sequence[ScoreJob]) -> Sequence[object]:
+        """What one call returns: one value per job. CallFailed if it is anything else."""
+        given = arguments(jobs, self.form, self.log)
+        try:
+            values = self.awaited(function(**accepted(function, given)))
+        except (Exception, SystemExit) as error:
+            # The log gets the traceback, the verdict its last line.
+            traceback.print_exc()
+            memory = isinstance(error, MemoryError)
+            sentence = f"The reward function raised {in_words(error)}{blamed(error, given)}."
+            raise CallFailed(sentence, out_of_memory=memory) from error
+        if not isinstance(values, list | tuple):
+            raise CallFailed(f"The reward function returned a {type(values).__name__}; a list of numbers is needed.")
+        if len(values) != len(jobs):
+            raise CallFailed(f"The reward function returned {len(values)} values for {len(jobs)} completions.")
+        return values
+
+    def awaited(self, result: Any) -> Any:
+        if not inspect.isawaitable(result):
+            return result
+        if self.loop is None:
+            # Costs a fifth of a worker's start; most functions are not async.
+            from asyncio import new_event_loop
+
+            self.loop = new_event_loop()
+        return self.loop.run_until_complete(as_coroutine(result))
+
+    def close(self) -> None:
+        if self.loop:
+            self.loop.close()
 
 
-def values_of(function: RewardFunction, jobs: Sequence[ScoreJob]) -> Sequence[object]:
-    """What one call returns: one value per job. CallFailed if it is anything else."""
-    try:
-        values = call(function, jobs)
-    except (Exception, SystemExit) as error:
-        # The log gets the traceback, the verdict its last line.
-        traceback.print_exc()
-        memory = isinstance(error, MemoryError)
-        raise CallFailed(f"The reward function raised {in_words(error)}.", out_of_memory=memory) from error
-    if not isinstance(values, list | tuple):
-        raise CallFailed(f"The reward function returned a {type(values).__name__}; a list of numbers is needed.")
-    if len(values) != len(jobs):
-        raise CallFailed(f"The reward function returned {len(values)} values for {len(jobs)} completions.")
-    return values
-
-
-def call(function: RewardFunction, jobs: Sequence[ScoreJob]) -> Any:
-    result = function(**accepted(function, arguments(jobs)))
-    if not inspect.isawaitable(result):
-        return result
-    # Costs a fifth of a worker's start; most functions are not async.
-    import asyncio
-
-    return asyncio.run(awaited(result))
-
-
-async def awaited(result: Awaitable[Any]) -> Any:
-    """A coroutine around anything that can be awaited, as asyncio.run wants it."""
+async def as_coroutine(result: Awaitable[Any]) -> Any:
+    """Around anything that can be awaited, as an event loop wants it."""
     return await result
-
-
-def arguments(jobs: Sequence[ScoreJob]) -> dict[str, list[Any]]:
-    """TRL's keyword arguments; a data column cannot replace one of them."""
-    names = dict.fromkeys(name for job in jobs for name in job.columns)
-    columns = {name: [job.columns.get(name) for job in jobs] for name in names if name not in OWN_ARGUMENTS}
-    return {
-        "prompts": [job.prompt for job in jobs],
-        "completions": [job.completion for job in jobs],
-        "completion_ids": [job.completion_ids for job in jobs],
-        **columns,
-    }
-
-
-def accepted(function: RewardFunction, offered: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """All of them if the function has **kwargs, otherwise those that it names."""
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return offered
-    return {name: values for name, values in offered.items() if name in parameters}
 
 
 def verdict(value: object, truncated: bool) -> Verdict:

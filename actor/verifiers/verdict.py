@@ -15,6 +15,19 @@ MAX_FINAL_ANSWER = 500
 """As long as the verifier reads a formula."""
 
 
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reward function may ask about the run, besides prompt and completion."""
+
+    chat: bool = False
+    """A chat template rendered the prompt, so it is a conversation."""
+    system_prompt: str = ""
+    """The first message of that conversation; empty if there is none."""
+    global_step: int | None = None
+    """Updates that made the policy that was sampled; None outside a run."""
+    max_steps: int | None = None
+    """Steps that the run is planned to have; None outside a run."""
+
+
 class ScoreJob(msgspec.Struct, frozen=True, kw_only=True):
     """One completion to be scored."""
 
@@ -28,6 +41,8 @@ class ScoreJob(msgspec.Struct, frozen=True, kw_only=True):
     """It ran into the cap on new tokens."""
     columns: dict[str, str]
     """The task's columns: `answer` with the gold answer, and what the data set has besides."""
+    context: Context = Context()
+    """The same for all jobs of an order."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +58,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Why, for people; empty where the outcome says it all."""
     rewards: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """The named rewards beside the score, unweighted; all that the configuration names, or none in a fault."""
+    metrics: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    """What reward functions gave to log_metric in the call that scored this completion."""
+    extras: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """What they gave to log_extra for this completion, as text."""
 
 
 def fault(outcome: Outcome, note: str) -> Verdict:

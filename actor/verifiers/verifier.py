@@ -24,10 +24,13 @@ Two named rewards of `verifier.rewards` are built in. They look only at the form
 
 A named reward never changes the outcome or the score. None counts as 0, as in TRL. NaN, a number that is too large, or
 another type makes the verdict an error that names the reward; so does a function that raises, because its call fails.
+
+With `callable` and no `verifier.function`, as with several functions in TRL, the score is the weighted sum of the named
+rewards that are not None, and the outcome is that of a function that returned this sum.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import structs
 
@@ -42,11 +45,11 @@ from actor.verifiers.final_answer import (
 )
 from actor.verifiers.math_answer import equals_gold
 from actor.verifiers.number_answer import is_number, whole_text
-from actor.verifiers.reward_function import RewardFunction, load_reward_function, score_with, values_of, verdict
+from actor.verifiers.reward_function import RewardCalls, load_reward_function, verdict
 from actor.verifiers.verdict import ScoreJob, Verdict, bounded, fault
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig, VerifierKind
-from shared.config.named_rewards import is_function, name_of
+from shared.config.named_rewards import is_function, name_of, weights
 from shared.gold_answer import gold_number, numbers_in
 
 MAX_CHARS = 1_000_000
@@ -142,36 +145,50 @@ class Scoring:
     """Loaded once in each worker. RewardError if a function of the user cannot be loaded."""
 
     def __init__(self, verifier: VerifierConfig) -> None:
-        self.judge: Judge = judge(verifier)
-        self.named = {name_of(spec): named(spec) for spec in verifier.rewards}
+        self.calls = RewardCalls(verifier.form)
+        self.judge: Judge | None = None if verifier.adds_up_rewards else judge(verifier, self.calls)
+        self.named = {name_of(spec): named(spec, self.calls) for spec in verifier.rewards}
+        self.weights = weights(verifier.rewards)
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Verdict]:
         """One verdict a job; CallFailed if a function's call cannot be used."""
-        verdicts = self.judge(jobs)
-        for name, reward in self.named.items():
-            verdicts = [with_reward(*pair, name) for pair in zip(verdicts, reward(jobs), strict=True)]
-        return verdicts
+        self.calls.log.start(len(jobs))
+        verdicts = self.judge(jobs) if self.judge else None
+        found = {name: reward(jobs) for name, reward in self.named.items()}
+        if verdicts is None:
+            verdicts = [
+                added_up({name: of[place] for name, of in found.items()}, self.weights, job.truncated)
+                for place, job in enumerate(jobs)
+            ]
+        for name, rewards in found.items():
+            verdicts = [with_reward(*pair, name) for pair in zip(verdicts, rewards, strict=True)]
+        return self.calls.log.added_to(verdicts)
 
 
-def judge(verifier: VerifierConfig) -> Judge:
+def judge(verifier: VerifierConfig, calls: RewardCalls) -> Judge:
     if verifier.kind == "callable":
         function = load_reward_function(verifier.function)
-        return lambda jobs: score_with(function, jobs)
+        return lambda jobs: calls.score(function, jobs)
+    if verifier.kind == "environment":
+        # Replaced by what the environment says.
+        return lambda jobs: [fault(Outcome.ABSTAIN, "") for _ in jobs]
     kind, strict, digits = verifier.kind, verifier.strict, verifier.rounded_digits
     return lambda jobs: [score_job(kind, job, strict=strict, rounded_digits=digits) for job in jobs]
 
 
-def named(spec: str) -> Judge:
-    """A reward as verdicts, of which only the score is used."""
+def named(spec: str, calls: RewardCalls) -> Judge:
+    """A reward as verdicts, of which only the score is used. It is the same for a truncated completion."""
     if is_function(spec):
-        return from_function(load_reward_function(spec))
+        function = load_reward_function(spec)
+        return lambda jobs: [verdict(value, truncated=False) for value in calls.values(function, jobs)]
     form = FORMAT_REWARDS[spec]
     return lambda jobs: [verdict(form(job), truncated=False) for job in jobs]
 
 
-def from_function(function: RewardFunction) -> Judge:
-    """The reward is what the function returns, also for a truncated completion."""
-    return lambda jobs: [verdict(value, truncated=False) for value in values_of(function, jobs)]
+def added_up(rewards: Mapping[str, Verdict], weights: Mapping[str, float], truncated: bool) -> Verdict:
+    """The weighted sum of the rewards that apply, judged as one function's number; abstain if none applies."""
+    applying = [weights[name] * of.score for name, of in rewards.items() if of.outcome is not Outcome.ABSTAIN]
+    return verdict(sum(applying) if applying else None, truncated)
 
 
 def with_reward(found: Verdict, reward: Verdict, name: str) -> Verdict:

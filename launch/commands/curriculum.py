@@ -35,10 +35,10 @@ PROGRESS_S = 10.0
 def measure_curriculum(*, source: str, overrides: list[str]) -> int:
     keep_to_itself()
     config = load_config(source, overrides)
-    if config.verifier.kind == "callable":
+    if config.verifier.kind in ("callable", "environment"):
         raise ConfigError(
-            "verifier.kind is 'callable', which cannot say which final answers mean the same; semantic entropy"
-            " needs 'gsm8k', 'exact' or 'math'."
+            f"verifier.kind is '{config.verifier.kind}', which cannot say which final answers mean the same; semantic"
+            " entropy needs 'gsm8k', 'exact' or 'math'."
         )
     pin_cpu(config.compute, "actor")
     file, found = entropies(config)
@@ -105,7 +105,7 @@ def measure_batch(
         groups_per_order=0,
     )
     scorer = actor.votes.scorer
-    scoring = OrderScoring(order.groups, scorer.begin(), actor.prompter.text, lambda phase: None)
+    scoring = OrderScoring(order.groups, scorer.begin(), actor.prompter.text, lambda phase: None, actor.rollout.context)
     completions = actor.engine.generate(order.groups, order.sampling, scoring.on_ended)
     verdicts = iter(scoring.verdicts())
     scored = [[next(verdicts) for _ in group] for group in completions]

@@ -13,6 +13,7 @@ from launch.commands.open_run import open_run
 from launch.display.console import make_console
 from launch.display.report import markdown, print_evaluation
 from learner.durable.checkpoint import Checkpoint, choose_checkpoint
+from learner.durable.find_adapter import adapters_of
 from shared.config.data import TasksConfig, VerifierKind
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import EvalConfig
@@ -43,7 +44,7 @@ def evaluate_run(
     given = {"problems": problems, "samples": samples, "long_cap": long_cap}
     config = structs.replace(config, eval=overridden(config.eval, given))
     chosen = None if base else choose_checkpoint(run, config.checkpoint.keep, checkpoint)
-    found = evaluate(config, chosen, test=test)
+    found = evaluate(config, chosen, test=test, start=adapters_of(run, config.lora.start_from, "").start)
     file = write_evaluation(run.eval, found)
     write_whole(file.with_suffix(".md"), markdown(found).encode())
     print_evaluation(make_console(), found)
@@ -56,8 +57,8 @@ def overridden(config: EvalConfig, given: dict[str, int | None]) -> EvalConfig:
     return structs.replace(config, **{key: value for key, value in given.items() if value is not None})
 
 
-def evaluate(config: Config, checkpoint: Checkpoint | None, *, test: bool) -> Evaluation:
-    """Without a checkpoint: the base."""
+def evaluate(config: Config, checkpoint: Checkpoint | None, *, test: bool, start: bytes = b"") -> Evaluation:
+    """Without a checkpoint: the base, or the adapter that the run started from."""
     from launch.commands.in_process import LocalFiller, local_actor
     from learner.durable.state import ADAPTER
     from learner.evaluation.evaluate import Evaluator
@@ -67,12 +68,13 @@ def evaluate(config: Config, checkpoint: Checkpoint | None, *, test: bool) -> Ev
         tasks = tasks_for(config.tasks, config.verifier.kind, actor.prompter, test=test)
         if not tasks or config.eval.problems == 0:
             raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
-        adapter = checkpoint.files[ADAPTER] if checkpoint else first_adapter(config.model, config.lora, config.run.seed)
+        adapter = start or first_adapter(config.model, config.lora, config.run.seed)
+        adapter = checkpoint.files[ADAPTER] if checkpoint else adapter
         policy = policy_message(checkpoint.step if checkpoint else 0, adapter)
         filler = LocalFiller(actor.rollout)
         filler.publish(policy, oldest_needed=0)
         # A user's own reward function reads no final answers, so there is nothing to vote with.
-        count = None if config.verifier.kind == "callable" else actor.votes.count
+        count = None if config.verifier.kind in ("callable", "environment") else actor.votes.count
         label = (f"step-{checkpoint.step:06d}" if checkpoint else "base") + ("-test" if test else "")
         evaluator = Evaluator(config, tasks, filler, actor.prompter.text, count)
         found = evaluator.run(label, policy.version, policy.sha256)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from actor.engines.engine import Engine
 from actor.rollout import Rollout
 from actor.scoring.pool import ScorePool
-from actor.wiring import build_engine
+from actor.wiring import build_engine, build_episodes, context_of
 from launch.commands.votes import VoteCounter
 from protocol.messages import FilledOrder, Order, Policy
 from shared.config.tree import Config
@@ -38,11 +38,14 @@ def local_actor(config: Config) -> Iterator[LocalActor]:
     engine, prompter = build_engine(config)
     pool = ScorePool(config.verifier)
     votes = VoteCounter(pool, config.verifier.kind)
+    episodes = build_episodes(config, prompter)
     try:
-        rollout = Rollout(engine, votes, NoLease(), prompter.text)
+        rollout = Rollout(engine, votes, NoLease(), prompter.text, context=context_of(config), episodes=episodes)
         yield LocalActor(engine=engine, votes=votes, rollout=rollout, prompter=prompter)
     finally:
         pool.close()
+        if episodes:
+            episodes.close()
 
 
 class LocalFiller:

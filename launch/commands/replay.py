@@ -23,6 +23,7 @@ from msgspec import structs
 
 from launch.commands.open_run import open_run, pin_cpu
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.find_adapter import adapters_of
 from learner.durable.journal import Journal
 from learner.durable.journal_format import Start
 from learner.durable.repair_advice import repair_advice
@@ -30,11 +31,13 @@ from shared.config.load import config_from_json
 from shared.config.tree import Config
 from shared.errors import DamageError, RunDirError
 from shared.run.metrics import finite
+from shared.run.run_dir import RunDir
 from shared.run.summary import read_summary
 
 if TYPE_CHECKING:
     from learner.quarantine.quarantine import KeptBatch
     from learner.quarantine.reproduce import Reproduction
+    from shared.model.given_adapter import GivenAdapters
 
 
 def replay_run(*, directory: Path) -> int:
@@ -53,8 +56,9 @@ def replay_run(*, directory: Path) -> int:
         journal = Journal.read(run.journal)
     first = first_state(store, journal.start, newest=checkpoint.step)
     from_step = first.step if first else 0
+    given = adapters_of(run, config.lora.start_from, config.teacher.adapter)
     print(f"replaying steps {from_step} to {checkpoint.step} of {directory}", file=sys.stderr)
-    found, resized = replay(config, journal.records(), first, checkpoint.step)
+    found, resized = replay(config, journal.records(), first, checkpoint.step, given)
     if resized:
         print(
             f"memory ran out in {len(resized)} of these steps, first in step {resized[0] + 1}: they were computed in"
@@ -85,9 +89,15 @@ def first_state(store: CheckpointStore, start: Start, newest: int) -> Checkpoint
     return store.load_oldest(start.step)
 
 
-def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, steps: int) -> tuple[str, list[int]]:
+def replay(
+    config: Config,
+    records: Iterator[bytes],
+    first: Checkpoint | None,
+    steps: int,
+    given: "GivenAdapters | None" = None,
+) -> tuple[str, list[int]]:
     """The digest of the adapter after `steps` updates, those up to `first` taken from there; the steps, from 0, that
-    were computed in another size than in the run."""
+    were computed in another size than in the run. given: the adapters that the run was given."""
     from learner.durable.recorder import RecordedOrders
     from learner.durable.state import RunTotals
     from learner.loop import train
@@ -101,7 +111,7 @@ def replay(config: Config, records: Iterator[bytes], first: Checkpoint | None, s
     config = structs.replace(config, loss=structs.replace(config.loss, max_mismatch=math.inf))
     # A checkpoint behind a fault says that the run went on without that batch, even if its config now says otherwise.
     config = structs.replace(config, guard=structs.replace(config.guard, on_fault="skip"))
-    model = load_model(config)
+    model = load_model(config, given) if given else load_model(config)
     filler = RecordedOrders(records)
     learner = build_learner(model, filler, keep_nowhere, notes=filler)
     state = learner.state
@@ -122,13 +132,24 @@ def replay_batch(*, file: Path) -> int:
     pin_cpu(config.compute, "learner")
     print(f"step {kept.step + 1} stopped because {kept.what}; suspect {kept.sample}", file=sys.stderr)
 
-    from learner.objective.judged import Judge
+    from learner.orders.plan import judge_of
     from learner.quarantine.reproduce import reproduce
-    from learner.wiring import build_trainer, load_trained_policy
+    from learner.tasks.tasks import load_tasks
+    from learner.wiring import build_trainer, load_trained_policy, teacher_of
+    from shared.base.cache import cached_base
+    from shared.model.prompt import load_prompter
 
-    trainer = build_trainer(load_trained_policy(config, "cpu"), config, lambda: None)
-    judge = Judge(verifier=config.verifier, reward=config.reward, max_new_tokens=config.rollout.max_new_tokens)
-    found = reproduce(kept, judge, trainer.batches, trainer.update)
+    if config.loss.kind == "opd":
+        # What it followed is in the run beside the file: adapters, and the data behind the prompts.
+        given = adapters_of(RunDir(file.parents[1]), config.lora.start_from, config.teacher.adapter)
+        prompter = load_prompter(cached_base(config.model).folder)
+        tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
+        teacher = teacher_of(config, prompter, tasks.train, given.teacher)
+        policy = load_trained_policy(config, "cpu", given.start)
+    else:
+        policy, teacher = load_trained_policy(config, "cpu"), None
+    trainer = build_trainer(policy, config, lambda: None, teacher=teacher)
+    found = reproduce(kept, judge_of(config), trainer.batches, trainer.update)
     print("\n".join(sample_lines(kept, found)))
     report = batch_report(kept, found)
     print(json.dumps(report))

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from actor.engines.vllm_options import check_engine
 from launch.display.console import next_command
+from launch.tracking.trackers import check_tracker
 from shared.config.data import CurriculumConfig
 from shared.config.load import config_from_json, config_to_json
 from shared.config.training import OnFault
@@ -59,6 +60,7 @@ def resume_run(
         print(finished(directory, summary.steps, can_be_extended=config.can_be_extended))
         return 0
     check_engine(changed.actor)
+    check_tracker(changed.tracking)
     check_cards(changed.compute)
     with run.locked():
         changed = start_config(run)

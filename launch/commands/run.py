@@ -1,4 +1,4 @@
-"""`run`: train a new run from a preset or a TOML file.
+"""`run`: train a new run from a preset or a TOML file. `sft`: the same for a warm start on written answers.
 
 `--prepare` makes the run directory and stops, for other ways to start the processes (containers, another machine). What
 [compute] leaves open is then chosen where the run starts (shared/process/processor.py).
@@ -44,13 +44,16 @@ from launch.plan.memory import Work
 from launch.plan.remedies import refuse_if_too_large
 from launch.presets.load import load_config
 from launch.supervisor.topology import Process, Topology, arithmetic, topology
+from launch.tracking.trackers import check_tracker
+from learner.durable.find_adapter import given_adapter
 from protocol.access.keys import create_keys
 from shared.config.data import Advantage
 from shared.config.load import config_to_json
-from shared.config.model import cache_root
+from shared.config.model import LoraConfig, cache_root
+from shared.config.named_rewards import form_in_words, runs_functions
 from shared.config.processes import ComputeConfig, EvalConfig
 from shared.config.training import BatchConfig, LossConfig
-from shared.config.tree import Config, RolloutConfig
+from shared.config.tree import Config, RolloutConfig, warm_start
 from shared.errors import ConfigError
 from shared.process.determinism import Blas
 from shared.process.processor import look_at_capacity
@@ -81,8 +84,11 @@ def start_run(
     verbose: bool,
     json_only: bool = False,
     trace: bool = False,
+    warm: bool = False,
 ) -> int:
     config = load_config(source, overrides, here=dry_run or not prepare)
+    config = warm_start(config) if warm else config
+    refuse_without_answers(config.loss, warm=warm)
     folder = out or default_folder(source, datetime.now())
     if prepare and not dry_run:
         make_run(folder, config)
@@ -95,16 +101,27 @@ def start_run(
         what = "" if json_only else describe(topology(folder, config), config)
         return show_plan(what, source, cost, config.model.path)
     check_engine(config.actor)
+    check_tracker(config.tracking)
     refuse(cost, config.model.path)
     run = make_run(folder, config, card)
     if not isinstance(cost, str):
         write_prediction(run, cost.figures)
         print(*start_lines(source, cost), sep="\n")
+    if runs_functions(config.verifier):
+        print(form_in_words(config.verifier))
     # Imported late, so that a mistake in the input is reported before the display is loaded.
     from launch.commands.watch_run import watch_run
 
     watch_run(run, config, verbose=verbose, trace=trace)
     return 0
+
+
+def refuse_without_answers(loss: LossConfig, *, warm: bool) -> None:
+    if loss.kind == "sft" and not warm:
+        raise ConfigError(
+            "loss.kind = 'sft' learns written answers and samples nothing; use `python -m launch sft` instead of `run`,"
+            " or choose another loss.kind."
+        )
 
 
 def planned(config: Config) -> tuple[Config, Cost]:
@@ -114,6 +131,8 @@ def planned(config: Config) -> tuple[Config, Cost]:
         cost = plan_for_card(card_work(config))
         if isinstance(cost, CardPlan):
             return with_choices(config, cost), cost
+    elif config.is_warm_start:
+        cost = "a warm start samples nothing; the same `run --dry-run` shows an upper bound"
     elif config.actor.engine != "hf":
         cost = "vLLM plans its memory itself"
     else:
@@ -205,6 +224,8 @@ def make_run(folder: Path, config: Config, card: Mapping[str, str] = NO_CARD) ->
         compute=structs.asdict(config.compute),
         card=card,
         create_keys=lambda keys: create_keys(keys, actor_ids),
+        start=given_adapter("lora.start_from", config.lora.start_from, config.lora, config.model),
+        teacher=given_adapter("teacher.adapter", config.teacher.adapter, config.lora, config.model),
     )
 
 
@@ -213,7 +234,7 @@ def describe(plan: Topology, config: Config) -> str:
     blocks = [
         [
             f"run directory  {plan.run_dir}",
-            f"model          {config.model.path} ({config.model.quantization}, LoRA rank {config.lora.rank})",
+            f"model          {config.model.path} ({config.model.quantization}, {adapter(config.lora)})",
             f"tasks          {config.tasks.source}",
             f"objective      {objective(config.loss, config.advantage)}",
             f"amount         {amount(config.rollout, config.run.steps, config.most_prompts)}",
@@ -238,8 +259,15 @@ ADVANTAGES: dict[Advantage, str] = {
 }
 
 
+def adapter(lora: LoraConfig) -> str:
+    ranks = "".join(f", {target} {rank}" for target, rank in lora.ranks.items())
+    return f"LoRA rank {lora.rank}{ranks}" + (f", starts from {lora.start_from}" if lora.start_from else "")
+
+
 def objective(loss: LossConfig, advantage: Advantage) -> str:
     """The kind of loss, and the values that it brings for keys that are not given."""
+    if loss.kind == "sft":
+        return "sft, the likelihood of written answers"
     lowest, highest = loss.ratio_bounds
     what = "change of probability" if loss.kind == "dppo" else "ratio"
     lowest, highest = (lowest - 1, highest - 1) if loss.kind == "dppo" else (lowest, highest)

@@ -14,10 +14,11 @@ from launch.display.watch import (
     WINDOW,
     Row,
     clock,
+    curve,
+    goal,
     mean,
     number,
     outcome_shares,
-    rewards,
     seconds_left,
     steps_done,
     time_shares,
@@ -61,12 +62,12 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """The reward curve, as wide as the panel."""
+    """The curve of the reward, or of the loss, as wide as the panel."""
 
     view: View
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        values = rewards(self.view.rows)
+        values = curve(self.view.rows)
         low, high = scale(values)
         lines = sparkline(
             values,
@@ -118,10 +119,11 @@ def running(view: View) -> list[RenderableType]:
 
 
 def reward(view: View) -> Text:
-    now, recent = value(view.rows[-1], "reward/mean"), mean(view.rows[-WINDOW:], "reward/mean")
-    first = mean(view.rows[:WINDOW], "reward/mean")
+    key = goal(view.rows)
+    now, recent = value(view.rows[-1], key), mean(view.rows[-WINDOW:], key)
+    first = mean(view.rows[:WINDOW], key)
     return Text.assemble(
-        ("reward ", "dim"),
+        (f"{key.partition('/')[0]} ", "dim"),
         (number(now, ".2f"), "bold green"),
         ("   last five ", "dim"),
         (number(recent, ".2f"), "bold"),

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from launch.display.console import next_command
 from launch.display.sparkline import sparkline
-from launch.display.watch import WINDOW, Row, Watch, clock, mean, rewards, value
+from launch.display.watch import WINDOW, Row, Watch, clock, curve, goal, mean, value
 from launch.plan.duration import seconds
 from protocol.outcome import Outcome
 from protocol.plain_text import for_terminal
@@ -112,12 +112,12 @@ def headline(results: Results) -> str:
 
 def reward_line(rows: Sequence[Row], ascii_only: bool) -> Text:
     """First five steps, curve, last five."""
-    curve = sparkline(rewards(rows), steps=len(rows), width=CURVE_WIDTH, ascii_only=ascii_only)[0]
+    key, line = goal(rows), sparkline(curve(rows), steps=len(rows), width=CURVE_WIDTH, ascii_only=ascii_only)[0]
     return Text.assemble(
-        f"reward: first five steps {mean(rows[:WINDOW], 'reward/mean'):.2f}  ",
-        (curve, "green"),
+        f"{key.partition('/')[0]}: first five steps {mean(rows[:WINDOW], key):.2f}  ",
+        (line, "green"),
         "  last five ",
-        (f"{mean(rows[-WINDOW:], 'reward/mean'):.2f}", "bold green"),
+        (f"{mean(rows[-WINDOW:], key):.2f}", "bold green"),
     )
 
 

@@ -22,6 +22,7 @@ from launch.display.watch import (
     Row,
     Watch,
     clock,
+    goal,
     mean,
     number,
     outcome_shares,
@@ -187,8 +188,8 @@ def step_line(rows: Sequence[Row], steps: int) -> str:
     row = rows[-1]
     parts = [
         f"step {steps_done(rows):>{len(str(steps))}}/{steps}",
-        f"reward {number(value(row, 'reward/mean'), '.3f')}",
-        f"mean5 {number(mean(rows[-WINDOW:], 'reward/mean'), '.3f')}",
+        f"{goal(rows).partition('/')[0]} {number(value(row, goal(rows)), '.3f')}",
+        f"mean5 {number(mean(rows[-WINDOW:], goal(rows)), '.3f')}",
         *(f"{name} {share:.0%}" for name, share in outcome_shares(row).items()),
         f"idle groups {number(value(row, 'groups/idle'), '.0f')}/{number(value(row, 'groups/total'), '.0f')}",
         f"entropy {number(value(row, 'entropy/mean'), '.3f')}",

@@ -62,8 +62,13 @@ def mean(rows: Sequence[Row], key: str) -> float:
     return sum(value(row, key) for row in rows) / len(rows) if rows else math.nan
 
 
-def rewards(rows: Sequence[Row]) -> list[float]:
-    return [value(row, "reward/mean") for row in rows]
+def goal(rows: Sequence[Row]) -> str:
+    """The figure that training is about: a warm start has no rewards."""
+    return "loss" if rows and math.isnan(value(rows[-1], "reward/mean")) else "reward/mean"
+
+
+def curve(rows: Sequence[Row]) -> list[float]:
+    return [value(row, goal(rows)) for row in rows]
 
 
 def steps_done(rows: Sequence[Row]) -> int:

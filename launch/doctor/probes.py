@@ -79,10 +79,10 @@ def round_trip(device: str) -> RoundTrip:
 
 def try_reward(spec: str) -> None:
     """Exits with one sentence if the function cannot be imported."""
-    from actor.verifiers.reward_function import load_reward_function
+    from actor.verifiers.reward_function import find_reward_function
 
     try:
-        load_reward_function(spec)
+        find_reward_function(spec)
     except RewardError as error:
         sys.exit(str(error))
 

@@ -28,6 +28,7 @@ from shared.base.load import load_policy
 from shared.errors import DamageError
 from shared.model.adapter_file import install_adapter
 from shared.model.canary import canary_ids, sequence_logprobs
+from shared.model.given_adapter import PeftLora
 from shared.seeding import derive
 
 NUM_SEQUENCES = 4
@@ -90,7 +91,7 @@ def merged_model(out: Path) -> Any:
 def peft_model(out: Path, base: CachedBase) -> Any:
     """The dense base plus the written adapter."""
     written = json.loads((out / ADAPTER_CONFIG).read_text())
-    deltas = Deltas((out / ADAPTER).read_bytes(), written["lora_alpha"] / written["r"])
+    deltas = Deltas((out / ADAPTER).read_bytes(), PeftLora.read(written).scale_of)
     config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)
     config.__dict__.pop("quantization_config", None)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)

@@ -64,7 +64,7 @@ def write_peft(out: Path, policy: TrainedPolicy) -> None:
 def write_merged(out: Path, policy: TrainedPolicy, form: Form, dtype: torch.dtype) -> None:
     """A model that needs no base."""
     base = policy.base.folder
-    deltas = Deltas(policy.adapter, policy.lora.alpha / policy.lora.rank)
+    deltas = Deltas(policy.adapter, policy.lora.scale_of)
     write_weights(out, merged_weights(base, deltas, dtype))
     model: dict[str, Any] = json.loads((base / CONFIG).read_text())
     model.pop("quantization_config", None)
@@ -196,11 +196,19 @@ def training(facts: CardFacts) -> Iterator[str]:
         "a step": f"{config.rollout.prompts} prompts x {config.rollout.group} completions"
         f" of at most {config.rollout.max_new_tokens} tokens, temperature {config.rollout.temperature:g}",
         "updates": f"{facts.step} of {config.run.steps}, seed {config.run.seed}",
-        "LoRA": f"rank {config.lora.rank}, alpha {config.lora.alpha:g}, on {', '.join(config.lora.targets)}",
+        "LoRA": lora_row(config.lora),
         "optimizer": f"AdamW, lr {config.optimizer.lr:g} ({config.optimizer.schedule})",
         "system prompt": config.tasks.system_prompt or "none",
     }
     yield from (f"| {name} | {value} |" for name, value in rows.items())
+
+
+def lora_row(lora: LoraConfig) -> str:
+    """Where it started is named without the folders above it, which are private."""
+    ranks = [f"{target} {rank}" for target, rank in lora.ranks.items()]
+    scale = f"alpha {lora.alpha:g}{' over the square root of the rank' if lora.rslora else ''}"
+    parts = [f"rank {lora.rank}", *ranks, scale, f"on {', '.join(lora.targets)}"]
+    return ", ".join([*parts, f"started from {short_name(lora.start_from)}"] if lora.start_from else parts)
 
 
 def results(facts: CardFacts) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Merges the adapter into the base:  W' = deq(W4) + (alpha / R) B A,  computed in fp32, then rounded.
+"""Merges the adapter into the base:  W' = deq(W4) + s B A,  computed in fp32, then rounded. s: lora.py's scale.
 
 The adapter is added to the dense base, because it was trained on that base. Added to the model's original
 weights, it would correct quantisation errors that they do not have. The sum is never quantised to 4 bits (see REFUSED).
@@ -7,7 +7,7 @@ may be larger than memory. Left out: sums in bf16, because rounding would lose m
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +31,22 @@ CPU = torch.device("cpu")
 
 
 class Deltas:
-    """(alpha / R) B A of every adapted layer, from an adapter file."""
+    """s B A of every adapted layer, from an adapter file."""
 
-    def __init__(self, adapter: bytes, scale: float) -> None:
+    def __init__(self, adapter: bytes, scale_of: Callable[[str], float]) -> None:
+        """scale_of: s of a layer."""
         self.tensors = load(adapter)
-        self.scale = scale
+        self.scale_of = scale_of
         self.layers = {name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in self.tensors}
         self.added: set[str] = set()
 
     def add_to(self, layer: str, weight: torch.Tensor) -> torch.Tensor:
-        """[out, in] fp32 -> W + (alpha / R) B A; W itself if the layer has no adapter."""
+        """[out, in] fp32 -> W + s B A; W itself if the layer has no adapter."""
         if layer not in self.layers:
             return weight
         self.added.add(layer)
         a, b = (self.tensors[f"{PREFIX}{layer}.{pair}.weight"] for pair in ("lora_A", "lora_B"))
-        return torch.addmm(weight, b, a, alpha=self.scale)
+        return torch.addmm(weight, b, a, alpha=self.scale_of(layer))
 
     def refuse_leftovers(self) -> None:
         """Call after the last layer: every pair of the adapter must have found its layer."""

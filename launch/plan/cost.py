@@ -83,7 +83,7 @@ def work_of(config: Config, *, cores: int) -> Work:
         rollout=rollout,
         batch=config.batch,
         evaluation=config.eval,
-        rank=config.lora.rank,
+        rank=config.lora.largest_rank,
         groups=config.most_prompts,
         workers=config.verifier.workers,
         dtype=dtype_of(compute.dtype, on_card=False),

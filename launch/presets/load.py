@@ -1,11 +1,14 @@
 """Presets: configurations that ship with Tandem, one TOML file each in launch/presets/.
 
-Wherever a command takes a configuration, it takes the name of a preset or the path of a TOML file.
+Wherever a command takes a configuration, it takes the name of a preset or the path of a TOML or YAML file.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec import structs
+
+from actor.environments.contract import described
 from shared.config.load import read_config
 from shared.config.tree import Config
 from shared.errors import ConfigError
@@ -15,10 +18,19 @@ PRESETS_DIR = Path(__file__).parent
 
 
 def load_config(source: str, overrides: Iterable[str] = (), *, here: bool = True) -> Config:
-    """source: a preset's name or a TOML file. overrides: `section.key=value`, applied on top. What [compute] leaves
+    """source: a preset's name or a file. overrides: `section.key=value`, applied on top. What [compute] leaves
     open is chosen for this machine; not here: it stays open until the run starts, perhaps on another one."""
-    config = read_config(find_source(source), overrides)
+    config = with_tools(read_config(find_source(source), overrides))
     return settled_config(config) if here else config
+
+
+def with_tools(config: Config) -> Config:
+    """With its tools described, for which the user's file runs once."""
+    environment = config.environment
+    if not environment.is_used or environment.described:
+        return config
+    tools = described(environment, scores=config.verifier.kind == "environment")
+    return structs.replace(config, environment=structs.replace(environment, described=tools))
 
 
 def find_source(source: str) -> Path:

@@ -5,6 +5,7 @@
     actor dies              started again after a pause, at most 5 times without a step in between
     actor exits 2           a user error: not started again, everything is killed -> its sentence
     actor stopped too long  killed and started again
+    tracker dies, hangs     nothing happens to the run (followers.py)
     learner stopped, hung   all processes write their stacks, everything is killed -> which process, and its stacks
     first Ctrl-C, SIGTERM   the learner is asked to stop: it finishes the step and exits 0 -> returns.
                             An actor that dies after this is not started again: the learner can finish without it
@@ -23,6 +24,7 @@ from typing import Protocol
 
 from launch.supervisor.child import Child
 from launch.supervisor.endings import USER_ERROR, failure, stall_error, stall_sentence, stopped_sentence
+from launch.supervisor.followers import Followers
 from launch.supervisor.restarts import Restarts, SupervisorLimits
 from launch.supervisor.starter import Starter
 from launch.supervisor.topology import Process, ProcessFailed, Topology
@@ -84,16 +86,19 @@ class Supervisor:
         self.stopping = False
         self.output_error: BrokenPipeError | None = None
         self.children: dict[str, Child] = {}
+        self.followers = Followers(plan.followers, self.limits, self.note)
 
     def run(self) -> None:
         """Return when the learner is done; raise if anything failed. Afterwards no process of the run is left."""
         with self.interrupts.caught():
             try:
-                for process in self.plan.processes:
+                for process in (self.plan.learner, *self.plan.actors):
                     self.start(process)
+                self.followers.start()
                 while not self.learner_done():
                     self.tick()
                 self.stop_actors()
+                self.followers.finish(self.handle_interrupts)
             finally:
                 self.kill_all()
         if self.output_error:
@@ -103,6 +108,7 @@ class Supervisor:
         self.handle_interrupts()
         for actor in self.plan.actors:
             self.check_actor(actor)
+        self.followers.check()
         self.update_screen()
         time.sleep(self.limits.tick_s)
 
@@ -217,4 +223,5 @@ class Supervisor:
     def kill_all(self) -> None:
         for child in self.children.values():
             child.kill()
+        self.followers.kill()
         self.starter.close()

@@ -1,7 +1,8 @@
 """The processes of a run: argv, environment and log of each, from the configuration. Starts nothing.
 
-There is one learner and one actor on one machine. More actors are started manually with `python -m actor`, on any
-machine. They need no entry here, since the learner accepts every key that `python -m launch key` made.
+There is one learner and one actor on one machine; a warm start that evaluates nothing has no actor. More actors are
+started manually with `python -m actor`, on any machine. They need no entry here, since the learner accepts every key
+that `python -m launch key` made.
 """
 
 import sys
@@ -49,22 +50,27 @@ class Topology:
     """The process with state; the run ends when it does."""
     actors: tuple[Process, ...]
     """They have no state and are started again when they die."""
+    followers: tuple[Process, ...] = ()
+    """They read the run's files only; whatever happens to them, the run goes on."""
 
     @property
     def processes(self) -> tuple[Process, ...]:
         """In the order in which they are started."""
-        return (self.learner, *self.actors)
+        return (self.learner, *self.actors, *self.followers)
 
 
 def topology(run_dir: Path, config: Config, *, trace: bool = False) -> Topology:
     run, traced = ("--run", str(run_dir)), ("--trace",) if trace else ()
     learner, actor = ("learner", *run, *traced), ("actor", *run, "--id", "actor0", *traced)
     compute = config.compute
+    actor0 = process("actor0", actor, compute.actor_threads, compute.blas, run_dir)
+    tracker = process("tracker", ("launch.tracking", *run), 1, compute.blas, run_dir)
     return Topology(
         run_dir=run_dir,
         endpoint=config.link.endpoint,
         learner=process("learner", learner, compute.learner_threads, compute.blas, run_dir),
-        actors=(process("actor0", actor, compute.actor_threads, compute.blas, run_dir),),
+        actors=(actor0,) if config.needs_actor else (),
+        followers=(tracker,) if config.tracking.kind != "none" else (),
     )
 
 

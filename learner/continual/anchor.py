@@ -2,16 +2,16 @@
 
     set        at the end of a stage: theta* = the adapter as it is, F <- decay F + F_k, F_k normalised to mean 1
     pull       in every pass after that: the gradient of lambda / 2 sum F (dW - dW*)^2 is added (ewc.py)
-    at_anchor  for `curriculum.kl_to = "stage"`: inside, the model is the policy at the stage's start
+    reference  for `curriculum.kl_to`: inside, the model is the policy at the stage's start, or before the first step
 
-At the start of the first stage the adapter is zero, so until a stage has ended there is no pull, and the policy at the
-stage's start is the base. F is kept in bf16 on the CPU, two bytes a weight that has an adapter, and visits the device
+Until a stage has ended there is no pull, and the reference is what the run began with: the base, or the adapter that
+it starts from. F is kept in bf16 on the CPU, two bytes a weight that has an adapter, and visits the device
 layer by layer; A* and B* are fp32, and dW* is their product. All of it is one file of a checkpoint.
 Left out on purpose: one F a stage (the sum is what the online form keeps), a Fisher that couples weights.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from safetensors.torch import load, save
@@ -22,6 +22,7 @@ from shared.config.data import CurriculumConfig
 from shared.model.lora import PAIR, Adapter
 
 FISHER = ".fisher"
+START = "start:"
 STAGE = "stage"
 
 
@@ -35,13 +36,15 @@ class Anchor:
         """Stages that have ended."""
         self.theta: dict[str, torch.Tensor] = {}
         """`layer.lora_A` and `layer.lora_B` at the end of the last of them; empty before."""
+        self.start = adapter.values() if config.kl_to != "base" and adapter.moved else {}
+        """The same before the first step; empty if that is the base, or if the KL is to the base anyway."""
         self.fisher: dict[str, torch.Tensor] = {}
         """Layer -> [out, in] bf16 F; empty before, and where curriculum.ewc = 0."""
 
     def set(self, stage: int, fisher: Mapping[str, torch.Tensor]) -> None:
         """The stage before `stage` is over. fisher: [out, in] of each layer, or nothing where it is not asked for."""
         self.stage = stage
-        self.theta = {name: value.detach().cpu().clone() for name, value in self.adapter.parameters().items()}
+        self.theta = self.adapter.values()
         if fisher:
             older = {name: values.float() for name, values in self.fisher.items()}
             both = merged(older, normalised(fisher), self.config.ewc_decay)
@@ -61,39 +64,24 @@ class Anchor:
 
     def reference(self) -> AbstractContextManager[None]:
         """Inside, the model is what the objective's KL is taken to."""
-        stage = self.config.kl_to == "stage" and self.theta
-        return self.at_anchor() if stage else self.adapter.switched_off()
-
-    @contextmanager
-    def at_anchor(self) -> Iterator[None]:
-        """Inside, the adapter has the anchor's values."""
-        parameters = self.adapter.parameters()
-        now = {name: value.detach().clone() for name, value in parameters.items()}
-        put(parameters, self.theta)
-        try:
-            yield
-        finally:
-            put(parameters, now)
+        values = (self.theta if self.config.kl_to == "stage" else {}) or self.start
+        return self.adapter.holding(values) if values else self.adapter.switched_off()
 
     def most_bytes(self) -> int:
         """How large its file may become."""
         pairs = sum(value.nbytes for value in self.adapter.parameters().values())
         weights = sum(layer.lora_B.shape[0] * layer.lora_A.shape[1] for layer in self.adapter.layers.values())
-        return pairs + 2 * weights * (self.config.ewc > 0.0)
+        kept = self.config.needs_stages + bool(self.start)
+        return pairs * kept + 2 * weights * (self.config.ewc > 0.0)
 
     def state_bytes(self) -> bytes:
         fishers = {f"{name}{FISHER}": values for name, values in self.fisher.items()}
-        return save(self.theta | fishers | {STAGE: torch.tensor(self.stage)})
+        start = {f"{START}{name}": values for name, values in self.start.items()}
+        return save(self.theta | start | fishers | {STAGE: torch.tensor(self.stage)})
 
     def load_state_bytes(self, data: bytes) -> None:
         tensors = load(data)
         self.stage = int(tensors.pop(STAGE))
         self.fisher = {name.removesuffix(FISHER): t for name, t in tensors.items() if name.endswith(FISHER)}
-        self.theta = {name: t for name, t in tensors.items() if not name.endswith(FISHER)}
-
-
-@torch.no_grad()
-def put(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    """Overwrite the one by the other."""
-    for name, parameter in parameters.items():
-        parameter.copy_(values[name])
+        self.start = {name.removeprefix(START): t for name, t in tensors.items() if name.startswith(START)}
+        self.theta = {n: t for n, t in tensors.items() if not n.endswith(FISHER) and not n.startswith(START)}

@@ -56,6 +56,8 @@ class Sample:
     """[T] fp32, if the engine could tell."""
     advantage: float
     """A of this sample."""
+    teacher_logprobs: np.ndarray | None = None
+    """[T] fp32, of the teacher in a distillation."""
 
     @property
     def length(self) -> int:
@@ -182,8 +184,13 @@ def advantages_of(teaching: Sequence[JudgedGroup], kind: Advantage, counted: int
 
 def combined(judged: JudgedGroup) -> np.ndarray:
     """[G] sum of the parts of the reward, each over its own standard deviation."""
-    parts = [part.weight * group_advantages(part.values, judged.kept, "std") for part in judged.weighted]
-    return np.sum(parts, axis=0)
+    total = np.zeros(len(judged.kept))
+    for part in judged.weighted:
+        # A reward that does not apply to a completion is no number, and counts in nothing.
+        known = judged.kept & ~np.isnan(part.values)
+        if known.any():
+            total = total + part.weight * group_advantages(part.values, known, "std")
+    return total
 
 
 def idle_samples(groups: Sequence[JudgedGroup], rounds: int) -> list[Sample]:

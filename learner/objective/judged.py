@@ -4,7 +4,8 @@
 
     kept      the sample enters means: the verifier's treatment of its outcome is `train` or `mask`
     trained   it enters the loss as well: `train`
-    teaches   the kept scores differ (or rewards, with reward.shaped_groups = "train") and something is trained on
+    teaches   the kept scores differ (or rewards, with reward.shaped_groups = "train") and something is trained on; with
+              answers to learn (sft) or a teacher to follow (opd) the scores need not differ
     right     kept samples whose outcome is `correct`, so a truncated one is not; counted: all kept samples
 
 A reward function of the user's own is `correct` from one half on. Left out on purpose: scores in the pass counts. What
@@ -73,6 +74,8 @@ class Judge:
     verifier: VerifierConfig
     reward: RewardConfig
     max_new_tokens: int
+    compares: bool = True
+    """Whether a group teaches only if its scores differ."""
 
     def __call__(self, group: Group) -> JudgedGroup:
         """Raises as `admit` does: the journal of an earlier start may have what the configuration now refuses."""
@@ -80,8 +83,9 @@ class Judge:
         treatments = [self.verifier.treatment(outcome) for outcome in group.outcomes]
         kept = np.array([treatment != "drop" for treatment in treatments])
         trained = kept & np.array([treatment != "mask" for treatment in treatments])
-        weighted = weighted_parts(group, weights(self.verifier.rewards), self.reward, self.max_new_tokens)
-        total = total_reward(weighted)
+        named, scored = weights(self.verifier.rewards), self.verifier.adds_up_rewards
+        weighted = weighted_parts(group, named, self.reward, self.max_new_tokens, scored=scored)
+        total = total_reward(group, weighted, scored=scored)
         compared = total if self.reward.shaped_groups == "train" else np.array(group.scores)
         right = np.array([outcome is Outcome.CORRECT for outcome in group.outcomes])
         return JudgedGroup(
@@ -91,7 +95,7 @@ class Judge:
             rewards=total,
             weighted=weighted,
             parts=reward_parts(group, self.reward, self.max_new_tokens),
-            teaches=teaches(compared, kept) and bool(trained.any()),
+            teaches=(not self.compares or teaches(compared, kept)) and bool(trained.any()),
             right=int((right & kept).sum()),
             counted=int(kept.sum()),
         )

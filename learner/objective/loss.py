@@ -12,6 +12,8 @@
     dppo                  L = - sum w_i M_it c_it r_it A_i; M_it = 0 where A_i > 0 and pi - mu > e_hi, or A_i < 0 and
                           pi - mu < - e_lo, of the token's probabilities (2602.04879, binary total variation)
     all of them           + beta sum w_i c_it r_it k_it, over every sampled token and not the selected ones alone
+    sft                   L = - sum w_i log pi(o_it), of answers that somebody wrote; no ratio, no advantage
+    opd                   as dapo, with A_it = log pi_T(o_it) - log pi_old(o_it) of a teacher pi_T in place of A_i
 
 What may be done with c, of which the KL always has the first:
 
@@ -24,7 +26,7 @@ What may be done with c, of which the KL always has the first:
 Token weights w_i, with N samples of lengths T_i (sampled tokens), S = sum T_i and the cap T_max; masked tokens count in
 T_i and S, what an environment put between two turns does not:
 
-    grpo, gspo, sapo   1 / (N T_i)       dapo, cispo   1 / S       dr_grpo, dppo   1 / (N T_max)
+    grpo, gspo, sapo   1 / (N T_i)       dapo, cispo, sft, opd   1 / S       dr_grpo, dppo   1 / (N T_max)
 
 N and S count the samples of groups that teach nothing as the papers do (A = 0 there); learner/objective/batch.py says
 which.
@@ -36,6 +38,10 @@ The ratio in front of k_it carries gradient (DeepSeek-V3.2, 2512.02556). Without
 KL(base || pi), another quantity (2506.09477); `loss.kl_gradient = "k3"` is DeepSeekMath's term as published, w_i k_it.
 gspo's c_i is a mean where verl and TRL take a product, which one long completion makes 0 or the cap; its KL has the
 c_it of tokens. It needs all tokens of a completion: a ratio over selected ones is in no paper, and is refused.
+
+opd is on-policy distillation (2306.13649 with the reverse KL): the policy samples, and each token's gain is how much
+more likely the teacher finds it. Over the sampler, E[A_it] = -KL(pi || pi_T) at that token, and with ratio one the mean
+of the gradient is that KL's. What a token does to later ones is left out, as is usual.
 """
 
 from collections.abc import Sequence
@@ -56,6 +62,8 @@ class TokenBatch:
     """[n] log pi_old, detached."""
     actor_logprobs: torch.Tensor
     """[n] log mu."""
+    teacher_logprobs: torch.Tensor | None = None
+    """[n] log pi_T; None without a teacher."""
     advantages: torch.Tensor
     """[n] A of the token's sample."""
     weights: torch.Tensor
@@ -115,14 +123,30 @@ def token_weights(kind: str, lengths: Sequence[int], max_new_tokens: int) -> lis
     match kind:
         case "grpo" | "gspo" | "sapo":
             return [1 / (len(lengths) * length) for length in lengths]
-        case "dapo" | "cispo":
+        case "dapo" | "cispo" | "sft" | "opd":
             return [1 / sum(lengths) for _ in lengths]
         case _:
             return [1 / (len(lengths) * max_new_tokens) for _ in lengths]
 
 
+def likelihood_loss(tokens: TokenBatch) -> LossTerms:
+    """The objective of a warm start. Nobody sampled its tokens, so there are no ratios."""
+    shares = -tokens.weights * tokens.logprobs
+    nothing = torch.full_like(shares.detach(), torch.nan)
+    return LossTerms(
+        loss=shares.sum(),
+        shares=shares.detach(),
+        ratios=nothing,
+        clipped=torch.zeros_like(nothing, dtype=torch.bool),
+        importance=nothing,
+        stale=torch.zeros_like(nothing, dtype=torch.bool),
+    )
+
+
 def policy_loss(tokens: TokenBatch, config: LossConfig) -> LossTerms:
     """The configured objective over one micro-batch."""
+    if config.kind == "sft":
+        return likelihood_loss(tokens)
     log_ratio = tokens.logprobs - tokens.old_logprobs
     log_importance = tokens.old_logprobs - tokens.actor_logprobs
     if config.kind == "gspo":
@@ -132,20 +156,26 @@ def policy_loss(tokens: TokenBatch, config: LossConfig) -> LossTerms:
     stale = is_stale(tokens, config.stale_limit)
     correction = corrected(log_importance, config)
     correction = correction.masked_fill(stale, 0.0) if config.stale_limit else correction
-    shares = -tokens.weights * correction * gains(ratio, tokens, config)
+    advantages = token_advantages(tokens)
+    shares = -tokens.weights * correction * gains(ratio, advantages, tokens, config)
     return LossTerms(
         loss=shares.sum(),
         shares=shares.detach(),
         ratios=ratio.detach(),
-        clipped=stopped_by_clip(ratio.detach(), tokens, config),
+        clipped=stopped_by_clip(ratio.detach(), advantages, tokens, config),
         importance=log_importance.exp(),
         stale=stale,
     )
 
 
-def gains(ratio: torch.Tensor, tokens: TokenBatch, config: LossConfig) -> torch.Tensor:
+def token_advantages(tokens: TokenBatch) -> torch.Tensor:
+    """[n] A of the token's sample, or what a teacher says of the token."""
+    teacher = tokens.teacher_logprobs
+    return tokens.advantages if teacher is None else teacher - tokens.old_logprobs
+
+
+def gains(ratio: torch.Tensor, advantages: torch.Tensor, tokens: TokenBatch, config: LossConfig) -> torch.Tensor:
     """[n] what each token adds to the objective before its weight and its correction."""
-    advantages = tokens.advantages
     clipped_ratio = ratio.clamp(*config.ratio_bounds)
     match config.kind:
         case "cispo":
@@ -155,7 +185,7 @@ def gains(ratio: torch.Tensor, tokens: TokenBatch, config: LossConfig) -> torch.
             tau = config.tau_negative + (config.tau_positive - config.tau_negative) * positive
             return 4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantages
         case "dppo":
-            return (ratio * advantages).masked_fill(stopped_by_clip(ratio.detach(), tokens, config), 0.0)
+            return (ratio * advantages).masked_fill(stopped_by_clip(ratio.detach(), advantages, tokens, config), 0.0)
         case _:
             gain = torch.minimum(ratio * advantages, clipped_ratio * advantages)
     if config.dual_clip:
@@ -223,9 +253,11 @@ def sample_mean(values: torch.Tensor, tokens: TokenBatch) -> torch.Tensor:
     return (totals / tokens.counts.clamp(min=1))[tokens.sample]
 
 
-def stopped_by_clip(ratio: torch.Tensor, tokens: TokenBatch, config: LossConfig) -> torch.Tensor:
+def stopped_by_clip(
+    ratio: torch.Tensor, advantages: torch.Tensor, tokens: TokenBatch, config: LossConfig
+) -> torch.Tensor:
     """[n] bool. CISPO never stops a gradient; there it says where the weight was clipped. SAPO has no clip."""
-    advantages, (lowest, highest) = tokens.advantages, config.ratio_bounds
+    lowest, highest = config.ratio_bounds
     if config.kind == "dppo":
         # One plus the change of the token's probability.
         ratio = 1 + tokens.logprobs.detach().exp() - tokens.actor_logprobs.exp()

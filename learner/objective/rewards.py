@@ -46,11 +46,11 @@ class RewardPart:
 
 
 def weighted_parts(
-    group: Group, named_weights: Mapping[str, float], config: RewardConfig, max_new_tokens: int
+    group: Group, named_weights: Mapping[str, float], config: RewardConfig, max_new_tokens: int, *, scored: bool
 ) -> tuple[RewardPart, ...]:
-    """What a reward is the sum of. named_weights: of the rewards that came with the group."""
+    """What a reward is made of. scored: the score is the weighted sum of the named rewards, and no part of its own."""
     truncated = np.array([finish is Finish.LENGTH for finish in group.finishes], dtype=np.float64)
-    parts = [RewardPart(weight=1.0, values=np.array(group.scores))]
+    parts = [] if scored else [RewardPart(weight=1.0, values=np.array(group.scores))]
     parts += [RewardPart(weight=w, values=np.array(group.rewards[name])) for name, w in named_weights.items()]
     parts += [
         RewardPart(weight=config.length, values=length_reward(group, config.length_free, max_new_tokens)),
@@ -59,10 +59,10 @@ def weighted_parts(
     return tuple(parts)
 
 
-def total_reward(parts: Sequence[RewardPart]) -> np.ndarray:
-    """[G] all parts, weighted."""
-    total = parts[0].weight * parts[0].values
-    for part in parts[1:]:
+def total_reward(group: Group, parts: Sequence[RewardPart], *, scored: bool) -> np.ndarray:
+    """[G] the score and what is added to it. The named rewards that make up a score count in it."""
+    total = np.array(group.scores)
+    for part in parts[-2 if scored else 1 :]:
         total = total + part.weight * part.values
     return total
 

@@ -55,7 +55,7 @@ IDENTITIES = {
     "base_digest": "base model",
     "tokenizer_digest": "tokenizer",
     "lora_digest": "LoRA",
-    "rules_digest": "[verifier] or [rollout] configuration",
+    "rules_digest": "[verifier], [rollout] or [environment] configuration",
 }
 """Fields of a Hello that must match the run, with the words for them in a message."""
 

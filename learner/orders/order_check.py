@@ -45,7 +45,7 @@ class OrderCheck:
         return cls(
             vocabulary=vocabulary,
             rewards=frozenset(weights(verifier.rewards)),
-            built_in=verifier.kind != "callable",
+            built_in=verifier.kind not in ("callable", "environment"),
         )
 
     def fault(self, order: Order, policy: Policy, filled: FilledOrder) -> str:

@@ -95,6 +95,15 @@ class Pending:
         self.tasks = tasks
 
 
+def judge_of(config: Config) -> Judge:
+    return Judge(
+        verifier=config.verifier,
+        reward=config.reward,
+        max_new_tokens=config.rollout.max_new_tokens,
+        compares=config.compares,
+    )
+
+
 class StepPlan:
     """Orders steps ahead of time and collects them in order."""
 
@@ -103,7 +112,7 @@ class StepPlan:
         self.tasks = tasks
         self.curriculum = curriculum
         self.filler = filler
-        self.judge = Judge(verifier=config.verifier, reward=config.reward, max_new_tokens=config.rollout.max_new_tokens)
+        self.judge = judge_of(config)
         self.size = BatchSize(config.rollout.prompts, config.growth)
         self.sampling = Sampling(temperature=config.rollout.temperature, max_new_tokens=config.rollout.max_new_tokens)
         self.pending: list[Pending] = []

@@ -1,7 +1,7 @@
 """The files a run writes as it goes: metrics.jsonl, rollouts.jsonl, checkpoints, eval/*.json, summary.json.
 
 rollouts.jsonl: a few groups of each step in full, for people to read: text, ids, outcomes, entropies, mask. `turns` has
-the text in pieces, the model's own and what an environment put between them.
+the text in pieces, the model's own and what an environment put between them; `extras` what rewards gave to log_extra.
 """
 
 from collections.abc import Callable
@@ -65,6 +65,7 @@ class RolloutLog:
             "outcome": group.outcomes[index],
             "reward": float(judged.rewards[index]),
             "rewards": {name: float(values[index]) for name, values in judged.parts.items()},
+            **({"extras": {name: texts[index] for name, texts in group.extras.items()}} if group.extras else {}),
             "finish": group.finishes[index],
             "entropy": None if group.entropies is None else rounded(by_completion(group, group.entropies)[index]),
             "mask": None if mask is None else mask.astype(int).tolist(),

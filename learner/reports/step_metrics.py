@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -44,6 +45,11 @@ class Shown:
     constraint: ConstraintConfig
     curriculum: CurriculumConfig
 
+    @property
+    def sampled(self) -> bool:
+        """Whether the policy wrote the completions: those of a warm start have no reward, ratio or mismatch."""
+        return self.loss.kind != "sft"
+
 
 def step_metrics(
     step: int,
@@ -62,11 +68,13 @@ def step_metrics(
     rollout_s = sum(order.timings.rollout_s for order in filled)
     verify_s = sum(order.timings.verify_s for order in filled)
     constrained = batch.samples and shown.constraint.beta > 0.0
+    scored = judged if shown.sampled else ()
     return StepMetrics(
         step=step + 1,
         time_s=clock.time_s,
-        rewards=reward_means(judged),
-        outcomes=outcome_shares(groups),
+        rewards=reward_means(scored),
+        logged=logged_means(groups),
+        outcomes=outcome_shares(groups) if scored else dict.fromkeys(Outcome, NAN),
         groups_idle=batch.idle_groups,
         groups_quarantined=result.quarantined,
         groups_total=len(groups),
@@ -86,12 +94,13 @@ def step_metrics(
         card_mb=card_mb([order.timings for order in filled], clock.card),
         weight_sum=stats.weight_sum if stats else 0.0,
         penalised_fraction=penalised_fraction(batch) if constrained else NAN,
+        teacher_kl=teacher_kl(batch),
         policy_version=min(order.policy_version for order in filled),
         curriculum_stage=curriculum.stage,
-        curriculum_pass_rate=curriculum.pass_rate,
+        curriculum_pass_rate=curriculum.pass_rate if scored else NAN,
         curriculum_effective_tasks=curriculum.effective_tasks,
-        **spread("reward", np.concatenate([one.rewards for one in judged])),
-        **spread("advantage", np.array([sample.sample.advantage for sample in batch.samples])),
+        **spread("reward", np.concatenate([one.rewards for one in scored] or [np.array([])])),
+        **spread("advantage", np.array([sample.sample.advantage for sample in batch.samples if scored])),
         **(of_update(stats, shown) if stats else dict.fromkeys(OF_UPDATE, NAN)),
     )
 
@@ -106,10 +115,10 @@ OF_UPDATE = (
 
 def of_update(stats: UpdateStats, shown: Shown) -> dict[str, float]:
     """Those figures, NaN for what the configuration leaves out."""
-    gap, noise = gap_of(stats.mismatch), stats.noise
+    gap, noise = gap_of(stats.mismatch if shown.sampled else np.array([NAN])), stats.noise
     constrained = shown.constraint.beta > 0.0
     figures = (
-        *(mean(stats.ratios), mean(stats.clipped)),
+        *(mean(stats.ratios), mean(stats.clipped) if shown.sampled else NAN),
         *(mean(stats.importance), capped(stats.importance, shown.loss), effective_share(stats.importance)),
         mean(stats.stale) if shown.loss.stale_limit else NAN,
         *(gap.mean, gap.p95, gap.p99, gap.largest),
@@ -140,8 +149,16 @@ def card_mb(actors: Sequence[Timings], learner: CardMemory) -> dict[str, float]:
 
 def reward_means(groups: Sequence[JudgedGroup]) -> dict[str, float]:
     """Mean of each part of the reward, unweighted, over all samples."""
+    if not groups:
+        return {}
     parts = [judged.parts for judged in groups]
     return {name: float(np.concatenate([part[name] for part in parts]).mean()) for name in parts[0]}
+
+
+def logged_means(groups: Sequence[Group]) -> dict[str, float]:
+    """Over the groups that have it."""
+    names = dict.fromkeys(name for group in groups for name in group.metrics)
+    return {name: fmean(group.metrics[name] for group in groups if name in group.metrics) for name in names}
 
 
 def outcome_shares(groups: Sequence[Group]) -> dict[Outcome, float]:
@@ -169,6 +186,12 @@ def selected_fraction(batch: StepBatch) -> float:
 def penalised_fraction(batch: StepBatch) -> float:
     """Share of the batch's sampled tokens that the constraint penalised."""
     return sum(int((sample.penalties != 0).sum()) for sample in batch.samples) / batch.response_tokens
+
+
+def teacher_kl(batch: StepBatch) -> float:
+    rows = [s.sample for s in batch.samples]
+    gaps = [(s.actor_logprobs - s.teacher_logprobs)[s.trained] for s in rows if s.teacher_logprobs is not None]
+    return mean(np.concatenate(gaps)) if gaps else NAN
 
 
 def effective_share(weights: np.ndarray) -> float:

@@ -8,19 +8,22 @@ r"""Reads rows: from the embedded problems, a named data set, a file, a folder o
     anything else                     a hub id, with `tasks.subset` and `tasks.split`
 
 Every row gets the columns `question` and `answer` and, if the data has them, `level`, `subject` and `solution`; other
-columns keep their names. If the answer column has a whole solution, the gold answer is what follows `####` or is in the
+columns keep their names. Reward functions also get each column with the name and type that it has in the data, from the
+column `unconverted`. If the answer column has a whole solution, the gold answer is what follows `####` or is in the
 last box. GSM8K has no levels, so the number of calculator notes in a solution is its level. There are three parts:
 training rows, held-out rows to evaluate on during the run (tasks.py), and the test set, which training never reads.
 Left out on purpose: streaming data sets; a run's tasks fit in memory.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from shared.config.data import TasksConfig
+from shared.config.data import UNCONVERTED, TasksConfig
 from shared.errors import DataError, in_words
 from shared.gold_answer import MARKER, boxes
 
@@ -141,8 +144,8 @@ def read_rows(source: str, split: str, config: TasksConfig, *, needs_answer: boo
         yield canonical(row, names)
 
 
-def open_dataset(source: str, split: str, config: TasksConfig) -> Iterable[Any]:
-    """Imports `datasets` only here, since runs on the embedded tasks do not need it."""
+def open_dataset(source: str, split: str, config: TasksConfig, key: str = "tasks.source") -> Iterable[Any]:
+    """Imports `datasets` only here, since runs on the embedded tasks do not need it. key: what names the source."""
     from datasets import disable_progress_bars, load_dataset
 
     disable_progress_bars()
@@ -156,7 +159,7 @@ def open_dataset(source: str, split: str, config: TasksConfig) -> Iterable[Any]:
         return cast(Any, load_dataset(has.hub or source, config.subset or has.subset or None, split=split))
     except Exception as error:
         advice = "" if file else " (a machine without the hub can read a folder with train.jsonl and test.jsonl)"
-        raise DataError(f"tasks.source = '{source}' cannot be read: {in_words(error)}{advice}") from error
+        raise DataError(f"{key} = '{source}' cannot be read: {in_words(error)}{advice}") from error
 
 
 def local_file(source: str, split: str) -> Path | None:
@@ -165,7 +168,8 @@ def local_file(source: str, split: str) -> Path | None:
     if path.suffix in FORMATS:
         if not path.is_file():
             raise DataError(
-                f"tasks.source, tasks.held_out or tasks.test names the file '{source}', which does not exist."
+                f"tasks.source, tasks.held_out, tasks.test or sft.source names the file '{source}', which does not"
+                " exist."
             )
         return path
     if not path.is_dir():
@@ -185,7 +189,21 @@ def canonical(row: Mapping[str, Any], names: Mapping[str, str]) -> Columns:
     columns = {"question": ""} | columns
     if "level" in columns:
         columns["level"] = columns["level"].removeprefix("Level ")
-    return columns | split_solution(columns.get("answer", ""), columns) if "answer" in columns else columns
+    columns |= split_solution(columns.get("answer", ""), columns) if "answer" in columns else {}
+    return columns | unconverted(row, columns)
+
+
+def unconverted(row: Mapping[str, Any], columns: Columns) -> Columns:
+    """What the text columns lack for a function that reads the row: other types, and names that were replaced."""
+    kept: dict[str, Any] = {}
+    for key, value in row.items():
+        if value is None or (isinstance(value, str) and key in columns):
+            continue
+        # A date or a picture, say, stays text.
+        with suppress(TypeError, ValueError):
+            json.dumps(value)
+            kept[key] = value
+    return {UNCONVERTED: json.dumps(kept)} if kept else {}
 
 
 def split_solution(written: str, columns: Columns) -> Columns:

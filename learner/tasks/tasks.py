@@ -7,6 +7,7 @@ its prompt is too long, or a column is too large for the wire. Rows are never sh
 trained on, and a training run does not read the test set. Both have a seeded order, so the first n are a random sample.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from shared.model.prompt import Prompter, Shots
 GENERATED = ("embedded", "numbers")
 GENERATED_HELD_OUT = 512
 MAX_FORMULA_CHARS = 500
+COLUMN = re.compile(r"\{(\w+)\}")
 Rows = Sequence[Columns]
 
 
@@ -48,6 +50,8 @@ class TaskSet:
     """To evaluate on."""
     dropped: Mapping[str, int]
     """Number of dropped rows of both parts, by reason."""
+    answers: tuple[np.ndarray, ...] = ()
+    """[T] int32 each: what a warm start learns of the training tasks, in their order."""
 
 
 def load_tasks(config: TasksConfig, prompter: Prompter, kind: VerifierKind) -> TaskSet:
@@ -75,6 +79,32 @@ def load_test(
     return kept(shuffled(rows, config.seed), config, prompter, kind, shots, dropped), dropped
 
 
+def told_prompts(
+    tasks: Sequence[Task], text: str, config: TasksConfig, prompter: Prompter, kind: VerifierKind
+) -> dict[bytes, np.ndarray]:
+    """By the bytes of each task's prompt: the prompt with this text as a further part of the system message. {name} in
+    it is a column of the task."""
+    shots = examples(load_rows(config, kind)[0], config) if config.few_shot else ()
+    found: dict[bytes, np.ndarray] = {}
+    for task in tasks:
+        if task.prompt_ids.tobytes() not in found:
+            system = "\n".join(filter(None, (config.system_prompt, filled_in(text, task.columns))))
+            ids = prompter.prompt_ids(task.columns["question"], system, shots)
+            found[task.prompt_ids.tobytes()] = np.array(ids, dtype=np.int32)
+    return found
+
+
+def filled_in(text: str, columns: Columns) -> str:
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in columns:
+            raise DataError(
+                f"teacher.prompt names the column {match[0]}, which a task lacks; it has {', '.join(columns)}."
+            )
+        return columns[match[1]]
+
+    return COLUMN.sub(value, text)
+
+
 def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows]:
     """Training and held-out rows. The first `tasks.few_shot` training rows are the examples."""
     if config.source in GENERATED:
@@ -92,7 +122,7 @@ def load_rows(config: TasksConfig, kind: VerifierKind) -> tuple[Rows, Rows]:
 
 def needs_answers(config: TasksConfig, kind: VerifierKind) -> bool:
     """Whether rows must have a gold answer."""
-    return kind != "callable" or config.few_shot > 0
+    return kind not in ("callable", "environment") or config.few_shot > 0
 
 
 def examples(train_rows: Rows, config: TasksConfig) -> Shots:
@@ -164,7 +194,7 @@ def fault_of(row: Columns, kind: VerifierKind) -> str | None:
 def is_readable(answer: str, kind: VerifierKind) -> bool:
     """Whether the verifier can read this gold answer. Formulas are only parsed in workers that can be killed."""
     match kind:
-        case "callable":
+        case "callable" | "environment":
             return True
         case "math":
             return bool(answer.strip()) and len(answer) <= MAX_FORMULA_CHARS and answer.count("{") == answer.count("}")

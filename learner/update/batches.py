@@ -4,6 +4,7 @@ from learner.objective.batch import StepBatch, idle_samples, needs_entropies, st
 from learner.objective.judged import Collected
 from learner.update.forward_pass import ForwardPass
 from learner.update.stage_end import StageEnd
+from learner.update.teacher import Teacher
 from shared.config.data import Advantage
 from shared.config.tree import ConstraintConfig, LossConfig, RolloutConfig
 from shared.process.trace import NO_TRACE, Trace
@@ -22,10 +23,11 @@ class Batches:
         advantage: Advantage,
         updates: int,
         stage_end: StageEnd | None = None,
+        teacher: Teacher | None = None,
         trace: Trace = NO_TRACE,
     ) -> None:
         """updates: of a pass. stage_end: sees the groups first, if the curriculum has stages and keeps the policy close
-        to them."""
+        to them. teacher: whom a distillation follows."""
         self.forward_pass = forward_pass
         self.loss = loss
         self.constraint = constraint
@@ -33,6 +35,7 @@ class Batches:
         self.advantage: Advantage = advantage
         self.updates = updates
         self.stage_end = stage_end
+        self.teacher = teacher
         self.trace = trace
 
     def build(self, step: int, collected: Collected) -> StepBatch:
@@ -43,12 +46,15 @@ class Batches:
         if needs_entropies(self.loss, self.constraint):
             with self.trace.phase("entropies"):
                 samples = self.forward_pass.with_entropies(samples)
+        if self.teacher:
+            with self.trace.phase("teacher"):
+                samples = self.teacher.read(samples)
         return step_batch(
             samples,
             idle_samples(groups, self.rollout.replacement_rounds),
             idle_groups=len(groups) - collected.teaching,
-            # Samples of an older version are expected to differ from the policy.
-            on_policy=all(order.policy_version == step for order in collected.filled),
+            # Samples of an older version are expected to differ from the policy, and those of a writer anyway.
+            on_policy=self.loss.kind != "sft" and all(order.policy_version == step for order in collected.filled),
             loss=self.loss,
             constraint=self.constraint,
             max_new_tokens=self.rollout.max_new_tokens,

@@ -89,6 +89,8 @@ class MicroBatch:
     """[k] int64 in [0, u): tokens of the KL."""
     actor_logprobs: torch.Tensor
     """[u] fp32."""
+    teacher_logprobs: torch.Tensor | None
+    """[u] fp32; None without a teacher."""
     weights: torch.Tensor
     """[u] fp32."""
     advantages: torch.Tensor
@@ -131,6 +133,7 @@ def micro_batch(samples: Sequence[TrainSample], device: torch.device) -> MicroBa
         penalties=placed(penalties[penalties != 0], device),
         in_kl=placed(np.flatnonzero(in_kl), device),
         actor_logprobs=placed(np.concatenate(actor), device),
+        teacher_logprobs=teacher_logprobs(samples, device),
         weights=placed(weights, device),
         advantages=placed(advantages.astype(np.float32), device),
         sample=placed(np.repeat(np.arange(len(samples)), counts), device),
@@ -138,6 +141,11 @@ def micro_batch(samples: Sequence[TrainSample], device: torch.device) -> MicroBa
         weight_sum=float(torch.from_numpy(weights[selected]).sum().numpy()),
         names=tuple(s.sample.name for s in samples),
     )
+
+
+def teacher_logprobs(samples: Sequence[TrainSample], device: torch.device) -> torch.Tensor | None:
+    rows = [s.sample.teacher_logprobs[s.used] for s in samples if s.sample.teacher_logprobs is not None]
+    return placed(np.concatenate(rows), device) if rows else None
 
 
 def shared_layout(samples: Sequence[TrainSample], device: torch.device) -> tuple[Sequences, list[np.ndarray]]:

@@ -314,6 +314,7 @@ def token_batch(batch: MicroBatch, logprobs: torch.Tensor, old: torch.Tensor) ->
         logprobs=logprobs[batch.selected],
         old_logprobs=old[batch.selected],
         actor_logprobs=batch.actor_logprobs[batch.selected],
+        teacher_logprobs=None if batch.teacher_logprobs is None else batch.teacher_logprobs[batch.selected],
         advantages=batch.advantages,
         weights=batch.weights[batch.selected],
         sample=batch.sample,

@@ -156,7 +156,7 @@ def replace_linears(
         parent, _, child = name.rpartition(".")
         if child in lora.targets:
             shape = (linear.out_features, linear.in_features)
-            frozen = layers[name] = LoraLinear(frozen, shape, lora.rank, lora.alpha / lora.rank)
+            frozen = layers[name] = LoraLinear(frozen, shape, lora.rank_of(name), lora.scale_of(name))
         setattr(lm.get_submodule(parent), child, frozen)
     if unknown := set(lora.targets) - {name.rpartition(".")[2] for name in layers}:
         known = sorted({name.rpartition(".")[2] for name in linears})

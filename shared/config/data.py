@@ -11,7 +11,10 @@ from shared.config.types import Fraction, NonNegative, NonNegativeFloat, Positiv
 Treatment = Literal["train", "drop", "stop"]
 OfTruncated = Literal["train", "mask", "drop", "stop"]
 Advantage = Literal["mean", "std", "rloo", "maxrl", "batch", "gdpo"]
-VerifierKind = Literal["gsm8k", "exact", "math", "callable"]
+VerifierKind = Literal["gsm8k", "exact", "math", "callable", "environment"]
+RewardForm = Literal["auto", "text", "messages"]
+UNCONVERTED = "unconverted"
+"""Column of a task, one JSON object: what its row has under another name, or not as text. For reward functions."""
 
 
 class TasksConfig(Section, frozen=True, kw_only=True):
@@ -59,6 +62,22 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Longest prompt in tokens. A task with a longer one is dropped and counted; a prompt is never cut."""
 
 
+class SftConfig(Section, frozen=True, kw_only=True):
+    """What a warm start learns (`python -m launch sft`): answers that somebody wrote. A step takes rollout.prompts of
+    them. Answers of more than rollout.max_new_tokens and prompts of more than tasks.max_prompt_tokens are left out."""
+
+    source: str = ""
+    """Where they come from: a file, a folder or a hub id, as in tasks.source. If empty, the training tasks of [tasks]
+    with their solutions, asked as a run asks them."""
+    chats: str = "messages"
+    """Column with chats, each a list of {role, content}. Every answer of the assistant is learned, after all that came
+    before it. tasks.system_prompt is put before chats that have none."""
+    question: str = "question"
+    """Column with the question, where there are no chats: text, or a list of {role, content}."""
+    solution: str = "solution"
+    """Column with the answer to learn, in the same two forms."""
+
+
 class CurriculumConfig(Section, frozen=True, kw_only=True):
     """Which task comes when. The formulas are in learner/curriculum/pass_rate.py and learner/curriculum/stages.py."""
 
@@ -100,8 +119,9 @@ class CurriculumConfig(Section, frozen=True, kw_only=True):
     ewc_samples: Positive = 256
     """Stages: largest number of completions, all from the last step of a stage, that its Fisher matrix is measured on.
     Each costs one backward pass."""
-    kl_to: Literal["base", "stage"] = "base"
-    """Reference of loss.kl_beta: `base`, or `stage` for the policy at the start of the stage."""
+    kl_to: Literal["base", "start", "stage"] = "base"
+    """Reference of loss.kl_beta: `base`, `start` for the policy before the first step (lora.start_from), or `stage` for
+    the policy at the start of the stage."""
 
     @property
     def has_stages(self) -> bool:
@@ -113,9 +133,14 @@ class CurriculumConfig(Section, frozen=True, kw_only=True):
         return self.has_stages and not self.stage_steps
 
     @property
-    def anchored(self) -> bool:
+    def needs_stages(self) -> bool:
         """Whether the policy is pulled towards the one at the end of an earlier stage."""
         return self.ewc > 0.0 or self.kl_to == "stage"
+
+    @property
+    def anchored(self) -> bool:
+        """Whether an earlier policy has to be kept."""
+        return self.needs_stages or self.kl_to == "start"
 
 
 class VerifierConfig(Section, frozen=True, kw_only=True):
@@ -123,8 +148,9 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
 
     kind: VerifierKind = "gsm8k"
     """How final answers are compared. `gsm8k`, `exact`: as numbers. `math`: as numbers, lists or formulas, by value.
-    `callable`: your own function decides. The final answer is looked for after `####`, in a box, after `A:`, `Answer:`
-    or `the answer is`, and as the last number or formula of the text, in this order."""
+    `callable`: your own function decides. `environment`: `get_reward` of [environment] decides. The final answer is
+    looked for after `####`, in a box, after `A:`, `Answer:` or `the answer is`, and as the last number or formula of
+    the text, in this order."""
     strict: bool = False
     """Accept one form only: `gsm8k` the number right after the last `####`, `math` the last box, `exact` the number and
     nothing else."""
@@ -133,7 +159,11 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     rounded to its number of decimals. With 3, 0.333 is accepted for 1/3, and 0.33 and 0.334 are not. 0 accepts exact
     values only. At most 30."""
     function: str = ""
-    """For `callable`: `path/to/file.py:name`, a function with TRL's reward signature."""
+    """For `callable`: `path/to/file.py:name`, a function with TRL's reward signature, or a class of such objects, of
+    which each worker makes one. If empty, the score is the weighted sum of `rewards`, of those that are not None."""
+    form: RewardForm = "auto"
+    """What reward functions get as prompts and completions: `text`, or `messages`, lists of {role, content}. `auto`:
+    messages if the model has a chat template, as in TRL."""
     rewards: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """More rewards besides the verifier's score, each with its weight: `think_tags`, `answer_tags` (1 if the format is
     followed, else 0), or `path/to/file.py:name` as above. They are logged by name and never change an outcome."""
@@ -163,6 +193,11 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     length."""
     on_abstain: Treatment = "drop"
     """What to do when the verifier returned None."""
+
+    @property
+    def adds_up_rewards(self) -> bool:
+        """Whether the score is the weighted sum of the named rewards."""
+        return self.kind == "callable" and not self.function
 
     def treatment(self, outcome: Outcome) -> OfTruncated:
         match outcome:

@@ -1,4 +1,4 @@
-"""From TOML, JSON and `--set` to a Config, or to one sentence: which key is wrong, and what is expected."""
+"""From TOML, YAML, JSON and `--set` to a Config, or to one sentence: which key is wrong, and what is expected."""
 
 import difflib
 import hashlib
@@ -14,12 +14,14 @@ import msgspec
 
 from protocol.limits import MAX_BODY_BYTES, MAX_INBOUND_BYTES, MAX_ITEMS
 from shared.config.data import Advantage, RewardConfig, VerifierConfig
-from shared.config.model import ModelConfig
+from shared.config.environment import EnvironmentConfig
+from shared.config.model import LoraConfig, ModelConfig
 from shared.config.named_rewards import check_rewards
 from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig, LinkConfig
-from shared.config.training import CLIPS_THE_RATIO, LossConfig
+from shared.config.training import CLIPS_THE_RATIO, LossConfig, TeacherConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.config.types import Section
+from shared.config.yaml_file import yaml_tree
 from shared.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -28,7 +30,22 @@ TRUNCATES = (
     "it changes the distribution that tokens are drawn from, but the learner scores them under the whole one, so their"
     " ratio would be biased; use rollout.temperature, which both sides apply."
 )
+ONE_BASE = (
+    "the base stays frozen in 4 bits and both processes share it; a rank of 256 on all targets comes close to full"
+    " training (set lora.rank)."
+)
 REFUSED = {
+    "lora.dropout": (
+        "actor and learner would compute with different masks, so the log-probs of the same tokens would differ and"
+        " their ratio would be noise; remove the key, and use optimizer.weight_decay or curriculum.kl_to against"
+        " overfitting."
+    ),
+    "lora.full_rank": ONE_BASE,
+    "model.full_finetuning": ONE_BASE,
+    "loss.kind = dpo": (
+        "it learns from fixed pairs and samples nothing, so an actor would have nothing to do; warm up with `python -m"
+        " launch sft`, then train with a reward, or use TRL's DPOTrainer and start from its adapter (lora.start_from)."
+    ),
     "rollout.top_p": TRUNCATES,
     "rollout.top_k": TRUNCATES,
     "rollout.min_p": TRUNCATES,
@@ -36,7 +53,8 @@ REFUSED = {
         "it changes the distribution by the tokens so far, and the learner does not; remove the key."
     ),
 }
-"""Keys that other tools have, and why there are none here."""
+"""Keys and values that other tools have, and why there are none here."""
+YAML_SUFFIXES = (".yaml", ".yml")
 TOKEN_BYTES = 13
 """Id, log-prob, entropy and mark of a token in a message, and in the journal that keeps it."""
 SAMPLE_BYTES = 128
@@ -46,8 +64,8 @@ ARRAYS_BYTES = 512
 
 
 def read_config(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """A TOML file, with `section.key=value` overrides on top."""
-    tree = read_toml(path)
+    """A TOML or YAML file, with `section.key=value` overrides on top."""
+    tree = read_yaml(path) if path.suffix in YAML_SUFFIXES else read_toml(path)
     for override in overrides:
         apply_override(tree, override)
     return resolve(tree)
@@ -58,6 +76,13 @@ def read_toml(path: Path) -> Tree:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # wrong TOML, wrong UTF-8, or brackets without end
         raise ConfigError(f"{path} is not valid TOML: {error}; fix that line.") from error
+
+
+def read_yaml(path: Path) -> Tree:
+    try:
+        return yaml_tree(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # wrong YAML, wrong UTF-8, or brackets without end
+        raise ConfigError(f"{path} is not valid YAML: {error}; fix that line.") from error
 
 
 def apply_override(tree: Tree, override: str) -> None:
@@ -94,7 +119,7 @@ def refuse_unknown_keys(tree: Mapping[str, Any], section: type[Section], path: s
     """Also refuses values where a section belongs, and numbers that are not finite."""
     hints = get_type_hints(section)
     for key, value in tree.items():
-        if reason := REFUSED.get(f"{path}{key}"):
+        if reason := REFUSED.get(f"{path}{key}") or REFUSED.get(f"{path}{key} = {value}"):
             raise ConfigError(f"{path}{key} = {value} is refused: {reason}")
         if key not in hints:
             near = difflib.get_close_matches(key, hints, n=1, cutoff=0.0)[0]
@@ -122,10 +147,23 @@ def explain(message: str, tree: Mapping[str, Any]) -> str:
 
 def check_together(config: Config) -> None:
     """Refuse keys that contradict each other."""
-    if config.verifier.kind == "callable" and not config.verifier.function:
+    if config.verifier.adds_up_rewards and not config.verifier.rewards:
         raise ConfigError("verifier.kind is 'callable' but verifier.function is empty; set it to path/to/file.py:name.")
+    if config.verifier.kind == "environment" and not config.environment.function:
+        raise ConfigError(
+            "verifier.kind is 'environment' but environment.function is empty; set it to path/to/file.py:Name, a class"
+            " with `get_reward`."
+        )
+    if config.is_warm_start and config.environment.is_used:
+        raise ConfigError("A warm start has written answers and no environment; remove [environment] from it.")
     check_objective(config.loss, config.reward)
     check_advantage(config.advantage, config.reward, config.verifier)
+    check_teacher(config.loss, config.teacher)
+    if config.rollout.group == 1 and not config.is_warm_start:
+        raise ConfigError(
+            "rollout.group = 1 is not allowed: expected >= 2, because the completions of a prompt are compared with"
+            " each other; only a warm start (`python -m launch sft`) has one."
+        )
     once = config.loss.passes == 1 and config.batch.updates == 1
     if config.constraint.beta > 0.0 and config.constraint.reference == "old" and once:
         raise ConfigError(
@@ -143,8 +181,9 @@ def check_together(config: Config) -> None:
             " the size of the first step; set it higher, or to 0 for steps that do not grow."
         )
     check_engine_options(config.actor, config.compute, config.model)
+    check_ranks(config.lora, config.actor)
     curriculum = config.curriculum
-    if curriculum.anchored and not curriculum.has_stages:
+    if curriculum.needs_stages and not curriculum.has_stages:
         raise ConfigError(
             f"curriculum.ewc and curriculum.kl_to = 'stage' need stages, but curriculum.kind = '{curriculum.kind}'"
             " has no stages; set it to 'levels' or 'sent'."
@@ -164,6 +203,19 @@ def check_engine_options(actor: ActorConfig, compute: ComputeConfig, model: Mode
         raise ConfigError(
             f"compute.actor_card = {compute.actor_card}, but vLLM takes the first card that it sees; set it to 0, and"
             " change the order of the cards with CUDA_VISIBLE_DEVICES."
+        )
+
+
+def check_ranks(lora: LoraConfig, actor: ActorConfig) -> None:
+    if unknown := sorted(lora.ranks.keys() - set(lora.targets)):
+        raise ConfigError(
+            f"lora.ranks names '{unknown[0]}', which is not in lora.targets ({', '.join(lora.targets)}); add it there,"
+            " or remove its rank."
+        )
+    if lora.ranks and actor.engine == "vllm":
+        raise ConfigError(
+            "lora.ranks gives targets different ranks, and vLLM serves an adapter with one; remove lora.ranks, or set"
+            " actor.engine to 'hf'."
         )
 
 
@@ -204,6 +256,11 @@ def check_objective(loss: LossConfig, reward: RewardConfig) -> None:
             f"loss.importance_floor = {loss.importance_floor:g} is for masks, but loss.importance is"
             f" '{loss.importance}'; set it to 'token_mask' or 'sequence_mask', or remove the floor."
         )
+    if loss.kind == "opd" and (loss.stale_limit or reward.advantage):
+        raise ConfigError(
+            "loss.kind = 'opd' follows a teacher and no reward, so loss.stale_limit and reward.advantage mean nothing;"
+            " remove them."
+        )
     if loss.dual_clip:
         check_dual_clip(loss)
 
@@ -223,17 +280,30 @@ def check_dual_clip(loss: LossConfig) -> None:
 
 def check_advantage(advantage: Advantage, reward: RewardConfig, verifier: VerifierConfig) -> None:
     """Refuse one that is not defined for these rewards."""
-    more = any(verifier.rewards.values()) or reward.length != 0.0 or reward.truncated != 0.0
-    if advantage == "maxrl" and more:
+    shaped = reward.length != 0.0 or reward.truncated != 0.0
+    named = sum(weight != 0.0 for weight in verifier.rewards.values())
+    if advantage == "maxrl" and (shaped or (named and not verifier.adds_up_rewards)):
         raise ConfigError(
             "reward.advantage = 'maxrl' divides by the mean score, which stands for the chance to be right, but"
             " verifier.rewards, reward.length or reward.truncated add to it; remove them or set their weights to 0, or"
             " choose another advantage."
         )
-    if advantage == "gdpo" and not more:
+    if advantage == "gdpo" and not shaped and named < (2 if verifier.adds_up_rewards else 1):
         raise ConfigError(
             "reward.advantage = 'gdpo' combines several rewards, and there is only the verifier's score; add"
             " verifier.rewards, reward.length or reward.truncated, or set it to 'batch'."
+        )
+
+
+def check_teacher(loss: LossConfig, teacher: TeacherConfig) -> None:
+    if loss.kind == "opd" and not (teacher.prompt or teacher.adapter):
+        raise ConfigError(
+            "loss.kind = 'opd' follows a teacher, but teacher.prompt and teacher.adapter are empty, so it would be the"
+            " policy that the run begins with; set one of them."
+        )
+    if loss.kind != "opd" and (teacher.prompt or teacher.adapter):
+        raise ConfigError(
+            f"[teacher] is set but loss.kind = '{loss.kind}' has no teacher; set loss.kind to 'opd', or remove it."
         )
 
 
@@ -268,9 +338,9 @@ def most_groups(samples: int, cap: int, prompt_tokens: int) -> int:
     return min(MAX_INBOUND_BYTES // arrays, MAX_BODY_BYTES // body, MAX_ITEMS)
 
 
-def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig) -> str:
+def rules_digest(verifier: VerifierConfig, rollout: RolloutConfig, environment: EnvironmentConfig) -> str:
     """sha256 over the sections that say how completions are sampled and scored. All actors of a run need the same."""
-    return hashlib.sha256(msgspec.json.encode((verifier, rollout), order="sorted")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode((verifier, rollout, environment), order="sorted")).hexdigest()
 
 
 def config_to_json(config: Config) -> bytes:

@@ -1,10 +1,12 @@
 """The sections [model] and [lora], and the folders where quantised bases and fetched models are kept. No torch here."""
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from shared.config.types import PositiveFloat, Section
@@ -28,13 +30,26 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """Folder for quantised bases. If empty, $XDG_CACHE_HOME/tandem or ~/.cache/tandem."""
 
 
-class LoraConfig(Section, frozen=True, kw_only=True):
-    """The adapter: y = W x + alpha / rank * B (A x), with B = 0 at the start."""
+Rank = Annotated[int, Meta(ge=1, le=512)]
 
-    rank: Annotated[int, Meta(ge=1, le=512)] = 16
+
+class LoraConfig(Section, frozen=True, kw_only=True):
+    """The adapter: y = W x + alpha / rank * B (A x), with B = 0 at the start unless it starts from another adapter."""
+
+    rank: Rank = 16
     """R, the inner dimension of A and B. From 1 to 512."""
+    ranks: dict[str, Rank] = msgspec.field(default_factory=dict[str, int])
+    """R of single targets, for example {q_proj = 8}; the others have `rank`. alpha is the same for all. Not for vLLM,
+    which takes one rank."""
     alpha: PositiveFloat = 32.0
     """Numerator of the scale."""
+    rslora: bool = False
+    """Divide by the square root of the rank instead of the rank (rsLoRA, 2312.03732), so that a large rank learns as
+    fast as a small one. The scale is larger, so lower `alpha` or the rate for a comparison."""
+    start_from: str = ""
+    """Adapter that the run starts from, and that it trains on: a folder or hub id with an adapter in PEFT's format, or
+    a run, whose newest checkpoint is taken. It is copied into the run. Base, ranks, scale and targets must be those of
+    this section. If empty, A is drawn by run.seed and B is 0. See also curriculum.kl_to."""
     targets: Annotated[tuple[str, ...], Meta(min_length=1)] = (
         "q_proj",
         "k_proj",
@@ -45,6 +60,23 @@ class LoraConfig(Section, frozen=True, kw_only=True):
         "down_proj",
     )
     """Linears that get an adapter, by the last part of their name."""
+
+    def __hash__(self) -> int:
+        """By content: a dictionary alone has no hash, and plans are kept by it."""
+        return hash((type(self), msgspec.json.encode(self, order="sorted")))
+
+    def rank_of(self, layer: str) -> int:
+        """layer: its name, or the target's."""
+        return self.ranks.get(layer.rpartition(".")[2], self.rank)
+
+    def scale_of(self, layer: str) -> float:
+        """What B (A x) is multiplied by."""
+        rank = self.rank_of(layer)
+        return self.alpha / (math.sqrt(rank) if self.rslora else rank)
+
+    @property
+    def largest_rank(self) -> int:
+        return max(map(self.rank_of, self.targets))
 
 
 CACHE_DIR_KEY = "model.cache_dir"

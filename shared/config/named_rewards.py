@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 
+from shared.config.data import VerifierConfig
 from shared.errors import ConfigError
 
 FORMS = ("think_tags", "answer_tags")
@@ -20,6 +21,18 @@ def is_function(spec: str) -> bool:
 
 def weights(rewards: Mapping[str, float]) -> dict[str, float]:
     return {name_of(spec): weight for spec, weight in rewards.items()}
+
+
+def runs_functions(verifier: VerifierConfig) -> bool:
+    """Whether a worker runs any function of the user's."""
+    return verifier.kind == "callable" or any(map(is_function, verifier.rewards))
+
+
+def form_in_words(verifier: VerifierConfig) -> str:
+    """What reward functions are given, for the start of a run. Models without a chat template are refused."""
+    form = "texts" if verifier.form == "text" else "lists of messages"
+    why = ": the model has a chat template" if verifier.form == "auto" else ""
+    return f"reward functions get prompts and completions as {form} (verifier.form = '{verifier.form}'{why})"
 
 
 def check_rewards(rewards: Mapping[str, float]) -> None:

@@ -124,6 +124,19 @@ class LogConfig(Section, frozen=True, kw_only=True):
     """Number of groups of each step that are written to rollouts.jsonl."""
 
 
+class TrackingConfig(Section, frozen=True, kw_only=True):
+    """Where the metrics of the run are shown besides its folder. A process of its own sends them and can neither stop
+    nor slow the run."""
+
+    kind: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
+    """`trackio`: on this machine, with the rollouts as traces. `wandb`: Weights & Biases, online or as WANDB_MODE says.
+    `tensorboard`: event files in the run directory. Each needs the extra of its name."""
+    project: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")] = "tandem"
+    """Project of the tracked run: letters, digits, `-`, `_` and `.`."""
+    name: str = ""
+    """Name of the tracked run. Empty: the name of the run directory and the first digits of the run's id."""
+
+
 class ActorConfig(Section, frozen=True, kw_only=True):
     """The rollout engine. `max_sequences` is for both engines, `fold` and `graphs` are for `hf`; all others are options
     of `vllm`, which the extra `vllm` installs."""

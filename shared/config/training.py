@@ -16,6 +16,8 @@ PAPER_CLIPS = {
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 4.0),
     "dppo": (0.15, 0.15),
+    "sft": (1.0, math.inf),
+    "opd": (0.2, 0.2),
 }
 """clip_low and clip_high of each kind. DeepSeekMath gives none for GRPO, so these are PPO's. CISPO has no lower bound
 (MiniMax-M1), and the upper bound of 5 is ScaleRL's (2510.13786). DPPO's are differences of probabilities. SAPO has no
@@ -27,9 +29,10 @@ UNBOUNDED = (0.0, math.inf)
 class LossConfig(Section, frozen=True, kw_only=True):
     """The objective. The formulas are in learner/objective/loss.py."""
 
-    kind: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo"] = "dapo"
+    kind: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo", "opd", "sft"] = "dapo"
     """Algorithm: it decides the objective and its divisor, and where their keys are not given a published clip range
-    and the advantage. `gspo` needs entropy_fraction = 1."""
+    and the advantage. `gspo` needs entropy_fraction = 1. `opd` follows [teacher], and rewards are only logged. `sft` is
+    what `python -m launch sft` sets: the likelihood of answers that somebody wrote. `run` takes the others."""
     clip_low: NonNegativeFloat | None = None
     """The ratio is clipped below 1 - clip_low. If not given: 0.2 (PPO's) for `grpo`, `dr_grpo` and `dapo`,
     3e-4 for `gspo`, 1 (no lower bound) for `cispo`. For `dppo`, how far the probability of a token may fall: 0.15. Not
@@ -104,6 +107,18 @@ class LossConfig(Section, frozen=True, kw_only=True):
         if self.cap and self.importance.startswith("sequence"):
             return f"loss.importance = '{self.importance}'"
         return f"loss.stale_limit = {self.stale_limit:g}" if self.stale_limit else ""
+
+
+class TeacherConfig(Section, frozen=True, kw_only=True):
+    """Whom loss.kind = "opd" follows: the same base, so that no second model is loaded. It reads what the policy has
+    sampled and says how likely each token was. At least one of the two keys makes it another policy."""
+
+    prompt: str = ""
+    """Text that only the teacher sees, in its system message after tasks.system_prompt. {name} stands for a column of
+    the task, for example "A correct solution is: {solution}"."""
+    adapter: str = ""
+    """Its adapter: a folder, a hub id or a run, as in lora.start_from, and copied into the run. If empty, what the run
+    began with: the base, or lora.start_from."""
 
 
 class ConstraintConfig(Section, frozen=True, kw_only=True):

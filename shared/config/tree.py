@@ -10,8 +10,10 @@ Left out on purpose: environment variables, includes, per-machine overrides. No 
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
-from shared.config.data import Advantage, CurriculumConfig, RewardConfig, TasksConfig, VerifierConfig
+from shared.config.data import Advantage, CurriculumConfig, RewardConfig, SftConfig, TasksConfig, VerifierConfig
+from shared.config.environment import NO_ENVIRONMENT, EnvironmentConfig
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import (
     ActorConfig,
@@ -22,8 +24,17 @@ from shared.config.processes import (
     LinkConfig,
     LogConfig,
     PipelineConfig,
+    TrackingConfig,
 )
-from shared.config.training import BatchConfig, ConstraintConfig, GrowthConfig, GuardConfig, LossConfig, OptimizerConfig
+from shared.config.training import (
+    BatchConfig,
+    ConstraintConfig,
+    GrowthConfig,
+    GuardConfig,
+    LossConfig,
+    OptimizerConfig,
+    TeacherConfig,
+)
 from shared.config.types import NonNegative, Positive, Section
 
 
@@ -41,8 +52,8 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
 
     prompts: Positive = 16
     """P, the number of groups in a step."""
-    group: Annotated[int, Meta(ge=2, le=4096)] = 8
-    """G, the number of completions of each prompt. From 2 to 4096."""
+    group: Annotated[int, Meta(ge=1, le=4096)] = 8
+    """G, the number of completions of each prompt. From 2 to 4096; 1 in a warm start."""
     max_new_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     """Cap on a completion in tokens. At most 1,000,000."""
     temperature: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
@@ -62,12 +73,15 @@ class Config(Section, frozen=True, kw_only=True):
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
     tasks: TasksConfig = TasksConfig()
+    sft: SftConfig = SftConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
     rollout: RolloutConfig = RolloutConfig()
     actor: ActorConfig = ActorConfig()
+    environment: EnvironmentConfig = NO_ENVIRONMENT
     verifier: VerifierConfig = VerifierConfig()
     reward: RewardConfig = RewardConfig()
     loss: LossConfig = LossConfig()
+    teacher: TeacherConfig = TeacherConfig()
     constraint: ConstraintConfig = ConstraintConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
@@ -80,6 +94,7 @@ class Config(Section, frozen=True, kw_only=True):
     journal: JournalConfig = JournalConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @property
     def advantage(self) -> Advantage:
@@ -93,6 +108,37 @@ class Config(Section, frozen=True, kw_only=True):
         return not self.pipeline.max_lag and not self.curriculum.shares_steps
 
     @property
+    def is_warm_start(self) -> bool:
+        """Whether it learns written answers and samples nothing but its evaluations."""
+        return self.loss.kind == "sft"
+
+    @property
+    def compares(self) -> bool:
+        """Whether a group teaches only by the differences between its completions."""
+        return self.loss.kind not in ("sft", "opd")
+
+    @property
+    def needs_actor(self) -> bool:
+        return not self.is_warm_start or self.eval.problems > 0
+
+    @property
     def most_prompts(self) -> int:
         """Largest number of groups in a step, without replacements."""
         return max(self.rollout.prompts, self.growth.max_prompts)
+
+
+def warm_start(config: Config) -> Config:
+    """The same model, adapter, data, sizes and rates, with the likelihood of written answers as its objective. What is
+    about sampled groups has its default."""
+    return replace(
+        config,
+        loss=LossConfig(kind="sft", importance_cap=0.0),
+        # At temperature 1, so that the loss is the plain likelihood.
+        rollout=RolloutConfig(prompts=config.rollout.prompts, group=1, max_new_tokens=config.rollout.max_new_tokens),
+        reward=RewardConfig(),
+        teacher=TeacherConfig(),
+        constraint=ConstraintConfig(),
+        curriculum=CurriculumConfig(),
+        growth=GrowthConfig(),
+        pipeline=PipelineConfig(),
+    )

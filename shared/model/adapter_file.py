@@ -97,7 +97,9 @@ def adapter_config(lora: LoraConfig, base: str) -> bytes:
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": lora.rank,
+        "rank_pattern": dict(sorted(lora.ranks.items())),
         "lora_alpha": lora.alpha,
+        "use_rslora": lora.rslora,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": sorted(lora.targets),
@@ -129,31 +131,42 @@ class LoraLayout:
 
     layers: dict[str, tuple[int, int]]
     """Layer -> (out, in)."""
-    rank: int
-    """R."""
-    scale: float
-    """alpha / R."""
+    lora: LoraConfig
+    """Ranks and scales."""
+
+    @property
+    def rank(self) -> int:
+        """R of all layers that lora.ranks does not name."""
+        return self.lora.rank
+
+    @property
+    def scale(self) -> float:
+        """Of the same layers."""
+        return self.lora.scale_of("")
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
         """`layer.lora_A` and `layer.lora_B` of every layer, in the order of `Adapter.parameters`."""
         a, b = PAIR
-        pairs = ((layer, *self.layers[layer]) for layer in sorted(self.layers))
+        sizes = ((layer, self.lora.rank_of(layer), *self.layers[layer]) for layer in sorted(self.layers))
         return {
             name: shape
-            for layer, out, into in pairs
-            for name, shape in ((f"{layer}.{a}", (self.rank, into)), (f"{layer}.{b}", (out, self.rank)))
+            for layer, rank, out, into in sizes
+            for name, shape in ((f"{layer}.{a}", (rank, into)), (f"{layer}.{b}", (out, rank)))
         }
 
     @property
     def digest(self) -> str:
         """Equals `layout_digest` of an adapter that was built."""
-        return digest_of_layout(self.shapes, dict.fromkeys(self.layers, self.scale))
+        return digest_of_layout(self.shapes, {layer: self.lora.scale_of(layer) for layer in self.layers})
 
     def adapter(self) -> Adapter:
         """An adapter without a base: to initialise, fill and save."""
         nothing = FrozenLinear(DenseMatmul(torch.empty(0)), None)
-        return Adapter({name: LoraLinear(nothing, shape, self.rank, self.scale) for name, shape in self.layers.items()})
+        rank, scale = self.lora.rank_of, self.lora.scale_of
+        return Adapter(
+            {name: LoraLinear(nothing, shape, rank(name), scale(name)) for name, shape in self.layers.items()}
+        )
 
 
 def read_layout(base: Path, lora: LoraConfig) -> LoraLayout:
@@ -163,7 +176,7 @@ def read_layout(base: Path, lora: LoraConfig) -> LoraLayout:
         layers = [name.removesuffix(".weight") for name in dims if is_decoder_linear(name, dims[name])]
         layers = [layer for layer in layers if layer.rpartition(".")[2] in lora.targets]
         shapes = {layer: linear_shape(file, f"{layer}.weight") for layer in layers}
-    return LoraLayout(layers=shapes, rank=lora.rank, scale=lora.alpha / lora.rank)
+    return LoraLayout(layers=shapes, lora=lora)
 
 
 def linear_shape(file: safe_open, name: str) -> tuple[int, int]:

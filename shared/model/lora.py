@@ -1,13 +1,14 @@
 """Frozen linears, each with a trainable low-rank adapter.
 
-    y = W x + b + (alpha / R) B (A x),    A: [R, in] fp32, B: [out, R] fp32, B = 0 at the start
+    y = W x + b + s B (A x),    A: [R, in] fp32, B: [out, R] fp32, B = 0 at the start
+    s = alpha / R, or alpha / sqrt(R) with lora.rslora (2312.03732); R may differ between layers
 
 The base is never merged with the adapter: with B = 0 the numbers are the base's bit for bit, and switching the adapter
 off gives the reference policy without a second model. A and B stay fp32 (bf16 would round small updates away) and are
-cast to the type of the input in each call. Left out on purpose: dropout, which would make the numbers of actor and
-learner differ.
+cast to the type of the input in each call. A run may start from an adapter that was trained before
+(given_adapter.py). Left out on purpose: dropout, which would make the numbers of actor and learner differ.
 
-    folded:  y = (W + (alpha / R) B A) x + b
+    folded:  y = (W + s B A) x + b
 
 A process that only samples may fold: the sum is computed once for each installed version, beside W, if W is in memory
 in fp32. This takes one product instead of three. The numbers agree up to rounding, and B = 0 still
@@ -15,7 +16,7 @@ gives the base's.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -220,6 +221,11 @@ class Adapter:
                 layer.lora_A.copy_((torch.rand(layer.lora_A.shape, generator=generator) * 2 - 1) * bound)
                 layer.lora_B.zero_()
 
+    @property
+    def moved(self) -> bool:
+        """Whether it changes the base."""
+        return any(bool(layer.lora_B.any()) for layer in self.layers.values())
+
     def requires_grad(self) -> None:
         """Make it trainable. It is built frozen, because an actor only samples."""
         for parameter in self.parameters().values():
@@ -245,6 +251,21 @@ class Adapter:
             for name, value in self.parameters().items():
                 value.data = before[name]
 
+    def values(self) -> dict[str, torch.Tensor]:
+        """A copy of A and B on the CPU."""
+        return {name: value.detach().cpu().clone() for name, value in self.parameters().items()}
+
+    @contextmanager
+    def holding(self, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Inside the block, A and B have these values."""
+        parameters = self.parameters()
+        now = {name: value.detach().clone() for name, value in parameters.items()}
+        put(parameters, values)
+        try:
+            yield
+        finally:
+            put(parameters, now)
+
     @contextmanager
     def switched_off(self) -> Iterator[None]:
         """Inside the block, the model is the base."""
@@ -255,3 +276,10 @@ class Adapter:
         finally:
             for layer in self.layers.values():
                 layer.enabled = True
+
+
+@torch.no_grad()
+def put(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    """Overwrite the one by the other."""
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])

@@ -26,6 +26,10 @@ from transformers import AutoTokenizer
 
 from shared.errors import ModelError, in_words
 
+Message = dict[str, Any]
+"""role, content, and what else the template reads."""
+OBSERVED = "@@observation@@"
+"""Where an environment's first words belong, while a prompt is rendered."""
 Shots = Sequence[tuple[str, str]]
 """(question, solution) pairs that are shown before the question."""
 THINKING = ("<think>", "</think>")
@@ -49,27 +53,56 @@ class Prompter:
     """Special ids that are left out of the text. Those around thinking are kept, even if they are special."""
     digest: str
     """sha256 over vocabulary, template and end ids; compared in the handshake."""
+    name: str = "the model"
+    """Its folder, for messages."""
+    tools: str = ""
+    """JSON of the tools that the template shows; empty without an environment."""
     limit_s: float = TEMPLATE_LIMIT_S
     """Time limit for the template to render one conversation, which normally takes less than a millisecond."""
 
     def prompt_ids(self, question: str, system_prompt: str = "", shots: Shots = ()) -> list[int]:
-        """[Tp] the examples and the question as a user message, followed by the opening of the assistant's reply."""
-        messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        for asked, solution in shots:
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": solution}]
-        return self.chat_ids([*messages, {"role": "user", "content": question}])
+        """[Tp] the examples and the question as a user message, followed by the opening of the assistant's reply. With
+        tools it ends after the question: what follows depends on the environment (conversation.py)."""
+        if not self.tools:
+            return self.chat_ids(conversation(question, system_prompt, shots))
+        text = self.rendered(conversation(question + OBSERVED, system_prompt, shots), opens_reply=True)
+        if OBSERVED not in text:
+            raise ModelError(
+                f"The chat template of {self.name} does not show the end of a question; use another model."
+            )
+        return self.ids(text.partition(OBSERVED)[0])
 
-    def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """[Tp] a conversation of {role, content}, followed by the opening of the assistant's reply."""
+        return self.ids(self.rendered(messages, opens_reply=True))
+
+    def reply_ids(self, messages: Sequence[Message], reply: str) -> list[int]:
+        """[T] what the model would have to sample after `chat_ids` to reply this: the rest of what the template writes,
+        up to the token that ends the turn. Where the template changes what was before it (some remove reasoning), the
+        reply's own text and that token."""
+        before = self.rendered(messages, opens_reply=True)
+        whole = self.rendered([*messages, {"role": "assistant", "content": reply}], opens_reply=False)
+        ids = self.ids(whole.removeprefix(before) if whole.startswith(before) else reply)
+        ends = [place for place, token in enumerate(ids) if token in self.end_ids]
+        end = turn_end(self.tokenizer) if not ends else None
+        return ids[: ends[0] + 1] if ends else [*ids, self.tokenizer.eos_token_id if end is None else end]
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def rendered(self, messages: Sequence[Message], *, opens_reply: bool) -> str:
+        """A conversation as the template shows it."""
+        options = {"tools": json.loads(self.tools)} if self.tools else {}
         try:
             with at_most(self.limit_s):
-                text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+                return self.tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=opens_reply, **options
+                )
         # The template is a foreign program and may raise anything.
         except Exception as error:
             raise ModelError(
                 f"The model's chat template cannot be used ({in_words(error)}); fix it, or use another model."
             ) from error
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def text(self, ids: list[int]) -> str:
         """The text of the ids, without special tokens except those around thinking, which the verifier needs."""
@@ -80,19 +113,30 @@ class Prompter:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def load_prompter(folder: Path) -> Prompter:
+def conversation(question: str, system_prompt: str = "", shots: Shots = ()) -> list[Message]:
+    """How a run asks a question."""
+    messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    for asked, solution in shots:
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": solution}]
+    return [*messages, {"role": "user", "content": question}]
+
+
+def load_prompter(folder: Path, tools: str = "") -> Prompter:
+    """tools: JSON, as the template gets them."""
     tokenizer = load_tokenizer(folder)
     if tokenizer.chat_template is None:
         raise ModelError(f"The tokenizer in {folder} has no chat template; use an instruct model or add one.")
     tokenizer.chat_template = undated(tokenizer.get_chat_template(), folder)
     end_ids = find_end_ids(folder, tokenizer)
     vocabulary = tokenizer.get_vocab()
-    identity = [sorted(vocabulary.items()), tokenizer.chat_template, end_ids]
+    identity = [sorted(vocabulary.items()), tokenizer.chat_template, end_ids, *filter(None, [tools])]
     return Prompter(
         tokenizer=tokenizer,
         end_ids=tuple(end_ids),
         silent_ids=special_ids(tokenizer) - {vocabulary.get(tag) for tag in THINKING},
         digest=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+        name=str(folder),
+        tools=tools,
     )
 
 

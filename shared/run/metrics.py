@@ -56,6 +56,7 @@ KEYS = {
     "noise_signal": "noise/signal",
     "noise_spread": "noise/spread",
     "ewc_penalty": "ewc/penalty",
+    "teacher_kl": "teacher/kl",
     "policy_version": "policy/version",
     "curriculum_stage": "curriculum/stage",
     "curriculum_pass_rate": "curriculum/pass_rate",
@@ -74,6 +75,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Mean reward of all N samples, those of idle groups too."""
     rewards: dict[str, float]
     """Mean of each part of the reward, unweighted. Rows have `reward/<name>` for those that the run has."""
+    logged: dict[str, float]
+    """Means of what reward functions gave to log_metric. Rows have `logged/<name>` for those."""
     reward_std: float
     """Standard deviation of those N rewards."""
     reward_min: float
@@ -171,6 +174,9 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Estimate of the variance of one group's gradient; over noise_signal it is the gradient noise scale, in groups."""
     ewc_penalty: float
     """The part of elastic weight consolidation in the loss of the last pass. NaN if curriculum.ewc = 0."""
+    teacher_kl: float
+    """Mean log pi - log pi_T of the step's tokens, as sampled: an estimate of KL(policy || teacher) per token. NaN
+    without a teacher."""
     policy_version: int
     """Version the step was sampled from."""
     curriculum_stage: int
@@ -185,6 +191,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
         for key, value in msgspec.to_builtins(self).items():
             if key == "rewards":
                 row |= {f"reward/{name}": finite(mean) for name, mean in value.items()}
+            elif key == "logged":
+                row |= {f"logged/{name}": finite(mean) for name, mean in value.items()}
             elif key == "card_mb":
                 row |= {f"mem/{name}": finite(amount) for name, amount in value.items()}
             elif key == "outcomes":

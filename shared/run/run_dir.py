@@ -3,6 +3,7 @@
     config.json   the resolved configuration; written last, so a folder that has it is a run
     run.json      run id, versions, processor, card, number type and threads
     plan.json     what the run was predicted to take
+    start/        the adapter that it starts from, if there is one; teacher/ the one that it learns from
     lock          flock: one learner per run
     lease/        flock: which process may compute, where the two share a CPU; actors write here and into logs/ only
     keys/         CURVE keys, 0700
@@ -37,7 +38,7 @@ import msgspec
 
 from shared.errors import DamageError, RunDirError
 from shared.run.file_lock import open_lock, sign, signature, try_lock_awhile
-from shared.run.files import disk_errors, make_folder, remove_unfinished, sync_folder, write_whole
+from shared.run.files import disk_errors, make_folder, remove_unfinished, sync_folder, write_tree_whole, write_whole
 
 PACKAGES = ("torch", "transformers", "bitsandbytes", "pyzmq")
 CPUINFO = Path("/proc/cpuinfo")
@@ -109,12 +110,15 @@ class RunDir:
         compute: Mapping[str, str | int] = MappingProxyType({}),
         card: Mapping[str, str] = MappingProxyType({}),
         create_keys: Callable[[Path], None] = lambda folder: None,
+        start: Mapping[str, bytes] = MappingProxyType({}),
+        teacher: Mapping[str, bytes] = MappingProxyType({}),
         min_free_bytes: int = MIN_FREE_BYTES,
     ) -> Self:
         """Make a new run. RunDirError if the folder has files, cannot be written, or has too little space.
 
         compute: that section of the configuration. card: as in run.json. create_keys: writes keys into the folder it
-        gets. config.json is written last, so a folder with it is whole.
+        gets. start, teacher: files of adapters that the run is given. config.json is written last, so a folder with it
+        is whole.
         """
         run = cls(path)
         with disk_errors(path):
@@ -127,6 +131,9 @@ class RunDir:
         with disk_errors(run.keys):
             create_keys(run.keys)
             sync_folder(run.keys)
+        for folder, files in ((run.start, start), (run.teacher, teacher)):
+            if files:
+                write_tree_whole(folder, files)
         run.write_info(compute, card)
         write_whole(run.config, config_json)
         return run
@@ -183,6 +190,16 @@ class RunDir:
     @property
     def plan(self) -> Path:
         return self.path / "plan.json"
+
+    @property
+    def start(self) -> Path:
+        """What the run starts from, copied, so that the original may move."""
+        return self.path / "start"
+
+    @property
+    def teacher(self) -> Path:
+        """The same of the adapter that a distillation follows."""
+        return self.path / "teacher"
 
     @property
     def lock(self) -> Path:

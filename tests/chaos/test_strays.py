@@ -63,7 +63,7 @@ def end(how: str, launcher: "subprocess.Popen[str]", out: Path, family: list[psu
 def test_nothing_of_a_run_is_left(tmp_path: Path, how: str, code: int | None) -> None:
     out, reward, seconds = tmp_path / "run", tmp_path / "reward.py", f"600.{random.randrange(10**9):09d}"
     reward.write_text(REWARD.format(seconds=seconds))
-    verifier = {"verifier.kind": "callable", "verifier.function": f"{reward}:reward"}
+    verifier = {"verifier.kind": "callable", "verifier.form": "text", "verifier.function": f"{reward}:reward"}
     launcher = start("run", "embedded", "--out", out, *sets(SMALL | verifier | {"run.steps": 8}))
     wait_until(lambda: num_rows(out) >= 2 and bool(sleepers(seconds)), "the second step")
     family = psutil.Process(launcher.pid).children(recursive=True)

@@ -36,6 +36,7 @@ def test_a_run_outlives_a_hostile_reward_function(tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text(HOSTILE)
     overrides = {
         "verifier.kind": "callable",
+        "verifier.form": "text",
         "verifier.function": f"{tmp_path}/rewards.py:hostile",
         "verifier.on_error": "drop",
         "verifier.workers": 2,

@@ -34,6 +34,7 @@ def test_a_reward_beyond_measure_is_set_aside_replayed_alone_and_left_out(run_pa
     (tmp_path / "reward.py").write_text(REWARD.format(question=question_of(3)))
     config = SMALL | {
         "verifier.kind": "callable",
+        "verifier.form": "text",
         "verifier.function": f"{tmp_path / 'reward.py'}:reward",
         "reward.advantage": "mean",
         "guard.grad_norm_limit": 1e5,

@@ -216,6 +216,12 @@ class ScriptedEngine:
         progress(ended(completions)[::-1])
         return completions
 
+    def take_turn(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
+    ) -> list[list[Completion]]:
+        """As `generate`: a completion follows from its prompt."""
+        return self.generate(groups, sampling, progress)
+
     def completion(self, group: GroupOrder, seed: int, sampling: Sampling) -> Completion:
         """Made-up tokens and numbers."""
         prompt = zlib.crc32(group.prompt_ids.tobytes())

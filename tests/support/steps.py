@@ -6,7 +6,8 @@ import torch
 
 from learner.objective import batch as product
 from learner.objective.batch import Sample, StepBatch
-from learner.objective.judged import Collected, Judge, JudgedGroup, collected
+from learner.objective.judged import Collected, JudgedGroup, collected
+from learner.orders.plan import judge_of
 from learner.update.budget import Attempts, Size
 from learner.update.figures import UpdateStats
 from learner.update.forward_pass import ForwardPass, OldLogprobs
@@ -17,10 +18,6 @@ from protocol.messages import FilledOrder, Group
 from shared.config.tree import Config
 from shared.model.policy import Policy
 from tests.support.wire_examples import timings
-
-
-def judge_of(config: Config) -> Judge:
-    return Judge(verifier=config.verifier, reward=config.reward, max_new_tokens=config.rollout.max_new_tokens)
 
 
 def judged(groups: Sequence[Group], config: Config) -> list[JudgedGroup]:

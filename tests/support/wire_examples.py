@@ -62,6 +62,8 @@ def group(**changes: Any) -> Group:
         "outcomes": (Outcome.CORRECT, Outcome.TRUNCATED, Outcome.WRONG),
         "scores": (1.0, 0.0, -0.5),
         "rewards": {"brevity": (0.5, 0.0, 1.0)},
+        "metrics": {"found": 0.5},
+        "extras": {"read": ("18", "", "7")},
     }
     return Group(**fields | changes)
 

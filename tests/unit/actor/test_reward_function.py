@@ -1,17 +1,18 @@
 """A user's reward function: how it is found, what it is given, and what its return values mean."""
 
+import contextlib
 import functools
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from actor.verifiers.reward_function import CallFailed, load_reward_function, score_with
-from actor.verifiers.verdict import MAX_NOTE, ScoreJob
+from actor.verifiers.reward_function import CallFailed, RewardCalls, RewardFunction, load_reward_function
+from actor.verifiers.verdict import MAX_NOTE, ScoreJob, Verdict
 from protocol.limits import MAX_SCORE
 from protocol.messages import Outcome
 from shared.errors import RewardError
@@ -43,6 +44,12 @@ def write(folder: Path, text: str, name: str = "reward.py") -> Path:
     file = folder / name
     file.write_text(text)
     return file
+
+
+def score_with(function: RewardFunction, jobs: Sequence[ScoreJob]) -> list[Verdict]:
+    with contextlib.closing(RewardCalls()) as calls:
+        calls.log.start(len(jobs))
+        return calls.score(function, jobs)
 
 
 def returning(values: object):
@@ -114,6 +121,8 @@ def test_arguments_are_those_of_trl() -> None:
         return [0.0] * 3
 
     score_with(reward, JOBS)
+    assert all(callable(seen.pop(name)) for name in ("log_extra", "log_metric"))
+    assert seen.pop("trainer_state")
     assert seen == {
         "prompts": ["prompt of a", "prompt of bb", "prompt of ccc"],
         "completions": ["a", "bb", "ccc"],
@@ -131,8 +140,8 @@ def test_a_function_gets_only_what_it_names() -> None:
 
 
 def test_a_default_is_kept_where_the_data_has_no_such_column() -> None:
-    def reward(completions: list[str], log_metric: object = None) -> list[float]:
-        return [float(log_metric is None)] * len(completions)
+    def reward(completions: list[str], difficulty: object = None) -> list[float]:
+        return [float(difficulty is None)] * len(completions)
 
     assert score_with(reward, JOBS)[0].score == 1.0
 

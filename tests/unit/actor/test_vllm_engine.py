@@ -100,7 +100,7 @@ def vllm() -> PlayedVLLM:
 def engine_of(vllm: PlayedVLLM, checkpoint: Path, how: str = "memory") -> VLLMEngine:
     shapes = {name: layer.base.matmul.dense for name, layer in tiny_policy(checkpoint).adapter.layers.items()}
     layers = {name: (dense.shape[0], dense.shape[1]) for name, dense in shapes.items() if dense is not None}
-    layout = LoraLayout(layers=layers, rank=RANK, scale=2.0)
+    layout = LoraLayout(layers=layers, lora=LoraConfig(rank=RANK, alpha=2.0 * RANK))
     played: Any = vllm
     way = "files" if how == "files" else "memory"
     return VLLMEngine(played, OPTIONS, tiny_prompter(END, 6), LoraConfig(rank=RANK), layout, "a" * 64, way)

@@ -117,7 +117,7 @@ def test_an_unquantised_base_is_merged_as_it_is(source: Path, tmp_path: Path) ->
 
 def test_a_large_model_comes_in_several_files_that_transformers_reads(source: Path, tmp_path: Path) -> None:
     config = config_of(source)
-    base, deltas = cached_base(config.model).folder, Deltas(adapter_of(config), scale=2.0)
+    base, deltas = cached_base(config.model).folder, Deltas(adapter_of(config), lambda layer: 2.0)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder, limit in ((whole, 1 << 30), (cut, 100_000)):
         folder.mkdir()
@@ -136,7 +136,7 @@ def test_a_large_model_comes_in_several_files_that_transformers_reads(source: Pa
 
 def test_an_adapter_of_another_model_is_refused(source: Path) -> None:
     config = config_of(source)
-    deltas = Deltas(adapter_of(config), scale=2.0)
+    deltas = Deltas(adapter_of(config), lambda layer: 2.0)
     deltas.layers.add("model.layers.9.mlp.up_proj")
     with pytest.raises(DamageError, match=r"no layer 'model\.layers\.9\.mlp\.up_proj'"):
         list(merged_weights(cached_base(config.model).folder, deltas, torch.float32))

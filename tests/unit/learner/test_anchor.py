@@ -118,8 +118,10 @@ def test_a_later_stage_moves_the_anchor_and_keeps_a_share_of_the_older_fisher(po
     assert np.mean([float(values.mean()) for values in first.values()]) == pytest.approx(1.0, abs=0.05)
 
 
-def test_the_reference_is_the_base_until_a_stage_has_ended_then_the_policy_of_then(policy: Policy) -> None:
+def test_the_reference_is_the_base_until_a_stage_has_ended_then_the_policy_of_then(checkpoint: Path) -> None:
+    policy = tiny_policy(checkpoint, shaken=False)
     anchor = Anchor(policy.adapter, CONFIG)
+    shake(policy, seed=1)
     with torch.no_grad():
         with anchor.reference():
             first = hidden_of(policy, IDS)
@@ -134,6 +136,31 @@ def test_the_reference_is_the_base_until_a_stage_has_ended_then_the_policy_of_th
         assert torch.equal(hidden_of(policy, IDS), now) and not torch.equal(now, then)
         with Anchor(policy.adapter, msgspec.structs.replace(CONFIG, kl_to="base")).reference():
             assert torch.equal(hidden_of(policy, IDS), first)
+
+
+def test_what_a_run_starts_from_is_the_reference_that_was_asked_for(policy: Policy) -> None:
+    """Of all steps with "start", of the first stage with "stage", and never with "base"."""
+    anchors = {
+        to: Anchor(policy.adapter, msgspec.structs.replace(CONFIG, kl_to=to)) for to in ("start", "stage", "base")
+    }
+    with torch.no_grad():
+        then = hidden_of(policy, IDS)
+        with policy.adapter.switched_off():
+            base = hidden_of(policy, IDS)
+        shake(policy, seed=5)
+        expected = {"start": then, "stage": then, "base": base}
+        for to, anchor in anchors.items():
+            with anchor.reference():
+                assert torch.equal(hidden_of(policy, IDS), expected[to])
+        now = hidden_of(policy, IDS)
+        anchors["start"].set(1, fisher_of(policy))
+        loaded = Anchor(policy.adapter, anchors["start"].config)
+        loaded.load_state_bytes(anchors["start"].state_bytes())
+        shake(policy, seed=6)
+        with loaded.reference():
+            assert torch.equal(hidden_of(policy, IDS), then) and not torch.equal(then, now)
+        kept = [*loaded.theta.values(), *loaded.fisher.values(), *loaded.start.values()]
+        assert sum(values.nbytes for values in kept) == loaded.most_bytes()
 
 
 def test_saved_and_loaded_it_pulls_the_same(policy: Policy, checkpoint: Path) -> None:
@@ -153,5 +180,5 @@ def test_its_file_is_no_larger_than_was_said(policy: Policy) -> None:
     for config in (CONFIG, msgspec.structs.replace(CONFIG, ewc=0.0)):
         anchor = Anchor(policy.adapter, config)
         anchor.set(1, fisher_of(policy) if config.ewc else {})
-        tensors = sum(t.nbytes for t in [*anchor.theta.values(), *anchor.fisher.values()])
+        tensors = sum(t.nbytes for t in [*anchor.theta.values(), *anchor.fisher.values(), *anchor.start.values()])
         assert tensors == anchor.most_bytes() < len(anchor.state_bytes())

@@ -146,6 +146,7 @@ EXPECTED = {
     "noise/signal": 0.5,
     "noise/spread": 3.0,
     "ewc/penalty": 0.375,
+    "teacher/kl": None,
     "policy/version": 3,
     "curriculum/stage": 2,
     "curriculum/pass_rate": 0.625,
@@ -188,6 +189,7 @@ def test_a_step_in_which_nothing_teaches_has_nulls_where_nothing_was_measured() 
         "noise/signal",
         "noise/spread",
         "ewc/penalty",
+        "teacher/kl",
     }
     assert (row["groups/idle"], row["groups/total"], row["weight/sum"]) == (1, 1, 0.0)
     assert set(row) == set(COLUMNS.split())

@@ -34,6 +34,8 @@ WORDS = {
     "NDArray[np.float32] | None": "float32 array or nil",
     "Annotated[dict[Name, Text], Meta(max_length=MAX_KEYS)]": "map of name to text",
     "Annotated[dict[Name, Scores], Meta(max_length=MAX_KEYS)]": "map of name to list of score",
+    "Annotated[dict[Name, Texts], Meta(max_length=MAX_KEYS)]": "map of name to list of text",
+    "Annotated[dict[Name, Score], Meta(max_length=MAX_KEYS)]": "map of name to score",
     "Annotated[int, Meta(ge=1, le=MAX_CREDITS)]": "integer, 1 to 1024",
     "Annotated[int, Meta(ge=1, le=1000000)]": "integer, 1 to 1000000",
     "Annotated[float, Meta(gt=0, le=3600)]": "float, above 0 to 3600",

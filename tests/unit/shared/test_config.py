@@ -128,6 +128,30 @@ def test_what_would_truncate_or_bend_the_distribution_is_refused_with_the_reason
     assert sentence.startswith(f"rollout.{key} = 0.9 is refused: it c") and "learner" in sentence
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("lora.dropout=0.05", ("lora.dropout = 0.05", "different masks", "weight_decay")),
+        ("loss.kind=dpo", ("loss.kind = dpo", "samples nothing", "launch sft", "lora.start_from")),
+        ("lora.full_rank=true", ("frozen in 4 bits", "lora.rank")),
+        ("model.full_finetuning=true", ("frozen in 4 bits", "lora.rank")),
+    ],
+)
+def test_what_this_project_does_not_do_is_refused_with_the_reason(override: str, words: tuple[str, ...]) -> None:
+    assert all(word in refusal(override) for word in words)
+
+
+def test_ranks_of_single_targets() -> None:
+    lora = with_override("lora.ranks={q_proj = 4, down_proj = 64}").lora
+    assert [lora.rank_of(f"model.layers.0.x.{name}") for name in ("q_proj", "down_proj", "o_proj")] == [4, 64, 16]
+    assert lora.largest_rank == 64 and lora.scale_of("x.q_proj") == 32 / 4
+    assert msgspec.structs.replace(lora, rslora=True).scale_of("x.down_proj") == 32 / 8
+    assert "lora.ranks names 'lm_head', which is not in lora.targets" in refusal("lora.ranks={lm_head = 4}")
+    assert "<= 512" in refusal("lora.ranks={q_proj = 513}")
+    with pytest.raises(ConfigError, match="vLLM serves an adapter with one"):
+        resolve({"lora": {"ranks": {"q_proj": 4}}, "actor": {"engine": "vllm"}})
+
+
 def test_codes_cannot_be_served_of_a_base_that_has_none() -> None:
     with pytest.raises(ConfigError, match=r"actor.weights is 'nf4' but model.quantization is 'none'"):
         resolve({"actor": {"weights": "nf4"}, "model": {"quantization": "none"}})
@@ -299,11 +323,12 @@ def test_a_json_tree_is_checked_like_any_other(data: bytes, part: str) -> None:
 def test_the_rules_of_a_run_are_those_of_drawing_and_judging() -> None:
     def digest(*overrides: str) -> str:
         config = load_config("embedded", overrides)
-        return rules_digest(config.verifier, config.rollout)
+        return rules_digest(config.verifier, config.rollout, config.environment)
 
     assert digest() == digest("optimizer.lr=1", "actor.kv_mb=7")
     changes = ["verifier.kind=math", "verifier.rewards={think_tags = 0.5}", "rollout.temperature=0.5"]
-    assert len({digest(), *map(digest, changes)}) == 4
+    changes.append("environment.max_turns=3")
+    assert len({digest(), *map(digest, changes)}) == 5
 
 
 def no_home() -> Path:

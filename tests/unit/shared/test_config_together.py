@@ -35,6 +35,7 @@ from shared.errors import ConfigError
         (["loss.dual_clip=1.2"], "must be above 1 + clip_high = 1.28"),
         (["reward.advantage=maxrl", "reward.length=-0.1"], "divides by the mean score"),
         (["reward.advantage=maxrl", "verifier.rewards={think_tags = 0.5}"], "divides by the mean score"),
+        (["loss.kind=opd", "teacher.adapter=x", "loss.stale_limit=0.1"], "follows a teacher and no reward"),
         (["reward.advantage=gdpo"], "there is only the verifier's score"),
         (["growth.max_prompts=20", "batch.updates=2"], "measures the noise of a step's one gradient"),
         (

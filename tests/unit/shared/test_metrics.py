@@ -17,14 +17,15 @@ from tests.support.run_files import COLUMNS
 
 def metrics(step: int, *, shaped: bool = False, on_card: bool = False, **changes: float) -> StepMetrics:
     """A row in which every figure has a value of its own."""
-    maps = ("outcomes", "rewards", "card_mb")
+    maps = ("outcomes", "rewards", "logged", "card_mb")
     fields = [field.name for field in msgspec.structs.fields(StepMetrics) if field.name not in maps]
     values: dict[str, Any] = {name: place + 0.5 for place, name in enumerate(fields)} | changes
     values |= {"step": step, "groups_idle": 3, "groups_total": 16, "policy_version": step}
     rewards = {"score": 0.875, "brevity": math.nan} if shaped else {}
+    logged = {"found": 0.375} if shaped else {}
     card_mb = {"actor_allocated": 4096.5, "learner_driver": 6000.25} if on_card else {}
     outcomes = {Outcome.CORRECT: 0.75, Outcome.WRONG: 0.25}
-    return StepMetrics(**values, rewards=rewards, outcomes=outcomes, card_mb=card_mb)
+    return StepMetrics(**values, rewards=rewards, logged=logged, outcomes=outcomes, card_mb=card_mb)
 
 
 def test_row_has_exactly_the_contract_in_its_order() -> None:
@@ -41,8 +42,8 @@ def test_each_key_has_its_own_field() -> None:
 
 def test_named_rewards_stand_behind_the_mean() -> None:
     row = metrics(1, shaped=True).to_row()
-    assert list(row)[2:5] == ["reward/mean", "reward/score", "reward/brevity"]
-    assert (row["reward/score"], row["reward/brevity"]) == (0.875, None)
+    assert list(row)[2:6] == ["reward/mean", "reward/score", "reward/brevity", "logged/found"]
+    assert (row["reward/score"], row["reward/brevity"], row["logged/found"]) == (0.875, None, 0.375)
 
 
 def test_memory_of_cards_stands_behind_that_of_the_processes_where_there_are_cards() -> None:

@@ -1,0 +1,161 @@
+"""An environment of the user's, with TRL's contract.
+
+    class Env:
+        def reset(self, **columns) -> str | None     begins a rollout; its text is put behind the question
+        def any_name(self, number: int) -> str       a tool: public, with types and a docstring in Google's style
+        def get_reward(self) -> float | None         the score, if verifier.kind is 'environment'
+
+An instance is made once for each process and reset for each rollout. Plain functions can be tools too. All of them may
+be async. What a tool returns is shown with `str`; what it raises is its answer, {"error": "..."}, as in TRL.
+
+`described` runs the user's file in a process of its own and returns the tools as JSON, in the form that chat templates
+expect. It is done once, when a run begins: the learner renders prompts, and runs none of the user's code.
+Left out of TRL's contract: several environments in a run, images.
+"""
+
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from actor.scoring.fork_server_process import environment
+from actor.verifiers.reward_function import as_coroutine, find_reward_function, in_words
+from shared.config.environment import EnvironmentConfig
+from shared.errors import RewardError
+
+RESERVED = ("reset", "get_reward")
+DESCRIBE_LIMIT_S = 120.0
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model asks for."""
+
+    name: str
+    """Of the tool."""
+    arguments: dict[str, Any]
+    """By name, as the model wrote them."""
+
+
+class Environment:
+    """The user's instance, if there is one, and all tools."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        """RewardError if the file cannot be used."""
+        self.instance = made(config.function) if config.function else None
+        functions = [find_reward_function(spec) for spec in config.tools]
+        methods = methods_of(self.instance) if self.instance is not None else []
+        self.tools: dict[str, Callable[..., Any]] = {function.__name__: function for function in (*functions, *methods)}
+        if not self.tools:
+            raise RewardError(f"{config.function} has no tools; give it a public method with a docstring.")
+
+    def reset(self, columns: Mapping[str, str]) -> object:
+        return result_of(self.instance.reset, columns) if self.instance is not None else None
+
+    def use(self, call: ToolCall) -> str:
+        """The tool's answer as text."""
+        try:
+            if call.name not in self.tools:
+                raise ValueError(f"Tool {call.name} not found.")
+            return str(result_of(self.tools[call.name], call.arguments))
+        except Exception as error:
+            return str({"error": str(error)})
+
+    def reward(self) -> object:
+        return result_of(self.instance.get_reward, {}) if self.instance is not None else None
+
+
+def made(spec: str) -> Any:
+    """An instance of the user's class."""
+    try:
+        instance = find_reward_function(spec)()
+    except RewardError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise RewardError(
+            f"environment.function = {spec!r} cannot be made ({in_words(error)}); fix the class."
+        ) from error
+    if not callable(getattr(instance, "reset", None)):
+        raise RewardError(f"environment.function = {spec!r} has no method `reset`; add `def reset(self, **columns)`.")
+    return instance
+
+
+def methods_of(instance: object) -> list[Callable[..., Any]]:
+    """Found on the class: reading them from the instance would evaluate properties."""
+    names = [name for name, _ in inspect.getmembers(type(instance), predicate=inspect.isfunction)]
+    return [getattr(instance, name) for name in names if name not in RESERVED and not name.startswith("_")]
+
+
+def result_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    result = function(**arguments)
+    if not inspect.isawaitable(result):
+        return result
+    import asyncio
+
+    return asyncio.run(as_coroutine(result))
+
+
+def has_reward(environment: Environment) -> bool:
+    return callable(getattr(environment.instance, "get_reward", None))
+
+
+def describe(config: EnvironmentConfig, *, scores: bool) -> str:
+    """JSON of the tools. scores: whether `get_reward` is needed. Runs in the process that `described` starts."""
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    environment = Environment(config)
+    if scores and not has_reward(environment):
+        raise RewardError(f"verifier.kind is 'environment', but {config.function or 'a tool'} has no `get_reward`.")
+    found: list[Any] = []
+    for name, tool in environment.tools.items():
+        try:
+            found.append(get_json_schema(tool))
+        except Exception as error:
+            raise RewardError(f"The tool `{name}` needs types and a docstring ({in_words(error)}).") from error
+    return json.dumps(found)
+
+
+def described(config: EnvironmentConfig, *, scores: bool) -> str:
+    """The same, from a process that is stopped if it takes too long."""
+    command = [
+        sys.executable,
+        "-m",
+        "actor.environments.contract",
+        msgspec.json.encode(config).decode(),
+        str(int(scores)),
+    ]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment(config.variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DESCRIBE_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RewardError(
+            f"Loading {config.function} took more than {DESCRIBE_LIMIT_S:g} s; make it quicker."
+        ) from error
+    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    if done.returncode:
+        raise RewardError(
+            last if done.returncode == 2 else f"{config.function} ended its process while it was loaded ({last})."
+        )
+    return done.stdout.splitlines()[-1]
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        print("\n" + describe(msgspec.json.decode(arguments[0], type=EnvironmentConfig), scores=arguments[1] == "1"))
+    except RewardError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

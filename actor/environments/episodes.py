@@ -1,0 +1,204 @@
+"""Plays the completions of an order with their environments, turn by turn.
+
+    reset all -> [ all take a turn -> those that called tools get the answers ] until none goes on -> rewards
+
+Turns are synchronous: the next one is decoded when all environments have answered. So the shapes of a batch follow from
+tokens and answers alone, and the same order gives the same tokens, as long as the environments answer alike. The cap
+counts all tokens after the question. An episode ends when a turn calls no tool, at environment.max_turns, at the cap,
+or with a fault of its environment; what was sampled until then is kept, so a group always has its completions.
+An answer for which there is no room is left out, and the completion is truncated.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from msgspec import structs
+
+from actor.engines.engine import Completion, EndedCompletion, Engine
+from actor.environments.contract import ToolCall
+from actor.environments.pool import EnvironmentPool, Lost, is_lost
+from actor.environments.worker import Answered, Call, GetReward, Opened, Reset, Rewarded, Use
+from actor.verifiers.reward_function import verdict
+from actor.verifiers.verdict import Verdict, fault
+from protocol.messages import Finish, GroupOrder, Order, Outcome, Sampling
+from shared.config.environment import EnvironmentConfig
+from shared.model.conversation import Conversation
+
+Beat = Callable[[str], None]
+
+
+class Episode:
+    """One completion while it is played."""
+
+    def __init__(self, group: int, index: int, order: GroupOrder) -> None:
+        self.group, self.index, self.order = group, index, order
+        self.parts: list[Completion] = []
+        """Turns, and what is between them."""
+        self.turns = 0
+        self.finish = Finish.STOP
+        self.lost: Lost | None = None
+        self.reward: Rewarded | None = None
+
+    @property
+    def length(self) -> int:
+        return sum(len(part.ids) for part in self.parts)
+
+    @property
+    def last_turn(self) -> Completion:
+        return self.parts[-1]
+
+    def put(self, ids: Sequence[int]) -> None:
+        """Tokens that are not sampled."""
+        zeros = np.zeros(len(ids), np.float32)
+        self.parts.append(
+            Completion(
+                ids=np.array(ids, np.int32),
+                logprobs=zeros,
+                entropies=zeros,
+                trained=np.zeros(len(ids), np.uint8),
+                finish=Finish.STOP,
+            )
+        )
+
+    def take(self, turn: Completion, cap: int) -> None:
+        """A turn; what is beyond the cap was sampled along with others and is dropped."""
+        room = cap - self.length
+        cut = len(turn.ids) > room
+        entropies = None if turn.entropies is None else turn.entropies[:room]
+        self.finish = Finish.LENGTH if cut else turn.finish
+        self.parts.append(
+            Completion(
+                ids=turn.ids[:room],
+                logprobs=turn.logprobs[:room],
+                entropies=entropies,
+                trained=np.ones(min(len(turn.ids), room), np.uint8),
+                finish=self.finish,
+            )
+        )
+        self.turns += 1
+
+    def next_order(self) -> GroupOrder:
+        """All that comes before the next turn."""
+        ids = np.concatenate([self.order.prompt_ids, *(part.ids for part in self.parts)])
+        return structs.replace(self.order, prompt_ids=ids, seeds=(self.order.seeds[self.index],))
+
+    def completion(self) -> Completion:
+        entropies = [part.entropies for part in self.parts if part.entropies is not None]
+        told = all(part.entropies is not None for part in self.parts)
+        return Completion(
+            ids=np.concatenate([part.ids for part in self.parts]),
+            logprobs=np.concatenate([part.logprobs for part in self.parts]),
+            entropies=np.concatenate(entropies) if told else None,
+            trained=np.concatenate([part.trained for part in self.parts if part.trained is not None]),
+            finish=self.finish,
+        )
+
+    def ended(self) -> EndedCompletion:
+        """For the verifier: what the model said last."""
+        last = structs.replace(self.last_turn, finish=self.finish)
+        return EndedCompletion(group=self.group, index=self.index, completion=last)
+
+    def verdict_over(self, found: Verdict) -> Verdict:
+        """The environment's fault or reward, where there is one, else the verifier's verdict."""
+        if self.lost:
+            return structs.replace(fault(self.lost.outcome, self.lost.note), rewards=dict.fromkeys(found.rewards, 0.0))
+        if self.reward:
+            judged = verdict(self.reward.value, truncated=self.finish is Finish.LENGTH)
+            return structs.replace(judged, rewards=found.rewards)
+        return found
+
+
+class Episodes:
+    """Plays orders with one pool of environments."""
+
+    def __init__(
+        self, pool: EnvironmentPool, conversation: Conversation, config: EnvironmentConfig, *, scores: bool
+    ) -> None:
+        """scores: whether `get_reward` is asked."""
+        self.pool, self.conversation, self.config, self.scores = pool, conversation, config, scores
+
+    def play(self, order: Order, engine: Engine, beat: Beat) -> list[Episode]:
+        """All completions of an order, in their order."""
+        episodes = [
+            Episode(group, index, ordered)
+            for group, ordered in enumerate(order.groups)
+            for index in range(len(ordered.seeds))
+        ]
+        seats = dict(enumerate(episodes))
+        self.open(seats, order.sampling.max_new_tokens, beat)
+        live = seats
+        while live:
+            self.take_turns(live, order.sampling, engine, beat)
+            live = self.answered(live, order.sampling.max_new_tokens, beat)
+        if self.scores:
+            self.judge({seat: episode for seat, episode in seats.items() if not episode.lost}, beat)
+        return episodes
+
+    def open(self, seats: dict[int, Episode], cap: int, beat: Beat) -> None:
+        """Reset all. An environment that fails here has its completion all the same, of one turn."""
+        found = self.ask({seat: Reset(columns=episode.order.columns) for seat, episode in seats.items()}, seats, beat)
+        for seat, episode in seats.items():
+            answer = found.get(seat)
+            ids = self.conversation.opening_ids(answer.text if isinstance(answer, Opened) else "")
+            if len(ids) >= cap:
+                episode.lost = Lost(
+                    outcome=Outcome.ERROR, note=f"`reset` says {len(ids)} tokens, and the cap is {cap}."
+                )
+                ids = self.conversation.opening_ids("")[: cap - 1]
+            episode.put(ids)
+
+    def take_turns(self, live: dict[int, Episode], sampling: Sampling, engine: Engine, beat: Beat) -> None:
+        """In the first turn, completions of a group whose environments said the same share their prompt."""
+        first = all(episode.turns == 0 for episode in live.values())
+        shared: dict[tuple[object, ...], list[Episode]] = {}
+        for seat, episode in live.items():
+            same = (episode.group, episode.parts[0].ids.tobytes()) if first else (seat,)
+            shared.setdefault(same, []).append(episode)
+        groups = tuple(
+            structs.replace(
+                several[0].next_order(), seeds=tuple(episode.order.seeds[episode.index] for episode in several)
+            )
+            for several in shared.values()
+        )
+        room = sampling.max_new_tokens - min(episode.length for episode in live.values())
+        taken = engine.take_turn(groups, structs.replace(sampling, max_new_tokens=room), lambda _: beat("decoding"))
+        for several, completions in zip(shared.values(), taken, strict=True):
+            for episode, completion in zip(several, completions, strict=True):
+                episode.take(completion, sampling.max_new_tokens)
+
+    def answered(self, live: dict[int, Episode], cap: int, beat: Beat) -> dict[int, Episode]:
+        """Those that go on, with their tools' answers."""
+        calls: dict[int, Call] = {}
+        for seat, episode in live.items():
+            if episode.lost or episode.finish is Finish.LENGTH or episode.turns == self.config.max_turns:
+                continue
+            asked = self.conversation.calls(episode.last_turn.ids.tolist())
+            if asked:
+                calls[seat] = Use(calls=[ToolCall(name=name, arguments=arguments) for name, arguments in asked])
+        going: dict[int, Episode] = {}
+        for seat, answer in self.ask(calls, live, beat).items():
+            episode = live[seat]
+            if not isinstance(answer, Answered):
+                continue
+            ids = self.conversation.answer_ids(answer.texts)
+            if episode.length + len(ids) < cap:
+                episode.put(ids)
+                going[seat] = episode
+            else:
+                episode.finish = Finish.LENGTH
+        return going
+
+    def judge(self, seats: dict[int, Episode], beat: Beat) -> None:
+        for seat, answer in self.ask(dict.fromkeys(seats, GetReward()), seats, beat).items():
+            if isinstance(answer, Rewarded):
+                seats[seat].reward = answer
+
+    def ask(self, calls: dict[int, Call], episodes: dict[int, Episode], beat: Beat) -> dict[int, object]:
+        """The answers; an episode whose environment failed is over."""
+        found = self.pool.ask(calls, lambda: beat("environments"))
+        for seat, answer in found.items():
+            episodes[seat].lost = is_lost(answer) or episodes[seat].lost
+        return {seat: answer for seat, answer in found.items() if not is_lost(answer)}
+
+    def close(self) -> None:
+        self.pool.close()

@@ -1,0 +1,85 @@
+"""Flags that people know from other training scripts: mapped where they mean exactly a key of ours, else answered.
+
+A mapped flag is `--set` under another name: `--group-size 8` is `--set rollout.group=8`. In the order of the command
+line, the later one wins.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from shared.errors import UserError
+
+VALUES = {
+    "--group-size": ("rollout.group={}",),
+    "--num-generations": ("rollout.group={}",),
+    "--learning-rate": ("optimizer.lr={}",),
+    "--lora-rank": ("lora.rank={}",),
+    "--lora-alpha": ("lora.alpha={}",),
+    "--max-steps": ("run.steps={}",),
+    "--max-response-length": ("rollout.max_new_tokens={}",),
+    "--max-completion-length": ("rollout.max_new_tokens={}",),
+    "--temperature": ("rollout.temperature={}",),
+    "--wandb-project": ("tracking.kind=wandb", "tracking.project={}"),
+}
+"""Flag with a value -> the keys that it sets."""
+SWITCHES = {
+    "--wandb": "tracking.kind=wandb",
+    "--no-wandb": "tracking.kind=none",
+    "--use-triton": "compute.kernels=triton",
+    "--no-triton": "compute.kernels=torch",
+    "--no-entropy-mask": "loss.entropy_fraction=1.0",
+}
+ANSWERS = {
+    "--epochs": "a run is a number of steps, each of rollout.prompts new prompts; use --steps N",
+    "--num-train-epochs": "a run is a number of steps, each of rollout.prompts new prompts; use --steps N",
+    "--batch-size": "a step has rollout.prompts groups of rollout.group completions; use --set rollout.prompts=N."
+    " Micro-batches are cut to fit the memory",
+    "--per-device-train-batch-size": "a step has rollout.prompts groups of rollout.group completions; use --set"
+    " rollout.prompts=N. Micro-batches are cut to fit the memory",
+    "--gradient-accumulation-steps": "a step is one update over all its groups, in micro-batches that fit the memory;"
+    " use --set rollout.prompts=N for larger steps",
+    "--use-entropy-mask": "say which share of the tokens is trained on: --set loss.entropy_fraction=0.2",
+    "--max-prompt-length": "a longer prompt is dropped here, not cut; use --set tasks.max_prompt_tokens=N",
+    "--dataset-name": "use --set tasks.source=NAME, for example gsm8k or a .jsonl file",
+    "--model-id": "use --set model.path=FOLDER, or a hub id",
+    "--model": "use --set model.path=FOLDER, or a hub id",
+    "--output-dir": "use --out DIR",
+    "--resume-checkpoint": "use the command `resume DIR`, which takes the newest checkpoint",
+    "--resume": "use the command `resume DIR`, which takes the newest checkpoint",
+    "--config": "give the file itself: `run my.toml`, or my.yaml",
+    "--lora-weights": "use the command `generate DIR` with the run's directory",
+    "--num-gpus": "there is one learner; compute.learner_card and compute.actor_card choose cards",
+    "--nproc-per-node": "there is one learner; compute.learner_card and compute.actor_card choose cards",
+}
+"""Flag -> what to do instead; none of ours means exactly the same."""
+
+
+def add_known_flags(parser: argparse.ArgumentParser) -> None:
+    """Each adds to `set`, like --set."""
+    group = parser.add_argument_group("flags of other scripts")
+    for flag, keys in VALUES.items():
+        group.add_argument(
+            flag, dest="set", action="extend", type=Assignments(keys), metavar="X", help=f"--set {keys[-1].format('X')}"
+        )
+    for flag, assignment in SWITCHES.items():
+        group.add_argument(flag, dest="set", action="append_const", const=assignment, help=f"--set {assignment}")
+
+
+class Assignments:
+    """The value of a flag as `key=value` of each key."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.keys = keys
+
+    def __call__(self, value: str) -> list[str]:
+        return [key.format(value) for key in self.keys]
+
+
+def answer_known_flags(argv: Sequence[str]) -> None:
+    """UserError for the first flag of `run` that others have and we do not."""
+    if argv[:1] != ["run"]:
+        return
+    for word in argv:
+        flag = word.partition("=")[0]
+        if answer := ANSWERS.get(flag.replace("_", "-")):
+            raise UserError(f"{flag} is not a flag of Tandem: {answer}.")

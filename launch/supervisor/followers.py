@@ -1,0 +1,87 @@
+"""Processes that only follow a run, such as its tracker: whatever happens to them, the run goes on.
+
+    dies               started again after a pause that doubles, at most 5 times in all; after that a note
+    exits 2            a user error: a note with its sentence, not started again
+    hangs, is stopped  nobody waits for it, until the run has ended
+    run has ended      asked to stop (SIGTERM), killed after a grace period -> a note
+
+What a follower has not done is left for the next `resume`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from launch.supervisor.child import Child
+from launch.supervisor.endings import PREFIX, USER_ERROR
+from launch.supervisor.growing_file import last_lines
+from launch.supervisor.restarts import Restarts, SupervisorLimits
+from launch.supervisor.starter import FreshStarter
+from launch.supervisor.topology import Process
+from shared.errors import UserError
+from shared.process.children import how_it_ended
+
+
+class Followers:
+    """The followers of one run."""
+
+    def __init__(self, processes: Sequence[Process], limits: SupervisorLimits, note: Callable[[str], None]) -> None:
+        """note: tells the user."""
+        self.processes = {process.name: process for process in processes}
+        self.limits = limits
+        # No step is counted here, so the limit is for the whole run.
+        self.restarts = Restarts(limits)
+        self.note = note
+        # A new interpreter: it needs none of the libraries that the fork server has loaded.
+        self.starter = FreshStarter()
+        self.children: dict[str, Child] = {}
+
+    def start(self) -> None:
+        for name in self.processes:
+            self.start_one(name)
+
+    def start_one(self, name: str) -> None:
+        try:
+            self.children[name] = Child(self.processes[name], self.starter)
+        except (OSError, UserError) as error:
+            self.note(f"{name} could not be started ({error}); the run goes on without it")
+
+    def check(self) -> None:
+        """Start again what has died, when that is due."""
+        for name, child in list(self.children.items()):
+            code = child.exit_code()
+            if code is not None and not self.restarts.is_planned(name):
+                self.handle_exit(child, code)
+            if self.restarts.is_planned(name) and self.restarts.take_due(name, time.monotonic()):
+                self.start_one(name)
+
+    def handle_exit(self, child: Child, code: int) -> None:
+        child.kill()
+        may_restart = code != USER_ERROR and self.restarts.plan(child.name, code, time.monotonic())
+        if may_restart:
+            self.note(f"{child.name} {how_it_ended(code)}; starting it again, the run goes on")
+            return
+        self.children.pop(child.name)
+        self.restarts.due.pop(child.name, None)
+        said = last_lines(child.process.log, 1, child.output_start)
+        why = f": {said[0].removeprefix(PREFIX)}" if said else ""
+        self.note(f"{child.name} {how_it_ended(code)}{why} The run goes on without it; log: {child.process.log}")
+
+    def finish(self, tick: Callable[[], None]) -> None:
+        """Give them time for the rest. tick: called while waiting; it may raise."""
+        running = [child for child in self.children.values() if child.exit_code() is None]
+        for child in running:
+            child.ask_to_stop()
+        deadline = time.monotonic() + self.limits.followers_s
+        while any(child.exit_code() is None for child in running) and time.monotonic() < deadline:
+            tick()
+            time.sleep(self.limits.tick_s)
+        for child in running:
+            if child.exit_code() is None:
+                self.note(
+                    f"{child.name} was not ready {self.limits.followers_s:g} s after the end and is killed; `resume`"
+                    " lets it continue"
+                )
+
+    def kill(self) -> None:
+        for child in self.children.values():
+            child.kill()

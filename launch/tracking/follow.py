@@ -1,0 +1,98 @@
+"""Follows the files of a run while they grow, and sends each step to a tracker once.
+
+A step's rollouts are in rollouts.jsonl before its row is in metrics.jsonl, so the rows are read first. A resumed run
+writes some of its last steps again. They are the same steps, and are not sent twice. (After `resume --resample-step`
+they differ, and the tracker keeps the first ones, because trackers take steps in order only.)
+A line that cannot be read is skipped, as in the display.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launch.supervisor.growing_file import GrowingFile
+from launch.tracking.trackers import Rollout, Tracked, Tracker
+from shared.config.processes import TrackingConfig
+from shared.run.files import write_whole
+from shared.run.run_dir import RunDir
+
+LOOK_EVERY_S = 1.0
+ID_DIGITS = 8
+"""Of the run's id in the tracked run's name: folders in two places may have the same name."""
+
+
+def tracked_run(run: RunDir, config: TrackingConfig) -> Tracked:
+    """As it was when the run was first tracked, unless another tracker or project is asked for now."""
+    run_id = run.read_info().run_id
+    name = config.name or f"{run.path.resolve().name}-{run_id[:ID_DIGITS]}"
+    asked = Tracked(kind=config.kind, project=config.project, name=name, run_id=run_id)
+    file = tracking_file(run)
+    known = msgspec.json.decode(file.read_bytes(), type=Tracked) if file.exists() else asked
+    same = (known.kind, known.project) == (asked.kind, asked.project) and config.name in ("", known.name)
+    return known if same else asked
+
+
+def tracking_file(run: RunDir) -> Path:
+    return run.path / "tracking.json"
+
+
+def note_tracked(run: RunDir, tracked: Tracked) -> None:
+    write_whole(tracking_file(run), msgspec.json.format(msgspec.json.encode(tracked), indent=2), durable=False)
+
+
+class Follower:
+    """What of a run has been sent."""
+
+    def __init__(self, run: RunDir, tracker: Tracker, last_step: int) -> None:
+        """last_step: later ones are sent."""
+        self.tracker = tracker
+        self.metrics = GrowingFile(run.metrics)
+        self.rollouts = GrowingFile(run.rollouts)
+        self.waiting: dict[int, list[Rollout]] = defaultdict(list)
+        self.last_step = last_step
+
+    def follow(self, stop: Callable[[], bool], pause_s: float = LOOK_EVERY_S) -> None:
+        """Send what there is, until asked to stop; then the rest."""
+        stopping = False
+        while not stopping:
+            # Asked first: what was written before the request is read after it.
+            stopping = stop()
+            self.send_new_steps()
+            if not stopping:
+                time.sleep(pause_s)
+
+    def send_new_steps(self) -> None:
+        rows = self.metrics.new_lines()
+        for line in self.rollouts.new_lines():
+            self.keep_rollouts(parsed(line))
+        for line in rows:
+            self.send(parsed(line))
+
+    def keep_rollouts(self, group: Mapping[str, Any]) -> None:
+        if group.get("step", 0) > self.last_step:
+            self.waiting[group["step"]].append(group)
+
+    def send(self, row: Mapping[str, Any]) -> None:
+        step = row.get("step", 0)
+        if step <= self.last_step:
+            return
+        figures = {name: figure for name, figure in row.items() if name != "step" and figure is not None}
+        self.tracker.log(step, figures, distinct(self.waiting.pop(step, [])))
+        self.last_step = step
+
+
+def distinct(groups: list[Rollout]) -> list[Rollout]:
+    """A step that was done again has its groups twice."""
+    return list({group["group_id"]: group for group in groups}.values())
+
+
+def parsed(line: str) -> Mapping[str, Any]:
+    """One row; empty if the line cannot be read."""
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except (ValueError, RecursionError):
+        return {}

@@ -1,0 +1,38 @@
+"""The section [environment]: tools and environments that the model talks to over several turns."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from shared.config.types import NonNegative, PositiveFloat, Section
+
+
+class EnvironmentConfig(Section, frozen=True, kw_only=True):
+    """What answers the model between its turns. Without `function` and `tools` a completion is one turn."""
+
+    function: str = ""
+    """`path/to/file.py:Name`, a class with TRL's contract: `reset(**columns)`, public methods as tools, and
+    `get_reward()` if verifier.kind is 'environment'."""
+    tools: tuple[str, ...] = ()
+    """More tools, each `path/to/file.py:name`: a function with types and a docstring."""
+    described: str = ""
+    """JSON of the tools, as the chat template shows them. Left empty it is filled in when a run begins, so that resume
+    and replay need no environment."""
+    max_turns: Annotated[int, Meta(ge=1, le=1024)] = 8
+    """Largest number of the model's turns in a completion, from 1 to 1024. Calls in the last turn are not made."""
+    step_limit_s: PositiveFloat = 10.0
+    """Wall-clock limit in seconds for `reset`, for the tools that one turn calls, and for `get_reward`. A process that
+    takes longer is killed, and the outcome of its completion is a timeout."""
+    at_once: Annotated[int, Meta(ge=1, le=64)] = 4
+    """How many environments compute at the same time, from 1 to 64. Each completion has a process of its own."""
+    memory_mb: NonNegative = 1024
+    """Private memory in MB that a process may take beyond what it has after loading the file. 0 sets no limit."""
+    variables: tuple[str, ...] = ()
+    """Names of more environment variables that an environment may read, as in verifier.environment."""
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self.function or self.tools)
+
+
+NO_ENVIRONMENT = EnvironmentConfig()

@@ -1,0 +1,147 @@
+"""Several turns as token ids: what a chat template puts between what the model writes.
+
+    prompt    ... question | what reset says, the end of the message, the opening of the reply | turn 1 <end>
+              | the tools' answers as the template shows them, the opening of the reply | turn 2 <end> | ...
+
+The learner renders the prompt up to the question's end. What is between the bars is rendered here, with the template,
+and tokenised by itself; sampled ids are never tokenised again. So the conversation is what the model saw, token by
+token, whatever the template would make of the text of earlier turns. A template that would show an earlier turn in
+another way once a later one is there is refused: the model would be asked about a conversation that it never had.
+
+The form of a call is what the template itself writes for one: a JSON object with a name and arguments, between two
+marks (`<tool_call>` in most). Text that does not parse is no call. Left out: templates with calls in another form.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import ModelError
+from shared.model.prompt import OBSERVED, Message, Prompter
+
+PROBE_NAME, PROBE_KEY, PROBE_VALUE = "tool_probe", "argument_probe", "value_probe"
+PROBE = {"type": "function", "function": {"name": PROBE_NAME, "arguments": {PROBE_KEY: PROBE_VALUE}}}
+QUESTION: Message = {"role": "user", "content": "A question."}
+CHECKED_TURNS = 4
+Call = tuple[str, dict[str, Any]]
+"""Name of a tool, arguments by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallForm:
+    """How the template writes a call."""
+
+    opening: str
+    """What stands before the JSON; may be empty."""
+    name: str
+    """Key of the tool's name."""
+    arguments: str
+    """Key of its arguments."""
+
+    def calls(self, text: str) -> Iterator[Call]:
+        """All calls of a turn, in order."""
+        place = 0
+        while (found := text.find(self.opening, place)) >= 0:
+            start = found + len(self.opening)
+            start += len(text[start:]) - len(text[start:].lstrip())
+            try:
+                given, place = json.JSONDecoder().raw_decode(text, start)
+            except (ValueError, RecursionError):
+                given, place = None, start
+            if isinstance(given, dict) and isinstance(given.get(self.name), str):
+                arguments = given.get(self.arguments)
+                yield given[self.name], arguments if isinstance(arguments, dict) else {}
+            if not self.opening:
+                return
+
+
+class Conversation:
+    """Turns with one model."""
+
+    def __init__(self, prompter: Prompter, max_turns: int) -> None:
+        """ModelError if the template cannot be used for several turns."""
+        self.prompter = prompter
+        self.form = call_form(prompter)
+        self.tail = prompter.rendered(
+            [{"role": "user", "content": f"A question.{OBSERVED}"}], opens_reply=True
+        ).partition(OBSERVED)[2]
+        refuse_rewriting(prompter, min(max_turns, CHECKED_TURNS))
+
+    def opening_ids(self, observation: str) -> list[int]:
+        """What comes between the question and the first turn."""
+        return self.prompter.ids(observation + self.tail)
+
+    def calls(self, ids: Sequence[int]) -> list[Call]:
+        """What a turn asks for."""
+        spoken = [token for token in ids if token not in self.prompter.end_ids]
+        return list(self.form.calls(self.prompter.as_the_model_sees(spoken)))
+
+    def answer_ids(self, answers: Sequence[str]) -> list[int]:
+        """What comes between a turn that called tools and the next one."""
+        turn = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [PROBE] * len(answers)}]
+        said = [{"role": "tool", "name": PROBE_NAME, "content": answer} for answer in answers]
+        before = self.prompter.rendered(turn, opens_reply=False)
+        after = self.prompter.rendered([*turn, *said], opens_reply=True)
+        ends = [self.prompter.as_the_model_sees([token]) for token in self.prompter.end_ids]
+        spoken = (
+            max(before.rfind(end) + len(end) for end in ends if end in before) if any_in(ends, before) else len(before)
+        )
+        if not after.startswith(before[:spoken]):
+            raise ModelError(rewriting(self.prompter, 1, 2))
+        return self.prompter.ids(after[spoken:])
+
+
+def any_in(ends: Sequence[str], text: str) -> bool:
+    return any(end in text for end in ends)
+
+
+def call_form(prompter: Prompter) -> CallForm:
+    """Found by having the template write a call."""
+    asked = prompter.rendered([QUESTION], opens_reply=True)
+    text = prompter.rendered([QUESTION, {"role": "assistant", "content": "", "tool_calls": [PROBE]}], opens_reply=False)
+    first = len(asked) if text.startswith(asked) else 0
+    for start in (place for place in range(first, len(text)) if text[place] == "{"):
+        try:
+            given = json.JSONDecoder().raw_decode(text, start)[0]
+        except ValueError:
+            continue
+        keys = {
+            PROBE_NAME if value == PROBE_NAME else "arguments": key for key, value in given.items() if is_probe(value)
+        }
+        if len(keys) == 2:
+            return CallForm(opening=text[first:start].strip(), name=keys[PROBE_NAME], arguments=keys["arguments"])
+    raise ModelError(
+        f"The chat template of {prompter.name} shows no tool calls as JSON, so the model's calls cannot be read; use a"
+        " model with a template for tools."
+    )
+
+
+def is_probe(value: object) -> bool:
+    return value in (PROBE_NAME, {PROBE_KEY: PROBE_VALUE})
+
+
+def refuse_rewriting(prompter: Prompter, max_turns: int) -> None:
+    """ModelError unless the template shows every turn as it did when it was the last one."""
+    messages: list[Message] = [QUESTION]
+    shown = [prompter.rendered(messages, opens_reply=True)]
+    for turn in range(1, max_turns + 1):
+        thought = f"<think>\nThought {turn}.\n</think>\n\nTurn {turn}."
+        messages = [*messages, {"role": "assistant", "content": thought, "tool_calls": [PROBE]}]
+        spoken = prompter.rendered(messages, opens_reply=False)
+        messages = [*messages, {"role": "tool", "name": PROBE_NAME, "content": f"Answer {turn}."}]
+        if turn < max_turns:
+            shown.append(prompter.rendered(messages, opens_reply=True))
+            if not shown[turn].startswith(spoken):
+                raise ModelError(rewriting(prompter, turn, turn + 1))
+        for earlier, text in enumerate(shown[:turn]):
+            if not spoken.startswith(text):
+                raise ModelError(rewriting(prompter, max(earlier, 1), turn))
+
+
+def rewriting(prompter: Prompter, earlier: int, later: int) -> str:
+    return (
+        f"The chat template of {prompter.name} shows turn {earlier} in another way once turn {later} is there, so a"
+        " conversation cannot be continued token by token; use a template that only adds to what is there, or set"
+        " environment.max_turns to 1."
+    )

@@ -1,0 +1,226 @@
+"""An environment may fail in any call and any way: its own rollout gets the outcome, and no other is harmed."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actor.environments.contract import ToolCall, described
+from actor.environments.pool import EnvironmentPool, Lost, is_lost
+from actor.environments.worker import Answered, GetReward, Opened, Reset, Rewarded, Use
+from protocol.outcome import Outcome
+from shared.config.environment import EnvironmentConfig
+from shared.errors import RewardError
+from tests.support.runs import alive, kill, wait_until
+
+SOURCE = '''
+import os, sys, time
+
+def fail(how):
+    if how == "hang":
+        time.sleep(600)
+    if how == "crash":
+        os.kill(os.getpid(), 11)
+    if how == "exit":
+        sys.exit(0)
+    if how == "leave":
+        os._exit(3)
+    if how == "flood":
+        for _ in range(100_000):
+            print("flood " * 20)
+    if how == "raise":
+        raise ValueError("on purpose")
+    if how == "large":
+        return "x" * 100_000
+    if how == "spin":
+        while True:
+            pass
+    return how
+
+class Env:
+    def __init__(self):
+        self.total = 0
+
+    def reset(self, start="0", at="", how="", **columns):
+        self.total, self.at, self.how = int(start), at, how
+        if at == "reset":
+            return 7 if how == "type" else fail(how)
+        return None if start == "0" else f" Start at {start}."
+
+    def add(self, number: int) -> int:
+        """
+        Adds a number.
+
+        Args:
+            number: What to add.
+        """
+        if self.at == "tool":
+            return fail(self.how)
+        self.total += number
+        return self.total
+
+    async def later(self) -> str:
+        """Says it later."""
+        return "later"
+
+    def get_reward(self):
+        if self.at == "reward":
+            return "much" if self.how == "type" else fail(self.how)
+        return None if self.total < 0 else float(self.total)
+
+def double(number: int) -> int:
+    """
+    Doubles a number.
+
+    Args:
+        number: What to double.
+    """
+    return 2 * number
+
+class NoReset:
+    def add(self):
+        """Adds."""
+
+class NoTools:
+    def reset(self):
+        pass
+
+class NoDocs:
+    def reset(self):
+        pass
+    def add(self, number):
+        return number
+'''
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("env") / "env.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def config_of(file: Path, name: str = "Env", **changes: Any) -> EnvironmentConfig:
+    fields: dict[str, Any] = {"step_limit_s": 2.0} | changes
+    return EnvironmentConfig(function=f"{file}:{name}", tools=(f"{file}:double",), **fields)
+
+
+@pytest.fixture(scope="module")
+def pool(file: Path) -> Iterator[EnvironmentPool]:
+    with closing(EnvironmentPool(config_of(file))) as made:
+        yield made
+
+
+def ask(pool: EnvironmentPool, calls: dict[int, Any]) -> dict[int, Any]:
+    return pool.ask(calls, lambda: None)
+
+
+def add(number: int) -> Use:
+    return Use(calls=[ToolCall(name="add", arguments={"number": number})])
+
+
+def test_each_rollout_has_a_state_of_its_own(pool: EnvironmentPool) -> None:
+    opened = ask(pool, {seat: Reset(columns={"start": str(seat)}) for seat in range(6)})
+    assert opened == {0: Opened(text="")} | {seat: Opened(text=f" Start at {seat}.") for seat in range(1, 6)}
+    assert ask(pool, {1: add(10), 3: add(5)}) == {1: Answered(texts=["11"]), 3: Answered(texts=["8"])}
+    assert ask(pool, {1: add(1)}) == {1: Answered(texts=["12"])}
+    rewards = ask(pool, dict.fromkeys(range(6), GetReward()))
+    assert [rewards[seat].value for seat in range(6)] == [0.0, 12.0, 2.0, 8.0, 4.0, 5.0]
+    ask(pool, {1: Reset(columns={})})
+    assert ask(pool, {1: GetReward()}) == {1: Rewarded(value=0.0)}
+
+
+def test_tools_are_methods_and_functions_and_what_they_raise_is_their_answer(pool: EnvironmentPool) -> None:
+    ask(pool, {0: Reset(columns={})})
+    calls = [
+        ToolCall(name="double", arguments={"number": 4}),
+        ToolCall(name="later", arguments={}),
+        ToolCall(name="add", arguments={"number": "x"}),
+        ToolCall(name="add", arguments={"wrong": 1}),
+        ToolCall(name="reset", arguments={}),
+    ]
+    texts = ask(pool, {0: Use(calls=calls)})[0].texts
+    assert texts[:2] == ["8", "later"]
+    assert all(text.startswith("{'error': ") for text in texts[2:]) and "Tool reset not found." in texts[4]
+
+
+OUTCOMES = {
+    "hang": Outcome.TIMEOUT,
+    "spin": Outcome.TIMEOUT,
+    "crash": Outcome.ERROR,
+    "exit": Outcome.ERROR,
+    "leave": Outcome.ERROR,
+}
+
+
+@pytest.mark.parametrize("at", ["reset", "tool", "reward"])
+@pytest.mark.parametrize("how", [*OUTCOMES, "large", "type", "raise", "flood"])
+def test_a_fault_costs_its_own_rollout_alone(pool: EnvironmentPool, at: str, how: str) -> None:
+    """Between two that go on, whose answers are those that they always give."""
+    columns = [{"start": "1"}, {"at": at, "how": how}, {"start": "2"}]
+    found = [ask(pool, {seat: Reset(columns=one) for seat, one in enumerate(columns)})]
+    if at != "reset":
+        found.append(ask(pool, dict.fromkeys(range(3), add(3))))
+    if at == "reward":
+        found.append(ask(pool, dict.fromkeys(range(3), GetReward())))
+    for answers in found:
+        assert is_lost(answers[0]) is None and is_lost(answers[2]) is None
+    bad, fine = is_lost(found[-1][1]), {"flood": ("reset", "tool"), "type": ("tool",), "raise": ("tool",), "large": ()}
+    if at in fine.get(how, ()):
+        assert bad is None, bad
+    else:
+        assert bad is not None and bad.outcome is OUTCOMES.get(how, Outcome.ERROR), found[-1][1]
+    if len(found) > 1:
+        assert found[1][0] == Answered(texts=["4"]) and found[1][2] == Answered(texts=["5"])
+    # The seat is as good as new.
+    assert ask(pool, {1: Reset(columns={"start": "5"})}) == {1: Opened(text=" Start at 5.")}
+
+
+def test_a_process_that_ends_between_two_turns_is_noticed(pool: EnvironmentPool) -> None:
+    ask(pool, {0: Reset(columns={}), 1: Reset(columns={})})
+    pids = [int(entry) for entry in children_of(pool.fork_server.pid)]
+    kill(pids)
+    found = ask(pool, {0: add(1), 1: add(1)})
+    assert all(isinstance(answer, Lost) and answer.outcome is Outcome.ERROR for answer in found.values())
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_a_fork_server_that_is_killed_loses_what_had_begun(file: Path) -> None:
+    with closing(EnvironmentPool(config_of(file))) as pool:
+        ask(pool, {0: Reset(columns={"start": "3"}), 1: Reset(columns={})})
+        pids = [int(entry) for entry in children_of(pool.fork_server.pid)]
+        kill([pool.fork_server.pid])
+        wait_until(lambda: not any(map(alive, pids)))
+        found = ask(pool, {0: add(1), 1: add(1)})
+        assert all(isinstance(answer, Lost) for answer in found.values())
+        assert ask(pool, {0: Reset(columns={"start": "3"})}) == {0: Opened(text=" Start at 3.")}
+        assert ask(pool, {0: add(1)}) == {0: Answered(texts=["4"])}
+
+
+def test_tools_are_described_as_chat_templates_want_them(file: Path) -> None:
+    text = described(config_of(file), scores=True)
+    assert '"name": "add"' in text and '"name": "double"' in text and "get_reward" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("NoReset", "no method `reset`"), ("NoDocs", "needs types and a docstring"), ("Missing", "defines no such name")],
+)
+def test_a_class_that_is_no_environment_is_refused(file: Path, name: str, said: str) -> None:
+    with pytest.raises(RewardError, match=said):
+        described(config_of(file, name), scores=False)
+
+
+def test_a_reward_that_is_missing_is_refused(file: Path) -> None:
+    with pytest.raises(RewardError, match="has no `get_reward`"):
+        described(EnvironmentConfig(tools=(f"{file}:double",)), scores=True)
+
+
+def test_a_class_without_tools_is_refused(file: Path) -> None:
+    with pytest.raises(RewardError, match="has no tools"):
+        described(EnvironmentConfig(function=f"{file}:NoTools"), scores=False)

@@ -1,0 +1,50 @@
+"""Flags of other scripts: each sets exactly its key, or is answered with a key that exists."""
+
+import re
+
+import pytest
+
+from launch.cli import parse
+from launch.flags import ANSWERS, SWITCHES, VALUES
+from launch.presets.load import load_config
+from shared.errors import UserError
+from tests.support.config_keys import PINNED
+
+
+def test_the_flags_of_the_seed_documents_set_what_they_say() -> None:
+    words = "--group-size 6 --learning-rate 1e-4 --lora-rank 8 --wandb-project mine --use-triton --no-entropy-mask"
+    config = load_config("embedded", parse(["run", "embedded", *words.split()]).set)
+    assert (config.rollout.group, config.optimizer.lr, config.lora.rank) == (6, 1e-4, 8)
+    assert (config.tracking.kind, config.tracking.project) == ("wandb", "mine")
+    assert (config.compute.kernels, config.loss.entropy_fraction) == ("triton", 1.0)
+
+
+def test_the_later_one_wins() -> None:
+    both = ["--set", "rollout.group=4", "--group-size", "6"]
+    assert load_config("embedded", parse(["run", *both]).set).rollout.group == 6
+    assert load_config("embedded", parse(["run", *both[2:], *both[:2]]).set).rollout.group == 4
+
+
+def test_every_mapped_flag_sets_a_key_that_exists() -> None:
+    keys = [assignment.partition("=")[0] for assignments in VALUES.values() for assignment in assignments]
+    keys += [assignment.partition("=")[0] for assignment in SWITCHES.values()]
+    assert set(keys) <= PINNED.keys()
+
+
+@pytest.mark.parametrize("flag", ANSWERS)
+def test_a_flag_without_an_exact_key_is_answered(flag: str) -> None:
+    for word in (flag, f"{flag}=3", f"--{flag[2:].replace('-', '_')}"):
+        with pytest.raises(UserError, match=r"is not a flag of Tandem: \S"):
+            parse(["run", "embedded", word])
+
+
+def test_answers_name_keys_that_exist() -> None:
+    sections = {key.partition(".")[0] for key in PINNED}
+    named = {key for answer in ANSWERS.values() for key in re.findall(r"\b[a-z]+\.[a-z_]+\b", answer)}
+    ours = {key for key in named if key.partition(".")[0] in sections}
+    assert "rollout.prompts" in ours
+    assert ours <= PINNED.keys()
+
+
+def test_other_commands_are_not_answered() -> None:
+    assert parse(["generate", "--prompt", "--model x", "--max-new-tokens", "3"]).max_new_tokens == 3

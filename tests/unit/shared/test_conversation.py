@@ -1,0 +1,105 @@
+"""What a template puts between turns, the form of its calls, and templates that would rewrite a conversation."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shared.embedded import EMBEDDED_DIR
+from shared.errors import ModelError
+from shared.model.conversation import Conversation
+from shared.model.prompt import Prompter, load_prompter
+
+TOOLS = json.dumps([{"type": "function", "function": {"name": "add", "parameters": {}}}])
+SHOWN = "{%- if tools %}{{ '<|im_start|>system\\n' ~ tools|length ~ ' tools<|im_end|>\\n' }}{%- endif %}"
+CALLS = (
+    '{%- for call in message.tool_calls %}{{ \'<tool_call>\\n{"name": "\' ~ call.function.name ~ \'", "arguments": \' ~'
+    " (call.function.arguments | tojson) ~ '}\\n</tool_call>' }}{%- endfor %}"
+)
+HERMES = (
+    SHOWN + "{%- for message in messages %}{{ '<|im_start|>' ~ message.role ~ '\\n' ~ message.content }}"
+    "{%- if message.tool_calls %}" + CALLS + "{%- endif %}{{ '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+"""As most models have it."""
+FORGETFUL = HERMES.replace(
+    "~ message.content }}", "~ (message.content if loop.last or message.role == 'user' else '-') }}"
+)
+"""Shows only the last message in full."""
+PLAIN_JSON = HERMES.replace("<tool_call>\\n", "").replace("\\n</tool_call>", "").replace('"arguments"', '"parameters"')
+
+
+def prompter(tmp_path: Path, template: str = HERMES) -> Prompter:
+    folder = tmp_path / "model"
+    shutil.copytree(EMBEDDED_DIR, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return load_prompter(folder, TOOLS)
+
+
+def test_the_parts_of_a_conversation_are_those_of_the_template(tmp_path: Path) -> None:
+    """Put together they are what the template shows."""
+    model = prompter(tmp_path)
+    talk = Conversation(model, 8)
+    prompt = model.as_the_model_sees(model.prompt_ids("How many?"))
+    opening = model.as_the_model_sees(talk.opening_ids(" Now."))
+    answers = model.as_the_model_sees(talk.answer_ids(["5", "7"]))
+    assert prompt == "<|im_start|>system\n1 tools<|im_end|>\n<|im_start|>user\nHow many?"
+    assert opening == " Now.<|im_end|>\n<|im_start|>assistant\n"
+    assert answers == "\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_without_tools_a_prompt_is_what_it_was(tmp_path: Path) -> None:
+    prompter(tmp_path)
+    plain = load_prompter(tmp_path / "model")
+    assert plain.as_the_model_sees(plain.prompt_ids("How many?")).endswith(
+        "How many?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert plain.digest != load_prompter(tmp_path / "model", TOOLS).digest
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>', [("add", {"a": 1})]),
+        (
+            'First.<tool_call>{"name": "add", "arguments": {}}</tool_call><tool_call>{"name": "b"}',
+            [("add", {}), ("b", {})],
+        ),
+        ('<tool_call>{"name": "add", "arguments": 7}', [("add", {})]),
+        ('<tool_call>{"name": 3}</tool_call>', []),
+        ('<tool_call>{"name": "add", "argu', []),
+        ('<tool_call><tool_call>{"name": "add"}', [("add", {})]),
+        ("[[" * 9000, []),
+        ('{"name": "add", "arguments": {}}', []),
+        ("#### 18", []),
+    ],
+)
+def test_calls_are_read_where_they_parse(tmp_path: Path, text: str, expected: list[tuple[str, object]]) -> None:
+    model = prompter(tmp_path)
+    assert Conversation(model, 2).calls(model.ids(text)) == expected
+
+
+def test_the_form_of_calls_is_the_templates_own(tmp_path: Path) -> None:
+    talk = Conversation(prompter(tmp_path, PLAIN_JSON), 2)
+    assert (talk.form.opening, talk.form.name, talk.form.arguments) == ("", "name", "parameters")
+    assert list(talk.form.calls(' {"name": "add", "parameters": {"a": 1}}')) == [("add", {"a": 1})]
+    assert list(talk.form.calls('I say {"name": "add", "parameters": {"a": 1}}')) == []
+
+
+def test_a_template_that_rewrites_turns_is_refused_with_the_turn(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"chat template of .*model shows turn 1 in another way once turn 2 is there"):
+        Conversation(prompter(tmp_path, FORGETFUL), 8)
+
+
+def test_thoughts_that_are_dropped_later_are_a_rewriting(tmp_path: Path) -> None:
+    dropping = HERMES.replace(
+        "~ message.content }}", "~ (message.content if loop.last else message.content.split('</think>')[-1]) }}"
+    )
+    with pytest.raises(ModelError, match="shows turn 1 in another way once turn 2 is there"):
+        Conversation(prompter(tmp_path, dropping), 8)
+
+
+def test_a_template_without_calls_is_refused() -> None:
+    with pytest.raises(ModelError, match="shows no tool calls as JSON"):
+        Conversation(load_prompter(EMBEDDED_DIR, TOOLS), 8)
