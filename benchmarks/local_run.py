@@ -142,11 +142,14 @@ def run_here(config: Config, planted: Planted | None = None) -> Done:
     """Raises Mismatch or CanaryMismatch where a gate refuses."""
     engine, prompter = build_engine(config)
     assert isinstance(engine, HFEngine)
-    model = load_model(config)
     allowed = allowed_difference(config, engine.policy.device)
-    rollout = Rollout(FaultyEngine(engine, planted), ParityScorer(), NoLease(), prompter.text, allowed)
+    return trained(config, Rollout(FaultyEngine(engine, planted), ParityScorer(), NoLease(), prompter.text, allowed))
+
+
+def trained(config: Config, rollout: Rollout) -> Done:
+    """All steps, with orders that are filled by this rollout."""
     filler = LocalFiller(rollout)
-    learner = build_learner(model, filler, keep_nowhere)
+    learner = build_learner(load_model(config), filler, keep_nowhere)
     state, files = learner.state, Rows()
     filler.publish(state.publisher.versions[0], oldest_needed=0)
     report = StepReport(config, files, RunTotals(), lambda: False, state.plan.curriculum.metrics)
