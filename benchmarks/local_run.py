@@ -142,11 +142,15 @@ def run_here(config: Config, planted: Planted | None = None, scorer: Scorer | No
     """Raises Mismatch or CanaryMismatch where a gate refuses. scorer: the parity's if it is not given."""
     engine, prompter = build_engine(config)
     assert isinstance(engine, HFEngine)
-    model = load_model(config)
     allowed = allowed_difference(config, engine.policy.device)
-    rollout = Rollout(FaultyEngine(engine, planted), scorer or ParityScorer(), NoLease(), prompter.text, allowed)
+    judge = scorer or ParityScorer()
+    return trained(config, Rollout(FaultyEngine(engine, planted), judge, NoLease(), prompter.text, allowed))
+
+
+def trained(config: Config, rollout: Rollout) -> Done:
+    """All steps, with orders that are filled by this rollout."""
     filler = LocalFiller(rollout)
-    learner = build_learner(model, filler, keep_nowhere)
+    learner = build_learner(load_model(config), filler, keep_nowhere)
     state, files = learner.state, Rows()
     filler.publish(state.publisher.versions[0], oldest_needed=0)
     report = StepReport(config, files, RunTotals(), lambda: False, state.plan.curriculum.metrics)
