@@ -155,7 +155,7 @@ def mismatch(view: RunView) -> Iterator[RunVerdict]:
 def weights(view: RunView) -> Iterator[RunVerdict]:
     capped, effective = view.now("importance/capped"), view.now("importance/ess")
     if capped >= CAPPED or effective <= EFFECTIVE:
-        share = f"{percent(capped)} of them are at the cap of {view.config.loss.importance_cap:g}, and " * (capped > 0)
+        share = f"{percent(capped)} of them are at loss.importance_cap, and " * (capped > 0)
         lag = view.config.pipeline.max_lag
         yield RunVerdict(
             name="importance weights are at the cap",

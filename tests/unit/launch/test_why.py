@@ -78,7 +78,7 @@ def warm(path: Path) -> RunDir:
     """A warm start has a loss and no rewards."""
     nothing = dict.fromkeys(("reward_mean", "mismatch_mean", "importance_ess"), math.nan)
     config = warm_start(load_config("embedded", here=False))
-    rows = [step_of(step, 12, nothing | {"loss": 2.0 / step}) for step in range(1, 13)]
+    rows = [step_of(step, 12, nothing | {"loss": (2.0, 0.5)}) for step in range(1, 13)]
     return written(path, config, rows)
 
 
