@@ -13,7 +13,7 @@ from msgspec import structs
 from actor.engines.engine import Completion, Progress
 from actor.engines.hf_engine import HFEngine
 from actor.rollout import Rollout
-from actor.scoring.scores import Scores, ScoresTogether
+from actor.scoring.scores import Scorer, Scores, ScoresTogether
 from actor.verifiers.verdict import ScoreJob, Verdict
 from actor.wiring import allowed_difference, build_engine
 from launch.commands.in_process import LocalFiller
@@ -138,12 +138,13 @@ class Done:
     """Of the last adapter."""
 
 
-def run_here(config: Config, planted: Planted | None = None) -> Done:
-    """Raises Mismatch or CanaryMismatch where a gate refuses."""
+def run_here(config: Config, planted: Planted | None = None, scorer: Scorer | None = None) -> Done:
+    """Raises Mismatch or CanaryMismatch where a gate refuses. scorer: the parity's if it is not given."""
     engine, prompter = build_engine(config)
     assert isinstance(engine, HFEngine)
     allowed = allowed_difference(config, engine.policy.device)
-    return trained(config, Rollout(FaultyEngine(engine, planted), ParityScorer(), NoLease(), prompter.text, allowed))
+    judge = scorer or ParityScorer()
+    return trained(config, Rollout(FaultyEngine(engine, planted), judge, NoLease(), prompter.text, allowed))
 
 
 def trained(config: Config, rollout: Rollout) -> Done:
