@@ -95,9 +95,16 @@ class FaultyEngine:
         self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
     ) -> list[list[Completion]]:
         """At the temperature that was ordered, or a higher one."""
-        if self.faulty("hot"):
-            sampling = structs.replace(sampling, temperature=HOT)
-        return self.engine.generate(groups, sampling, progress)
+        return self.engine.generate(groups, self.heated(sampling), progress)
+
+    def take_turn(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
+    ) -> list[list[Completion]]:
+        """The same for a turn of a conversation."""
+        return self.engine.take_turn(groups, self.heated(sampling), progress)
+
+    def heated(self, sampling: Sampling) -> Sampling:
+        return structs.replace(sampling, temperature=HOT) if self.faulty("hot") else sampling
 
 
 class ParityScorer:
