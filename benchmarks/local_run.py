@@ -13,7 +13,7 @@ from msgspec import structs
 from actor.engines.engine import Completion, Progress
 from actor.engines.hf_engine import HFEngine
 from actor.rollout import Rollout
-from actor.scoring.scores import Scores, ScoresTogether
+from actor.scoring.scores import Scorer, Scores, ScoresTogether
 from actor.verifiers.verdict import ScoreJob, Verdict
 from actor.wiring import allowed_difference, build_engine
 from launch.commands.in_process import LocalFiller
@@ -95,9 +95,16 @@ class FaultyEngine:
         self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
     ) -> list[list[Completion]]:
         """At the temperature that was ordered, or a higher one."""
-        if self.faulty("hot"):
-            sampling = structs.replace(sampling, temperature=HOT)
-        return self.engine.generate(groups, sampling, progress)
+        return self.engine.generate(groups, self.heated(sampling), progress)
+
+    def take_turn(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
+    ) -> list[list[Completion]]:
+        """The same for a turn of a conversation."""
+        return self.engine.take_turn(groups, self.heated(sampling), progress)
+
+    def heated(self, sampling: Sampling) -> Sampling:
+        return structs.replace(sampling, temperature=HOT) if self.faulty("hot") else sampling
 
 
 class ParityScorer:
@@ -138,15 +145,19 @@ class Done:
     """Of the last adapter."""
 
 
-def run_here(config: Config, planted: Planted | None = None) -> Done:
-    """Raises Mismatch or CanaryMismatch where a gate refuses."""
+def run_here(config: Config, planted: Planted | None = None, scorer: Scorer | None = None) -> Done:
+    """Raises Mismatch or CanaryMismatch where a gate refuses. scorer: the parity's if it is not given."""
     engine, prompter = build_engine(config)
     assert isinstance(engine, HFEngine)
-    model = load_model(config)
     allowed = allowed_difference(config, engine.policy.device)
-    rollout = Rollout(FaultyEngine(engine, planted), ParityScorer(), NoLease(), prompter.text, allowed)
+    judge = scorer or ParityScorer()
+    return trained(config, Rollout(FaultyEngine(engine, planted), judge, NoLease(), prompter.text, allowed))
+
+
+def trained(config: Config, rollout: Rollout) -> Done:
+    """All steps, with orders that are filled by this rollout."""
     filler = LocalFiller(rollout)
-    learner = build_learner(model, filler, keep_nowhere)
+    learner = build_learner(load_model(config), filler, keep_nowhere)
     state, files = learner.state, Rows()
     filler.publish(state.publisher.versions[0], oldest_needed=0)
     report = StepReport(config, files, RunTotals(), lambda: False, state.plan.curriculum.metrics)

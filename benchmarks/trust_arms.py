@@ -131,7 +131,7 @@ class On:
         self.lease: ComputeLease = Lease(folder / "lease")
         self.journal = Journal.open(folder / "journal")
         self.port = ZmqLearnerPort(local_endpoint(folder), load_learner_keys(keys))
-        recorder = JournalRecorder(self.journal, 0, admit=lambda group: admit(group, config.verifier))
+        recorder = JournalRecorder(self.journal, 0, admit=lambda group: admit(group, config.verifier, config.reward))
         self.dispatcher = Dispatcher(self.port, recorder, model.expected(), WELCOME, model.order_check())
         ids = canary_ids(config.run.seed, len(model.policy.head), config.guard.canary_tokens)
         self.publisher = Publisher(model.policy.adapter, lambda: canary_of(model.policy, ids))

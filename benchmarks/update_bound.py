@@ -119,6 +119,7 @@ def drawn_batch(config: Config, vocabulary: int, args: argparse.Namespace) -> St
         loss=config.loss,
         constraint=config.constraint,
         max_new_tokens=args.tokens,
+        most_updates=1,
     )
 
 

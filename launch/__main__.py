@@ -94,6 +94,10 @@ def dispatch(args: "argparse.Namespace") -> int:
             from launch.doctor.command import run_doctor
 
             return run_doctor(source=args.source, overrides=args.set, out=args.out, as_json=args.json)
+        case "why":
+            from launch.why.command import why
+
+            return why(directory=args.directory, as_json=args.json)
         case "compare":
             from launch.commands.compare import compare_runs
 

@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   python -m launch plan gsm8k_8gb --gpu-gb 8              what it takes of a card, phase by phase
   python -m launch doctor my.toml                         does this machine fit that run
   python -m launch resume runs/first --steps 80            continue, up to step 80
+  python -m launch why runs/first                         what it is doing, and what would help
   python -m launch compare runs/first runs/second         which is better, by how much, on which tasks
   python -m launch export runs/first --as merged --out my-model
   python -m launch key runs/first gpu-box                 a key for an actor on another machine
@@ -53,6 +54,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_curriculum(commands.add_parser("curriculum", help="measure semantic entropies", allow_abbrev=False))
     add_data(commands.add_parser("data", help="show what a run would be trained on", allow_abbrev=False))
     add_verify(commands.add_parser("verify", help="score a file of completions", allow_abbrev=False))
+    add_why(commands.add_parser("why", help="what a run is doing, and what would help", allow_abbrev=False))
     add_compare(commands.add_parser("compare", help="which of two runs is better, and where", allow_abbrev=False))
     add_export(commands.add_parser("export", help="write the trained model for other programs", allow_abbrev=False))
     add_generate(
@@ -114,6 +116,11 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--long-cap", type=positive_int, metavar="N", help="evaluate again with this cap (default: eval.long_cap)"
     )
+
+
+def add_why(parser: argparse.ArgumentParser) -> None:
+    add_directory(parser)
+    parser.add_argument("--json", action="store_true", help="print all verdicts as JSON")
 
 
 def add_key(parser: argparse.ArgumentParser) -> None:

@@ -164,7 +164,9 @@ class Session:
         self.lease = WakingLease(lease, residency)
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
-        recorder = JournalRecorder(journal, self.first_step, admit=lambda group: admit(group, config.verifier))
+        recorder = JournalRecorder(
+            journal, self.first_step, admit=partial(admit, verifier=config.verifier, reward=config.reward)
+        )
         self.dispatcher = Dispatcher(
             port,
             recorder,

@@ -1,9 +1,12 @@
 """Slow truths in float64, written from the papers' definitions and nothing of ours.
 
 Sources: DeepSeekMath 2402.03300 (grpo), Dr. GRPO 2503.20783, DAPO 2503.14476, GSPO 2507.18071, MiniMax-M1 2506.13585
-(cispo), high-entropy tokens 2506.01939, SENT 2512.04359 and KL-Cov 2505.22617 (penalised tokens), QLoRA 2305.14314
-(NF4, double quantisation), 8-bit optimizers 2110.02861 (the dynamic data type), LoRA 2106.09685, decoupled weight decay
-1711.05101, k3: Schulman, "Approximating KL divergence", its unbiased gradient: DeepSeek-V3.2 2512.02556, equation 7.
+(cispo), SAPO 2511.20347, DPPO 2602.04879, dual clip 1912.09729, IcePop 2510.18855 (token_mask), "When speed kills
+stability" 2025 (sequence, sequence_mask), DeepSeek-V3.2 2512.02556 (masking of stale samples), RLOO 2402.14740, MaxRL
+2602.02710, REINFORCE++ 2501.03262, GDPO 2601.05242, high-entropy tokens 2506.01939, SENT 2512.04359 and KL-Cov
+2505.22617 (penalised tokens), QLoRA 2305.14314 (NF4, double quantisation), 8-bit optimizers 2110.02861 (the dynamic
+data type), LoRA 2106.09685, decoupled weight decay 1711.05101, k3: Schulman, "Approximating KL divergence", its
+unbiased gradient: DeepSeek-V3.2 2512.02556, equation 7.
 Loops run over samples i and tokens t as the sums in the papers do. Nothing here is fast or imports the product.
 """
 
@@ -40,25 +43,27 @@ class Objective:
     """Which objective, and its constants."""
 
     kind: str
-    """grpo, dr_grpo, dapo, gspo or cispo."""
+    """grpo, dr_grpo, dapo, gspo, cispo, sapo or dppo."""
     bounds: tuple[float, float]
-    """1 - epsilon_low and 1 + epsilon_high, between which the ratio is clipped."""
+    """1 - epsilon_low and 1 + epsilon_high, between which the ratio is clipped; DPPO's: 1 - delta and 1 + delta."""
     cap: float
-    """C of the truncated importance weight; 0 for none."""
+    """C of the importance weight; 0 for none."""
+    correction: str = "token"
+    """`token`, `sequence`: truncated; `token_mask`, `sequence_mask`: 0 outside of [floor, C]."""
+    floor: float = 0.0
+    """Of a mask."""
+    stale: float = 0.0
+    """delta of DeepSeek-V3.2's off-policy sequence mask; 0 for none."""
+    dual: float = 0.0
+    """c of the dual clip; 0 for none."""
+    taus: tuple[float, float] = (1.0, 1.05)
+    """SAPO's temperatures, of positive advantages and of others."""
     beta: float
     """Weight of the KL term."""
     kl: str
     """`kl` for the estimate whose gradient is unbiased, `k3` for DeepSeekMath's."""
     longest: int
     """T_max, Dr. GRPO's constant."""
-
-
-def group_advantages(rewards: Sequence[float], divide_by_std: bool) -> list[float]:
-    """A_i = r_i - mean(r), over std(r) + 1e-4 if asked."""
-    mean = math.fsum(rewards) / len(rewards)
-    variance = math.fsum((r - mean) ** 2 for r in rewards) / len(rewards)
-    divisor = math.sqrt(variance) + 1e-4 if divide_by_std else 1.0
-    return [(r - mean) / divisor for r in rewards]
 
 
 def number_of(fraction: float, whole: int) -> int:
@@ -111,11 +116,11 @@ def constraint(
 def token_share(o: Rollout, rollouts: Sequence[Rollout], objective: Objective) -> float:
     """The factor of one token of this completion in the objective's average."""
     match objective.kind:
-        case "grpo" | "gspo":
+        case "grpo" | "gspo" | "sapo":
             return 1 / len(o.logprobs) / len(rollouts)
         case "dapo" | "cispo":
             return 1 / sum(len(other.logprobs) for other in rollouts)
-        case "dr_grpo":
+        case "dr_grpo" | "dppo":
             return 1 / objective.longest / len(rollouts)
         case unknown:
             raise ValueError(unknown)
@@ -140,17 +145,39 @@ def token_gains(o: Rollout, objective: Objective) -> list[torch.Tensor]:
     """What each selected token adds to its sample's inner sum, ratios by token."""
     gains = []
     for t in range(len(o.logprobs)):
-        if not o.selected[t]:
-            continue
-        ratio = torch.exp(o.logprobs[t] - o.old[t])
-        bounded = torch.clip(ratio, *objective.bounds)
-        weight = importance(float(o.old[t] - o.actor[t]), objective.cap)
-        if objective.kind == "cispo":
-            gain = bounded.detach() * o.advantage * o.logprobs[t]
-        else:
-            gain = pessimistic(ratio, bounded, o.advantage)
-        gains.append(weight * gain)
+        if o.selected[t]:
+            gain = token_gain(o, t, torch.exp(o.logprobs[t] - o.old[t]), objective)
+            gains.append(correction(o, float(o.old[t] - o.actor[t]), objective) * gain)
     return gains
+
+
+def token_gain(o: Rollout, t: int, ratio: torch.Tensor, objective: Objective) -> torch.Tensor:
+    bounded = torch.clip(ratio, *objective.bounds)
+    if objective.kind == "cispo":
+        return bounded.detach() * o.advantage * o.logprobs[t]
+    if objective.kind == "sapo":
+        tau = objective.taus[0] if o.advantage > 0 else objective.taus[1]
+        return 4 / tau / (1 + torch.exp(-tau * (ratio - 1))) * o.advantage
+    if objective.kind == "dppo":
+        mu, pi = math.exp(float(o.actor[t])), math.exp(float(o.logprobs[t].detach()))
+        away = pi > mu if o.advantage > 0 else pi < mu
+        limit = objective.bounds[1] - 1 if o.advantage > 0 else 1 - objective.bounds[0]
+        return ratio * o.advantage * (0.0 if away and abs(mu - pi) > limit else 1.0)
+    return pessimistic(ratio, bounded, o.advantage, objective.dual)
+
+
+def correction(o: Rollout, log_weight: float, objective: Objective) -> float:
+    """The factor for what the sampler was, of a token (or a GSPO sample) whose own log pi_old / mu is given."""
+    if objective.stale and o.advantage < 0:
+        drift = math.fsum((o.actor - o.logprobs.detach()).tolist()) / len(o.logprobs)
+        if drift > objective.stale:
+            return 0.0
+    if objective.correction.startswith("sequence"):
+        log_weight = math.fsum((o.old - o.actor).tolist())
+    if objective.cap and objective.correction.endswith("mask"):
+        weight = math.exp(log_weight)
+        return weight if objective.floor <= weight <= objective.cap else 0.0
+    return importance(log_weight, objective.cap)
 
 
 def token_kl(o: Rollout, t: int, objective: Objective) -> torch.Tensor:
@@ -174,13 +201,16 @@ def sequence_gains(o: Rollout, objective: Objective) -> list[torch.Tensor]:
         moved = moved * math.exp(float(o.old[t] - o.actor[t]))
     ratio = product ** (1 / len(chosen))
     bounded = torch.clip(ratio, *objective.bounds)
-    weight = min(moved ** (1 / len(chosen)), objective.cap) if objective.cap else 1.0
-    return [weight * pessimistic(ratio, bounded, o.advantage) for _ in chosen]
+    weight = correction(o, math.log(moved) / len(chosen), objective)
+    return [weight * pessimistic(ratio, bounded, o.advantage, objective.dual) for _ in chosen]
 
 
-def pessimistic(ratio: torch.Tensor, bounded: torch.Tensor, advantage: float) -> torch.Tensor:
-    """min(r A, clip(r) A)"""
-    return torch.minimum(ratio * advantage, bounded * advantage)
+def pessimistic(ratio: torch.Tensor, bounded: torch.Tensor, advantage: float, dual: float) -> torch.Tensor:
+    """min(r A, clip(r) A), and no less than c A where A < 0"""
+    smaller = torch.minimum(ratio * advantage, bounded * advantage)
+    if dual and advantage < 0:
+        return torch.maximum(smaller, torch.full_like(smaller, dual * advantage))
+    return smaller
 
 
 def importance(log_weight: float, cap: float) -> float:

@@ -88,7 +88,8 @@ class FixedRows:
         return self.biases[window]
 
     def made_bias(self, window: int | None) -> torch.Tensor:
-        """A row sees its own token, so no row of scores is empty."""
+        """A row that goes on sees its own token. One that has ended may be beyond the columns that are read: it sees
+        anything, since a row of scores that is empty would have no token to draw."""
         tokens, numbers = self.tokens[:, None], self.numbers[: self.columns]
         prompt = self.visible[: self.prompts, None].expand(-1, self.places, -1).flatten(0, 1)
         completion = numbers < tokens
@@ -96,6 +97,8 @@ class FixedRows:
             prompt = prompt & (self.before + tokens < window)
             completion = completion & (tokens - 1 - numbers < window)
         hidden = torch.cat([prompt, completion], dim=1).logical_not_()
+        if window is not None:
+            hidden[:, -1] &= hidden.all(dim=1).logical_not_()
         return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))[:, None, None]
 
     def in_slots(self, rows: torch.Tensor) -> torch.Tensor:

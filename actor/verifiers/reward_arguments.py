@@ -30,7 +30,7 @@ from shared.config.data import UNCONVERTED, RewardForm
 MAX_EXTRA_CHARS = 300
 MAX_LOGGED = 16
 """Columns, and metrics, that the functions of a run may log: each crosses the wire with every group."""
-NOT_FOR_FUNCTIONS = frozenset({"prompt", "completion", "completion_ids", UNCONVERTED})
+NOT_FOR_FUNCTIONS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that are left out, as in TRL."""
 
 
@@ -95,7 +95,7 @@ def is_conversation(form: RewardForm, job: ScoreJob) -> bool:
 
 def arguments(jobs: Sequence[ScoreJob], form: RewardForm, log: RewardLog) -> dict[str, Any]:
     """A data column cannot replace an argument of TRL's."""
-    columns = [columns_of(job) for job in jobs]
+    columns = [as_in_the_data(job.columns) for job in jobs]
     names = dict.fromkeys(name for one in columns for name in one if name not in NOT_FOR_FUNCTIONS)
     state = jobs[0].context if jobs else None
     known = {name: getattr(state, name) for name in ("global_step", "max_steps")}
@@ -110,9 +110,10 @@ def arguments(jobs: Sequence[ScoreJob], form: RewardForm, log: RewardLog) -> dic
     }
 
 
-def columns_of(job: ScoreJob) -> dict[str, Any]:
-    """As the data set has them: what the learner renamed or wrote as text comes back."""
-    return job.columns | json.loads(job.columns.get(UNCONVERTED, "{}"))
+def as_in_the_data(columns: Mapping[str, str]) -> dict[str, Any]:
+    """What the learner renamed or wrote as text comes back."""
+    converted = {name: text for name, text in columns.items() if name != UNCONVERTED}
+    return converted | json.loads(columns.get(UNCONVERTED, "{}"))
 
 
 def prompt(job: ScoreJob) -> list[dict[str, str]]:

@@ -89,8 +89,7 @@ def find_reward_function(spec: str) -> RewardFunction:
         raise RewardError(f"verifier.function names {name}, but {path} defines no such name.")
     if not callable(function) or hasattr(function, "forward"):
         raise RewardError(
-            f"{name} in {path} is of type {type(function).__name__}; a function, or a class that can be called, is"
-            " needed."
+            f"{name} in {path} is of type {type(function).__name__}; a function is needed, or a class with __call__."
         )
     return function
 

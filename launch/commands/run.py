@@ -47,6 +47,7 @@ from launch.supervisor.topology import Process, Topology, arithmetic, topology
 from launch.tracking.trackers import check_tracker
 from learner.durable.find_adapter import given_adapter
 from protocol.access.keys import create_keys
+from shared.config.data import Advantage
 from shared.config.load import config_to_json
 from shared.config.model import LoraConfig, cache_root
 from shared.config.named_rewards import form_in_words, runs_functions
@@ -235,7 +236,7 @@ def describe(plan: Topology, config: Config) -> str:
             f"run directory  {plan.run_dir}",
             f"model          {config.model.path} ({config.model.quantization}, {adapter(config.lora)})",
             f"tasks          {config.tasks.source}",
-            f"objective      {objective(config.loss, divides_by_std=config.divides_by_std)}",
+            f"objective      {objective(config.loss, config.advantage)}",
             f"amount         {amount(config.rollout, config.run.steps, config.most_prompts)}",
             f"evaluation     {evaluation(config.eval)}",
             f"endpoint       {plan.endpoint}",
@@ -248,18 +249,29 @@ def describe(plan: Topology, config: Config) -> str:
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
+ADVANTAGES: dict[Advantage, str] = {
+    "mean": "not divided",
+    "std": "over the group's standard deviation",
+    "rloo": "to the mean of the others",
+    "maxrl": "over the group's mean",
+    "batch": "over the step's standard deviation",
+    "gdpo": "of each reward over its standard deviation, then over the step's",
+}
+
+
 def adapter(lora: LoraConfig) -> str:
     ranks = "".join(f", {target} {rank}" for target, rank in lora.ranks.items())
     return f"LoRA rank {lora.rank}{ranks}" + (f", starts from {lora.start_from}" if lora.start_from else "")
 
 
-def objective(loss: LossConfig, *, divides_by_std: bool) -> str:
+def objective(loss: LossConfig, advantage: Advantage) -> str:
     """The kind of loss, and the values that it brings for keys that are not given."""
     if loss.kind == "sft":
         return "sft, the likelihood of written answers"
     lowest, highest = loss.ratio_bounds
-    advantage = "over the group's standard deviation" if divides_by_std else "not divided"
-    return f"{loss.kind}, ratio from {lowest:g} to {highest:g}, advantage {advantage}"
+    what = "change of probability" if loss.kind == "dppo" else "ratio"
+    lowest, highest = (lowest - 1, highest - 1) if loss.kind == "dppo" else (lowest, highest)
+    return f"{loss.kind}, {what} from {lowest:g} to {highest:g}, advantage {ADVANTAGES[advantage]}"
 
 
 def amount(rollout: RolloutConfig, steps: int, most_prompts: int) -> str:

@@ -9,6 +9,7 @@ from launch.supervisor.restarts import SupervisorLimits
 from launch.supervisor.starter import ForkServerStarter, FreshStarter, Starter
 from launch.supervisor.supervise import Supervisor
 from launch.supervisor.topology import Topology, arithmetic, topology
+from launch.why.command import add_verdict
 from shared.config.tree import Config
 from shared.process.entry_point import keep_to_itself
 from shared.process.trace import join_traces
@@ -31,6 +32,7 @@ def watch_run(run: RunDir, config: Config, *, verbose: bool, trace: bool) -> Non
     finally:
         if trace:
             print(f"{join_traces(run)} shows when each process computed; open it in https://ui.perfetto.dev")
+        add_verdict(run)
     print_report(console, run, config.run.steps, can_be_extended=config.can_be_extended)
 
 

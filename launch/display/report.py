@@ -15,7 +15,7 @@ from rich.text import Text
 
 from launch.display.console import next_command
 from launch.display.sparkline import sparkline
-from launch.display.watch import WINDOW, Row, Watch, clock, curve, goal, mean, value
+from launch.display.watch import WINDOW, Row, Watch, clock, curve, goal, mean
 from launch.plan.duration import seconds
 from protocol.outcome import Outcome
 from protocol.plain_text import for_terminal
@@ -27,8 +27,6 @@ from shared.statistics import paired
 
 CURVE_WIDTH = 40
 SAMPLES = 3
-MANY_CUT = 0.5
-"""Share of truncated completions from which the report mentions it."""
 COSTS = (
     ("time per step", "step_s", "s"),
     ("  decoding", "rollout_s", "s"),
@@ -89,13 +87,15 @@ def report(results: Results, *, ascii_only: bool = False) -> RenderableType:
     """The report without the next commands."""
     parts: list[RenderableType] = [Text(), Text(headline(results), "bold")]
     if results.rows:
-        parts += [Text(), reward_line(results.rows, ascii_only), *map(Text, little_learned(results.rows))]
+        parts += [Text(), reward_line(results.rows, ascii_only)]
     if results.base:
         parts += [Text(), accuracy_table(results.base, results.final)]
     if results.base and results.final:
         parts += side_by_side(results.base.examples, results.final.examples)
     if results.summary:
         parts += forecast(results.summary.predicted, results.summary.measured)
+    if results.summary and results.summary.why:
+        parts += [Text(), Text(for_terminal(str(results.summary.why)))]
     return Group(*parts, Text(), facts(results), Text())
 
 
@@ -119,19 +119,6 @@ def reward_line(rows: Sequence[Row], ascii_only: bool) -> Text:
         "  last five ",
         (f"{mean(rows[-WINDOW:], key):.2f}", "bold green"),
     )
-
-
-def little_learned(rows: Sequence[Row]) -> Iterator[str]:
-    """Why most steps changed nothing. A model that is too weak for its tasks, or is cut off, looks like this."""
-    unused = sum(value(row, "groups/idle") == value(row, "groups/total") for row in rows)
-    if 2 * unused > len(rows):
-        yield (
-            f"{unused} of {len(rows)} steps did not change the policy: in every group all completions got the same"
-            " score. Look at rollouts.jsonl; try other tasks, another prompt, or a larger rollout.group."
-        )
-    cut = mean(rows, "outcome/truncated")
-    if cut > MANY_CUT:
-        yield f"{cut:.0%} of the completions were cut off at rollout.max_new_tokens.".replace("%", " %")
 
 
 def accuracy_table(base: Evaluation, final: Evaluation | None) -> RenderableType:

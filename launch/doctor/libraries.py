@@ -23,6 +23,7 @@ from actor.scoring.fork_server_process import environment
 from launch.doctor.finding import Missing
 from launch.doctor.probe import ProbeOutput, run_probe
 from shared.config.data import VerifierConfig
+from shared.config.named_rewards import is_function
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 DISTRIBUTION = "tandem-rl"
@@ -161,19 +162,20 @@ def pick(stages: list[Driver | TorchBuild | RoundTrip], kind: type[T], missing: 
 
 @dataclass(frozen=True, kw_only=True)
 class Reward:
-    """The user's reward function."""
+    """The user's reward functions."""
 
     function: str
-    """`path/to/file.py:name`; empty if a built-in verifier is configured."""
+    """`path/to/file.py:name`, several with commas; empty if nothing but a built-in verifier is configured."""
     trouble: str
     """Why it cannot be imported; empty if it can."""
 
 
 def look_at_reward(verifier: VerifierConfig, limit_s: float) -> Reward:
-    """Imports the file in a process of its own, as a scoring worker does."""
-    if verifier.kind != "callable":
-        return Reward(function="", trouble="")
-    return Reward(
-        function=verifier.function,
-        trouble=run_probe(PROBE, ["reward", verifier.function], limit_s, environment(verifier.environment)).trouble,
-    )
+    """Imports each file in a process of its own, as a scoring worker does, up to the first that fails."""
+    own = [verifier.function] if verifier.kind == "callable" else []
+    specs = [spec for spec in (*own, *verifier.rewards) if spec and (spec in own or is_function(spec))]
+    for spec in specs:
+        trouble = run_probe(PROBE, ["reward", spec], limit_s, environment(verifier.environment)).trouble
+        if trouble:
+            return Reward(function=spec, trouble=trouble)
+    return Reward(function=", ".join(specs), trouble="")

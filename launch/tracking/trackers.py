@@ -139,7 +139,9 @@ class TensorBoard:
         )
 
         self.known = max(map(last_event_step, sorted(folder.glob("events.*"))), default=0)
-        self.event, self.summary = event_pb2.Event, summary_pb2.Summary
+        # Generated modules, whose classes type checkers do not see.
+        self.event: Any = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
+        self.summary: Any = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
         self.writer = EventFileWriter(str(folder), flush_secs=2)
 
     def last_step(self) -> int:

@@ -6,6 +6,10 @@
 Everything that couples samples (mean rewards, entropy threshold, divisor of the loss) is fixed here, once, for the
 whole step. What follows is a plain sum over tokens, so any cut into micro-batches gives the same gradient.
 
+Minibatches (batch.updates): the groups of a step go, in slot order, into K parts that differ by one group at most, each
+with an update of its own. Weights are K times those of the whole step, so that the mean of the K gradients at one
+policy is the step's, and a token counts the same in whichever part it is.
+
 A group of equal scores has A = 0, and in the papers its samples still count in the divisor and in the KL: the fewer
 groups teach, the smaller the step. One that was replaced (rollout.replacement_rounds, DAPO's dynamic sampling) was
 sampled out and counts in nothing. Entropy mask and constraint choose among the samples that teach.
@@ -23,9 +27,10 @@ from learner.objective.constraint import penalty_coefficients
 from learner.objective.entropy_mask import select_tokens
 from learner.objective.judged import JudgedGroup
 from learner.objective.loss import token_weights
-from learner.objective.rewards import group_advantages
+from learner.objective.rewards import group_advantages, over_step_std
 from learner.objective.turns import by_completion, trained_tokens
 from protocol.messages import FilledOrder, Group, Outcome
+from shared.config.data import Advantage
 from shared.config.tree import ConstraintConfig, LossConfig
 
 
@@ -100,16 +105,37 @@ class StepBatch:
     """All of it was sampled from the version that is updated, so the actor must agree about it."""
     response_tokens: int
     """All sampled tokens of the groups that teach, masked ones too."""
+    updates: int
+    """K, at most the number of groups."""
 
     @property
     def used(self) -> tuple[TrainSample, ...]:
         """Everything that the update runs over."""
         return self.samples + self.idle
 
+    def minibatches(self) -> list[list[TrainSample]]:
+        """What each update runs over: its share of the groups that teach, and of those that only the KL needs."""
+        taught, idle = grouped(self.samples), grouped(self.idle)
+        return [[*share(taught, part, self.updates), *share(idle, part, self.updates)] for part in range(self.updates)]
+
     @property
     def sampled(self) -> int:
         """Groups of the step, those that teach and those that do not."""
         return self.idle_groups + len({sample.sample.group for sample in self.samples})
+
+
+def grouped(samples: Iterable[TrainSample]) -> list[list[TrainSample]]:
+    """The samples of each group, groups in the order of the batch."""
+    groups: dict[str, list[TrainSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.sample.group, []).append(sample)
+    return list(groups.values())
+
+
+def share(groups: Sequence[list[TrainSample]], part: int, parts: int) -> list[TrainSample]:
+    """The samples of one of so many parts of the groups."""
+    first, last = part * len(groups) // parts, (part + 1) * len(groups) // parts
+    return [sample for group in groups[first:last] for sample in group]
 
 
 def samples_of(judged: JudgedGroup, advantages: np.ndarray) -> list[Sample]:
@@ -137,28 +163,51 @@ def all_samples(group: Group, advantages: np.ndarray) -> list[Sample]:
     ]
 
 
-def teaching_samples(groups: Sequence[JudgedGroup], divide_by_std: bool) -> list[Sample]:
-    return [
-        sample
-        for judged in groups
-        if judged.teaches
-        for sample in samples_of(judged, group_advantages(judged.rewards, judged.kept, divide_by_std))
-    ]
+def teaching_samples(groups: Sequence[JudgedGroup], kind: Advantage, rounds: int) -> list[Sample]:
+    """The samples that are trained on, with their advantages, in batch order. rounds: of replacements."""
+    teaching = [judged for judged in groups if judged.teaches]
+    counted = sum(judged.counted for judged in [*teaching, *idle_groups(groups, rounds)])
+    rows = zip(teaching, advantages_of(teaching, kind, counted), strict=True)
+    return [sample for judged, advantages in rows for sample in samples_of(judged, advantages)]
+
+
+def advantages_of(teaching: Sequence[JudgedGroup], kind: Advantage, counted: int) -> list[np.ndarray]:
+    """[G] of each group. counted: kept samples of the step, those of groups that teach nothing too."""
+    match kind:
+        case "batch":
+            return over_step_std([group_advantages(one.rewards, one.kept, "mean") for one in teaching], counted)
+        case "gdpo":
+            return over_step_std([combined(one) for one in teaching], counted)
+        case _:
+            return [group_advantages(one.rewards, one.kept, kind) for one in teaching]
+
+
+def combined(judged: JudgedGroup) -> np.ndarray:
+    """[G] sum of the parts of the reward, each over its own standard deviation."""
+    total = np.zeros(len(judged.kept))
+    for part in judged.weighted:
+        # A reward that does not apply to a completion is no number, and counts in nothing.
+        known = judged.kept & ~np.isnan(part.values)
+        if known.any():
+            total = total + part.weight * group_advantages(part.values, known, "std")
+    return total
 
 
 def idle_samples(groups: Sequence[JudgedGroup], rounds: int) -> list[Sample]:
-    """The samples of the groups that teach nothing and were not replaced, without an advantage, in batch order.
+    """The samples of the groups that teach nothing and were not replaced, without an advantage, in batch order."""
+    return [
+        sample
+        for judged in idle_groups(groups, rounds)
+        for sample in samples_of(judged, np.zeros(len(judged.group.lengths)))
+    ]
 
-    rounds: of replacements.
-    """
+
+def idle_groups(groups: Sequence[JudgedGroup], rounds: int) -> list[JudgedGroup]:
+    """The groups that teach nothing and were not replaced. rounds: of replacements."""
     teaching = [judged.teaches for judged in groups]
     idle = [judged for judged in groups if not judged.teaches]
     unreplaced = first_ordered(teaching, rounds) - sum(teaching)
-    return [
-        sample
-        for judged in idle[len(idle) - unreplaced :]
-        for sample in samples_of(judged, np.zeros(len(judged.group.lengths)))
-    ]
+    return idle[len(idle) - unreplaced :]
 
 
 def first_ordered(teaching: Sequence[bool], rounds: int) -> int:
@@ -187,11 +236,17 @@ def step_batch(
     loss: LossConfig,
     constraint: ConstraintConfig,
     max_new_tokens: int,
+    most_updates: int,
 ) -> StepBatch:
-    """Fix mask, constraint and weights over the whole step. Samples must carry entropies if these choose by them."""
+    """Fix mask, constraint and weights over the whole step. Samples must carry entropies if these choose by them.
+
+    most_updates: as configured.
+    """
     lengths = [sample.length for sample in [*samples, *idle]]
-    weights = token_weights(loss.kind, lengths, max_new_tokens)
     regularised = loss.kl_beta > 0.0
+    groups = len({one.group for one in samples or idle})
+    updates = max(1, min(most_updates, groups))
+    weights = [updates * weight for weight in token_weights(loss.kind, lengths, max_new_tokens)]
     rows = zip(samples, selection(samples, loss.entropy_fraction), penalties(samples, constraint), strict=True)
     trained = [
         TrainSample(sample=sample, selected=mask, weight=weight, penalties=penalty, in_kl=regularised)
@@ -204,6 +259,7 @@ def step_batch(
         idle_groups=idle_groups,
         on_policy=on_policy,
         response_tokens=sum(lengths[: len(samples)]),
+        updates=updates,
     )
 
 

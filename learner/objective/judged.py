@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from learner.objective.rewards import reward_parts, rewards, teaches
+from learner.objective.rewards import RewardPart, reward_parts, teaches, total_reward, weighted_parts
 from protocol.messages import FilledOrder, Group, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.named_rewards import weights
@@ -52,6 +52,8 @@ class JudgedGroup:
     """[G] bool: samples that enter the loss as well."""
     rewards: np.ndarray
     """[G] all parts, weighted."""
+    weighted: tuple[RewardPart, ...]
+    """What they are the sum of."""
     parts: Mapping[str, np.ndarray]
     """[G] by name, unweighted; empty if the score is the only part."""
     teaches: bool
@@ -77,12 +79,13 @@ class Judge:
 
     def __call__(self, group: Group) -> JudgedGroup:
         """Raises as `admit` does: the journal of an earlier start may have what the configuration now refuses."""
-        admit(group, self.verifier)
+        admit(group, self.verifier, self.reward)
         treatments = [self.verifier.treatment(outcome) for outcome in group.outcomes]
         kept = np.array([treatment != "drop" for treatment in treatments])
         trained = kept & np.array([treatment != "mask" for treatment in treatments])
-        added = {} if self.verifier.adds_up_rewards else weights(self.verifier.rewards)
-        total = rewards(group, added, self.reward, self.max_new_tokens)
+        named, scored = weights(self.verifier.rewards), self.verifier.adds_up_rewards
+        weighted = weighted_parts(group, named, self.reward, self.max_new_tokens, scored=scored)
+        total = total_reward(group, weighted, scored=scored)
         compared = total if self.reward.shaped_groups == "train" else np.array(group.scores)
         right = np.array([outcome is Outcome.CORRECT for outcome in group.outcomes])
         return JudgedGroup(
@@ -90,6 +93,7 @@ class Judge:
             kept=kept,
             trained=trained,
             rewards=total,
+            weighted=weighted,
             parts=reward_parts(group, self.reward, self.max_new_tokens),
             teaches=(not self.compares or teaches(compared, kept)) and bool(trained.any()),
             right=int((right & kept).sum()),
@@ -97,13 +101,20 @@ class Judge:
         )
 
 
-def admit(group: Group, verifier: VerifierConfig) -> None:
-    """Raise if a run cannot go on with this group: it has other rewards, or an outcome whose treatment is `stop`."""
+def admit(group: Group, verifier: VerifierConfig, reward: RewardConfig) -> None:
+    """Raise if a run cannot go on with this group: it has other rewards, a score that the advantage is not defined for,
+    or an outcome whose treatment is `stop`."""
     wanted = set(weights(verifier.rewards))
     if group.rewards.keys() != wanted:
         raise TrainingStopped(
             f"Group {group.group_id} came with the rewards {sorted(group.rewards)} and the run asks for"
             f" {sorted(wanted)}; start the actor with this run's config.json."
+        )
+    if reward.advantage == "maxrl" and min(group.scores) < 0.0:
+        raise TrainingStopped(
+            f"Group {group.group_id} has a score of {min(group.scores):g}, and reward.advantage = 'maxrl' divides by"
+            " the mean of scores that are 0 or more; let verifier.function return such scores, or start a run with"
+            " another advantage."
         )
     treatments = [verifier.treatment(outcome) for outcome in group.outcomes]
     if "stop" in treatments:

@@ -1,8 +1,17 @@
 """The reward of each sample, each part kept apart, and its advantage in its group.
 
     r = score + sum_k w_k named_k + w_length clip((T - free) / (cap - free), 0, 1) + truncated
-    A_i = r_i - mean(r)            or            A_i = (r_i - mean(r)) / (std(r) + 1e-4)
 
+    mean    A_i = r_i - mean(r)                             Dr. GRPO (2503.20783)
+    std     A_i = (r_i - mean(r)) / (std(r) + 1e-4)         GRPO (2402.03300)
+    rloo    A_i = r_i - mean of the others' r               RLOO (2402.14740)
+    maxrl   A_i = (r_i - mean(r)) / mean(r)                 MaxRL (2602.02710), for scores from 0 to 1
+    batch   A_i = (r_i - mean(r)) / (std_step + 1e-4)       REINFORCE++ with a baseline (2501.03262)
+    gdpo    A_i = z_i / (std_step + 1e-4),                  GDPO (2601.05242)
+            z_i = sum_k w_k (r_ik - mean(r_k)) / (std(r_k) + 1e-4), over the parts k of the reward
+
+std_step is the standard deviation of what is divided, r_i - mean(r) or z_i, over the samples of the step: those of
+groups that teach nothing count with 0, as in the divisor of the loss, and its mean is 0 in every group.
 None of the shaping changes the outcome: a long correct completion is correct. A group teaches only if its verifier
 scores differ: shaped rewards (a length penalty, say) do not make a group of all-wrong completions informative.
 Mean and std run over the group's kept samples. The std is the population's: TRL, verl and torch divide by G - 1, so
@@ -10,7 +19,10 @@ advantages here are sqrt(G / (G - 1)) times theirs, 6.9 % more at G = 8; Adam ta
 Left out: a critic.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -19,16 +31,40 @@ from protocol.messages import Finish, Group
 from shared.config.data import RewardConfig
 
 STD_EPSILON = 1e-4
+OfOneGroup = Literal["mean", "std", "rloo", "maxrl"]
+"""Advantages that no other group has a part in."""
 
 
-def rewards(group: Group, named_weights: Mapping[str, float], config: RewardConfig, max_new_tokens: int) -> np.ndarray:
-    """[G] all parts, weighted. named_weights: of the named rewards that are not in the scores already."""
+@dataclass(frozen=True, kw_only=True)
+class RewardPart:
+    """One of several rewards."""
+
+    weight: float
+    """w_k"""
+    values: np.ndarray
+    """[G] r_k"""
+
+
+def weighted_parts(
+    group: Group, named_weights: Mapping[str, float], config: RewardConfig, max_new_tokens: int, *, scored: bool
+) -> tuple[RewardPart, ...]:
+    """What a reward is made of. scored: the score is the weighted sum of the named rewards, and no part of its own."""
+    truncated = np.array([finish is Finish.LENGTH for finish in group.finishes], dtype=np.float64)
+    parts = [] if scored else [RewardPart(weight=1.0, values=np.array(group.scores))]
+    parts += [RewardPart(weight=w, values=np.array(group.rewards[name])) for name, w in named_weights.items()]
+    parts += [
+        RewardPart(weight=config.length, values=length_reward(group, config.length_free, max_new_tokens)),
+        RewardPart(weight=config.truncated, values=truncated),
+    ]
+    return tuple(parts)
+
+
+def total_reward(group: Group, parts: Sequence[RewardPart], *, scored: bool) -> np.ndarray:
+    """[G] the score and what is added to it. The named rewards that make up a score count in it."""
     total = np.array(group.scores)
-    for name, weight in named_weights.items():
-        total = total + weight * np.array(group.rewards[name])
-    truncated = np.array([finish is Finish.LENGTH for finish in group.finishes])
-    by_length = length_reward(group, config.length_free, max_new_tokens)
-    return total + config.length * by_length + config.truncated * truncated
+    for part in parts[-2 if scored else 1 :]:
+        total = total + part.weight * part.values
+    return total
 
 
 def reward_parts(group: Group, config: RewardConfig, max_new_tokens: int) -> dict[str, np.ndarray]:
@@ -50,9 +86,25 @@ def teaches(scores_G: np.ndarray, kept_G: np.ndarray) -> bool:
     return len(scores) > 1 and bool((scores != scores[0]).any())
 
 
-def group_advantages(rewards_G: np.ndarray, kept_G: np.ndarray, divide_by_std: bool) -> np.ndarray:
+def group_advantages(rewards_G: np.ndarray, kept_G: np.ndarray, kind: OfOneGroup) -> np.ndarray:
     """[G] rewards, [G] bool -> [G] advantages; samples that are not kept get 0 and do not enter the mean."""
     kept = rewards_G[kept_G]
     centred = rewards_G - kept.mean()
-    scaled = centred / (kept.std() + STD_EPSILON) if divide_by_std else centred
+    match kind:
+        case "mean":
+            scaled = centred
+        case "std":
+            scaled = centred / (kept.std() + STD_EPSILON)
+        case "rloo":
+            # r_i - (n mean - r_i) / (n - 1)
+            scaled = centred * (len(kept) / (len(kept) - 1))
+        case "maxrl":
+            scaled = centred / kept.mean()
     return np.where(kept_G, scaled, 0.0)
+
+
+def over_step_std(advantages: Sequence[np.ndarray], samples: int) -> list[np.ndarray]:
+    """Ragged rows of [G], each of mean 0 -> the same over their standard deviation. samples: of the step, with those
+    that are 0 and not among them."""
+    std = math.sqrt(sum(float(np.square(row).sum()) for row in advantages) / samples) if samples else 0.0
+    return [row / (std + STD_EPSILON) for row in advantages]

@@ -106,7 +106,7 @@ def step_metrics(
 
 
 OF_UPDATE = (
-    *("ratio_mean", "clip_fraction", "importance_mean", "importance_capped", "importance_ess"),
+    *("ratio_mean", "clip_fraction", "importance_mean", "importance_capped", "importance_ess", "stale_fraction"),
     *("mismatch_mean", "mismatch_p95", "mismatch_p99", "mismatch_max", "loss", "kl", "grad_norm", "lr"),
     *("penalised_kl", "constraint_loss", "noise_signal", "noise_spread", "ewc_penalty"),
 )
@@ -116,10 +116,11 @@ OF_UPDATE = (
 def of_update(stats: UpdateStats, shown: Shown) -> dict[str, float]:
     """Those figures, NaN for what the configuration leaves out."""
     gap, noise = gap_of(stats.mismatch if shown.sampled else np.array([NAN])), stats.noise
-    cap, constrained = shown.loss.importance_cap, shown.constraint.beta > 0.0
+    constrained = shown.constraint.beta > 0.0
     figures = (
         *(mean(stats.ratios), mean(stats.clipped) if shown.sampled else NAN),
-        *(mean(stats.importance), mean(stats.importance > cap) if cap else NAN, effective_share(stats.importance)),
+        *(mean(stats.importance), capped(stats.importance, shown.loss), effective_share(stats.importance)),
+        mean(stats.stale) if shown.loss.stale_limit else NAN,
         *(gap.mean, gap.p95, gap.p99, gap.largest),
         *(stats.loss, mean(stats.kl), stats.grad_norm, stats.lr),
         *(mean(stats.penalised_kl) if constrained else NAN, stats.constraint_loss if constrained else NAN),
@@ -127,6 +128,12 @@ def of_update(stats: UpdateStats, shown: Shown) -> dict[str, float]:
         stats.ewc_penalty if shown.curriculum.ewc else NAN,
     )
     return dict(zip(OF_UPDATE, figures, strict=True))
+
+
+def capped(importance: np.ndarray, loss: LossConfig) -> float:
+    """Share of the weights that are cut off or masked."""
+    outside = (importance > loss.cap) | (importance < loss.importance_floor)
+    return mean(outside) if loss.cap else NAN
 
 
 def card_mb(actors: Sequence[Timings], learner: CardMemory) -> dict[str, float]:

@@ -5,6 +5,7 @@ from learner.objective.judged import Collected
 from learner.update.forward_pass import ForwardPass
 from learner.update.stage_end import StageEnd
 from learner.update.teacher import Teacher
+from shared.config.data import Advantage
 from shared.config.tree import ConstraintConfig, LossConfig, RolloutConfig
 from shared.process.trace import NO_TRACE, Trace
 
@@ -19,18 +20,20 @@ class Batches:
         loss: LossConfig,
         constraint: ConstraintConfig,
         rollout: RolloutConfig,
-        divide_by_std: bool,
+        advantage: Advantage,
+        updates: int,
         stage_end: StageEnd | None = None,
         teacher: Teacher | None = None,
         trace: Trace = NO_TRACE,
     ) -> None:
-        """stage_end: sees the groups first, if the curriculum has stages and keeps the policy close to them. teacher:
-        whom a distillation follows."""
+        """updates: of a pass. stage_end: sees the groups first, if the curriculum has stages and keeps the policy close
+        to them. teacher: whom a distillation follows."""
         self.forward_pass = forward_pass
         self.loss = loss
         self.constraint = constraint
         self.rollout = rollout
-        self.divide_by_std = divide_by_std
+        self.advantage: Advantage = advantage
+        self.updates = updates
         self.stage_end = stage_end
         self.teacher = teacher
         self.trace = trace
@@ -39,7 +42,7 @@ class Batches:
         groups = collected.groups
         if self.stage_end:
             self.stage_end.before_update([judged.group for judged in groups])
-        samples = teaching_samples(groups, self.divide_by_std)
+        samples = teaching_samples(groups, self.advantage, self.rollout.replacement_rounds)
         if needs_entropies(self.loss, self.constraint):
             with self.trace.phase("entropies"):
                 samples = self.forward_pass.with_entropies(samples)
@@ -55,4 +58,5 @@ class Batches:
             loss=self.loss,
             constraint=self.constraint,
             max_new_tokens=self.rollout.max_new_tokens,
+            most_updates=self.updates,
         )

@@ -1,5 +1,6 @@
 """Statistics of an update: of a micro-batch, of a pass, of a step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +53,7 @@ class Gradient:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateStats:
-    """What one step did."""
+    """What one step did, or one of its updates. With minibatches, figures of a pass are the means over its updates."""
 
     loss: float
     """Of the last pass, all terms."""
@@ -64,8 +65,10 @@ class UpdateStats:
     """[n] over all passes."""
     clipped: np.ndarray
     """[n] bool over all passes."""
+    stale: np.ndarray
+    """[n] bool over all passes: left out because the policy has moved away from a sample that did badly."""
     importance: np.ndarray
-    """[n] pi_old / mu of the objective's tokens, before it is truncated."""
+    """[n] pi_old / mu of the objective's tokens, before it is truncated or masked."""
     kl: np.ndarray
     """[k] of the first pass; nothing where there is no KL term."""
     mismatch: np.ndarray
@@ -107,6 +110,7 @@ def gathered(gradient: Gradient, lr: float) -> UpdateStats:
         lr=lr,
         ratios=column([part.terms.ratios for part in parts]),
         clipped=column([part.terms.clipped for part in parts]),
+        stale=column([part.terms.stale for part in parts]),
         importance=column([part.terms.importance for part in parts]),
         kl=column([part.kl.kl for part in parts]),
         mismatch=column([part.mismatch for part in parts]),
@@ -116,4 +120,33 @@ def gathered(gradient: Gradient, lr: float) -> UpdateStats:
         penalised_kl=column([part.penalty.kl for part in parts]),
         noise=gradient.noise,
         ewc_penalty=gradient.ewc_penalty,
+    )
+
+
+def of_step(updates: Sequence[UpdateStats], minibatches: int) -> UpdateStats:
+    """Of all updates of a step, in their order."""
+    first, last = updates[:minibatches], updates[-minibatches:]
+
+    def mean(name: str) -> float:
+        return sum(getattr(one, name) for one in last) / minibatches
+
+    def column(name: str, among: Sequence[UpdateStats]) -> np.ndarray:
+        return np.concatenate([getattr(one, name) for one in among])
+
+    return UpdateStats(
+        loss=mean("loss"),
+        grad_norm=mean("grad_norm"),
+        lr=updates[-1].lr,
+        ratios=column("ratios", updates),
+        clipped=column("clipped", updates),
+        stale=column("stale", updates),
+        importance=column("importance", first),
+        kl=column("kl", first),
+        mismatch=column("mismatch", first),
+        entropies=column("entropies", first),
+        weight_sum=mean("weight_sum"),
+        constraint_loss=mean("constraint_loss"),
+        penalised_kl=column("penalised_kl", last),
+        noise=updates[0].noise,
+        ewc_penalty=mean("ewc_penalty"),
     )

@@ -42,14 +42,6 @@ def counted_by(padding: bool) -> Callable[[Sequence[TrainSample]], int]:
     return padded_tokens if padding else fed_tokens
 
 
-def by_group(samples: Sequence[TrainSample]) -> list[list[TrainSample]]:
-    """The samples of each group, groups in the order of the batch."""
-    groups: dict[str, list[TrainSample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.sample.group, []).append(sample)
-    return list(groups.values())
-
-
 def longest_first(samples: Sequence[TrainSample]) -> list[TrainSample]:
     """By the length of the group's longest sample, so that little is padding."""
     longest: dict[str, int] = {}

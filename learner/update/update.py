@@ -1,8 +1,13 @@
 """One training step on one batch: gradient over micro-batches, checks, optimizer.
 
-    for each pass:  zero  ->  sum of micro-batch gradients  ->  norm  ->  may it be used?  ->  clip  ->  AdamW
+    for each pass, for each minibatch:
+        zero  ->  sum of micro-batch gradients  ->  norm  ->  may it be used?  ->  clip  ->  AdamW
 
-All passes together are atomic: `undo` takes back what was done of a step that is refused, or for which memory ran out
+pi_old is the policy before the first of these updates, so from the second one on the clip is active; the log-probs of
+the sampler stay those that came with the samples. The order is fixed: minibatches in the order of the batch, in every
+pass. So a step is one function of its batch, and one version, however many updates it has.
+
+All of them together are atomic: `undo` takes back what was done of a step that is refused, or for which memory ran out
 (budget.py). A gradient that may not be used (gradient_check.py) is computed once more: if the second one is valid, the
 fault was in the machine and not in the batch. If it is not, NumericalFault tells what every sample does alone.
 
@@ -19,14 +24,14 @@ import numpy as np
 import torch
 
 from learner.continual.anchor import Anchor
-from learner.objective.batch import StepBatch, TrainSample
+from learner.objective.batch import StepBatch, TrainSample, grouped
 from learner.objective.constraint import PenalisedTokens, constraint_loss
 from learner.objective.loss import KlTokens, TokenBatch, kl_loss, policy_loss
-from learner.update.figures import Gradient, PassPart, UpdateStats, gathered
+from learner.update.figures import Gradient, PassPart, UpdateStats, gathered, of_step
 from learner.update.forward_pass import UNCHANGED, ForwardPass, OldLogprobs
 from learner.update.gradient_check import Finding, Norms, NumericalFault
 from learner.update.gradient_noise import GradientNoise, GroupGradients
-from learner.update.microbatch import MicroBatch, by_group
+from learner.update.microbatch import MicroBatch
 from learner.update.mismatch import Gap, Gate, Suspects, Tokens, gap_of, refusal
 from learner.update.optimizer import Optimizer
 from shared.config.tree import ConstraintConfig, LossConfig
@@ -67,7 +72,7 @@ class Beginning:
     gate: dict[str, Any]
     """State of mismatch.Gate."""
     position: Position | None
-    """None if the step has only one pass."""
+    """None if the step has only one update."""
 
 
 class Update:
@@ -100,31 +105,23 @@ class Update:
 
     def apply(self, step: int, batch: StepBatch) -> UpdateStats:
         """All passes over a batch, which must have something to score."""
-        # Until the optimizer's step of its only pass, a step changes no value.
-        position = self.position() if self.loss.passes > 1 else None
-        self.begun = Beginning(gate=self.gate.state_dict(), position=position)
-        samples = batch.used
-        old = self.forward_pass.old(samples) if self.loss.passes > 1 else UNCHANGED
+        minibatches = batch.minibatches()
+        several = self.loss.passes * len(minibatches) > 1
+        # Until the optimizer's step of its only update, a step changes no value.
+        self.begun = Beginning(gate=self.gate.state_dict(), position=self.position() if several else None)
+        old = self.forward_pass.old(batch.used) if several else UNCHANGED
         noisy = self.measures_noise and batch.sampled > 1
         accumulate = partial(self.group_after_group, sampled=batch.sampled) if noisy else self.accumulate
-        gradient = self.usable_gradient(step, samples, old, accumulate)
+        gradient = self.usable_gradient(step, minibatches[0], old, accumulate)
         if batch.on_policy:
-            self.check_mismatch(step, samples, gradient)
-        passes = [self.applied(step, batch, gradient)]
-        for _ in range(1, self.loss.passes):
+            self.check_mismatch(step, batch.used, mismatch_of(gradient, batch.used, old))
+        updates = [self.applied(step, batch, gradient)]
+        for samples in [*minibatches[1:], *(self.loss.passes - 1) * minibatches]:
             gradient = self.usable_gradient(step, samples, old, self.accumulate)
-            passes.append(self.applied(step, batch, gradient))
+            updates.append(self.applied(step, batch, gradient))
         self.check_weights(step)
         self.begun = None
-        return replace(
-            passes[-1],
-            ratios=np.concatenate([p.ratios for p in passes]),
-            clipped=np.concatenate([p.clipped for p in passes]),
-            kl=passes[0].kl,
-            mismatch=passes[0].mismatch,
-            entropies=passes[0].entropies,
-            noise=passes[0].noise,
-        )
+        return of_step(updates, len(minibatches))
 
     def usable_gradient(
         self, step: int, samples: Sequence[TrainSample], old: OldLogprobs, accumulate: Accumulate
@@ -155,7 +152,7 @@ class Update:
         """The same gradient from micro-batches of one group each, with its noise. sampled: groups of the step."""
         gradients = GroupGradients(list(self.optimizer.parameters.values()))
         parts: list[PassPart] = []
-        for group in by_group(samples):
+        for group in grouped(samples):
             parts += self.accumulate(group, old)[0]
             gradients.take()
         return parts, gradients.give_back(sampled)
@@ -178,8 +175,7 @@ class Update:
             self.norms.applied(gradient.norm)
         return gathered(gradient, rate)
 
-    def check_mismatch(self, step: int, samples: Sequence[TrainSample], gradient: Gradient) -> None:
-        mismatch = torch.cat([part.mismatch for part in gradient.parts]).cpu().numpy()
+    def check_mismatch(self, step: int, samples: Sequence[TrainSample], mismatch: np.ndarray) -> None:
         if len(mismatch) and not self.gate.admits(gap_of(mismatch), roundings(self.forward_pass, samples)):
             ordered, forward_pass = self.forward_pass.temperature, self.forward_pass
             tokens = Tokens(
@@ -271,6 +267,14 @@ class Update:
         self.norms.load_state_dict(position.norms)
         if self.anchor and position.anchor:
             self.anchor.load_state_bytes(position.anchor)
+
+
+def mismatch_of(gradient: Gradient, samples: Sequence[TrainSample], old: OldLogprobs) -> np.ndarray:
+    """[u] |learner - actor log-prob| of all samples of a step, before its first update."""
+    if not old.by_sample:
+        return torch.cat([part.mismatch for part in gradient.parts]).cpu().numpy()
+    learner = torch.cat([old.by_sample[one.sample.name] for one in samples]).cpu().numpy()
+    return np.abs(learner - np.concatenate([one.sample.actor_logprobs[one.used] for one in samples]))
 
 
 def roundings(forward_pass: ForwardPass, samples: Sequence[TrainSample]) -> Iterator[Gap]:

@@ -10,6 +10,7 @@ from shared.config.types import Fraction, NonNegative, NonNegativeFloat, Positiv
 
 Treatment = Literal["train", "drop", "stop"]
 OfTruncated = Literal["train", "mask", "drop", "stop"]
+Advantage = Literal["mean", "std", "rloo", "maxrl", "batch", "gdpo"]
 VerifierKind = Literal["gsm8k", "exact", "math", "callable", "environment"]
 RewardForm = Literal["auto", "text", "messages"]
 UNCONVERTED = "unconverted"
@@ -228,6 +229,10 @@ class RewardConfig(Section, frozen=True, kw_only=True):
     """What to do with a group whose scores are all equal, so that its rewards differ only by named rewards, length or
     truncation: `drop` it, or `train` on it. Use `train` if format rewards should be learned before any final answer is
     correct."""
-    divide_by_std: bool | None = None
-    """Whether the advantage is (r - mean) / (std + 1e-4) instead of r - mean. If not given, as in the paper of
-    loss.kind: false for `dr_grpo`, true for the others. `dr_grpo` refuses true."""
+    advantage: Advantage | None = None
+    """How rewards r become advantages; the formulas are in learner/objective/rewards.py. `mean`: r - mean of the group.
+    `std`: that over the group's standard deviation. `rloo`: r - mean of the others. `maxrl`: (r - mean) / mean, for
+    scores from 0 up and nothing else. `batch`: r - mean, over the standard deviation in the step (REINFORCE++). `gdpo`:
+    every reward over its own standard deviation in the group, their weighted sum over its standard deviation in the
+    step. If not given, as in the paper of loss.kind: `mean` for `dr_grpo` and `dppo`, else `std`. `dr_grpo` refuses
+    `std`."""

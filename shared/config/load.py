@@ -13,12 +13,12 @@ from typing import Any, get_type_hints
 import msgspec
 
 from protocol.limits import MAX_BODY_BYTES, MAX_INBOUND_BYTES, MAX_ITEMS
-from shared.config.data import RewardConfig, VerifierConfig
+from shared.config.data import Advantage, RewardConfig, VerifierConfig
 from shared.config.environment import EnvironmentConfig
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.named_rewards import check_rewards
 from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig, LinkConfig
-from shared.config.training import LossConfig, TeacherConfig
+from shared.config.training import CLIPS_THE_RATIO, LossConfig, TeacherConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.config.types import Section
 from shared.config.yaml_file import yaml_tree
@@ -157,16 +157,23 @@ def check_together(config: Config) -> None:
     if config.is_warm_start and config.environment.is_used:
         raise ConfigError("A warm start has written answers and no environment; remove [environment] from it.")
     check_objective(config.loss, config.reward)
+    check_advantage(config.advantage, config.reward, config.verifier)
     check_teacher(config.loss, config.teacher)
     if config.rollout.group == 1 and not config.is_warm_start:
         raise ConfigError(
             "rollout.group = 1 is not allowed: expected >= 2, because the completions of a prompt are compared with"
             " each other; only a warm start (`python -m launch sft`) has one."
         )
-    if config.constraint.beta > 0.0 and config.constraint.reference == "old" and config.loss.passes == 1:
+    once = config.loss.passes == 1 and config.batch.updates == 1
+    if config.constraint.beta > 0.0 and config.constraint.reference == "old" and once:
         raise ConfigError(
             "constraint.reference is 'old' but loss.passes is 1: in the first pass the policy is the old one and the"
-            " term has no gradient; set loss.passes to 2 or more, or constraint.reference to 'base'."
+            " term has no gradient; set loss.passes or batch.updates to 2 or more, or constraint.reference to 'base'."
+        )
+    if config.growth.max_prompts and config.batch.updates > 1:
+        raise ConfigError(
+            f"growth.max_prompts = {config.growth.max_prompts} measures the noise of a step's one gradient, but"
+            f" batch.updates = {config.batch.updates} takes several; set one of them back."
         )
     if 0 < config.growth.max_prompts < config.rollout.prompts:
         raise ConfigError(
@@ -223,16 +230,68 @@ def check_link(link: LinkConfig) -> None:
 
 
 def check_objective(loss: LossConfig, reward: RewardConfig) -> None:
-    """Refuse a kind of loss with keys that would make it another algorithm than the paper's."""
-    if loss.kind == "dr_grpo" and reward.divide_by_std:
+    """Refuse a kind of loss with keys that would make it another algorithm than the paper's, or that it ignores."""
+    if loss.kind == "dr_grpo" and reward.advantage == "std":
         raise ConfigError(
-            "loss.kind = 'dr_grpo' leaves the standard deviation out, but reward.divide_by_std is true; remove that"
-            " key, or set loss.kind to 'grpo'."
+            "loss.kind = 'dr_grpo' leaves the standard deviation out, but reward.advantage is 'std'; remove that key,"
+            " or set loss.kind to 'grpo'."
         )
-    if loss.kind == "gspo" and loss.entropy_fraction < 1.0:
+    if loss.needs_whole_completions and loss.entropy_fraction < 1.0:
         raise ConfigError(
-            "loss.kind = 'gspo' takes one ratio over all tokens of a completion, but loss.entropy_fraction ="
-            f" {loss.entropy_fraction:g} masks some of them; set it to 1, or choose another loss.kind."
+            f"{loss.needs_whole_completions} is about all tokens of a completion, but loss.entropy_fraction ="
+            f" {loss.entropy_fraction:g} masks some of them; set it to 1, or leave the other out."
+        )
+    if loss.kind == "sapo" and (loss.clip_low is not None or loss.clip_high is not None):
+        raise ConfigError(
+            "loss.kind = 'sapo' has a gate and no clip, but loss.clip_low or loss.clip_high is given; use"
+            " loss.tau_positive and loss.tau_negative."
+        )
+    if loss.kind == "dppo" and not loss.cap:
+        raise ConfigError(
+            "loss.kind = 'dppo' takes its ratio to the actor's policy, but loss.importance_cap = 0 takes that out;"
+            " remove the key."
+        )
+    if loss.importance_floor and not loss.importance.endswith("mask"):
+        raise ConfigError(
+            f"loss.importance_floor = {loss.importance_floor:g} is for masks, but loss.importance is"
+            f" '{loss.importance}'; set it to 'token_mask' or 'sequence_mask', or remove the floor."
+        )
+    if loss.kind == "opd" and (loss.stale_limit or reward.advantage):
+        raise ConfigError(
+            "loss.kind = 'opd' follows a teacher and no reward, so loss.stale_limit and reward.advantage mean nothing;"
+            " remove them."
+        )
+    if loss.dual_clip:
+        check_dual_clip(loss)
+
+
+def check_dual_clip(loss: LossConfig) -> None:
+    if loss.kind not in CLIPS_THE_RATIO:
+        raise ConfigError(
+            f"loss.dual_clip is a second clip of the ratio, and loss.kind = '{loss.kind}' has no first one; set it to"
+            " 0, or choose another loss.kind."
+        )
+    if loss.dual_clip <= loss.ratio_bounds[1]:
+        raise ConfigError(
+            f"loss.dual_clip = {loss.dual_clip:g} must be above 1 + clip_high = {loss.ratio_bounds[1]:g}; 3 is its"
+            " paper's."
+        )
+
+
+def check_advantage(advantage: Advantage, reward: RewardConfig, verifier: VerifierConfig) -> None:
+    """Refuse one that is not defined for these rewards."""
+    shaped = reward.length != 0.0 or reward.truncated != 0.0
+    named = sum(weight != 0.0 for weight in verifier.rewards.values())
+    if advantage == "maxrl" and (shaped or (named and not verifier.adds_up_rewards)):
+        raise ConfigError(
+            "reward.advantage = 'maxrl' divides by the mean score, which stands for the chance to be right, but"
+            " verifier.rewards, reward.length or reward.truncated add to it; remove them or set their weights to 0, or"
+            " choose another advantage."
+        )
+    if advantage == "gdpo" and not shaped and named < (2 if verifier.adds_up_rewards else 1):
+        raise ConfigError(
+            "reward.advantage = 'gdpo' combines several rewards, and there is only the verifier's score; add"
+            " verifier.rewards, reward.length or reward.truncated, or set it to 'batch'."
         )
 
 

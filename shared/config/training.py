@@ -15,28 +15,53 @@ PAPER_CLIPS = {
     "dapo": (0.2, 0.28),
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 4.0),
+    "dppo": (0.15, 0.15),
     "sft": (1.0, math.inf),
     "opd": (0.2, 0.2),
 }
 """clip_low and clip_high of each kind. DeepSeekMath gives none for GRPO, so these are PPO's. CISPO has no lower bound
-(MiniMax-M1), and the upper bound of 5 is ScaleRL's (2510.13786)."""
+(MiniMax-M1), and the upper bound of 5 is ScaleRL's (2510.13786). DPPO's are differences of probabilities. SAPO has no
+clip."""
+CLIPS_THE_RATIO = ("grpo", "dr_grpo", "dapo", "gspo")
+UNBOUNDED = (0.0, math.inf)
 
 
 class LossConfig(Section, frozen=True, kw_only=True):
     """The objective. The formulas are in learner/objective/loss.py."""
 
-    kind: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "opd", "sft"] = "dapo"
+    kind: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo", "opd", "sft"] = "dapo"
     """Algorithm: it decides the objective and its divisor, and where their keys are not given a published clip range
     and the advantage. `gspo` needs entropy_fraction = 1. `opd` follows [teacher], and rewards are only logged. `sft` is
     what `python -m launch sft` sets: the likelihood of answers that somebody wrote. `run` takes the others."""
     clip_low: NonNegativeFloat | None = None
     """The ratio is clipped below 1 - clip_low. If not given: 0.2 (PPO's) for `grpo`, `dr_grpo` and `dapo`,
-    3e-4 for `gspo`, 1 (no lower bound) for `cispo`."""
+    3e-4 for `gspo`, 1 (no lower bound) for `cispo`. For `dppo`, how far the probability of a token may fall: 0.15. Not
+    for `sapo`."""
     clip_high: NonNegativeFloat | None = None
     """The ratio is clipped above 1 + clip_high. If not given: 0.2 for `grpo` and `dr_grpo`, 0.28 for `dapo`
-    (clip-higher), 4e-4 for `gspo`, 4 (ScaleRL's) for `cispo`."""
-    importance_cap: NonNegativeFloat = 2.0
-    """Cap of the truncated importance weight min(pi_learner / pi_actor, cap). 0 turns the weight off."""
+    (clip-higher), 4e-4 for `gspo`, 4 (ScaleRL's) for `cispo`. For `dppo`, how far the probability of a token may rise:
+    0.15. Not for `sapo`."""
+    dual_clip: NonNegativeFloat = 0.0
+    """For kinds that clip the ratio: where the advantage is negative, the ratio counts at most this much (dual clip;
+    its paper has 3). More than 1 + clip_high; 0 turns it off."""
+    tau_positive: PositiveFloat = 1.0
+    """`sapo`: temperature of the gate where the advantage is positive. The higher it is, the sooner a ratio beside 1
+    loses its gradient."""
+    tau_negative: PositiveFloat = 1.05
+    """`sapo`: temperature of the gate where the advantage is not positive."""
+    importance: Literal["token", "token_mask", "sequence", "sequence_mask"] = "token"
+    """What is done with the importance weight pi_learner / pi_actor. `token`: each token's is cut off at the cap.
+    `token_mask`: tokens whose weight is outside [importance_floor, importance_cap] are left out (IcePop has 0.5 and 5).
+    `sequence`, `sequence_mask`: the same with one weight for a completion, the product of its tokens'. They need
+    entropy_fraction = 1."""
+    importance_cap: NonNegativeFloat | None = None
+    """Largest importance weight. If not given: 2, for `dppo` 20, for masks 5 by token and 3 by sequence. 0 turns the
+    weight off."""
+    importance_floor: NonNegativeFloat = 0.0
+    """Smallest importance weight, for the two masks. 0 sets no limit."""
+    stale_limit: NonNegativeFloat = 0.0
+    """A completion with a negative advantage is left out once the mean of log pi_actor - log pi_learner over its tokens
+    is larger than this (off-policy sequence masking). Needs entropy_fraction = 1. 0 turns it off."""
     kl_beta: NonNegativeFloat = 0.0
     """Weight of the KL to the reference (`curriculum.kl_to`, by default the policy without its adapter), over all
     tokens of the step. 0 skips the reference pass. Above 0 every token goes through lm_head, masked or not."""
@@ -47,7 +72,8 @@ class LossConfig(Section, frozen=True, kw_only=True):
     """rho: only this share of a step's response tokens, those with the highest entropy, carries gradient. Above 0; 1
     turns the mask off."""
     passes: Positive = 1
-    """Gradient passes over the batch of a step. Clipping has an effect from the second pass on."""
+    """Gradient passes over the batch of a step. Clipping has an effect from the second update on, in the second pass or
+    with `batch.updates`."""
     max_mismatch: NonNegativeFloat = 0.0
     """Training stops if the 99th percentile of |actor - learner log-prob| is larger than this, on samples of the
     current version. 0 takes limits of mean and percentile by the compute type, raised to a multiple of the learner's
@@ -55,11 +81,32 @@ class LossConfig(Section, frozen=True, kw_only=True):
 
     @property
     def ratio_bounds(self) -> tuple[float, float]:
-        """(lowest, highest) ratio: from the keys where they are given, else the paper's."""
+        """(lowest, highest) ratio; for `dppo`, one plus the difference of probabilities. From the keys where they are
+        given, else the paper's."""
+        if self.kind == "sapo":
+            return UNBOUNDED
         low, high = PAPER_CLIPS[self.kind]
         low = low if self.clip_low is None else self.clip_low
         high = high if self.clip_high is None else self.clip_high
         return 1 - low, 1 + high
+
+    @property
+    def cap(self) -> float:
+        """Of the importance weight, 0 where it is off."""
+        if self.importance_cap is not None:
+            return self.importance_cap
+        if self.kind == "dppo":
+            return 20.0
+        return {"token": 2.0, "sequence": 2.0, "token_mask": 5.0, "sequence_mask": 3.0}[self.importance]
+
+    @property
+    def needs_whole_completions(self) -> str:
+        """The key that is about all tokens of a completion; empty if none is."""
+        if self.kind == "gspo":
+            return "loss.kind = 'gspo'"
+        if self.cap and self.importance.startswith("sequence"):
+            return f"loss.importance = '{self.importance}'"
+        return f"loss.stale_limit = {self.stale_limit:g}" if self.stale_limit else ""
 
 
 class TeacherConfig(Section, frozen=True, kw_only=True):
@@ -119,9 +166,13 @@ class OptimizerConfig(Section, frozen=True, kw_only=True):
 
 
 class BatchConfig(Section, frozen=True, kw_only=True):
-    """How a step is cut into parts that fit into memory. Results differ by rounding only. A step for which the memory
-    of a card runs out is repeated in smaller parts, and so are those after it for a while."""
+    """How a step is cut: into minibatches with an update each, and these into parts that fit into memory. Results of
+    different parts differ by rounding only. A step for which the memory of a card runs out is repeated in smaller
+    parts, and so are those after it for a while."""
 
+    updates: Positive = 1
+    """Optimizer updates in a pass, each on its share of the step's groups. With fewer groups that count there are
+    fewer."""
     token_budget: Positive = 8192
     """Largest number of tokens in one micro-batch. For models other than Llama, Qwen2 and Qwen3, padding counts. A
     longer sequence is a micro-batch by itself."""

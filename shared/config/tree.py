@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import replace
 
-from shared.config.data import CurriculumConfig, RewardConfig, SftConfig, TasksConfig, VerifierConfig
+from shared.config.data import Advantage, CurriculumConfig, RewardConfig, SftConfig, TasksConfig, VerifierConfig
 from shared.config.environment import NO_ENVIRONMENT, EnvironmentConfig
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import (
@@ -97,10 +97,9 @@ class Config(Section, frozen=True, kw_only=True):
     tracking: TrackingConfig = TrackingConfig()
 
     @property
-    def divides_by_std(self) -> bool:
-        """reward.divide_by_std if it is given, else as in the paper of loss.kind."""
-        given = self.reward.divide_by_std
-        return self.loss.kind != "dr_grpo" if given is None else given
+    def advantage(self) -> Advantage:
+        """reward.advantage if it is given, else as in the paper of loss.kind."""
+        return self.reward.advantage or ("mean" if self.loss.kind in ("dr_grpo", "dppo") else "std")
 
     @property
     def can_be_extended(self) -> bool:

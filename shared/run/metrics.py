@@ -35,6 +35,7 @@ KEYS = {
     "importance_mean": "importance/mean",
     "importance_capped": "importance/capped",
     "importance_ess": "importance/ess",
+    "stale_fraction": "stale/fraction",
     "mismatch_mean": "mismatch/mean",
     "mismatch_p95": "mismatch/p95",
     "mismatch_p99": "mismatch/p99",
@@ -109,11 +110,13 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Share of tokens whose ratio was clipped."""
     importance_mean: float
     """Mean weight pi_old / mu of the objective's tokens before loss.importance_cap, about 1 if actor and learner have
-    the same policy. `gspo`: of its samples."""
+    the same policy. `gspo`, and loss.importance by sequence: of its samples."""
     importance_capped: float
-    """Share of those weights above the cap. NaN if the cap is 0."""
+    """Share of those weights above the cap, for masks also of those below the floor. NaN if the cap is 0."""
     importance_ess: float
     """Their effective sample size as a share of their number, (sum c)^2 / (n sum c^2): 1 where all are equal."""
+    stale_fraction: float
+    """Share of the objective's tokens that loss.stale_limit left out. NaN if it is 0."""
     mismatch_mean: float
     """Mean |actor - learner| log-prob."""
     mismatch_p95: float
@@ -123,8 +126,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     mismatch_max: float
     """Its maximum."""
     loss: float
-    """Loss of the last pass, all terms together. With one pass the objective's share of it is about 0, however
-    much the policy learns."""
+    """Loss of the last pass, all terms together, the mean of its updates. With one update the objective's share of it
+    is about 0, however much the policy learns."""
     kl: float
     """Mean k3 estimate against the reference of loss.kl_beta, over all tokens of the groups that count, in the
     first pass. NaN if loss.kl_beta = 0."""

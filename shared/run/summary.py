@@ -1,5 +1,6 @@
 """summary.json: the state or the result of a run. The learner writes it and the commands read it, both as this record.
 
+When the learner has ended, the launcher adds the verdict of `why`, whose rules are no part of a learner.
 Unknown keys are ignored.
 """
 
@@ -16,6 +17,31 @@ from shared.run.forecast import Figures
 from shared.run.run_dir import RunDir
 
 Status = Literal["running", "done", "stopped", "failed"]
+
+
+class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is doing, as a rule of `why` found it."""
+
+    name: str
+    """What is going on, in a few words: `all groups alike, all wrong`, `learning`."""
+    fault: bool
+    """Whether something should be changed. `learning`, `finished` and `too early to say` are no faults."""
+    evidence: str
+    """The figures, with the limit that they crossed."""
+    remedy: str
+    """What to do: a configuration key with a value, or an action."""
+    sure: float
+    """How sure the rule is, from 0 to 1."""
+    harm: float
+    """How much of the training it costs, from 0 to 1."""
+
+    @property
+    def rank(self) -> float:
+        """What should be looked at first."""
+        return self.sure * self.harm
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.evidence}. {self.remedy}."
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +61,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The same as it was measured until now; None before the first step."""
     eval: Mapping[str, Evaluation] = {}
     """`base` and `final` if they exist, without the results of single tasks."""
+    why: RunVerdict | None = None
+    """The first verdict of `why`; None while the learner runs."""
 
 
 def write_summary(run: RunDir, summary: Summary) -> None:

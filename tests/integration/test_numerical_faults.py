@@ -36,7 +36,7 @@ def test_a_reward_beyond_measure_is_set_aside_replayed_alone_and_left_out(run_pa
         "verifier.kind": "callable",
         "verifier.form": "text",
         "verifier.function": f"{tmp_path / 'reward.py'}:reward",
-        "reward.divide_by_std": False,
+        "reward.advantage": "mean",
         "guard.grad_norm_limit": 1e5,
         "checkpoint.every": 2,
     }

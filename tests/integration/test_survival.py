@@ -4,11 +4,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shared.run.failpoints import KILL, PLAN, VARIABLE
 from tests.support.runs import (
     SMALL,
     dotted,
@@ -89,6 +92,26 @@ def test_a_learner_killed_in_mid_step_goes_on_where_its_journal_ends(
     resumed = launch("resume", out)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert_ended_as(undisturbed, out)
+
+
+def test_a_learner_killed_between_two_updates_of_a_step_does_the_whole_step_again(
+    tmp_path: Path, undisturbed: tuple[Path, Any]
+) -> None:
+    updates = {"batch.updates": 3}
+    expected = train(tmp_path / "whole", **{"batch__updates": 3})["adapter_sha256"]
+    assert expected != undisturbed[1]["adapter_sha256"]
+    out, plan = tmp_path / "run", tmp_path / "plan"
+    plan.mkdir()
+    (plan / PLAN).write_text(json.dumps({"faults": [{"point": "after learner steps", "hit": 5, "act": KILL}]}))
+    argv = [sys.executable, "-m", "launch", "run", "embedded", "--out", str(out), *sets(SMALL | updates)]
+    faults = {VARIABLE: str(plan)}
+    killed = subprocess.run(argv, env=os.environ | faults, capture_output=True, text=True, timeout=240, check=False)
+    assert killed.returncode == 1 and num_rows(out) < SMALL["run.steps"], killed.stdout + killed.stderr
+    resumed = launch("resume", out)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert summary(out)["adapter_sha256"] == expected
+    assert [row["step"] for row in rows(out)] == list(range(1, SMALL["run.steps"] + 1))
+    assert replayed(out)["match"] is True
 
 
 def test_the_first_interrupt_finishes_the_step_and_resume_goes_on(

@@ -34,13 +34,19 @@ FULL, FIRST, LAST = 1, 2, 4
 KINDS = ("trackio", "wandb", "tensorboard")
 
 
+@pytest.fixture(scope="module")
+def trackio_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests: trackio reads TRACKIO_DIR once, when it is imported."""
+    return tmp_path_factory.mktemp("trackio")
+
+
 @pytest.fixture
-def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A tracker that keeps everything below tmp_path and calls nobody."""
+def kind(request: pytest.FixtureRequest, trackio_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A tracker that keeps everything in a folder of the tests and calls nobody."""
     kind = request.param
     if importlib.util.find_spec(kind) is None:
         pytest.skip(f"{kind} is not installed; `pip install -e '.[{kind}]'` does that")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("TRACKIO_DIR", str(trackio_folder))
     monkeypatch.setenv("WANDB_MODE", "offline")
     return kind
 
@@ -83,7 +89,7 @@ def of_wandb(out: Path) -> Iterator[tuple[int, str, float]]:
     ids = set()
     for file in sorted((out / "wandb").glob("offline-run-*/*.wandb")):
         for data in log_records(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
+            record: Any = wandb_internal_pb2.Record()  # pyright: ignore[reportAttributeAccessIssue]
             record.ParseFromString(data)
             if record.WhichOneof("record_type") == "run":
                 ids.add(record.run.run_id)

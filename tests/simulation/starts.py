@@ -99,7 +99,9 @@ class LearnerStart:
         self.first_step = checkpoint.step if checkpoint else 0
         watch.learner_is_new(recorded_in(self.journal), self.first_step)
         journal = cast(Journal, WatchedJournal(self.journal, disk, watch, point))
-        recorder = build.recorder(journal, self.first_step, admit=lambda group: admit(group, config.verifier))
+        recorder = build.recorder(
+            journal, self.first_step, admit=lambda group: admit(group, config.verifier, config.reward)
+        )
         self.dispatcher = port.dispatcher = build.dispatcher(
             port, recorder, expected(), welcome(config), CHECK, clock, config.link.late_s, stop
         )

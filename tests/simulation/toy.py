@@ -155,6 +155,12 @@ class ToyEngine:
             filled.append(samples)
         return filled
 
+    def take_turn(
+        self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
+    ) -> list[list[Completion]]:
+        """Never asked: its completions have one turn."""
+        raise NotImplementedError
+
     def completion(self, group: GroupOrder, seed: int, sampling: Sampling, stale: bool) -> Completion:
         """Made-up tokens."""
         adapter = "stale" if stale else self.installed_sha256

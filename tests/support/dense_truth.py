@@ -12,7 +12,7 @@ import torch
 from torch.func import functional_call
 
 from learner.objective.batch import Sample
-from shared.config.tree import Config
+from shared.config.tree import Config, LossConfig
 from shared.model.policy import Policy
 from tests import reference
 from tests.support.fakes import dense_twin
@@ -61,14 +61,7 @@ class Truth:
         masks = reference.top_tokens(entropies, config.loss.entropy_fraction) if samples else []
         rollouts = [self.rollout(s, mask, old) for s, mask in zip(samples, masks, strict=True)]
         rollouts += [self.rollout(s, [True] * s.length, old) for s in idle]
-        objective = reference.Objective(
-            kind=config.loss.kind,
-            bounds=config.loss.ratio_bounds,
-            cap=config.loss.importance_cap,
-            beta=config.loss.kl_beta,
-            kl=config.loss.kl_gradient,
-            longest=config.rollout.max_new_tokens,
-        )
+        objective = objective_of(config.loss, config.rollout.max_new_tokens)
         strengths = penalty_strengths(samples, config) if config.constraint.beta else []
         strengths += [[0.0] * s.length for s in idle if strengths]
         if not strengths:
@@ -89,6 +82,22 @@ class Truth:
             selected=mask,
             advantage=sample.advantage,
         )
+
+
+def objective_of(loss: LossConfig, longest: int) -> reference.Objective:
+    return reference.Objective(
+        kind=loss.kind,
+        bounds=loss.ratio_bounds,
+        cap=loss.cap,
+        correction=loss.importance,
+        floor=loss.importance_floor,
+        stale=loss.stale_limit,
+        dual=loss.dual_clip,
+        taus=(loss.tau_positive, loss.tau_negative),
+        beta=loss.kl_beta,
+        kl=loss.kl_gradient,
+        longest=longest,
+    )
 
 
 def penalty_strengths(samples: Sequence[Sample], config: Config) -> list[list[float]]:

@@ -4,12 +4,15 @@
 They are called as they are: by hand with TRL's arguments, and by our scoring workers.
 """
 
+import ast
 import asyncio
+import operator
 import re
 
 XML = re.compile(r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n$", re.DOTALL)
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 NUMBER = re.compile(r"<answer>.*?([\d\.,]+)", re.DOTALL)
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 PRINTED = 0
 
 
@@ -78,10 +81,17 @@ def equation_reward_func(completions, target, nums, **kwargs):
             rewards.append(0.0)
             continue
         try:
-            rewards.append(1.0 if abs(float(eval(equation, {"__builtins__": None}, {})) - float(goal)) < 1e-5 else 0.0)
-        except (SyntaxError, ZeroDivisionError):
+            rewards.append(1.0 if abs(value_of(ast.parse(equation, mode="eval").body) - float(goal)) < 1e-5 else 0.0)
+        except (SyntaxError, ZeroDivisionError, KeyError):
             rewards.append(0.0)
     return rewards
+
+
+def value_of(node):
+    """The notebooks use eval here, which this repository forbids."""
+    if isinstance(node, ast.Constant):
+        return float(str(node.value))
+    return OPERATORS[type(node.op)](value_of(node.left), value_of(node.right))
 
 
 # 7: TRL's accuracy_reward in small: log_extra, log_metric, None where there is no gold answer

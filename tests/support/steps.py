@@ -33,7 +33,7 @@ def teaches(group: Group, config: Config) -> bool:
 
 
 def teaching_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
-    return product.teaching_samples(judged(groups, config), config.divides_by_std)
+    return product.teaching_samples(judged(groups, config), config.advantage, config.rollout.replacement_rounds)
 
 
 def idle_samples(groups: Sequence[Group], config: Config) -> list[Sample]:
@@ -56,6 +56,7 @@ def step_batch(
         loss=config.loss,
         constraint=config.constraint,
         max_new_tokens=config.rollout.max_new_tokens,
+        most_updates=config.batch.updates,
     )
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from transformers import TrainerState
 
+from actor.environments.contract import Environment
 from actor.scoring.pool import ScorePool
 from actor.verifiers.verdict import Context, ScoreJob, Verdict
 from learner.tasks.sources import canonical
 from protocol.messages import Outcome
 from shared.config.data import VerifierConfig
+from shared.config.environment import EnvironmentConfig
 from tests.support import public_rewards
 
 FILE = Path(public_rewards.__file__)
@@ -170,6 +172,16 @@ def test_an_async_function_keeps_what_it_bound_to_its_loop(tmp_path: Path) -> No
     verifier = VerifierConfig(kind="callable", function=f"{file}:reward", workers=1)
     with contextlib.closing(ScorePool(verifier)) as pool:
         assert [pool.score(jobs()[:1], lambda: None)[0].score for _ in range(2)] == [0.25, 0.75]
+
+
+def test_an_environment_gets_the_columns_as_the_data_have_them_too(tmp_path: Path) -> None:
+    file = tmp_path / "env.py"
+    file.write_text(
+        "class Env:\n    def reset(self, **columns):\n        return repr(columns)\n"
+        "    def tool(self):\n        return 1\n"
+    )
+    environment = Environment(EnvironmentConfig(function=f"{file}:Env"))
+    assert environment.reset(canonical(ROWS[0], NAMES)) == repr(ROWS[0])
 
 
 # What cannot run

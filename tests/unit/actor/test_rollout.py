@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from actor.rollout import Rollout
+from actor.rollout import Rollout, scored_group
 from actor.scoring.scores import ScoresTogether
-from actor.verifiers.verdict import ScoreJob, Verdict
+from actor.verifiers.verdict import Context, ScoreJob, Verdict
 from protocol.messages import Finish, Outcome
 from shared.process.lease import Lease
 from tests.support.fake_card import GIB, FakeDriver
@@ -139,3 +139,16 @@ def test_scoring_sees_the_whole_order_and_runs_without_the_lease(tmp_path: Path)
         assert job.prompt == spelled(order.groups[0].prompt_ids.tolist())
         assert job.columns == order.groups[0].columns
         assert job.truncated == (finish is Finish.LENGTH)
+        assert job.context == Context(global_step=0)
+
+
+def test_what_functions_log_goes_along_with_the_group() -> None:
+    (order,) = toy_orders()
+    three = msgspec.structs.replace(order.groups[0], seeds=(7, 8, 9))
+    found = [Verdict(outcome=Outcome.WRONG, score=0.0, final_answer=None, note="")] * 3
+    found[1] = msgspec.structs.replace(found[1], metrics={"seen": 1.0}, extras={"read": "18"})
+    found[2] = msgspec.structs.replace(found[2], metrics={"seen": 4.0, "late": 2.0}, extras={"read": "7", "why": "x"})
+    completions = ScriptedEngine().generate((three,), order.sampling, lambda ended: None)
+    group = scored_group(three, completions[0], found)
+    assert group.metrics == {"seen": 2.5, "late": 2.0}
+    assert group.extras == {"read": ("", "18", "7"), "why": ("", "", "x")}

@@ -293,6 +293,14 @@ def test_a_reward_function_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert reward.trouble == "not finished within 2 s"
 
 
+def test_named_rewards_are_tried_too(tmp_path: Path) -> None:
+    file = tmp_path / "rewards.py"
+    file.write_text("def one(**_): return []\n")
+    several = VerifierConfig(kind="callable", rewards={"think_tags": 1.0, f"{file}:one": 1.0, f"{file}:two": 0.5})
+    reward = look_at_reward(several, 60.0)
+    assert reward.function == f"{file}:two" and "defines no such name" in reward.trouble
+
+
 def test_a_built_in_verifier_needs_no_look() -> None:
     assert look_at_reward(VerifierConfig(), 60.0).function == ""
 

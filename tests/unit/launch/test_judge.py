@@ -34,15 +34,15 @@ class JudgeServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: JudgeServer
-
     def do_POST(self) -> None:
+        judge = self.server
+        assert isinstance(judge, JudgeServer)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         question = body["messages"][-1]["content"]
-        self.server.asked.append(question)
-        self.server.headers_seen.append(self.headers["Authorization"])
+        judge.asked.append(question)
+        judge.headers_seen.append(self.headers["Authorization"])
         found = self.path == "/v1/chat/completions" and body["model"] == "a-judge"
-        text = json.dumps({"choices": [{"message": {"role": "assistant", "content": self.server.reply(question)}}]})
+        text = json.dumps({"choices": [{"message": {"role": "assistant", "content": judge.reply(question)}}]})
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.send_response(200 if found else 404)
             self.end_headers()

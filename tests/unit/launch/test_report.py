@@ -13,10 +13,10 @@ from shared.errors import DamageError
 from shared.run.evaluation import Example, share_of, write_evaluation
 from shared.run.forecast import Figures
 from shared.run.run_dir import RunDir
-from shared.run.summary import read_summary, write_summary
+from shared.run.summary import RunVerdict, read_summary, write_summary
 from shared.statistics import paired
 from tests.support.fakes import toy_evaluation
-from tests.support.run_files import SHA, append_rows, metrics_row, metrics_rows, write_run
+from tests.support.run_files import SHA, write_run
 
 REWARDS = [0.5] * 5 + [0.7] * 30 + [0.9] * 5
 
@@ -56,19 +56,17 @@ def test_the_gain_is_told_in_pairs_where_both_were_evaluated_on_the_same_tasks(t
     assert "in pairs" not in reported(run)
 
 
-def test_a_run_that_learned_nothing_says_so_and_why(tmp_path: Path) -> None:
+def test_the_verdict_of_why_is_part_of_the_report(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     write_run(run, status="done", rewards=REWARDS, evaluated=())
-    text = reported(run)
-    assert "did not change the policy" not in text and "cut off" not in text
-    run.metrics.unlink()
-    nothing = {"groups/idle": 16, "outcome/truncated": 0.92}
-    append_rows(run.metrics, [metrics_row(step, 0.0, **nothing) for step in range(1, 6)])
-    text = " ".join(reported(run).split())
-    assert "5 of 5 steps did not change the policy: in every group all completions got the same score" in text
-    assert "92 % of the completions were cut off at rollout.max_new_tokens" in text
-    append_rows(run.metrics, metrics_rows(REWARDS))
-    assert "did not change the policy" not in reported(run)
+    assert "answers are cut off" not in reported(run)
+    summary = read_summary(run)
+    assert summary
+    found = RunVerdict(
+        name="answers are cut off", fault=True, evidence="92 % of them", remedy="Try a larger cap", sure=1.0, harm=1.0
+    )
+    write_summary(run, structs.replace(summary, why=found))
+    assert "answers are cut off: 92 % of them. Try a larger cap." in " ".join(reported(run).split())
 
 
 def test_what_a_model_wrote_cannot_command_the_terminal(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from learner.update.microbatch import cut, micro_batch
 from protocol.messages import Finish, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.tree import Config, LossConfig, RolloutConfig
-from tests import reference
+from tests import reference, reference_advantages
 from tests.support.fakes import tiny_group
 from tests.support.steps import idle_samples, judge_of, step_batch, teaches, teaching_samples
 
@@ -94,25 +95,25 @@ def test_samples_are_the_groups_rows_with_their_advantages() -> None:
     assert group.entropies is not None and first.entropies is not None
     np.testing.assert_array_equal(first.entropies, group.entropies[:2])
     got = [first.advantage, second.advantage, third.advantage]
-    assert got == pytest.approx(reference.group_advantages([1, 0, 1], True))
+    assert got == pytest.approx(reference_advantages.group_advantages([1, 0, 1], "std"))
 
 
-@pytest.mark.parametrize("divide_by_std", [False, True])
-def test_a_truncated_sample_is_penalised_or_left_out_of_the_mean(divide_by_std: bool) -> None:
+@pytest.mark.parametrize("advantage", ["mean", "std"])
+def test_a_truncated_sample_is_penalised_or_left_out_of_the_mean(advantage: Any) -> None:
     outcomes = [Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED]
     finishes = [Finish.STOP, Finish.STOP, Finish.LENGTH]
     group = tiny_group([1.0, 0.0, 0.0], [2, 2, 2], outcomes=outcomes, finishes=finishes)
-    shaped = RewardConfig(truncated=-0.5, divide_by_std=divide_by_std)
+    shaped = RewardConfig(truncated=-0.5, advantage=advantage)
 
     trained = Config(reward=shaped)
     assert judge_of(trained)(group).rewards.tolist() == [1.0, 0.0, -0.5]
-    expected = reference.group_advantages([1.0, 0.0, -0.5], divide_by_std)
+    expected = reference_advantages.group_advantages([1.0, 0.0, -0.5], advantage)
     assert [s.advantage for s in teaching_samples([group], trained)] == pytest.approx(expected)
 
     dropped = Config(reward=shaped, verifier=VerifierConfig(on_truncated="drop"))
     kept = teaching_samples([group], dropped)
     assert [s.name[-3:] for s in kept] == ["[0]", "[1]"]
-    assert [s.advantage for s in kept] == pytest.approx(reference.group_advantages([1.0, 0.0], divide_by_std))
+    assert [s.advantage for s in kept] == pytest.approx(reference_advantages.group_advantages([1.0, 0.0], advantage))
 
 
 MASKING = Config(verifier=VerifierConfig(on_truncated="mask"), loss=LossConfig(kl_beta=0.1))
@@ -124,7 +125,7 @@ def test_a_masked_sample_is_in_the_mean_and_in_no_loss() -> None:
     outcomes = [Outcome.CORRECT] * 2 + [Outcome.WRONG] * 2 + [Outcome.TRUNCATED] * 4
     group = tiny_group(scores, [3] * 8, outcomes=outcomes)
     samples = teaching_samples([group], MASKING)
-    assert [s.advantage for s in samples] == pytest.approx(reference.group_advantages(scores, True)[:4])
+    assert [s.advantage for s in samples] == pytest.approx(reference_advantages.group_advantages(scores, "std")[:4])
     assert [round(s.advantage, 2) for s in samples] == [1.73, 1.73, -0.58, -0.58]
     batch = step_batch(samples, 0, MASKING)
     assert (batch.response_tokens, batch.samples[0].weight) == (12, pytest.approx(1 / 12))
@@ -158,7 +159,7 @@ def test_an_outcome_that_says_stop_stops_and_names_the_sample() -> None:
     outcomes = [Outcome.CORRECT, Outcome.ERROR]
     group = tiny_group([1.0, 0.0], [2, 2], group_id="train/000007/002", outcomes=outcomes)
     with pytest.raises(match=r"sample 1 of group train/000007/002 is 'error' and verifier\.on_error"):
-        admit(group, Config().verifier)
+        admit(group, Config().verifier, Config().reward)
 
 
 @pytest.mark.parametrize(

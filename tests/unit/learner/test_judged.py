@@ -17,7 +17,7 @@ from tests.support.wire_examples import timings
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("protocol", "shared", "actor", "learner", "launch")
 JUDGING = {
-    "rewards": "learner/objective/judged.py",
+    "total_reward": "learner/objective/judged.py",
     "reward_parts": "learner/objective/judged.py",
     "teaches": "learner/objective/judged.py",
     "length_reward": "learner/objective/rewards.py",

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from learner.objective.loss import KlTerms, KlTokens, LossTerms, TokenBatch, kl_loss, policy_loss, token_weights
+from shared.config.training import CLIPS_THE_RATIO
 from shared.config.tree import LossConfig
 from tests import reference
+from tests.support.dense_truth import objective_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KINDS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
+KINDS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo")
 LENGTHS = (7, 1, 12, 3, 9, 2)
 LONGEST = 16
 
@@ -73,17 +75,6 @@ def ours(
     return policy_loss(tokens, config), kl_loss(everything, config)
 
 
-def objective_of(config: LossConfig) -> reference.Objective:
-    return reference.Objective(
-        kind=config.kind,
-        bounds=config.ratio_bounds,
-        cap=config.importance_cap,
-        beta=config.kl_beta,
-        kl=config.kl_gradient,
-        longest=LONGEST,
-    )
-
-
 def cases() -> list[Any]:
     """Each with its paper's clip range and with one that both sides of every kind's ratios meet."""
     penalties = ((0.0, "kl"), (0.07, "kl"), (0.07, "k3"))
@@ -102,17 +93,37 @@ def cases() -> list[Any]:
             id=f"{kind}-rho{fraction}-cap{cap}-beta{beta}-{kl}-clip{low}",
         )
         for kind, fraction, cap, (beta, kl), (low, high) in grid
-        if kind != "gspo" or fraction == 1.0
+        if (kind != "gspo" or fraction == 1.0) and (kind != "sapo" or low is None) and (kind != "dppo" or cap)
     ]
 
 
-@pytest.mark.parametrize(("fraction", "config"), cases())
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    "dual clip": {"dual_clip": 1.4},
+    "token mask": {"importance": "token_mask", "importance_floor": 0.7, "importance_cap": 1.3},
+    "sequence": {"importance": "sequence", "importance_cap": 1.2},
+    "sequence mask": {"importance": "sequence_mask", "importance_floor": 0.6, "importance_cap": 1.8},
+    "stale": {"stale_limit": 0.1},
+    "all": {"importance": "sequence_mask", "stale_limit": 0.1, "kl_beta": 0.07},
+    "temperatures": {"tau_positive": 0.5, "tau_negative": 3.0},
+}
+
+
+def corrected_cases() -> list[Any]:
+    """Each correction with each kind that has it; every one changes something here."""
+    return [
+        pytest.param(1.0, LossConfig(kind=kind, **keys), id=f"{kind}-{name}")  # pyright: ignore[reportArgumentType]
+        for kind, (name, keys) in itertools.product(KINDS, CORRECTIONS.items())
+        if (name != "dual clip" or kind in CLIPS_THE_RATIO) and (name != "temperatures" or kind == "sapo")
+    ]
+
+
+@pytest.mark.parametrize(("fraction", "config"), [*cases(), *corrected_cases()])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_value_and_gradient_equal_the_papers(
     fraction: float, config: LossConfig, dtype: torch.dtype, tolerance: float
 ) -> None:
     completions = rollouts(fraction)
-    expected = reference.loss(completions, objective_of(config))
+    expected = reference.loss(completions, objective_of(config, LONGEST))
     expected.backward()
 
     leaves = [o.logprobs.detach().to(dtype).requires_grad_() for o in completions]
@@ -137,7 +148,7 @@ def test_clipped_tokens_are_those_whose_gradient_stops(kind: str) -> None:
     completions = rollouts(0.5)
     leaves = [o.logprobs.detach().clone().requires_grad_() for o in completions]
     terms, _ = ours(completions, leaves, config, torch.float64)
-    expected = [stopped for o in completions for stopped in reference.clipped_tokens(o, objective_of(config))]
+    expected = [stopped for o in completions for stopped in reference.clipped_tokens(o, objective_of(config, LONGEST))]
     assert terms.clipped.tolist() == expected
     assert 0 < sum(expected) < len(expected)
     terms.loss.backward()
@@ -179,6 +190,46 @@ def test_kl_is_zero_where_the_policies_agree_and_positive_elsewhere() -> None:
     assert (zero == 0).all() and (positive > 0).all()
     expected = torch.stack([reference.k3(p, q) for o in apart for p, q in zip(o.logprobs, o.base, strict=True)])
     torch.testing.assert_close(positive, expected.detach())
+
+
+@pytest.mark.parametrize(("name", "kind"), [("dual clip", "dapo"), ("temperatures", "sapo"), ("stale", "grpo")])
+def test_a_correction_is_not_the_kind_without_it(name: str, kind: Any) -> None:
+    found = []
+    for keys in ({}, CORRECTIONS[name]):
+        leaves = [o.logprobs.detach().clone().requires_grad_() for o in rollouts(1.0)]
+        ours(rollouts(1.0), leaves, LossConfig(kind=kind, **keys), torch.float64)[0].loss.backward()
+        found.append(gradient(leaves))
+    assert (found[0] - found[1]).norm() > 0.01 * found[0].norm()
+
+
+def test_masks_leave_out_tokens_or_whole_samples() -> None:
+    completions = rollouts(1.0)
+    rows = [(o.old - o.actor).exp() for o in completions]
+
+    def alive(**keys: Any) -> list[list[bool]]:
+        leaves = [o.logprobs.detach().clone().requires_grad_() for o in completions]
+        ours(completions, leaves, LossConfig(kind="sapo", **keys), torch.float64)[0].loss.backward()
+        return [(leaf.grad != 0).tolist() for leaf in leaves if leaf.grad is not None]
+
+    moved = [o.advantage != 0.0 for o in completions]
+    by_token = [[m and 0.7 <= w <= 1.3 for w in row.tolist()] for m, row in zip(moved, rows, strict=True)]
+    assert alive(importance="token_mask", importance_floor=0.7, importance_cap=1.3) == by_token
+    kept = [m and 0.6 <= float(row.prod()) <= 1.8 for m, row in zip(moved, rows, strict=True)]
+    assert alive(importance="sequence_mask", importance_floor=0.6, importance_cap=1.8) == [
+        [one] * len(row) for one, row in zip(kept, rows, strict=True)
+    ]
+    assert 0 < sum(kept) < sum(moved)
+
+
+def test_only_samples_that_did_badly_are_stale() -> None:
+    completions = rollouts(1.0)
+    config = LossConfig(stale_limit=0.1)
+    terms, _ = ours(completions, [o.logprobs for o in completions], config, torch.float64)
+    drift = [float((o.actor - o.logprobs.detach()).mean()) for o in completions]
+    stale = [o.advantage < 0 and d > 0.1 for o, d in zip(completions, drift, strict=True)]
+    expected = [one for one, o in zip(stale, completions, strict=True) for _ in range(len(o.old))]
+    assert terms.stale.tolist() == expected and sum(stale) > 0
+    assert any(d > 0.1 and o.advantage > 0 for o, d in zip(completions, drift, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -27,6 +27,15 @@ GROUP = tiny_group(
 )
 
 
+def test_rewards_that_are_the_score_are_not_added_again() -> None:
+    several = VerifierConfig(kind="callable", rewards=CONFIG.verifier.rewards)
+    found = judge_of(structs.replace(CONFIG, verifier=several, reward=RewardConfig()))(GROUP)
+    assert found.rewards.tolist() == list(GROUP.scores) and found.parts["brevity"].tolist() == [0.0, 0.25, 1.0]
+    one = structs.replace(several, function="mine.py:right")
+    found = judge_of(structs.replace(CONFIG, verifier=one, reward=RewardConfig()))(GROUP)
+    assert found.rewards.tolist() == pytest.approx([1.5, 0.0, -1.0])
+
+
 def test_the_parts_add_up_with_their_weights() -> None:
     by_hand = [
         1.0 + 0.5 * 1.0 - 2.0 * 0.0 - 0.0,
@@ -70,7 +79,7 @@ def test_whether_form_alone_teaches_is_configured(shaped: str, expected: bool) -
 def test_a_group_with_other_rewards_is_refused_before_it_is_kept() -> None:
     for stray in (tiny_group([1.0, 0.0], [2, 2]), structs.replace(GROUP, rewards=GROUP.rewards | {"x": (0.0,) * 3})):
         with pytest.raises(TrainingStopped, match="start the actor with this run's"):
-            admit(stray, CONFIG.verifier)
+            admit(stray, CONFIG.verifier, CONFIG.reward)
     assert np.all(judge_of(CONFIG)(GROUP).kept)
     assert GROUP.outcomes[0] is Outcome.CORRECT
 

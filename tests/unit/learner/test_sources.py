@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from learner.tasks.sources import KNOWN, canonical, held_out_rows, place_of, place_of_test, rows_of_test, training_rows
-from shared.config.data import TasksConfig
+from shared.config.data import UNCONVERTED, TasksConfig
 from shared.errors import DataError
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -53,9 +54,9 @@ def test_a_folder_called_like_a_known_set_has_its_columns(tmp_path: Path) -> Non
     rows = [{"problem": "1?", "solution": "So \\boxed{1}.", "answer": "1", "subject": "Algebra", "level": 2}]
     source = str(folder(tmp_path / "math500", test=rows))
     config = TasksConfig(source=source)
-    assert training_rows(config, needs_answer=True) == [
-        {"question": "1?", "solution": "So \\boxed{1}.", "answer": "1", "subject": "Algebra", "level": "2"}
-    ]
+    as_text = {"question": "1?", "solution": "So \\boxed{1}.", "answer": "1", "subject": "Algebra", "level": "2"}
+    as_read = {UNCONVERTED: '{"problem": "1?", "level": 2}'}
+    assert training_rows(config, needs_answer=True) == [as_text | as_read]
     assert place_of_test(config) is None
     mine = TasksConfig(source=str(folder(tmp_path / "mine", train=[row(1)])), held_out=source)
     assert held_out_rows(mine, needs_answer=True) == training_rows(config, needs_answer=True)
@@ -127,7 +128,25 @@ def test_columns_of_other_names() -> None:
         "level": "3",
         "subject": "4",
         "more": "5",
+        UNCONVERTED: '{"q": 1, "a": 2, "grade": 3, "type": 4, "more": 5}',
     }
+
+
+def test_a_function_can_read_the_row_as_it_is_in_the_data() -> None:
+    """Text under its own name is there already, what JSON cannot hold stays text."""
+    day = date(2026, 1, 2)
+    names = {"question": "problem", "answer": "answer", "level": "level", "subject": "subject"}
+    row = {"problem": "?", "answer": "18", "nums": [1, 2], "gold": None, "day": day, "deep": {"a": True}}
+    found = canonical(row, names)
+    assert found == {
+        "question": "?",
+        "answer": "18",
+        "nums": "[1, 2]",
+        "day": "2026-01-02",
+        "deep": "{'a': True}",
+        UNCONVERTED: '{"problem": "?", "nums": [1, 2], "deep": {"a": true}}',
+    }
+    assert UNCONVERTED not in canonical({"question": "?", "answer": "18"}, NAMES)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the folder shared/data beside the repository, not part of it")

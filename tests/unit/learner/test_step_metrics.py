@@ -36,6 +36,7 @@ STATS = UpdateStats(
     lr=1e-4,
     ratios=np.array([1.0, 1.5]),
     clipped=np.array([False, True, False, False]),
+    stale=np.array([False, False, True, False]),
     importance=np.array([0.5, 1.0, 4.0, 0.5]),
     kl=np.array([0.0, 0.2]),
     entropies=np.array([0.25, 1.25]),
@@ -118,6 +119,7 @@ EXPECTED = {
     "importance/mean": 1.5,
     "importance/capped": 0.25,
     "importance/ess": 6.0**2 / (4 * (0.25 + 1.0 + 16.0 + 0.25)),
+    "stale/fraction": None,
     "mismatch/mean": 0.5,
     "mismatch/p95": 0.95,
     "mismatch/p99": 0.99,
@@ -172,6 +174,7 @@ def test_a_step_in_which_nothing_teaches_has_nulls_where_nothing_was_measured() 
         "importance/mean",
         "importance/capped",
         "importance/ess",
+        "stale/fraction",
         "mismatch/mean",
         "mismatch/p95",
         "mismatch/p99",
@@ -204,7 +207,7 @@ def test_a_kl_that_was_not_computed_is_null_and_not_zero() -> None:
 
 def test_a_step_with_the_kl_alone_has_its_figures_and_no_others() -> None:
     nothing = np.zeros(0)
-    alone = replace(STATS, ratios=nothing, clipped=nothing, importance=nothing, weight_sum=0.0)
+    alone = replace(STATS, ratios=nothing, clipped=nothing, stale=nothing, importance=nothing, weight_sum=0.0)
     row = row_of([filled_order(SAME, 4, 1.0)], batch_of([SAME]), alone)
     assert (row["kl"], row["loss"], row["grad_norm"], row["mismatch/max"]) == (0.1, -0.125, 0.7, 1.0)
     empty = (
@@ -224,6 +227,15 @@ def test_without_a_cap_none_of_the_weights_is_at_it() -> None:
     found = step_metrics(4, collected_of(FILLED, CONFIG), batch_of([TEACHING]), result, CLOCK, FIGURES, shown)
     row = found.to_row()
     assert row["importance/capped"] is None and row["importance/mean"] == 1.5
+
+
+def test_a_mask_counts_weights_on_both_sides_and_samples_that_are_left_out() -> None:
+    loss = LossConfig(importance="token_mask", importance_floor=0.75, stale_limit=0.1)
+    collected, batch = collected_of(FILLED, CONFIG), batch_of([TEACHING])
+    result, shown = StepResult(stats=STATS), replace(SHOWN, loss=loss)
+    row = step_metrics(4, collected, batch, result, CLOCK, FIGURES, shown).to_row()
+    assert (row["importance/capped"], row["stale/fraction"]) == (0.5, 0.25)
+    assert row_of(FILLED, batch, STATS)["stale/fraction"] is None
 
 
 def test_entropy_is_null_where_nobody_could_tell() -> None:

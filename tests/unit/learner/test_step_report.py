@@ -29,6 +29,7 @@ AGREED = UpdateStats(
     lr=1e-4,
     ratios=np.ones(4),
     clipped=np.zeros(4, bool),
+    stale=np.zeros(4, bool),
     importance=np.ones(4),
     kl=np.zeros(4),
     entropies=np.ones(4),

@@ -87,7 +87,8 @@ def test_files_of_every_kind_give_the_same_tasks(
     plain = load_tasks(TasksConfig(source=str(write_jsonl(tmp_path / "plain.jsonl", rows(20)))), prompter, "gsm8k")
     assert questions(plain) == (train, held_out)
     (third,) = (task for task in (*tasks.train, *tasks.held_out) if task.columns["answer"] == "4")
-    assert third.columns == {"question": "What is 3 + 1?", "answer": "4", "kind": "sum"}
+    as_text = {"question": "What is 3 + 1?", "answer": "4", "kind": "sum"}
+    assert third.columns == as_text | {"unconverted": '{"answer": 4}'}
     assert third.prompt_ids.tolist() == prompter.prompt_ids("What is 3 + 1?")
 
 
@@ -97,7 +98,7 @@ def test_columns_of_other_names_get_the_canonical_ones(tmp_path: Path, prompter:
     config = TasksConfig(source=str(source), question="problem", answer="gold", system_prompt="Be brief.")
     tasks = load_tasks(config, prompter, "gsm8k")
     (second,) = (task for task in (*tasks.train, *tasks.held_out) if task.columns["answer"] == "2")
-    assert second.columns == {"question": "2?", "answer": "2"}
+    assert second.columns == {"question": "2?", "answer": "2", "unconverted": '{"problem": "2?", "gold": 2}'}
     assert second.prompt_ids.tolist() == prompter.prompt_ids("2?", "Be brief.")
 
 

@@ -32,7 +32,16 @@ from learner.update.mismatch import Mismatch
 from learner.wiring import Model, build_learner
 from shared.config.data import CurriculumConfig
 from shared.config.processes import CheckpointConfig, EvalConfig, PipelineConfig
-from shared.config.tree import Config, GrowthConfig, GuardConfig, LossConfig, OptimizerConfig, RolloutConfig, RunConfig
+from shared.config.tree import (
+    BatchConfig,
+    Config,
+    GrowthConfig,
+    GuardConfig,
+    LossConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    RunConfig,
+)
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter
 from shared.process.lease import Lease
@@ -161,6 +170,7 @@ def config_for(
     curriculum: CurriculumConfig = SHUFFLED,
     kl_beta: float = 0.0,
     growth: GrowthConfig | None = None,
+    updates: int = 1,
 ) -> Config:
     return Config(
         run=RunConfig(steps=steps, seed=1),
@@ -170,6 +180,7 @@ def config_for(
         pipeline=PipelineConfig(max_lag=max_lag),
         curriculum=curriculum,
         checkpoint=CheckpointConfig(every=3),
+        batch=BatchConfig(updates=updates),
         growth=growth or GrowthConfig(),
         guard=GuardConfig(canary_tokens=0),
     )
@@ -188,12 +199,13 @@ def test_the_policy_learns_the_toy(start: Callable[[Config], Run]) -> None:
     assert first < 0.6 and last > 0.9, rewards
 
 
-@pytest.mark.parametrize("max_lag", [0, 2])
-@pytest.mark.parametrize("rounds", [0, 1])
+@pytest.mark.parametrize(
+    ("max_lag", "rounds", "updates"), [(0, 0, 1), (0, 1, 1), (2, 0, 1), (2, 1, 1), (0, 0, 3), (2, 1, 3)]
+)
 def test_a_run_repeated_or_resumed_ends_in_the_same_bits(
-    max_lag: int, rounds: int, start: Callable[[Config], Run]
+    max_lag: int, rounds: int, updates: int, start: Callable[[Config], Run]
 ) -> None:
-    config = config_for(max_lag=max_lag, rounds=rounds, rho=0.5)
+    config = config_for(max_lag=max_lag, rounds=rounds, rho=0.5, updates=updates)
     undisturbed = start(config)
     digest = undisturbed.train()
     assert start(config).train() == digest

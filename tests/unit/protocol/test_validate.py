@@ -56,6 +56,7 @@ def test_consistent_groups(changes: dict[str, Any]) -> None:
             {"trained": marks(0, 1, 1), "logprobs": floats(0, -1, -1)},
             "completion 0 has an entropy for a token that was",
         ),
+        ({"extras": {"read": ("18", "")}}, "3 completions but 2 extras 'read'"),
         ({"finishes": (Finish.STOP,)}, "3 completions but 1 finishes"),
         ({"outcomes": (Outcome.WRONG,) * 4}, "3 completions but 4 outcomes"),
         ({"scores": (1.0, 1.0)}, "3 completions but 2 scores"),

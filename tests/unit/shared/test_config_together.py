@@ -21,8 +21,23 @@ from shared.errors import ConfigError
         (["growth.max_prompts=15"], "growth.max_prompts = 15 is less than rollout.prompts = 16"),
         (["curriculum.ewc=1"], "curriculum.kind = 'shuffled' has no stages"),
         (["curriculum.kl_to=stage", "curriculum.kind=pass_rate"], "curriculum.kind = 'pass_rate' has no stages"),
-        (["loss.kind=dr_grpo", "reward.divide_by_std=true"], "loss.kind = 'dr_grpo' leaves the standard deviation out"),
-        (["loss.kind=gspo", "loss.entropy_fraction=0.2"], "loss.kind = 'gspo' takes one ratio over all tokens"),
+        (["loss.kind=dr_grpo", "reward.advantage=std"], "loss.kind = 'dr_grpo' leaves the standard deviation out"),
+        (["loss.kind=gspo", "loss.entropy_fraction=0.2"], "loss.kind = 'gspo' is about all tokens of a completion"),
+        (
+            ["loss.importance=sequence_mask", "loss.entropy_fraction=0.5"],
+            "loss.importance = 'sequence_mask' is about all",
+        ),
+        (["loss.stale_limit=0.1", "loss.entropy_fraction=0.5"], "loss.stale_limit = 0.1 is about all tokens"),
+        (["loss.kind=sapo", "loss.clip_low=0.1"], "has a gate and no clip"),
+        (["loss.kind=dppo", "loss.importance_cap=0"], "takes its ratio to the actor's policy"),
+        (["loss.importance_floor=0.5"], "is for masks, but loss.importance is 'token'"),
+        (["loss.kind=cispo", "loss.dual_clip=3"], "loss.kind = 'cispo' has no first one"),
+        (["loss.dual_clip=1.2"], "must be above 1 + clip_high = 1.28"),
+        (["reward.advantage=maxrl", "reward.length=-0.1"], "divides by the mean score"),
+        (["reward.advantage=maxrl", "verifier.rewards={think_tags = 0.5}"], "divides by the mean score"),
+        (["loss.kind=opd", "teacher.adapter=x", "loss.stale_limit=0.1"], "follows a teacher and no reward"),
+        (["reward.advantage=gdpo"], "there is only the verifier's score"),
+        (["growth.max_prompts=20", "batch.updates=2"], "measures the noise of a step's one gradient"),
         (
             ["rollout.prompts=128", "rollout.group=16", "rollout.max_new_tokens=4096"],
             "An order of 128 groups with 16 completions of up to 4096 tokens may be larger than a message, which has at"
@@ -52,11 +67,18 @@ def test_keys_that_do_not_fit_together_are_refused(overrides: list[str], part: s
         ["curriculum.kl_to=stage", "curriculum.kind=sent"],
         ["link.heartbeat_s=1", "link.silence_s=1.5"],
         ["constraint.beta=0.1", "constraint.reference=old", "loss.passes=2"],
+        ["constraint.beta=0.1", "constraint.reference=old", "batch.updates=2"],
         ["constraint.reference=old"],
+        ["loss.kind=gspo", "loss.dual_clip=3", "loss.importance=sequence_mask", "loss.stale_limit=0.1"],
+        ["loss.importance=token_mask", "loss.importance_floor=0.5", "loss.entropy_fraction=0.5"],
+        ["loss.kind=sapo", "reward.advantage=batch", "batch.updates=4"],
+        ["reward.advantage=maxrl", "verifier.rewards={think_tags = 0.0}"],
+        ["reward.advantage=gdpo", "reward.truncated=-0.5"],
+        ["loss.importance=sequence", "loss.importance_cap=0", "loss.entropy_fraction=0.5"],
         ["verifier.on_truncated=mask"],
-        ["loss.kind=dr_grpo", "reward.divide_by_std=false"],
+        ["loss.kind=dr_grpo", "reward.advantage=mean"],
         ["loss.kind=gspo", "loss.clip_low=0.2"],
-        ["loss.kind=grpo", "reward.divide_by_std=false"],
+        ["loss.kind=grpo", "reward.advantage=mean"],
         ["growth.max_prompts=16"],
         ["rollout.prompts=5000", "rollout.groups_per_order=4096"],
         ["rollout.prompts=128", "rollout.group=16", "rollout.max_new_tokens=4096", "rollout.groups_per_order=78"],
@@ -71,27 +93,35 @@ def test_keys_that_fit_together_pass(overrides: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "bounds", "by_std"),
+    ("kind", "bounds", "advantage", "cap"),
     [
-        ("grpo", (0.8, 1.2), True),
-        ("dr_grpo", (0.8, 1.2), False),
-        ("dapo", (0.8, 1.28), True),
-        ("gspo", (1 - 3e-4, 1 + 4e-4), True),
-        ("cispo", (0.0, 5.0), True),
+        ("grpo", (0.8, 1.2), "std", 2.0),
+        ("dr_grpo", (0.8, 1.2), "mean", 2.0),
+        ("dapo", (0.8, 1.28), "std", 2.0),
+        ("gspo", (1 - 3e-4, 1 + 4e-4), "std", 2.0),
+        ("cispo", (0.0, 5.0), "std", 2.0),
+        ("sapo", (0.0, float("inf")), "std", 2.0),
+        ("dppo", (0.85, 1.15), "mean", 20.0),
     ],
 )
 def test_a_kind_brings_its_papers_clip_range_and_advantage(
-    kind: str, bounds: tuple[float, float], by_std: bool
+    kind: str, bounds: tuple[float, float], advantage: str, cap: float
 ) -> None:
     config = resolve({"loss": {"kind": kind}})
     assert config.loss.ratio_bounds == pytest.approx(bounds, abs=1e-15)
-    assert config.divides_by_std is by_std
+    assert (config.advantage, config.loss.cap) == (advantage, cap)
+
+
+def test_masks_have_caps_of_their_own() -> None:
+    caps = {kind: resolve({"loss": {"importance": kind}}).loss.cap for kind in ("token_mask", "sequence_mask")}
+    assert caps == {"token_mask": 5.0, "sequence_mask": 3.0}
+    assert resolve({"loss": {"importance": "token_mask", "importance_cap": 4}}).loss.cap == 4.0
 
 
 def test_a_key_that_is_given_goes_before_the_kinds_own() -> None:
     loss = {"kind": "gspo", "clip_low": 0.5, "clip_high": 0.25}
-    config = resolve({"loss": loss, "reward": {"divide_by_std": False}})
-    assert config.loss.ratio_bounds == (0.5, 1.25) and not config.divides_by_std
+    config = resolve({"loss": loss, "reward": {"advantage": "mean"}})
+    assert config.loss.ratio_bounds == (0.5, 1.25) and config.advantage == "mean"
     assert config_from_json(config_to_json(config)) == config
     assert resolve({"loss": {"kind": "cispo", "clip_high": 1.0}}).loss.ratio_bounds == (0.0, 2.0)
 

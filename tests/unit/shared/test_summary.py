@@ -21,7 +21,7 @@ def test_what_is_written_is_read_without_the_results_of_single_tasks(tmp_path: P
     write_summary(run, structs.replace(SUMMARY, eval={"final": final}))
     assert read_summary(run) == structs.replace(SUMMARY, eval={"final": structs.replace(final, task_results=())})
     raw = json.loads(run.summary.read_bytes())
-    assert list(raw) == ["status", "steps", "wall_s", "adapter_sha256", "predicted", "measured", "eval"]
+    assert list(raw) == ["status", "steps", "wall_s", "adapter_sha256", "predicted", "measured", "eval", "why"]
     assert raw["eval"]["final"]["greedy"]["accuracy"] == 0.5
 
 

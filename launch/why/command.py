@@ -1,0 +1,86 @@
+"""`why RUN`: what a run is doing, and what would help. The first verdict also ends a run: on the terminal, and in
+summary.json.
+
+    files -> RunView -> rules -> verdicts, by sure * harm, the largest first
+
+A fault that training suffers from hides the one that causes less, so the first is what to look at. Without a fault the
+verdict says what the run is doing: `learning`, `finished`, `steady`, or that it is too early to say.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from launch.display.console import make_console
+from launch.display.watch import goal
+from launch.why import answers, updates
+from launch.why.answers import NEARLY_ALL
+from launch.why.view import REWARD, RunView, read_view
+from shared.run.run_dir import RunDir
+from shared.run.summary import RunVerdict, read_summary, write_summary
+
+FEWEST = 5
+"""Steps below which only a refused update is a finding: the shares of a few groups say little."""
+
+
+def why(*, directory: Path, as_json: bool) -> int:
+    found = verdicts(read_view(RunDir.open(directory)))
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        return 0
+    console = make_console()
+    for place, verdict in enumerate(found):
+        console.print(("" if place == 0 else "also: ") + str(verdict), soft_wrap=True, markup=False, highlight=False)
+    return 0
+
+
+def add_verdict(run: RunDir) -> None:
+    """Into summary.json, once the learner has ended; nothing if it wrote none."""
+    summary = read_summary(run)
+    if summary is not None:
+        with run.locked():
+            write_summary(run, msgspec.structs.replace(summary, why=verdicts(read_view(run))[0]))
+
+
+def verdicts(view: RunView) -> list[RunVerdict]:
+    """At least one; the first is what to look at."""
+    if len(view.rows) < FEWEST:
+        rules = (updates.refused,)
+    else:
+        rules = (*answers.RULES, *updates.RULES) if view.config.compares else updates.WITHOUT_REWARD
+    faults = sorted((found for rule in rules for found in rule(view)), key=lambda found: -found.rank)
+    return faults or list(without_fault(view))
+
+
+def without_fault(view: RunView) -> Iterator[RunVerdict]:
+    """What a run does that no rule objects to."""
+    steps, key = len(view.rows), goal(view.rows)
+    solved = key == REWARD and view.now(key) >= NEARLY_ALL
+    change = f"{view.was(key):.2f} at first, {view.now(key):.2f} now, {view.z(key):+.1f} standard errors"
+    reward = f"{key.removesuffix('/mean')} {change}"
+    if view.status == "failed":
+        yield RunVerdict(
+            name="a process failed",
+            fault=True,
+            evidence=f"the run ended after {steps} steps, and its figures show no cause",
+            remedy="Read the end of logs/learner.log and logs/actor0.log, then `resume`",
+            sure=1.0,
+            harm=1.0,
+        )
+    elif steps < FEWEST:
+        yield fine("too early to say", f"{steps} steps, at least {FEWEST} are needed", "Let it train")
+    elif view.status == "done" and (view.rises or solved):
+        yield fine("finished", reward, "`compare` and `export` come next")
+    elif view.rises:
+        yield fine("learning", f"{reward} in {steps} steps", "Let it train")
+    elif solved:
+        yield fine("steady", reward, "It solves these tasks; harder ones would teach more")
+    else:
+        yield fine(
+            "too early to say", f"{reward} in {steps} steps, no fault found", "Train further with `resume --steps`"
+        )
+
+
+def fine(name: str, evidence: str, remedy: str) -> RunVerdict:
+    return RunVerdict(name=name, fault=False, evidence=evidence, remedy=remedy, sure=0.0, harm=0.0)

@@ -1,0 +1,159 @@
+"""What the rules see of a run: its rows of metrics, evaluations, configuration, and a few facts from other files.
+
+    early    the first third of the steps, from 3 to 10
+    late     the last third, from 3 to 10
+    z        (late - early) / sqrt(se(late)^2 + se(early)^2)
+
+The standard error of a window is the larger of what its steps show and what sampling alone makes, reward/std over the
+root of its groups: completions of one prompt are alike, so a group counts once. Nothing is written. A row that cannot
+be read, or a file that is being replaced at this moment, does not count: `why` may look at a run that goes on.
+Left out on purpose: smoothing and fits. Two means and their difference can be checked by hand.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from launch.display.watch import Row, Watch, goal, value
+from shared.config.load import config_from_json
+from shared.config.tree import Config
+from shared.run.evaluation import Evaluation, read_evaluation
+from shared.run.run_dir import RunDir
+from shared.run.summary import Status, read_summary
+
+SHORTEST, LONGEST = 3, 10
+"""Steps in a window."""
+REWARD = "reward/mean"
+SURE_Z = 3.0
+"""A change that chance makes once in 700 runs; with two, one run in twenty would be told something untrue."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """A run as its files tell of it."""
+
+    config: Config
+    """As in config.json."""
+    rows: Sequence[Row] = ()
+    """One for each step."""
+    status: Status | None = None
+    """None before the learner wrote a summary."""
+    evaluations: Sequence[Evaluation] = ()
+    """Of the same held-out tasks, the oldest policy first."""
+    refused: int = 0
+    """Batches in quarantine/."""
+    zero_b: tuple[int, int] | None = None
+    """LoRA-B matrices of the newest checkpoint that are exactly zero, and all of them; None without a checkpoint."""
+
+    @property
+    def window(self) -> int:
+        return max(SHORTEST, min(LONGEST, len(self.rows) // 3))
+
+    @property
+    def early(self) -> Sequence[Row]:
+        return self.rows[: self.window]
+
+    @property
+    def late(self) -> Sequence[Row]:
+        return self.rows[-self.window :]
+
+    def was(self, key: str) -> float:
+        """Mean of the first window; NaN if it was not measured there."""
+        return mean_of(self.early, key)
+
+    def now(self, key: str) -> float:
+        """Mean of the last window."""
+        return mean_of(self.late, key)
+
+    @property
+    def idle(self) -> float:
+        """Share of groups without a difference, in the last window."""
+        return ratio(self.now("groups/idle"), self.now("groups/total"))
+
+    @property
+    def updates(self) -> int:
+        """Steps that changed the policy."""
+        return sum(not math.isnan(value(row, "grad_norm")) for row in self.rows)
+
+    def z(self, key: str = REWARD) -> float:
+        """Change from the first to the last window in standard errors; 0 if there are too few steps for two."""
+        if len(self.rows) < 2 * SHORTEST:
+            return 0.0
+        error = math.hypot(standard_error(self.early, key), standard_error(self.late, key))
+        change = self.now(key) - self.was(key)
+        return 0.0 if math.isnan(change) or change == 0 else change / max(error, 1e-9)
+
+    @property
+    def gain(self) -> float:
+        """z of what training is about: the reward, or minus the loss of a warm start, which has no rewards."""
+        return self.z() if goal(self.rows) == REWARD else -self.z(goal(self.rows))
+
+    @property
+    def rises(self) -> bool:
+        return self.gain >= SURE_Z
+
+    @property
+    def falls(self) -> bool:
+        return self.gain <= -SURE_Z
+
+
+def known(rows: Sequence[Row], key: str) -> list[float]:
+    return [found for row in rows if not math.isnan(found := value(row, key))]
+
+
+def mean_of(rows: Sequence[Row], key: str) -> float:
+    found = known(rows, key)
+    return statistics.fmean(found) if found else math.nan
+
+
+def ratio(part: float, whole: float) -> float:
+    """NaN where there is no whole."""
+    return part / whole if whole > 0 else math.nan
+
+
+def standard_error(rows: Sequence[Row], key: str) -> float:
+    found = known(rows, key)
+    if len(found) < 2:
+        return math.inf
+    sampled = [value(row, "reward/std") ** 2 / value(row, "groups/total") for row in rows if value(row, "groups/total")]
+    chance = statistics.fmean(sampled) if key == REWARD and sampled else 0.0
+    variance = max(statistics.variance(found), 0.0 if math.isnan(chance) else chance)
+    return math.sqrt(variance / len(found))
+
+
+def read_view(run: RunDir) -> RunView:
+    watch = Watch(run.metrics)
+    watch.poll()
+    summary = read_summary(run)
+    return RunView(
+        config=config_from_json(run.config.read_bytes()),
+        rows=tuple(watch.rows),
+        status=summary.status if summary else None,
+        evaluations=read_evaluations(run.eval),
+        refused=len(list(run.quarantine.glob("step-*.safetensors"))),
+        zero_b=zero_matrices(run.checkpoints),
+    )
+
+
+def read_evaluations(folder: Path) -> tuple[Evaluation, ...]:
+    """Those of the run itself on its first tasks, without `eval --test` or other tasks."""
+    files = [folder / "base.json", *sorted(folder.glob("step-*.json")), folder / "final.json"]
+    found = [evaluation for file in files if (evaluation := read_evaluation(file))]
+    return tuple(
+        sorted((one for one in found if one.tasks_sha256 == found[0].tasks_sha256), key=lambda one: one.version)
+    )
+
+
+def zero_matrices(checkpoints: Path) -> tuple[int, int] | None:
+    folders = sorted(checkpoints.glob("step-*"))
+    try:
+        tensors = load_file(folders[-1] / "adapter_model.safetensors") if folders else {}
+    except (OSError, SafetensorError):
+        return None
+    matrices = [tensor for name, tensor in tensors.items() if "lora_B" in name]
+    return (sum(not matrix.any() for matrix in matrices), len(matrices)) if matrices else None
