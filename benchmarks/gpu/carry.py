@@ -39,7 +39,10 @@ WHEELS = (
 """With each one's needs, since pip is told to look for none."""
 SLIMMED = "bitsandbytes==0.50.2"
 THERE = frozenset(
-    ("torch", "huggingface-hub", "safetensors", "msgpack", "numpy", "sympy", "mpmath", "rich", "packaging", "jinja2")
+    (
+        *("torch", "huggingface-hub", "safetensors", "msgpack", "numpy", "sympy", "mpmath", "rich", "packaging"),
+        *("jinja2", "pyyaml"),
+    )
 )
 """What pyproject.toml names and the other machine has; another version may do, `doctor` compares them."""
 GLIBC = (17, 24, 26, 27, 28)

@@ -148,7 +148,10 @@ def test_an_actor_of_another_verifier_configuration_is_refused_and_the_run_goes_
     bench.dispatcher.pump()
     (refusal,) = inbox(actor)
     assert isinstance(refusal, Refused)
-    assert "odd has another [verifier] or [rollout] configuration than the learner (eeeeeeeeeeee" in refusal.reason
+    assert (
+        "odd has another [verifier], [rollout] or [environment] configuration than the learner (eeeeeeeeeeee"
+        in refusal.reason
+    )
     assert "config.json" in refusal.reason
     assert orders_in(bench.actor("fine")) == ids(toy_orders())
 

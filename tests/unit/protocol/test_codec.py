@@ -162,7 +162,7 @@ def test_any_bytes_are_malformed(kind: str, body: bytes, buffers: bytes) -> None
 
 
 @ALL
-@pytest.mark.parametrize("value", [True, {"bogus": 1}, [[]], [True]], ids=str)
+@pytest.mark.parametrize("value", [True, {"bogus": None}, [[]], [True]], ids=str)
 def test_every_place_refuses_a_value_of_another_type(message: AnyMessage, value: Any) -> None:
     for path in places(message)[1]:
         with pytest.raises(MalformedMessage):
