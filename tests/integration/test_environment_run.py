@@ -80,7 +80,7 @@ def test_a_template_that_rewrites_turns_is_refused(files: Path) -> None:
     (files / "model" / "chat_template.jinja").write_text(FORGETFUL)
     done = launch("run", *words(files))
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "model shows turn 1 in another way once turn 2 is there" in done.stderr
+    assert "shows turn 1 in another way once turn 2 is there" in done.stderr
 
 
 def test_an_environment_that_cannot_be_used_is_one_sentence(files: Path) -> None:

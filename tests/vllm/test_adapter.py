@@ -142,7 +142,8 @@ def published(bench: Bench, seed: int) -> PolicyMessage:
 def test_an_adapter_scaled_twice_fails_the_canary(bench: Bench) -> None:
     engine, policy = by(bench, "memory"), published(bench, 1)
     Installer(engine).install(policy, woken=False)
-    engine.layout = replace(engine.layout, scale=2 * engine.layout.scale)
+    twice = replace(engine.layout.lora, alpha=2 * engine.layout.lora.alpha)
+    engine.layout = replace(engine.layout, lora=twice)
     with pytest.raises(CanaryMismatch, match="Nothing was sampled from it"):
         Installer(engine).install(policy, woken=False)
 

@@ -16,6 +16,8 @@ from shared.errors import ConfigError
     ("overrides", "part"),
     [
         (["verifier.kind=callable"], "verifier.function is empty"),
+        (["verifier.kind=environment"], "environment.function is empty"),
+        (["loss.kind=sft", "environment.function=env.py:Env"], "written answers and no environment"),
         (["link.endpoint=udp://host:1"], "expected 'ipc' or tcp://host:port"),
         (["constraint.beta=0.1", "constraint.reference=old"], "constraint.reference is 'old' but loss.passes is 1"),
         (["growth.max_prompts=15"], "growth.max_prompts = 15 is less than rollout.prompts = 16"),

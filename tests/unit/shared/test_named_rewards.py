@@ -15,6 +15,7 @@ from actor.verifiers.verdict import ScoreJob, Verdict
 from actor.verifiers.verifier import answer_tags, think_tags
 from protocol.outcome import Outcome
 from shared.config.data import VerifierConfig
+from shared.config.named_rewards import form_in_words
 from shared.errors import RewardError
 
 FUNCTIONS = """
@@ -141,3 +142,15 @@ def test_a_worker_that_reports_other_rewards_is_not_believed(rewards: dict[str, 
     verdict = Verdict(outcome=Outcome.WRONG, score=0.0, final_answer=None, note="", rewards=rewards)
     with pytest.raises(msgspec.ValidationError):
         check([verdict], Call(jobs=range(1)), {"x"})
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("text", "as texts (verifier.form = 'text')"),
+        ("messages", "as lists of messages (verifier.form = 'messages')"),
+        ("auto", "as lists of messages (verifier.form = 'auto': the model has a chat template)"),
+    ],
+)
+def test_the_form_that_functions_are_given_is_said(form: Any, said: str) -> None:
+    assert form_in_words(VerifierConfig(form=form)) == f"reward functions get prompts and completions {said}"
