@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -142,7 +143,7 @@ def published(bench: Bench, seed: int) -> PolicyMessage:
 def test_an_adapter_scaled_twice_fails_the_canary(bench: Bench) -> None:
     engine, policy = by(bench, "memory"), published(bench, 1)
     Installer(engine).install(policy, woken=False)
-    twice = replace(engine.layout.lora, alpha=2 * engine.layout.lora.alpha)
+    twice = msgspec.structs.replace(engine.layout.lora, alpha=2 * engine.layout.lora.alpha)
     engine.layout = replace(engine.layout, lora=twice)
     with pytest.raises(CanaryMismatch, match="Nothing was sampled from it"):
         Installer(engine).install(policy, woken=False)
