@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from protocol.messages import Bye
 from protocol.transport import ActorPort
 from shared.base.cache import CachedBase, cached_base
 from shared.base.load import check_once, load_policy, pick_device, pick_dtype
+from shared.base.loading import fitting, lighter
 from shared.base.residency import residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
@@ -32,6 +34,7 @@ from shared.model.conversation import Conversation
 from shared.model.kernels.choice import policy_with_kernels
 from shared.model.nf4 import WEIGHTS
 from shared.model.prompt import Prompter, load_prompter
+from shared.process.card import driver_of
 from shared.process.determinism import pin_torch, record
 from shared.process.lease import lease_for
 from shared.process.trace import NO_TRACE, Trace
@@ -156,10 +159,12 @@ def serve_orders(
 ) -> None:
     """Build the engine and the scorers, join the run, fill orders until the learner sends Drain. planned: bytes of the
     card, as of a lease."""
-    device = pick_device(config.compute.device, config.compute.actor_card)
-    lease = lease_for(config.compute, device, lease_file, trace, planned)
+    fits = partial(fitting, "actor", planned, lighter(config.compute, config.model, config.lora))
+    with fits():
+        device = pick_device(config.compute.device, config.compute.actor_card)
+        lease = lease_for(config.compute, device, lease_file, trace, planned)
     # Under the lease: an engine allocates memory while it is built, and vLLM measures how much is free.
-    with lease.hold("actor"), trace.phase("load"):
+    with lease.hold("actor"), fits(driver_of(device)), trace.phase("load"):
         engine, prompter = build_engine(config)
         engine.sleep()
     log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))

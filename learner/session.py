@@ -8,7 +8,7 @@ import json
 import logging
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import FrameType
 
@@ -33,17 +33,17 @@ from learner.reports.disk_need import bytes_needed, refuse_if_short
 from learner.reports.run_files import RunFiles
 from learner.reports.step_report import StepReport
 from learner.tasks.overlap import find_overlap
-from learner.update.budget import OutOfMemory
 from learner.wiring import Model, build_learner, load_model
 from protocol.access.keys import load_learner_keys
 from protocol.messages import Welcome
 from protocol.transport import LearnerPort, ZmqLearnerPort
 from shared.base.checksum import BaseChecksum
 from shared.base.load import pick_device
+from shared.base.loading import fitting, lighter
 from shared.base.residency import WakingLease, residency_of
 from shared.config.processes import LinkConfig, bind_address
 from shared.config.tree import Config
-from shared.errors import in_words
+from shared.process.card import driver_of
 from shared.process.determinism import record
 from shared.process.lease import ComputeLease, lease_for
 from shared.process.trace import Trace
@@ -75,11 +75,13 @@ class StopFlag:
 
 def train_run(run: RunDir, config: Config, watchdog: Watchdog, trace: Trace) -> None:
     """A whole run of the process, from loading to leaving."""
-    stop = StopFlag()
-    device = pick_device(config.compute.device, config.compute.learner_card)
-    lease = lease_for(config.compute, device, run.lease, trace, planned_on_card(run, "learner"))
+    stop, planned = StopFlag(), planned_on_card(run, "learner")
+    fits = partial(fitting, "learner", planned, lighter(config.compute, config.model, config.lora))
+    with fits():
+        device = pick_device(config.compute.device, config.compute.learner_card)
+        lease = lease_for(config.compute, device, run.lease, trace, planned)
     with ExitStack() as opened:
-        with loading(lease, device):
+        with loading(lease, device), fits(driver_of(device)):
             with trace.phase("load"):
                 model = load_model(config, adapters_of(run, config.lora.start_from, config.teacher.adapter))
             log.info("computes with %s", json.dumps(record()))
@@ -91,21 +93,10 @@ def train_run(run: RunDir, config: Config, watchdog: Watchdog, trace: Trace) -> 
     journal.close()
 
 
-@contextmanager
-def loading(lease: ComputeLease, device: torch.device) -> Iterator[None]:
+def loading(lease: ComputeLease, device: torch.device) -> AbstractContextManager[object]:
     """On a card this is a turn, since the bases of both processes together may be too large. On a CPU they are one, and
     both processes load at the same time."""
-    if device.type == "cpu":
-        yield
-        return
-    with lease.hold("learner"):
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(
-                f"Model, adapter and optimizer do not fit into what is free of the card ({in_words(error)}); end other"
-                ' programs on the card, or use compute.residency = "swap", a smaller lora.rank or a smaller model.'
-            ) from error
+    return nullcontext() if device.type == "cpu" else lease.hold("learner")
 
 
 def open_journal(run: RunDir, store: CheckpointStore) -> Journal:

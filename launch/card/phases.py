@@ -86,15 +86,14 @@ def learner_peaks(policy: Policy, batch: BatchConfig, part: MicroBatch) -> list[
         with storages.phase("load"):
             hold(storages, policy)
             optimizer = Optimizer(policy.adapter.parameters(), OptimizerConfig(), steps=1)
-            if not part.is_whole:
-                for parameter in policy.adapter.parameters().values():
-                    parameter.grad = torch.zeros_like(parameter)
             name_trained(storages, policy, optimizer)
         storages.release()
         update(storages, policy, part, batch.head_rows)
         with storages.phase("optimizer"):
             optimizer.step(0)
             name_trained(storages, policy, optimizer)
+        # As after every step (learner/quarantine/guard.py).
+        optimizer.zero_grad()
         storages.release()
         with storages.phase(WAITING):
             pass
@@ -131,6 +130,10 @@ def update(storages: Storages, policy: Policy, part: MicroBatch, head_rows: int)
     short = replace(policy, head=policy.head[: TILES * CARD_COLUMNS])
     used = torch.empty(part.completions * part.completion, dtype=torch.int64, device=META)
     with storages.phase("update forward"):
+        if not part.is_whole:
+            for parameter in policy.adapter.parameters().values():
+                parameter.grad = torch.zeros_like(parameter)
+            storages.name(GRADIENTS, gradients(policy))
         hidden = hidden_rows(policy, part).index_select(0, used)
     with storages.phase("update head", temporaries="head tiles"):
         loss = short.stats(hidden, used, temperature=1.0, rows=head_rows, entropies=False).logprobs.sum()
