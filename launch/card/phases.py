@@ -15,16 +15,18 @@ Left out: the end of a stage with EWC, and passes without gradient, which take l
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
 from actor.engines.fixed_decoding import Grain, shape_of
-from actor.engines.fixed_rows import FixedBuffers, TokenStep
+from actor.engines.fixed_rows import FixedBuffers, TokenStep, key_sizes
 from actor.engines.kv_cache import KVCache, LayerCache
 from actor.engines.layers import Layers, layers_of
 from actor.engines.prompts import PIECE_TOKENS, PromptPass, last_hidden, pieces, run_prompts
+from actor.engines.turns import run_continued
 from launch.card.storages import TEMPORARIES, Storages
 from launch.card.vllm import vllm_peaks
 from launch.card.work import CardWork, LargestOrder, MicroBatch, largest_micro_batch, largest_orders
@@ -45,7 +47,7 @@ from shared.model.trained_layers import Masks, Places
 NF4, SCALES, WEIGHTS, EMBEDDING, HEAD, REST = "NF4", "scales", "weights", "embedding", "head", "norms and biases"
 ITEM_OF = {"packed": NF4, "weight": WEIGHTS, "bias": REST}
 """By the name that a product gives its tensors (shared/model/lora.py); all others are scales."""
-LORA, GRADIENTS, ADAM, KV, GRAPHS = "LoRA", "gradients", "Adam", "KV", "CUDA graphs"
+LORA, GRADIENTS, ADAM, KV, TURNS, GRAPHS = "LoRA", "gradients", "Adam", "KV", "earlier turns", "CUDA graphs"
 WAITING = "waiting"
 TILES = 2
 FEW_ROWS = 4
@@ -206,14 +208,26 @@ def dense_values(func: Any, args: Sequence[Any]) -> int:
 
 def run_order(storages: Storages, policy: Policy, layers: Layers, order: LargestOrder) -> None:
     """A piece of its prompts, and the last token of every row."""
+    sizes = key_sizes(policy, layers)
+    earlier = (order.kept, sizes.heads, order.prompt, sizes.size)
+    kept = [
+        (torch.empty(earlier, dtype=sizes.dtype, device=META), torch.empty(earlier, dtype=sizes.dtype, device=META))
+        for _ in range(sizes.layers if order.kept else 0)
+    ]
     ids, seeds = np.zeros(order.prompt, np.int32), tuple(range(order.samples))
     groups = [GroupOrder(group_id=str(one), prompt_ids=ids, columns={}, seeds=seeds) for one in range(order.groups)]
     shape = shape_of(groups, order.cap, order.width, Grain().prompt)
     with storages.phase(f"{order.name} prompts"):
+        storages.name(TURNS, chain.from_iterable(kept))
         buffers = FixedBuffers.of(policy, layers, shape)
         storages.name(KV, kept_values(buffers.cache.layers))
         piece = next(pieces(range(shape.slots), shape.width, PIECE_TOKENS))
-        passed, _ = run_prompts(policy, [ids for _ in piece], order.prompt)
+        prompts = [ids for _ in piece]
+        if kept:
+            known = [[(k[row][:, : order.known], v[row][:, : order.known]) for k, v in kept] for row in piece]
+            passed, _ = run_continued(policy, prompts, known, order.prompt)
+        else:
+            passed, _ = run_prompts(policy, prompts, order.prompt)
         buffers.cache.put(passed, piece, piece)
         del passed
     with storages.phase(f"{order.name} decode"):
@@ -221,7 +235,8 @@ def run_order(storages: Storages, policy: Policy, layers: Layers, order: Largest
 
 
 def run_through_modules(storages: Storages, policy: Policy, order: LargestOrder) -> None:
-    """The same for a model whose layers are not ours: a prompt is in memory once, and shapes follow the tokens."""
+    """The same for a model whose layers are not ours: a prompt is in memory once, and shapes follow the tokens. Prompts
+    of later turns are run whole."""
     count, ids = min(order.groups, order.width), np.zeros(order.prompt, np.int32)
     with storages.phase(f"{order.name} prompts"):
         piece = next(pieces(range(count), order.prompt, PIECE_TOKENS))
@@ -230,6 +245,8 @@ def run_through_modules(storages: Storages, policy: Policy, order: LargestOrder)
         prompts.layers = [
             (k.new_empty((count, *k.shape[1:])), v.new_empty((count, *v.shape[1:]))) for k, v in passed.layers
         ]
+        kept = [one.new_empty((order.kept, *one.shape[1:])) for pair in passed.layers for one in pair]
+        storages.name(TURNS, kept)
         cache = KVCache(order.width, order.cap, order.prompt, META)
         cache.add_prompts(prompts)
         storages.name(KV, kept_values(cache.layers))
@@ -239,11 +256,6 @@ def run_through_modules(storages: Storages, policy: Policy, order: LargestOrder)
         tokens = place_rows(cache, order, count, {window for window in windows if window})
         hidden = last_hidden(policy, tokens[:, None], tokens[:, None], cache.token_mask(), cache)
         policy.kernels.draw(policy.logits(hidden, 1.0), torch.empty_like(tokens, dtype=torch.float64))
-
-
-def several(one: torch.Tensor, count: int) -> torch.Tensor:
-    """[P, ...] -> [count, ...]"""
-    return one.new_empty((count, *one.shape[1:]))
 
 
 def place_rows(cache: KVCache, order: LargestOrder, prompts: int, windows: Iterable[int]) -> torch.Tensor:

@@ -45,7 +45,7 @@ GIVE_BACKS = ("nothing", "kv", "weights", "stop")
 CHOSEN = ("compute.residency", "batch.recompute", "batch.token_budget", "batch.head_rows", "actor.max_sequences")
 DEPENDS_ON = {
     "learner": ("model", "lora", "tasks", "rollout", "groups", "batch"),
-    "actor": ("model", "lora", "tasks", "rollout", "groups", "actor", "eval"),
+    "actor": ("model", "lora", "tasks", "rollout", "groups", "actor", "eval", "environment"),
 }
 """What decides about a process's phases."""
 FEWEST_TOKENS, FEWEST_ROWS = 256, 64
@@ -308,6 +308,10 @@ def changes(work: CardWork) -> Iterator[list[Change[CardWork]]]:
         yield [set_key("model", "quantization", "nf4")]
     elif work.model.dequantize == "once":
         yield [set_key("model", "dequantize", "each_call")]
+    if work.environment.is_used:
+        # What is kept of conversations goes with the order.
+        groups = work.rollout.groups_per_order or work.groups
+        yield [set_key("rollout", "groups_per_order", value) for value in halves(groups, 1)]
     yield [set_key("rollout", "max_new_tokens", value) for value in halves(work.rollout.max_new_tokens, 64)]
     yield [set_key("tasks", "max_prompt_tokens", value) for value in halves(work.tasks.max_prompt_tokens, 64)]
     yield [set_key("lora", "rank", value) for value in halves(work.lora.rank, 4)]

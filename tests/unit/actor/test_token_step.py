@@ -18,11 +18,13 @@ from actor.engines.fixed_rows import FixedBuffers, TokenStep
 from actor.engines.hf_engine import HFEngine
 from actor.engines.layers import layers_of
 from protocol.messages import GroupOrder, Sampling
+from shared.base.meta import META, meta_policy
+from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig
 from shared.model.adapter_file import adapter_bytes
 from tests.support.architectures import architecture_model
 from tests.support.fakes import shake, tiny_policy, tiny_prompter, unheard
-from tests.support.meta_card import META, SORTS, WAITS, CardKernels, Launches, meta_policy
+from tests.support.meta_card import SORTS, WAITS, CardKernels, Launches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,7 +43,7 @@ QWEN_15B: dict[str, Any] = {
 
 def launches(shape: FixedShape, temperature: float = 1.0) -> Launches:
     """Of one step of a model of 1.5 billion parameters with NF4 linears and adapters on all of them."""
-    policy = meta_policy(Qwen2Config(**QWEN_15B))
+    policy = meta_policy(Qwen2Config(**QWEN_15B), ModelConfig(), LoraConfig(), torch.bfloat16)
     layers = layers_of(policy)
     assert layers is not None
     layers.prepare()
