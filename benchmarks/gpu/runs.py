@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.gpu.measured import CardWatch, Note, Place
+from benchmarks.gpu.sections import SMALL_CARD_GIB
 from benchmarks.gpu.shapes import QWEN_3B, R1, Size, keys_of, write_config
 from tests.support.runs import (
     ROOT,
@@ -36,7 +37,6 @@ from tests.support.runs import (
     wait_until,
 )
 
-SMALL_CARD_GIB = 8.0
 CARD_KEYS = ("time/", "mem/", "mismatch/", "length/", "tokens_per_s", "grad_norm")
 
 

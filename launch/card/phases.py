@@ -27,7 +27,24 @@ from actor.engines.kv_cache import KVCache, LayerCache
 from actor.engines.layers import Layers, layers_of
 from actor.engines.prompts import PIECE_TOKENS, PromptPass, last_hidden, pieces, run_prompts
 from actor.engines.turns import run_continued
-from launch.card.storages import TEMPORARIES, Storages
+from launch.card.items import (
+    ADAM,
+    EMBEDDING,
+    GRADIENTS,
+    GRAPHS,
+    HEAD,
+    KV,
+    LORA,
+    NF4,
+    REST,
+    SCALES,
+    TEMPORARIES,
+    TILES,
+    TURNS,
+    WAITING,
+    WEIGHTS,
+)
+from launch.card.storages import Storages
 from launch.card.vllm import vllm_peaks
 from launch.card.work import CardWork, LargestOrder, MicroBatch, largest_micro_batch, largest_orders
 from launch.plan.memory import Items, Peak
@@ -44,12 +61,9 @@ from shared.model.policy import Policy
 from shared.model.sequences import Sequences, positions, visible
 from shared.model.trained_layers import Masks, Places
 
-NF4, SCALES, WEIGHTS, EMBEDDING, HEAD, REST = "NF4", "scales", "weights", "embedding", "head", "norms and biases"
 ITEM_OF = {"packed": NF4, "weight": WEIGHTS, "bias": REST}
 """By the name that a product gives its tensors (shared/model/lora.py); all others are scales."""
-LORA, GRADIENTS, ADAM, KV, TURNS, GRAPHS = "LoRA", "gradients", "Adam", "KV", "earlier turns", "CUDA graphs"
-WAITING = "waiting"
-TILES = 2
+HEAD_TILES = 2
 FEW_ROWS = 4
 """bitsandbytes' own limit for all cards."""
 
@@ -129,7 +143,7 @@ def name_trained(storages: Storages, policy: Policy, optimizer: Optimizer) -> No
 
 def update(storages: Storages, policy: Policy, part: MicroBatch, head_rows: int) -> None:
     """One micro-batch."""
-    short = replace(policy, head=policy.head[: TILES * CARD_COLUMNS])
+    short = replace(policy, head=policy.head[: HEAD_TILES * CARD_COLUMNS])
     used = torch.empty(part.completions * part.completion, dtype=torch.int64, device=META)
     with storages.phase("update forward"):
         if not part.is_whole:
@@ -137,7 +151,7 @@ def update(storages: Storages, policy: Policy, part: MicroBatch, head_rows: int)
                 parameter.grad = torch.zeros_like(parameter)
             storages.name(GRADIENTS, gradients(policy))
         hidden = hidden_rows(policy, part).index_select(0, used)
-    with storages.phase("update head", temporaries="head tiles"):
+    with storages.phase("update head", temporaries=TILES):
         loss = short.stats(hidden, used, temperature=1.0, rows=head_rows, entropies=False).logprobs.sum()
         del hidden
     with storages.phase("update backward"):

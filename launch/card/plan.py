@@ -22,6 +22,7 @@ import msgspec
 from msgspec import structs
 
 from actor.engines.vllm_options import MARGIN_BYTES
+from launch.card.items import BASE, CACHED, CONTEXT, CUBLAS, MARGIN, OUTSIDE_PYTORCH, OUTSIDE_TENSORS, WAITING
 from launch.card.work import CardWork
 from launch.plan.memory import Items, Peak, size_of
 from launch.plan.remedies import Change, Remedy, halves, remedies_of, set_key
@@ -33,12 +34,6 @@ CONTEXT_BYTES = 400 * MIB
 """What the driver takes for a process before its first tensor. Estimated, to be measured on a card."""
 CUBLAS_BYTES = 32 * MIB
 """Workspace of matrix products: 8 x 4096 KiB, as CUBLAS_WORKSPACE_CONFIG says (shared/process/determinism.py)."""
-CONTEXT, CUBLAS, CACHED, MARGIN = "context", "cuBLAS", "cached", "margin"
-WAITING = "waiting"
-OUTSIDE_PYTORCH = {CONTEXT, MARGIN}
-OUTSIDE_TENSORS = {*OUTSIDE_PYTORCH, CACHED}
-BASE = ("NF4", "scales", "weights", "embedding", "head", "norms and biases")
-"""Items of the frozen base."""
 RESIDENCIES = ("release", "swap")
 """The cheapest first: with `swap` the base crosses the bus twice in every step."""
 GIVE_BACKS = ("nothing", "kv", "weights", "stop")
