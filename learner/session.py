@@ -40,7 +40,7 @@ from protocol.transport import LearnerPort, ZmqLearnerPort
 from shared.base.checksum import BaseChecksum
 from shared.base.load import pick_device
 from shared.base.loading import fitting, lighter
-from shared.base.residency import WakingLease, residency_of
+from shared.base.residency import WakingLease, lend, residency_of
 from shared.config.processes import LinkConfig, bind_address
 from shared.config.tree import Config
 from shared.process.card import driver_of
@@ -80,15 +80,18 @@ def train_run(run: RunDir, config: Config, watchdog: Watchdog, trace: Trace) -> 
     with fits():
         device = pick_device(config.compute.device, config.compute.learner_card)
         lease = lease_for(config.compute, device, run.lease, trace, planned)
+        lender = lend(config.compute, device, run.lease.parent, why_alone(config))
+    place = lender.place if lender else None
     with ExitStack() as opened:
         with loading(lease, device), fits(driver_of(device)):
             with trace.phase("load"):
-                model = load_model(config, adapters_of(run, config.lora.start_from, config.teacher.adapter))
+                model = load_model(config, adapters_of(run, config.lora.start_from, config.teacher.adapter), place)
             log.info("computes with %s", json.dumps(record()))
             report_tasks(model)
             store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
             journal = open_journal(run, store)
-            session = opened.enter_context(listening(run, model, store, journal, watchdog, stop, trace, lease))
+            waking = WakingLease(lease, residency_of(config.compute, model.policy, lender))
+            session = opened.enter_context(listening(run, model, store, journal, watchdog, stop, trace, waking))
         session.run_to_end()
     journal.close()
 
@@ -97,6 +100,13 @@ def loading(lease: ComputeLease, device: torch.device) -> AbstractContextManager
     """On a card this is a turn, since the bases of both processes together may be too large. On a CPU they are one, and
     both processes load at the same time."""
     return nullcontext() if device.type == "cpu" else lease.hold("learner")
+
+
+def why_alone(config: Config) -> str:
+    """Why no actor can use the learner's base; empty if one can."""
+    if config.actor.engine != "hf":
+        return f"{config.actor.engine} has a base of its own"
+    return "" if config.needs_actor else "there is no actor"
 
 
 def open_journal(run: RunDir, store: CheckpointStore) -> Journal:
@@ -121,7 +131,7 @@ def listening(
     watchdog: Watchdog,
     stop: StopFlag,
     trace: Trace,
-    lease: ComputeLease,
+    lease: WakingLease,
 ) -> Iterator["Session"]:
     config = model.config
     listener = ZmqLearnerPort(bind_address(config.link, run.path), load_learner_keys(run.keys))
@@ -144,15 +154,14 @@ class Session:
         port: LearnerPort,
         stop: StopFlag,
         trace: Trace,
-        lease: ComputeLease,
+        lease: WakingLease,
     ) -> None:
         config = model.config
         self.run = run
         self.model = model
         self.stop = stop
         self.trace = trace
-        residency = residency_of(config.compute, model.policy)
-        self.lease = WakingLease(lease, residency)
+        self.lease, residency = lease, lease.residency
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
         recorder = JournalRecorder(

@@ -3,7 +3,8 @@
     tests           tests/gpu
     embedded_run    the embedded model: train, replay the journal, train again with an actor that is killed
     step_...        some steps at a true shape: time of each phase, memory, mismatch, and what was predicted
-    residencies     the same with short completions, the base on the card all the time or waiting in host memory
+    residencies     the same with short completions: the base on the card all the time, in host memory meanwhile, or one
+                    for both processes
 
 Figures of a step come from metrics.jsonl, the first step left out, because it warms up. The card as a whole is watched
 from outside meanwhile (measured.py).
@@ -101,7 +102,7 @@ def step_3b(place: Place, note: Note) -> None:
 
 def residencies(place: Place, note: Note) -> None:
     """Short completions, so that handing over the card is a larger part."""
-    for residency in ("release", "swap"):
+    for residency in ("release", "swap", "shared"):
         step(place, note, replace(R1, tokens=64), steps=4, compute__residency=residency)
 
 

@@ -5,8 +5,8 @@
     fits               peak <= budget
 
 The bytes come from the code of both processes (launch/card/phases.py). What the other process keeps depends on
-`compute.residency`: with `release` its tensors without the cache, with `swap` not even the base. On two cards it is
-nothing.
+`compute.residency`: with `release` its tensors without the cache, with `swap` not even the base. With `shared` the base
+is the learner's, and the actor has none. On two cards it is nothing.
 
 `batch.token_budget`, `batch.head_rows` and `actor.max_sequences` are upper bounds here: if a run does not fit, they are
 halved until it does. Keys that are `auto` are chosen in the order of what they cost: activations are kept if they fit,
@@ -190,10 +190,10 @@ class Planner:
             return self.whole(process, work)
         pair = zip(self.peaks(process, work, low), self.peaks(process, work, high), strict=True)
         more = (self.layers - low) // (high - low)
-        return phases_of([extended(one, other, more) for one, other in pair], work)
+        return phases_of(process, [extended(one, other, more) for one, other in pair], work)
 
     def whole(self, process: Process, work: CardWork) -> list[Phase]:
-        return phases_of(self.peaks(process, work, self.layers), work)
+        return phases_of(process, self.peaks(process, work, self.layers), work)
 
     def peaks(self, process: Process, work: CardWork, layers: int) -> list[Peak]:
         """Run once for what they depend on."""
@@ -217,17 +217,20 @@ def extended(one: Peak, other: Peak, more: int) -> Peak:
     return Peak(name=one.name, items=items, reserved=round((1 + SCATTERED) * size_of(items)) + cached)
 
 
-def phases_of(peaks: Sequence[Peak], work: CardWork) -> list[Phase]:
+def phases_of(process: Process, peaks: Sequence[Peak], work: CardWork) -> list[Phase]:
     """With what is not a tensor. On a card of its own, a process that waits is in nobody's way."""
-    found = [phase_of(peak, work) for peak in peaks]
+    found = [phase_of(process, peak, work) for peak in peaks]
     return found if work.shares_card else [*found[:-1], Phase(phase=WAITING, bytes=0, items={})]
 
 
-def phase_of(peak: Peak, work: CardWork) -> Phase:
+def phase_of(process: Process, peak: Peak, work: CardWork) -> Phase:
     waits, items = peak.name == WAITING, peak.items
     cached = max(0, peak.reserved - size_of(items))
+    without_base = {name: amount for name, amount in items.items() if name not in BASE}
     if waits and work.compute.residency == "swap":
-        items, cached = {name: amount for name, amount in items.items() if name not in BASE}, 0
+        items, cached = without_base, 0
+    elif process == "actor" and work.compute.residency == "shared" and work.shares_card:
+        items = without_base
     around = {} if CONTEXT in items else {CONTEXT: CONTEXT_BYTES, CUBLAS: CUBLAS_BYTES}
     items = {**around, **items, CACHED: cached, **({} if waits else {MARGIN: MARGIN_BYTES})}
     items = {name: amount for name, amount in items.items() if amount}
@@ -297,6 +300,7 @@ def changes(work: CardWork) -> Iterator[list[Change[CardWork]]]:
     """Of keys that are not chosen, the cheapest first; of each key the gentlest first."""
     if work.compute.residency == "release" and work.shares_card:
         yield [set_key("compute", "residency", "swap")]
+        yield [set_key("compute", "residency", "shared")]
     if work.batch.recompute == "never":
         yield [set_key("batch", "recompute", "always")]
     if work.model.quantization == "none":

@@ -109,6 +109,16 @@ def test_a_base_that_waits_in_host_memory_is_not_on_the_card() -> None:
     assert kept.peak_bytes - gone.peak_bytes == BASE * LAYERS + 8 * MIB
 
 
+def test_one_base_for_both_processes_is_the_learners() -> None:
+    each, one = (plan(100 * GIB, **SMALL, compute={"residency": way}) for way in ("release", "shared"))
+    assert one.processes["learner"] == each.processes["learner"]
+    for before, after in zip(each.processes["actor"], one.processes["actor"], strict=True):
+        assert before.bytes - after.bytes == BASE * LAYERS and "NF4" not in after.items
+    assert each.peak_bytes - one.peak_bytes == BASE * LAYERS
+    two = plan(100 * GIB, **SMALL, compute={"residency": "shared", "actor_card": 1})
+    assert two.processes["actor"][1].items["NF4"] == BASE * LAYERS, "on a card of its own it has one"
+
+
 def test_on_two_cards_nobody_is_in_the_way() -> None:
     two = plan(100 * GIB, **SMALL, compute={"learner_card": 0, "actor_card": 1})
     assert [two.processes[name][-1].bytes for name in ("learner", "actor")] == [0, 0]
