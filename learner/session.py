@@ -41,7 +41,7 @@ from shared.base.checksum import BaseChecksum
 from shared.base.load import pick_device
 from shared.base.loading import fitting, lighter
 from shared.base.residency import WakingLease, lend, residency_of
-from shared.config.processes import LinkConfig, bind_address
+from shared.config.processes import ActorConfig, LinkConfig, bind_address
 from shared.config.tree import Config
 from shared.process.card import driver_of
 from shared.process.determinism import record
@@ -80,7 +80,8 @@ def train_run(run: RunDir, config: Config, watchdog: Watchdog, trace: Trace) -> 
     with fits():
         device = pick_device(config.compute.device, config.compute.learner_card)
         lease = lease_for(config.compute, device, run.lease, trace, planned)
-        lender = lend(config.compute, device, run.lease.parent, why_alone(config))
+        alone = why_alone(config.actor, needs_actor=config.needs_actor)
+        lender = lend(config.compute, device, run.lease.parent, alone)
     place = lender.place if lender else None
     with ExitStack() as opened:
         with loading(lease, device), fits(driver_of(device)):
@@ -102,11 +103,11 @@ def loading(lease: ComputeLease, device: torch.device) -> AbstractContextManager
     return nullcontext() if device.type == "cpu" else lease.hold("learner")
 
 
-def why_alone(config: Config) -> str:
+def why_alone(actor: ActorConfig, *, needs_actor: bool) -> str:
     """Why no actor can use the learner's base; empty if one can."""
-    if config.actor.engine != "hf":
-        return f"{config.actor.engine} has a base of its own"
-    return "" if config.needs_actor else "there is no actor"
+    if actor.engine != "hf":
+        return f"{actor.engine} has a base of its own"
+    return "" if needs_actor else "there is no actor"
 
 
 def open_journal(run: RunDir, store: CheckpointStore) -> Journal:
