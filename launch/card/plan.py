@@ -307,7 +307,7 @@ def changes(work: CardWork) -> Iterator[list[Change[CardWork]]]:
         yield [set_key("model", "quantization", "nf4")]
     elif work.model.dequantize == "once":
         yield [set_key("model", "dequantize", "each_call")]
-    if work.environment.is_used:
+    if work.environment.in_turns:
         # What is kept of conversations goes with the order.
         groups = work.rollout.groups_per_order or work.groups
         yield [set_key("rollout", "groups_per_order", value) for value in halves(groups, 1)]

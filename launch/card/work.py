@@ -143,7 +143,7 @@ def largest_orders(work: CardWork, facts: Mapping[str, Any]) -> list[LargestOrde
 
 
 def order(work: CardWork, facts: Mapping[str, Any], name: str, groups: int, samples: int, cap: int) -> LargestOrder:
-    in_turns = work.environment.is_used and work.environment.max_turns > 1
+    in_turns = work.environment.in_turns
     prompt, count = work.prompt + cap if in_turns else work.prompt, groups * samples
     cached = (prompt + cap) * token_bytes(dict(facts), VALUE_BYTES.get(work.compute.dtype, 2))
     width = rows_at_once(work.actor.max_sequences, cached, facts["vocab_size"], on_card=True)
