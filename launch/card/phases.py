@@ -252,15 +252,17 @@ def run_through_modules(storages: Storages, policy: Policy, order: LargestOrder)
     """The same for a model whose layers are not ours: a prompt is in memory once, and shapes follow the tokens. Prompts
     of later turns are run whole."""
     count, ids = min(order.groups, order.width), np.zeros(order.prompt, np.int32)
+    # One token has the shapes of all.
+    first = run_prompts(policy, [ids[:1]], 1)[0].layers if order.kept else []
+    kept = [one.new_empty((order.kept, one.shape[1], order.prompt, one.shape[3])) for pair in first for one in pair]
     with storages.phase(f"{order.name} prompts"):
+        storages.name(TURNS, kept)
         piece = next(pieces(range(count), order.prompt, PIECE_TOKENS))
         passed, _ = run_prompts(policy, [ids for _ in piece], order.prompt)
         prompts = PromptPass(torch.zeros(count, dtype=torch.int64, device=META), order.prompt)
         prompts.layers = [
             (k.new_empty((count, *k.shape[1:])), v.new_empty((count, *v.shape[1:]))) for k, v in passed.layers
         ]
-        kept = [one.new_empty((order.kept, *one.shape[1:])) for pair in passed.layers for one in pair]
-        storages.name(TURNS, kept)
         cache = KVCache(order.width, order.cap, order.prompt, META)
         cache.add_prompts(prompts)
         storages.name(KV, kept_values(cache.layers))

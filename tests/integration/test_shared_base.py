@@ -14,7 +14,13 @@ from protocol.messages import GroupOrder, Sampling
 from tests.support.fakes import unheard
 from tests.support.runs import ROOT
 
-KEYS = ["compute.device=cpu", "compute.dtype=fp32", "model.dequantize=each_call"]
+KEYS = [
+    "compute.device=cpu",
+    "compute.dtype=fp32",
+    "compute.learner_threads=1",
+    "compute.actor_threads=1",
+    "model.dequantize=each_call",
+]
 
 LENDER = """
 import sys, time

@@ -33,7 +33,10 @@ from shared.model.policy import Policy
 from tests.support.fakes import unheard
 from tests.support.host_blocks import CARD, Closed, Elsewhere, HostBlocks, Unexported
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
+KEYS = ["compute.device=cpu", "compute.learner_threads=1", "compute.actor_threads=1", "model.dequantize=each_call"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +227,7 @@ def test_a_copy_that_reads_otherwise_is_refused(folder: Path) -> None:
 
 
 def test_an_actor_samples_from_the_learners_base_as_from_its_own(folder: Path) -> None:
-    config = load_config("embedded", ["compute.device=cpu", "model.dequantize=each_call"])
+    config = load_config("embedded", KEYS)
     both = meet(folder, HostBlocks(folder), HostBlocks(folder))
     load_trained_policy(config, "cpu", place=both.lender.place)
     borrower = fresh(both)

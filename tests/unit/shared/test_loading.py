@@ -19,6 +19,9 @@ from shared.process.card import MIB
 from tests.support.cramped_card import Refusing
 from tests.support.fake_card import GIB, FakeCard, FakeDriver
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KEYS = ["compute.device=cpu", "compute.learner_threads=1", "compute.actor_threads=1"]
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
@@ -92,12 +95,12 @@ class Port:
 
 
 def actor_loads(folder: Path) -> None:
-    config = load_config("embedded", ["compute.device=cpu"])
+    config = load_config("embedded", KEYS)
     serve_orders(config, cast(Any, Port()), "ipc://nowhere", "actor0", folder / "lease", planned=GIB)
 
 
 def learner_loads(folder: Path) -> None:
-    config = load_config("embedded", ["compute.device=cpu"])
+    config = load_config("embedded", KEYS)
     compute = structs.replace(config.compute, residency="swap")
     with fitting("learner", GIB, lighter(compute, config.model, config.lora)):
         load_model(config)
