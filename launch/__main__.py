@@ -127,12 +127,21 @@ def dispatch(args: "argparse.Namespace") -> int:
             from launch.why.command import why
 
             return why(directory=args.directory, as_json=args.json)
+        case "export":
+            return export(args)
+        case "generate":
+            return generate(args)
+        case _:
+            return dispatch_other(args)
+
+
+def dispatch_other(args: "argparse.Namespace") -> int:
+    """Comparisons, keys, data, and the shell."""
+    match args.command:
         case "compare":
             from launch.commands.compare import compare_runs
 
             return compare_runs(first=args.A, second=args.B, label=args.label, flips=args.flips)
-        case "export":
-            return export(args)
         case "key":
             from launch.commands.key import make_key
 
@@ -151,12 +160,10 @@ def dispatch(args: "argparse.Namespace") -> int:
             return verify_file(
                 kind=args.kind, strict=args.strict, source=args.source, out=args.out, workers=args.workers
             )
-        case "completion":
+        case _:
             from launch.completion import print_script
 
             return print_script(args.shell)
-        case _:
-            return generate(args)
 
 
 def run(args: "argparse.Namespace") -> int:

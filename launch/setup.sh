@@ -40,8 +40,8 @@ set_up() {
 # Before pip fetches gigabytes. bash sets OSTYPE.
 check_system() {
     [[ $OSTYPE != linux* ]] || return 0
-    echo "error: this system is '$OSTYPE', and Tandem needs Linux; on macOS use a Linux container (docker/) or virtual" \
-        "machine, on Windows launch/run.ps1." >&2
+    echo "error: this system is '$OSTYPE', and Tandem needs Linux; on macOS use a Linux container (docker/) or a" \
+        "virtual machine, on Windows launch/run.ps1." >&2
     return 2
 }
 
