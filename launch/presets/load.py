@@ -15,13 +15,24 @@ from shared.errors import ConfigError
 from shared.process.processor import settled_config
 
 PRESETS_DIR = Path(__file__).parent
+EXAMPLES_DIR = PRESETS_DIR.parent / "examples"
 
 
 def load_config(source: str, overrides: Iterable[str] = (), *, here: bool = True) -> Config:
     """source: a preset's name or a file. overrides: `section.key=value`, applied on top. What [compute] leaves
     open is chosen for this machine; not here: it stays open until the run starts, perhaps on another one."""
-    config = with_tools(read_config(find_source(source), overrides))
+    config = with_tools(with_example(read_config(find_source(source), overrides)))
     return settled_config(config) if here else config
+
+
+def with_example(config: Config) -> Config:
+    """An environment's file that is not here is looked for among the examples."""
+    environment = config.environment
+    file, _, name = environment.function.rpartition(":")
+    if not file or Path(file).exists() or not (EXAMPLES_DIR / file).is_file():
+        return config
+    found = structs.replace(environment, function=f"{EXAMPLES_DIR / file}:{name}")
+    return structs.replace(config, environment=found)
 
 
 def with_tools(config: Config) -> Config:
