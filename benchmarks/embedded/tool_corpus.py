@@ -52,7 +52,7 @@ TOOL_TEMPLATE = (
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 MARKS = re.compile("|".join(map(re.escape, (TURN_START, TURN_END, CALL, CALL_END))))
 
-_ROWS_PER_KIND = 24
+_ROWS_PER_KIND = 16
 _NUM_TEXTS = 6000
 _PROMPT_WEIGHT = 0.1
 _TOOL_SHARE: dict[Op, float] = {"*": 0.35, "+": 0.5, "-": 0.4}
