@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import structs
 
 from actor.environments.contract import described
+from shared.config.environment import EnvironmentConfig
 from shared.config.load import read_config
 from shared.config.tree import Config
 from shared.errors import ConfigError
@@ -21,27 +22,25 @@ EXAMPLES_DIR = PRESETS_DIR.parent / "examples"
 def load_config(source: str, overrides: Iterable[str] = (), *, here: bool = True) -> Config:
     """source: a preset's name or a file. overrides: `section.key=value`, applied on top. What [compute] leaves
     open is chosen for this machine; not here: it stays open until the run starts, perhaps on another one."""
-    config = with_tools(with_example(read_config(find_source(source), overrides)))
+    config = with_tools(read_config(find_source(source), overrides))
     return settled_config(config) if here else config
-
-
-def with_example(config: Config) -> Config:
-    """An environment's file that is not here is looked for among the examples."""
-    environment = config.environment
-    file, _, name = environment.function.rpartition(":")
-    if not file or Path(file).exists() or not (EXAMPLES_DIR / file).is_file():
-        return config
-    found = structs.replace(environment, function=f"{EXAMPLES_DIR / file}:{name}")
-    return structs.replace(config, environment=found)
 
 
 def with_tools(config: Config) -> Config:
     """With its tools described, for which the user's file runs once."""
-    environment = config.environment
-    if not environment.is_used or environment.described:
+    if not config.environment.is_used or config.environment.described:
         return config
+    environment = located(config.environment)
     tools = described(environment, scores=config.verifier.kind == "environment")
     return structs.replace(config, environment=structs.replace(environment, described=tools))
+
+
+def located(environment: EnvironmentConfig) -> EnvironmentConfig:
+    """A file that does not exist is looked for among the examples."""
+    file, _, name = environment.function.rpartition(":")
+    if not file or Path(file).exists() or not (EXAMPLES_DIR / file).is_file():
+        return environment
+    return structs.replace(environment, function=f"{EXAMPLES_DIR / file}:{name}")
 
 
 def find_source(source: str) -> Path:
