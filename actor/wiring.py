@@ -10,7 +10,8 @@ import torch
 from actor.engines.engine import Engine
 from actor.engines.hf_engine import HFEngine
 from actor.engines.vllm_options import check_engine
-from actor.environments.episodes import Episodes
+from actor.environments.agents import Agents
+from actor.environments.episodes import Episodes, Player
 from actor.environments.pool import EnvironmentPool
 from actor.installer import EXACT, Allowed, CanaryMismatch
 from actor.link import Link
@@ -53,7 +54,7 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
     """The rollout engine and the tokenizer it decodes with."""
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
-    prompter = load_prompter(base.folder, config.environment.described)
+    prompter = load_prompter(base.folder, config.environment.described, agent=config.environment.is_agent)
     device = pick_device(config.compute.device, config.compute.actor_card)
     dtype = pick_dtype(config.compute.dtype, device)
     if config.actor.engine == "vllm":
@@ -125,15 +126,15 @@ def context_of(config: Config) -> Context:
     return Context(chat=True, system_prompt=config.tasks.system_prompt, max_steps=config.run.steps)
 
 
-def build_episodes(config: Config, prompter: Prompter) -> Episodes | None:
+def build_episodes(config: Config, prompter: Prompter) -> Player | None:
     """None where a completion is one turn."""
-    environment = config.environment
+    environment, scores = config.environment, config.verifier.kind == "environment"
     if not environment.is_used:
         return None
+    if environment.is_agent:
+        return Agents(EnvironmentPool(environment), prompter, environment, scores=scores)
     conversation = Conversation(prompter, environment.max_turns)
-    return Episodes(
-        EnvironmentPool(environment), conversation, environment, scores=config.verifier.kind == "environment"
-    )
+    return Episodes(EnvironmentPool(environment), conversation, environment, scores=scores)
 
 
 def serve_or_send_bye(link: Link, rollout: Rollout) -> None:
