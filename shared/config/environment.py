@@ -16,7 +16,8 @@ class EnvironmentConfig(Section, frozen=True, kw_only=True):
     function: str = ""
     """`tools`: `path/to/file.py:Name`, a class with TRL's contract: `reset(**columns)`, public methods as tools, and
     `get_reward()` if verifier.kind is 'environment'. `agent`: a function `name(base_url, api_key, **columns)`, or a
-    class with `run` of these arguments; the reward is what it returns, or what `get_reward()` does."""
+    class with `run` of these arguments; the reward is what it returns, or what `get_reward()` does. A file that does
+    not exist is looked for in launch/examples."""
     tools: tuple[str, ...] = ()
     """More tools, each `path/to/file.py:name`: a function with types and a docstring. An agent has none here."""
     described: str = ""

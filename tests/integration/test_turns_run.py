@@ -2,7 +2,6 @@
 environments that fail in any turn and any way. Both replay to the same bits without the files that they played with."""
 
 import importlib.util
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,20 @@ import pytest
 
 from protocol.messages import Outcome
 from tests.support.runs import SMALL, kill, launch, processes_of, replayed, rows, sets, start, summary, wait_until
-from tests.support.taught import ADD, taught_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 needs_openai = pytest.mark.skipif(
     not importlib.util.find_spec("openai"), reason="openai is not installed; it is an extra"
 )
 
-AGENT = (
-    f"ADD = {ADD!r}\n"
-    + '''
+AGENT = '''
 import json, time
 from pathlib import Path
 from openai import OpenAI
 
 HERE = Path(__file__).parent
+TYPES = {"type": "object", "properties": {"expression": {"type": "string"}}}
+TOOL = {"type": "function", "function": {"name": "calculate", "description": "Computes.", "parameters": TYPES}}
 
 def killed_in_mid_turn():
     """The first time, until it happens."""
@@ -36,22 +34,21 @@ def killed_in_mid_turn():
 def solve(base_url, api_key, question, answer, **columns):
     client = OpenAI(base_url=base_url, api_key=api_key, timeout=None, max_retries=0)
     assert client.models.list().data[0].id == "policy"
-    ask = dict(model="policy", tools=[ADD], temperature=0.2, max_tokens=5)
+    ask = dict(model="policy", tools=[TOOL], temperature=0.2, max_tokens=5)
     messages = [{"role": "user", "content": question}]
     first = client.chat.completions.create(messages=messages, **ask).choices[0]
     messages.append(first.message)
     killed_in_mid_turn()
     for call in first.message.tool_calls or ():
-        said = sum(json.loads(call.function.arguments).values())
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": str(said)})
+        said = answer if json.loads(call.function.arguments).get("expression") else "nothing"
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
     if not first.message.tool_calls:
         messages.append({"role": "user", "content": "Use the tool."})
     text = ""
     for chunk in client.chat.completions.create(messages=messages, stream=True, **ask):
         text += chunk.choices[0].delta.content or ""
-    return 0.75 * (text.strip() == f"#### {answer}") + 0.25 * (first.finish_reason == "tool_calls")
+    return 0.5 * text.strip().endswith(answer) + 0.5 * (first.finish_reason == "tool_calls")
 '''
-)
 ENVIRONMENT = '''
 import os, random, sys, time
 from pathlib import Path
@@ -63,11 +60,11 @@ PLANNED += [("tool", "hang"), ("reward", "spin")]
 
 class Env:
     def reset(self, question, **columns):
-        self.at, self.how = self.planned()
+        self.at, self.how = self._planned()
         self.right = False
-        return self.fail("reset")
+        return self._fail("reset")
 
-    def planned(self):
+    def _planned(self):
         """The next fault of the plan for one rollout in three; each is taken once."""
         if random.random() < 0.4:
             for number in random.sample(range(len(PLANNED)), len(PLANNED)):
@@ -78,7 +75,7 @@ class Env:
                     pass
         return "", ""
 
-    def fail(self, here):
+    def _fail(self, here):
         if here != self.at:
             return None
         with open(HERE / "faults", "a") as file:
@@ -99,20 +96,19 @@ class Env:
                 print("flood " * 20)
         return object() if self.how == "type" else None
 
-    def add(self, left: int, right: int) -> int:
+    def calculate(self, expression: str) -> str:
         """
-        Adds two numbers.
+        Computes.
 
         Args:
-            left: One of them.
-            right: The other.
+            expression: What to compute.
         """
         self.right = True
-        said = self.fail("tool")
-        return left + right if said is None else said
+        said = self._fail("tool")
+        return "12" if said is None else said
 
     def get_reward(self):
-        said = self.fail("reward")
+        said = self._fail("reward")
         return float(self.right and random.random() < 0.5) if said is None else said
 '''
 HARMLESS = {"tool raise", "tool type", "reset flood", "tool flood", "reward flood"}
@@ -121,54 +117,35 @@ LATE = {"tool hang", "reward spin"}
 GROUP, PROMPTS, STEPS = 4, 4, 4
 
 
-@pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return taught_model(tmp_path_factory.mktemp("model"))
+def words(out: Path, keys: dict[str, Any]) -> list[str]:
+    """Of a run with the model that calls a calculator."""
+    return ["calculator", "--out", str(out), *sets(SMALL | {"verifier.kind": "environment"} | keys)]
 
 
-def words(folder: Path, taught: Path, out: Path, **keys: Any) -> list[str]:
-    """Of a run on sums whose environment or agent is in this folder."""
-    questions = [
-        {"question": f"What is {left} plus {right}?", "answer": str(left + right)}
-        for left in range(2, 8)
-        for right in range(1, 5)
-    ]
-    (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, questions)))
-    common: dict[str, Any] = {
-        "model.path": str(taught),
-        "model.cache_dir": str(taught.parent / "cache"),
-        "tasks.source": str(folder / "sums.jsonl"),
-        "verifier.kind": "environment",
+def agent_words(folder: Path, out: Path) -> list[str]:
+    keys = {
+        "run.steps": 3,
+        "rollout.prompts": 3,
+        "rollout.max_new_tokens": 200,
+        "environment.kind": "agent",
+        "environment.function": f"{folder}/agent.py:solve",
+        "environment.max_turns": 2,
+        "environment.step_limit_s": 300.0,
     }
-    return ["embedded", "--out", str(out), *sets(SMALL | common | {key.replace("__", "."): keys[key] for key in keys})]
-
-
-def agent_words(folder: Path, taught: Path, out: Path) -> list[str]:
-    return words(
-        folder,
-        taught,
-        out,
-        run__steps=3,
-        rollout__prompts=3,
-        rollout__max_new_tokens=220,
-        environment__kind="agent",
-        environment__function=f"{folder}/agent.py:solve",
-        environment__max_turns=2,
-        environment__step_limit_s=300.0,
-    )
+    return words(out, keys)
 
 
 @needs_openai
-def test_an_agent_killed_in_mid_turn_ends_in_the_same_bits_and_replays_without_it(tmp_path: Path, taught: Path) -> None:
+def test_an_agent_killed_in_mid_turn_ends_in_the_same_bits_and_replays_without_it(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    begun = start("run", *agent_words(tmp_path, taught, killed))
+    begun = start("run", *agent_words(tmp_path, killed))
     wait_until((tmp_path / "in mid-turn").exists, "a second turn", seconds=400)
     kill(processes_of(killed, "actor"))
     (tmp_path / "was killed").touch()
     said, _ = begun.communicate(timeout=400)
     assert begun.returncode == 0, said
-    done = launch("run", *agent_words(tmp_path, taught, whole), wait_s=400)
+    done = launch("run", *agent_words(tmp_path, whole), wait_s=400)
     assert done.returncode == 0, done.stdout + done.stderr
     (tmp_path / "agent.py").unlink()
     assert summary(killed)["adapter_sha256"] == summary(whole)["adapter_sha256"]
@@ -182,26 +159,25 @@ def test_an_agent_killed_in_mid_turn_ends_in_the_same_bits_and_replays_without_i
 
 
 @needs_openai
-def test_an_agent_that_cannot_be_used_is_one_sentence(tmp_path: Path, taught: Path) -> None:
+def test_an_agent_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text("class solve:\n    pass\n")
-    done = launch("run", *agent_words(tmp_path, taught, tmp_path / "run"))
+    done = launch("run", *agent_words(tmp_path, tmp_path / "run"))
     assert done.returncode == 2 and "has no method `run`" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_faults_at_random_turns_cost_their_own_rollouts_and_replay_matches(tmp_path: Path, taught: Path) -> None:
+def test_faults_at_random_turns_cost_their_own_rollouts_and_replay_matches(tmp_path: Path) -> None:
     (tmp_path / "env.py").write_text(ENVIRONMENT)
     out = tmp_path / "run"
     keys: dict[str, Any] = {
-        "run__steps": STEPS,
-        "rollout__prompts": PROMPTS,
-        "rollout__group": GROUP,
-        "rollout__max_new_tokens": 160,
-        "environment__function": f"{tmp_path}/env.py:Env",
-        "environment__step_limit_s": 8.0,
-        "environment__max_turns": 3,
-        "verifier__on_error": "drop",
+        "run.steps": STEPS,
+        "rollout.prompts": PROMPTS,
+        "rollout.group": GROUP,
+        "rollout.max_new_tokens": 160,
+        "environment.function": f"{tmp_path}/env.py:Env",
+        "environment.step_limit_s": 8.0,
+        "verifier.on_error": "drop",
     }
-    done = launch("run", *words(tmp_path, taught, out, **keys), wait_s=600)
+    done = launch("run", *words(out, keys), wait_s=600)
     assert done.returncode == 0, done.stdout + done.stderr
     (tmp_path / "env.py").unlink()
     happened = Counter((tmp_path / "faults").read_text().splitlines())

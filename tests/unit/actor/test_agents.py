@@ -35,16 +35,16 @@ from shared.process.lease import NoLease
 from shared.seeding import derive
 from tests.support.fakes import shake, tiny_policy
 from tests.support.steps import batch_of, forward_pass_of
-from tests.support.taught import ADD
 from tests.unit.shared.test_conversation import HERMES, prompter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CAP = 160
-SOURCE = (
-    f"ADD = {ADD!r}\n"
-    + '''
+SOURCE = '''
 import json, urllib.error, urllib.request
+
+TYPES = {"type": "object", "properties": {"left": {"type": "integer"}, "right": {"type": "integer"}}}
+ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": TYPES}}
 
 def call(base_url, api_key, messages, tools=(ADD,)):
     """The message and why it ended; or the status and what was refused."""
@@ -92,9 +92,8 @@ def silent(base_url, api_key, **columns):
     return 1.0
 
 def length(completions, **columns):
-    return [float(len(one[0]["content"])) for one in completions]
+    return [float(len(one)) for one in completions]
 '''
-)
 
 
 class Talkative:

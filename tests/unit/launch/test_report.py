@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from launch.display.console import interpreter
+from launch.display.console import interpreter, script
 from launch.display.report import print_evaluation, print_report
 from shared.errors import DamageError
 from shared.run.evaluation import Example, share_of, write_evaluation
@@ -179,3 +179,11 @@ def test_commands_name_the_interpreter_that_runs(tmp_path: Path) -> None:
     assert interpreter(running, on_path="/usr/bin/python") == running
     assert interpreter(running, on_path=None) == running
     assert interpreter(str(Path.cwd() / ".venv/bin/python"), on_path=None) == ".venv/bin/python"
+
+
+def test_a_command_of_an_installed_tandem_names_it_as_it_works_here(tmp_path: Path) -> None:
+    called = tmp_path / "tandem"
+    called.write_text("")
+    assert script(str(called), on_path=str(called)) == "tandem"
+    assert script(str(called), on_path="/usr/bin/tandem") == str(called)
+    assert script(str(called), on_path=None) == str(called)
