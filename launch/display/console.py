@@ -25,8 +25,9 @@ class PipeConsole(Console):
 
 
 def make_console() -> Console:
-    console = PipeConsole(highlight=False)
-    return console if console.is_terminal else PipeConsole(highlight=False, width=PLAIN_WIDTH)
+    # rich would take FORCE_COLOR, which notebooks and CI set, for a terminal, and draw the live display into a file.
+    terminal = sys.stdout.isatty()
+    return PipeConsole(highlight=False, force_terminal=terminal, width=None if terminal else PLAIN_WIDTH)
 
 
 def next_command(*words: str) -> str:

@@ -47,7 +47,9 @@ def test_it_trains_plots_chats_and_exports(tmp_path: Path) -> None:
     client.execute(env=os.environ | {"PYTHONPATH": path, "IPYTHONDIR": str(tmp_path / "ipython")})
 
     assert len(rows(run)) == 3
-    assert "done: 3 steps" in outputs(notebook, "train")
+    trained = outputs(notebook, "train")
+    assert "done: 3 steps" in trained
+    assert "\x1b" not in trained and len(trained.splitlines()) < 80, "plain lines, not a live display"
     assert outputs(notebook, "plot").count("<polyline") == 2
     assert "too early to say" in outputs(notebook, "why")
     assert outputs(notebook, "chat").count("####") >= 2
