@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from actor.engines.engine import Completion, EndedCompletion, Engine
-from actor.environments.episodes import Episode, Episodes
+from actor.environments.episodes import Episode, Player
 from actor.installer import EXACT, Allowed, Installer
 from actor.scoring.scores import Scorer, Scores
 from actor.verifiers.verdict import Context, ScoreJob, Verdict
@@ -38,9 +38,9 @@ class Rollout:
         canary: Allowed = EXACT,
         trace: Trace = NO_TRACE,
         context: Context = NO_CONTEXT,
-        episodes: Episodes | None = None,
+        episodes: Player | None = None,
     ) -> None:
-        """episodes: of a run with an environment."""
+        """episodes: of a run with an environment or an agent."""
         self.episodes = episodes
         self.engine = engine
         self.installer = Installer(engine, canary)

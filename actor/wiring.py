@@ -11,7 +11,8 @@ import torch
 from actor.engines.engine import Engine
 from actor.engines.hf_engine import HFEngine
 from actor.engines.vllm_options import check_engine
-from actor.environments.episodes import Episodes
+from actor.environments.agents import Agents
+from actor.environments.episodes import Episodes, Player
 from actor.environments.pool import EnvironmentPool
 from actor.installer import EXACT, Allowed, CanaryMismatch
 from actor.link import Link
@@ -57,7 +58,7 @@ def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engi
     """The rollout engine and the tokenizer it decodes with. borrower: of the learner's base."""
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
-    prompter = load_prompter(base.folder, config.environment.described)
+    prompter = load_prompter(base.folder, config.environment.described, agent=config.environment.is_agent)
     device = pick_device(config.compute.device, config.compute.actor_card)
     dtype = pick_dtype(config.compute.dtype, device)
     if config.actor.engine == "vllm":
@@ -130,15 +131,15 @@ def context_of(config: Config) -> Context:
     return Context(chat=True, system_prompt=config.tasks.system_prompt, max_steps=config.run.steps)
 
 
-def build_episodes(config: Config, prompter: Prompter) -> Episodes | None:
+def build_episodes(config: Config, prompter: Prompter) -> Player | None:
     """None where a completion is one turn."""
-    environment = config.environment
+    environment, scores = config.environment, config.verifier.kind == "environment"
     if not environment.is_used:
         return None
+    if environment.is_agent:
+        return Agents(EnvironmentPool(environment), prompter, environment, scores=scores)
     conversation = Conversation(prompter, environment.max_turns)
-    return Episodes(
-        EnvironmentPool(environment), conversation, environment, scores=config.verifier.kind == "environment"
-    )
+    return Episodes(EnvironmentPool(environment), conversation, environment, scores=scores)
 
 
 def serve_or_send_bye(link: Link, rollout: Rollout) -> None:
