@@ -51,7 +51,10 @@ def evaluate_run(
     given = {"problems": problems, "samples": samples, "long_cap": long_cap}
     config = structs.replace(config, eval=overridden(config.eval, given))
     chosen = None if base else choose_checkpoint(run, config.checkpoint.keep, checkpoint)
-    found = evaluate(config, run, chosen, test=test)
+    with adapter_evaluator(config, run, test=test) as evaluator:
+        adapter = base_adapter(run, config.model, config.lora, config.run.seed) if base else b""
+        found = evaluate(evaluator, chosen, adapter, of="-test" if test else "")
+    found = structs.replace(found, source=name_of_test(config.tasks)) if test else found
     file = write_evaluation(run.eval, found)
     write_whole(file.with_suffix(".md"), markdown(found).encode())
     print_evaluation(make_console(), found)
@@ -62,19 +65,6 @@ def evaluate_run(
 def overridden(config: EvalConfig, given: dict[str, int | None]) -> EvalConfig:
     """Options of the command line win over the run's configuration."""
     return structs.replace(config, **{key: value for key, value in given.items() if value is not None})
-
-
-def evaluate(config: Config, run: RunDir, checkpoint: Checkpoint | None, *, test: bool) -> Evaluation:
-    """Without a checkpoint: the base, or the adapter that the run started from."""
-    from learner.durable.state import ADAPTER
-
-    with adapter_evaluator(config, run, test=test) as evaluator:
-        if checkpoint:
-            label, step, adapter = f"step-{checkpoint.step:06d}", checkpoint.step, checkpoint.files[ADAPTER]
-        else:
-            label, step, adapter = "base", 0, base_adapter(run, config.model, config.lora, config.run.seed)
-        found = evaluator.run(label + ("-test" if test else ""), step, adapter)
-    return structs.replace(found, source=name_of_test(config.tasks)) if test else found
 
 
 class AdapterEvaluator:
@@ -95,6 +85,15 @@ class AdapterEvaluator:
         policy = policy_message(version, adapter)
         self.filler.publish(policy, oldest_needed=version)
         return self.evaluator.run(label, version, policy.sha256)
+
+
+def evaluate(evaluator: AdapterEvaluator, checkpoint: Checkpoint | None, base: bytes, *, of: str) -> Evaluation:
+    """base: the adapter that the run began with, for no checkpoint. of: the end of the label."""
+    from learner.durable.state import ADAPTER
+
+    if checkpoint is None:
+        return evaluator.run(f"base{of}", 0, base)
+    return evaluator.run(f"step-{checkpoint.step:06d}{of}", checkpoint.step, checkpoint.files[ADAPTER])
 
 
 @contextmanager
