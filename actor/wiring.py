@@ -19,6 +19,8 @@ from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
 from actor.scoring.pool import ScorePool
+from actor.scoring.teacher import RemoteTeacher, no_teacher
+from actor.scoring.votes import casting
 from actor.verifiers.verdict import Context
 from protocol.messages import Bye
 from protocol.transport import ActorPort
@@ -30,6 +32,7 @@ from shared.base.residency import borrow, residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
 from shared.config.named_rewards import form_in_words, runs_functions
+from shared.config.training import TeacherConfig
 from shared.config.tree import Config
 from shared.errors import DamageError
 from shared.model.conversation import Conversation
@@ -142,6 +145,13 @@ def build_episodes(config: Config, prompter: Prompter) -> Player | None:
     return Episodes(EnvironmentPool(environment), conversation, environment, scores=scores)
 
 
+def remote_teacher(config: TeacherConfig, prompter: Prompter) -> RemoteTeacher | None:
+    """None where nobody elsewhere is asked."""
+    if not config.url:
+        return None
+    return RemoteTeacher(config, lambda token: prompter.as_the_model_sees([token]), len(prompter.tokenizer))
+
+
 def serve_or_send_bye(link: Link, rollout: Rollout) -> None:
     """Serve. An actor whose policy is wrong tells the learner why it stops."""
     try:
@@ -177,9 +187,13 @@ def serve_orders(
     if runs_functions(config.verifier):
         log.info(form_in_words(config.verifier))
     scorer, episodes = ScorePool(config.verifier), build_episodes(config, prompter)
+    teacher = remote_teacher(config.teacher, prompter)
     try:
         allowed = allowed_difference(config, device)
-        rollout = Rollout(engine, scorer, lease, prompter.text, allowed, trace, context_of(config), episodes)
+        votes, ask = casting(config.verifier.kind, scorer), teacher.read if teacher else no_teacher
+        rollout = Rollout(
+            engine, scorer, lease, prompter.text, allowed, trace, context_of(config), episodes, votes, ask
+        )
         rules = rules_digest(config.verifier, config.rollout, config.environment)
         link = Link(port, endpoint, actor_id, engine.identity, config.link.credits, rules)
         welcome = link.join(config.link.silence_s)
@@ -189,4 +203,6 @@ def serve_orders(
         scorer.close()
         if episodes:
             episodes.close()
+        if teacher:
+            teacher.close()
         port.close()

@@ -147,8 +147,8 @@ def load_model(config: Config, given: GivenAdapters = NONE_GIVEN, place: Place |
 
 
 def teacher_of(config: Config, prompter: Prompter, tasks: Sequence[Task], adapter: bytes) -> TeacherFacts | None:
-    """None where nobody is followed. adapter: its file, if it has one of its own."""
-    if config.loss.kind != "opd":
+    """None where nobody is followed, or where the actors ask somebody else. adapter: its file, if it has its own."""
+    if config.loss.kind != "opd" or config.teacher.url:
         return None
     text = config.teacher.prompt
     prompts = told_prompts(tasks, text, config.tasks, prompter, config.verifier.kind) if text else {}

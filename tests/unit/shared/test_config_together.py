@@ -57,6 +57,8 @@ from shared.errors import ConfigError
         (["rollout.prompts=5000"], "set rollout.groups_per_order to at most 4096"),
         (["rollout.group=4096", "rollout.max_new_tokens=4096"], "set rollout.group or rollout.max_new_tokens lower"),
         (["eval.samples=1024", "eval.long_cap=8192"], "eval.samples = 1024 completions of up to 8192 tokens may be"),
+        (["eval.beside=true"], "eval.every or eval.problems is 0"),
+        (["eval.beside=true", "eval.every=2", "eval.problems=0"], "eval.every or eval.problems is 0"),
         (["link.heartbeat_s=10", "link.silence_s=10"], "link.silence_s must be larger than link.heartbeat_s"),
     ],
 )
