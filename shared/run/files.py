@@ -316,7 +316,16 @@ class LineLog:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add one whole line, which readers see at once. NaN and infinity are not JSON and raise ValueError."""
-        self._file.append(json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+        self.append_line(json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+
+    def append_line(self, line: bytes) -> None:
+        """The same of a line that has its newline."""
+        self._file.append(line)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._file.end
 
     def sync(self) -> None:
         self._file.sync()

@@ -7,9 +7,10 @@ from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.state import Best, RunTotals, better
 from learner.reports.run_files import RunFiles
 from shared.config.load import config_to_json
+from shared.config.processes import LogConfig
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir
-from tests.support.fakes import toy_evaluation
+from tests.support.fakes import spelled_words, toy_evaluation
 
 
 class Whole:
@@ -31,7 +32,7 @@ class Start:
         run = RunDir(path) if path.exists() else RunDir.create(path, config_to_json(Config()))
         self.store = CheckpointStore(run.checkpoints, keep=1)
         self.whole: Any = Whole()
-        self.files = RunFiles(run, 0, self.whole, self.store, self.whole, self.whole, str, best)
+        self.files = RunFiles(run, LogConfig(), self.whole, self.store, self.whole, self.whole, spelled_words(), best)
 
     def step(self, step: int, share: float | None) -> None:
         """A checkpoint, and its evaluation."""
