@@ -52,6 +52,9 @@ def filled_orders() -> list[FilledOrder]:
     ]
 
 
+QUIET = StepResult()
+
+
 def batch() -> StepBatch:
     return step_batch(teaching_samples([TEACHING, SAME, THIRD], CONFIG), 1, CONFIG)
 
@@ -62,7 +65,7 @@ def rows(path: Path) -> list[RolloutGroup]:
     return [group for group in found if group]
 
 
-def logged(path: Path, config: Config = CONFIG, result: StepResult = StepResult()) -> list[RolloutGroup]:
+def logged(path: Path, config: Config = CONFIG, result: StepResult = QUIET) -> list[RolloutGroup]:
     log = RolloutLog(LineLog(path), config.log, spelled_words(**{task_key(TEACHING.prompt_ids): "42"}))
     log.log(4, collected_of(filled_orders(), config), batch(), result)
     return rows(path)
@@ -93,15 +96,9 @@ def test_mask_and_advantage_are_those_of_the_batch(tmp_path: Path) -> None:
     first, second = logged(tmp_path / "rollouts.jsonl")
     made = {sample.sample.name: sample for sample in batch().samples}
     right, wrong = made["train/000004/0000[0]"], made["train/000004/0000[1]"]
-    assert [sample.mask for sample in first.samples] == [
-        *(one.selected.astype(int).tolist() for one in (right, wrong)),
-        None,
-    ]
-    assert (
-        0
-        < sum(sample.selected.sum() for sample in made.values())
-        < sum(sample.sample.length for sample in made.values())
-    )
+    masks = [one.selected.astype(int).tolist() for one in (right, wrong)]
+    assert [sample.mask for sample in first.samples] == [*masks, None]
+    assert 0 < sum(map(sum, masks)) < sum(map(len, masks))
     assert first.advantages[:2] == pytest.approx((right.sample.advantage, wrong.sample.advantage), abs=1e-6)
     assert first.advantages[2] is None
     assert [(sample.mask, sample.entropy, sample.advantage) for sample in second.samples] == [(None, None, None)] * 2
@@ -167,9 +164,8 @@ def test_a_line_says_how_long_it_is(tmp_path: Path) -> None:
 
 
 def test_gold_answers_are_those_of_the_tasks() -> None:
-    tasks = [
-        Task(prompt_ids=np.array(ids, np.int32), columns={"answer": gold}) for ids, gold in (([1, 2], "3"), ([4], "5"))
-    ]
+    golds = (([1, 2], "3"), ([4], "5"))
+    tasks = [Task(prompt_ids=np.array(ids, np.int32), columns={"answer": gold}) for ids, gold in golds]
     assert answers_of(tasks) == {task_key(np.array([1, 2])): "3", task_key(np.array([4])): "5"}
 
 

@@ -94,9 +94,8 @@ def test_events_come_from_logs_and_files_in_the_order_of_steps(made: RunDir) -> 
         "2026-11-23 14:00:00,123 INFO learner begins at step 0 of 7\nnoise\n"
         "2026-11-23 15:00:00,000 INFO learner begins at step 2 of 7\n"
     )
-    (made.logs / "supervisor.log").write_text(
-        noted(2, "actor0 was killed\n(signal 9); starting it again (1 of 5)") + "\n"
-    )
+    line = noted(2, "actor0 was killed\n(signal 9); starting it again (1 of 5)")
+    (made.logs / "supervisor.log").write_text(f"{line}\n")
     (made.checkpoints / "step-000002").mkdir()
     found = Run(made.path).events()
     assert sorted((one.step, one.kind) for one in found) == [
@@ -125,13 +124,9 @@ def test_phases_fill_a_step_from_its_times(made: RunDir) -> None:
 
 
 def test_a_trace_is_read_with_its_torn_end(made: RunDir) -> None:
-    events = (
-        '{"ph":"M","name":"process_name","pid":1,"tid":1,"ts":0.5}',
-        event("B", "turn", 1e6),
-        event("B", "decode", 2e6),
-    )
+    begins = event("M", "process_name", 0.5), event("B", "turn", 1e6), event("B", "decode", 2e6)
     ends = event("E", "decode", 3e6), event("E", "turn", 4e6), event("B", "cut", 5e6)
-    (made.logs / "trace-actor0.json").write_text("[\n" + "".join(f"{one},\n" for one in (*events, *ends)) + '{"ph":"E"')
+    (made.logs / "trace-actor0.json").write_text("[\n" + "".join(f"{one},\n" for one in (*begins, *ends)) + '{"ph":"E"')
     found = [(one.process, one.name, one.start_s, one.end_s) for one in Run(made.path).trace()]
     assert found == [("actor0", "turn", 1.0, 4.0), ("actor0", "decode", 2.0, 3.0)]
 
