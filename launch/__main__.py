@@ -98,6 +98,16 @@ def dispatch(args: "argparse.Namespace") -> int:
             from launch.why.command import why
 
             return why(directory=args.directory, as_json=args.json)
+        case "show":
+            from launch.display.show import show
+
+            return show(
+                directory=args.directory, step=args.step, group=args.group, sample=args.sample, as_json=args.json
+            )
+        case "report":
+            from launch.display.page.command import report
+
+            return report(directories=args.directories, out=args.out)
         case "compare":
             from launch.commands.compare import compare_runs
 
