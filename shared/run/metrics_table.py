@@ -53,12 +53,14 @@ class MetricsTable:
 
     def look(self) -> None:
         """Add the rows that were written since the last look."""
-        while lines := self.file.new_lines(BLOCK):
-            if self.file.generation != self.generation:
-                self.generation = self.file.generation
-                self.columns, self.known, self.damaged = {}, 0, 0
+        lines = self.file.new_lines(BLOCK)
+        if self.file.generation != self.generation:
+            self.generation = self.file.generation
+            self.columns, self.known, self.damaged = {}, 0, 0
+        while lines:
             for line in lines:
                 self.add(line)
+            lines = self.file.new_lines(BLOCK)
 
     def add(self, line: str) -> None:
         row = parsed(line)

@@ -50,6 +50,8 @@ def test_dropped_rows_are_noticed(tmp_path: Path) -> None:
     write(path, range(3, 5))
     assert table.column("step").tolist() == [1, 2, 3, 4] and table.generation == 1
     assert math.isnan(table.column("only_once")[3])
+    LineLog(path).truncate_from(1)
+    assert len(table) == 0 and table.keys() == []
 
 
 def test_a_long_file_is_read_in_blocks(tmp_path: Path) -> None:
