@@ -18,6 +18,7 @@ from launch.supervisor.starter import FreshStarter
 from launch.supervisor.supervise import Supervisor
 from launch.supervisor.topology import Process, ProcessFailed, Topology
 from shared.errors import UserError
+from shared.run.history import restarts
 from tests.support.runs import alive, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,6 @@ DEADLINE_S = 30.0
 PROLOGUE = """
 import os, pathlib, signal, subprocess, sys, time
 from shared.process.parent_death import die_with_parent
-from shared.run.history import restarts
 die_with_parent()
 here = pathlib.Path(sys.argv[1])
 me = sys.argv[2]
