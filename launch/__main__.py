@@ -104,6 +104,10 @@ def dispatch(args: "argparse.Namespace") -> int:
             return show(
                 directory=args.directory, step=args.step, group=args.group, sample=args.sample, as_json=args.json
             )
+        case "watch":
+            from launch.display.terminal.command import watch
+
+            return watch(directory=args.directory)
         case "report":
             from launch.display.page.command import report
 

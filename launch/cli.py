@@ -58,6 +58,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_verify(commands.add_parser("verify", help="score a file of completions", allow_abbrev=False))
     add_why(commands.add_parser("why", help="what a run is doing, and what would help", allow_abbrev=False))
     add_show(commands.add_parser("show", help="the groups, answers and tokens of a step", allow_abbrev=False))
+    add_directory(commands.add_parser("watch", help="the answers of a run in a terminal", allow_abbrev=False))
     add_report(commands.add_parser("report", help="write runs as one HTML page", allow_abbrev=False))
     add_compare(commands.add_parser("compare", help="which of two runs is better, and where", allow_abbrev=False))
     add_export(commands.add_parser("export", help="write the trained model for other programs", allow_abbrev=False))
