@@ -33,6 +33,9 @@ COMMANDS = (
     "data",
     "verify",
     "curriculum",
+    "show",
+    "report",
+    "watch",
 )
 WITH_MODULES = """
 import sys
