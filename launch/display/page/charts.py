@@ -39,6 +39,8 @@ class Chart:
 
     title: str
     lines: Sequence[Line]
+    named: bool
+    """Whether the name of a single line says something."""
     bottom: str
     """Labels of the ends of the axes."""
     top: str
@@ -96,7 +98,11 @@ def charts_of(metrics: MetricsTable) -> list[Chart]:
     curves = (*CURVES[:1], ("Parts of the reward, unweighted", parts), ("Logged by rewards", logged), *CURVES[1:])
     found = ((title, metrics.thinned(list(names.values()), POINTS), names) for title, names in curves)
     return [
-        chart(title, {name: thinned[key] for name, key in names.items() if is_worth_a_line(thinned[key])})
+        chart(
+            title,
+            {name: thinned[key] for name, key in names.items() if is_worth_a_line(thinned[key])},
+            named=names in (parts, logged),
+        )
         for title, thinned, names in found
         if any(is_worth_a_line(curve) for curve in thinned.values())
     ]
@@ -107,7 +113,7 @@ def is_worth_a_line(curve: Thinned) -> bool:
     return any(curve.high)
 
 
-def chart(title: str, curves: Mapping[str, Thinned]) -> Chart:
+def chart(title: str, curves: Mapping[str, Thinned], *, named: bool = False) -> Chart:
     """curves: by name; at least one has a value."""
     steps = [step for curve in curves.values() for step in curve.step]
     lows = [value for curve in curves.values() for value in curve.low if value is not None]
@@ -117,6 +123,7 @@ def chart(title: str, curves: Mapping[str, Thinned]) -> Chart:
     return Chart(
         title=title,
         lines=[line(name, curve, scale) for name, curve in curves.items()],
+        named=named,
         bottom=label(bottom),
         top=label(top),
         first=str(min(steps)),
