@@ -135,8 +135,9 @@ def limits(low: float, high: float) -> tuple[float, float]:
     """Bottom and top of the axis."""
     if low >= 0.0 and high <= 1.0 and high > 0.25:
         return 0.0, 1.0
-    bottom = low if low < 0 or low > FAR * high else 0.0
-    return bottom, high if high > bottom else bottom + 1.0
+    if low == high:
+        return (0.0, high or 1.0) if high >= 0 else (low, 0.0)
+    return (low if low < 0 or low > FAR * high else 0.0), high
 
 
 def line(name: str, curve: Thinned, scale: Scale) -> Line:

@@ -219,7 +219,7 @@ def test_a_curve_goes_through_its_points_and_leaves_gaps() -> None:
         (0.0, 5.0, (0.0, 5.0)),
         (90.0, 100.0, (90.0, 100.0)),
         (-1.0, 2.0, (-1.0, 2.0)),
-        (3.0, 3.0, (3.0, 4.0)),
+        (3.0, 3.0, (0.0, 3.0)),
     ],
 )
 def test_an_axis_begins_at_zero_unless_values_are_far_from_it(
