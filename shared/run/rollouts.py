@@ -27,6 +27,8 @@ Fate = Literal["trained", "idle", "quarantined"]
 START = b'{"bytes":'
 DIGITS = 10
 """Of the length, padded with spaces."""
+OTHER_NEWLINES = "\x85\u2028\u2029"
+"""JSON has them as they are, and Python's splitlines() ends a line at them."""
 BEFORE_PROMPT = b',"prompt":'
 """Ends the head. It cannot occur in a text, where quotes are escaped."""
 Values = list[float | None]
@@ -156,6 +158,8 @@ def task_key(prompt_ids: np.ndarray) -> str:
 def pack_group(group: RolloutGroup) -> bytes:
     """The line, with its newline."""
     body = msgspec.json.encode(group)
+    for character in OTHER_NEWLINES:
+        body = body.replace(character.encode(), rb"\u%04x" % ord(character))
     size = len(START) + DIGITS + 1 + len(body)
     return START + b"%*d," % (DIGITS, size) + body[1:] + b"\n"
 

@@ -42,9 +42,9 @@ def test_a_head_has_no_texts_and_all_figures(file: Path) -> None:
 
 
 def test_a_prompt_that_looks_like_a_row_changes_nothing() -> None:
-    tricky = rollout_group(2, ["a"], prompt='","prompt":"{"bytes": 3,"step":9\n')
+    tricky = rollout_group(2, ["a"], prompt='","prompt":"{"bytes": 3,"step":9\n\r\x0b\x85\u2028\u2029')
     line = pack_group(tricky)
-    assert line.count(b"\n") == 1 and line_bytes(line) == len(line)
+    assert len(line.decode().splitlines()) == 1 and line_bytes(line) == len(line)
     assert unpack_group(line) == tricky
     head = unpack_head(line)
     assert head and head.group_id == tricky.group_id
