@@ -110,22 +110,15 @@ class Run:
 
     def checkpoints(self) -> list[SavedStep]:
         best = best_step(self.files.checkpoints / "best.json")
-        found = ((STEP_FOLDER.fullmatch(path.name), path) for path in sorted(self.files.checkpoints.glob("step-*")))
-        return [
-            SavedStep(
-                step=int(name[1]),
-                path=path,
-                num_bytes=sum(file.stat().st_size for file in path.glob("*") if file.is_file()),
-                saved_at=path.stat().st_mtime,
-                best=int(name[1]) == best,
-            )
-            for name, path in found
-            if name and path.is_dir()
-        ]
+        folders = sorted(self.files.checkpoints.glob("step-*"))
+        # One may be removed at this moment.
+        found = [intact(lambda folder=folder: saved_step(folder, best)) for folder in folders]
+        return [one for one in found if one]
 
     def quarantine(self) -> list[RefusedBatch]:
         files = sorted(self.files.quarantine.glob("step-*.safetensors"))
-        return [refused(file, int(name[1])) for file in files if (name := STEP_FOLDER.match(file.name))]
+        found = [intact(lambda file=file: refused(file)) for file in files]
+        return [one for one in found if one]
 
     def logs(self) -> dict[str, Path]:
         """By name of the process: `learner`, `actor0`, `stacks-learner`."""
@@ -219,10 +212,28 @@ def best_step(file: Path) -> int | None:
         return None
 
 
-def refused(file: Path, step: int) -> RefusedBatch:
+def saved_step(folder: Path, best: int | None) -> SavedStep | None:
+    """None if the folder is no checkpoint."""
+    name = STEP_FOLDER.fullmatch(folder.name)
+    if name is None or not folder.is_dir():
+        return None
+    return SavedStep(
+        step=int(name[1]),
+        path=folder,
+        num_bytes=sum(file.stat().st_size for file in folder.glob("*") if file.is_file()),
+        saved_at=folder.stat().st_mtime,
+        best=int(name[1]) == best,
+    )
+
+
+def refused(file: Path) -> RefusedBatch | None:
+    """None if the name of the file says no step."""
+    name = STEP_FOLDER.match(file.name)
+    if name is None:
+        return None
     state, fault = file.stat(), fault_of(file)
-    words = {name: str(fault.get(name, "")) for name in ("kind", "what", "sample")}
-    return RefusedBatch(step=step, path=file, num_bytes=state.st_size, saved_at=state.st_mtime, **words)
+    words = {key: str(fault.get(key, "")) for key in ("kind", "what", "sample")}
+    return RefusedBatch(step=int(name[1]), path=file, num_bytes=state.st_size, saved_at=state.st_mtime, **words)
 
 
 def fault_of(file: Path) -> Mapping[str, Any]:
