@@ -10,7 +10,7 @@ from pathlib import Path
 
 from protocol.outcome import Outcome
 from shared.run.growing_file import GrowingFile
-from shared.run.metrics_table import Row, parsed
+from shared.run.metrics import Row, parsed
 
 PHASES = ("rollout", "verify", "update", "idle")
 WINDOW = 5

@@ -16,7 +16,7 @@ from launch.tracking.trackers import Tracked, Tracker
 from shared.config.processes import TrackingConfig
 from shared.run.files import write_whole
 from shared.run.growing_file import GrowingFile
-from shared.run.metrics_table import Row, parsed
+from shared.run.metrics import Row, parsed
 from shared.run.rollout_index import RolloutIndex
 from shared.run.run_dir import RunDir
 

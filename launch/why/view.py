@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 from launch.display.watch import goal, value
 from shared.config.tree import Config
 from shared.run.evaluation import Evaluation
-from shared.run.metrics_table import Row
+from shared.run.metrics import Row
 from shared.run.reader import Run
 from shared.run.summary import Status
 

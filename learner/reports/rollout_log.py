@@ -8,14 +8,15 @@ A run that was resumed writes the same rows again, because the rule knows nothin
 Left out on purpose: choosing groups by what they show. The first ones of a step are a fair sample of it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from learner.objective.batch import StepBatch, TrainSample
 from learner.objective.judged import Collected, JudgedGroup
-from learner.objective.turns import by_completion, pieces, sampled_lengths, trained_tokens
+from learner.objective.turns import pieces, sampled_lengths, trained_tokens
 from learner.tasks.tasks import Task
 from learner.update.figures import StepResult
 from protocol.messages import Group
@@ -115,16 +116,14 @@ class RolloutLog:
 
     def samples(self, judged: JudgedGroup, facts: StepFacts) -> Iterable[RolloutSample]:
         group = judged.group
-        ids, trained = by_completion(group, group.completion_ids), by_completion(group, trained_tokens(group))
-        logprobs = by_completion(group, group.logprobs)
-        entropies = None if group.entropies is None else by_completion(group, group.entropies)
-        for index in range(len(ids)):
+        figures = figures_of(group)
+        for index, (tokens, trained, logprob, entropy) in enumerate(figures):
             name = f"{group.group_id}[{index}]"
-            used, tokens = facts.samples.get(name), ids[index].tolist()
+            used = facts.samples.get(name)
             taught = used if name in facts.taught else None
             yield RolloutSample(
                 text=self.words.text(tokens),
-                turns=None if group.trained is None else self.turns(tokens, trained[index]),
+                turns=None if group.trained is None else self.turns(tokens, trained),
                 ids=tokens,
                 pieces=[self.words.piece(token) for token in tokens],
                 outcome=group.outcomes[index],
@@ -134,9 +133,9 @@ class RolloutLog:
                 finish=group.finishes[index],
                 advantage=round(taught.sample.advantage, GAP_DIGITS) if taught else None,
                 kept=bool(judged.kept[index]),
-                logprob=rounded(logprobs[index], DIGITS),
+                logprob=logprob,
                 gap=gap(used, facts.learner.get(name)),
-                entropy=None if entropies is None else rounded(entropies[index], DIGITS),
+                entropy=entropy,
                 mask=taught.selected.astype(int).tolist() if taught else None,
             )
 
@@ -158,17 +157,26 @@ def extras(group: Group, index: int) -> dict[str, str]:
     return {name: texts[index] for name, texts in group.extras.items()}
 
 
+def figures_of(group: Group) -> Iterator[tuple[list[int], np.ndarray, Values, Values | None]]:
+    """Ids, mask of sampled tokens, log-probs and entropies of each completion; rounded at once, since calls cost."""
+    ids, trained = group.completion_ids.tolist(), trained_tokens(group)
+    logprobs = rounded(group.logprobs, DIGITS)
+    entropies = None if group.entropies is None else rounded(group.entropies, DIGITS)
+    for first, last in pairwise([0, *accumulate(group.lengths)]):
+        part = slice(first, last)
+        yield ids[part], trained[part], logprobs[part], None if entropies is None else entropies[part]
+
+
 def gap(used: TrainSample | None, learner: np.ndarray | None) -> Values | None:
-    """[T] log pi - log mu, None where the learner had no need of it."""
+    """[T] log pi - log mu; null where the learner had no need of it."""
     if used is None or learner is None:
         return None
-    found: Values = [None] * len(used.used)
-    values = rounded(learner - used.sample.actor_logprobs[used.used], GAP_DIGITS)
-    for place, value in zip(np.flatnonzero(used.used).tolist(), values, strict=True):
-        found[place] = value
-    return found
+    chosen = used.used
+    found = np.full(len(chosen), np.nan)
+    found[chosen] = learner - used.sample.actor_logprobs[chosen]
+    return rounded(found, GAP_DIGITS)
 
 
 def rounded(values: np.ndarray, digits: int) -> Values:
-    """As JSON has them: what is not finite becomes null."""
+    """What is not finite becomes null in JSON."""
     return np.round(values.astype(np.float64), digits).tolist()

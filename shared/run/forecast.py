@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from shared.run.files import write_whole
-from shared.run.metrics_table import MetricsTable
+from shared.run.metrics import MetricsTable
 from shared.run.run_dir import RunDir
 
 

@@ -7,7 +7,7 @@
 
 Nothing is written and nothing is kept open. Each call looks at the files again, so a run that trains can be read as it
 grows, and a large one costs what is asked for: metrics are columns, groups are found by their place in the file
-(metrics_table.py, rollout_index.py). A file that is damaged or being replaced counts as not there. Texts of models and
+(metrics.py, rollout_index.py). A file that is damaged or being replaced counts as not there. Texts of models and
 data are returned as they are; whoever shows them must escape them. One object serves one thread at a time.
 Left out on purpose: the journal, which is the learner's, and the weights in checkpoints.
 """
@@ -28,7 +28,7 @@ from shared.run.evaluation import Evaluation, read_evaluation
 from shared.run.file_lock import is_locked
 from shared.run.growing_file import last_lines
 from shared.run.history import Event, Phase, restarts, stages, starts, step_phases, traced
-from shared.run.metrics_table import MetricsTable
+from shared.run.metrics import MetricsTable
 from shared.run.rollout_index import RolloutIndex
 from shared.run.run_dir import RunDir, RunInfo
 from shared.run.summary import Summary, read_summary

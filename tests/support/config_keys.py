@@ -161,7 +161,7 @@ PINNED: dict[str, object] = {
     "eval.max_new_tokens": 0,
     "eval.long_cap": 0,
     "eval.samples": 1,
-    "log.rollouts_per_step": 1_000_000,
+    "log.rollouts_per_step": 4,
     "log.rollouts_kb": 256,
     "tracking.kind": "none",
     "tracking.project": "tandem",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.run.metrics_table import MetricsTable, Thinned
+from shared.run.metrics import MetricsTable, Thinned
 
 POINTS = 240
 WIDTH, HEIGHT = 420, 150

@@ -21,7 +21,7 @@ from launch.why.view import view_of
 from shared.config.tree import Config
 from shared.run.evaluation import Decoded, Evaluation
 from shared.run.history import Event
-from shared.run.metrics_table import Thinned
+from shared.run.metrics import Thinned
 from shared.run.reader import Run
 from shared.run.summary import RunVerdict
 
@@ -63,11 +63,11 @@ class RunPage:
 
 
 def page_of(run: Run) -> RunPage:
-    evaluations, config = run.evaluations(), run.config()
+    evaluations, config = run.evaluations(), msgspec.to_builtins(run.config())
     return RunPage(
         name=run.path.resolve().name,
         status=status(run),
-        facts=facts(run, config),
+        facts=facts(run),
         verdicts=verdicts(view_of(run)),
         charts=[*accuracy_chart({"accuracy": evaluations}), *charts_of(run.metrics)],
         evaluations=[evaluation_row(one) for one in evaluations],
@@ -91,7 +91,8 @@ def status(run: Run) -> str:
     return f"{words}, {max(len(run.metrics), summary.steps)} of {steps} steps, {clock(summary.wall_s)}"
 
 
-def facts(run: Run, config: Config) -> Rows:
+def facts(run: Run) -> Rows:
+    config = run.config()
     summary, damaged = run.summary(), run.metrics.damaged + run.rollouts.damaged
     logged = f"{len(run.rollouts)} groups of {len(run.rollouts.steps())} steps, {run.rollouts.size / 1e6:.1f} MB"
     return [
@@ -164,8 +165,8 @@ def amount(value: float, unit: str) -> str:
     return seconds(value) if unit == "s" else f"{value:,.0f}{unit}"
 
 
-def changed_keys(config: Config) -> Rows:
-    now, default = flat(msgspec.to_builtins(config)), flat(msgspec.to_builtins(Config()))
+def changed_keys(config: Mapping[str, Any]) -> Rows:
+    now, default = flat(config), flat(msgspec.to_builtins(Config()))
     return [(key, text(value), text(default.get(key))) for key, value in now.items() if value != default.get(key)]
 
 

@@ -57,7 +57,9 @@ class Watcher(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self.query_one(DataTable).add_columns(*COLUMNS)
+        table = self.query_one(DataTable)
+        table.add_columns(*COLUMNS)
+        table.focus()
         self.look()
         self.set_interval(LOOK_EVERY_S, self.look)
 

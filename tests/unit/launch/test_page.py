@@ -59,7 +59,7 @@ class Parsed(HTMLParser):
 
     @property
     def text(self) -> str:
-        return " ".join("".join(self.texts).split())
+        return " ".join(" ".join(self.texts).split())
 
 
 def made(path: Path, steps: int = 12, **config: Any) -> RunDir:

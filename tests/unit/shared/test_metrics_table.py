@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.run.files import LineLog
-from shared.run.metrics_table import BLOCK, MetricsTable
+from shared.run.files import BLOCK, LineLog
+from shared.run.metrics import MetricsTable
 
 
 def write(path: Path, steps: range, **figures: float | None) -> None:
