@@ -289,8 +289,9 @@ class MetricsTable:
         if row is None:
             self.damaged += 1
             return
-        for key in row.keys() - self.columns.keys():
-            self.columns[key] = array("d", [math.nan] * self.known)
+        for key in row:
+            if key not in self.columns:
+                self.columns[key] = array("d", [math.nan] * self.known)
         for key, column in self.columns.items():
             found = row.get(key)
             column.append(math.nan if found is None else found)
@@ -312,11 +313,14 @@ class MetricsTable:
     def row(self, place: int) -> Row:
         """By place, -1 for the last; null is None."""
         self.look()
-        return {key: None if math.isnan(column[place]) else column[place] for key, column in self.columns.items()}
+        return self.known_row(place)
 
     def rows(self) -> list[Row]:
         self.look()
-        return [self.row(place) for place in range(self.known)]
+        return [self.known_row(place) for place in range(self.known)]
+
+    def known_row(self, place: int) -> Row:
+        return {key: None if math.isnan(column[place]) else column[place] for key, column in self.columns.items()}
 
     def thinned(self, keys: Sequence[str], points: int) -> dict[str, Thinned]:
         """Curves for a chart that is so many points wide."""

@@ -22,6 +22,7 @@ def test_rows_become_columns_and_what_was_not_measured_is_nan(tmp_path: Path) ->
     table = MetricsTable(path)
     assert len(table) == 0 and table.keys() == [] and table.column("step").tolist() == []
     write(path, range(1, 4))
+    assert table.keys() == ["step", "reward/mean", "kl"]
     assert table.column("step").tolist() == [1, 2, 3] and table.column("reward/mean").tolist() == [0.1, 0.2, 0.3]
     assert np.isnan(table.column("kl")).all() and np.isnan(table.column("unknown")).all()
     write(path, range(4, 6), late=7.0)
