@@ -12,7 +12,7 @@ class EnvironmentConfig(Section, frozen=True, kw_only=True):
 
     function: str = ""
     """`path/to/file.py:Name`, a class with TRL's contract: `reset(**columns)`, public methods as tools, and
-    `get_reward()` if verifier.kind is 'environment'."""
+    `get_reward()` if verifier.kind is 'environment'. A file that does not exist is looked for in launch/examples."""
     tools: tuple[str, ...] = ()
     """More tools, each `path/to/file.py:name`: a function with types and a docstring."""
     described: str = ""
@@ -33,6 +33,11 @@ class EnvironmentConfig(Section, frozen=True, kw_only=True):
     @property
     def is_used(self) -> bool:
         return bool(self.function or self.tools)
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether a completion may have several of the model's turns."""
+        return self.is_used and self.max_turns > 1
 
 
 NO_ENVIRONMENT = EnvironmentConfig()

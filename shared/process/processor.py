@@ -16,7 +16,6 @@ A small model, and the CPU's part of work on a card, do not gain from more than 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from msgspec import structs
@@ -25,7 +24,7 @@ from shared.config.load import config_from_json, config_to_json
 from shared.config.model import ModelConfig, hub_cache_folder, in_hub_cache
 from shared.config.processes import ComputeConfig
 from shared.config.tree import Config
-from shared.embedded import EMBEDDED_DIR
+from shared.embedded import EMBEDDED
 from shared.process.usable_cards import check_cards, has_card
 from shared.run.files import write_whole
 from shared.run.run_dir import CPUINFO, RunDir
@@ -52,14 +51,14 @@ class Capacity:
     cores: int
     """Physical cores that may be used."""
     card: bool
-    """Whether there seems to be a card."""
+    """Whether there is one that PyTorch can use."""
 
 
 def look_at_capacity() -> Capacity:
     return Capacity(
         flags=read_flags(CPUINFO),
         cores=usable_cores(os.sched_getaffinity(0), CPUS, container_cores(CGROUPS, OWN_CGROUP)),
-        card=has_card(os.environ, version("torch")),
+        card=has_card(),
     )
 
 
@@ -119,7 +118,7 @@ def is_large(model: ModelConfig) -> bool:
 
 def weight_bytes(model: ModelConfig) -> int | None:
     """Of the weight files: the .gguf file, or those in the folder or in the hub's cache. None if there are none yet."""
-    place = EMBEDDED_DIR if model.path == "embedded" else Path(model.path)
+    place = EMBEDDED.get(model.path, Path(model.path))
     # Unlike those of Path, these say no to a name that no file can have.
     if os.path.isfile(place):
         return place.stat().st_size
