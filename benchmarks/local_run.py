@@ -23,6 +23,7 @@ from learner.objective.batch import StepBatch
 from learner.objective.judged import Collected
 from learner.quarantine.quarantine import keep_nowhere
 from learner.reports.step_report import StepReport
+from learner.update.figures import StepResult
 from learner.wiring import build_learner, load_model
 from protocol.messages import GroupOrder, Sampling
 from protocol.outcome import Outcome
@@ -129,7 +130,7 @@ class Rows:
     def __init__(self) -> None:
         self.rows: list[StepMetrics] = []
 
-    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch) -> None:
+    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch, result: StepResult) -> None:
         self.rows.append(metrics)
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:

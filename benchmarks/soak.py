@@ -30,11 +30,11 @@ from benchmarks.slope import Slope, slope
 from launch.commands.run import make_run
 from launch.presets.load import load_config
 from launch.supervisor.child import Child
-from launch.supervisor.growing_file import GrowingFile
 from launch.supervisor.starter import ForkedProcess, ForkServerStarter
 from launch.supervisor.topology import process, topology
 from protocol.access.keys import create_actor_key
 from shared.config.tree import Config
+from shared.run.growing_file import GrowingFile
 from shared.run.run_dir import RunDir
 
 SETTINGS = (

@@ -127,6 +127,8 @@ def dispatch(args: "argparse.Namespace") -> int:
             from launch.why.command import why
 
             return why(directory=args.directory, as_json=args.json)
+        case "show" | "watch" | "report":
+            return look(args)
         case "export":
             return export(args)
         case "generate":
@@ -182,6 +184,21 @@ def run(args: "argparse.Namespace") -> int:
         trace=args.trace,
         warm=args.command == "sft",
     )
+
+
+def look(args: "argparse.Namespace") -> int:
+    """At what was sampled."""
+    if args.command == "watch":
+        from launch.display.terminal.command import watch
+
+        return watch(directory=args.directory)
+    if args.command == "report":
+        from launch.display.page.command import report
+
+        return report(directories=args.directories, out=args.out)
+    from launch.display.show import show
+
+    return show(directory=args.directory, step=args.step, group=args.group, sample=args.sample, as_json=args.json)
 
 
 def replay(args: "argparse.Namespace") -> int:

@@ -21,6 +21,8 @@ EXAMPLES = """examples:
   python -m launch doctor my.toml                         does this machine fit that run
   python -m launch resume runs/first --steps 80            continue, up to step 80
   python -m launch why runs/first                         what it is doing, and what would help
+  python -m launch show runs/first --step 12 --group 3    what was sampled, token by token with --sample 0
+  python -m launch report runs/first                      the run as one HTML page to keep or to send
   python -m launch compare runs/first runs/second         which is better, by how much, on which tasks
   python -m launch export runs/first --as merged --out my-model
   python -m launch key runs/first gpu-box                 a key for an actor on another machine
@@ -66,6 +68,9 @@ def make_parser(program: str) -> argparse.ArgumentParser:
     add_data(commands.add_parser("data", help="show what a run would be trained on", allow_abbrev=False))
     add_verify(commands.add_parser("verify", help="score a file of completions", allow_abbrev=False))
     add_why(commands.add_parser("why", help="what a run is doing, and what would help", allow_abbrev=False))
+    add_show(commands.add_parser("show", help="the groups, answers and tokens of a step", allow_abbrev=False))
+    add_directory(commands.add_parser("watch", help="the answers of a run in a terminal", allow_abbrev=False))
+    add_report(commands.add_parser("report", help="write runs as one HTML page", allow_abbrev=False))
     add_compare(commands.add_parser("compare", help="which of two runs is better, and where", allow_abbrev=False))
     add_export(commands.add_parser("export", help="write the trained model for other programs", allow_abbrev=False))
     add_generate(
@@ -135,6 +140,19 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
 def add_why(parser: argparse.ArgumentParser) -> None:
     add_directory(parser)
     parser.add_argument("--json", action="store_true", help="print all verdicts as JSON")
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    add_directory(parser)
+    parser.add_argument("--step", type=positive_int, metavar="N", help="which step (default: the newest)")
+    parser.add_argument("--group", type=non_negative_int, metavar="G", help="one of its groups, from 0")
+    parser.add_argument("--sample", type=non_negative_int, metavar="S", help="one of its answers, from 0")
+    parser.add_argument("--json", action="store_true", help="print records as JSON")
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="run directory")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: report.html in the first run's directory")
 
 
 def add_key(parser: argparse.ArgumentParser) -> None:

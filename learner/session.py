@@ -30,6 +30,7 @@ from learner.orders.plan import OrderFiller, Unfilled
 from learner.orders.written import WrittenOrders
 from learner.quarantine.quarantine import write_batch
 from learner.reports.disk_need import bytes_needed, refuse_if_short
+from learner.reports.rollout_log import Words, answers_of
 from learner.reports.run_files import RunFiles
 from learner.reports.step_report import StepReport
 from learner.tasks.overlap import find_overlap
@@ -187,9 +188,7 @@ class Session:
         self.totals = self.state.load(checkpoint) if checkpoint else RunTotals()
         compaction = Compaction(config.journal, store, recorder)
         base, best = BaseChecksum(residency.sums), self.totals.best
-        self.files = RunFiles(
-            run, config.log.rollouts_per_step, self.state, store, compaction, base, model.prompter.text, best
-        )
+        self.files = RunFiles(run, config.log, self.state, store, compaction, base, words_of(model), best)
         residency.sleep()
 
     def run_to_end(self) -> None:
@@ -266,6 +265,11 @@ def training_filler(model: Model, dispatcher: Dispatcher, recorder: JournalRecor
     if not model.config.is_warm_start:
         return dispatcher
     return WrittenOrders(model.tasks.answers, model.config.verifier.rewards, dispatcher, recorder)
+
+
+def words_of(model: Model) -> Words:
+    prompter = model.prompter
+    return Words(text=prompter.text, spelled=prompter.as_the_model_sees, answers=answers_of(model.tasks.train))
 
 
 def report_tasks(model: Model) -> None:

@@ -104,7 +104,7 @@ def find_program(spec: str) -> Program:
     if not inspect.isclass(found):
         return Program(run=found, get_reward=None)
     try:
-        instance = found()
+        instance: Any = found()
     except (Exception, SystemExit) as error:
         raise RewardError(
             f"environment.function = {spec!r} cannot be made ({in_words(error)}); fix the class."

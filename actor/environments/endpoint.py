@@ -154,7 +154,7 @@ class Endpoint(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     """HTTP around `Endpoint.answer`."""
 
-    server: Endpoint
+    server: Endpoint  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
     timeout = READ_LIMIT_S
 

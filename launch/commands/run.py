@@ -68,8 +68,9 @@ WRITTEN = {
     "config.json, run.json": "the configuration with every default; versions, processor, card, arithmetic",
     "plan.json": "memory and time as predicted; summary.json has them next to what was measured",
     "journal/, checkpoints/": "what resume and replay need; adapters in PEFT format",
-    "metrics.jsonl, rollouts.jsonl": "one line for each step; sampled completions",
-    "eval/, summary.json": "held-out accuracy before and after; how the run ended",
+    "metrics.jsonl": "one line for each step",
+    "rollouts.jsonl": "sampled groups with every token, {rollouts_mb:.0f} MB at most",
+    "eval/, summary.json, report.html": "held-out accuracy before and after; how the run ended; the run as a page",
     "logs/, keys/": "output of each process; the keys of the wire, readable by you alone",
 }
 
@@ -236,6 +237,7 @@ def make_run(folder: Path, config: Config, card: Mapping[str, str] = NO_CARD) ->
 
 def describe(plan: Topology, config: Config) -> str:
     """The whole plan as text."""
+    most = config.run.steps * config.log.rollouts_kb / 1000
     blocks = [
         [
             f"run directory  {plan.run_dir}",
@@ -249,7 +251,10 @@ def describe(plan: Topology, config: Config) -> str:
         ],
         changed_block(config, Config()),
         process_block(plan),
-        ["what will be written there", *(f"  {name:<31}{what}" for name, what in WRITTEN.items())],
+        [
+            "what will be written there",
+            *(f"  {name:<34}{what.format(rollouts_mb=most)}" for name, what in WRITTEN.items()),
+        ],
     ]
     return "\n\n".join("\n".join(block) for block in blocks)
 

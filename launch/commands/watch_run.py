@@ -1,6 +1,7 @@
 """Start the processes of a run, show it while it trains, and report when it ends. `run` and `resume` share this."""
 
 from launch.display.console import make_console, next_command
+from launch.display.page.command import write_report
 from launch.display.report import print_report
 from launch.display.screens import make_screen
 from launch.supervisor.restarts import SupervisorLimits
@@ -32,4 +33,5 @@ def watch_run(run: RunDir, config: Config, *, verbose: bool, trace: bool) -> Non
         if trace:
             print(f"{join_traces(run)} shows when each process computed; open it in https://ui.perfetto.dev")
         add_verdict(run)
+        write_report(run)
     print_report(console, run, config.run.steps, can_be_extended=config.can_be_extended)

@@ -187,6 +187,8 @@ def facts(results: Results) -> Text:
     lines = [f"run directory  {results.run_dir}"]
     if results.summary:
         lines += [f"adapter        sha256 {results.summary.adapter_sha256}"]
+    if (page := RunDir(results.run_dir).report).is_file():
+        lines += [f"report         {page}"]
     return Text("\n".join(lines))
 
 

@@ -5,16 +5,12 @@ as a dash. A line that cannot be read is skipped (a power cut may leave zeros): 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
-from launch.supervisor.growing_file import GrowingFile
 from protocol.outcome import Outcome
-
-Row = Mapping[str, float | None]
-"""The metrics of one step."""
+from shared.run.growing_file import GrowingFile
+from shared.run.metrics import Row, parsed
 
 PHASES = ("rollout", "verify", "update", "idle")
 WINDOW = 5
@@ -31,21 +27,13 @@ class Watch:
 
     def poll(self) -> list[Row]:
         """The new rows. If the file was replaced: the rows that the old one did not have."""
-        found = [row for line in self.file.new_lines() for row in parsed(line)]
+        found = [row for line in self.file.new_lines() if (row := parsed(line)) is not None]
         if self.file.generation == self.generation:
             self.rows += found
             return found
         self.generation = self.file.generation
         before, self.rows = self.rows, found
         return [row for row in found if row not in before]
-
-
-def parsed(line: str) -> list[Row]:
-    """One row, or none if the line cannot be read."""
-    try:
-        return [msgspec.json.decode(line, type=dict[str, float | None])]
-    except (ValueError, RecursionError):
-        return []
 
 
 def step_of(row: Row) -> int:

@@ -12,12 +12,12 @@ import signal
 import time
 from pathlib import Path
 
-from launch.supervisor.growing_file import GrowingFile
 from launch.supervisor.starter import Starter
 from launch.supervisor.topology import Process
 from shared.process.children import is_stopped
 from shared.process.watchdog import ASK, FIRED
 from shared.run.files import open_log
+from shared.run.growing_file import GrowingFile
 
 WRITING_S = 2.0
 """Longest wait for stacks."""

@@ -13,10 +13,10 @@ import shutil
 from collections.abc import Sequence
 
 from launch.supervisor.child import Child
-from launch.supervisor.growing_file import last_lines
 from launch.supervisor.topology import ProcessFailed
 from shared.errors import UserError
 from shared.process.children import how_it_ended
+from shared.run.growing_file import last_lines
 
 PREFIX = "error: "
 GAVE_UP = 1

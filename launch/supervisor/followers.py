@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from launch.supervisor.child import Child
 from launch.supervisor.endings import PREFIX, USER_ERROR
-from launch.supervisor.growing_file import last_lines
 from launch.supervisor.restarts import Restarts, SupervisorLimits
 from launch.supervisor.starter import FreshStarter
 from launch.supervisor.topology import Process
 from shared.errors import UserError
 from shared.process.children import how_it_ended
+from shared.run.growing_file import last_lines
 
 
 class Followers:

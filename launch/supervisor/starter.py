@@ -20,11 +20,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from launch.supervisor.growing_file import last_lines
 from launch.supervisor.topology import Process, ProcessFailed
 from shared.process.children import ASKS_TO_END, is_stopped
 from shared.process.parent_death import PARENT_PID
 from shared.run.files import open_log
+from shared.run.growing_file import last_lines
 
 MAX_MESSAGE_BYTES = 65_536
 SHOWN_LINES = 15

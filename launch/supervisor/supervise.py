@@ -19,7 +19,7 @@ are only counted when they arrive; the loop then acts on the count.
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from launch.supervisor.child import Child
@@ -28,7 +28,10 @@ from launch.supervisor.followers import Followers
 from launch.supervisor.restarts import Restarts, SupervisorLimits
 from launch.supervisor.starter import Starter
 from launch.supervisor.topology import Process, ProcessFailed, Topology
+from shared.errors import RunDirError
 from shared.process.children import how_it_ended
+from shared.run.files import open_log
+from shared.run.history import noted
 
 CAUGHT = (signal.SIGINT, signal.SIGTERM)
 LEARNER_STOP_FACTOR = 2.0
@@ -181,6 +184,9 @@ class Supervisor:
 
     def note(self, text: str) -> None:
         self.show(lambda: self.screen.note(text))
+        # A note is no reason to end a run whose disk is full.
+        with suppress(RunDirError, OSError), open_log(self.plan.notes, "ab") as file:
+            file.write(f"{noted(self.restarts.steps_done, text)}\n".encode())
 
     def update_screen(self) -> None:
         self.show(self.show_progress)

@@ -56,6 +56,11 @@ class Topology:
     """They read the run's files, and the evaluator writes eval/; whatever happens to them, the run goes on."""
 
     @property
+    def notes(self) -> Path:
+        """What the launcher notes of them; pages show it."""
+        return RunDir(self.run_dir).logs / "supervisor.log"
+
+    @property
     def processes(self) -> tuple[Process, ...]:
         """In the order in which they are started."""
         return (self.learner, *self.actors, *self.followers)

@@ -1,26 +1,28 @@
 """Follows the files of a run while they grow, and sends each step to a tracker once.
 
-A step's rollouts are in rollouts.jsonl before its row is in metrics.jsonl, so the rows are read first. A resumed run
-writes some of its last steps again. They are the same steps, and are not sent twice. (After `resume --resample-step`
-they differ, and the tracker keeps the first ones, because trackers take steps in order only.)
+A step's rollouts are in rollouts.jsonl before its row is in metrics.jsonl. A resumed run writes some of its last steps
+again. They are the same steps, and are not sent twice. (After `resume --resample-step` they differ, and the tracker
+keeps the first ones, because trackers take steps in order only.)
 A line that cannot be read is skipped, as in the display.
 """
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from launch.supervisor.growing_file import GrowingFile
-from launch.tracking.trackers import Rollout, Tracked, Tracker
+from launch.tracking.trackers import Tracked, Tracker
 from shared.config.processes import TrackingConfig
 from shared.run.files import write_whole
+from shared.run.growing_file import GrowingFile
+from shared.run.metrics import Row, parsed
+from shared.run.rollout_index import RolloutIndex
 from shared.run.run_dir import RunDir
 
 LOOK_EVERY_S = 1.0
+GROUPS = 2
+"""Of a step that are sent: hundreds of completions a step would not be read there. rollouts.jsonl has all."""
 ID_DIGITS = 8
 """Of the run's id in the tracked run's name: folders in two places may have the same name."""
 
@@ -51,8 +53,7 @@ class Follower:
         """last_step: later ones are sent."""
         self.tracker = tracker
         self.metrics = GrowingFile(run.metrics)
-        self.rollouts = GrowingFile(run.rollouts)
-        self.waiting: dict[int, list[Rollout]] = defaultdict(list)
+        self.rollouts = RolloutIndex(run.rollouts)
         self.last_step = last_step
 
     def follow(self, stop: Callable[[], bool], pause_s: float = LOOK_EVERY_S) -> None:
@@ -66,33 +67,15 @@ class Follower:
                 time.sleep(pause_s)
 
     def send_new_steps(self) -> None:
-        rows = self.metrics.new_lines()
-        for line in self.rollouts.new_lines():
-            self.keep_rollouts(parsed(line))
-        for line in rows:
-            self.send(parsed(line))
+        for line in self.metrics.new_lines():
+            self.send(parsed(line) or {})
 
-    def keep_rollouts(self, group: Mapping[str, Any]) -> None:
-        if group.get("step", 0) > self.last_step:
-            self.waiting[group["step"]].append(group)
-
-    def send(self, row: Mapping[str, Any]) -> None:
-        step = row.get("step", 0)
+    def send(self, row: Row) -> None:
+        step = int(row.get("step") or 0)
         if step <= self.last_step:
             return
         figures = {name: figure for name, figure in row.items() if name != "step" and figure is not None}
-        self.tracker.log(step, figures, distinct(self.waiting.pop(step, [])))
+        numbers = range(min(GROUPS, len(self.rollouts.heads(step))))
+        groups = [group for number in numbers if (group := self.rollouts.group(step, number))]
+        self.tracker.log(step, figures, groups)
         self.last_step = step
-
-
-def distinct(groups: list[Rollout]) -> list[Rollout]:
-    """A step that was done again has its groups twice."""
-    return list({group["group_id"]: group for group in groups}.values())
-
-
-def parsed(line: str) -> Mapping[str, Any]:
-    """One row; empty if the line cannot be read."""
-    try:
-        return msgspec.json.decode(line, type=dict[str, Any])
-    except (ValueError, RecursionError):
-        return {}

@@ -21,10 +21,8 @@ import msgspec
 
 from shared.config.processes import TrackingConfig
 from shared.errors import ConfigError
+from shared.run.rollouts import RolloutGroup, RolloutSample
 from shared.run.run_dir import RunDir
-
-Rollout = Mapping[str, Any]
-"""A group of rollouts.jsonl."""
 
 
 class Tracked(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +47,7 @@ class Tracker(Protocol):
         """The last step that it is known to have; 0 for none."""
         ...
 
-    def log(self, step: int, figures: Mapping[str, float], rollouts: Sequence[Rollout]) -> None: ...
+    def log(self, step: int, figures: Mapping[str, float], rollouts: Sequence[RolloutGroup]) -> None: ...
 
     def close(self) -> None:
         """Returns when everything logged is safe."""
@@ -78,11 +76,11 @@ class Trackio:
     def last_step(self) -> int:
         return self.known
 
-    def log(self, step: int, figures: Mapping[str, float], rollouts: Sequence[Rollout]) -> None:
+    def log(self, step: int, figures: Mapping[str, float], rollouts: Sequence[RolloutGroup]) -> None:
         traces = {
             f"rollout/{number}/{index}": self.trace(**conversation(group, sample))
             for number, group in enumerate(rollouts)
-            for index, sample in enumerate(group["samples"])
+            for index, sample in enumerate(group.samples)
         }
         self.run.log({**figures, **traces}, step=step)
 
@@ -90,15 +88,15 @@ class Trackio:
         self.run.finish()
 
 
-def conversation(group: Rollout, sample: Mapping[str, Any]) -> dict[str, Any]:
+def conversation(group: RolloutGroup, sample: RolloutSample) -> dict[str, Any]:
     """A completion as the messages and the metadata of a trace."""
     return {
         "messages": [
-            {"role": "user", "content": group["prompt"]},
-            {"role": "assistant", "content": sample["text"]},
+            {"role": "user", "content": group.prompt},
+            {"role": "assistant", "content": sample.text},
         ],
-        "metadata": {"group_id": group["group_id"]}
-        | {key: sample[key] for key in ("outcome", "reward", "rewards", "finish")},
+        "metadata": {"group_id": group.group_id, "fate": group.fate, "advantage": sample.advantage}
+        | {key: getattr(sample, key) for key in ("outcome", "reward", "rewards", "finish")},
     }
 
 
@@ -121,7 +119,7 @@ class Wandb:
     def last_step(self) -> int:
         return self.run.step - 1 if self.run.resumed else 0
 
-    def log(self, step: int, figures: Mapping[str, float], rollouts: Sequence[Rollout]) -> None:
+    def log(self, step: int, figures: Mapping[str, float], rollouts: Sequence[RolloutGroup]) -> None:
         # commit: a row stays open until the next one begins, and a killed process would lose it.
         self.run.log(dict(figures), step=step, commit=True)
 
@@ -147,7 +145,7 @@ class TensorBoard:
     def last_step(self) -> int:
         return self.known
 
-    def log(self, step: int, figures: Mapping[str, float], rollouts: Sequence[Rollout]) -> None:
+    def log(self, step: int, figures: Mapping[str, float], rollouts: Sequence[RolloutGroup]) -> None:
         values = [self.summary.Value(tag=name, simple_value=figure) for name, figure in figures.items()]
         self.writer.add_event(self.event(step=step, summary=self.summary(value=values)))
 

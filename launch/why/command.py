@@ -16,7 +16,8 @@ from launch.display.console import make_console
 from launch.display.watch import goal
 from launch.why import answers, updates
 from launch.why.answers import NEARLY_ALL
-from launch.why.view import REWARD, RunView, read_view
+from launch.why.view import REWARD, RunView, view_of
+from shared.run.reader import Run
 from shared.run.run_dir import RunDir
 from shared.run.summary import RunVerdict, read_summary, write_summary
 
@@ -25,7 +26,7 @@ FEWEST = 5
 
 
 def why(*, directory: Path, as_json: bool) -> int:
-    found = verdicts(read_view(RunDir.open(directory)))
+    found = verdicts(view_of(Run(directory)))
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return 0
@@ -40,7 +41,7 @@ def add_verdict(run: RunDir) -> None:
     summary = read_summary(run)
     if summary is not None:
         with run.locked():
-            write_summary(run, msgspec.structs.replace(summary, why=verdicts(read_view(run))[0]))
+            write_summary(run, msgspec.structs.replace(summary, why=verdicts(view_of(Run(run.path)))[0]))
 
 
 def verdicts(view: RunView) -> list[RunVerdict]:

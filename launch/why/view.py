@@ -19,12 +19,12 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from launch.display.watch import Row, Watch, goal, value
-from shared.config.load import config_from_json
+from launch.display.watch import goal, value
 from shared.config.tree import Config
-from shared.run.evaluation import Evaluation, read_evaluation
-from shared.run.run_dir import RunDir
-from shared.run.summary import Status, read_summary
+from shared.run.evaluation import Evaluation
+from shared.run.metrics import Row
+from shared.run.reader import Run
+from shared.run.summary import Status
 
 SHORTEST, LONGEST = 3, 10
 """Steps in a window."""
@@ -126,27 +126,22 @@ def standard_error(rows: Sequence[Row], key: str) -> float:
     return math.sqrt(variance / len(found))
 
 
-def read_view(run: RunDir) -> RunView:
-    watch = Watch(run.metrics)
-    watch.poll()
-    summary = read_summary(run)
+def view_of(run: Run) -> RunView:
+    summary = run.summary()
     return RunView(
-        config=config_from_json(run.config.read_bytes()),
-        rows=tuple(watch.rows),
+        config=run.config(),
+        rows=run.metrics.rows(),
         status=summary.status if summary else None,
-        evaluations=read_evaluations(run.eval),
-        refused=len(list(run.quarantine.glob("step-*.safetensors"))),
-        zero_b=zero_matrices(run.checkpoints),
+        evaluations=of_training(run.evaluations()),
+        refused=len(run.quarantine()),
+        zero_b=zero_matrices(run.files.checkpoints),
     )
 
 
-def read_evaluations(folder: Path) -> tuple[Evaluation, ...]:
+def of_training(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
     """Those of the run itself on its first tasks, without `eval --test` or other tasks."""
-    files = [folder / "base.json", *sorted(folder.glob("step-*.json")), folder / "final.json"]
-    found = [evaluation for file in files if (evaluation := read_evaluation(file))]
-    return tuple(
-        sorted((one for one in found if one.tasks_sha256 == found[0].tasks_sha256), key=lambda one: one.version)
-    )
+    found = [one for one in evaluations if one.label in ("base", "final") or one.label.startswith("step-")]
+    return tuple(one for one in found if one.tasks_sha256 == found[0].tasks_sha256)
 
 
 def zero_matrices(checkpoints: Path) -> tuple[int, int] | None:

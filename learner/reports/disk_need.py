@@ -3,7 +3,7 @@
     checkpoints   (keep + best + one being written + one being removed) * (adapter + two moments + older versions);
                   with eval.beside also those that may wait for their evaluation
     journal       steps left * completions * (cap * 12 bytes + their prompts and frames), or what journal.keep leaves
-    rollouts      steps left * logged completions * cap * 24 bytes
+    rollouts      steps left * the smaller of log.rollouts_kb and completions * cap * 60 bytes
     the rest      metrics, evaluations, logs: a few KB per step, and a constant
 
 All completions are counted as long as the cap allows, so this is an upper bound. Files that are in the folder already
@@ -14,14 +14,15 @@ and can be resumed.
 import shutil
 from pathlib import Path
 
+from learner.reports.rollout_log import KB
 from shared.config.load import SAMPLE_BYTES, TEACHER_BYTES, TOKEN_BYTES
-from shared.config.processes import CheckpointConfig, EvalConfig, JournalConfig
+from shared.config.processes import CheckpointConfig, EvalConfig, JournalConfig, LogConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.errors import RunDirError
 from shared.run.run_dir import RunDir
 
-ROLLOUT_TOKEN_BYTES = 24
-"""Text, id, entropy and mask as JSON."""
+ROLLOUT_TOKEN_BYTES = 60
+"""Text, piece, id, log-prob, gap, entropy and mask as JSON."""
 STEP_BYTES = 4096
 """A row of metrics and lines of logs."""
 FLOOR_BYTES = 4 * 2**20
@@ -33,12 +34,13 @@ def bytes_needed(config: Config, adapter_bytes: int, first_step: int, anchor_byt
     steps, rollout, max_lag = config.run.steps - first_step, config.rollout, config.pipeline.max_lag
     token_bytes = TOKEN_BYTES + (TEACHER_BYTES if config.teacher.url else 0)
     group = group_bytes(rollout, config.tasks.max_prompt_tokens, token_bytes)
-    step = config.most_prompts * (1 + rollout.replacement_rounds) * group
+    groups = config.most_prompts * (1 + rollout.replacement_rounds)
+    step = groups * group
     checkpoints = config.checkpoint.keep + 3 + waiting(config.eval, steps)
     return (
         checkpoints * (checkpoint_bytes(adapter_bytes, max_lag) + anchor_bytes)
         + journal_steps(config.journal, config.checkpoint, max_lag, steps) * step
-        + steps * (rollout_bytes(rollout, config.log.rollouts_per_step) + STEP_BYTES)
+        + steps * (rollout_bytes(rollout, config.log, groups) + STEP_BYTES)
         + FLOOR_BYTES
     )
 
@@ -66,8 +68,10 @@ def group_bytes(rollout: RolloutConfig, max_prompt_tokens: int, token_bytes: int
     return rollout.group * completion + max_prompt_tokens * 4 + SAMPLE_BYTES
 
 
-def rollout_bytes(rollout: RolloutConfig, logged_groups: int) -> int:
-    return logged_groups * rollout.group * rollout.max_new_tokens * ROLLOUT_TOKEN_BYTES
+def rollout_bytes(rollout: RolloutConfig, log: LogConfig, groups: int) -> int:
+    """groups: in a step."""
+    logged = min(groups, log.rollouts_per_step)
+    return min(log.rollouts_kb * KB, logged * rollout.group * rollout.max_new_tokens * ROLLOUT_TOKEN_BYTES)
 
 
 def refuse_if_short(run: RunDir, needed: int) -> None:

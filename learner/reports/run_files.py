@@ -1,13 +1,8 @@
-"""The files a run writes as it goes: metrics.jsonl, rollouts.jsonl, checkpoints, eval/*.json, summary.json.
-
-rollouts.jsonl: a few groups of each step in full, for people to read: text, ids, outcomes, entropies, mask. `turns` has
-the text in pieces, the model's own and what an environment put between them; `extras` what rewards gave to log_extra.
-"""
+"""The files a run writes as it goes: metrics.jsonl, rollouts.jsonl, checkpoints, eval/*.json, summary.json."""
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,69 +11,17 @@ from learner.durable.checkpoint import CheckpointStore
 from learner.durable.recorder import Compaction
 from learner.durable.state import ADAPTER, Best, LearnerState, RunTotals, better
 from learner.objective.batch import StepBatch
-from learner.objective.judged import Collected, JudgedGroup
-from learner.objective.turns import by_completion, pieces, trained_tokens
+from learner.objective.judged import Collected
+from learner.reports.rollout_log import RolloutLog, Words
+from learner.update.figures import StepResult
 from shared.base.checksum import BaseChecksum
+from shared.config.processes import LogConfig
 from shared.run.evaluation import Evaluation, figures, read_evaluation, write_evaluation
 from shared.run.files import LineLog
-from shared.run.forecast import measured, read_prediction, read_rows
-from shared.run.metrics import MetricsLog, StepMetrics
+from shared.run.forecast import measured, read_prediction
+from shared.run.metrics import MetricsLog, MetricsTable, StepMetrics
 from shared.run.run_dir import RunDir
 from shared.run.summary import Status, Summary, first_and_last, write_summary
-
-DIGITS = 4
-
-
-class RolloutLog:
-    """Writes the first groups of each step."""
-
-    def __init__(self, lines: LineLog, groups_per_step: int, text: Callable[[list[int]], str]) -> None:
-        self.lines = lines
-        self.groups_per_step = groups_per_step
-        self.text = text
-
-    def log(self, step: int, collected: Collected, batch: StepBatch) -> None:
-        masks = {sample.sample.name: sample.selected for sample in batch.samples}
-        for judged in collected.groups[: self.groups_per_step]:
-            self.lines.append(self.row(step, judged, masks))
-
-    def resume_at(self, step: int) -> None:
-        self.lines.truncate_from(step)
-
-    def row(self, step: int, judged: JudgedGroup, masks: dict[str, np.ndarray]) -> dict[str, Any]:
-        """A group as plain JSON; a sample that was not trained on has no mask."""
-        group = judged.group
-        return {
-            "step": step + 1,
-            "group_id": group.group_id,
-            "prompt": self.text(group.prompt_ids.tolist()),
-            "samples": [self.sample(judged, index, masks) for index in range(len(group.lengths))],
-        }
-
-    def sample(self, judged: JudgedGroup, index: int, masks: dict[str, np.ndarray]) -> dict[str, Any]:
-        group = judged.group
-        ids = by_completion(group, group.completion_ids)[index]
-        trained = by_completion(group, trained_tokens(group))[index]
-        mask = masks.get(f"{group.group_id}[{index}]")
-        return {
-            "text": self.text(ids.tolist()),
-            "turns": None if group.trained is None else self.turns(ids, trained),
-            "ids": ids.tolist(),
-            "outcome": group.outcomes[index],
-            "reward": float(judged.rewards[index]),
-            "rewards": {name: float(values[index]) for name, values in judged.parts.items()},
-            **({"extras": {name: texts[index] for name, texts in group.extras.items()}} if group.extras else {}),
-            "finish": group.finishes[index],
-            "entropy": None if group.entropies is None else rounded(by_completion(group, group.entropies)[index]),
-            "mask": None if mask is None else mask.astype(int).tolist(),
-        }
-
-    def turns(self, ids: np.ndarray, trained: np.ndarray) -> list[dict[str, Any]]:
-        return [{"sampled": sampled, "text": self.text(ids[part].tolist())} for sampled, part in pieces(trained)]
-
-
-def rounded(values: np.ndarray) -> list[float]:
-    return [round(float(value), DIGITS) for value in values]
 
 
 class RunFiles:
@@ -87,15 +30,15 @@ class RunFiles:
     def __init__(
         self,
         run: RunDir,
-        groups_per_step: int,
+        log: LogConfig,
         state: LearnerState,
         checkpoints: CheckpointStore,
         compaction: Compaction,
         base: BaseChecksum,
-        text: Callable[[list[int]], str],
+        words: Words,
         best: Best | None = None,
     ) -> None:
-        """groups_per_step: in rollouts.jsonl. best: of the run before this start."""
+        """log: how much of the rollouts is kept. best: of the run before this start."""
         self.run = run
         self.state = state
         self.checkpoints = checkpoints
@@ -106,16 +49,17 @@ class RunFiles:
         self.shown: set[int] = set()
         self.unreported: deque[Evaluation] = deque()
         self.metrics = MetricsLog(LineLog(run.metrics))
-        self.rollouts = RolloutLog(LineLog(run.rollouts), groups_per_step, text)
+        self.rollouts = RolloutLog(LineLog(run.rollouts), log, words)
 
     def resume_at(self, step: int) -> None:
         self.metrics.resume_at(step)
         self.rollouts.resume_at(step)
-        self.shown = {int(row["eval/step"]) for row in read_rows(self.run.metrics) if "eval/step" in row}
+        shown = MetricsTable(self.run.metrics).column("eval/step")
+        self.shown = set(shown[np.isfinite(shown)].astype(int).tolist())
 
-    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch) -> None:
-        """A row, with one evaluation that came since the row before, and a few rollouts."""
-        self.rollouts.log(step, collected, batch)
+    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch, result: StepResult) -> None:
+        """A row, with one evaluation that came since the row before, and its rollouts."""
+        self.rollouts.log(step, collected, batch, result)
         evaluated = figures(self.unreported.popleft()) if self.unreported else {}
         self.metrics.log(msgspec.structs.replace(metrics, evaluated=evaluated))
 
@@ -169,7 +113,7 @@ class RunFiles:
 class NoFiles:
     """A replay writes nothing."""
 
-    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch) -> None:
+    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch, result: StepResult) -> None:
         """Not written."""
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:

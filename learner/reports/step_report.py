@@ -1,4 +1,4 @@
-"""After each step: a row of metrics, a few rollouts, and a checkpoint when one is due."""
+"""After each step: a row of metrics, rollouts, and a checkpoint when one is due."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +20,8 @@ from shared.run.metrics import StepMetrics, peak_memory_mb
 class Files(Protocol):
     """Where a run is written: its folder, or nowhere in a replay."""
 
-    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch) -> None:
-        """A row of metrics and a few rollouts."""
+    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch, result: StepResult) -> None:
+        """A row of metrics and its rollouts."""
         ...
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:
@@ -67,7 +67,7 @@ class StepReport:
 
     def record(self, step: int, collected: Collected, batch: StepBatch, result: StepResult) -> None:
         metrics = step_metrics(step, collected, batch, result, self.clock(), self.curriculum(), self.shown)
-        self.files.step(step, metrics, collected, batch)
+        self.files.step(step, metrics, collected, batch, result)
         self.stop_requested = self.stop()
         self.unsaved = True
         if self.due(step + 1):

@@ -1,6 +1,6 @@
 """Statistics of an update: of a micro-batch, of a pass, of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,10 @@ class PassPart:
     """Of the penalised tokens."""
     mismatch: torch.Tensor
     """[u], of all used tokens."""
+    logprobs: torch.Tensor
+    """[u] log pi_old."""
+    used: Mapping[str, int]
+    """Used tokens of each sample, by its name, in their order."""
     entropies: torch.Tensor
     """[u], or [0] if the engine told those of all samples."""
     weight_sum: float
@@ -73,6 +77,8 @@ class UpdateStats:
     """[k] of the first pass; nothing where there is no KL term."""
     mismatch: np.ndarray
     """[u] |learner - actor log-prob| before the first update."""
+    logprobs: Mapping[str, np.ndarray]
+    """[used tokens] log pi before the first update, by name of the sample."""
     entropies: np.ndarray
     """[u] nats, of the used tokens in the first pass; without those of micro-batches whose engine told them all."""
     weight_sum: float
@@ -114,6 +120,7 @@ def gathered(gradient: Gradient, lr: float) -> UpdateStats:
         importance=column([part.terms.importance for part in parts]),
         kl=column([part.kl.kl for part in parts]),
         mismatch=column([part.mismatch for part in parts]),
+        logprobs=by_sample(parts),
         entropies=column([part.entropies for part in parts]),
         weight_sum=sum(part.weight_sum for part in parts),
         constraint_loss=sum(torch.stack([part.penalty.loss.detach() for part in parts]).tolist()),
@@ -121,6 +128,12 @@ def gathered(gradient: Gradient, lr: float) -> UpdateStats:
         noise=gradient.noise,
         ewc_penalty=gradient.ewc_penalty,
     )
+
+
+def by_sample(parts: Sequence[PassPart]) -> dict[str, np.ndarray]:
+    counts = {name: count for part in parts for name, count in part.used.items()}
+    logprobs = torch.cat([part.logprobs for part in parts]).cpu().numpy()
+    return dict(zip(counts, np.split(logprobs, np.cumsum(list(counts.values()))[:-1]), strict=True))
 
 
 def of_step(updates: Sequence[UpdateStats], minibatches: int) -> UpdateStats:
@@ -143,6 +156,7 @@ def of_step(updates: Sequence[UpdateStats], minibatches: int) -> UpdateStats:
         importance=column("importance", first),
         kl=column("kl", first),
         mismatch=column("mismatch", first),
+        logprobs={name: row for one in first for name, row in one.logprobs.items()},
         entropies=column("entropies", first),
         weight_sum=mean("weight_sum"),
         constraint_loss=mean("constraint_loss"),

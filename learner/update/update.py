@@ -222,6 +222,8 @@ class Update:
             kl=kl,
             penalty=penalty,
             mismatch=(before - batch.actor_logprobs).abs(),
+            logprobs=before,
+            used={sample.sample.name: int(sample.used.sum()) for sample in samples},
             entropies=found.entropies,
             weight_sum=batch.weight_sum,
         )

@@ -124,8 +124,12 @@ class EvalConfig(Section, frozen=True, kw_only=True):
 class LogConfig(Section, frozen=True, kw_only=True):
     """What is written for people to read."""
 
-    rollouts_per_step: NonNegative = 2
-    """Number of groups of each step that are written to rollouts.jsonl."""
+    rollouts_per_step: NonNegative = 4
+    """Number of groups of each step that are written to rollouts.jsonl, every token with its figures. A number larger
+    than the groups of a step means all of them."""
+    rollouts_kb: Positive = 256
+    """Mean size of a step in rollouts.jsonl at most, in kB; groups beyond it are left out. The file has at most
+    run.steps times as much."""
 
 
 class TrackingConfig(Section, frozen=True, kw_only=True):

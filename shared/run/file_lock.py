@@ -63,6 +63,21 @@ def try_lock_awhile(fd: int) -> bool:
     return True
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock now. To ask is to take it for a moment, which takers wait for."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 @contextmanager
 def exclusive(path: Path, place: str) -> Iterator[None]:
     """One process at a time in the block; the others wait."""

@@ -22,10 +22,12 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
+
+import msgspec
 
 from shared.errors import RunDirError
 from shared.run import disk
@@ -46,6 +48,8 @@ REMEDIES = {
     errno.ENOLCK: "its file system has no more locks: choose {a_place} on a disk of this machine",
     errno.EIO: "the disk reports a fault: copy the run to another disk, then use `resume` there",
 }
+BLOCK = 2**20
+"""Bytes of a long file that are in memory at a time."""
 UNFINISHED = ".tmp"
 MOVED_ASIDE = ".old"
 
@@ -93,10 +97,17 @@ def open_log(path: Path, mode: Literal["ab", "wb"]) -> IO[bytes]:
 
 def write_whole(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = True, place: str = OUT) -> None:
     """Replace `path` by `data`, whole. `durable=False` skips the fsyncs, for notes that a power cut may take."""
+    write_whole_of(path, (data,), mode, durable=durable, place=place)
+
+
+def write_whole_of(
+    path: Path, blocks: Iterable[bytes], mode: int = 0o644, *, durable: bool = True, place: str = OUT
+) -> None:
+    """The same of a file that is too large to be in memory."""
     tmp = beside(path, UNFINISHED)
     with disk_errors(path, place):
         try:
-            write_new(tmp, data, mode, durable=durable)
+            write_new(tmp, blocks, mode, durable=durable)
             disk.rename(tmp, path)
         finally:
             tmp.unlink(missing_ok=True)
@@ -108,7 +119,7 @@ def write_tree_whole(folder: Path, files: Mapping[str, bytes]) -> None:
     """Make or replace `folder` with exactly these files, whole. See `finish_writes`."""
     with made_whole(folder) as tmp:
         for name, data in files.items():
-            write_new(tmp / name, data, 0o644)
+            write_new(tmp / name, (data,), 0o644)
 
 
 @contextmanager
@@ -200,11 +211,12 @@ def final_name(path: Path) -> str:
     return path.name
 
 
-def write_new(path: Path, data: bytes, mode: int, *, durable: bool = True) -> None:
+def write_new(path: Path, blocks: Iterable[bytes], mode: int, *, durable: bool = True) -> None:
     """Make a file that does not exist yet. It has its mode from the first byte on, for keys."""
     fd = disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        write_all(fd, data, path)
+        for block in blocks:
+            write_all(fd, block, path)
         if durable:
             disk.fsync(fd, path)
     finally:
@@ -316,15 +328,24 @@ class LineLog:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add one whole line, which readers see at once. NaN and infinity are not JSON and raise ValueError."""
-        self._file.append(json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+        self.append_line(json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+
+    def append_line(self, line: bytes) -> None:
+        """The same of a line that has its newline."""
+        self._file.append(line)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._file.end
 
     def sync(self) -> None:
         self._file.sync()
 
     def truncate_from(self, step: int) -> None:
         """Keep the rows before `step`, for a run that continues there. Unreadable rows are dropped too."""
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        write_whole(self.path, b"".join(line for line in lines if is_before(line, step)))
+        with self.path.open("rb") as file:
+            write_whole_of(self.path, rows_before(file, step))
         self._file.close()
         self._file = AppendFile(self.path)
 
@@ -333,16 +354,32 @@ class LineLog:
 
 
 def drop_torn_line(path: Path) -> None:
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        cut(path, whole)
+    with path.open("rb") as file:
+        size = start = file.seek(0, os.SEEK_END)
+        whole = -1
+        while whole < 0 < start:
+            end, start = start, max(0, start - BLOCK)
+            file.seek(start)
+            whole = file.read(end - start).rfind(b"\n")
+    if start + whole + 1 < size:
+        cut(path, start + whole + 1)
+
+
+def rows_before(file: IO[bytes], step: int) -> Iterator[bytes]:
+    """The lines that are rows of earlier steps, in blocks."""
+    while lines := file.readlines(BLOCK):
+        yield b"".join(line for line in lines if is_before(line, step))
+
+
+class Stepped(msgspec.Struct, frozen=True):
+    """What every row has."""
+
+    step: int
 
 
 def is_before(line: bytes, step: int) -> bool:
     """Whether a line is a row of an earlier step. After a power cut there may be zeros in place of a row."""
     try:
-        row = json.loads(line)
-    except ValueError:
+        return msgspec.json.decode(line, type=Stepped).step < step
+    except (ValueError, RecursionError):
         return False
-    return isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] < step

@@ -5,14 +5,14 @@ to what its rows of metrics say, so that both can be compared after every run. A
 machines, or whose model was not on this one, has no prediction.
 """
 
+import math
 import statistics
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from shared.run.files import write_whole
+from shared.run.metrics import MetricsTable
 from shared.run.run_dir import RunDir
 
 
@@ -63,21 +63,12 @@ MEASURED = {
 
 def measured(run: RunDir) -> Figures | None:
     """From the rows of metrics.jsonl; None if there are none. A row that cannot be read does not count."""
-    rows, found = list(read_rows(run.metrics)), dict[str, float]()
+    table, found = MetricsTable(run.metrics), dict[str, float]()
     for name, (key, summed) in MEASURED.items():
-        values = [row[key] for row in rows if isinstance(row.get(key), int | float)]
+        values = [value for value in table.column(key).tolist() if not math.isnan(value)]
         if values:
             found[name] = round(summed(values), 3)
     return Figures(**found) if found else None
-
-
-def read_rows(metrics: Path) -> Iterator[Mapping[str, Any]]:
-    lines = metrics.read_bytes().splitlines() if metrics.is_file() else []
-    for line in lines:
-        try:
-            yield msgspec.json.decode(line, type=dict[str, Any])
-        except (ValueError, RecursionError):
-            continue
 
 
 def write_prediction(run: RunDir, predicted: Figures) -> None:

@@ -10,7 +10,7 @@
     journal/      the groups that actors sent, durable before they are acknowledged
     checkpoints/  step-000010/ ...
     quarantine/   batches whose update was refused
-    eval/ logs/ metrics.jsonl rollouts.jsonl summary.json trace.json    for people and tools
+    eval/ logs/ metrics.jsonl rollouts.jsonl summary.json report.html trace.json    for people and tools
 
 Only the owner may read the directory (0700), because it has the policy, prompts and completions.
 Left out on purpose: the content of those files; each has a module of its own.
@@ -264,6 +264,10 @@ class RunDir:
     @property
     def summary(self) -> Path:
         return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
 
 
 def refuse_if_taken(run: RunDir) -> None:

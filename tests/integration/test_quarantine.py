@@ -33,7 +33,7 @@ from shared.config.tree import Config
 from shared.errors import DamageError, TrainingStopped
 from shared.process.lease import NoLease
 from shared.run.run_dir import RunDir
-from tests.support.fakes import ScriptedScorer
+from tests.support.fakes import ScriptedScorer, spelled_words
 from tests.support.steps import judge_of, never_stepped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,7 +109,7 @@ class Start:
         recorder = JournalRecorder(Journal.open(run.journal), self.first, admit=lambda group: None)
         compaction = Compaction(config.journal, store, recorder)
         base = BaseChecksum(lambda: frozen_sums(model.policy))
-        files = RunFiles(run, config.log.rollouts_per_step, self.state, store, compaction, base, prompter.text)
+        files = RunFiles(run, config.log, self.state, store, compaction, base, spelled_words())
         files.resume_at(self.first + 1)
         report = StepReport(config, files, totals, lambda: False, self.state.plan.curriculum.metrics)
         self.parts = learner.parts(report, NoLease())

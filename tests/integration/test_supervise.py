@@ -18,6 +18,7 @@ from launch.supervisor.starter import FreshStarter
 from launch.supervisor.supervise import Supervisor
 from launch.supervisor.topology import Process, ProcessFailed, Topology
 from shared.errors import UserError
+from shared.run.history import restarts
 from tests.support.runs import alive, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,6 +228,8 @@ def test_an_actor_killed_by_a_signal_is_started_again(folder: Path) -> None:
     listener = Listener()
     Supervisor(plan(folder, "wait_for('second')", actor), listener, FreshStarter(), QUICK).run()
     assert listener.notes == ["actor0 was ended by SIGKILL; starting it again (1 of 5)"]
+    (event,) = restarts((folder / "logs" / "supervisor.log").read_text().splitlines())
+    assert (event.kind, event.text) == ("restart", listener.notes[0]), "pages show it as an event"
 
 
 def test_an_actor_that_keeps_dying_ends_the_run(folder: Path) -> None:

@@ -24,7 +24,9 @@ from shared.config.processes import TrackingConfig
 from shared.config.tree import Config
 from shared.run.files import LineLog
 from shared.run.metrics import KEYS
+from shared.run.rollouts import pack_group
 from shared.run.run_dir import RunDir
+from tests.support.rollouts import rollout_group
 from tests.support.runs import ROOT, SMALL, launch, num_rows, sets, start, summary, wait_until
 
 Steps = dict[int, dict[str, float]]
@@ -148,15 +150,11 @@ def add_steps(run: RunDir, steps: Iterable[int]) -> None:
     """As the learner writes them: the rollouts first."""
     rollouts, metrics = LineLog(run.rollouts), LineLog(run.metrics)
     for step in steps:
-        samples = [rollout_sample(f"answer {step}.{index}") for index in range(2)]
-        rollouts.append({"step": step, "group_id": f"{step}-0", "prompt": f"question {step}", "samples": samples})
+        texts = [f"answer {step}.{index}" for index in range(2)]
+        rollouts.append_line(pack_group(rollout_group(step, texts, prompt=f"question {step}")))
         metrics.append(ROW | {"step": step, "reward/mean": step / 8, "time/step_s": 0.1 * step})
     rollouts.close()
     metrics.close()
-
-
-def rollout_sample(text: str) -> dict[str, Any]:
-    return {"text": text, "outcome": "correct", "reward": 1.0, "rewards": {}, "finish": "end", "ids": [1], "mask": None}
 
 
 ROW = {name: index / 4 for index, name in enumerate(KEYS.values())} | {"kl": None, "outcome/correct": 0.5, "loss": 0.1}

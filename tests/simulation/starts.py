@@ -49,7 +49,7 @@ from tests.simulation.toy import (
 )
 from tests.simulation.virtual_time import Killed
 from tests.support.fake_card import FakeDriver
-from tests.support.fakes import ScriptedScorer, hello_of, spelled
+from tests.support.fakes import ScriptedScorer, hello_of, spelled, spelled_words
 
 LEAVE_WAIT_S = 5.0
 
@@ -124,7 +124,7 @@ class LearnerStart:
         self.totals = state.load(checkpoint) if checkpoint else RunTotals()
         compaction = Compaction(config.journal, checkpoints, recorder)
         self.files = build.files(
-            disk.run, config.log.rollouts_per_step, state, checkpoints, compaction, cast(Any, ToyBase()), spelled
+            disk.run, config.log, state, checkpoints, compaction, cast(Any, ToyBase()), spelled_words()
         )
         self.rows = WatchedLines(self.files.metrics._lines, disk)
         self.files.metrics = MetricsLog(cast(Any, self.rows))

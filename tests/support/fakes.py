@@ -18,6 +18,7 @@ from actor.scoring.scores import Scores, ScoresTogether
 from actor.verifiers.verdict import ScoreJob, Verdict
 from learner.orders.order_check import OrderCheck
 from learner.orders.orders import build_orders
+from learner.reports.rollout_log import Words
 from learner.tasks.tasks import Task
 from learner.update.publisher import policy_message
 from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Hello, Order, Outcome, Sampling
@@ -283,6 +284,10 @@ class ScriptedScorer:
 def spelled(ids: list[int]) -> str:
     """Token ids as text, where there is no tokenizer."""
     return " ".join(map(str, ids))
+
+
+def spelled_words(**answers: str) -> Words:
+    return Words(text=spelled, spelled=spelled, answers=answers)
 
 
 def scripted_identity(**changes: str) -> Identity:

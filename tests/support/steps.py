@@ -1,7 +1,10 @@
 """The stages of a step, given a whole configuration: judge, select, batch, update."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 
 from learner.objective import batch as product
@@ -67,6 +70,29 @@ def trainer_of(policy: Policy, config: Config) -> Trainer:
 
 def update_of(policy: Policy, config: Config) -> Update:
     return trainer_of(policy, config).update
+
+
+def update_stats(**changes: Any) -> UpdateStats:
+    """Of an update in which nothing happened."""
+    quiet = UpdateStats(
+        loss=0.2,
+        grad_norm=0.1,
+        lr=1e-4,
+        ratios=np.ones(4),
+        clipped=np.zeros(4, bool),
+        stale=np.zeros(4, bool),
+        importance=np.ones(4),
+        kl=np.zeros(4),
+        logprobs={},
+        entropies=np.ones(4),
+        mismatch=np.full(4, 0.01),
+        weight_sum=1.0,
+        constraint_loss=0.0,
+        penalised_kl=np.zeros(0),
+        noise=None,
+        ewc_penalty=0.0,
+    )
+    return replace(quiet, **changes)
 
 
 class NotedSizes:

@@ -34,6 +34,9 @@ COMMANDS = (
     "data",
     "verify",
     "curriculum",
+    "show",
+    "report",
+    "watch",
 )
 WITH_MODULES = """
 import sys

@@ -12,7 +12,7 @@ from launch.display.live import View, draw
 from launch.display.screens import LiveScreen, Pace, PlainScreen, bare, loud, make_screen, step_line
 from launch.display.sparkline import BLOCKS, sparkline
 from launch.display.watch import Watch, clock, outcome_shares, seconds_left, steps_done, time_shares
-from launch.supervisor.growing_file import GrowingFile, last_lines
+from shared.run.growing_file import GrowingFile, last_lines
 from shared.run.run_dir import RunDir
 from tests.support.run_files import append_rows, metrics_row, metrics_rows
 

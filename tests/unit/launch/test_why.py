@@ -12,11 +12,12 @@ import pytest
 from launch.commands.evaluate import first_adapter
 from launch.presets.load import load_config
 from launch.why.command import add_verdict, verdicts, why
-from launch.why.view import read_view
+from launch.why.view import view_of
 from protocol.outcome import Outcome
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.tree import warm_start
 from shared.run.evaluation import Decoded, Evaluation, TaskResult, share_of, write_evaluation
+from shared.run.reader import Run
 from shared.run.run_dir import RunDir
 from shared.run.summary import RunVerdict, read_summary
 from tests.support.planted_runs import always, every, made_up, step_of, trained, written
@@ -167,13 +168,13 @@ REAL: dict[str, Maker] = {
 
 
 def first(run: RunDir) -> RunVerdict:
-    return verdicts(read_view(run))[0]
+    return verdicts(view_of(Run(run.path)))[0]
 
 
 @pytest.mark.parametrize("name", [*TRAINED, *WRITTEN])
 def test_a_planted_fault_is_the_first_verdict(name: str, run_path: Path) -> None:
     expected, make = (TRAINED | WRITTEN)[name]
-    found = verdicts(read_view(make(run_path)))
+    found = verdicts(view_of(Run(make(run_path).path)))
     assert found[0].name == expected, found
     assert found[0].fault and found[0].evidence and found[0].remedy
     for each in found:
@@ -185,13 +186,13 @@ def test_a_planted_fault_is_the_first_verdict(name: str, run_path: Path) -> None
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_found_in_a_healthy_run(name: str, run_path: Path) -> None:
     expected, make = HEALTHY[name]
-    found = verdicts(read_view(make(run_path)))
+    found = verdicts(view_of(Run(make(run_path).path)))
     assert [(each.name, each.fault) for each in found] == [(expected, False)], found
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_nothing_is_found_in_a_short_run_of_a_preset(name: str, run_path: Path) -> None:
-    found = verdicts(read_view(REAL[name](run_path)))
+    found = verdicts(view_of(Run(REAL[name](run_path).path)))
     assert not any(each.fault for each in found), found
     assert found[0].name in ("learning", "too early to say", "steady")
 

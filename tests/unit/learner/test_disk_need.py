@@ -49,6 +49,15 @@ def test_replaced_groups_and_logged_rollouts_count() -> None:
     assert bytes_needed(config(rollout=replaced), ADAPTER, 0) > bytes_needed(config(), ADAPTER, 0) + 100 * 38_400
 
 
+def test_rollouts_are_bounded_by_their_mean_size() -> None:
+    none, little, much = (
+        bytes_needed(config(log=LogConfig(rollouts_per_step=groups, rollouts_kb=kb)), ADAPTER, 0)
+        for groups, kb in ((0, 1), (9, 1), (9, 10**6))
+    )
+    assert little - none == 100 * 1000
+    assert much - none == 100 * 4 * 8 * 100 * 60
+
+
 def test_a_disk_that_is_too_small_is_refused_in_one_sentence(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", b"{}")
     refuse_if_short(run, 2**20)

@@ -9,14 +9,17 @@ from learner.durable.state import Best, RunTotals, better
 from learner.objective.batch import StepBatch
 from learner.objective.judged import Collected
 from learner.reports.run_files import RunFiles
+from learner.update.figures import StepResult
 from shared.config.load import config_to_json
+from shared.config.processes import LogConfig
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir
-from tests.support.fakes import toy_evaluation
+from tests.support.fakes import spelled_words, toy_evaluation
 from tests.unit.shared.test_metrics import metrics
 
 NO_GROUPS = Collected(filled=(), groups=())
 NO_BATCH = StepBatch(samples=(), idle=(), idle_groups=0, on_policy=True, response_tokens=0, updates=1)
+NO_RESULT = StepResult()
 
 
 class Whole:
@@ -38,7 +41,7 @@ class Start:
         run = RunDir(path) if path.exists() else RunDir.create(path, config_to_json(Config()))
         self.store = CheckpointStore(run.checkpoints, keep=1)
         self.whole: Any = Whole()
-        self.files = RunFiles(run, 0, self.whole, self.store, self.whole, self.whole, str, best)
+        self.files = RunFiles(run, LogConfig(), self.whole, self.store, self.whole, self.whole, spelled_words(), best)
 
     def step(self, step: int, share: float | None) -> None:
         """A checkpoint, and its evaluation."""
@@ -73,7 +76,7 @@ def test_the_rows_after_an_evaluation_show_it_one_each(tmp_path: Path) -> None:
     for version, best in ((0, False), (10, True)):
         start.files.note(toy_evaluation([True, False], version=version, wall_s=2.5), may_be_best=best)
     for step in (11, 12, 13):
-        start.files.step(step - 1, metrics(step), NO_GROUPS, NO_BATCH)
+        start.files.step(step - 1, metrics(step), NO_GROUPS, NO_BATCH, NO_RESULT)
     rows = [json.loads(line) for line in start.files.run.metrics.read_text().splitlines()]
     assert [row.get("eval/step") for row in rows] == [0, 10, None]
     assert (rows[1]["eval/greedy"], rows[1]["eval/wall_s"]) == (0.5, 2.5)
@@ -97,12 +100,12 @@ def test_a_checkpoint_that_waits_for_its_evaluation_stays(tmp_path: Path) -> Non
 def test_an_evaluation_that_a_row_shows_is_not_shown_again(tmp_path: Path) -> None:
     first = Start(tmp_path / "run")
     first.files.note(toy_evaluation([True], version=10), may_be_best=True)
-    first.files.step(10, metrics(11), NO_GROUPS, NO_BATCH)
+    first.files.step(10, metrics(11), NO_GROUPS, NO_BATCH, NO_RESULT)
     second = Start(tmp_path / "run")
     second.files.resume_at(12)
     second.files.note(toy_evaluation([True], version=10), may_be_best=True)
     second.files.note(toy_evaluation([True], version=8), may_be_best=True)
-    second.files.step(11, metrics(12), NO_GROUPS, NO_BATCH)
+    second.files.step(11, metrics(12), NO_GROUPS, NO_BATCH, NO_RESULT)
     rows = [json.loads(line) for line in second.files.run.metrics.read_text().splitlines()]
     assert [row.get("eval/step") for row in rows] == [10, 8]
 

@@ -39,6 +39,7 @@ STATS = UpdateStats(
     stale=np.array([False, False, True, False]),
     importance=np.array([0.5, 1.0, 4.0, 0.5]),
     kl=np.array([0.0, 0.2]),
+    logprobs={},
     entropies=np.array([0.25, 1.25]),
     mismatch=np.linspace(0.0, 1.0, 101),
     weight_sum=0.5,

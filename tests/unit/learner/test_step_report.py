@@ -3,13 +3,10 @@
 from collections.abc import Callable, Sequence
 
 import msgspec
-import numpy as np
 import pytest
 
 from learner.curriculum.curriculum import Shuffled
 from learner.durable.state import RunTotals
-from learner.objective.batch import StepBatch
-from learner.objective.judged import Collected
 from learner.reports.step_report import StepReport
 from learner.update.figures import StepResult, UpdateStats
 from protocol.messages import FilledOrder
@@ -19,27 +16,11 @@ from shared.process.card import CardMemory
 from shared.process.lease import Turn
 from shared.run.metrics import StepMetrics
 from tests.support.fakes import tiny_group
-from tests.support.steps import collected_of, step_batch, teaching_samples
+from tests.support.steps import collected_of, step_batch, teaching_samples, update_stats
 from tests.support.wire_examples import timings
 
 CONFIG = Config(run=RunConfig(steps=7), loss=LossConfig(max_mismatch=0.05), checkpoint=CheckpointConfig(every=3))
-AGREED = UpdateStats(
-    loss=0.2,
-    grad_norm=0.1,
-    lr=1e-4,
-    ratios=np.ones(4),
-    clipped=np.zeros(4, bool),
-    stale=np.zeros(4, bool),
-    importance=np.ones(4),
-    kl=np.zeros(4),
-    entropies=np.ones(4),
-    mismatch=np.full(4, 0.01),
-    weight_sum=1.0,
-    constraint_loss=0.0,
-    penalised_kl=np.zeros(0),
-    noise=None,
-    ewc_penalty=0.0,
-)
+AGREED = update_stats()
 FRESH = RunTotals()
 
 
@@ -51,7 +32,7 @@ class NotedFiles:
         self.saved: list[int] = []
         self.totals = FRESH
 
-    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch) -> None:
+    def step(self, step: int, metrics: StepMetrics, collected: object, batch: object, result: object) -> None:
         self.rows.append(metrics)
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:

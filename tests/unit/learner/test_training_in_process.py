@@ -68,7 +68,7 @@ class KeptFiles:
         self.rows: list[StepMetrics] = []
         self.checkpoints: dict[int, Checkpoint] = {}
 
-    def step(self, step: int, metrics: StepMetrics, collected: object, batch: object) -> None:
+    def step(self, step: int, metrics: StepMetrics, collected: object, batch: object, result: object) -> None:
         self.rows.append(metrics)
 
     @property

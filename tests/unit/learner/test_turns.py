@@ -10,15 +10,17 @@ import pytest
 
 from learner.objective.batch import Sample
 from learner.objective.turns import sampled_lengths, trained_tokens, turns
-from learner.reports.run_files import RolloutLog
+from learner.reports.rollout_log import RolloutLog
 from learner.reports.step_metrics import mean_entropy
+from learner.update.figures import StepResult
 from protocol.messages import FilledOrder, Group
 from shared.config.data import RewardConfig
+from shared.config.processes import LogConfig
 from shared.config.tree import BatchConfig, Config, ConstraintConfig, LossConfig, OptimizerConfig, RolloutConfig
 from shared.model.policy import Policy
 from shared.run.files import LineLog
 from tests.support.dense_truth import Truth, sampled_nearby
-from tests.support.fakes import shake, spelled, tiny_group, tiny_policy
+from tests.support.fakes import shake, spelled, spelled_words, tiny_group, tiny_policy
 from tests.support.steps import (
     batch_of,
     collected_of,
@@ -146,11 +148,13 @@ def test_mean_entropy_is_that_of_sampled_tokens(policy: Policy) -> None:
 def test_the_log_shows_turns(tmp_path: Path) -> None:
     config = config_for("grpo")
     lines = tmp_path / "rollouts.jsonl"
-    log = RolloutLog(LineLog(lines), 2, spelled)
-    log.log(0, collected_of([filled(TURNS, PLAIN)], config), step_batch(samples_of(config), 0, config))
+    log = RolloutLog(LineLog(lines), LogConfig(), spelled_words())
+    batch = step_batch(samples_of(config), 0, config)
+    log.log(0, collected_of([filled(TURNS, PLAIN)], config), batch, StepResult())
     first, second = (msgspec.json.decode(line) for line in lines.read_text().splitlines())
     sample = first["samples"][1]
     assert [turn["sampled"] for turn in sample["turns"]] == [True, False, True, False, True]
+    assert [turn["tokens"] for turn in sample["turns"]] == [1, 1, 1, 3, 2]
     assert sample["turns"][3]["text"] == spelled(TURNS.completion_ids[10:13].tolist())
     assert np.array(sample["mask"]).tolist() == list(MASKS[1])
     assert second["samples"][0]["turns"] is None

@@ -14,6 +14,7 @@ import pytest
 
 from shared.errors import RunDirError
 from shared.run.files import (
+    BLOCK,
     AppendFile,
     LineLog,
     cut,
@@ -359,3 +360,15 @@ def test_truncate_from_keeps_earlier_readable_rows_and_goes_on(tmp_path: Path) -
     log.close()
     assert rows(tmp_path / "l") == [{"step": 1}, {"step": 1, "again": True}, {"step": 2}]
     assert names(tmp_path) == {"l"}
+
+
+def test_a_log_longer_than_a_block_is_cut_and_kept_in_blocks(tmp_path: Path) -> None:
+    path, text = tmp_path / "l", "x" * (BLOCK // 3)
+    lines = [f'{{"step":{step},"text":"{text}"}}\n' for step in range(9)]
+    path.write_text("".join(lines) + "y" * 3 * BLOCK)
+    log = LineLog(path)
+    assert [row["step"] for row in rows(path)] == list(range(9))
+    log.truncate_from(7)
+    log.append({"step": 7})
+    log.close()
+    assert [row["step"] for row in rows(path)] == list(range(8)) and rows(path)[6]["text"] == text

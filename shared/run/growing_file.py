@@ -17,14 +17,15 @@ class GrowingFile:
         self.inode = 0
         self.generation = 0
 
-    def new_lines(self) -> list[str]:
-        """Whole lines written since the last call."""
+    def new_lines(self, limit: int = -1) -> list[str]:
+        """Whole lines written since the last call. limit: about how many bytes to read at once, for a long file."""
         if not self.path.is_file():
             return []
         with self.path.open("rb") as file:
             self.notice_replacement(os.fstat(file.fileno()))
             file.seek(self.position)
-            whole, newline, _torn = file.read().rpartition(b"\n")
+            data = file.read(limit)
+            whole, newline, _torn = (data if b"\n" in data else data + file.readline()).rpartition(b"\n")
         self.position += len(whole) + len(newline)
         return whole.decode(errors="replace").split("\n") if newline else []
 
