@@ -8,7 +8,6 @@ Left out on purpose: averages over steps, and plots; readers make them.
 
 import math
 import resource
-import sys
 from typing import Any
 
 import msgspec
@@ -232,5 +231,4 @@ class MetricsLog:
 
 def peak_memory_mb() -> float:
     """Largest resident size of this process so far, in MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
