@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from actor.engines.engine import Completion, EndedCompletion, Engine
-from actor.environments.episodes import Episode, Episodes
+from actor.environments.episodes import Episode, Player
 from actor.installer import EXACT, Allowed, Installer
 from actor.scoring.scores import Scorer, Scores
 from actor.scoring.teacher import AskTeacher, no_teacher
@@ -40,11 +40,11 @@ class Rollout:
         canary: Allowed = EXACT,
         trace: Trace = NO_TRACE,
         context: Context = NO_CONTEXT,
-        episodes: Episodes | None = None,
+        episodes: Player | None = None,
         votes: CastVotes = nobody_votes,
         teacher: AskTeacher = no_teacher,
     ) -> None:
-        """episodes: of a run with an environment. votes, teacher: for orders that ask for them."""
+        """episodes: of a run with an environment or an agent. votes, teacher: for orders that ask for them."""
         self.episodes = episodes
         self.votes = votes
         self.teacher = teacher

@@ -92,6 +92,7 @@ def work_of(config: Config, *, cores: int) -> Work:
         lengths=lengths_of(config.model.path, rollout.max_new_tokens, config.tasks, config.sft.source),
         samples=not config.is_warm_start,
         has_actor=config.needs_actor,
+        in_turns=config.environment.in_turns,
     )
 
 

@@ -115,6 +115,8 @@ class Work:
     """Whether a step samples. A warm start has its answers."""
     has_actor: bool
     """Whether there is an actor: a warm start has one for its evaluations only."""
+    in_turns: bool = False
+    """Whether a completion is a conversation, whose keys and values are kept between its turns."""
 
     @property
     def order_groups(self) -> int:
@@ -251,15 +253,23 @@ def rollout_items(shape: ModelShape, work: Work) -> Items:
 def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: int = 0) -> Items:
     """While so many completions of so many prompts are decoded. cap: 0 for that of training."""
     cap = cap or work.rollout.max_new_tokens
+    prompt = longest_prompt(work, cap)
     at_once = min(rows, decoded_at_once(shape, work, cap))
-    prompts = min(prompts, at_once)
-    slots = prompts * work.lengths.prompt + at_once * cap
-    prefill = prompts * work.lengths.prompt * layer_outputs(shape) * work.value_bytes
+    # In a later turn each completion has a prompt of its own, half of what follows the question being new.
+    prompts = at_once if work.in_turns else min(prompts, at_once)
+    fed = prompts * (cap // 2 if work.in_turns else prompt)
+    kept = {"earlier turns": rows * prompt * token_bytes(shape)} if work.in_turns else {}
     return {
-        "keys and values": slots * token_bytes(shape),
+        "keys and values": (prompts * prompt + at_once * cap) * token_bytes(shape),
+        **kept,
         "sampler": at_once * shape.vocabulary * LOGIT_BYTES,
-        "prompts": prefill,
+        "prompts": fed * layer_outputs(shape) * work.value_bytes,
     }
+
+
+def longest_prompt(work: Work, cap: int) -> int:
+    """Tokens; in a later turn, all that a conversation may have."""
+    return work.lengths.prompt + (cap if work.in_turns else 0)
 
 
 def token_bytes(shape: ModelShape) -> int:
@@ -269,7 +279,7 @@ def token_bytes(shape: ModelShape) -> int:
 
 def decoded_at_once(shape: ModelShape, work: Work, cap: int) -> int:
     """Rows of a decode step, for completions of at most `cap` tokens."""
-    cached = (work.lengths.prompt + cap) * token_bytes(shape)
+    cached = (longest_prompt(work, cap) + cap) * token_bytes(shape)
     return rows_at_once(work.actor.max_sequences, cached, shape.vocabulary, on_card=False)
 
 

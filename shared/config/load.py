@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from protocol.limits import MAX_BODY_BYTES, MAX_INBOUND_BYTES, MAX_ITEMS
-from shared.config.data import Advantage, RewardConfig, VerifierConfig
+from shared.config.data import Advantage, CurriculumConfig, RewardConfig, TasksConfig, VerifierConfig
 from shared.config.environment import EnvironmentConfig
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.named_rewards import check_rewards
@@ -158,6 +158,8 @@ def check_together(config: Config) -> None:
         )
     if config.is_warm_start and config.environment.is_used:
         raise ConfigError("A warm start has written answers and no environment; remove [environment] from it.")
+    if config.environment.is_agent:
+        check_agent(config.environment, config.tasks, config.curriculum, config.teacher)
     check_objective(config.loss, config.reward)
     check_advantage(config.advantage, config.reward, config.verifier)
     check_teacher(config.loss, config.teacher, config.rollout.temperature)
@@ -195,6 +197,29 @@ def check_together(config: Config) -> None:
     check_orders(config.rollout, config.most_prompts, config.tasks.max_prompt_tokens, token_bytes)
     check_evaluation(config.eval, config.rollout.max_new_tokens, config.tasks.max_prompt_tokens)
     check_link(config.link)
+
+
+def check_agent(
+    environment: EnvironmentConfig, tasks: TasksConfig, curriculum: CurriculumConfig, teacher: TeacherConfig
+) -> None:
+    """Refuse keys about prompts, all of which an agent writes."""
+    if not environment.function:
+        raise ConfigError(
+            "environment.kind is 'agent' but environment.function is empty; set it to path/to/file.py:name, a function"
+            " of base_url, api_key and the task's columns."
+        )
+    written = {
+        "environment.tools": environment.tools,
+        "tasks.system_prompt": tasks.system_prompt,
+        "tasks.few_shot": tasks.few_shot,
+        "teacher.prompt": teacher.prompt,
+        "curriculum.kind = 'sent'": curriculum.kind == "sent",
+    }
+    if given := [key for key, value in written.items() if value]:
+        raise ConfigError(
+            f"{given[0]} is for prompts that we write, but environment.kind is 'agent', which writes all that the model"
+            " reads; remove it, and let the agent do it."
+        )
 
 
 def check_engine_options(actor: ActorConfig, compute: ComputeConfig, model: ModelConfig) -> None:

@@ -63,6 +63,7 @@ PINNED: dict[str, object] = {
     "actor.max_sequences": 0,
     "actor.fold": "auto",
     "actor.graphs": "auto",
+    "environment.kind": "tools",
     "environment.function": "",
     "environment.tools": (),
     "environment.described": "",

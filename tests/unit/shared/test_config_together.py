@@ -18,6 +18,15 @@ from shared.errors import ConfigError
         (["verifier.kind=callable"], "verifier.function is empty"),
         (["verifier.kind=environment"], "environment.function is empty"),
         (["loss.kind=sft", "environment.function=env.py:Env"], "written answers and no environment"),
+        (["environment.kind=agent"], "environment.kind is 'agent' but environment.function is empty"),
+        (
+            ["environment.kind=agent", "environment.function=a.py:solve", "tasks.few_shot=2"],
+            "tasks.few_shot is for prompts that we write, but environment.kind is 'agent'",
+        ),
+        (
+            ["environment.kind=agent", "environment.function=a.py:solve", "environment.tools=['t.py:add']"],
+            "environment.tools is for prompts that we write",
+        ),
         (["link.endpoint=udp://host:1"], "expected 'ipc' or tcp://host:port"),
         (["constraint.beta=0.1", "constraint.reference=old"], "constraint.reference is 'old' but loss.passes is 1"),
         (["growth.max_prompts=15"], "growth.max_prompts = 15 is less than rollout.prompts = 16"),
