@@ -337,17 +337,11 @@ def check_teacher(loss: LossConfig, teacher: TeacherConfig, temperature: float) 
     if not teacher.url:
         return
     if here:
-        raise ConfigError(
-            "teacher.url is another model, and teacher.prompt and teacher.adapter are about the run's own base; remove"
-            " them, or teacher.url."
-        )
+        raise ConfigError("teacher.url is another model; remove it, or teacher.prompt and teacher.adapter.")
     if not teacher.url.startswith(("http://", "https://")):
         raise ConfigError(f"teacher.url = '{teacher.url}' is not allowed: expected http://host:port/v1.")
     if temperature != 1.0:
-        raise ConfigError(
-            f"rollout.temperature = {temperature:g}, but the server at teacher.url gives log-probs at temperature 1;"
-            " set it to 1."
-        )
+        raise ConfigError(f"rollout.temperature = {temperature:g}, but the server at teacher.url has 1; set it to 1.")
 
 
 def check_orders(rollout: RolloutConfig, most_prompts: int, prompt_tokens: int, token_bytes: int) -> None:
