@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
+LIBRARIES = ("msgspec", "torch")
+"""The first that a command imports, and the largest; they are looked for, not imported."""
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 
 
-def main(argv: list[str]) -> int:
-    """Returns the exit code."""
+def main(argv: list[str], *, program: str = "python -m launch", system: str = sys.platform) -> int:
+    """Returns the exit code. program: what the user called. system: of this machine."""
     try:
-        return run_safely(argv)
+        return run_safely(argv, program, system)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -32,32 +34,59 @@ def tandem() -> int:
     """The command `tandem`, which `pip install .` makes; the same as `python -m launch`."""
     # A folder `shared` in the user's folder must not replace ours in the processes of a run.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
-    return main(sys.argv[1:])
+    return main(sys.argv[1:], program="tandem")
 
 
-def run_safely(argv: list[str]) -> int:
+def run_safely(argv: list[str], program: str, system: str) -> int:
     """Run the command; expected errors become one sentence and an exit code."""
     from launch.cli import parse
-    from launch.supervisor.topology import ProcessFailed
     from protocol.errors import SecurityError
     from protocol.plain_text import for_terminal
     from shared.errors import UserError
+    from shared.process.supported_system import refuse_other_systems
 
     try:
-        return dispatch(parse(argv))
+        args = parse(argv, program)
+        refuse_other_systems(system)
+        refuse_without_libraries()
+        return report_crash(args)
     except (UserError, SecurityError) as error:
         print(for_terminal(f"error: {error}"), file=sys.stderr)
         return 2
-    except ProcessFailed as error:
-        # It quotes a log.
-        print(for_terminal(f"error: {error}"), file=sys.stderr)
-        return 1
     except BrokenPipeError:
         if not output_is_closed():
             raise
         # Python flushes stdout once more at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
+
+
+def refuse_without_libraries() -> None:
+    """UserError if this is a Python into which nothing was installed, as it is in a fresh clone."""
+    from importlib.util import find_spec
+
+    from shared.errors import UserError
+
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"{sys.executable} lacks {' and '.join(missing)}; in a clone use .venv/bin/python, which ./launch/run.sh"
+            " makes, or install Tandem with `pip install .` into a Python of 3.11 or newer."
+        )
+
+
+def report_crash(args: "argparse.Namespace") -> int:
+    """Run the command; if a process of the run has crashed, say so."""
+    # Only now: elsewhere than on Linux some of these modules cannot be imported.
+    from launch.supervisor.topology import ProcessFailed
+    from protocol.plain_text import for_terminal
+
+    try:
+        return dispatch(args)
+    except ProcessFailed as error:
+        # It quotes a log.
+        print(for_terminal(f"error: {error}"), file=sys.stderr)
+        return 1
 
 
 def output_is_closed() -> bool:
@@ -100,12 +129,21 @@ def dispatch(args: "argparse.Namespace") -> int:
             return why(directory=args.directory, as_json=args.json)
         case "ui" | "show" | "watch" | "report":
             return look(args)
+        case "export":
+            return export(args)
+        case "generate":
+            return generate(args)
+        case _:
+            return dispatch_other(args)
+
+
+def dispatch_other(args: "argparse.Namespace") -> int:
+    """Comparisons, keys, data, and the shell."""
+    match args.command:
         case "compare":
             from launch.commands.compare import compare_runs
 
             return compare_runs(first=args.A, second=args.B, label=args.label, flips=args.flips)
-        case "export":
-            return export(args)
         case "key":
             from launch.commands.key import make_key
 
@@ -125,7 +163,9 @@ def dispatch(args: "argparse.Namespace") -> int:
                 kind=args.kind, strict=args.strict, source=args.source, out=args.out, workers=args.workers
             )
         case _:
-            return generate(args)
+            from launch.completion import print_script
+
+            return print_script(args.shell)
 
 
 def run(args: "argparse.Namespace") -> int:

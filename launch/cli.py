@@ -7,6 +7,9 @@ from typing import NoReturn
 from launch.flags import add_known_flags, answer_known_flags
 from shared.errors import UserError
 
+VERSION = "0.1.0"
+"""As in pyproject.toml, which is not there once Tandem is installed."""
+MODULE = "python -m launch"
 EXAMPLES = """examples:
   python -m launch run                                    the embedded model: no card, no download
   python -m launch run my.toml --out runs/first --set optimizer.lr=3e-4
@@ -39,14 +42,22 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message[0].lower()}{message[1:]}; see `{self.prog} --help`.")
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parse(argv: list[str], program: str = MODULE) -> argparse.Namespace:
+    """program: how the user called it; help and errors name it."""
+    parser = make_parser(program)
+    answer_known_flags(argv)
+    return parser.parse_args(argv)
+
+
+def make_parser(program: str) -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m launch",
+        prog=program,
         description="Tandem: reinforcement learning for language models with two processes on one small card.",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES.replace(MODULE, program),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands.add_parser("run", help="train a new run", allow_abbrev=False))
     add_run(commands.add_parser("sft", help="warm start: learn written answers", allow_abbrev=False))
@@ -69,8 +80,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_ui(commands.add_parser("ui", help="see runs in a browser on this machine", allow_abbrev=False))
     add_plan(commands.add_parser("plan", help="memory of a run on a card, before it starts", allow_abbrev=False))
     add_doctor(commands.add_parser("doctor", help="check this machine and a configuration", allow_abbrev=False))
-    answer_known_flags(argv)
-    return parser.parse_args(argv)
+    add_completion(commands.add_parser("completion", help="completion in a shell", allow_abbrev=False))
+    return parser
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -232,6 +243,11 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     )
     add_set(parser)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def add_completion(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = 'for bash, add `eval "$(tandem completion bash)"` to ~/.bashrc; launch/README.md has the others'
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="whose script to print")
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:

@@ -23,6 +23,7 @@ tandem_python() {
 }
 
 set_up() {
+    check_system || return
     if [[ -n ${TANDEM_PYTHON-} ]]; then
         check_given_python
         return
@@ -34,6 +35,14 @@ set_up() {
         if command -v flock >/dev/null; then flock 9; fi
         is_set_up "$@" || install_into_venv "$@"
     )
+}
+
+# Before pip fetches gigabytes. bash sets OSTYPE.
+check_system() {
+    [[ $OSTYPE != linux* ]] || return 0
+    echo "error: this system is '$OSTYPE', and Tandem needs Linux; on macOS use a Linux container (docker/) or a" \
+        "virtual machine, on Windows launch/run.ps1." >&2
+    return 2
 }
 
 check_given_python() {

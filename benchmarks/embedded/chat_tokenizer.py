@@ -29,24 +29,29 @@ CHAT_TEMPLATE = (
 )
 
 _NUM_TEXTS = 6000
-_EVERYDAY_WORDS = (
+EVERYDAY_WORDS = (
     "the of and to in is you that it was for on are as with they at be this have from or one had by but not what all "
     "were we when your can said there use an each which do how their if will up other about out many them these so"
 )
 
 
 def train_tokenizer(seed: int) -> Qwen2Tokenizer:
+    return made_tokenizer(_texts(seed), CHAT_TEMPLATE, [])
+
+
+def made_tokenizer(texts: Iterator[str], template: str, marks: list[str]) -> Qwen2Tokenizer:
+    """marks: more special tokens."""
     qwen = Qwen2Tokenizer().backend_tokenizer
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = qwen.normalizer
     tokenizer.pre_tokenizer = qwen.pre_tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=[PAD, TURN_START, TURN_END],
+        special_tokens=[PAD, TURN_START, TURN_END, *marks],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(seed), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     learned = json.loads(tokenizer.to_str())["model"]
     merges: Any = [tuple(pair) for pair in learned["merges"]]  # the declared type, list[str], is refused at run time
     return Qwen2Tokenizer(
@@ -55,15 +60,15 @@ def train_tokenizer(seed: int) -> Qwen2Tokenizer:
         unk_token=PAD,
         pad_token=PAD,
         eos_token=TURN_END,
-        extra_special_tokens=[TURN_START],
-        chat_template=CHAT_TEMPLATE,
+        extra_special_tokens=[TURN_START, *marks],
+        chat_template=template,
         model_max_length=MAX_LENGTH,
     )
 
 
 def _texts(seed: int) -> Iterator[str]:
     """Corpus texts, the three role names of the chat template, and everyday words to fill up the vocabulary."""
-    yield _EVERYDAY_WORDS
+    yield EVERYDAY_WORDS
     rng = random.Random(seed)
     for index in range(_NUM_TEXTS):
         example = draw_example(rng, LEVELS[index % len(LEVELS)])

@@ -14,7 +14,7 @@ from typing import Any
 from launch.plan.shape import kind_of
 from shared.base.gguf import config_of, open_gguf
 from shared.config.model import ModelConfig, hub_cache_folder, in_hub_cache
-from shared.embedded import EMBEDDED_DIR
+from shared.embedded import EMBEDDED
 from shared.errors import ModelError
 
 Facts = Mapping[str, Any]
@@ -72,8 +72,8 @@ def facts_of(model: ModelConfig) -> Facts:
     kind = kind_of(model)
     if kind == "gguf":
         return config_of(open_gguf(Path(model.path)))
-    folders = {"embedded": EMBEDDED_DIR, "folder": Path(model.path), "hub": in_hub_cache(model, hub_cache_folder())}
-    file = folders[kind] / "config.json"
+    folder = in_hub_cache(model, hub_cache_folder()) if kind == "hub" else EMBEDDED.get(model.path, Path(model.path))
+    file = folder / "config.json"
     if file.is_file():
         return read(file)
     if model.path in PUBLISHED:

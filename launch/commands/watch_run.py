@@ -1,15 +1,13 @@
 """Start the processes of a run, show it while it trains, and report when it ends. `run` and `resume` share this."""
 
-import sys
-
 from launch.display.console import make_console, next_command
 from launch.display.page.command import write_report
 from launch.display.report import print_report
 from launch.display.screens import make_screen
 from launch.supervisor.restarts import SupervisorLimits
-from launch.supervisor.starter import ForkServerStarter, FreshStarter, Starter
+from launch.supervisor.starter import ForkServerStarter
 from launch.supervisor.supervise import Supervisor
-from launch.supervisor.topology import Topology, arithmetic, topology
+from launch.supervisor.topology import arithmetic, topology
 from launch.why.command import add_verdict
 from shared.config.tree import Config
 from shared.process.entry_point import keep_to_itself
@@ -26,7 +24,8 @@ def watch_run(run: RunDir, config: Config, *, verbose: bool, trace: bool) -> Non
         with make_screen(console, run, config.run.steps, verbose=verbose) as screen:
             plan = topology(run.path, config, trace=trace)
             limits = SupervisorLimits(silence_s=config.link.silence_s)
-            Supervisor(plan, screen, starter_for(plan), limits).run()
+            starter = ForkServerStarter(plan.learner.environment, plan.learner.log.with_name("fork_server.log"))
+            Supervisor(plan, screen, starter, limits).run()
     except KeyboardInterrupt:
         print(f"stopped; nothing is lost, continue with: {next_command('resume', str(run.path))}")
         raise
@@ -36,10 +35,3 @@ def watch_run(run: RunDir, config: Config, *, verbose: bool, trace: bool) -> Non
         add_verdict(run)
         write_report(run)
     print_report(console, run, config.run.steps, can_be_extended=config.can_be_extended)
-
-
-def starter_for(plan: Topology) -> Starter:
-    """A fork server shares the loaded libraries, but forking them is safe on Linux only."""
-    if sys.platform != "linux":
-        return FreshStarter()
-    return ForkServerStarter(plan.learner.environment, plan.learner.log.with_name("fork_server.log"))

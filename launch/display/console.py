@@ -1,7 +1,7 @@
 """The console that commands print to, and a command that the user can copy from it and run.
 
 The console is as wide as the terminal, or 120 columns where the output is a file or a pipe. The command names the
-interpreter that runs this one.
+interpreter or the script that runs this one.
 """
 
 import os
@@ -13,6 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 PLAIN_WIDTH = 120
+SCRIPT = "tandem"
+"""What `pip install .` makes."""
 
 
 class PipeConsole(Console):
@@ -23,13 +25,22 @@ class PipeConsole(Console):
 
 
 def make_console() -> Console:
-    console = PipeConsole(highlight=False)
-    return console if console.is_terminal else PipeConsole(highlight=False, width=PLAIN_WIDTH)
+    # rich would take FORCE_COLOR, which notebooks and CI set, for a terminal, and draw the live display into a file.
+    terminal = sys.stdout.isatty()
+    return PipeConsole(highlight=False, force_terminal=terminal, width=None if terminal else PLAIN_WIDTH)
 
 
 def next_command(*words: str) -> str:
-    """`python -m launch resume runs/first`, or `.venv/bin/python ...` where plain `python` is another one."""
+    """`python -m launch resume runs/first`, or `.venv/bin/python ...` where plain `python` is another one; `tandem ...`
+    if that is what the user called."""
+    if Path(sys.argv[0]).name == SCRIPT:
+        return f"{shlex.quote(script(sys.argv[0], shutil.which(SCRIPT)))} {shlex.join(words)}"
     return f"{shlex.quote(interpreter(sys.executable, shutil.which('python')))} -m launch {shlex.join(words)}"
+
+
+def script(called: str, on_path: str | None) -> str:
+    """The name alone if it is the one on PATH."""
+    return SCRIPT if on_path and os.path.realpath(on_path) == os.path.realpath(called) else called
 
 
 def interpreter(running: str, on_path: str | None) -> str:

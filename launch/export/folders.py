@@ -24,7 +24,7 @@ from shared.base.cache import DIGESTS, CachedBase
 from shared.base.gguf import is_gguf
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.tree import Config
-from shared.embedded import EMBEDDED_DIR
+from shared.embedded import EMBEDDED
 from shared.model.adapter_file import adapter_config
 from shared.model.nf4 import WEIGHTS
 from shared.run.evaluation import Evaluation
@@ -97,13 +97,13 @@ def copy_other_files(base: Path, out: Path, left_out: set[str]) -> None:
 
 def is_local(path: str) -> bool:
     """Whether model.path is on this machine; if not, it is a hub id."""
-    return path == "embedded" or is_gguf(path) or Path(path).is_dir()
+    return path in EMBEDDED or is_gguf(path) or Path(path).is_dir()
 
 
 def base_name(path: str) -> str:
     """The path or hub id by which other programs find the base."""
-    if path == "embedded":
-        return str(EMBEDDED_DIR)
+    if path in EMBEDDED:
+        return str(EMBEDDED[path])
     return str(Path(path).resolve()) if is_local(path) else path
 
 

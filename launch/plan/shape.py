@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from shared.base.gguf import config_of, is_gguf, open_gguf, tensor_shapes
 from shared.config.model import ModelConfig, in_hub_cache
-from shared.embedded import EMBEDDED_DIR
+from shared.embedded import EMBEDDED
 from shared.errors import ModelError
 from shared.model.linears import OWN_LAYERS, is_decoder_linear
 
@@ -52,7 +52,7 @@ class ModelShape:
 
 def kind_of(model: ModelConfig) -> Literal["embedded", "folder", "gguf", "hub"]:
     """As shared/base/cache.py reads model.path."""
-    if model.path == "embedded":
+    if model.path in EMBEDDED:
         return "embedded"
     if is_gguf(model.path):
         return "gguf"
@@ -65,7 +65,7 @@ def local_folder(model: ModelConfig, hub_cache: Path) -> Path | None:
         case "gguf":
             return Path(model.path) if os.path.isfile(model.path) else None
         case "embedded":
-            folder = EMBEDDED_DIR
+            folder = EMBEDDED[model.path]
         case "folder":
             folder = Path(model.path)
         case "hub":

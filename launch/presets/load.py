@@ -9,12 +9,14 @@ from pathlib import Path
 from msgspec import structs
 
 from actor.environments.contract import described
+from shared.config.environment import EnvironmentConfig
 from shared.config.load import read_config
 from shared.config.tree import Config
 from shared.errors import ConfigError
 from shared.process.processor import settled_config
 
 PRESETS_DIR = Path(__file__).parent
+EXAMPLES_DIR = PRESETS_DIR.parent / "examples"
 
 
 def load_config(source: str, overrides: Iterable[str] = (), *, here: bool = True) -> Config:
@@ -26,11 +28,19 @@ def load_config(source: str, overrides: Iterable[str] = (), *, here: bool = True
 
 def with_tools(config: Config) -> Config:
     """With its tools described, for which the user's file runs once."""
-    environment = config.environment
-    if not environment.is_used or environment.described:
+    if not config.environment.is_used or config.environment.described:
         return config
+    environment = located(config.environment)
     tools = described(environment, scores=config.verifier.kind == "environment")
     return structs.replace(config, environment=structs.replace(environment, described=tools))
+
+
+def located(environment: EnvironmentConfig) -> EnvironmentConfig:
+    """A file that does not exist is looked for among the examples."""
+    file, _, name = environment.function.rpartition(":")
+    if not file or Path(file).exists() or not (EXAMPLES_DIR / file).is_file():
+        return environment
+    return structs.replace(environment, function=f"{EXAMPLES_DIR / file}:{name}")
 
 
 def find_source(source: str) -> Path:

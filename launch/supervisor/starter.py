@@ -1,7 +1,7 @@
 """Starts the processes of a run: with a new Python interpreter, or as a fork of one that has imported everything.
 
-    fresh    a new interpreter; works on every system
-    forked   Linux: a fork of the fork server (fork_server.py), which has loaded the libraries of learner and actor.
+    fresh    a new interpreter, for what loads other libraries than a learner or actor
+    forked   a fork of the fork server (fork_server.py), which has loaded the libraries of learner and actor.
              Their 250 MB are in memory once instead of twice, and a dead actor is back in a fraction of a second
 
 Either way the process has its own session, writes to its log file, and dies with the process that started it. Its group

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from launch.why.answers import NEARLY_ALL, percent
 from launch.why.view import REWARD, RunView, known, ratio
+from shared.embedded import EMBEDDED
 from shared.run.summary import RunVerdict
 
 COLLAPSED, EXPLODED = 0.1, 2.0
@@ -79,7 +80,7 @@ def still_zero(view: RunView) -> Iterator[RunVerdict]:
 
 
 def rate_too_small(view: RunView) -> Iterator[RunVerdict]:
-    usual = EMBEDDED_LR if view.config.model.path == "embedded" else USUAL_LR
+    usual = EMBEDDED_LR if view.config.model.path in EMBEDDED else USUAL_LR
     rate = view.config.optimizer.lr
     if rate <= FAR_TOO_SMALL * usual and view.updates >= FEW_UPDATES and not view.rises:
         yield RunVerdict(

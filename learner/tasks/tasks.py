@@ -16,6 +16,7 @@ import numpy as np
 
 from learner.tasks.list_questions import list_questions
 from learner.tasks.sources import Columns, held_out_rows, rows_of_test, training_rows
+from learner.tasks.tool_questions import calculations, games
 from learner.tasks.word_problems import Split, problems
 from protocol.limits import MAX_KEYS, MAX_TEXT_CHARS
 from shared.config.data import TasksConfig, VerifierKind
@@ -23,7 +24,7 @@ from shared.errors import DataError
 from shared.gold_answer import gold_number
 from shared.model.prompt import Prompter, Shots
 
-GENERATED = ("embedded", "numbers")
+GENERATED = ("embedded", "numbers", "calculations", "guessing")
 GENERATED_HELD_OUT = 512
 MAX_FORMULA_CHARS = 500
 COLUMN = re.compile(r"\{(\w+)\}")
@@ -146,16 +147,24 @@ def unspaced(row: Columns) -> str:
 
 def generated_rows(split: Split, count: int, config: TasksConfig) -> Rows:
     """Problems that are made here; the two splits share none."""
-    if config.source == "numbers":
-        questions = list_questions(split, count, seed=0)
-        return [
-            {"question": q.question, "answer": str(q.answer), "subject": q.kind, "solution": q.solution}
-            for q in questions
-        ]
-    return [
-        {"question": p.question, "answer": str(p.answer), "level": str(p.level), "solution": p.solution}
-        for p in problems(split, count=count, seed=0, levels=config.levels)
-    ]
+    match config.source:
+        case "numbers":
+            return [
+                {"question": q.question, "answer": str(q.answer), "subject": q.kind, "solution": q.solution}
+                for q in list_questions(split, count, seed=0)
+            ]
+        case "calculations":
+            return [
+                {"question": c.question, "answer": str(c.answer), "subject": c.op}
+                for c in calculations(split, count, seed=0)
+            ]
+        case "guessing":
+            return [{"question": g.question, "answer": str(g.secret)} for g in games(split, count, seed=0)]
+        case _:
+            return [
+                {"question": p.question, "answer": str(p.answer), "level": str(p.level), "solution": p.solution}
+                for p in problems(split, count=count, seed=0, levels=config.levels)
+            ]
 
 
 def shuffled(rows: list[Columns], seed: int) -> list[Columns]:

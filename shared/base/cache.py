@@ -40,7 +40,7 @@ from safetensors.torch import save_file
 from shared.base.architecture import empty_model, read_architecture
 from shared.base.gguf import is_gguf, open_gguf, read_tensors, write_files
 from shared.config.model import CACHE_DIR_KEY, ModelConfig, cache_root
-from shared.embedded import EMBEDDED_DIR
+from shared.embedded import EMBEDDED
 from shared.errors import DamageError, ModelError
 from shared.model.linears import is_decoder_linear as is_linear
 from shared.model.nf4 import BLOCK, PARTS, STATE_KEY, WEIGHTS, from_tensors, quantize, read_facts
@@ -140,7 +140,7 @@ def file_digest(path: Path) -> str:
 def find_model(model: ModelConfig) -> ModelSource:
     if is_gguf(model.path):
         return ModelSource(folder=gguf_folder(Path(model.path), cache_root(model)), gguf=Path(model.path))
-    folder = EMBEDDED_DIR if model.path == "embedded" else Path(model.path)
+    folder = EMBEDDED.get(model.path, Path(model.path))
     if not os.path.isdir(folder):
         folder = fetch_from_hub(model)
     if not (folder / "config.json").is_file() or not sorted(folder.glob("*.safetensors")):

@@ -21,9 +21,10 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Where the tasks come from."""
 
     source: str = "embedded"
-    """`embedded` (arithmetic word problems), `numbers` (the largest, smallest or second number of a list), `gsm8k`,
-    `math`, `math500`, a .jsonl, .json, .csv or .parquet file, a folder with one such file for each split (train.jsonl,
-    test.jsonl), or the id of a hub data set. Paths are relative to the current folder."""
+    """`embedded` (arithmetic word problems), `numbers` (the largest, smallest or second number of a list),
+    `calculations` and `guessing` (for a calculator and a game), `gsm8k`, `math`, `math500`, a .jsonl, .json, .csv or
+    .parquet file, a folder with one such file for each split (train.jsonl, test.jsonl), or the id of a hub data set.
+    Paths are relative to the current folder."""
     subset: str = ""
     """Configuration of a hub data set. If empty, the one that belongs to a named source, or none."""
     split: str = ""
@@ -31,7 +32,7 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     held_out: str = ""
     """Held-out tasks, which are evaluated during the run: a file, a folder, a named source, or a split of `source`. If
     empty, a tenth of the training rows is held out, drawn by `seed`, together with all copies of their questions.
-    `embedded` and `numbers` have held-out tasks of their own."""
+    Tasks that are generated here have held-out ones of their own."""
     test: str = ""
     """Tasks for `eval --test`: a file, a folder, a named source, or a split of `source`. If empty, the `test` split of
     a named source or folder, if there is one. Training never reads them."""

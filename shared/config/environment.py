@@ -12,7 +12,7 @@ class EnvironmentConfig(Section, frozen=True, kw_only=True):
 
     function: str = ""
     """`path/to/file.py:Name`, a class with TRL's contract: `reset(**columns)`, public methods as tools, and
-    `get_reward()` if verifier.kind is 'environment'."""
+    `get_reward()` if verifier.kind is 'environment'. A file that does not exist is looked for in launch/examples."""
     tools: tuple[str, ...] = ()
     """More tools, each `path/to/file.py:name`: a function with types and a docstring."""
     described: str = ""

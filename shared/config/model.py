@@ -17,8 +17,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """The frozen base."""
 
     path: str = "embedded"
-    """`embedded`, a folder in Hugging Face format, a .gguf file of a Llama, Qwen2 or Qwen3 (extra `gguf`), or a hub id,
-    which is downloaded once into the hub's own cache."""
+    """`embedded`, `embedded-tools`, a folder in Hugging Face format, a .gguf file of a Llama, Qwen2 or Qwen3 (extra
+    `gguf`), or a hub id, which is downloaded once into the hub's own cache."""
     revision: str = "main"
     """Revision on the hub. Give a commit for runs that must be repeatable."""
     quantization: Literal["nf4", "none"] = "nf4"

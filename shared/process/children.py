@@ -1,18 +1,16 @@
 """The processes below one process: find them, adopt orphans, end them, and say how they ended.
 
-    orphan   a process below ours whose own parent died; after adopt_orphans() it becomes our child (Linux)
+    orphan   a process below ours whose own parent died; after adopt_orphans() it becomes our child
     stray    a child that we did not start: an orphan that came to us
 
 The tree is read from /proc. Before anything is killed, the whole tree is stopped (SIGSTOP, repeated until no new
-process appears), so that a process that keeps forking cannot escape. Not supported: systems without /proc, where only
-the root itself is ended.
+process appears), so that a process that keeps forking cannot escape.
 """
 
 import contextlib
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -109,11 +107,7 @@ def how_it_ended(code: int) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process was stopped (SIGSTOP). Outside Linux only its parent can ask."""
-    if sys.platform == "linux":
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-        return False
-    with contextlib.suppress(ChildProcessError):
-        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    """Whether the process was stopped (SIGSTOP)."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return False

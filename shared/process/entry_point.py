@@ -20,6 +20,7 @@ from contextlib import suppress
 from protocol.errors import AddressError, HandshakeRefused, PeerTimeout, SecurityError, WrongVersion
 from shared.errors import UserError
 from shared.process.parent_death import die_with_parent
+from shared.process.supported_system import refuse_other_systems
 
 _PR_SET_DUMPABLE = 4
 MAX_DESCRIPTORS = 8192
@@ -34,6 +35,7 @@ def run_process(name: str, body: Callable[[], None]) -> int:
     logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
     logging.getLogger(name).info("loads libraries and model")
     try:
+        refuse_other_systems(sys.platform)
         raise_descriptors()
         body()
     except (UserError, SecurityError, AddressError, HandshakeRefused, WrongVersion) as error:
@@ -46,14 +48,13 @@ def run_process(name: str, body: Callable[[], None]) -> int:
 
 
 def keep_to_itself() -> None:
-    """Close environment, memory and descriptors to the user's other processes (Linux).
+    """Close environment, memory and descriptors to the user's other processes.
 
     A reward function runs in one of them, and our environment contains tokens; a command that runs one calls this too.
     Afterwards only root may read /proc/PID/environ or attach a debugger. A program that this process starts is open
     again. This is not a security boundary: all processes still have the files and rights of the same user.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def raise_descriptors() -> None:

@@ -25,7 +25,7 @@ from shared.config.load import config_from_json, config_to_json
 from shared.config.model import ModelConfig, hub_cache_folder, in_hub_cache
 from shared.config.processes import ComputeConfig
 from shared.config.tree import Config
-from shared.embedded import EMBEDDED_DIR
+from shared.embedded import EMBEDDED
 from shared.process.usable_cards import check_cards, has_card
 from shared.run.files import write_whole
 from shared.run.run_dir import CPUINFO, RunDir
@@ -119,7 +119,7 @@ def is_large(model: ModelConfig) -> bool:
 
 def weight_bytes(model: ModelConfig) -> int | None:
     """Of the weight files: the .gguf file, or those in the folder or in the hub's cache. None if there are none yet."""
-    place = EMBEDDED_DIR if model.path == "embedded" else Path(model.path)
+    place = EMBEDDED.get(model.path, Path(model.path))
     # Unlike those of Path, these say no to a name that no file can have.
     if os.path.isfile(place):
         return place.stat().st_size

@@ -15,7 +15,6 @@ again from its start. Left out on purpose: smoothing, averages over steps, and p
 
 import math
 import resource
-import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -241,8 +240,7 @@ class MetricsLog:
 
 def peak_memory_mb() -> float:
     """Largest resident size of this process so far, in MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -226,6 +226,16 @@ def test_a_given_python_without_the_packages_is_one_sentence(project: Project, t
     assert not (project.root / ".venv").exists()
 
 
+@pytest.mark.parametrize("system", ["darwin23", "msys"])
+def test_another_system_is_one_sentence_before_anything_is_made(project: Project, system: str) -> None:
+    environment = os.environ | {"OSTYPE": system}
+    done = subprocess.run(project.command(), cwd="/", env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: this system is '{system}', and Tandem needs Linux; ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (project.root / ".venv").exists()
+
+
 def test_no_python_is_one_sentence(project: Project, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from launch.cli import VERSION
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"actor", "learner", "shared", "protocol", "launch"}
 
@@ -32,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def test_identity(project: dict[str, Any]) -> None:
-    assert (project["name"], project["version"]) == ("tandem-rl", "0.1.0")
+    assert (project["name"], project["version"]) == ("tandem-rl", VERSION)
     assert project["license"] == "Apache-2.0"
     assert project["requires-python"] == ">=3.11"
     assert "Private :: Do Not Upload" in project["classifiers"]
@@ -75,6 +77,7 @@ def test_the_wheel_holds_every_source_and_data_file(wheel: set[str]) -> None:
     }
     assert {path for path in wheel if ".dist-info/" not in path} == on_disk
     assert any(path.startswith("launch/presets/") for path in wheel)
+    assert {"launch/README.md", "launch/examples/first_run.ipynb", "launch/run.ps1"} <= wheel
     assert any(path.endswith("licenses/.github/LICENSE") for path in wheel)
 
 

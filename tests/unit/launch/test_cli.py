@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ COMMANDS = (
     "show",
     "report",
     "watch",
+    "ui",
 )
 WITH_MODULES = """
 import sys
@@ -175,6 +177,20 @@ def test_out_below_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     sentence = refused(["run", "--out", str(out)], capsys)
     assert sentence.startswith(f"{out} cannot be ")
     assert "choose an --out" in sentence
+
+
+def test_a_python_without_libraries_says_what_to_do() -> None:
+    # -S: without site-packages, as before any installation.
+    done = subprocess.run([sys.executable, "-S", "-m", "launch", "run"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "lacks msgspec and torch; in a clone use .venv/bin/python" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse(["--version"], "tandem")
+    assert end.value.code == 0
+    assert re.fullmatch(r"tandem \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
 # --- run

@@ -1,13 +1,16 @@
 """The end report: what a person sees when a run is done, stopped, or never began."""
 
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 from rich.console import Console
 
-from launch.display.console import interpreter
+from launch.display.console import interpreter, script
 from launch.display.report import print_evaluation, print_report
 from shared.errors import DamageError
 from shared.run.evaluation import Example, share_of, write_evaluation
@@ -179,3 +182,18 @@ def test_commands_name_the_interpreter_that_runs(tmp_path: Path) -> None:
     assert interpreter(running, on_path="/usr/bin/python") == running
     assert interpreter(running, on_path=None) == running
     assert interpreter(str(Path.cwd() / ".venv/bin/python"), on_path=None) == ".venv/bin/python"
+
+
+def test_a_pipe_is_no_terminal_even_where_colours_are_forced() -> None:
+    code = "from launch.display.console import make_console as m; print(m().is_terminal, m().width)"
+    environment = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm-color"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False 120\n"
+
+
+def test_a_command_of_an_installed_tandem_names_it_as_it_works_here(tmp_path: Path) -> None:
+    called = tmp_path / "tandem"
+    called.write_text("")
+    assert script(str(called), on_path=str(called)) == "tandem"
+    assert script(str(called), on_path="/usr/bin/tandem") == str(called)
+    assert script(str(called), on_path=None) == str(called)
