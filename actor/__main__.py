@@ -72,7 +72,8 @@ def main(arguments: argparse.Namespace) -> None:
         port = WatchedActorPort(connected, Watchdog(config.link.silence_s, stacks))
         trace = open_trace(arguments.run, key.actor_id, wanted=arguments.trace)
         planned = planned_on_card(RunDir(arguments.run), "actor") if arguments.run else 0
-        serve_orders(config, port, endpoint, key.actor_id, lease, trace, planned)
+        lends = arguments.run is not None and config.actor.engine == "hf"
+        serve_orders(config, port, endpoint, key.actor_id, lease, trace, planned, lends=lends)
 
 
 def stacks_of(arguments: argparse.Namespace) -> AbstractContextManager[TextIO]:

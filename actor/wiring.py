@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,10 @@ from actor.verifiers.verdict import Context
 from protocol.messages import Bye
 from protocol.transport import ActorPort
 from shared.base.cache import CachedBase, cached_base
+from shared.base.lending import Borrower
 from shared.base.load import check_once, load_policy, pick_device, pick_dtype
-from shared.base.residency import residency_of
+from shared.base.loading import fitting, lighter
+from shared.base.residency import borrow, residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
 from shared.config.named_rewards import form_in_words, runs_functions
@@ -32,6 +35,7 @@ from shared.model.conversation import Conversation
 from shared.model.kernels.choice import policy_with_kernels
 from shared.model.nf4 import WEIGHTS
 from shared.model.prompt import Prompter, load_prompter
+from shared.process.card import driver_of
 from shared.process.determinism import pin_torch, record
 from shared.process.lease import lease_for
 from shared.process.trace import NO_TRACE, Trace
@@ -49,8 +53,8 @@ ENGINES = Path(__file__).parent / "engines"
 log = logging.getLogger("actor")
 
 
-def build_engine(config: Config) -> tuple[Engine, Prompter]:
-    """The rollout engine and the tokenizer it decodes with."""
+def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engine, Prompter]:
+    """The rollout engine and the tokenizer it decodes with. borrower: of the learner's base."""
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
     prompter = load_prompter(base.folder, config.environment.described)
@@ -58,9 +62,10 @@ def build_engine(config: Config) -> tuple[Engine, Prompter]:
     dtype = pick_dtype(config.compute.dtype, device)
     if config.actor.engine == "vllm":
         return build_vllm(config, base, prompter, device, dtype), prompter
-    policy = load_policy(base, config.model, config.lora, device, dtype)
+    place = borrower.place if borrower else None
+    policy = load_policy(base, config.model, config.lora, device, dtype, place)
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
-    engine = HFEngine(policy, prompter, config.actor, residency_of(config.compute, policy))
+    engine = HFEngine(policy, prompter, config.actor, residency_of(config.compute, policy, borrower))
     check_once(policy, base, engine.loop, engine.check, ENGINES)
     return engine, prompter
 
@@ -153,14 +158,19 @@ def serve_orders(
     lease_file: Path,
     trace: Trace = NO_TRACE,
     planned: int = 0,
+    *,
+    lends: bool = False,
 ) -> None:
     """Build the engine and the scorers, join the run, fill orders until the learner sends Drain. planned: bytes of the
-    card, as of a lease."""
-    device = pick_device(config.compute.device, config.compute.actor_card)
-    lease = lease_for(config.compute, device, lease_file, trace, planned)
+    card, as of a lease. lends: whether the learner is on this machine, so that its base may be used."""
+    fits = partial(fitting, "actor", planned, lighter(config.compute, config.model, config.lora))
+    with fits():
+        device = pick_device(config.compute.device, config.compute.actor_card)
+        lease = lease_for(config.compute, device, lease_file, trace, planned)
+        borrower = borrow(config.compute, device, lease_file.parent, config.link.silence_s) if lends else None
     # Under the lease: an engine allocates memory while it is built, and vLLM measures how much is free.
-    with lease.hold("actor"), trace.phase("load"):
-        engine, prompter = build_engine(config)
+    with lease.hold("actor"), fits(driver_of(device)), trace.phase("load"):
+        engine, prompter = build_engine(config, borrower)
         engine.sleep()
     log.info("%s engine computes with %s", engine.identity.engine, json.dumps(record()))
     if runs_functions(config.verifier):

@@ -47,6 +47,8 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
 }
 """Of all sections: nothing is fetched, and results can be repeated."""
+DRY = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+"""Of a dry run: two groups of sections share the cores, and nothing is compiled, so nothing is prepared for it."""
 
 
 def main() -> int:
@@ -144,7 +146,8 @@ class Suite:
             self.note(section, figures)
 
     def environment(self) -> dict[str, str]:
-        return os.environ | ENVIRONMENT | {"XDG_CACHE_HOME": str(self.work / "cache")}
+        dry = DRY if self.dry else {}
+        return os.environ | ENVIRONMENT | dry | {"XDG_CACHE_HOME": str(self.work / "cache")}
 
     def log(self, text: bytes) -> None:
         with self.alone, (self.out / "log").open("ab") as log:

@@ -9,13 +9,13 @@ import argparse
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import median
 from types import MappingProxyType
 from typing import Any
 
 from benchmarks.machine import write_result
+from benchmarks.vllm_engines import timed
 
 PARTS = ("kv", "weights", "stop")
 WEIGHTS = ("dense", "nf4")
@@ -79,13 +79,6 @@ def case(model: str, weights: str, part: str, others: Mapping[str, str] = Mappin
         "wake_s": round(median(back), 3),
         "freed_mb": round(median(freed) / 2**20),
     }
-
-
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, and what came out."""
-    began = time.perf_counter()
-    found = work()
-    return time.perf_counter() - began, found
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import json
 import logging
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import FrameType
 
@@ -34,17 +34,17 @@ from learner.reports.rollout_log import Words, answers_of
 from learner.reports.run_files import RunFiles
 from learner.reports.step_report import StepReport
 from learner.tasks.overlap import find_overlap
-from learner.update.budget import OutOfMemory
 from learner.wiring import Model, build_learner, load_model
 from protocol.access.keys import load_learner_keys
 from protocol.messages import Welcome
 from protocol.transport import LearnerPort, ZmqLearnerPort
 from shared.base.checksum import BaseChecksum
 from shared.base.load import pick_device
-from shared.base.residency import WakingLease, residency_of
-from shared.config.processes import LinkConfig, bind_address
+from shared.base.loading import fitting, lighter
+from shared.base.residency import WakingLease, lend, residency_of
+from shared.config.processes import ActorConfig, LinkConfig, bind_address
 from shared.config.tree import Config
-from shared.errors import in_words
+from shared.process.card import driver_of
 from shared.process.determinism import record
 from shared.process.lease import ComputeLease, lease_for
 from shared.process.trace import Trace
@@ -76,37 +76,39 @@ class StopFlag:
 
 def train_run(run: RunDir, config: Config, watchdog: Watchdog, trace: Trace) -> None:
     """A whole run of the process, from loading to leaving."""
-    stop = StopFlag()
-    device = pick_device(config.compute.device, config.compute.learner_card)
-    lease = lease_for(config.compute, device, run.lease, trace, planned_on_card(run, "learner"))
+    stop, planned = StopFlag(), planned_on_card(run, "learner")
+    fits = partial(fitting, "learner", planned, lighter(config.compute, config.model, config.lora))
+    with fits():
+        device = pick_device(config.compute.device, config.compute.learner_card)
+        lease = lease_for(config.compute, device, run.lease, trace, planned)
+        alone = why_alone(config.actor, needs_actor=config.needs_actor)
+        lender = lend(config.compute, device, run.lease.parent, alone)
+    place = lender.place if lender else None
     with ExitStack() as opened:
-        with loading(lease, device):
+        with loading(lease, device), fits(driver_of(device)):
             with trace.phase("load"):
-                model = load_model(config, adapters_of(run, config.lora.start_from, config.teacher.adapter))
+                model = load_model(config, adapters_of(run, config.lora.start_from, config.teacher.adapter), place)
             log.info("computes with %s", json.dumps(record()))
             report_tasks(model)
             store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
             journal = open_journal(run, store)
-            session = opened.enter_context(listening(run, model, store, journal, watchdog, stop, trace, lease))
+            waking = WakingLease(lease, residency_of(config.compute, model.policy, lender))
+            session = opened.enter_context(listening(run, model, store, journal, watchdog, stop, trace, waking))
         session.run_to_end()
     journal.close()
 
 
-@contextmanager
-def loading(lease: ComputeLease, device: torch.device) -> Iterator[None]:
+def loading(lease: ComputeLease, device: torch.device) -> AbstractContextManager[object]:
     """On a card this is a turn, since the bases of both processes together may be too large. On a CPU they are one, and
     both processes load at the same time."""
-    if device.type == "cpu":
-        yield
-        return
-    with lease.hold("learner"):
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(
-                f"Model, adapter and optimizer do not fit into what is free of the card ({in_words(error)}); end other"
-                ' programs on the card, or use compute.residency = "swap", a smaller lora.rank or a smaller model.'
-            ) from error
+    return nullcontext() if device.type == "cpu" else lease.hold("learner")
+
+
+def why_alone(actor: ActorConfig, *, needs_actor: bool) -> str:
+    """Why no actor can use the learner's base; empty if one can."""
+    if actor.engine != "hf":
+        return f"{actor.engine} has a base of its own"
+    return "" if needs_actor else "there is no actor"
 
 
 def open_journal(run: RunDir, store: CheckpointStore) -> Journal:
@@ -131,7 +133,7 @@ def listening(
     watchdog: Watchdog,
     stop: StopFlag,
     trace: Trace,
-    lease: ComputeLease,
+    lease: WakingLease,
 ) -> Iterator["Session"]:
     config = model.config
     listener = ZmqLearnerPort(bind_address(config.link, run.path), load_learner_keys(run.keys))
@@ -154,15 +156,14 @@ class Session:
         port: LearnerPort,
         stop: StopFlag,
         trace: Trace,
-        lease: ComputeLease,
+        lease: WakingLease,
     ) -> None:
         config = model.config
         self.run = run
         self.model = model
         self.stop = stop
         self.trace = trace
-        residency = residency_of(config.compute, model.policy)
-        self.lease = WakingLease(lease, residency)
+        self.lease, residency = lease, lease.residency
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
         recorder = JournalRecorder(

@@ -38,7 +38,7 @@ from learner.update.teacher import Teacher, TeacherFacts
 from learner.update.update import Update
 from protocol.messages import Hello
 from shared.base.cache import cached_base
-from shared.base.load import load_policy, pick_device, pick_dtype
+from shared.base.load import Place, load_policy, pick_device, pick_dtype
 from shared.config.load import config_to_json, rules_digest
 from shared.config.model import cache_root
 from shared.config.processes import ActorConfig
@@ -125,8 +125,9 @@ class Learner:
         )
 
 
-def load_model(config: Config, given: GivenAdapters = NONE_GIVEN) -> Model:
-    policy = load_trained_policy(config, config.compute.device, given.start)
+def load_model(config: Config, given: GivenAdapters = NONE_GIVEN, place: Place | None = None) -> Model:
+    """place: of the base, if another process uses it too."""
+    policy = load_trained_policy(config, config.compute.device, given.start, place)
     prompter = load_prompter(cached_base(config.model).folder, config.environment.described)
     if config.environment.is_used:
         # Refuses a template that cannot be used, before anything is sampled.
@@ -157,13 +158,13 @@ def longest_prompt(tasks: TaskSet) -> int:
     return max(len(task.prompt_ids) for task in (*tasks.train, *tasks.held_out))
 
 
-def load_trained_policy(config: Config, device: str, start: bytes = b"") -> Policy:
+def load_trained_policy(config: Config, device: str, start: bytes = b"", place: Place | None = None) -> Policy:
     """The frozen base with the adapter of step 0, ready for gradients. start: the adapter file that the run starts
-    from; without it, a new adapter."""
+    from; without it, a new adapter. place: as for `load_model`."""
     pin_torch(config.compute.learner_threads)
     on = pick_device(device, config.compute.learner_card)
     dtype = pick_dtype(config.compute.dtype, on)
-    policy = load_policy(cached_base(config.model), config.model, config.lora, on, dtype)
+    policy = load_policy(cached_base(config.model), config.model, config.lora, on, dtype, place)
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
     policy.adapter.initialise(derive(config.run.seed, "adapter"))
     if start:

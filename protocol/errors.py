@@ -4,7 +4,7 @@ ProtocolError
 |-- MalformedMessage    bytes that are not a message of this version: too large, wrong shape, wrong type
 |-- WrongVersion        a message of another protocol version
 |-- PeerTimeout         a peer sent nothing for too long; names the peer, the awaited message, the seconds
-|-- PeerGone            a message was for a peer that is not connected or no longer reads
+|-- PeerGone            a peer is not connected, no longer reads, or has ended
 |-- HandshakeRefused    the learner sent Refused; has its reason
 |-- AddressError        a socket cannot listen at its address, or connect to it
 `-- SecurityError       a key is missing, readable by others, or not accepted
@@ -31,7 +31,7 @@ class PeerTimeout(ProtocolError):
 
 
 class PeerGone(ProtocolError):
-    """A message was for a peer that is not connected or no longer reads."""
+    """A peer is not connected, no longer reads, or has ended."""
 
 
 class HandshakeRefused(ProtocolError):

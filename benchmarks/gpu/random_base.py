@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen2Config
+from transformers import AutoConfig
 
 from benchmarks.half_billion_model import TOKENIZER_FILES, filled_up
+from launch.card.published import QWEN_05B, QWEN_3B, QWEN_7B, QWEN_15B, R1_DISTILL_15B, Facts, qwen2
 from shared.base.architecture import empty_model, read_architecture
 from shared.base.cache import (
     CACHE_DIR_KEY,
@@ -36,6 +37,7 @@ from shared.base.cache import (
     list_digests,
     save_tensors,
 )
+from shared.base.meta import NESTED_BLOCK
 from shared.config.model import ModelConfig
 from shared.embedded import EMBEDDED_DIR
 from shared.model.nf4 import BLOCK, WEIGHTS, NF4Weight, quantize, read_facts
@@ -46,37 +48,19 @@ STD = 0.8
 """Of a matrix, times the root of the hidden size."""
 SPREAD = 4.0
 """The entropy of 151,936 normal logits is then 4 nats."""
-NESTED_BLOCK = 256
 LINE = 2**23
 """Normal values, of which the rows of embedding and head are windows."""
 TEMPLATE = (1024, 1024)
-VOCABULARY = 151_936
 
 
-def qwen2(hidden: int, inner: int, layers: int, heads: tuple[int, int], **others: Any) -> dict[str, Any]:
-    """heads: of queries, of keys."""
-    return {
-        "vocab_size": VOCABULARY,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads[0],
-        "num_key_value_heads": heads[1],
-        "max_position_embeddings": 32_768,
-        "tie_word_embeddings": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        **others,
-    }
-
-
-LONG = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "max_position_embeddings": 131_072}
-SHAPES: Mapping[str, dict[str, Any]] = {
-    "tiny": qwen2(64, 128, 2, (4, 2), vocab_size=512, tie_word_embeddings=False),
-    "qwen2.5-0.5b": qwen2(896, 4864, 24, (14, 2)),
-    "qwen2.5-1.5b": qwen2(1536, 8960, 28, (12, 2)),
-    "r1-distill-1.5b": qwen2(1536, 8960, 28, (12, 2), tie_word_embeddings=False, **LONG),
-    "qwen2.5-3b": qwen2(2048, 11_008, 36, (16, 2)),
-    "qwen2.5-7b": qwen2(3584, 18_944, 28, (28, 4), tie_word_embeddings=False, vocab_size=152_064),
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+SHAPES: Mapping[str, Facts] = {
+    "tiny": {**qwen2(2, 64, 128, 4, 2, tied=False, vocabulary=512), **ROPE},
+    "qwen2.5-0.5b": {**QWEN_05B, **ROPE},
+    "qwen2.5-1.5b": {**QWEN_15B, **ROPE},
+    "r1-distill-1.5b": {**R1_DISTILL_15B, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "qwen2.5-3b": {**QWEN_3B, **ROPE},
+    "qwen2.5-7b": {**QWEN_7B, **ROPE},
 }
 
 
@@ -107,7 +91,7 @@ def random_model(shape: str, folder: Path) -> ModelConfig:
 
 def write_source(sizes: Mapping[str, Any], folder: Path) -> None:
     """What a model folder has, with a hole in the place of the weights."""
-    Qwen2Config(**sizes, dtype="bfloat16", eos_token_id=2, pad_token_id=0).save_pretrained(folder)
+    AutoConfig.for_model(**sizes, dtype="bfloat16", eos_token_id=2, pad_token_id=0).save_pretrained(folder)
     for name in TOKENIZER_FILES:
         shutil.copy(EMBEDDED_DIR / name, folder / name)
     tokenizer = json.loads((EMBEDDED_DIR / "tokenizer.json").read_text())

@@ -3,7 +3,8 @@
     tests           tests/gpu
     embedded_run    the embedded model: train, replay the journal, train again with an actor that is killed
     step_...        some steps at a true shape: time of each phase, memory, mismatch, and what was predicted
-    residencies     the same with short completions, the base on the card all the time or waiting in host memory
+    residencies     the same with short completions: the base on the card all the time, in host memory meanwhile, or one
+                    for both processes
 
 Figures of a step come from metrics.jsonl, the first step left out, because it warms up. The card as a whole is watched
 from outside meanwhile (measured.py).
@@ -20,8 +21,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from benchmarks.gpu.measured import CardWatch, Note, Place
+from benchmarks.gpu.sections import SMALL_CARD_GIB
 from benchmarks.gpu.shapes import QWEN_3B, R1, Size, keys_of, write_config
+from launch.card.command import make_plan
+from launch.card.published import facts_of
+from launch.card.work import card_work
+from launch.plan.machine import DTYPES, ROWS, Rates, Speed, machine_speed
+from launch.presets.load import load_config
+from shared.config.model import ModelConfig, cache_root
 from tests.support.runs import (
     ROOT,
     SMALL,
@@ -36,7 +46,6 @@ from tests.support.runs import (
     wait_until,
 )
 
-SMALL_CARD_GIB = 8.0
 CARD_KEYS = ("time/", "mem/", "mismatch/", "length/", "tokens_per_s", "grad_norm")
 
 
@@ -73,6 +82,7 @@ def embedded_run(place: Place, note: Note) -> None:
     """Everything that must hold of a run, on this device."""
     keys = SMALL | {"run.steps": place.size(12, 2), "compute.device": place.device.type}
     straight, disturbed = place.work / "straight", place.work / "disturbed"
+    assume_speed(place, cache_root(ModelConfig()))
     done = launch("run", "embedded", "--out", straight, *sets(keys))
     note(exit_code=done.returncode, said=last_words(done.stdout + done.stderr))
     if done.returncode:
@@ -101,7 +111,7 @@ def step_3b(place: Place, note: Note) -> None:
 
 def residencies(place: Place, note: Note) -> None:
     """Short completions, so that handing over the card is a larger part."""
-    for residency in ("release", "swap"):
+    for residency in ("release", "swap", "shared"):
         step(place, note, replace(R1, tokens=64), steps=4, compute__residency=residency)
 
 
@@ -112,6 +122,7 @@ def step(place: Place, note: Note, full: Size, steps: int = 3, **others: Any) ->
     name = "-".join([note.file.stem, *map(str, others.values())])
     keys = keys_of(place, size, place.size(steps, 1), **others)
     file, out = write_config(keys, place.work / f"{name}.toml"), place.work / name
+    assume_speed(place, Path(keys["model.cache_dir"]))
     found: dict[str, Any] = {"size": vars(size), "keys": others}
     rehearsed = place.small and (full != R1 or bool(others))
     with CardWatch() as card:
@@ -144,13 +155,17 @@ def phases(events: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def predicted(file: Path, gib: float) -> dict[str, Any]:
-    """What `plan` says of it, or why it says nothing."""
-    words = [sys.executable, "-m", "launch", "plan", str(file), "--gpu-gb", str(gib), "--json"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    try:
-        return json.loads(done.stdout)
-    except ValueError:
-        return {"said": last_words(done.stderr)}
+    """What `plan` says of it. Made in this process, which has loaded torch; nothing of it touches the card."""
+    config = load_config(str(file), here=False)
+    return msgspec.to_builtins(make_plan(facts_of(config.model), card_work(config), int(gib * 2**30)))
+
+
+def assume_speed(place: Place, cache: Path) -> None:
+    """A dry run plans with made-up times, since to measure a machine takes seconds."""
+    if place.small:
+        rates = Rates(product=(1e-9,) * len(ROWS), gradient=1e-9, head=1e-9, head_step=1e-9)
+        made_up = Speed(rates=dict.fromkeys(DTYPES, rates), sampler=1e-9, operation=1e-6, element=1e-10)
+        machine_speed(cache, SMALL["compute.learner_threads"], "fast", measure=lambda threads, blas: made_up)
 
 
 def of_steps(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

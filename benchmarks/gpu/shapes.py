@@ -75,8 +75,8 @@ def keys_of(place: Place, size: Size, steps: int = 1, **others: Any) -> dict[str
         "batch.head_rows": 512,
         "batch.recompute": "always",
         "eval.problems": 0,
-        "compute.learner_threads": 2,
-        "compute.actor_threads": 2,
+        "compute.learner_threads": place.size(2, 1),
+        "compute.actor_threads": place.size(2, 1),
     }
     return keys | place.keys(model) | {name.replace("__", "."): value for name, value in others.items()}
 

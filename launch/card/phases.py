@@ -15,17 +15,36 @@ Left out: the end of a stage with EWC, and passes without gradient, which take l
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
 from actor.engines.fixed_decoding import Grain, shape_of
-from actor.engines.fixed_rows import FixedBuffers, TokenStep
+from actor.engines.fixed_rows import FixedBuffers, TokenStep, key_sizes
 from actor.engines.kv_cache import KVCache, LayerCache
 from actor.engines.layers import Layers, layers_of
 from actor.engines.prompts import PIECE_TOKENS, PromptPass, last_hidden, pieces, run_prompts
-from launch.card.storages import TEMPORARIES, Storages
+from actor.engines.turns import run_continued
+from launch.card.items import (
+    ADAM,
+    EMBEDDING,
+    GRADIENTS,
+    GRAPHS,
+    HEAD,
+    KV,
+    LORA,
+    NF4,
+    REST,
+    SCALES,
+    TEMPORARIES,
+    TILES,
+    TURNS,
+    WAITING,
+    WEIGHTS,
+)
+from launch.card.storages import Storages
 from launch.card.vllm import vllm_peaks
 from launch.card.work import CardWork, LargestOrder, MicroBatch, largest_micro_batch, largest_orders
 from launch.plan.memory import Items, Peak
@@ -42,12 +61,9 @@ from shared.model.policy import Policy
 from shared.model.sequences import Sequences, positions, visible
 from shared.model.trained_layers import Masks, Places
 
-NF4, SCALES, WEIGHTS, EMBEDDING, HEAD, REST = "NF4", "scales", "weights", "embedding", "head", "norms and biases"
 ITEM_OF = {"packed": NF4, "weight": WEIGHTS, "bias": REST}
 """By the name that a product gives its tensors (shared/model/lora.py); all others are scales."""
-LORA, GRADIENTS, ADAM, KV, GRAPHS = "LoRA", "gradients", "Adam", "KV", "CUDA graphs"
-WAITING = "waiting"
-TILES = 2
+HEAD_TILES = 2
 FEW_ROWS = 4
 """bitsandbytes' own limit for all cards."""
 
@@ -86,15 +102,14 @@ def learner_peaks(policy: Policy, batch: BatchConfig, part: MicroBatch) -> list[
         with storages.phase("load"):
             hold(storages, policy)
             optimizer = Optimizer(policy.adapter.parameters(), OptimizerConfig(), steps=1)
-            if not part.is_whole:
-                for parameter in policy.adapter.parameters().values():
-                    parameter.grad = torch.zeros_like(parameter)
             name_trained(storages, policy, optimizer)
         storages.release()
         update(storages, policy, part, batch.head_rows)
         with storages.phase("optimizer"):
             optimizer.step(0)
             name_trained(storages, policy, optimizer)
+        # As after every step (learner/quarantine/guard.py).
+        optimizer.zero_grad()
         storages.release()
         with storages.phase(WAITING):
             pass
@@ -128,11 +143,15 @@ def name_trained(storages: Storages, policy: Policy, optimizer: Optimizer) -> No
 
 def update(storages: Storages, policy: Policy, part: MicroBatch, head_rows: int) -> None:
     """One micro-batch."""
-    short = replace(policy, head=policy.head[: TILES * CARD_COLUMNS])
+    short = replace(policy, head=policy.head[: HEAD_TILES * CARD_COLUMNS])
     used = torch.empty(part.completions * part.completion, dtype=torch.int64, device=META)
     with storages.phase("update forward"):
+        if not part.is_whole:
+            for parameter in policy.adapter.parameters().values():
+                parameter.grad = torch.zeros_like(parameter)
+            storages.name(GRADIENTS, gradients(policy))
         hidden = hidden_rows(policy, part).index_select(0, used)
-    with storages.phase("update head", temporaries="head tiles"):
+    with storages.phase("update head", temporaries=TILES):
         loss = short.stats(hidden, used, temperature=1.0, rows=head_rows, entropies=False).logprobs.sum()
         del hidden
     with storages.phase("update backward"):
@@ -203,14 +222,26 @@ def dense_values(func: Any, args: Sequence[Any]) -> int:
 
 def run_order(storages: Storages, policy: Policy, layers: Layers, order: LargestOrder) -> None:
     """A piece of its prompts, and the last token of every row."""
+    sizes = key_sizes(policy, layers)
+    earlier = (order.kept, sizes.heads, order.prompt, sizes.size)
+    kept = [
+        (torch.empty(earlier, dtype=sizes.dtype, device=META), torch.empty(earlier, dtype=sizes.dtype, device=META))
+        for _ in range(sizes.layers if order.kept else 0)
+    ]
     ids, seeds = np.zeros(order.prompt, np.int32), tuple(range(order.samples))
     groups = [GroupOrder(group_id=str(one), prompt_ids=ids, columns={}, seeds=seeds) for one in range(order.groups)]
     shape = shape_of(groups, order.cap, order.width, Grain().prompt)
     with storages.phase(f"{order.name} prompts"):
+        storages.name(TURNS, chain.from_iterable(kept))
         buffers = FixedBuffers.of(policy, layers, shape)
         storages.name(KV, kept_values(buffers.cache.layers))
         piece = next(pieces(range(shape.slots), shape.width, PIECE_TOKENS))
-        passed, _ = run_prompts(policy, [ids for _ in piece], order.prompt)
+        prompts = [ids for _ in piece]
+        if kept:
+            known = [[(k[row][:, : order.known], v[row][:, : order.known]) for k, v in kept] for row in piece]
+            passed, _ = run_continued(policy, prompts, known, order.prompt)
+        else:
+            passed, _ = run_prompts(policy, prompts, order.prompt)
         buffers.cache.put(passed, piece, piece)
         del passed
     with storages.phase(f"{order.name} decode"):
@@ -218,9 +249,14 @@ def run_order(storages: Storages, policy: Policy, layers: Layers, order: Largest
 
 
 def run_through_modules(storages: Storages, policy: Policy, order: LargestOrder) -> None:
-    """The same for a model whose layers are not ours: a prompt is in memory once, and shapes follow the tokens."""
+    """The same for a model whose layers are not ours: a prompt is in memory once, and shapes follow the tokens. Prompts
+    of later turns are run whole."""
     count, ids = min(order.groups, order.width), np.zeros(order.prompt, np.int32)
+    # One token has the shapes of all.
+    first = run_prompts(policy, [ids[:1]], 1)[0].layers if order.kept else []
+    kept = [one.new_empty((order.kept, one.shape[1], order.prompt, one.shape[3])) for pair in first for one in pair]
     with storages.phase(f"{order.name} prompts"):
+        storages.name(TURNS, kept)
         piece = next(pieces(range(count), order.prompt, PIECE_TOKENS))
         passed, _ = run_prompts(policy, [ids for _ in piece], order.prompt)
         prompts = PromptPass(torch.zeros(count, dtype=torch.int64, device=META), order.prompt)
@@ -236,11 +272,6 @@ def run_through_modules(storages: Storages, policy: Policy, order: LargestOrder)
         tokens = place_rows(cache, order, count, {window for window in windows if window})
         hidden = last_hidden(policy, tokens[:, None], tokens[:, None], cache.token_mask(), cache)
         policy.kernels.draw(policy.logits(hidden, 1.0), torch.empty_like(tokens, dtype=torch.float64))
-
-
-def several(one: torch.Tensor, count: int) -> torch.Tensor:
-    """[P, ...] -> [count, ...]"""
-    return one.new_empty((count, *one.shape[1:]))
 
 
 def place_rows(cache: KVCache, order: LargestOrder, prompts: int, windows: Iterable[int]) -> torch.Tensor:

@@ -5,8 +5,8 @@
     fits               peak <= budget
 
 The bytes come from the code of both processes (launch/card/phases.py). What the other process keeps depends on
-`compute.residency`: with `release` its tensors without the cache, with `swap` not even the base. On two cards it is
-nothing.
+`compute.residency`: with `release` its tensors without the cache, with `swap` not even the base. With `shared` the base
+is the learner's, and the actor has none. On two cards it is nothing.
 
 `batch.token_budget`, `batch.head_rows` and `actor.max_sequences` are upper bounds here: if a run does not fit, they are
 halved until it does. Keys that are `auto` are chosen in the order of what they cost: activations are kept if they fit,
@@ -22,6 +22,7 @@ import msgspec
 from msgspec import structs
 
 from actor.engines.vllm_options import MARGIN_BYTES
+from launch.card.items import BASE, CACHED, CONTEXT, CUBLAS, MARGIN, OUTSIDE_PYTORCH, OUTSIDE_TENSORS, WAITING
 from launch.card.work import CardWork
 from launch.plan.memory import Items, Peak, size_of
 from launch.plan.remedies import Change, Remedy, halves, remedies_of, set_key
@@ -33,19 +34,13 @@ CONTEXT_BYTES = 400 * MIB
 """What the driver takes for a process before its first tensor. Estimated, to be measured on a card."""
 CUBLAS_BYTES = 32 * MIB
 """Workspace of matrix products: 8 x 4096 KiB, as CUBLAS_WORKSPACE_CONFIG says (shared/process/determinism.py)."""
-CONTEXT, CUBLAS, CACHED, MARGIN = "context", "cuBLAS", "cached", "margin"
-WAITING = "waiting"
-OUTSIDE_PYTORCH = {CONTEXT, MARGIN}
-OUTSIDE_TENSORS = {*OUTSIDE_PYTORCH, CACHED}
-BASE = ("NF4", "scales", "weights", "embedding", "head", "norms and biases")
-"""Items of the frozen base."""
 RESIDENCIES = ("release", "swap")
 """The cheapest first: with `swap` the base crosses the bus twice in every step."""
 GIVE_BACKS = ("nothing", "kv", "weights", "stop")
 CHOSEN = ("compute.residency", "batch.recompute", "batch.token_budget", "batch.head_rows", "actor.max_sequences")
 DEPENDS_ON = {
     "learner": ("model", "lora", "tasks", "rollout", "groups", "batch"),
-    "actor": ("model", "lora", "tasks", "rollout", "groups", "actor", "eval"),
+    "actor": ("model", "lora", "tasks", "rollout", "groups", "actor", "eval", "environment"),
 }
 """What decides about a process's phases."""
 FEWEST_TOKENS, FEWEST_ROWS = 256, 64
@@ -195,10 +190,10 @@ class Planner:
             return self.whole(process, work)
         pair = zip(self.peaks(process, work, low), self.peaks(process, work, high), strict=True)
         more = (self.layers - low) // (high - low)
-        return phases_of([extended(one, other, more) for one, other in pair], work)
+        return phases_of(process, [extended(one, other, more) for one, other in pair], work)
 
     def whole(self, process: Process, work: CardWork) -> list[Phase]:
-        return phases_of(self.peaks(process, work, self.layers), work)
+        return phases_of(process, self.peaks(process, work, self.layers), work)
 
     def peaks(self, process: Process, work: CardWork, layers: int) -> list[Peak]:
         """Run once for what they depend on."""
@@ -222,17 +217,20 @@ def extended(one: Peak, other: Peak, more: int) -> Peak:
     return Peak(name=one.name, items=items, reserved=round((1 + SCATTERED) * size_of(items)) + cached)
 
 
-def phases_of(peaks: Sequence[Peak], work: CardWork) -> list[Phase]:
+def phases_of(process: Process, peaks: Sequence[Peak], work: CardWork) -> list[Phase]:
     """With what is not a tensor. On a card of its own, a process that waits is in nobody's way."""
-    found = [phase_of(peak, work) for peak in peaks]
+    found = [phase_of(process, peak, work) for peak in peaks]
     return found if work.shares_card else [*found[:-1], Phase(phase=WAITING, bytes=0, items={})]
 
 
-def phase_of(peak: Peak, work: CardWork) -> Phase:
+def phase_of(process: Process, peak: Peak, work: CardWork) -> Phase:
     waits, items = peak.name == WAITING, peak.items
     cached = max(0, peak.reserved - size_of(items))
+    without_base = {name: amount for name, amount in items.items() if name not in BASE}
     if waits and work.compute.residency == "swap":
-        items, cached = {name: amount for name, amount in items.items() if name not in BASE}, 0
+        items, cached = without_base, 0
+    elif process == "actor" and work.compute.residency == "shared" and work.shares_card:
+        items = without_base
     around = {} if CONTEXT in items else {CONTEXT: CONTEXT_BYTES, CUBLAS: CUBLAS_BYTES}
     items = {**around, **items, CACHED: cached, **({} if waits else {MARGIN: MARGIN_BYTES})}
     items = {name: amount for name, amount in items.items() if amount}
@@ -302,12 +300,17 @@ def changes(work: CardWork) -> Iterator[list[Change[CardWork]]]:
     """Of keys that are not chosen, the cheapest first; of each key the gentlest first."""
     if work.compute.residency == "release" and work.shares_card:
         yield [set_key("compute", "residency", "swap")]
+        yield [set_key("compute", "residency", "shared")]
     if work.batch.recompute == "never":
         yield [set_key("batch", "recompute", "always")]
     if work.model.quantization == "none":
         yield [set_key("model", "quantization", "nf4")]
     elif work.model.dequantize == "once":
         yield [set_key("model", "dequantize", "each_call")]
+    if work.environment.in_turns:
+        # What is kept of conversations goes with the order.
+        groups = work.rollout.groups_per_order or work.groups
+        yield [set_key("rollout", "groups_per_order", value) for value in halves(groups, 1)]
     yield [set_key("rollout", "max_new_tokens", value) for value in halves(work.rollout.max_new_tokens, 64)]
     yield [set_key("tasks", "max_prompt_tokens", value) for value in halves(work.tasks.max_prompt_tokens, 64)]
     yield [set_key("lora", "rank", value) for value in halves(work.lora.rank, 4)]

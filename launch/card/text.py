@@ -8,7 +8,8 @@ A bar is the whole card: `#` the process that computes, `=` the one that waits, 
 
 from collections.abc import Iterator, Sequence
 
-from launch.card.plan import MARGIN, CardPlan, Phase
+from launch.card.items import MARGIN
+from launch.card.plan import CardPlan, Phase
 from launch.plan.memory import size
 
 MIB = 2**20

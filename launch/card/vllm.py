@@ -21,10 +21,10 @@ from actor.engines.vllm_options import (
     kv_bytes,
     token_bytes,
 )
+from launch.card.items import CONTEXT, ENGINE, KV, LORA, TEMPORARIES, WAITING
 from launch.card.work import CardWork
 from launch.plan.memory import Items, Peak, size_of
 
-CONTEXT, KV, LORA, TEMPORARIES, ENGINE, WAITING = "context", "KV", "LoRA", "temporaries", "vLLM weights", "waiting"
 NF4_PLUGIN_BYTES = 0.5625
 """A value: its code, and its share of an fp32 scale."""
 LOGIT_COPIES = 3

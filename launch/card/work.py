@@ -4,6 +4,10 @@
     micro-batch  filled as learner/update/microbatch.py fills it
     order        `groups` prompts with `samples` completions each, of which `width` are decoded at once
 
+With an environment, a completion is a conversation. In a later turn each is a prompt of its own: one may be as long as
+all that a conversation may have, while another has its whole cap before it. Keys and values of all of them are kept
+(actor/engines/turns.py).
+
 No torch here. The parts are run in launch/card/phases.py.
 """
 
@@ -15,6 +19,7 @@ from msgspec import structs
 
 from actor.engines.vllm_options import token_bytes
 from shared.config.data import TasksConfig
+from shared.config.environment import EnvironmentConfig
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig, rows_at_once
 from shared.config.training import BatchConfig
@@ -36,6 +41,7 @@ class CardWork:
     batch: BatchConfig
     compute: ComputeConfig
     eval: EvalConfig
+    environment: EnvironmentConfig
     groups: int
     """Most groups of a step."""
 
@@ -61,6 +67,7 @@ def card_work(config: Config) -> CardWork:
         batch=config.batch,
         compute=structs.replace(compute, dtype="bf16" if compute.dtype == "auto" else compute.dtype),
         eval=config.eval,
+        environment=config.environment,
         groups=config.most_prompts,
     )
 
@@ -116,6 +123,10 @@ class LargestOrder:
     """Tokens of a completion."""
     width: int
     """Completions that are decoded at once, at most."""
+    kept: int = 0
+    """Conversations whose keys and values are kept, each as long as `prompt`."""
+    known: int = 0
+    """Tokens at the beginning of a prompt that were computed in an earlier turn."""
 
 
 def largest_orders(work: CardWork, facts: Mapping[str, Any]) -> list[LargestOrder]:
@@ -132,7 +143,18 @@ def largest_orders(work: CardWork, facts: Mapping[str, Any]) -> list[LargestOrde
 
 
 def order(work: CardWork, facts: Mapping[str, Any], name: str, groups: int, samples: int, cap: int) -> LargestOrder:
-    cached = (work.prompt + cap) * token_bytes(dict(facts), VALUE_BYTES.get(work.compute.dtype, 2))
+    in_turns = work.environment.in_turns
+    prompt, count = work.prompt + cap if in_turns else work.prompt, groups * samples
+    cached = (prompt + cap) * token_bytes(dict(facts), VALUE_BYTES.get(work.compute.dtype, 2))
     width = rows_at_once(work.actor.max_sequences, cached, facts["vocab_size"], on_card=True)
-    width = min(width, groups * samples)
-    return LargestOrder(name=name, groups=groups, samples=samples, prompt=work.prompt, cap=cap, width=width)
+    return LargestOrder(
+        name=name,
+        groups=count if in_turns else groups,
+        samples=1 if in_turns else samples,
+        prompt=prompt,
+        cap=cap,
+        width=min(width, count),
+        kept=count if in_turns else 0,
+        # Half of what follows the question is an environment's last answer.
+        known=work.prompt + cap // 2 if in_turns else 0,
+    )

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from actor.engines.vllm_options import check_engine
+from launch.commands.run import warn_of_cpu
 from launch.display.console import next_command
 from launch.tracking.trackers import check_tracker
 from shared.config.data import CurriculumConfig
@@ -61,6 +62,7 @@ def resume_run(
         return 0
     check_engine(changed.actor)
     check_tracker(changed.tracking)
+    warn_of_cpu(changed.compute)
     check_cards(changed.compute)
     with run.locked():
         changed = start_config(run)

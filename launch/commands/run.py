@@ -12,6 +12,7 @@ are chosen so that it fits.
 import json
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -56,8 +57,7 @@ from shared.config.training import BatchConfig, LossConfig
 from shared.config.tree import Config, RolloutConfig, warm_start
 from shared.errors import ConfigError
 from shared.process.determinism import Blas
-from shared.process.processor import look_at_capacity
-from shared.process.usable_cards import check_cards
+from shared.process.usable_cards import check_cards, cpu_instead, has_card
 from shared.run.forecast import write_prediction
 from shared.run.run_dir import RunDir
 
@@ -95,6 +95,7 @@ def start_run(
         make_run(folder, config)
         print(f"{folder} is prepared; start it with: {next_command('resume', str(folder))}")
         return 0
+    warn_of_cpu(config.compute)
     # Before anything that takes time: without its card there is nothing to plan.
     card = {} if dry_run else check_cards(config.compute)
     config, cost = planned(config)
@@ -125,10 +126,16 @@ def refuse_without_answers(loss: LossConfig, *, warm: bool) -> None:
         )
 
 
+def warn_of_cpu(compute: ComputeConfig) -> None:
+    """On stderr, since stdout may be for programs."""
+    if said := cpu_instead(compute):
+        print(f"warning: {said}", file=sys.stderr)
+
+
 def planned(config: Config) -> tuple[Config, Cost]:
     """With what the plan chooses."""
     compute = config.compute
-    if compute.device == "cuda" or (compute.device == "auto" and look_at_capacity().card):
+    if compute.device == "cuda" or (compute.device == "auto" and has_card()):
         cost = plan_for_card(card_work(config))
         if isinstance(cost, CardPlan):
             return with_choices(config, cost), cost

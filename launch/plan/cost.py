@@ -90,6 +90,7 @@ def work_of(config: Config, *, cores: int) -> Work:
         # As shared/process/lease.py decides.
         overlaps=threads <= cores and config.pipeline.max_lag > 0,
         lengths=lengths_of(config.model.path, rollout.max_new_tokens, config.tasks),
+        in_turns=config.environment.in_turns,
     )
 
 

@@ -110,6 +110,8 @@ class Work:
     """Whether both processes compute at the same time."""
     lengths: Lengths
     """Of its samples."""
+    in_turns: bool = False
+    """Whether a completion is a conversation, whose keys and values are kept between its turns."""
 
     @property
     def order_groups(self) -> int:
@@ -230,15 +232,23 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
 def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: int = 0) -> Items:
     """While so many completions of so many prompts are decoded. cap: 0 for that of training."""
     cap = cap or work.rollout.max_new_tokens
+    prompt = longest_prompt(work, cap)
     at_once = min(rows, decoded_at_once(shape, work, cap))
-    prompts = min(prompts, at_once)
-    slots = prompts * work.lengths.prompt + at_once * cap
-    prefill = prompts * work.lengths.prompt * layer_outputs(shape) * work.value_bytes
+    # In a later turn each completion has a prompt of its own, half of what follows the question being new.
+    prompts = at_once if work.in_turns else min(prompts, at_once)
+    fed = prompts * (cap // 2 if work.in_turns else prompt)
+    kept = {"earlier turns": rows * prompt * token_bytes(shape)} if work.in_turns else {}
     return {
-        "keys and values": slots * token_bytes(shape),
+        "keys and values": (prompts * prompt + at_once * cap) * token_bytes(shape),
+        **kept,
         "sampler": at_once * shape.vocabulary * LOGIT_BYTES,
-        "prompts": prefill,
+        "prompts": fed * layer_outputs(shape) * work.value_bytes,
     }
+
+
+def longest_prompt(work: Work, cap: int) -> int:
+    """Tokens; in a later turn, all that a conversation may have."""
+    return work.lengths.prompt + (cap if work.in_turns else 0)
 
 
 def token_bytes(shape: ModelShape) -> int:
@@ -248,7 +258,7 @@ def token_bytes(shape: ModelShape) -> int:
 
 def decoded_at_once(shape: ModelShape, work: Work, cap: int) -> int:
     """Rows of a decode step, for completions of at most `cap` tokens."""
-    cached = (work.lengths.prompt + cap) * token_bytes(shape)
+    cached = (longest_prompt(work, cap) + cap) * token_bytes(shape)
     return rows_at_once(work.actor.max_sequences, cached, shape.vocabulary, on_card=False)
 
 

@@ -53,6 +53,7 @@ class Guard:
         except NumericalFault as fault:
             self.update.undo()
             return self.set_aside(fault, filled)
+        self.update.forget_gradient()
         self.skips = 0
         return StepResult(stats=stats)
 

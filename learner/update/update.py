@@ -244,6 +244,10 @@ class Update:
             return None
         return self.forward_pass.base_logprobs(self.forward_pass.on_device(alone))
 
+    def forget_gradient(self) -> None:
+        """After a step: the next one begins without it, and until then the card may be another process's."""
+        self.optimizer.zero_grad()
+
     def undo(self) -> None:
         """After a step that was not applied: everything as it was before it, and no gradient."""
         self.optimizer.zero_grad()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -71,6 +72,8 @@ def empty_model(config: Any) -> Any:
         lm = AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation=install_attention())
     except KeyError as error:
         raise unsupported(config.model_type, "its class computes attention in a way of its own") from error
+    except torch.OutOfMemoryError:
+        raise
     except UNFIT as error:
         raise unsupported(
             config.model_type, f"transformers cannot build it for this use ({in_words(error)})"

@@ -25,7 +25,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -92,15 +92,27 @@ def pick_dtype(name: Literal["auto", "fp32", "bf16"], device: torch.device) -> t
     return DTYPES[name]
 
 
+Place = Callable[[Mapping[str, torch.Tensor], torch.dtype], dict[str, torch.Tensor]]
+"""From the tensors of a file, mapped on the host, to those that are loaded."""
+
+
 def load_policy(
-    base: CachedBase, model: ModelConfig, lora: LoraConfig, device: torch.device, dtype: torch.dtype
+    base: CachedBase,
+    model: ModelConfig,
+    lora: LoraConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    place: Place | None = None,
 ) -> Policy:
-    """Fill an empty model from the cached base and put the adapter in."""
+    """Fill an empty model from the cached base and put the adapter in. place: where several processes use one base."""
     config = read_architecture(base.folder)
     lm = empty_model(config)
     once = model.dequantize == "once" or (model.dequantize == "auto" and device.type == "cpu")
     log.info(linears_sentence(lm, tensor_names(base)))
-    tensors = mapped_tensors(dense_base(base, dtype).folder / WEIGHTS) if once else load_file(base.folder / WEIGHTS)
+    file = (dense_base(base, dtype) if once else base).folder / WEIGHTS
+    tensors = mapped_tensors(file) if once or place else load_file(file)
+    if place:
+        tensors = place(tensors, dtype)
     policy = filled_policy(lm, tensors, lora, device, dtype, base.digest)
     check_once(policy, base, "training", lambda: check_paths(policy))
     return policy

@@ -2,6 +2,7 @@
 
     release    on the card; only caches are given back (shared/process/lease.py)
     swap       in host memory: one pinned block, and a table of which bytes belong to which tensor
+    shared     on the card, one copy for both processes (lending.py)
 
 The base never changes, so the block is written once, when the base has been loaded. At the end of a turn the tensors'
 memory on the card is freed; at the start of the next one it is taken again and filled from the block. The tensors stay
@@ -9,27 +10,31 @@ the same objects, with all views of them, so nothing that computes with the base
 card: together they are a few megabytes, and every copy is a launch.
 
 Between turns the block is the base, so a check of the base reads the block.
-Left out on purpose: one copy for both processes through CUDA's memory handles, and CUDA graphs that outlive a turn,
-since memory that is taken again may have another address.
+Left out on purpose: CUDA graphs that outlive a turn, since memory that is taken again may have another address.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from shared.base.block import CudaBlocks, aligned
 from shared.base.checksum import frozen_sums, frozen_tensors, word_sum
+from shared.base.lending import Borrower, Lender
 from shared.config.processes import ComputeConfig
 from shared.model.policy import Policy
+from shared.process.card import card_facts
 from shared.process.lease import ComputeLease, Turn, nothing
+
+log = logging.getLogger("base")
 
 SMALL = 2**13
 """Bytes. Smaller tensors stay."""
-ALIGNMENT = 512
-"""Of the tensors in the block, in bytes."""
 
 
 class Residency(Protocol):
@@ -64,6 +69,23 @@ class Resident:
         return frozen_sums(self.policy)
 
 
+class Borrowed:
+    """Another process keeps it, and must live while it is used."""
+
+    def __init__(self, policy: Policy, borrower: Borrower) -> None:
+        self.policy, self.borrower = policy, borrower
+
+    def sleep(self) -> None:
+        self.borrower.check()
+
+    def wake(self) -> bool:
+        self.borrower.check()
+        return False
+
+    def sums(self) -> dict[str, int]:
+        return frozen_sums(self.policy)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One tensor."""
@@ -87,7 +109,7 @@ class Swapped:
     def __init__(self, policy: Policy) -> None:
         self.policy, self.is_awake = policy, True
         found = {name: tensor for name, tensor in frozen_tensors(policy) if can_leave(tensor)}
-        sizes = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in found.values()]
+        sizes = [aligned(tensor.nbytes) for tensor in found.values()]
         block = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=policy.device.type == "cuda")
         self.table: dict[str, Entry] = {}
         for start, (name, tensor) in zip(accumulate(sizes, initial=0), found.items(), strict=False):
@@ -139,7 +161,41 @@ class WakingLease:
                 self.residency.sleep()
 
 
-def residency_of(compute: ComputeConfig, policy: Policy) -> Residency:
-    """As configured; on a CPU both processes map one copy, and nothing has to leave."""
-    swaps = compute.residency == "swap" and policy.device.type == "cuda"
-    return Swapped(policy) if swaps else Resident(policy)
+Shared = Lender | Borrower | None
+"""What a process has of a common copy."""
+
+
+def residency_of(compute: ComputeConfig, policy: Policy, shared: Shared = None) -> Residency:
+    """As configured; on a CPU both processes map one copy, and nothing has to leave. A base that was to be shared and
+    is not waits in host memory, which takes no more of the card."""
+    if isinstance(shared, Borrower):
+        return Borrowed(policy, shared)
+    leaves = compute.residency in ("swap", "shared") and compute.learner_card == compute.actor_card
+    return Swapped(policy) if leaves and not shared and policy.device.type == "cuda" else Resident(policy)
+
+
+def lend(compute: ComputeConfig, device: torch.device, folder: Path, known: str) -> Lender | None:
+    """For the learner, before it loads. folder: of the leases of the run. known: a reason against it; may be empty."""
+    if not is_shared(compute, device):
+        return None
+    lender = Lender(folder, CudaBlocks(device), card_facts(device).uuid)
+    return None if said(lender.offer(known)) else lender
+
+
+def borrow(compute: ComputeConfig, device: torch.device, folder: Path, wait_s: float) -> Borrower | None:
+    """For an actor, before it loads, and without the lease, which the learner needs first. wait_s: for a learner."""
+    if not is_shared(compute, device):
+        return None
+    borrower = Borrower(folder, CudaBlocks(device), card_facts(device).uuid)
+    return None if said(borrower.ask(wait_s)) else borrower
+
+
+def is_shared(compute: ComputeConfig, device: torch.device) -> bool:
+    return compute.residency == "shared" and device.type == "cuda" and compute.learner_card == compute.actor_card
+
+
+def said(reason: str) -> bool:
+    """Whether there is a reason, which is then in the log."""
+    if reason:
+        log.warning("the base is not shared: %s. It waits in host memory between two turns (swap)", reason)
+    return bool(reason)

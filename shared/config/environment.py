@@ -34,5 +34,10 @@ class EnvironmentConfig(Section, frozen=True, kw_only=True):
     def is_used(self) -> bool:
         return bool(self.function or self.tools)
 
+    @property
+    def in_turns(self) -> bool:
+        """Whether a completion may have several of the model's turns."""
+        return self.is_used and self.max_turns > 1
+
 
 NO_ENVIRONMENT = EnvironmentConfig()

@@ -61,9 +61,10 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     actor_card: CardNumber = 0
     """The same for an actor. On another card than the learner's nobody waits, and with `pipeline.max_lag` above 0 both
     compute at once."""
-    residency: Literal["auto", "release", "swap"] = "auto"
+    residency: Literal["auto", "release", "swap", "shared"] = "auto"
     """Where the frozen base is while the other process has its turn on the same card. `release`: it stays there, and
-    only caches are given back. `swap`: it waits in host memory. `auto` takes `release` if the run fits so; `run`
+    only caches are given back. `swap`: it waits in host memory. `shared`: there is one for both processes; where the
+    driver or the container does not allow that, `swap`. `auto` takes `release` if the run fits so, else `swap`; `run`
     chooses when it makes a run, and keeps the choice. Where nothing is planned `auto` means `release`."""
     blas: Literal["fast", "portable"] = "fast"
     """`fast`: the widest vector units of this machine. `portable`: AVX2 kernels only, which give the same bits on more

@@ -1,7 +1,7 @@
 """The entry point of a process: sets the process up, runs its body, and turns errors into an exit code.
 
     0  done
-    1  a peer fell silent (an actor is then started again), or a crash
+    1  a peer fell silent or ended (an actor is then started again), or a crash
     2  an error that the user can fix
 
 stderr gets one sentence for a user error and for a silent peer, and a traceback only for a crash.
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from protocol.errors import AddressError, HandshakeRefused, PeerTimeout, SecurityError, WrongVersion
+from protocol.errors import AddressError, HandshakeRefused, PeerGone, PeerTimeout, SecurityError, WrongVersion
 from shared.errors import UserError
 from shared.process.parent_death import die_with_parent
 from shared.process.supported_system import refuse_other_systems
@@ -41,7 +41,7 @@ def run_process(name: str, body: Callable[[], None]) -> int:
     except (UserError, SecurityError, AddressError, HandshakeRefused, WrongVersion) as error:
         say(error)
         return 2
-    except PeerTimeout as error:
+    except (PeerTimeout, PeerGone) as error:
         say(error)
         return 1
     return 0

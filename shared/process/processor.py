@@ -16,7 +16,6 @@ A small model, and the CPU's part of work on a card, do not gain from more than 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from msgspec import structs
@@ -52,14 +51,14 @@ class Capacity:
     cores: int
     """Physical cores that may be used."""
     card: bool
-    """Whether there seems to be a card."""
+    """Whether there is one that PyTorch can use."""
 
 
 def look_at_capacity() -> Capacity:
     return Capacity(
         flags=read_flags(CPUINFO),
         cores=usable_cores(os.sched_getaffinity(0), CPUS, container_cores(CGROUPS, OWN_CGROUP)),
-        card=has_card(os.environ, version("torch")),
+        card=has_card(),
     )
 
 

@@ -7,8 +7,9 @@
 A driver supports all CUDA versions before its own, and later ones of the same major version. Cards before compute
 capability 8.0 compute bf16 slowly or not at all, and are refused unless the number type is fp32.
 
-It takes a fraction of a second, so a run without its card ends before anything is made. `doctor` asks PyTorch itself,
-in a process of its own. Left out on purpose: fp16, which needs its gradients scaled.
+It takes a fraction of a second, so a run without its card ends before anything is made; one that may compute on the CPU
+says that it does. `doctor` asks PyTorch itself, in a process of its own. Left out on purpose: fp16, which needs its
+gradients scaled.
 """
 
 import ctypes
@@ -36,6 +37,7 @@ MAX_NAME_BYTES = 256
 BF16_CAPABILITY = (8, 0)
 CUDA_BUILD = "install a build of PyTorch with CUDA (https://pytorch.org/get-started)"
 CPU_INSTEAD = "use --set compute.device=cpu"
+NO_REASON = ("", "")
 Role = Literal["learner", "actor"]
 """Who uses a card. The key of its number is compute.<role>_card."""
 BOTH: tuple[Role, ...] = ("learner", "actor")
@@ -81,12 +83,6 @@ class Found:
         return self.newest is not None and self.newest[0] >= int(self.build.partition(".")[0])
 
 
-def has_card(environment: Mapping[str, str], torch_version: str, files: Sequence[str] = CARD_FILES) -> bool:
-    """Whether torch will probably find one; nobody is asked."""
-    hidden = environment.get("CUDA_VISIBLE_DEVICES", "all") in HIDDEN
-    return not hidden and not torch_version.endswith("+cpu") and any(Path(file).exists() for file in files)
-
-
 def find_cards() -> Found:
     build, library = cuda_build(), driver_library()
     found = Found(
@@ -98,7 +94,18 @@ def find_cards() -> Found:
         cards=(),
         is_hidden=os.environ.get("CUDA_VISIBLE_DEVICES", "all") in HIDDEN,
     )
-    return with_cards(found, library) if build and library and found.is_new_enough else found
+    return with_cards(found, library) if library else found
+
+
+def is_expected(environment: Mapping[str, str], files: Sequence[str] = CARD_FILES) -> bool:
+    """Whether there is a driver, and nobody has hidden its cards; it is not asked."""
+    hidden = environment.get("CUDA_VISIBLE_DEVICES", "all") in HIDDEN
+    return not hidden and any(Path(file).exists() for file in files)
+
+
+def has_card(find: Callable[[], Found] = find_cards, files: Sequence[str] = CARD_FILES) -> bool:
+    """Whether `auto` takes one."""
+    return is_expected(os.environ, files) and why_none(find()) == NO_REASON
 
 
 def cuda_build(package: str = "torch") -> str:
@@ -166,7 +173,24 @@ def why_none(found: Found) -> tuple[str, str]:
     if not found.cards:
         said = f" ({found.trouble})" if found.trouble else ""
         return f"{found.driver_words} shows no card{said}", "check it with nvidia-smi; in a container use --gpus all"
-    return "", ""
+    return NO_REASON
+
+
+def cpu_instead(
+    compute: ComputeConfig, find: Callable[[], Found] = find_cards, files: Sequence[str] = CARD_FILES
+) -> str:
+    """What to say where `auto` takes the CPU beside a card that cannot be used; else empty."""
+    if compute.device != "auto" or not is_expected(os.environ, files):
+        return ""
+    found = find()
+    why, remedy = why_none(found)
+    if not why:
+        return ""
+    which = ", ".join(card.name for card in found.cards) or "the card of this machine"
+    return (
+        f"{which} cannot be used: {why}; {remedy}. compute.device is 'auto', so the CPU computes, which takes many"
+        " times as long."
+    )
 
 
 def check_cards(
@@ -174,7 +198,7 @@ def check_cards(
 ) -> dict[str, str]:
     """For run.json: the names of the cards of these roles, and what they depend on; empty where the CPU computes.
     ConfigError if a card is wanted that cannot be used. `auto` wants one where there is one."""
-    if compute.device == "cpu" or (compute.device == "auto" and not has_card(os.environ, version("torch"))):
+    if compute.device == "cpu" or (compute.device == "auto" and not is_expected(os.environ)):
         return {}
     found = find()
     why, remedy = why_none(found)

@@ -48,7 +48,7 @@ def test_a_replay_gives_the_same_bits(undisturbed: Path) -> None:
     assert replayed(undisturbed)["adapter_sha256"] == summary(undisturbed)["adapter_sha256"]
 
 
-@pytest.mark.parametrize("residency", ["release", "swap"])
+@pytest.mark.parametrize("residency", ["release", "swap", "shared"])
 def test_where_the_base_waits_changes_nothing(undisturbed: Path, tmp_path: Path, residency: str) -> None:
     done = launch("run", "embedded", "--out", tmp_path / "run", *sets(KEYS | {"compute.residency": residency}))
     assert done.returncode == 0, done.stdout + done.stderr

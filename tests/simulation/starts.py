@@ -67,6 +67,9 @@ class WatchedUpdate:
         self.update.apply(step, batch)
         self.watch.consumed(step, list(batch.filled), self.update.optimizer.consumed)
 
+    def forget_gradient(self) -> None:
+        """A toy has none."""
+
 
 class LearnerStart:
     """From opening the journal to the end of the run."""

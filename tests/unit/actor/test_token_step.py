@@ -10,38 +10,31 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import Qwen2Config
 
 from actor.engines.fixed_cache import FixedShape
 from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.fixed_rows import FixedBuffers, TokenStep
 from actor.engines.hf_engine import HFEngine
 from actor.engines.layers import layers_of
+from launch.card.published import QWEN_15B
 from protocol.messages import GroupOrder, Sampling
+from shared.base.architecture import architecture_of
+from shared.base.meta import META, meta_policy
+from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig
 from shared.model.adapter_file import adapter_bytes
 from tests.support.architectures import architecture_model
 from tests.support.fakes import shake, tiny_policy, tiny_prompter, unheard
-from tests.support.meta_card import META, SORTS, WAITS, CardKernels, Launches, meta_policy
+from tests.support.meta_card import SORTS, WAITS, CardKernels, Launches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MOST_LAUNCHES = 1400
-QWEN_15B: dict[str, Any] = {
-    "vocab_size": 151_936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32_768,
-    "tie_word_embeddings": True,
-}
 
 
 def launches(shape: FixedShape, temperature: float = 1.0) -> Launches:
     """Of one step of a model of 1.5 billion parameters with NF4 linears and adapters on all of them."""
-    policy = meta_policy(Qwen2Config(**QWEN_15B))
+    policy = meta_policy(architecture_of(QWEN_15B), ModelConfig(), LoraConfig(), torch.bfloat16)
     layers = layers_of(policy)
     assert layers is not None
     layers.prepare()

@@ -102,8 +102,9 @@ def learner_by_hand(model: Model, work: CardWork) -> dict[str, float]:
     columns = part.prompts * part.prompt + part.completions * (part.prompt + part.fed)
     masks = part.prompts * part.prompt**2 + part.completions * part.fed * (part.prompt + part.fed)
     hidden, inner = TWO * rows * model.hidden, TWO * rows * model.inner
-    # Adapter, gradient, two moments.
-    held = model.base + 4 * model.adapter
+    # Adapter and two moments; gradients from the first micro-batch to the optimizer's step.
+    kept = model.base + 3 * model.adapter
+    held = kept + model.adapter
     inputs = model.layers * hidden
     # Both sides of the gate and their product; seven times the width: the layer's input, queries before and after they
     # are turned, what attention gives, the layer's middle and its norm, the result; the dense values and their scales.
@@ -115,12 +116,12 @@ def learner_by_hand(model: Model, work: CardWork) -> dict[str, float]:
     layer = 7 * hidden + 2 * inner + 2 * TWO * columns * model.hidden + TWO * masks
     backward = layer + 3 * inner + 4 * hidden + 2.0625 * model.widest
     return {
-        "load": held,
+        "load": kept,
         "update forward": held + inputs + forward,
         "update head": held + inputs + hidden + head,
         "update backward": held + inputs + backward,
         "optimizer": held + model.adapter,
-        "waiting": held,
+        "waiting": kept,
     }
 
 

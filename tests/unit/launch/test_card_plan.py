@@ -14,11 +14,12 @@ from launch.card.plan import (
     CUBLAS_BYTES,
     CardPlan,
     Planner,
+    changes,
     make_card_plan,
     smallest,
     turn,
 )
-from launch.card.published import PUBLISHED, QWEN_15B, facts_of
+from launch.card.published import PUBLISHED, QWEN_05B, QWEN_15B, facts_of
 from launch.card.text import card_lines, refusal
 from launch.card.vllm import vllm_peaks
 from launch.card.work import CardWork, card_work, largest_micro_batch, largest_orders
@@ -106,6 +107,16 @@ def test_a_base_that_waits_in_host_memory_is_not_on_the_card() -> None:
         assert before[:-1] == after[:-1], "while it computes, all of it is there"
         assert "NF4" not in after[-1].items and after[-1].items["LoRA"] == before[-1].items["LoRA"]
     assert kept.peak_bytes - gone.peak_bytes == BASE * LAYERS + 8 * MIB
+
+
+def test_one_base_for_both_processes_is_the_learners() -> None:
+    each, one = (plan(100 * GIB, **SMALL, compute={"residency": way}) for way in ("release", "shared"))
+    assert one.processes["learner"] == each.processes["learner"]
+    for before, after in zip(each.processes["actor"], one.processes["actor"], strict=True):
+        assert before.bytes - after.bytes == BASE * LAYERS and "NF4" not in after.items
+    assert each.peak_bytes - one.peak_bytes == BASE * LAYERS
+    two = plan(100 * GIB, **SMALL, compute={"residency": "shared", "actor_card": 1})
+    assert two.processes["actor"][1].items["NF4"] == BASE * LAYERS, "on a card of its own it has one"
 
 
 def test_on_two_cards_nobody_is_in_the_way() -> None:
@@ -310,6 +321,39 @@ def linears_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Layer and last part of the name of every linear."""
     names = (name.rpartition(".") for name in decoder_linears(empty_model(architecture_of(facts))))
     return [(layer, module) for layer, _, module in names]
+
+
+# --- conversations
+
+PAIR = 2 * 2 * 64 * 2
+"""Keys and values of a token in one layer of QWEN_05B: two heads of 64, in bf16."""
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "olmo2"], ids=["our layers", "transformers' layers"])
+def test_what_is_kept_of_conversations_is_an_item(model_type: str) -> None:
+    facts = {**QWEN_05B, "model_type": model_type, "vocab_size": 2048}
+    sizes = {
+        "rollout": {"prompts": 2, "group": 4, "max_new_tokens": 64},
+        "tasks": {"max_prompt_tokens": 32},
+        "eval": {"problems": 6},
+        "actor": {"max_sequences": 4},
+    }
+    one, many = work_of(**sizes), work_of(**sizes, environment={"tools": ["tools.py:search"], "max_turns": 4})
+    plain, turns = ({peak.name: peak for peak in MetaTracer(facts).actor(work, 2)} for work in (one, many))
+    assert not any("earlier turns" in peak.items for peak in plain.values())
+    for name, conversations in (("rollout", 8), ("evaluation", 6)):
+        kept = conversations * (32 + 64) * 2 * PAIR
+        assert {turns[f"{name} {part}"].items["earlier turns"] for part in ("prompts", "decode")} == {kept}
+        assert turns[f"{name} decode"].items["KV"] > plain[f"{name} decode"].items["KV"], "prompts have grown"
+    assert "earlier turns" not in turns["waiting"].items
+    once = work_of(**sizes, environment={"tools": ["tools.py:search"], "max_turns": 1})
+    assert largest_orders(once, facts) == largest_orders(one, facts)
+
+
+def test_smaller_orders_help_where_conversations_are_kept() -> None:
+    with_tools = {**SMALL, "environment": {"tools": ["tools.py:search"]}}
+    keys = [[change.key for change in ladder] for ladder in changes(work_of(**with_tools))]
+    assert ["rollout.groups_per_order"] * 4 in keys, "of 16 groups: 8, 4, 2, 1"
 
 
 # --- models that are not here

@@ -113,6 +113,13 @@ def test_an_evaluation_has_a_prompt_for_each_row() -> None:
     assert with_one.actor_resident > without.actor_resident
 
 
+def test_what_is_kept_of_conversations_is_an_item() -> None:
+    found = host_memory(HALF, work(environment={"tools": ["tools.py:search"]})).rollout
+    token = 2 * 24 * 128 * 4
+    assert found["earlier turns"] == 8 * 128 * token
+    assert found["keys and values"] == 8 * (128 + 64) * token, "each has a prompt of its own"
+
+
 def test_micro_batches_are_filled_as_the_learner_fills_them() -> None:
     def tokens(budget: int, *, recompute: str, prompts: int = 2) -> int:
         batch = {"token_budget": budget, "recompute": recompute}

@@ -3,12 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import pytest
 import torch
 
 from learner.session import loading
-from learner.update.budget import OutOfMemory
-from shared.errors import UserError
 from shared.process.lease import Turn, nothing
 
 CARD = torch.device("cuda", 0)
@@ -42,21 +39,3 @@ def test_on_a_cpu_both_load_at_the_same_time() -> None:
     with loading(turns, torch.device("cpu")):
         pass
     assert turns.count == 0
-
-
-def test_what_does_not_fit_is_said_in_one_sentence_and_the_turn_ends() -> None:
-    turns = Turns()
-    with (
-        pytest.raises(
-            OutOfMemory, match=r"^Model, adapter and optimizer do not fit into .*; end other.*swap.*\.$"
-        ) as caught,
-        loading(turns, CARD),
-    ):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nDetails")
-    assert isinstance(caught.value, UserError) and "Details" not in str(caught.value)
-    assert not turns.is_held
-
-
-def test_other_errors_pass() -> None:
-    with pytest.raises(RuntimeError, match="ours"), loading(Turns(), CARD):
-        raise RuntimeError("an error of ours")

@@ -139,6 +139,20 @@ def test_a_step_that_is_refused_in_its_second_update_is_undone(policy: Policy) -
     assert (adapter_bytes(policy.adapter), update.optimizer.state_bytes(), update.norms.state_dict()) == before
 
 
+def test_between_two_steps_no_gradient_is_held_and_the_next_one_is_the_same(policy: Policy) -> None:
+    config = config_for(2)
+    found: list[bytes] = []
+    for guarded in (True, False):
+        shake(policy, 1)
+        update, batch = update_of(policy, config), batch_for(config)
+        guard = Guard(update, GuardConfig(), b"{}", keep_nowhere)
+        for step in range(2):
+            stats = guard.apply(step, [], batch).stats if guarded else update.apply(step, batch)
+            assert stats and bool(gradients(policy)) is not guarded
+        found.append(adapter_bytes(policy.adapter))
+    assert found[0] == found[1]
+
+
 def test_all_samples_pass_the_mismatch_gate_before_the_first_update(policy: Policy) -> None:
     """Those of later minibatches too."""
     config = config_for(2, max_mismatch=0.05)

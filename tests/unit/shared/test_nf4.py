@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from shared.base.cache import CachedBase, cached_base, is_decoder_linear
+from shared.base.meta import META, meta_nf4
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
 from shared.model.lora import DequantizingMatmul
 from shared.model.nf4 import WEIGHTS, bitsandbytes, from_tensors, fused_product, quantize
 from tests import reference
 from tests.support.fakes import CPU, dense_twin, hidden_of, tiny_model, tiny_policy
-from tests.support.meta_card import META, Launches, meta_nf4
+from tests.support.meta_card import Launches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -116,7 +117,7 @@ def test_on_a_card_codes_are_multiplied_unless_a_gradient_is_needed(
 ) -> None:
     """And unless a row is not a whole number of blocks."""
     with META:
-        matmul = DequantizingMatmul(meta_nf4((32, columns)))
+        matmul = DequantizingMatmul(meta_nf4(torch.Size((32, columns)), torch.bfloat16))
         x, bias = torch.ones(4, columns, dtype=torch.bfloat16), torch.ones(32, dtype=torch.bfloat16)
     launches = Launches()
     with launches:

@@ -17,6 +17,7 @@ from shared.process.usable_cards import (
     Found,
     FoundCard,
     check_cards,
+    cpu_instead,
     cuda_build,
     driver_library,
     find_cards,
@@ -137,14 +138,52 @@ def test_the_build_here_is_what_torch_itself_says() -> None:
     assert find_cards().torch.partition("+")[0] == torch.__version__.partition("+")[0]
 
 
-def test_a_card_counts_where_torch_can_use_it(tmp_path: Path) -> None:
-    node = tmp_path / "nvidiactl"
-    files = (str(node),)
-    assert not has_card({}, "2.13.0", files)
-    node.touch()
-    assert has_card({}, "2.13.0", files) and has_card({"CUDA_VISIBLE_DEVICES": "0"}, "2.13.0+cu130", files)
-    assert not has_card({}, "2.13.0+cpu", files)
-    assert not has_card({"CUDA_VISIBLE_DEVICES": ""}, "2.13.0", files)
+TOO_OLD = replace(SOUND, driver="535.129.03", newest=(12, 2))
+AUTO = ComputeConfig()
+
+
+@pytest.fixture
+def driver_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """As the driver makes them."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidiactl").touch()
+    return (str(tmp_path / "nvidiactl"),)
+
+
+def test_a_card_counts_where_torch_can_use_it(driver_files: tuple[str, ...], tmp_path: Path) -> None:
+    assert has_card(lambda: SOUND, driver_files)
+    assert not any(has_card(lambda found=found: found, driver_files) for found in (NO_CARDS, TOO_OLD))
+    assert not has_card(lambda: replace(SOUND, build=""), driver_files)
+    assert not has_card(never, (str(tmp_path / "nothing"),)), "without a driver nobody is asked"
+
+
+def test_a_card_that_auto_cannot_use_is_named_before_the_cpu_computes(driver_files: tuple[str, ...]) -> None:
+    assert cpu_instead(AUTO, lambda: TOO_OLD, driver_files) == (
+        "RTX 3070 cannot be used: driver 535.129.03 (CUDA 12.2) is too old for PyTorch 2.13.0, which was built for CUDA"
+        " 13.0; update the driver, or install a PyTorch that was built for CUDA 12. compute.device is 'auto', so the"
+        " CPU computes, which takes many times as long."
+    )
+    without_cuda = cpu_instead(AUTO, lambda: replace(SOUND, torch="2.13.0+cpu", build=""), driver_files)
+    assert without_cuda.startswith(
+        "RTX 3070 cannot be used: this PyTorch (2.13.0+cpu) was built without CUDA, beside driver 580.65.06 (CUDA 13.0)"
+        "; install a build of PyTorch with CUDA"
+    )
+    assert cpu_instead(AUTO, lambda: NO_CARDS, driver_files).startswith("the card of this machine cannot be used: ")
+
+
+def test_nothing_is_said_where_the_cpu_was_meant(
+    driver_files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cpu_instead(AUTO, lambda: SOUND, driver_files) == "", "the card computes"
+    assert cpu_instead(ComputeConfig(device="cpu"), never, driver_files) == ""
+    assert cpu_instead(CUDA, never, driver_files) == "", "which ends instead"
+    assert cpu_instead(AUTO, never, ("/nowhere",)) == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert cpu_instead(AUTO, never, driver_files) == ""
+
+
+def never() -> Found:
+    raise AssertionError("nobody wants a card")
 
 
 # --- what is said
@@ -212,9 +251,6 @@ def test_what_run_json_says_of_the_cards() -> None:
 
 
 def test_a_cpu_needs_no_card() -> None:
-    def never() -> Found:
-        raise AssertionError("nobody wants a card")
-
     assert check_cards(ComputeConfig(device="cpu"), find=never) == {}
     if not os.path.exists("/dev/nvidiactl"):
         assert check_cards(ComputeConfig(), find=never) == {}
