@@ -287,7 +287,6 @@ def spelled(ids: list[int]) -> str:
 
 
 def spelled_words(**answers: str) -> Words:
-    """answers: by task_key."""
     return Words(text=spelled, spelled=spelled, answers=answers)
 
 
