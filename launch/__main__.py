@@ -127,7 +127,7 @@ def dispatch(args: "argparse.Namespace") -> int:
             from launch.why.command import why
 
             return why(directory=args.directory, as_json=args.json)
-        case "show" | "watch" | "report":
+        case "ui" | "show" | "watch" | "report":
             return look(args)
         case "export":
             return export(args)
@@ -188,6 +188,10 @@ def run(args: "argparse.Namespace") -> int:
 
 def look(args: "argparse.Namespace") -> int:
     """At what was sampled."""
+    if args.command == "ui":
+        from launch.ui.command import show_window
+
+        return show_window(folder=args.folder, port=args.port, browser=args.browser)
     if args.command == "watch":
         from launch.display.terminal.command import watch
 

@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   python -m launch doctor my.toml                         does this machine fit that run
   python -m launch resume runs/first --steps 80            continue, up to step 80
   python -m launch why runs/first                         what it is doing, and what would help
+  python -m launch ui                                     see all runs in runs/ in a browser, with their answers
   python -m launch show runs/first --step 12 --group 3    what was sampled, token by token with --sample 0
   python -m launch report runs/first                      the run as one HTML page to keep or to send
   python -m launch compare runs/first runs/second         which is better, by how much, on which tasks
@@ -76,6 +77,7 @@ def make_parser(program: str) -> argparse.ArgumentParser:
     add_generate(
         commands.add_parser("generate", help="complete a prompt or a file of prompts, or chat", allow_abbrev=False)
     )
+    add_ui(commands.add_parser("ui", help="see runs in a browser on this machine", allow_abbrev=False))
     add_plan(commands.add_parser("plan", help="memory of a run on a card, before it starts", allow_abbrev=False))
     add_doctor(commands.add_parser("doctor", help="check this machine and a configuration", allow_abbrev=False))
     add_completion(commands.add_parser("completion", help="completion in a shell", allow_abbrev=False))
@@ -225,6 +227,13 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
+def add_ui(parser: argparse.ArgumentParser) -> None:
+    where = "folder with runs, or one run (default: runs)"
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), metavar="RUNS-FOLDER", help=where)
+    parser.add_argument("--port", type=port, metavar="N", help="port on 127.0.0.1 (default: 8420, or any free one)")
+    parser.add_argument("--no-browser", dest="browser", action="store_false", help="print the address, open nothing")
+
+
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "exit code: 0 if there is no error (warnings are not errors), 1 if there is one, 2 for bad arguments"
@@ -313,6 +322,13 @@ def non_negative_int(text: str) -> int:
 def checked(text: str, number: int, least: int) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"got '{text}', expected a whole number of at least {least}")
+    return number
+
+
+def port(text: str) -> int:
+    number = int(text) if text.isdecimal() and len(text) < 6 else -1
+    if not 0 <= number <= 65_535:
+        raise argparse.ArgumentTypeError(f"got '{text}', expected a port from 0 (any free one) to 65535")
     return number
 
 

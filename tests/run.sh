@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Every check of the project, after the set-up with development tools, `gguf`, the trackers and what launch/examples
-# needs. All stages run; any failure fails the call.
+# Every check of the project, after the set-up with development tools, `gguf`, the trackers, `ui`, and what
+# launch/examples needs. All stages run; any failure fails the call.
 #
-#   tests/run.sh                      format, lint, types, unit tests with their coverage, other tests, chaos
+#   tests/run.sh                      format, lint, types, unit tests with their coverage, other tests, chaos, browser
 #   tests/run.sh static               format, lint, types
 #   tests/run.sh unit [PYTEST ARGS]   the tests of one folder below tests/ (unit, integration, ...)
+#   tests/run.sh browser [PYTEST ARGS]  the page of `ui` in Chromium, which is installed if that is possible
 #   tests/run.sh kernels [PYTEST ARGS]  the Triton kernels in Triton's interpreter, or on a card
 #   tests/run.sh vllm [PYTEST ARGS]   tests/vllm with real vLLM, in an environment of its own: .venv-vllm. Ends with 3,
 #                                     loudly, if that cannot be installed
@@ -43,7 +44,7 @@ if [[ ${1-} == vllm ]]; then
         exit 3
     fi
 else
-    set_up dev gguf trackio wandb tensorboard openai mcp || exit
+    set_up dev gguf trackio wandb tensorboard openai mcp ui notebook watch || exit
 fi
 
 python="$(tandem_python)"
@@ -82,6 +83,23 @@ kernels() {
     PYTHONPATH="$folder" in_parallel tests/unit/shared/test_kernels_*.py tests/unit/test_kernels_benchmark.py "$@"
 }
 
+# Chromium is Debian's, or the one that playwright fetches. axe-core looks for what people with a screen reader or
+# without a mouse cannot use; npm has it. Neither is a package of Python.
+browser() {
+    local axe="$TANDEM_VENV/axe" wanted=axe-core@4.14.1
+    if ! command -v chromium >/dev/null && ! compgen -G "$HOME/.cache/ms-playwright/chromium*" >/dev/null; then
+        { [[ $EUID -eq 0 ]] && apt-get install --quiet --yes chromium >/dev/null 2>&1; } ||
+            "$python" -m playwright install chromium >/dev/null 2>&1 ||
+            echo "#### CHROMIUM COULD NOT BE INSTALLED HERE: tests/browser WILL BE SKIPPED." >&2
+    fi
+    if [[ "$(cat "$axe/wanted" 2>/dev/null)" != "$wanted" ]]; then
+        rm -rf "$axe" && mkdir -p "$axe"
+        (cd "$axe" && npm pack --silent "$wanted" >/dev/null 2>&1 && tar -xzf axe-core-*.tgz --strip-components 1) &&
+            echo "$wanted" >"$axe/wanted" || echo "axe-core could not be fetched: its test will be skipped" >&2
+    fi
+    TANDEM_AXE="$axe/axe.min.js" "$python" -m pytest tests/browser "$@"
+}
+
 everything() {
     static
     # Coverage is asked of the unit tests alone: they must reach every line of the listed files without processes.
@@ -91,6 +109,7 @@ everything() {
     stage integration in_parallel tests/integration
     stage acceptance "$python" -m pytest tests/acceptance tests/gpu
     stage chaos "$python" -m pytest tests/chaos
+    stage browser browser
 }
 
 if [[ $# -eq 0 ]]; then
@@ -99,6 +118,8 @@ elif [[ $1 == static ]]; then
     static
 elif [[ $1 == kernels ]]; then
     stage kernels kernels "${@:2}"
+elif [[ $1 == browser ]]; then
+    stage browser browser "${@:2}"
 elif [[ $1 == unit || $1 == simulation || $1 == integration ]]; then
     stage "$1" in_parallel "tests/$1" "${@:2}"
 elif [[ -d tests/$1 ]]; then

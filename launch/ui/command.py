@@ -1,0 +1,82 @@
+"""`ui`: a web page of the runs in a folder, on this machine alone.
+
+The first line of output is the address with its token, printed as soon as the port is taken. The rest is imported after
+that, and a browser that is quicker waits. The process writes nothing and keeps nothing, so it may be killed at any
+time.
+"""
+
+import importlib.util
+import socket
+import threading
+import webbrowser
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+    from uvicorn import Server
+
+HOST = "127.0.0.1"
+PORT = 8420
+"""Where it listens unless that is taken; then any free port."""
+
+
+def show_window(*, folder: Path, port: int | None, browser: bool) -> int:
+    """Until Ctrl-C."""
+    refuse_without_extra()
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; give the folder with the runs, or one run.")
+    with listening(port) as door:
+        from launch.ui.door import new_token
+
+        token = new_token()
+        address = f"http://{HOST}:{door.getsockname()[1]}/?token={token}"
+        print(address, flush=True)
+        print("this address lets you in; Ctrl-C ends the page, and no run", flush=True)
+        if browser:
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+        serve(door, folder, token)
+    print("\nthe page has ended, and no run with it", flush=True)
+    return 0
+
+
+def refuse_without_extra() -> None:
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"`ui` needs {' and '.join(missing)}; install with: pip install -e '.[ui]'")
+
+
+def listening(port: int | None) -> socket.socket:
+    """A socket that takes connections from this machine."""
+    for wanted in [port] if port is not None else [PORT, 0]:
+        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((HOST, wanted))
+        except OSError as error:
+            found.close()
+            refused = error
+            continue
+        found.listen(64)
+        return found
+    raise ConfigError(f"--port {port} cannot be used ({refused.strerror}); choose another one, or leave it out.")
+
+
+def serve(door: socket.socket, folder: Path, token: str) -> None:
+    """Until Ctrl-C."""
+    from launch.ui.app import build_app
+    from launch.ui.runs_folder import RunsFolder
+
+    server = make_server(build_app(RunsFolder(folder), door.getsockname()[1], token))
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[door])
+
+
+def make_server(app: "ASGIApp") -> "Server":
+    from uvicorn import Config, Server
+
+    # Without lifespan, websockets and the parsers in C: nothing here needs them.
+    return Server(Config(app, log_level="warning", lifespan="off", ws="none", http="h11", server_header=False))

@@ -1,0 +1,107 @@
+"""Who may talk to the page: programs of this user that know its address, and no other web page.
+
+The process listens on 127.0.0.1, which every program of this machine can reach, and every web page that a browser of
+this machine shows. So each request is checked, in this order:
+
+    Host            127.0.0.1:PORT or localhost:PORT    a name that somebody points at 127.0.0.1 (DNS rebinding)
+    Sec-Fetch-Site  same-origin or none, if it is sent  another page that loads or posts something here
+    Origin          our own, if it is sent; a POST must have one
+    token           256 random bits: once in the address, then in a cookie that no script and no other site can use
+
+The address with the token answers with the cookie and moves to the same address without it, so that it stays in no
+history. The name of the cookie has the port, because browsers share cookies between the ports of a host.
+
+Answers carry a policy under which the browser runs no script but our files and asks no other host for anything. There
+are no CORS headers.
+Left out on purpose: TLS, passwords and accounts. To see runs of another machine, forward the port with `ssh -L`.
+"""
+
+import hmac
+import secrets
+from collections.abc import Mapping
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+READING = ("GET", "HEAD")
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(32)
+
+
+class Door:
+    """Lets a request through to the application, or answers 403 with the reason."""
+
+    def __init__(self, inside: ASGIApp, port: int, token: str) -> None:
+        self.inside = inside
+        self.hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
+        self.cookie = f"tandem-{port}"
+        self.token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        answer = self.refusal(scope["method"], Headers(scope=scope)) or self.welcome(scope)
+        await (answer or self.inside)(scope, receive, with_headers(send))
+
+    def refusal(self, method: str, headers: Mapping[str, str]) -> Response | None:
+        """For requests that another site may have caused; None for others."""
+        host = headers.get("host", "")
+        if host not in self.hosts:
+            return refused("this page is only at 127.0.0.1, not at another name")
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            return refused("another site asked for it")
+        origin = headers.get("origin")
+        if origin != f"http://{host}" and (origin is not None or method not in READING):
+            return refused("another site asked for it")
+        return None
+
+    def welcome(self, scope: Scope) -> Response | None:
+        """The way in for a request that has no cookie yet, or the reason why there is none; None for guests."""
+        if self.is_right(cookies(Headers(scope=scope).get("cookie", "")).get(self.cookie, "")):
+            return None
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if scope["method"] not in READING or not self.is_right(given):
+            return refused("open the address that `python -m launch ui` printed; it has a token")
+        answer = RedirectResponse("/", status_code=303)
+        answer.set_cookie(self.cookie, self.token, httponly=True, samesite="strict", path="/")
+        return answer
+
+    def is_right(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self.token.encode())
+
+
+def refused(why: str) -> Response:
+    return PlainTextResponse(f"Refused: {why}.\n", status_code=403)
+
+
+def cookies(header: str) -> dict[str, str]:
+    """None of them if the header cannot be read."""
+    try:
+        return {name: morsel.value for name, morsel in SimpleCookie(header).items()}
+    except CookieError:
+        return {}
+
+
+def with_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(HEADERS)
+        await send(message)
+
+    return send_with_headers

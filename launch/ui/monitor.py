@@ -1,0 +1,137 @@
+"""What the Monitor page asks of one run: how it is, its curves, and what each process did when.
+
+Curves are thinned to a few hundred points before they leave (mean, smallest and largest of the steps of a point), so a
+run of 10,000 steps is as quick to draw as one of 100. A zoom asks again for its steps.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launch.display.watch import goal
+from launch.ui.questions import whole
+from launch.ui.runs_folder import OpenRun, verdict_row
+from shared.run.evaluation import Decoded, Evaluation
+from shared.run.forecast import Figures, read_prediction
+from shared.run.history import Phase
+from shared.run.metrics import Thinned
+from shared.run.summary import RunVerdict
+
+POINTS = 240
+MOST_POINTS = 1000
+NO_CURVES = ("step", "time_s")
+LANE_STEPS = 24
+"""Steps whose phases are drawn one by one."""
+TO_LOOK_AT = {
+    "reward and outcome disagree": {"outcome": "wrong", "sort": "reward"},
+    "answers are cut off": {"outcome": "truncated", "sort": "length"},
+    "nothing is parsed": {"outcome": "unparsable"},
+    "all groups alike": {"sort": "dropped"},
+    "the curriculum is exhausted": {"sort": "dropped"},
+    "updates are refused": {"fate": "quarantined"},
+    "answers grow without more reward": {"sort": "length"},
+    "the verifier fails: timeout": {"outcome": "timeout"},
+    "the verifier fails: error": {"outcome": "error"},
+    "entropy collapses": {"colour": "entropy"},
+    "entropy explodes": {"colour": "entropy"},
+    "mismatch grows": {"colour": "mismatch"},
+    "importance weights are at the cap": {"colour": "ratio"},
+}
+"""Beginning of a verdict's name -> the answers that show it, as the Samples page is asked for them."""
+
+
+def overview(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
+    run, stamp = opened.run, opened.stamp()
+    if words.get("stamp") == stamp:
+        return {"stamp": stamp}
+    metrics, config = run.metrics, run.config()
+    last = metrics.row(-1) if len(metrics) else {}
+    logged = run.rollouts.steps()
+    return {
+        "stamp": stamp,
+        "name": opened.name,
+        "status": run.state(),
+        "steps": len(metrics),
+        "planned": config.run.steps,
+        "goal": goal([last] if last else []),
+        "last": last,
+        "keys": metrics.keys(),
+        "generation": metrics.generation,
+        "events": run.events(),
+        "evaluations": [evaluation_row(found) for found in run.evaluations()],
+        "predicted": read_prediction(run.files) or Figures(),
+        "answers": {"last": logged[-1] if logged else None, "bytes": run.rollouts.size, "groups": len(run.rollouts)},
+        "damaged": {"metrics.jsonl": metrics.damaged, "rollouts.jsonl": run.rollouts.damaged},
+    }
+
+
+def why(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
+    """The verdicts, apart from the overview: of a long run they take longer than all the rest."""
+    found = opened.verdicts(opened.stamp())
+    return {"verdicts": [verdict_row(one) | {"look": to_look_at(one)} for one in found]}
+
+
+def to_look_at(verdict: RunVerdict) -> Mapping[str, str] | None:
+    return next((query for name, query in TO_LOOK_AT.items() if verdict.name.startswith(name)), None)
+
+
+def evaluation_row(found: Evaluation) -> dict[str, Any]:
+    ways = {name: share_row(way) for name, way in found.ways().items()}
+    return {"label": found.label, "step": found.version, "n": found.n, "source": found.source, "ways": ways}
+
+
+def share_row(way: Decoded) -> dict[str, Any]:
+    return {"value": way.accuracy, "low": way.low, "high": way.high}
+
+
+def curves(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
+    """Of `keys` (separated by commas, or all that were measured), of the steps `first` to `last`."""
+    metrics, asked = opened.run.metrics, words.get("keys", "")
+    steps = metrics.column("step")
+    begin, end = (int(steps[0]), int(steps[-1])) if len(steps) else (0, 0)
+    first, last = whole(words, "first", begin), whole(words, "last", end)
+    points = whole(words, "points", POINTS, most=MOST_POINTS)
+    keys = metrics.keys()
+    wanted = [key for key in keys if (key in asked.split(",") if asked else key not in NO_CURVES)]
+    found = metrics.thinned(wanted, points, first, last)
+    measured = {key: one for key, one in found.items() if asked or any(value is not None for value in one.mean)}
+    return {
+        "first": max(first, begin),
+        "last": min(last, end),
+        "steps": next((one.step for one in found.values()), []),
+        "keys": {key: curve(one, thinned=len(one.step) < last - first + 1) for key, one in measured.items()},
+    }
+
+
+def curve(one: Thinned, *, thinned: bool) -> dict[str, Any]:
+    """low, high: only where a point stands for several steps."""
+    mean = shortened(one.mean)
+    return {"mean": mean, "low": shortened(one.low), "high": shortened(one.high)} if thinned else {"mean": mean}
+
+
+def shortened(values: Sequence[float | None]) -> list[float | None]:
+    """With as many digits as a chart shows."""
+    return [None if value is None else float(f"{value:.5g}") for value in values]
+
+
+def lanes(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
+    """Phases of the processes in the last steps of the range: as traced, if the run has ended and has a trace of them,
+    else from the times of each step."""
+    steps = opened.run.metrics.column("step")
+    end = int(steps[-1]) if len(steps) else 0
+    last = min(whole(words, "last", end), end)
+    first = max(whole(words, "first", 1), last - LANE_STEPS + 1)
+    traced = opened.run.trace() if opened.run.state() != "running" else []
+    measured = within(traced, first, last, end)
+    phases = measured or opened.run.phases(first, last)
+    return {"first": first, "last": last, "measured": bool(measured), "phases": phases}
+
+
+def within(traced: Sequence[Phase], first: int, last: int, end: int) -> list[Phase]:
+    """Those from the update before the first step to the update of the last. A trace has no numbers of steps; its last
+    update is that of the run's last step."""
+    updates = [phase for phase in traced if phase.name == "update"]
+    before, until = len(updates) - (end - first + 2), len(updates) - (end - last + 1)
+    if until < 0 or before < 0:
+        return []
+    begin, stop = updates[before].end_s, updates[until].end_s
+    return [phase for phase in traced if phase.start_s >= begin and phase.end_s <= stop]

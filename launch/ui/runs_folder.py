@@ -1,0 +1,149 @@
+"""The runs of one folder, by name, and what the page of all runs shows of each.
+
+A name comes from the address bar, so it is only ever compared: it must be the name of a run directly below the folder,
+and its folder must lie there, also after links have been followed. If the folder that was given is itself a run, it is
+the only one.
+
+Nothing is kept that the files do not have: what has been read of a run is read again when its files have changed. Each
+run has a lock, because its reader serves one thread at a time.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from launch.display.watch import goal
+from launch.ui.questions import NotThere
+from launch.why.command import verdicts
+from launch.why.view import view_of
+from shared.errors import UserError
+from shared.run.metrics import Row
+from shared.run.reader import Run, find_runs
+from shared.run.run_dir import RunDir
+from shared.run.summary import RunVerdict
+
+CURVE_POINTS = 60
+VERDICT_SHARE = 0.005
+"""Of the time, at most, goes into the verdict of a run that goes on: with many steps it is made again less often."""
+
+
+class OpenRun:
+    """A run, and what was computed from its files."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self.run = Run(path)
+        self.lock = threading.Lock()
+        self.described: tuple[str, dict[str, Any]] = ("", {})
+        self.judged: tuple[str, float, list[RunVerdict]] = ("", 0.0, [])
+
+    def stamp(self) -> str:
+        """Another one as soon as one of its files has changed."""
+        files = self.run.files
+        watched = (files.config, files.metrics, files.rollouts, files.summary, files.eval, files.checkpoints)
+        return f"{self.run.state()}-{hash(tuple(map(state_of, watched))):x}"
+
+    def verdicts(self, stamp: str) -> list[RunVerdict]:
+        """What `why` says; raises UserError if a file of the run is damaged."""
+        known, again, found = self.judged
+        began = time.monotonic()
+        if known != stamp and not (stamp.startswith("running") and began < again):
+            found = verdicts(view_of(self.run))
+            ended = time.monotonic()
+            self.judged = (stamp, ended + (ended - began) / VERDICT_SHARE, found)
+        return found
+
+    def description(self, stamp: str) -> dict[str, Any]:
+        """A row of the page of all runs. A damaged run is shown with its problem."""
+        if self.described[0] != stamp:
+            try:
+                self.described = (stamp, described(self))
+            except UserError as error:
+                self.described = (stamp, broken(self.run.files, str(error)))
+        return self.described[1]
+
+
+def state_of(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def described(opened: OpenRun) -> dict[str, Any]:
+    run, metrics = opened.run, opened.run.metrics
+    config, summary, steps = run.config(), run.summary(), len(metrics)
+    last: Row = metrics.row(-1) if steps else {}
+    key = goal([last] if steps else [])
+    why = summary.why if summary and summary.why else None
+    return {
+        "name": opened.name,
+        "status": run.state(),
+        "verdict": verdict_row(why) if why else None,
+        "goal": key,
+        "curve": metrics.thinned([key], CURVE_POINTS)[key].mean if steps else [],
+        "reward": last.get(key),
+        "steps": steps,
+        "planned": config.run.steps,
+        "model": config.model.path,
+        "tasks": config.tasks.source,
+        "changed": changed(run.files),
+        "problem": "",
+    }
+
+
+def broken(files: RunDir, problem: str) -> dict[str, Any]:
+    nothing: dict[str, Any] = {"verdict": None, "goal": "", "curve": [], "reward": None, "steps": 0, "planned": 0}
+    known = {"name": files.path.name, "status": "damaged", "changed": changed(files), "problem": problem}
+    return nothing | known | {"model": "", "tasks": ""}
+
+
+def changed(files: RunDir) -> float:
+    """When one of its files was last written; Unix time."""
+    return max(state_of(path)[2] for path in (files.config, files.metrics, files.summary)) / 1e9
+
+
+def verdict_row(verdict: RunVerdict) -> dict[str, Any]:
+    return {
+        "name": verdict.name,
+        "fault": verdict.fault,
+        "evidence": verdict.evidence,
+        "remedy": verdict.remedy,
+    }
+
+
+class RunsFolder:
+    """What `ui` was given."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.single = self.path.name if (self.path / "config.json").is_file() else ""
+        self.parent = self.path.parent if self.single else self.path
+        self.opened: dict[str, OpenRun] = {}
+        self.lock = threading.Lock()
+
+    def names(self) -> list[str]:
+        return [self.single] if self.single else [path.name for path in find_runs(self.path) if self.is_inside(path)]
+
+    def is_inside(self, path: Path) -> bool:
+        return path.resolve().parent == self.parent
+
+    def open(self, name: str) -> OpenRun:
+        """Raises NotThere for whatever is not the name of a run of this folder."""
+        with self.lock:
+            if name not in self.names():
+                raise NotThere(f"There is no run {name!r} in {self.path}; choose one of the list.")
+            if name not in self.opened:
+                self.opened[name] = OpenRun(self.parent / name)
+            return self.opened[name]
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[OpenRun]:
+        """The only thread that reads this run."""
+        opened = self.open(name)
+        with opened.lock:
+            yield opened

@@ -1,0 +1,140 @@
+// Which charts a run has: a chart whose figures the run does not have is left out.
+
+import { number, percent } from "./dom.js";
+
+const line = (key, name) => ({ key, name });
+const mb = (value) => (value >= 1024 ? `${number(value / 1024)} GB` : `${number(value)} MB`);
+const s = (value) => `${number(value)} s`;
+const nats = (value) => `${number(value)}`;
+
+export function specs(found, curves) {
+  addTaught(curves.keys);
+  const keys = Object.keys(curves.keys);
+  const named = (prefix, without) =>
+    keys
+      .filter((key) => key.startsWith(prefix) && !without.includes(key))
+      .map((key) => line(key, key.slice(prefix.length)));
+  const parts = named("reward/", ["reward/mean", "reward/std", "reward/min", "reward/max"]);
+  return [
+    { title: "Reward", hint: "Mean of all samples of a step", lines: [line("reward/mean", "mean")], one: true },
+    {
+      title: "Held-out accuracy",
+      hint: "With 95 % intervals, by the updates the policy had",
+      lines: [],
+      format: percent,
+      ...accuracy(found),
+    },
+    {
+      title: "Outcomes",
+      hint: "Shares of the samples of a step",
+      kind: "stack",
+      one: true,
+      format: percent,
+      lines: ["correct", "wrong", "truncated", "unparsable", "timeout", "error", "abstain"].map((name) =>
+        line(`outcome/${name}`, name),
+      ),
+    },
+    { title: "Parts of the reward", hint: "Each unweighted", lines: parts },
+    { title: "Logged by reward functions", lines: named("logged/", []) },
+    {
+      title: "Groups",
+      hint: "A group whose rewards are all equal is dropped: it teaches nothing",
+      kind: "stack",
+      lines: [line("groups/taught", "taught"), line("groups/idle", "dropped"), line("groups/quarantined", "refused")],
+    },
+    {
+      title: "Entropy",
+      hint: "Nats a sampled token",
+      lines: [line("entropy/mean", "mean")],
+      zero: true,
+      format: nats,
+    },
+    {
+      title: "Mask",
+      hint: "Share of sampled tokens that carried gradient",
+      lines: [line("selected/fraction", "selected")],
+      one: true,
+      format: percent,
+    },
+    {
+      title: "Ratio",
+      hint: "Policy over the one at the step's start, and over the actor's",
+      lines: [line("ratio/mean", "ratio"), line("importance/mean", "importance")],
+    },
+    {
+      title: "Clipped",
+      hint: "Share of tokens whose ratio, or whose weight, was cut off",
+      lines: [line("clip/fraction", "ratio"), line("importance/capped", "weight"), line("stale/fraction", "stale")],
+      zero: true,
+      format: percent,
+    },
+    {
+      title: "Mismatch",
+      hint: "Difference of actor's and learner's log-probs, on a log scale",
+      log: true,
+      lines: [line("mismatch/p99", "p99"), line("mismatch/mean", "mean"), line("mismatch/max", "max")],
+    },
+    { title: "Length", hint: "Sampled tokens of a completion", lines: [line("length/mean", "mean")], zero: true },
+    { title: "Gradient norm", hint: "Before it was scaled down", lines: [line("grad_norm", "norm")], zero: true },
+    {
+      title: "KL",
+      hint: "Against reference, teacher and for penalised tokens",
+      lines: [line("kl", "reference"), line("teacher/kl", "teacher"), line("constraint/kl", "constraint")],
+    },
+    { title: "Loss", lines: [line("loss", "loss")] },
+    { title: "Learning rate", lines: [line("lr", "rate")], zero: true },
+    { title: "Tokens per second", lines: [line("tokens_per_s", "tokens/s")], zero: true },
+    {
+      title: "Step time",
+      hint: "Where the time of a step went",
+      kind: "stack",
+      format: s,
+      lines: [
+        line("time/rollout_s", "decoding"),
+        line("time/verify_s", "scoring"),
+        line("time/update_s", "update"),
+        line("time/idle_s", "neither"),
+      ],
+    },
+    {
+      title: "Memory",
+      hint: "Peaks; dashed: as predicted before the start",
+      zero: true,
+      format: mb,
+      lines: [
+        ...[line("mem/learner_mb", "learner"), line("mem/actor_mb", "actor")],
+        ...keys.filter((key) => /^mem\/.*_(reserved|driver)$/.test(key)).map((key) => line(key, key.slice(4))),
+      ],
+      levels: predicted(found),
+    },
+  ];
+}
+
+// Groups that an update learned from: all but those that were dropped or refused.
+function addTaught(keys) {
+  const [all, idle, refused] = ["total", "idle", "quarantined"].map((name) => keys[`groups/${name}`]?.mean);
+  if (!all || !idle) return;
+  const mean = all.map((value, place) =>
+    value === null ? null : value - (idle[place] ?? 0) - (refused?.[place] ?? 0),
+  );
+  keys["groups/taught"] = { mean };
+}
+
+// Evaluation of the base, before the first update, is drawn at the first step.
+function accuracy({ evaluations }) {
+  const ways = [...new Set(evaluations.flatMap(({ ways }) => Object.keys(ways)))].slice(0, 2);
+  const points = evaluations
+    .filter(({ label }) => !label.endsWith("-test"))
+    .flatMap((one) =>
+      ways
+        .map((way, kind) => one.ways[way] && { ...one.ways[way], kind, step: Math.max(1, one.step) })
+        .filter(Boolean),
+    );
+  return { points, lines: ways.map((way) => line(`eval/${way}`, way)) };
+}
+
+function predicted({ predicted }) {
+  return ["learner_mb", "actor_mb"]
+    .filter((key) => predicted[key])
+    .map((key) => ({ name: `${key} predicted`, value: predicted[key] }));
+}

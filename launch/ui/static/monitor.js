@@ -1,0 +1,172 @@
+// One run as curves: the verdict with its evidence, what each process did when, what happened, and all figures. One
+// brush for all charts; the chosen steps are in the address.
+
+import { ask, of } from "./api.js";
+import { address, go } from "./address.js";
+import { Board } from "./chart.js";
+import { clock, h, number, pill, put } from "./dom.js";
+import { drawLanes } from "./lanes.js";
+import { specs } from "./figures.js";
+
+const EVENTS_SHOWN = 40;
+
+export async function show(root, route) {
+  const page = new Monitor(root, route.run);
+  await page.look(route.query);
+  page.judge().catch(() => {});
+  return page;
+}
+
+class Monitor {
+  constructor(root, run) {
+    this.run = run;
+    this.stamp = "";
+    this.query = null;
+    this.head = h("div", { class: "bar" });
+    this.verdicts = h("section", { class: "verdicts", "aria-label": "Verdict" });
+    this.damaged = h("div", {});
+    this.first = step("From step", () => this.typed());
+    this.last = step("to step", () => this.typed());
+    this.all = h("button", { type: "button", on: { click: () => this.choose() } }, "All steps");
+    this.chosen = h(
+      "div",
+      { class: "bar tools" },
+      this.first,
+      this.last,
+      this.all,
+      h("span", { class: "quiet" }, "or draw over any chart"),
+    );
+    this.lanes = h("section", { class: "lanes", "aria-label": "What each process did when" });
+    this.events = h("ol", { class: "events" });
+    this.board = new Board((first, last) => this.choose(first, last));
+    root.append(
+      this.head,
+      this.verdicts,
+      this.damaged,
+      this.chosen,
+      this.board.element,
+      this.lanes,
+      h("details", { class: "happened", open: true }, h("summary", {}, "What happened"), this.events),
+    );
+    this.help = [
+      ["Esc", "all steps"],
+      ["l", "the answers of the last step"],
+      ["0", "all steps"],
+    ];
+    this.keys = { Escape: () => this.choose(), 0: () => this.choose(), l: () => go("samples", this.run) };
+  }
+
+  async update(route) {
+    if (JSON.stringify(route.query) !== JSON.stringify(this.query)) await this.draw(route.query);
+  }
+
+  async poll() {
+    if (await this.look(this.query)) await this.judge();
+    return this.found.status === "running" ? `live, step ${this.found.steps}` : "";
+  }
+
+  // Whether there was anything new.
+  async look(query) {
+    const found = await ask(of(this.run, "overview"), { stamp: this.stamp });
+    if (found.stamp === this.stamp) return false;
+    this.stamp = found.stamp;
+    this.found = found;
+    this.describe();
+    await this.draw(query);
+    return true;
+  }
+
+  async judge() {
+    const { verdicts } = await ask(of(this.run, "why"));
+    put(
+      this.verdicts,
+      verdicts.map((verdict) => this.verdict(verdict)),
+    );
+  }
+
+  choose(first, last) {
+    go("monitor", this.run, { first, last }, { replace: true });
+  }
+
+  typed() {
+    const [first, last] = [this.first, this.last].map((label) => label.querySelector("input").value);
+    this.choose(first, last);
+  }
+
+  describe() {
+    const { name, status, steps, planned, last, damaged, answers } = this.found;
+    put(
+      this.head,
+      h("h1", {}, name),
+      pill(status),
+      h("span", {}, `step ${steps} of ${planned}`),
+      h("progress", { max: Math.max(planned, 1), value: steps, "aria-label": "Steps done" }),
+      h(
+        "span",
+        { class: "quiet" },
+        `${clock(last.time_s)}, ${number(last["time/step_s"])} s a step, ${number(last.tokens_per_s)} tokens/s`,
+      ),
+      answers.last ? h("a", { class: "button", href: address("samples", name) }, "Answers") : null,
+    );
+    const broken = Object.entries(damaged)
+      .filter(([, lines]) => lines)
+      .map(([file, lines]) =>
+        h(
+          "p",
+          { class: "verdict fault" },
+          `${lines} damaged ${lines === 1 ? "line" : "lines"} of ${file} ${lines === 1 ? "is" : "are"} left out.`,
+        ),
+      );
+    put(this.damaged, broken);
+    put(
+      this.events,
+      this.found.events
+        .slice(-EVENTS_SHOWN)
+        .reverse()
+        .map((event) =>
+          h(
+            "li",
+            { class: event.kind },
+            h("span", { class: "at" }, `step ${event.step}`),
+            pill(event.kind),
+            " ",
+            event.text,
+          ),
+        ),
+    );
+  }
+
+  verdict({ name, fault, evidence, remedy, look }) {
+    const query = look && this.found.answers.last ? { step: this.found.answers.last, ...look } : null;
+    return h(
+      "article",
+      { class: `verdict ${fault ? "fault" : "fine"}` },
+      h("h2", {}, name),
+      h("p", {}, `${evidence}.`),
+      h("p", { class: "remedy" }, `${remedy}.`),
+      query ? h("a", { class: "button", href: address("samples", this.run, query) }, "See these answers") : null,
+    );
+  }
+
+  async draw(query) {
+    this.query = query;
+    const { first, last } = query;
+    const curves = await ask(of(this.run, "curves"), {
+      first,
+      last,
+      points: Math.min(400, Math.max(120, (innerWidth / 4) | 0)),
+    });
+    for (const [label, value] of [
+      [this.first, curves.first],
+      [this.last, curves.last],
+    ])
+      label.querySelector("input").value = value;
+    this.all.disabled = !first && !last;
+    this.board.draw(specs(this.found, curves), curves, this.found.events);
+    drawLanes(this.lanes, await ask(of(this.run, "lanes"), { first, last }));
+  }
+}
+
+function step(caption, act) {
+  return h("label", {}, `${caption} `, h("input", { type: "number", min: 1, step: 1, on: { change: act } }));
+}

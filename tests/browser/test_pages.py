@@ -1,0 +1,223 @@
+"""Every page, link, filter and key, in a real browser."""
+
+import re
+
+import pytest
+
+from tests.browser.conftest import Visit
+
+FIRST = "#/samples/first?step=5"
+
+
+def test_the_runs_and_from_there_to_one(visit: Visit) -> None:
+    visit.open()
+    row = visit.page.locator('tr[data-run="first"]')
+    assert row.locator(".status").inner_text() == "done" and "12 / 12" in row.inner_text()
+    assert visit.count("tbody tr") == 4 and row.locator(".spark path").count() == 1
+    visit.page.get_by_role("searchbox").fill("hack")
+    assert visit.count("tbody tr") == 1
+    visit.page.get_by_role("searchbox").fill("")
+    row.locator("a.name").click()
+    visit.says("h1", "first")
+    assert visit.hash == "#/monitor/first"
+
+
+def test_the_address_bar_has_no_token_and_a_reload_works(visit: Visit) -> None:
+    visit.open(FIRST)
+    assert "token" not in visit.page.url
+    visit.says("h2", "Group 0")
+    visit.page.reload()
+    visit.says("h2", "Group 0")
+    assert visit.hash == FIRST
+
+
+def test_curves_verdict_lanes_and_events_of_a_run(visit: Visit) -> None:
+    visit.open("#/monitor/first")
+    for title in ("Reward", "Held-out accuracy", "Outcomes", "Groups", "Entropy", "Mask", "Mismatch", "Gradient norm"):
+        visit.says(".chart .title", title)
+    assert visit.count(".verdict h2") >= 1
+    assert visit.count(".chart .dot") == 4
+    assert visit.count(".lane") >= 1
+    visit.says(".events li", "evaluation")
+    assert visit.count(".chart:has-text('KL')") == 0
+
+
+def test_one_brush_zooms_all_charts_and_is_in_the_address(visit: Visit) -> None:
+    visit.open("#/monitor/long")
+    plot = visit.says(".chart", "Gradient norm").locator(".plot")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    visit.page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
+    visit.page.mouse.down()
+    visit.page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 40, steps=4)
+    assert visit.page.locator(".brushed:visible").count() == visit.count(".chart")
+    visit.page.mouse.up()
+    visit.until("location.hash.includes('first=')")
+    first, last = (int(found) for found in re.findall(r"=(\d+)", visit.hash))
+    assert 2300 < first < 2700 and 3800 < last < 4200
+    visit.until(f"[...document.querySelectorAll('.axis')].every(a => a.textContent.startsWith('{first}'))")
+    visit.page.keyboard.press("Escape")
+    visit.until("location.hash === '#/monitor/long'")
+
+
+def test_the_cursor_stands_in_all_charts(visit: Visit) -> None:
+    visit.open("#/monitor/first")
+    visit.says(".chart", "Reward").locator(".plot").hover()
+    assert visit.page.locator(".cross:visible").count() == visit.count(".chart")
+    visit.says(".chart .now", "step ")
+
+
+def test_steps_can_be_chosen_without_a_mouse(visit: Visit) -> None:
+    visit.open("#/monitor/first")
+    visit.page.get_by_label("From step").fill("4")
+    visit.page.get_by_label("From step").press("Enter")
+    visit.until("location.hash.includes('first=4')")
+
+
+def test_groups_are_sorted_and_filtered(visit: Visit) -> None:
+    visit.open(FIRST)
+    visit.says("h2", "Group 0")
+    assert visit.count(".groups .one") == 3
+    assert visit.page.locator(".one.idle .pill").inner_text() == "dropped"
+    assert visit.page.locator(".one.quarantined .pill").all_inner_texts() == ["refused", "2 late"]
+    for sort, top in {"dropped": "idle", "length": "trained", "order": "trained"}.items():
+        visit.page.get_by_label("Order").select_option(sort)
+        visit.until(f"location.hash.includes('sort={sort}')")
+        visit.page.wait_for_selector(f".groups li:first-child .one.{top}")
+    visit.page.get_by_role("button", name="truncated 1").click()
+    visit.until("document.querySelectorAll('.groups .one').length === 1")
+    assert "outcome=truncated" in visit.hash
+    visit.page.keyboard.press("Escape")
+    visit.until("document.querySelectorAll('.groups .one').length === 3")
+    visit.page.get_by_role("button", name="dropped 1").click()
+    visit.until("document.querySelectorAll('.groups .one').length === 1")
+    visit.says(".about", "it teaches nothing")
+
+
+def test_a_bar_of_the_histogram_filters(visit: Visit) -> None:
+    visit.open(FIRST)
+    visit.says("h2", "Group 0")
+    visit.page.get_by_role("button", name="1 answers with reward 0.25").click()
+    visit.until("document.querySelectorAll('.groups .one').length === 1")
+    assert "reward=0.25_0.25" in visit.hash
+    assert visit.page.locator(".answer.chosen").get_attribute("data-answer") == "2"
+    visit.page.get_by_role("button", name="1 answers with reward 0.25").click()
+    visit.until("document.querySelectorAll('.groups .one').length === 3")
+
+
+def test_answers_stand_side_by_side_with_the_parts_of_their_rewards(visit: Visit) -> None:
+    visit.open(f"{FIRST}&group=0")
+    card = visit.says(".answer", "Answer 0")
+    assert visit.count(".answer") == 3
+    assert "+0.7" in card.inner_text() and "brevity" in card.inner_text()
+    tops = {visit.page.locator(".answer").nth(place).bounding_box()["y"] for place in range(3)}
+    assert len(tops) == 1
+    visit.says(".gold", "54")
+    visit.says(".answer", "cut off")
+
+
+@pytest.mark.parametrize("colour", ["entropy", "mask", "ratio", "mismatch", "advantage", "actor"])
+def test_tokens_are_coloured_and_their_figures_shown(visit: Visit, colour: str) -> None:
+    visit.open(f"{FIRST}&group=0&sample=0&colour={colour}")
+    visit.says(".tokens h2", "Answer 0")
+    assert visit.page.get_by_label("Colour").input_value() == colour
+    assert visit.page.locator(".tokens .t").last.inner_text() == "<|im_end|>"
+    assert visit.page.locator(".tokens .t.special").count() == 1
+    assert visit.page.evaluate("[...document.querySelectorAll('.t')].some(t => t.style.getPropertyValue('--a'))") == (
+        colour != "ratio"
+    )
+    visit.page.locator(".tokens .t").nth(4).hover()
+    said = visit.says(".tokens .figures", "token 4").inner_text()
+    assert all(word in said for word in ("entropy 0.4", "mismatch", "ratio", "carried gradient", "advantage 0.7"))
+
+
+def test_turns_of_an_environment_are_folded(visit: Visit) -> None:
+    visit.open(f"{FIRST}&group=2&sample=0")
+    visit.says(".tokens summary", "environment, turn 2")
+    assert visit.page.evaluate("[...document.querySelectorAll('.tokens details')].map(d => d.open)") == [
+        True,
+        False,
+        True,
+    ]
+
+
+def test_the_same_task_over_all_steps(visit: Visit) -> None:
+    visit.open(f"{FIRST}&group=0")
+    visit.says("h3", "This task in 12 steps")
+    visit.page.locator(".over a", has_text="step 9").click()
+    visit.until("location.hash.includes('step=9')")
+    visit.says(".answer", "54 at step 9")
+
+
+def test_a_text_is_searched_in_all_steps(visit: Visit) -> None:
+    visit.open(FIRST)
+    visit.page.keyboard.press("/")
+    visit.page.keyboard.type("at step 7")
+    visit.page.keyboard.press("Enter")
+    visit.says(".found h2", "1 places")
+    visit.page.locator(".found a").click()
+    visit.until("location.hash.includes('step=7')")
+    visit.says(".answer.chosen", "54 at step 7")
+
+
+def test_keys_walk_through_steps_groups_answers_and_colours(visit: Visit) -> None:
+    visit.open(FIRST)
+    visit.says("h2", "Group 0")
+    press = visit.page.keyboard.press
+    wait = visit.until
+    press("j")
+    wait("location.hash.includes('step=6')")
+    press("k")
+    wait("location.hash.includes('step=5')")
+    press("l")
+    wait("location.hash.includes('sample=1')")
+    press("h")
+    wait("location.hash.includes('sample=0')")
+    press("J")
+    wait("location.hash.includes('group=2')")
+    press("K")
+    wait("location.hash.includes('group=0')")
+    press("c")
+    wait("location.hash.includes('colour=mask')")
+    press("s")
+    wait("location.hash.includes('sort=dropped')")
+    press("?")
+    visit.says("dialog", "next and previous step")
+    press("Escape")
+    press("g")
+    press("r")
+    visit.says("h1", "Runs")
+
+
+def test_back_goes_back(visit: Visit) -> None:
+    visit.open(FIRST)
+    visit.says("h2", "Group 0")
+    visit.page.keyboard.press("j")
+    visit.until("location.hash.includes('step=6')")
+    visit.page.go_back()
+    visit.until("location.hash.includes('step=5')")
+    visit.says(".answer", "54 at step 5")
+
+
+def test_two_runs_beside_each_other(visit: Visit) -> None:
+    visit.open()
+    for name in ("first", "second"):
+        visit.page.get_by_label(f"Compare {name}").check()
+    visit.page.get_by_role("button", name="Compare 2").click()
+    visit.says("h2", "Both have the same configuration")
+    visit.says("td", "second is better")
+    assert visit.count(".chart .line.c1") > 3
+    visit.says("summary", "in first alone 0, in second alone 20")
+    visit.says(".two", "says final")
+    visit.page.get_by_label("long").check()
+    visit.says("code", "run.steps")
+
+
+def test_a_damaged_run_and_a_wrong_address_say_what_is_wrong(visit: Visit) -> None:
+    visit.open("#/monitor/nothing")
+    visit.says(".problem", "There is no run 'nothing'")
+    visit.go("#/samples/first?step=999")
+    visit.says(".problem", "Step 999 has no groups")
+    visit.go("#/samples/first?step=x")
+    visit.says(".problem", "expected a whole number")
+    visit.errors.clear()  # Chromium reports each answer 404.
