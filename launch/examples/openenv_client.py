@@ -37,7 +37,7 @@ class Env:
     def reset(self, **columns: Any) -> str:
         """What the environment shows first goes behind the question."""
         self.total, self.done = 0.0, False
-        return "\n" + self.seen(self.client.reset())
+        return "\n" + self._seen(self.client.reset())
 
     def act(self, message: str) -> str:
         """
@@ -48,13 +48,13 @@ class Env:
         """
         if self.done:
             return "The episode has ended."
-        return self.seen(self.client.step({"message": message}))
+        return self._seen(self.client.step({"message": message}))
 
     def get_reward(self) -> float:
         return self.total
 
-    def seen(self, result: Any) -> str:
-        """An observation as text; a step's reward is added up."""
+    def _seen(self, result: Any) -> str:
+        """An observation as text; a step's reward is added up. Public methods are tools, so this is none."""
         self.total += result.reward or 0.0
         self.done = result.done
         return json.dumps(result.observation)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from actor.engines.engine import Completion
 from actor.engines.vllm_engine import VLLMEngine
+from actor.engines.vllm_internals import DrawOptions
 from actor.environments.agents import Agents
 from actor.environments.pool import EnvironmentPool
 from protocol.messages import GroupOrder, Order, Outcome, Sampling
@@ -41,14 +42,19 @@ def talk(base_url, api_key, question, **columns):
 
 
 class Watched:
-    """vLLM, and how many tokens of each request it had already."""
+    """vLLM; the seed of each request, and how many of its tokens were there already."""
 
     def __init__(self, vllm: Any) -> None:
         self.vllm = vllm
         self.cached: list[int] = []
+        self.seeds: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.vllm, name)
+
+    def submit(self, request: str, prompt_ids: list[int], draw: DrawOptions) -> None:
+        self.seeds.append(draw.seed)
+        self.vllm.submit(request, prompt_ids, draw)
 
     def step(self) -> Any:
         found = self.vllm.step()
@@ -90,17 +96,14 @@ def test_two_turns_have_the_learners_log_probs_and_the_same_bits_again(bench: Be
     assert len({ids for ids, _, _ in found[0][1]}) > 4, "each conversation draws for itself"
 
 
-def test_draws_go_on_and_do_not_begin_again(bench: Bench) -> None:
-    """The same prompt and seed as a first turn and as a second one: the latter is no copy of the former."""
-    bench.engine.install(1, bench.adapter(1))
-    (group,) = bench.groups(1, 1)
-    longer = replace(group, prompt_ids=np.array([*group.prompt_ids, *BETWEEN], np.int32))
-    hot = replace(CAP, temperature=50.0)
-    drawn = [bench.engine.take_turn((order,), hot, silent)[0][0].ids for order in (group, longer)]
-    bench.engine.sleep()
-    bench.engine.wake()
-    both = min(map(len, drawn))
-    assert (drawn[0][:both] == drawn[1][:both]).mean() < 0.5, "at this temperature only the stream decides"
+def test_no_turn_draws_with_the_seed_of_another(bench: Bench) -> None:
+    engine, vllm = watched(bench)
+    engine.install(1, bench.adapter(1))
+    groups = bench.groups(2, 2)
+    engine.take_turn(next_turn(groups, engine.take_turn(groups, CAP, silent)), CAP, silent)
+    engine.sleep()
+    engine.wake()
+    assert len(vllm.seeds) == len(set(vllm.seeds)) == 8
 
 
 def test_earlier_turns_are_found_again_until_the_engine_sleeps(bench: Bench) -> None:
@@ -135,7 +138,7 @@ def test_an_agent_is_played_and_its_log_probs_are_the_learners(bench: Bench, tmp
         )
         for index in range(3)
     )
-    sampling = Sampling(temperature=1.0, max_new_tokens=64)
+    sampling = Sampling(temperature=1.0, max_new_tokens=200)
     order = Order(order_id="train/000000/u0000", policy_version=1, sampling=sampling, groups=groups)
     with closing(Agents(EnvironmentPool(config), model, config, scores=True)) as agents:
         episodes = agents.play(order, bench.engine, silent)
