@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every check of the project, after the set-up with development tools, `gguf` and the trackers. All stages run; any
-# failure fails the call.
+# Every check of the project, after the set-up with development tools, `gguf`, the trackers and what launch/examples
+# needs. All stages run; any failure fails the call.
 #
 #   tests/run.sh                      format, lint, types, unit tests with their coverage, other tests, chaos
 #   tests/run.sh static               format, lint, types
@@ -43,7 +43,7 @@ if [[ ${1-} == vllm ]]; then
         exit 3
     fi
 else
-    set_up dev gguf trackio wandb tensorboard || exit
+    set_up dev gguf trackio wandb tensorboard openai mcp || exit
 fi
 
 python="$(tandem_python)"

@@ -186,12 +186,13 @@ class Borrower:
         """tensors: of the base's file. Those of the block are views of the lender's."""
         assert self.agreed is not None
         self.check()
-        if self.agreed.table != table_of(tensors, dtype):
+        table = table_of(tensors, dtype)
+        if self.agreed.table != table:
             raise DamageError(
                 "The learner's copy of the base is laid out in another way than this actor's file of it; use the same"
                 " versions and the same cache folder (model.cache_dir) for both."
             )
-        parts = views(self.blocks.open(self.agreed.handle), self.agreed.table)
+        parts = views(self.blocks.open(self.agreed.handle), table)
         found = sums_of(parts)
         if wrong := [name for name, total in self.agreed.sums.items() if found[name] != total]:
             raise DamageError(

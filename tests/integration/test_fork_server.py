@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from launch.commands.run import make_run
-from launch.commands.watch_run import starter_for
 from launch.presets.load import load_config
 from launch.supervisor.starter import ForkedProcess, ForkServerStarter, FreshStarter, Starter
 from launch.supervisor.topology import Process, ProcessFailed, Topology, topology
@@ -32,10 +31,13 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Topology:
 
 @pytest.fixture(scope="module")
 def fork_server(plan: Topology) -> Iterator[ForkServerStarter]:
-    starter = starter_for(plan)
-    assert isinstance(starter, ForkServerStarter)
+    starter = starter_of(plan)
     yield starter
     starter.close()
+
+
+def starter_of(plan: Topology) -> ForkServerStarter:
+    return ForkServerStarter(plan.learner.environment, plan.learner.log.with_name("fork_server.log"))
 
 
 def start(starter: Starter, process: Process) -> ForkedProcess:
@@ -121,8 +123,7 @@ def test_a_signal_reaches_a_process_that_was_not_born_yet(fork_server: ForkServe
 
 
 def test_without_the_fork_server_there_is_nothing(plan: Topology) -> None:
-    starter = starter_for(plan)
-    assert isinstance(starter, ForkServerStarter)
+    starter = starter_of(plan)
     child = start(starter, plan.actors[0])
     pid = born(child)
     starter.popen.kill()
@@ -134,7 +135,7 @@ def test_without_the_fork_server_there_is_nothing(plan: Topology) -> None:
 
 
 def test_closing_ends_what_is_left(plan: Topology) -> None:
-    starter = starter_for(plan)
+    starter = starter_of(plan)
     pid = born(start(starter, plan.actors[0]))
     starter.close()
     until(lambda: not psutil.pid_exists(pid))
@@ -143,11 +144,11 @@ def test_closing_ends_what_is_left(plan: Topology) -> None:
 def test_killing_the_launcher_ends_its_fork_server(plan: Topology) -> None:
     code = """
 import sys
-from launch.commands.watch_run import starter_for
 from launch.supervisor.topology import topology
 from pathlib import Path
 from launch.presets.load import load_config
-starter = starter_for(topology(Path(sys.argv[1]), load_config("embedded", [])))
+from tests.integration.test_fork_server import starter_of
+starter = starter_of(topology(Path(sys.argv[1]), load_config("embedded", [])))
 print(starter.popen.pid, flush=True)
 starter.listen(60)
 """

@@ -92,7 +92,7 @@ class KeptEvaluations:
     def write_evaluation(self, evaluation: Evaluation) -> None:
         self.found[evaluation.label] = evaluation
 
-    def note_accuracy(self, evaluation: Evaluation) -> None:
+    def note(self, evaluation: Evaluation, *, may_be_best: bool) -> None:
         """Nothing is chosen here."""
 
 
