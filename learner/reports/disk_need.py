@@ -14,7 +14,6 @@ and can be resumed.
 import shutil
 from pathlib import Path
 
-from learner.reports.rollout_log import KB
 from shared.config.load import SAMPLE_BYTES, TEACHER_BYTES, TOKEN_BYTES
 from shared.config.processes import CheckpointConfig, EvalConfig, JournalConfig, LogConfig
 from shared.config.tree import Config, RolloutConfig
@@ -71,7 +70,7 @@ def group_bytes(rollout: RolloutConfig, max_prompt_tokens: int, token_bytes: int
 def rollout_bytes(rollout: RolloutConfig, log: LogConfig, groups: int) -> int:
     """groups: in a step."""
     logged = min(groups, log.rollouts_per_step)
-    return min(log.rollouts_kb * KB, logged * rollout.group * rollout.max_new_tokens * ROLLOUT_TOKEN_BYTES)
+    return min(log.rollouts_bytes, logged * rollout.group * rollout.max_new_tokens * ROLLOUT_TOKEN_BYTES)
 
 
 def refuse_if_short(run: RunDir, needed: int) -> None:

@@ -26,7 +26,6 @@ from shared.run.rollouts import Fate, RolloutGroup, RolloutSample, Turn, Values,
 
 DIGITS, GAP_DIGITS = 4, 6
 """After the point. Of two fp32 log-probs the difference is rounding, a few millionths."""
-KB = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ class RolloutLog:
             learner=result.stats.logprobs if result.stats else {},
             quarantined=result.quarantined > 0,
         )
-        room = (step + 1) * self.limits.rollouts_kb * KB
+        room = (step + 1) * self.limits.rollouts_bytes
         for judged in collected.groups[: self.limits.rollouts_per_step]:
             line = pack_group(self.group(step + 1, judged, facts))
             if self.lines.size + len(line) <= room:

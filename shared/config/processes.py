@@ -131,6 +131,10 @@ class LogConfig(Section, frozen=True, kw_only=True):
     """Mean size of a step in rollouts.jsonl at most, in kB; groups beyond it are left out. The file has at most
     run.steps times as much."""
 
+    @property
+    def rollouts_bytes(self) -> int:
+        return 1000 * self.rollouts_kb
+
 
 class TrackingConfig(Section, frozen=True, kw_only=True):
     """Where the metrics of the run are shown besides its folder. A process of its own sends them and can neither stop
