@@ -12,9 +12,11 @@ import numpy as np
 from msgspec import structs
 
 from actor.engines.engine import Completion, EndedCompletion, Engine
-from actor.environments.episodes import Episode, Episodes
+from actor.environments.episodes import Episode, Player
 from actor.installer import EXACT, Allowed, Installer
 from actor.scoring.scores import Scorer, Scores
+from actor.scoring.teacher import AskTeacher, no_teacher
+from actor.scoring.votes import CastVotes, nobody_votes
 from actor.verifiers.verdict import Context, ScoreJob, Verdict
 from protocol.limits import MAX_KEYS
 from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Order, Policy, Timings
@@ -38,10 +40,14 @@ class Rollout:
         canary: Allowed = EXACT,
         trace: Trace = NO_TRACE,
         context: Context = NO_CONTEXT,
-        episodes: Episodes | None = None,
+        episodes: Player | None = None,
+        votes: CastVotes = nobody_votes,
+        teacher: AskTeacher = no_teacher,
     ) -> None:
-        """episodes: of a run with an environment."""
+        """episodes: of a run with an environment or an agent. votes, teacher: for orders that ask for them."""
         self.episodes = episodes
+        self.votes = votes
+        self.teacher = teacher
         self.engine = engine
         self.installer = Installer(engine, canary)
         self.scorer = scorer
@@ -62,6 +68,9 @@ class Rollout:
             decoded = time.monotonic()
         with self.trace.phase("score"):
             groups = sampled()
+        if order.teacher:
+            with self.trace.phase("teacher"):
+                groups = self.teacher(groups, beat)
         card = turn.peak.mib()
         timings = Timings(
             wait_s=turn.waited_s,
@@ -83,7 +92,8 @@ class Rollout:
     def sample(self, order: Order, beat: Beat) -> Callable[[], tuple[Group, ...]]:
         """Decode; what is returned waits for the scores."""
         context = structs.replace(self.context, global_step=order.policy_version)
-        scoring = OrderScoring(order.groups, self.scorer.begin(), self.text, beat, context)
+        votes = self.votes if order.votes else nobody_votes
+        scoring = OrderScoring(order.groups, self.scorer.begin(), self.text, beat, context, votes)
         if self.episodes is None:
             completions = self.engine.generate(order.groups, order.sampling, scoring.on_ended)
             return lambda: scoring.groups(completions)
@@ -101,9 +111,11 @@ class OrderScoring:
         text: Callable[[list[int]], str],
         beat: Beat,
         context: Context = NO_CONTEXT,
+        votes: CastVotes = nobody_votes,
     ) -> None:
         self.orders = orders
         self.scores = scores
+        self.votes = votes
         self.text = text
         self.beat = beat
         self.context = context
@@ -131,27 +143,29 @@ class OrderScoring:
         for episode in episodes:
             self.scores.add({self.firsts[episode.group] + episode.index: self.job(episode.ended())})
         verdicts = [episode.verdict_over(verdict) for episode, verdict in zip(episodes, self.verdicts(), strict=True)]
-        found = iter(zip(episodes, verdicts, strict=True))
-        groups: list[Group] = []
-        for order in self.orders:
-            pairs = [next(found) for _ in order.seeds]
-            completions = [episode.completion() for episode, _ in pairs]
-            groups.append(scored_group(order, completions, [verdict for _, verdict in pairs]))
-        return tuple(groups)
+        completions = iter([episode.completion() for episode in episodes])
+        return self.scored([[next(completions) for _ in order.seeds] for order in self.orders], verdicts)
 
     def verdicts(self) -> list[Verdict]:
         """Wait for all verdicts, in the order of the completions."""
         return self.scores.verdicts(lambda: self.beat("scoring"))
 
     def groups(self, completions: list[list[Completion]]) -> tuple[Group, ...]:
-        verdicts = iter(self.verdicts())
-        return tuple(
-            scored_group(order, group, [next(verdicts) for _ in group])
-            for order, group in zip(self.orders, completions, strict=True)
-        )
+        return self.scored(completions, self.verdicts())
+
+    def scored(self, completions: list[list[Completion]], verdicts: list[Verdict]) -> tuple[Group, ...]:
+        found = iter(verdicts)
+        by_group = [[next(found) for _ in group] for group in completions]
+        votes = self.votes(by_group, lambda: self.beat("scoring"))
+        return tuple(map(scored_group, self.orders, completions, by_group, votes))
 
 
-def scored_group(order: GroupOrder, completions: list[Completion], verdicts: list[Verdict]) -> Group:
+def scored_group(
+    order: GroupOrder,
+    completions: list[Completion],
+    verdicts: list[Verdict],
+    votes: tuple[int, ...] | None = None,
+) -> Group:
     """The record that the learner gets."""
     entropies = [one.entropies for one in completions if one.entropies is not None]
     return Group(
@@ -170,6 +184,7 @@ def scored_group(order: GroupOrder, completions: list[Completion], verdicts: lis
         extras={
             name: tuple(of.extras.get(name, "") for of in verdicts) for name in names(of.extras for of in verdicts)
         },
+        votes=votes,
     )
 
 

@@ -11,13 +11,16 @@ import torch
 from actor.engines.engine import Engine
 from actor.engines.hf_engine import HFEngine
 from actor.engines.vllm_options import check_engine
-from actor.environments.episodes import Episodes
+from actor.environments.agents import Agents
+from actor.environments.episodes import Episodes, Player
 from actor.environments.pool import EnvironmentPool
 from actor.installer import EXACT, Allowed, CanaryMismatch
 from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
 from actor.scoring.pool import ScorePool
+from actor.scoring.teacher import RemoteTeacher, no_teacher
+from actor.scoring.votes import casting
 from actor.verifiers.verdict import Context
 from protocol.messages import Bye
 from protocol.transport import ActorPort
@@ -29,6 +32,7 @@ from shared.base.residency import borrow, residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
 from shared.config.named_rewards import form_in_words, runs_functions
+from shared.config.training import TeacherConfig
 from shared.config.tree import Config
 from shared.errors import DamageError
 from shared.model.conversation import Conversation
@@ -57,7 +61,7 @@ def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engi
     """The rollout engine and the tokenizer it decodes with. borrower: of the learner's base."""
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
-    prompter = load_prompter(base.folder, config.environment.described)
+    prompter = load_prompter(base.folder, config.environment.described, agent=config.environment.is_agent)
     device = pick_device(config.compute.device, config.compute.actor_card)
     dtype = pick_dtype(config.compute.dtype, device)
     if config.actor.engine == "vllm":
@@ -130,15 +134,22 @@ def context_of(config: Config) -> Context:
     return Context(chat=True, system_prompt=config.tasks.system_prompt, max_steps=config.run.steps)
 
 
-def build_episodes(config: Config, prompter: Prompter) -> Episodes | None:
+def build_episodes(config: Config, prompter: Prompter) -> Player | None:
     """None where a completion is one turn."""
-    environment = config.environment
+    environment, scores = config.environment, config.verifier.kind == "environment"
     if not environment.is_used:
         return None
+    if environment.is_agent:
+        return Agents(EnvironmentPool(environment), prompter, environment, scores=scores)
     conversation = Conversation(prompter, environment.max_turns)
-    return Episodes(
-        EnvironmentPool(environment), conversation, environment, scores=config.verifier.kind == "environment"
-    )
+    return Episodes(EnvironmentPool(environment), conversation, environment, scores=scores)
+
+
+def remote_teacher(config: TeacherConfig, prompter: Prompter) -> RemoteTeacher | None:
+    """None where nobody elsewhere is asked."""
+    if not config.url:
+        return None
+    return RemoteTeacher(config, lambda token: prompter.as_the_model_sees([token]), len(prompter.tokenizer))
 
 
 def serve_or_send_bye(link: Link, rollout: Rollout) -> None:
@@ -176,9 +187,13 @@ def serve_orders(
     if runs_functions(config.verifier):
         log.info(form_in_words(config.verifier))
     scorer, episodes = ScorePool(config.verifier), build_episodes(config, prompter)
+    teacher = remote_teacher(config.teacher, prompter)
     try:
         allowed = allowed_difference(config, device)
-        rollout = Rollout(engine, scorer, lease, prompter.text, allowed, trace, context_of(config), episodes)
+        votes, ask = casting(config.verifier.kind, scorer), teacher.read if teacher else no_teacher
+        rollout = Rollout(
+            engine, scorer, lease, prompter.text, allowed, trace, context_of(config), episodes, votes, ask
+        )
         rules = rules_digest(config.verifier, config.rollout, config.environment)
         link = Link(port, endpoint, actor_id, engine.identity, config.link.credits, rules)
         welcome = link.join(config.link.silence_s)
@@ -188,4 +203,6 @@ def serve_orders(
         scorer.close()
         if episodes:
             episodes.close()
+        if teacher:
+            teacher.close()
         port.close()

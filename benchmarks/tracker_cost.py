@@ -50,8 +50,9 @@ from learner.loop import train
 from learner.objective.batch import StepBatch
 from learner.objective.judged import Collected
 from learner.quarantine.quarantine import keep_nowhere
-from learner.reports.run_files import RolloutLog
+from learner.reports.rollout_log import RolloutLog, Words
 from learner.reports.step_report import StepReport
+from learner.update.figures import StepResult
 from learner.wiring import build_learner, load_model
 from shared.config.load import config_to_json
 from shared.config.processes import TrackingConfig
@@ -79,18 +80,21 @@ class Arm:
     """A run directory, and the tracker that follows it, if any."""
 
     def __init__(self, kind: str, folder: Path, config: Config, prompter: Prompter) -> None:
+        words = Words(text=prompter.text, spelled=prompter.as_the_model_sees, answers={})
         tracking = TrackingConfig(kind=kind)  # pyright: ignore[reportArgumentType]
         check_tracker(tracking)
         self.kind = kind
         run = RunDir.create(folder / kind, config_to_json(structs.replace(config, tracking=tracking)))
         self.metrics = MetricsLog(LineLog(run.metrics))
-        self.rollouts = RolloutLog(LineLog(run.rollouts), config.log.rollouts_per_step, prompter.text)
+        self.rollouts = RolloutLog(LineLog(run.rollouts), config.log, words)
         self.tracker = None if kind == NONE else start_tracker(run, folder)
         self.steps = 0
 
-    def write(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch) -> None:
+    def write(
+        self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch, result: StepResult
+    ) -> None:
         """As the learner does."""
-        self.rollouts.log(step, collected, batch)
+        self.rollouts.log(step, collected, batch, result)
         self.metrics.log(metrics)
         self.steps += 1
 
@@ -162,16 +166,16 @@ class Interleaved:
         self.done = 0
         self.begun = 0.0
 
-    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch) -> None:
+    def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch, result: StepResult) -> None:
         """Warm-up first; then the row goes to the arm of the block."""
         if step < WARM:
             for arm in self.arms.values():
-                arm.write(step, metrics, collected, batch)
+                arm.write(step, metrics, collected, batch, result)
             if step == WARM - 1:
                 self.begin()
             return
         arm = self.arms[self.order[len(self.blocks)]]
-        arm.write(step, metrics, collected, batch)
+        arm.write(step, metrics, collected, batch, result)
         self.done += 1
         if self.done == self.block:
             self.change(arm)

@@ -212,17 +212,14 @@ def replay(args: "argparse.Namespace") -> int:
 
 
 def evaluate(args: "argparse.Namespace") -> int:
+    tasks = {"problems": args.problems, "samples": args.samples, "long_cap": args.long_cap, "test": args.test}
+    if args.follow:
+        from launch.evaluator.command import follow_run
+
+        return follow_run(directory=args.directory, **tasks)
     from launch.commands.evaluate import evaluate_run
 
-    return evaluate_run(
-        directory=args.directory,
-        checkpoint=args.checkpoint,
-        base=args.base,
-        problems=args.problems,
-        samples=args.samples,
-        long_cap=args.long_cap,
-        test=args.test,
-    )
+    return evaluate_run(directory=args.directory, checkpoint=args.checkpoint, base=args.base, **tasks)
 
 
 def export(args: "argparse.Namespace") -> int:

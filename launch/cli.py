@@ -126,6 +126,9 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--base", action="store_true", help="evaluate what the run began with: the base, or lora.start_from"
     )
+    which.add_argument(
+        "--follow", action="store_true", help="evaluate each new checkpoint while the run trains, until it ends"
+    )
     parser.add_argument("--test", action="store_true", help="use the test set (tasks.test), which training never reads")
     parser.add_argument("--problems", type=positive_int, metavar="N", help="held-out problems (default: eval.problems)")
     parser.add_argument(

@@ -21,8 +21,8 @@ from learner.durable.recorder import Compaction, JournalRecorder
 from learner.durable.repair_advice import repair_advice
 from learner.durable.resample import with_way_back
 from learner.durable.state import RunTotals
-from learner.evaluation.evaluate import Evaluator
-from learner.evaluation.schedule import NO_EVALUATIONS, EvalSchedule, NoEvaluations
+from learner.evaluation.evaluate import Evaluator, digest_of
+from learner.evaluation.schedule import NO_EVALUATIONS, BesideSchedule, EvalSchedule, NoEvaluations
 from learner.loop import train
 from learner.objective.judged import admit
 from learner.orders.dispatch import Dispatcher
@@ -230,11 +230,13 @@ class Session:
         evaluations.end(done)
         return "done", done
 
-    def evaluations(self) -> EvalSchedule | NoEvaluations:
+    def evaluations(self) -> EvalSchedule | BesideSchedule | NoEvaluations:
         """As configured, if there is something to evaluate on."""
         config, tasks, publisher = self.model.config, self.model.tasks.held_out, self.state.publisher
         if not tasks or config.eval.problems == 0:
             return NO_EVALUATIONS
+        if config.eval.beside:
+            return BesideSchedule(config.eval, self.files, digest_of(tasks[: config.eval.problems]))
         evaluator = Evaluator(config, tasks, self.dispatcher, self.model.prompter.text)
         return EvalSchedule(
             config.eval,

@@ -128,10 +128,11 @@ class Learner:
 def load_model(config: Config, given: GivenAdapters = NONE_GIVEN, place: Place | None = None) -> Model:
     """place: of the base, if another process uses it too."""
     policy = load_trained_policy(config, config.compute.device, given.start, place)
-    prompter = load_prompter(cached_base(config.model).folder, config.environment.described)
-    if config.environment.is_used:
+    environment = config.environment
+    prompter = load_prompter(cached_base(config.model).folder, environment.described, agent=environment.is_agent)
+    if environment.is_used and not environment.is_agent:
         # Refuses a template that cannot be used, before anything is sampled.
-        Conversation(prompter, config.environment.max_turns)
+        Conversation(prompter, environment.max_turns)
     kind, cap = config.verifier.kind, config.rollout.max_new_tokens
     if config.is_warm_start:
         evaluated = config.eval.problems > 0
@@ -146,8 +147,8 @@ def load_model(config: Config, given: GivenAdapters = NONE_GIVEN, place: Place |
 
 
 def teacher_of(config: Config, prompter: Prompter, tasks: Sequence[Task], adapter: bytes) -> TeacherFacts | None:
-    """None where nobody is followed. adapter: its file, if it has one of its own."""
-    if config.loss.kind != "opd":
+    """None where nobody is followed, or where the actors ask somebody else. adapter: its file, if it has its own."""
+    if config.loss.kind != "opd" or config.teacher.url:
         return None
     text = config.teacher.prompt
     prompts = told_prompts(tasks, text, config.tasks, prompter, config.verifier.kind) if text else {}

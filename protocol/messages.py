@@ -28,7 +28,7 @@ from protocol.limits import (
 )
 from protocol.outcome import Outcome
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
@@ -150,6 +150,10 @@ class Order(Message, frozen=True, kw_only=True):
     """How to sample."""
     groups: Annotated[tuple[GroupOrder, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
     """The groups, in batch order."""
+    votes: bool = False
+    """Whether to compare the wrong final answers of each group, as maj@k needs it."""
+    teacher: bool = False
+    """Whether to ask the run's teacher how likely each sampled token is."""
 
 
 class Group(Record, frozen=True, kw_only=True):
@@ -183,6 +187,11 @@ class Group(Record, frozen=True, kw_only=True):
         default_factory=dict[str, tuple[str, ...]]
     )
     """[G] by name, what reward functions wrote about each completion; the rollout log shows it."""
+    votes: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=MAX_ITEMS)] | None = None
+    """[G] number of the wrong final answer that each completion gives, from 1 as they first appear; 0 if it is right or
+    gives none. None if the order did not ask, or nothing can be compared."""
+    teacher: NDArray[np.float32] | None = None
+    """[S] float32, the teacher's log-prob of each token, 0 where trained is 0; None if the order did not ask."""
 
 
 class Timings(Record, frozen=True, kw_only=True):

@@ -1,10 +1,10 @@
 """Whether a FilledOrder makes sense, beyond its types: lengths that add up, values a loss can use.
 
-    S = sum(lengths) = len(completion_ids) = len(trained) = len(logprobs) = len(entropies)
+    S = sum(lengths) = len(completion_ids) = len(trained) = len(logprobs) = len(entropies) = len(teacher)
     G = len(lengths) = len(finishes) = len(outcomes) = len(scores)
-      = len(rewards[name]) = len(extras[name]) for each name
+      = len(rewards[name]) = len(extras[name]) for each name = len(votes)
     ids >= 0; log-probs and entropies finite; -1000 <= log-prob <= 1e-3; -1e-3 <= entropy <= 22
-    trained is 0 or 1, and 1 at the end of a completion; where it is 0, log-prob and entropy are 0
+    trained is 0 or 1, and 1 at the end of a completion; where it is 0, log-probs and entropy are 0
 
 Left out on purpose: whether it fits the order, the model and the verifier (learner/orders/order_check.py).
 """
@@ -31,6 +31,7 @@ def check_lengths(group: Group) -> None:
     per_sample = {"finishes": group.finishes, "outcomes": group.outcomes, "scores": group.scores}
     per_sample |= {f"rewards '{for_log(name)}'": values for name, values in group.rewards.items()}
     per_sample |= {f"extras '{for_log(name)}'": texts for name, texts in group.extras.items()}
+    per_sample |= {} if group.votes is None else {"votes": group.votes}
     for name, values in per_sample.items():
         if len(values) != num_completions:
             raise MalformedMessage(
@@ -58,11 +59,17 @@ def is_usable(group: Group) -> bool:
         and group.completion_ids.min(initial=0) >= 0
         and logprobs.min(initial=0.0) >= MIN_LOGPROB
         and logprobs.max(initial=MIN_LOGPROB) <= MAX_LOGPROB
+        and has_usable_teacher(group)
         and (
             entropies is None
             or (entropies.min(initial=0.0) >= -MAX_LOGPROB and entropies.max(initial=0.0) <= MAX_ENTROPY)
         )
     )
+
+
+def has_usable_teacher(group: Group) -> bool:
+    found = group.teacher
+    return found is None or bool(found.min(initial=0.0) >= MIN_LOGPROB and found.max(initial=0.0) <= MAX_LOGPROB)
 
 
 def has_usable_mask(group: Group) -> bool:
@@ -82,6 +89,8 @@ def mask_faults(group: Group) -> dict[str, NDArray[np.bool_]]:
         "a last token that was not sampled": given & last,
         "a log-prob for a token that was not sampled": given & (group.logprobs != 0),
     }
+    if group.teacher is not None:
+        faults["a teacher's log-prob for a token that was not sampled"] = given & (group.teacher != 0)
     if group.entropies is not None:
         faults["an entropy for a token that was not sampled"] = given & (group.entropies != 0)
     return faults
@@ -91,11 +100,14 @@ def refuse_wrong_value(group: Group) -> None:
     if (group.prompt_ids < 0).any():
         raise MalformedMessage(f"Group {group.group_id} has a negative token id in its prompt.")
     refuse(group, group.completion_ids < 0, "a negative token id")
-    for name in ("logprobs", "entropies"):
+    for name in ("logprobs", "entropies", "teacher"):
         if name in (arrays := token_arrays(group)):
             refuse(group, ~np.isfinite(arrays[name]), f"a value that is not finite in {name}")
     refuse(group, group.logprobs > MAX_LOGPROB, f"a log-prob above {MAX_LOGPROB}")
     refuse(group, group.logprobs < MIN_LOGPROB, f"a log-prob below {MIN_LOGPROB:g}")
+    if group.teacher is not None:
+        refuse(group, group.teacher > MAX_LOGPROB, f"a teacher's log-prob above {MAX_LOGPROB}")
+        refuse(group, group.teacher < MIN_LOGPROB, f"a teacher's log-prob below {MIN_LOGPROB:g}")
     for what, bad in mask_faults(group).items():
         refuse(group, bad, what)
     if group.entropies is not None:
@@ -110,6 +122,7 @@ def token_arrays(group: Group) -> dict[str, NDArray[np.int32] | NDArray[np.float
         "trained": group.trained,
         "logprobs": group.logprobs,
         "entropies": group.entropies,
+        "teacher": group.teacher,
     }
     return {name: array for name, array in arrays.items() if array is not None}
 

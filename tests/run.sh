@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every check of the project, after the set-up with development tools, `gguf`, trackers and `ui`. All stages run; any
-# failure fails the call.
+# Every check of the project, after the set-up with development tools, `gguf`, the trackers, `ui`, and what
+# launch/examples needs. All stages run; any failure fails the call.
 #
 #   tests/run.sh                      format, lint, types, unit tests with their coverage, other tests, chaos, browser
 #   tests/run.sh static               format, lint, types
@@ -44,7 +44,7 @@ if [[ ${1-} == vllm ]]; then
         exit 3
     fi
 else
-    set_up dev gguf trackio wandb tensorboard ui || exit
+    set_up dev gguf trackio wandb tensorboard openai mcp ui notebook watch || exit
 fi
 
 python="$(tandem_python)"

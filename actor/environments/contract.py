@@ -1,4 +1,4 @@
-"""An environment of the user's, with TRL's contract.
+"""An environment of the user's, with TRL's contract, or an agent.
 
     class Env:
         def reset(self, **columns) -> str | None     begins a rollout; its text is put behind the question
@@ -11,6 +11,11 @@ be async. What a tool returns is shown with `str`; what it raises is its answer,
 `described` runs the user's file in a process of its own and returns the tools as JSON, in the form that chat templates
 expect. It is done once, when a run begins: the learner renders prompts, and runs none of the user's code.
 Left out of TRL's contract: several environments in a run, images.
+
+    def agent(base_url, api_key, **columns) -> float | None     plays a rollout with any client of OpenAI's API
+    class Agent:
+        def run(self, base_url, api_key, **columns)             the same, made once for each process
+        def get_reward(self) -> float | None                    the score, instead of what `run` returns
 """
 
 import inspect
@@ -84,6 +89,33 @@ def made(spec: str) -> Any:
     return instance
 
 
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent of the user's."""
+
+    run: Callable[..., Any]
+    """Plays one rollout."""
+    get_reward: Callable[..., Any] | None
+    """Asked after it, where there is one."""
+
+
+def find_program(spec: str) -> Program:
+    """RewardError if the file cannot be used."""
+    found: Any = find_reward_function(spec)
+    if not inspect.isclass(found):
+        return Program(run=found, get_reward=None)
+    try:
+        instance: Any = found()
+    except (Exception, SystemExit) as error:
+        raise RewardError(
+            f"environment.function = {spec!r} cannot be made ({in_words(error)}); fix the class."
+        ) from error
+    if not callable(getattr(instance, "run", None)):
+        raise RewardError(
+            f"environment.function = {spec!r} has no method `run`; add `def run(self, base_url, api_key, **columns)`."
+        )
+    return Program(run=instance.run, get_reward=getattr(instance, "get_reward", None))
+
+
 def methods_of(instance: object) -> list[Callable[..., Any]]:
     """Found on the class: reading them from the instance would evaluate properties."""
     names = [name for name, _ in inspect.getmembers(type(instance), predicate=inspect.isfunction)]
@@ -104,7 +136,11 @@ def has_reward(environment: Environment) -> bool:
 
 
 def describe(config: EnvironmentConfig, *, scores: bool) -> str:
-    """JSON of the tools. scores: whether `get_reward` is needed. Runs in the process that `described` starts."""
+    """JSON of the tools. scores: whether `get_reward` is needed. Of an agent there is nothing to describe, but its file
+    is tried. Runs in the process that `described` starts."""
+    if config.is_agent:
+        find_program(config.function)
+        return ""
     from transformers.utils.chat_template_utils import get_json_schema
 
     environment = Environment(config)

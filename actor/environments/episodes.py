@@ -10,6 +10,7 @@ An answer for which there is no room is left out, and the completion is truncate
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 from msgspec import structs
@@ -108,6 +109,14 @@ class Episode:
         return found
 
 
+class Player(Protocol):
+    """Plays the completions of orders over several turns: Episodes, or agents.py."""
+
+    def play(self, order: Order, engine: Engine, beat: Beat) -> list[Episode]: ...
+
+    def close(self) -> None: ...
+
+
 class Episodes:
     """Plays orders with one pool of environments."""
 
@@ -119,16 +128,12 @@ class Episodes:
 
     def play(self, order: Order, engine: Engine, beat: Beat) -> list[Episode]:
         """All completions of an order, in their order."""
-        episodes = [
-            Episode(group, index, ordered)
-            for group, ordered in enumerate(order.groups)
-            for index in range(len(ordered.seeds))
-        ]
+        episodes = all_episodes(order)
         seats = dict(enumerate(episodes))
         self.open(seats, order.sampling.max_new_tokens, beat)
         live = seats
         while live:
-            self.take_turns(live, order.sampling, engine, beat)
+            take_turns(live, order.sampling, engine, beat)
             live = self.answered(live, order.sampling.max_new_tokens, beat)
         if self.scores:
             self.judge({seat: episode for seat, episode in seats.items() if not episode.lost}, beat)
@@ -136,7 +141,9 @@ class Episodes:
 
     def open(self, seats: dict[int, Episode], cap: int, beat: Beat) -> None:
         """Reset all. An environment that fails here has its completion all the same, of one turn."""
-        found = self.ask({seat: Reset(columns=episode.order.columns) for seat, episode in seats.items()}, seats, beat)
+        found = ask(
+            self.pool, {seat: Reset(columns=episode.order.columns) for seat, episode in seats.items()}, seats, beat
+        )
         for seat, episode in seats.items():
             answer = found.get(seat)
             ids = self.conversation.opening_ids(answer.text if isinstance(answer, Opened) else "")
@@ -146,25 +153,6 @@ class Episodes:
                 )
                 ids = self.conversation.opening_ids("")[: cap - 1]
             episode.put(ids)
-
-    def take_turns(self, live: dict[int, Episode], sampling: Sampling, engine: Engine, beat: Beat) -> None:
-        """In the first turn, completions of a group whose environments said the same share their prompt."""
-        first = all(episode.turns == 0 for episode in live.values())
-        shared: dict[tuple[object, ...], list[Episode]] = {}
-        for seat, episode in live.items():
-            same = (episode.group, episode.parts[0].ids.tobytes()) if first else (seat,)
-            shared.setdefault(same, []).append(episode)
-        groups = tuple(
-            structs.replace(
-                several[0].next_order(), seeds=tuple(episode.order.seeds[episode.index] for episode in several)
-            )
-            for several in shared.values()
-        )
-        room = sampling.max_new_tokens - min(episode.length for episode in live.values())
-        taken = engine.take_turn(groups, structs.replace(sampling, max_new_tokens=room), lambda _: beat("decoding"))
-        for several, completions in zip(shared.values(), taken, strict=True):
-            for episode, completion in zip(several, completions, strict=True):
-                episode.take(completion, sampling.max_new_tokens)
 
     def answered(self, live: dict[int, Episode], cap: int, beat: Beat) -> dict[int, Episode]:
         """Those that go on, with their tools' answers."""
@@ -176,7 +164,7 @@ class Episodes:
             if asked:
                 calls[seat] = Use(calls=[ToolCall(name=name, arguments=arguments) for name, arguments in asked])
         going: dict[int, Episode] = {}
-        for seat, answer in self.ask(calls, live, beat).items():
+        for seat, answer in ask(self.pool, calls, live, beat).items():
             episode = live[seat]
             if not isinstance(answer, Answered):
                 continue
@@ -189,16 +177,44 @@ class Episodes:
         return going
 
     def judge(self, seats: dict[int, Episode], beat: Beat) -> None:
-        for seat, answer in self.ask(dict.fromkeys(seats, GetReward()), seats, beat).items():
+        for seat, answer in ask(self.pool, dict.fromkeys(seats, GetReward()), seats, beat).items():
             if isinstance(answer, Rewarded):
                 seats[seat].reward = answer
 
-    def ask(self, calls: dict[int, Call], episodes: dict[int, Episode], beat: Beat) -> dict[int, object]:
-        """The answers; an episode whose environment failed is over."""
-        found = self.pool.ask(calls, lambda: beat("environments"))
-        for seat, answer in found.items():
-            episodes[seat].lost = is_lost(answer) or episodes[seat].lost
-        return {seat: answer for seat, answer in found.items() if not is_lost(answer)}
-
     def close(self) -> None:
         self.pool.close()
+
+
+def all_episodes(order: Order) -> list[Episode]:
+    """In their order."""
+    return [
+        Episode(group, index, ordered)
+        for group, ordered in enumerate(order.groups)
+        for index in range(len(ordered.seeds))
+    ]
+
+
+def take_turns(live: dict[int, Episode], sampling: Sampling, engine: Engine, beat: Beat) -> None:
+    """In the first turn, completions of a group whose environments said the same share their prompt."""
+    first = all(episode.turns == 0 for episode in live.values())
+    shared: dict[tuple[object, ...], list[Episode]] = {}
+    for seat, episode in live.items():
+        same = (episode.group, episode.parts[0].ids.tobytes()) if first else (seat,)
+        shared.setdefault(same, []).append(episode)
+    groups = tuple(
+        structs.replace(several[0].next_order(), seeds=tuple(episode.order.seeds[episode.index] for episode in several))
+        for several in shared.values()
+    )
+    room = sampling.max_new_tokens - min(episode.length for episode in live.values())
+    taken = engine.take_turn(groups, structs.replace(sampling, max_new_tokens=room), lambda _: beat("decoding"))
+    for several, completions in zip(shared.values(), taken, strict=True):
+        for episode, completion in zip(several, completions, strict=True):
+            episode.take(completion, sampling.max_new_tokens)
+
+
+def ask(pool: EnvironmentPool, calls: dict[int, Call], episodes: dict[int, Episode], beat: Beat) -> dict[int, object]:
+    """The answers; an episode whose environment failed is over."""
+    found = pool.ask(calls, lambda: beat("environments"))
+    for seat, answer in found.items():
+        episodes[seat].lost = episodes[seat].lost or is_lost(answer)
+    return {seat: answer for seat, answer in found.items() if not is_lost(answer)}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from actor.environments.worker import Answer, AnyReply, Broken, Call, Reset
+from actor.environments.worker import Act, Answer, AnyReply, Broken, Call, Reset
 from actor.scoring.fork_server_process import ForkServerProcess
 from actor.scoring.pipe import Ready
 from actor.scoring.pool import START_LIMIT_S, TICK_S
@@ -123,7 +123,7 @@ class EnvironmentPool:
             on_progress()
 
     def ask(self, calls: Mapping[int, Call], on_progress: Callable[[], None]) -> dict[int, Answer | Lost]:
-        """Number of the seat -> its answer."""
+        """Number of the seat -> its answer, in the order of the calls."""
         self.make_ready(max(calls, default=-1) + 1, on_progress)
         left, busy = deque(calls.items()), dict[int, Seat]()
         found: dict[int, Answer | Lost] = {}
@@ -146,14 +146,18 @@ class EnvironmentPool:
             if self.fork_server.is_gone:
                 self.start_again()
                 lost = Lost(outcome=Outcome.ERROR, note="The environments lost their fork server.")
-                return found | {number: lost for number in calls if number not in found}
+                return {number: found.get(number, lost) for number in calls}
             on_progress()
-        return found
+        return {number: found[number] for number in calls}
 
     def was_lost(self, number: int, call: Call) -> bool:
         """Whether the process that this rollout began in is gone."""
         lost, self.seats[number].lost = self.seats[number].lost, False
-        return lost and not isinstance(call, Reset)
+        return lost and not isinstance(call, Reset | Act)
+
+    def end(self, number: int) -> None:
+        """The rollout of this seat, wherever it is."""
+        self.seats[number].replace()
 
     def answers(self, busy: Mapping[int, Seat]) -> dict[int, Answer | Lost]:
         looked = {number: seat.look(self.config.step_limit_s) for number, seat in busy.items()}

@@ -1,9 +1,11 @@
 """The process of one environment: answers calls until it is killed. fork_server.py starts it like a scoring worker.
 
     Reset(columns)  -> Opened(text)             Use(calls) -> Answered(texts)           GetReward() -> Rewarded(value)
+    Act(columns)    -> Asked(messages) or Acted(value)      Say(reply) -> the same, until the agent has ended
     each of them    -> Broken(note) if the environment raises, or returns what it may not
 
-A tool that raises has answered. `exit` in a tool ends the process, which the pool notices.
+A tool that raises has answered. `exit` in a tool ends the process, which the pool notices. An agent runs in the main
+thread. While it waits for its endpoint, a thread of that sends Asked and reads Say.
 """
 
 import os
@@ -14,7 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from actor.environments.contract import Environment, ToolCall
+from actor.environments.chat_api import Asked, Refused, Said
+from actor.environments.contract import Environment, ToolCall, find_program
+from actor.environments.endpoint import Agent
 from actor.scoring.fork_server import serve
 from actor.scoring.pipe import LENGTH_BYTES, Ready, frame
 from actor.scoring.worker import (
@@ -54,6 +58,22 @@ class GetReward(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A rollout has ended."""
 
 
+class Act(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """An agent begins a rollout."""
+
+    columns: dict[str, str]
+    """Of its task."""
+    scores: bool
+    """Whether its reward is wanted."""
+
+
+class Say(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What an agent has waited for."""
+
+    reply: Said | Refused
+    """The model's turn, or why there is none."""
+
+
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To put behind the question."""
 
@@ -75,6 +95,13 @@ class Rewarded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """None where it does not apply."""
 
 
+class Acted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """An agent has ended its rollout."""
+
+    value: float | None
+    """Its reward. None where it does not apply, or is not wanted."""
+
+
 class Broken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The environment failed; the process did not."""
 
@@ -82,37 +109,57 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Why, in one sentence."""
 
 
-Call = Reset | Use | GetReward
-Answer = Opened | Answered | Rewarded | Broken
-AnyReply = Ready | Opened | Answered | Rewarded | Broken
+Call = Reset | Use | GetReward | Act | Say
+Answer = Opened | Answered | Rewarded | Asked | Acted | Broken
+AnyReply = Ready | Opened | Answered | Rewarded | Asked | Acted | Broken
+
+
+class Pipe:
+    """To the pool and back."""
+
+    def __init__(self, step_limit_s: float) -> None:
+        self.calls, self.replies = os.fdopen(CALLS, "rb"), os.fdopen(REPLIES, "wb")
+        self.step_limit_s = step_limit_s
+
+    def send(self, reply: AnyReply) -> None:
+        self.replies.write(frame(reply))
+        self.replies.flush()
+
+    def next_call(self) -> Call | None:
+        """None when the pool has closed the pipe."""
+        length = self.calls.read(LENGTH_BYTES)
+        if len(length) < LENGTH_BYTES:
+            return None
+        call: Call = msgspec.msgpack.decode(self.calls.read(int.from_bytes(length, "big")), type=Call)
+        limit_cpu(self.step_limit_s)
+        return call
+
+    def ask(self, asked: Asked) -> Said | Refused:
+        """For the agent, which waits."""
+        self.send(asked)
+        call = self.next_call()
+        return call.reply if isinstance(call, Say) else Refused(reason="The actor has ended.", code="ended")
 
 
 def work(config: EnvironmentConfig, folder: Path) -> None:
     """Load the environment, report the result, then answer calls until the pool closes the pipe."""
-    calls, replies = os.fdopen(CALLS, "rb"), os.fdopen(REPLIES, "wb")
-
-    def send(reply: AnyReply) -> None:
-        replies.write(frame(reply))
-        replies.flush()
-
+    pipe = Pipe(config.step_limit_s)
     forbid_core_dumps()
     os.umask(FOR_THE_USER_ONLY)
     os.environ |= {"HOME": str(folder), "TMPDIR": str(folder)}
     try:
-        environment = Environment(config)
+        environment = Agent(find_program(config.function), pipe.ask) if config.is_agent else Environment(config)
     except RewardError as error:
-        send(Ready(fault=str(error)))
+        pipe.send(Ready(fault=str(error)))
         return
     os.chdir(folder)
     limit_memory(config.memory_mb)
     soft_limits = {which: resource_limit(which) for which in SOFT_LIMITS}
-    send(Ready(fault=None))
-    while len(length := calls.read(LENGTH_BYTES)) == LENGTH_BYTES:
-        call = msgspec.msgpack.decode(calls.read(int.from_bytes(length, "big")), type=Call)
-        limit_cpu(config.step_limit_s)
+    pipe.send(Ready(fault=None))
+    while (call := pipe.next_call()) is not None:
         reply = answer(environment, call)
         reset(folder, soft_limits)
-        send(reply)
+        pipe.send(reply)
 
 
 def main() -> None:
@@ -125,15 +172,20 @@ def resource_limit(which: int) -> int:
     return resource.getrlimit(which)[0]
 
 
-def answer(environment: Environment, call: Call) -> Answer:
+def answer(environment: Environment | Agent, call: Call) -> Answer:
     try:
-        match call:
-            case Reset(columns=columns):
+        match environment, call:
+            case Environment(), Reset(columns=columns):
                 return opened(environment.reset(columns))
-            case Use(calls=calls):
+            case Environment(), Use(calls=calls):
                 return answered([environment.use(one) for one in calls])
-            case GetReward():
-                return rewarded(environment.reward())
+            case Environment(), GetReward():
+                return rewarded(environment.reward(), "`get_reward`")
+            case Agent(), Act(columns=columns, scores=scores):
+                value = environment.play(columns, scores=scores)
+                return acted(rewarded(value, "The agent") if scores else Rewarded(value=None))
+            case _:
+                return Broken(note="The call is not for this kind of environment.")
     except Exception as error:
         # The log gets the traceback, the verdict its last line.
         traceback.print_exc()
@@ -153,13 +205,17 @@ def answered(texts: list[str], *, opening: bool = False) -> Answer:
     return Opened(text=texts[0]) if opening else Answered(texts=texts)
 
 
-def rewarded(value: object) -> Answer:
+def acted(reward: Rewarded | Broken) -> Answer:
+    return Acted(value=reward.value) if isinstance(reward, Rewarded) else reward
+
+
+def rewarded(value: object, who: str) -> Rewarded | Broken:
     from actor.verifiers.reward_function import verdict
     from protocol.outcome import Outcome
 
     found = verdict(value, truncated=False)
     if found.outcome is Outcome.ERROR:
-        return Broken(note=found.note.replace("The reward function", "`get_reward`"))
+        return Broken(note=found.note.replace("The reward function", who))
     return Rewarded(value=None if found.outcome is Outcome.ABSTAIN else found.score)
 
 

@@ -42,8 +42,10 @@ class ScoresTogether:
         return self.score([self.jobs[place] for place in sorted(self.jobs)], on_progress)
 
 
-def score_all(scorer: Scorer, jobs: Sequence[ScoreJob]) -> list[Verdict]:
+def score_all(
+    scorer: Scorer, jobs: Sequence[ScoreJob], on_progress: Callable[[], None] = lambda: None
+) -> list[Verdict]:
     """Score jobs that are all there already."""
     scores = scorer.begin()
     scores.add(dict(enumerate(jobs)))
-    return scores.verdicts(lambda: None)
+    return scores.verdicts(on_progress)

@@ -3,16 +3,16 @@
 Samples `curriculum.samples` completions of each task from the base, scores them in killable workers as in training,
 and writes the sizes of the clusters of equal final answers (learner/curriculum/semantic_entropy.py). A cache that
 fits the configuration is not measured again. The run's seed has no influence, so all runs of a configuration share
-one cache.
+one cache. After an interruption the same command measures what is left and writes the same bytes: the seeds of a task
+depend on its place. A second command for the same cache waits until the first has ended.
 """
 
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from launch.commands.open_run import pin_cpu
 from launch.presets.load import load_config
@@ -20,11 +20,12 @@ from protocol.outcome import Outcome
 from shared.config.tree import Config, RolloutConfig
 from shared.errors import ConfigError, DataError
 from shared.process.entry_point import keep_to_itself
-from shared.run.files import make_folder, write_whole
+from shared.run.file_lock import exclusive
+from shared.run.files import make_folder
 
 if TYPE_CHECKING:
     from launch.commands.in_process import LocalActor
-    from learner.curriculum.semantic_entropy import SemanticEntropies, TaskMeanings
+    from learner.curriculum.semantic_entropy import Part, SemanticEntropies, TaskMeanings
     from learner.tasks.tasks import Task
 
 LANE = "semantic entropy"
@@ -50,7 +51,15 @@ def measure_curriculum(*, source: str, overrides: list[str]) -> int:
 def entropies(config: Config) -> "tuple[Path, SemanticEntropies]":
     """From the cache if it fits this configuration; otherwise measured, and written to the cache."""
     from launch.commands.in_process import local_actor
-    from learner.curriculum.semantic_entropy import SemanticEntropies, cache_file, measured_with, read_entropies
+    from learner.curriculum.semantic_entropy import (
+        KEY,
+        Part,
+        PartOf,
+        cache_file,
+        measured_with,
+        read_entropies,
+        remove_part,
+    )
     from learner.tasks.tasks import load_tasks
     from shared.base.cache import cached_base
 
@@ -60,27 +69,29 @@ def entropies(config: Config) -> "tuple[Path, SemanticEntropies]":
         base = cached_base(config.model).digest
         samples = config.curriculum.samples
         wanted = measured_with(config.rollout, config.verifier, samples, tasks, base, actor.prompter.digest)
-        try:
-            return file, read_entropies(file, wanted)
-        except DataError as why:
-            print(f"measuring: {why}", file=sys.stderr)
-        measured = measure(tasks, config.rollout, config.curriculum.samples, actor)
-        found = SemanticEntropies(measured_with=wanted, tasks=tuple(measured))
-    make_folder(file.parent)
-    write_whole(file, msgspec.json.encode(found))
+        make_folder(file.parent, place=KEY)
+        with exclusive(file.with_name(f"{file.name}.lock"), KEY):
+            try:
+                found = read_entropies(file, wanted)
+            except DataError as why:
+                print(f"measuring: {why}", file=sys.stderr)
+                with closing(Part(file, PartOf(measured_with=wanted, batch=config.rollout.prompts))) as part:
+                    measure(tasks, config.rollout, samples, actor, part)
+                    found = part.finish()
+            remove_part(file)
     return file, found
 
 
-def measure(tasks: "Sequence[Task]", rollout: RolloutConfig, samples: int, actor: "LocalActor") -> "list[TaskMeanings]":
+def measure(tasks: "Sequence[Task]", rollout: RolloutConfig, samples: int, actor: "LocalActor", part: "Part") -> None:
     """In batches of as many tasks as a training step has, so that the memory is the same."""
-    found: list[TaskMeanings] = []
+    if part.tasks:
+        print(f"{len(part.tasks)} of {len(tasks)} tasks are measured already", file=sys.stderr, flush=True)
     printed_at = time.monotonic()
-    while len(found) < len(tasks):
-        found += measure_batch(tasks, len(found), rollout, samples, actor)
+    while len(part.tasks) < len(tasks):
+        part.add(measure_batch(tasks, len(part.tasks), rollout, samples, actor))
         if time.monotonic() - printed_at > PROGRESS_S:
             printed_at = time.monotonic()
-            print(f"{len(found)} of {len(tasks)} tasks", file=sys.stderr, flush=True)
-    return found
+            print(f"{len(part.tasks)} of {len(tasks)} tasks", file=sys.stderr, flush=True)
 
 
 def measure_batch(
@@ -88,7 +99,7 @@ def measure_batch(
 ) -> "list[TaskMeanings]":
     """The `rollout.prompts` tasks from `first` on. Their seeds depend on the place of a task, not on the batch."""
     from actor.rollout import OrderScoring
-    from launch.commands.votes import clusters, comparison
+    from actor.scoring.votes import clusters, comparison
     from learner.curriculum.semantic_entropy import TaskMeanings
     from learner.orders.orders import build_orders
     from protocol.messages import Sampling
@@ -104,13 +115,13 @@ def measure_batch(
         sampling=Sampling(temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens),
         groups_per_order=0,
     )
-    scorer = actor.votes.scorer
-    scoring = OrderScoring(order.groups, scorer.begin(), actor.prompter.text, lambda phase: None, actor.rollout.context)
+    begun, context = actor.scorer.begin(), actor.rollout.context
+    scoring = OrderScoring(order.groups, begun, actor.prompter.text, lambda phase: None, context)
     completions = actor.engine.generate(order.groups, order.sampling, scoring.on_ended)
     verdicts = iter(scoring.verdicts())
     scored = [[next(verdicts) for _ in group] for group in completions]
     final_answers = [[verdict.final_answer for verdict in task] for task in scored]
-    same = comparison(actor.votes.kind, final_answers, scorer)
+    same = comparison(actor.kind, final_answers, actor.scorer)
     right = [sum(verdict.outcome is Outcome.CORRECT for verdict in task) for task in scored]
     return [TaskMeanings(clusters=clusters(a, same), right=r) for a, r in zip(final_answers, right, strict=True)]
 

@@ -26,7 +26,8 @@ UNKNOWN = "-"
 
 def show_data(*, source: str, overrides: Sequence[str], examples: int) -> int:
     config = load_config(source, overrides)
-    prompter = load_prompter(find_model(config.model).folder, config.environment.described)
+    environment = config.environment
+    prompter = load_prompter(find_model(config.model).folder, environment.described, agent=environment.is_agent)
     tasks = load_tasks(config.tasks, prompter, config.verifier.kind)
     test, dropped = load_test(config.tasks, prompter, config.verifier.kind)
     tasks = replace(tasks, dropped=Counter(tasks.dropped) + Counter(dropped))

@@ -1,9 +1,12 @@
 """`eval`: accuracy of a checkpoint of a run, or of its base, with 95 % intervals. Runs in this process alone.
 
 Uses the run's held-out tasks, or with --test the test set (`tasks.test`), which training never reads. Writes
-eval/<label>.json and .md; the label of a test set ends in `-test`. `compare` reads the JSON.
+eval/<label>.json and .md; the label of a test set ends in `-test`. `compare` reads the JSON. On a card it takes turns
+with the processes of runs. `--follow` evaluates while a run trains (launch/evaluator).
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +25,12 @@ from shared.errors import DataError
 from shared.process.entry_point import keep_to_itself
 from shared.run.evaluation import Evaluation, write_evaluation
 from shared.run.files import write_whole
+from shared.run.run_dir import RunDir
 
 if TYPE_CHECKING:
+    from actor.rollout import Beat
+    from launch.commands.in_process import LocalFiller
+    from learner.evaluation.evaluate import Evaluator
     from learner.tasks.tasks import Task
     from shared.model.prompt import Prompter
 
@@ -44,7 +51,10 @@ def evaluate_run(
     given = {"problems": problems, "samples": samples, "long_cap": long_cap}
     config = structs.replace(config, eval=overridden(config.eval, given))
     chosen = None if base else choose_checkpoint(run, config.checkpoint.keep, checkpoint)
-    found = evaluate(config, chosen, test=test, start=adapters_of(run, config.lora.start_from, "").start)
+    with adapter_evaluator(config, run, test=test) as evaluator:
+        adapter = base_adapter(run, config.model, config.lora, config.run.seed) if base else b""
+        found = evaluate(evaluator, chosen, adapter, of="-test" if test else "")
+    found = structs.replace(found, source=name_of_test(config.tasks)) if test else found
     file = write_evaluation(run.eval, found)
     write_whole(file.with_suffix(".md"), markdown(found).encode())
     print_evaluation(make_console(), found)
@@ -57,28 +67,64 @@ def overridden(config: EvalConfig, given: dict[str, int | None]) -> EvalConfig:
     return structs.replace(config, **{key: value for key, value in given.items() if value is not None})
 
 
-def evaluate(config: Config, checkpoint: Checkpoint | None, *, test: bool, start: bytes = b"") -> Evaluation:
-    """Without a checkpoint: the base, or the adapter that the run started from."""
-    from launch.commands.in_process import LocalFiller, local_actor
-    from learner.durable.state import ADAPTER
-    from learner.evaluation.evaluate import Evaluator
-    from learner.update.publisher import policy_message
+class AdapterEvaluator:
+    """Evaluates one adapter after the other with the same actor."""
 
-    with local_actor(config) as actor:
+    def __init__(self, evaluator: "Evaluator", filler: "LocalFiller") -> None:
+        self.evaluator = evaluator
+        self.filler = filler
+
+    @property
+    def tasks_sha256(self) -> str:
+        return self.evaluator.tasks_sha256
+
+    def run(self, label: str, version: int, adapter: bytes) -> Evaluation:
+        """adapter: its file."""
+        from learner.update.publisher import policy_message
+
+        policy = policy_message(version, adapter)
+        self.filler.publish(policy, oldest_needed=version)
+        return self.evaluator.run(label, version, policy.sha256)
+
+
+def evaluate(evaluator: AdapterEvaluator, checkpoint: Checkpoint | None, base: bytes, *, of: str) -> Evaluation:
+    """base: the adapter that the run began with, for no checkpoint. of: the end of the label."""
+    from learner.durable.state import ADAPTER
+
+    if checkpoint is None:
+        return evaluator.run(f"base{of}", 0, base)
+    return evaluator.run(f"step-{checkpoint.step:06d}{of}", checkpoint.step, checkpoint.files[ADAPTER])
+
+
+@contextmanager
+def adapter_evaluator(
+    config: Config, run: RunDir, *, test: bool = False, beat: "Beat" = lambda phase: None
+) -> "Iterator[AdapterEvaluator]":
+    """On a card all of it is done in turns. beat: called while it waits, loads and decodes; it may raise."""
+    from launch.commands.in_process import NO_LEASE, LocalFiller, local_actor
+    from learner.evaluation.evaluate import Evaluator
+    from shared.base.load import pick_device
+    from shared.process.lease import ComputeLease, lease_for
+    from shared.run.forecast import planned_on_card
+
+    device = pick_device(config.compute.device, config.compute.actor_card)
+    lease: ComputeLease = NO_LEASE
+    if device.type != "cpu":
+        lease = lease_for(config.compute, device, run.lease, planned=planned_on_card(run, "actor"))
+    with ExitStack() as opened:
+        with lease.hold("evaluator", lambda: beat("waiting for its turn")):
+            actor = opened.enter_context(local_actor(config, lease))
+            actor.engine.sleep()
         tasks = tasks_for(config.tasks, config.verifier.kind, actor.prompter, test=test)
         if not tasks or config.eval.problems == 0:
             raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
-        adapter = start or first_adapter(config.model, config.lora, config.run.seed)
-        adapter = checkpoint.files[ADAPTER] if checkpoint else adapter
-        policy = policy_message(checkpoint.step if checkpoint else 0, adapter)
-        filler = LocalFiller(actor.rollout)
-        filler.publish(policy, oldest_needed=0)
-        # A user's own reward function reads no final answers, so there is nothing to vote with.
-        count = None if config.verifier.kind in ("callable", "environment") else actor.votes.count
-        label = (f"step-{checkpoint.step:06d}" if checkpoint else "base") + ("-test" if test else "")
-        evaluator = Evaluator(config, tasks, filler, actor.prompter.text, count)
-        found = evaluator.run(label, policy.version, policy.sha256)
-    return structs.replace(found, source=name_of_test(config.tasks)) if test else found
+        filler = LocalFiller(actor.rollout, beat)
+        yield AdapterEvaluator(Evaluator(config, tasks, filler, actor.prompter.text), filler)
+
+
+def base_adapter(run: RunDir, model: ModelConfig, lora: LoraConfig, seed: int) -> bytes:
+    """What the run begins with."""
+    return adapters_of(run, lora.start_from, "").start or first_adapter(model, lora, seed)
 
 
 def tasks_for(config: TasksConfig, kind: VerifierKind, prompter: "Prompter", *, test: bool) -> "tuple[Task, ...]":

@@ -79,10 +79,12 @@ def complete(
     engine: "Engine", prompter: "Prompter", prompts: Sequence[str], system: str, sampling: Sampling, seed: int
 ) -> list[str]:
     """One completion of each prompt."""
+    from shared.model.prompt import conversation
+
     groups = tuple(
         GroupOrder(
             group_id=f"generate/{index}",
-            prompt_ids=np.array(prompter.prompt_ids(prompt, system), dtype=np.int32),
+            prompt_ids=np.array(prompter.chat_ids(conversation(prompt, system)), dtype=np.int32),
             columns={},
             seeds=sample_seeds(seed, "generate", 0, index, 1),
         )

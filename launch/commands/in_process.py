@@ -1,6 +1,6 @@
 """The actor in this process: its engine and verifier fill orders directly, with no wire and no journal.
 
-Used by `eval`, `curriculum`, some benchmarks and the tests.
+Used by `eval`, `curriculum`, the evaluator beside a run, some benchmarks and the tests.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,14 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from actor.engines.engine import Engine
-from actor.rollout import Rollout
+from actor.rollout import Beat, Rollout
 from actor.scoring.pool import ScorePool
+from actor.scoring.scores import Scorer
+from actor.scoring.votes import casting
 from actor.wiring import build_engine, build_episodes, context_of
-from launch.commands.votes import VoteCounter
 from protocol.messages import FilledOrder, Order, Policy
+from shared.config.data import VerifierKind
 from shared.config.tree import Config
 from shared.model.prompt import Prompter
-from shared.process.lease import NoLease
+from shared.process.lease import ComputeLease, NoLease
+
+NO_LEASE = NoLease()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +28,10 @@ class LocalActor:
 
     engine: Engine
     """Samples."""
-    votes: VoteCounter
-    """Scores, and remembers each final answer."""
+    scorer: Scorer
+    """Scores."""
+    kind: VerifierKind
+    """Of the verifier."""
     rollout: Rollout
     """Fills an order with both."""
     prompter: Prompter
@@ -33,15 +39,16 @@ class LocalActor:
 
 
 @contextmanager
-def local_actor(config: Config) -> Iterator[LocalActor]:
-    """The scoring workers end with the `with` block."""
+def local_actor(config: Config, lease: ComputeLease = NO_LEASE) -> Iterator[LocalActor]:
+    """The scoring workers end with the `with` block. lease: what its rollout holds while it decodes."""
     engine, prompter = build_engine(config)
     pool = ScorePool(config.verifier)
-    votes = VoteCounter(pool, config.verifier.kind)
+    votes = casting(config.verifier.kind, pool)
     episodes = build_episodes(config, prompter)
     try:
-        rollout = Rollout(engine, votes, NoLease(), prompter.text, context=context_of(config), episodes=episodes)
-        yield LocalActor(engine=engine, votes=votes, rollout=rollout, prompter=prompter)
+        context = context_of(config)
+        rollout = Rollout(engine, pool, lease, prompter.text, context=context, episodes=episodes, votes=votes)
+        yield LocalActor(engine=engine, scorer=pool, kind=config.verifier.kind, rollout=rollout, prompter=prompter)
     finally:
         pool.close()
         if episodes:
@@ -51,18 +58,21 @@ def local_actor(config: Config) -> Iterator[LocalActor]:
 class LocalFiller:
     """The learner's OrderFiller without other processes: an order is filled when it is submitted."""
 
-    def __init__(self, rollout: Rollout) -> None:
+    def __init__(self, rollout: Rollout, beat: Beat = lambda phase: None) -> None:
+        """beat: called while an order is filled; it may raise."""
         self.rollout = rollout
+        self.beat = beat
         self.policies: dict[int, Policy] = {}
         self.filled: dict[str, FilledOrder] = {}
 
     def publish(self, policy: Policy, oldest_needed: int) -> None:
-        self.policies[policy.version] = policy
+        kept = {version: known for version, known in self.policies.items() if version >= oldest_needed}
+        self.policies = kept | {policy.version: policy}
 
     def submit(self, orders: Iterable[Order]) -> None:
         for order in orders:
             policy = self.policies[order.policy_version]
-            self.filled[order.order_id] = self.rollout.fill(order, policy, lambda phase: None)
+            self.filled[order.order_id] = self.rollout.fill(order, policy, self.beat)
 
     def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
         return [self.filled.pop(order_id) for order_id in order_ids]

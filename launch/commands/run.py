@@ -139,9 +139,7 @@ def planned(config: Config) -> tuple[Config, Cost]:
         cost = plan_for_card(card_work(config))
         if isinstance(cost, CardPlan):
             return with_choices(config, cost), cost
-    elif config.is_warm_start:
-        cost = "a warm start samples nothing; the same `run --dry-run` shows an upper bound"
-    elif config.actor.engine != "hf":
+    elif config.actor.engine != "hf" and config.needs_actor:
         cost = "vLLM plans its memory itself"
     else:
         work = work_of(config, cores=len(os.sched_getaffinity(0)))

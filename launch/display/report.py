@@ -19,7 +19,7 @@ from launch.display.watch import WINDOW, Row, Watch, clock, curve, goal, mean
 from launch.plan.duration import seconds
 from protocol.outcome import Outcome
 from protocol.plain_text import for_terminal
-from shared.run.evaluation import Decoded, Evaluation, Example, Share, read_evaluation, right
+from shared.run.evaluation import Decoded, Evaluation, Example, Share, largest, read_evaluation, right
 from shared.run.forecast import Figures
 from shared.run.run_dir import RunDir
 from shared.run.summary import Summary, read_summary
@@ -122,16 +122,23 @@ def reward_line(rows: Sequence[Row], ascii_only: bool) -> Text:
 
 
 def accuracy_table(base: Evaluation, final: Evaluation | None) -> RenderableType:
+    votes = [f"maj@{k}" for k in largest(base.sampled.maj_at) if k > 1]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "greedy", "sampled", "n"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "n" else "left")
-    table.add_row("base", share(base.greedy), share(base.sampled), str(base.n))
+    for name in ("", "greedy", "sampled", *votes, "n", "time"):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("n", "time") else "left")
+    table.add_row("base", *accuracy_cells(base))
     if final:
-        table.add_row("trained", share(final.greedy), share(final.sampled), str(final.n), style="bold")
+        table.add_row("trained", *accuracy_cells(final), style="bold")
     parts: list[RenderableType] = [Text(f"held-out accuracy with its 95 % interval, seed {base.seed}"), table]
     if final and base.task_results and base.tasks_sha256 == final.tasks_sha256:
         parts += [Text(gain(base, final))]
     return Group(*parts)
+
+
+def accuracy_cells(found: Evaluation) -> list[str]:
+    """maj@k for the largest k only."""
+    votes = [share(one) for k, one in largest(found.sampled.maj_at).items() if k > 1]
+    return [share(found.greedy), share(found.sampled), *votes, str(found.n), seconds(found.wall_s)]
 
 
 def gain(base: Evaluation, final: Evaluation) -> str:

@@ -61,12 +61,12 @@ class Plan:
     @property
     def figures(self) -> Figures:
         """What can be compared with the run."""
-        time = self.time
+        time, samples = self.time, self.work.samples
         return Figures(
             learner_mb=round(self.memory.learner_resident / MIB),
-            actor_mb=round(self.memory.actor_resident / MIB),
+            actor_mb=round(self.memory.actor_resident / MIB) if samples else None,
             all_mb=round(self.memory.total / MIB),
-            rollout_s=round(time.rollout, 3) if time else None,
+            rollout_s=round(time.rollout, 3) if time and samples else None,
             update_s=round(time.update, 3) if time else None,
             step_s=round(time.step, 3) if time else None,
             completion_tokens=self.work.lengths.completion,
@@ -89,7 +89,9 @@ def work_of(config: Config, *, cores: int) -> Work:
         dtype=dtype_of(compute.dtype, on_card=False),
         # As shared/process/lease.py decides.
         overlaps=threads <= cores and config.pipeline.max_lag > 0,
-        lengths=lengths_of(config.model.path, rollout.max_new_tokens, config.tasks),
+        lengths=lengths_of(config.model.path, rollout.max_new_tokens, config.tasks, config.sft.source),
+        samples=not config.is_warm_start,
+        has_actor=config.needs_actor,
         in_turns=config.environment.in_turns,
     )
 
@@ -101,9 +103,9 @@ def dtype_of(name: str, *, on_card: bool) -> Dtype:
     return "bf16" if name == "bf16" else "fp32"
 
 
-def lengths_of(path: str, cap: int, tasks: TasksConfig) -> Lengths:
-    """Before anything was sampled: completions are as long as they may be."""
-    if path == "embedded" and tasks.source == "embedded":
+def lengths_of(path: str, cap: int, tasks: TasksConfig, answers: str) -> Lengths:
+    """Before anything was sampled or read: completions and answers are as long as they may be. answers: sft.source."""
+    if path == "embedded" and tasks.source == "embedded" and not answers:
         return replace(EMBEDDED, completion=min(EMBEDDED.completion, cap), longest=min(EMBEDDED.longest, cap))
     examples = tasks.few_shot * (QUESTION_TOKENS + SOLUTION_TOKENS)
     prompt = QUESTION_TOKENS + examples + len(tasks.system_prompt) // CHARACTERS_PER_TOKEN
@@ -174,6 +176,7 @@ def table(plan: Plan) -> list[str]:
         "actor": memory.actor,
         "  an order": memory.rollout,
         "  an evaluation": memory.evaluation,
+        "evaluator": memory.evaluator,
     }
     rows = [f"  {name:<17}{size(size_of(items)):>9}  {itemised(items)}" for name, items in parts.items() if items]
     return [f"predicted memory: {size(memory.total)} at the peak{free}", *rows, *time_lines(plan)]
@@ -189,9 +192,12 @@ def time_lines(plan: Plan) -> list[str]:
     if plan.time is None or plan.total_s is None:
         return [f"predicted time: unknown, {plan.no_time}"]
     tokens, time = plan.work.lengths.completion, plan.time
+    parts = f"decoding {seconds(time.rollout)}, update {seconds(time.update)}"
+    what = f"({parts})" if plan.work.samples else "of updates"
+    answer = "a completion" if plan.work.samples else "an answer"
     return [
-        f"predicted time: {seconds(time.step)} per step (decoding {seconds(time.rollout)}, update"
-        f" {seconds(time.update)}), {seconds(plan.total_s)} in total, if a completion has {tokens} tokens"
+        f"predicted time: {seconds(time.step)} per step {what}, {seconds(plan.total_s)} in total, if {answer} has"
+        f" {tokens} tokens"
     ]
 
 
@@ -210,13 +216,18 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "shared": memory.shared,
         "launcher": memory.launcher,
         "processes": {
-            "actor": phases({"decode": {**memory.actor, **memory.rollout}, "evaluation": evaluating(memory)}),
+            "actor": phases({"decode": decoding(memory), "evaluation": evaluating(memory)}),
             "learner": phases({"update": {**memory.learner, **memory.update}}),
+            **({"evaluator": phases({"evaluation": memory.evaluator})} if memory.evaluator else {}),
         },
         "choices": {"dtype": plan.work.dtype, "overlaps": plan.work.overlaps},
         "time": None if plan.time is None else {"step_s": plan.time.step, "total_s": plan.total_s} | times(plan.time),
         "remedies": [remedy.settings for remedy in plan.remedies],
     }
+
+
+def decoding(memory: HostMemory) -> Items:
+    return {**memory.actor, **memory.rollout} if memory.rollout else {}
 
 
 def evaluating(memory: HostMemory) -> Items:

@@ -1,6 +1,7 @@
 """How long a step takes on this machine, from its measured speed.
 
-    rollout   tokens of the longest completion x (weights x product(rows) + sampler + keys and values + calls)
+    rollout   tokens of the longest completion x (weights x product(rows) + sampler + keys and values + calls);
+              nothing in a warm start
     update    micro-batches x weights x (product forward, once more if recomputed, gradient backward) + head + elements
 
 Times per weight and row are those of launch/plan/machine.py. Decoding a few rows takes little longer than decoding one;
@@ -72,7 +73,7 @@ def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> St
     orders = -(-work.groups // work.order_groups)
     rows = work.order_groups * work.rollout.group
     rollout = orders * decode_s(shape, work, actor, groups=work.order_groups, rows=rows, lengths=work.lengths)
-    rollout += orders * ORDER_S
+    rollout = rollout + orders * ORDER_S if work.samples else 0.0
     return StepTime(rollout=rollout, update=update_s(shape, work, learner), overlaps=work.overlaps)
 
 

@@ -1,6 +1,7 @@
 """How much memory a run on a CPU needs, item by item, before anything is loaded.
 
-    total    shared + launcher + learner + actor + the larger of rollout and update (their sum if both compute at once)
+    total    shared + launcher + learner + actor + evaluator
+             + the larger of rollout and update (their sum if both compute at once)
 
     shared   libraries, and the base as a mapped file: pages that all processes have in common, counted once
     rollout  keys and values of an order's prompts and completions, and the sampler's rows over the vocabulary; an
@@ -110,6 +111,10 @@ class Work:
     """Whether both processes compute at the same time."""
     lengths: Lengths
     """Of its samples."""
+    samples: bool
+    """Whether a step samples. A warm start has its answers."""
+    has_actor: bool
+    """Whether there is an actor: a warm start has one for its evaluations only."""
     in_turns: bool = False
     """Whether a completion is a conversation, whose keys and values are kept between its turns."""
 
@@ -158,6 +163,8 @@ class HostMemory:
     """What the actor has besides while it decodes an order."""
     evaluation: Items
     """The same while it decodes an order of an evaluation."""
+    evaluator: Items
+    """What the process of eval.beside has while it evaluates; empty without one."""
     overlaps: bool
     """Whether update and rollout are at the same time."""
 
@@ -172,7 +179,8 @@ class HostMemory:
     @property
     def weights(self) -> int:
         """What all processes have before the first step. With less, a run cannot start."""
-        return size_of(self.shared) + size_of(self.launcher) + size_of(self.learner) + size_of(self.actor)
+        processes = (self.launcher, self.learner, self.actor, self.evaluator)
+        return size_of(self.shared) + sum(map(size_of, processes))
 
     @property
     def learner_resident(self) -> int:
@@ -204,9 +212,21 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * adapter}
     tokenizer = TOKEN_BYTES * shape.vocabulary
     compiled = {"compiled products": int(COMPILED_PRODUCTS * PRODUCT_BYTES)} if work.dtype == "bf16" else {}
+    actor = {
+        "Python, tokenizer": ACTOR_BYTES + tokenizer,
+        **own_rest,
+        **compiled,
+        **({"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}),
+        "adapter": adapter,
+        "adapter as messages": 2 * adapter,
+    }
+    evaluation = evaluation_items(shape, work)
+    beside = work.evaluation.beside
+    # It is started by itself, so its libraries are its own.
+    evaluator = {"libraries": LIBRARIES_BYTES, "scoring": work.workers * WORKER_BYTES, **actor, **evaluation}
     return HostMemory(
         shared={"libraries": LIBRARIES_BYTES, "base": dense + rest if work.is_dense else codes},
-        launcher={"launcher": LAUNCHER_BYTES, "scoring": work.workers * WORKER_BYTES},
+        launcher={"launcher": LAUNCHER_BYTES, **({"scoring": work.workers * WORKER_BYTES} if work.has_actor else {})},
         learner={
             "Python, tasks, tokenizer": LEARNER_BYTES + tokenizer,
             **own_rest,
@@ -214,19 +234,20 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
             **moments,
             "adapter as messages": 3 * adapter,
         },
-        actor={
-            "Python, tokenizer": ACTOR_BYTES + tokenizer,
-            **own_rest,
-            **compiled,
-            **({"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}),
-            "adapter": adapter,
-            "adapter as messages": 2 * adapter,
-        },
+        actor=actor if work.has_actor else {},
         update=update_items(shape, work),
-        rollout=decode_items(shape, work, work.order_groups, work.order_groups * work.rollout.group),
-        evaluation=evaluation_items(shape, work),
+        rollout=rollout_items(shape, work),
+        evaluation={} if beside else evaluation,
+        evaluator=evaluator if beside else {},
         overlaps=work.overlaps,
     )
+
+
+def rollout_items(shape: ModelShape, work: Work) -> Items:
+    """Empty where nothing is sampled."""
+    if not work.samples:
+        return {}
+    return decode_items(shape, work, work.order_groups, work.order_groups * work.rollout.group)
 
 
 def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: int = 0) -> Items:

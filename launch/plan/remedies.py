@@ -86,6 +86,7 @@ def all_items(memory: HostMemory) -> Items:
         "update": memory.update,
         "rollout": memory.rollout,
         "evaluation": memory.evaluation,
+        "evaluator": memory.evaluator,
     }
     return {f"{part}: {name}": amount for part, items in parts.items() for name, amount in items.items()}
 
@@ -153,7 +154,8 @@ def changes(work: Work) -> Iterator[Iterable[Change[Work]]]:
         yield [Change(key="compute.dtype", value="bf16", apply=lambda one: replace(one, dtype="bf16"))]
     if work.model.quantization == "nf4" and work.model.dequantize != "each_call":
         yield [set_key("model", "dequantize", "each_call")]
-    yield (set_key("rollout", "groups_per_order", value) for value in halves(work.order_groups, 1))
+    if work.samples:
+        yield (set_key("rollout", "groups_per_order", value) for value in halves(work.order_groups, 1))
     yield (fewer_prompts(value) for value in halves(work.rollout.prompts, 1))
     yield (shorter_completions(value) for value in halves(work.rollout.max_new_tokens, 16))
 

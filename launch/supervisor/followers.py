@@ -3,13 +3,15 @@
     dies               started again after a pause that doubles, at most 5 times in all; after that a note
     exits 2            a user error: a note with its sentence, not started again
     hangs, is stopped  nobody waits for it, until the run has ended
-    run has ended      asked to stop (SIGTERM), killed after a grace period -> a note
+    run has ended      asked to finish (SIGTERM, or --ended if it has to be started again), killed after a grace period
+                       -> a note. One that is awaited, the evaluator, has as much time as it needs
 
 What a follower has not done is left for the next `resume`.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from launch.supervisor.child import Child
 from launch.supervisor.endings import PREFIX, USER_ERROR
@@ -34,14 +36,18 @@ class Followers:
         # A new interpreter: it needs none of the libraries that the fork server has loaded.
         self.starter = FreshStarter()
         self.children: dict[str, Child] = {}
+        self.run_has_ended = False
 
     def start(self) -> None:
         for name in self.processes:
             self.start_one(name)
 
     def start_one(self, name: str) -> None:
+        process = self.processes[name]
+        if self.run_has_ended:
+            process = replace(process, argv=(*process.argv, "--ended"))
         try:
-            self.children[name] = Child(self.processes[name], self.starter)
+            self.children[name] = Child(process, self.starter)
         except (OSError, UserError) as error:
             self.note(f"{name} could not be started ({error}); the run goes on without it")
 
@@ -56,6 +62,9 @@ class Followers:
 
     def handle_exit(self, child: Child, code: int) -> None:
         child.kill()
+        if code == 0 and self.run_has_ended:
+            self.children.pop(child.name)
+            return
         may_restart = code != USER_ERROR and self.restarts.plan(child.name, code, time.monotonic())
         if may_restart:
             self.note(f"{child.name} {how_it_ended(code)}; starting it again, the run goes on")
@@ -68,19 +77,22 @@ class Followers:
 
     def finish(self, tick: Callable[[], None]) -> None:
         """Give them time for the rest. tick: called while waiting; it may raise."""
-        running = [child for child in self.children.values() if child.exit_code() is None]
-        for child in running:
+        self.run_has_ended = True
+        for child in self.children.values():
             child.ask_to_stop()
+        if any(child.process.awaited for child in self.children.values()):
+            self.note("waits for the last evaluations")
         deadline = time.monotonic() + self.limits.followers_s
-        while any(child.exit_code() is None for child in running) and time.monotonic() < deadline:
+        self.check()
+        while any(child.process.awaited or time.monotonic() < deadline for child in self.children.values()):
             tick()
             time.sleep(self.limits.tick_s)
-        for child in running:
-            if child.exit_code() is None:
-                self.note(
-                    f"{child.name} was not ready {self.limits.followers_s:g} s after the end and is killed; `resume`"
-                    " lets it continue"
-                )
+            self.check()
+        for child in self.children.values():
+            self.note(
+                f"{child.name} was not ready {self.limits.followers_s:g} s after the end and is killed; `resume` lets"
+                " it continue"
+            )
 
     def kill(self) -> None:
         for child in self.children.values():

@@ -22,7 +22,8 @@ class SupervisorLimits:
     pause_s: float = 0.5
     """Pause before the first restart; doubles with each."""
     followers_s: float = 60.0
-    """Time for a process that only follows the run (its tracker) to send the rest after the end."""
+    """Time for a process that only follows the run (its tracker) to send the rest after the end. The evaluator has no
+    limit."""
     after_exit_s: float = 10.0
     """An actor exits 0 when the learner ends. If the learner still runs after this time, the actor is started again."""
 

@@ -5,7 +5,7 @@
     actor dies              started again after a pause, at most 5 times without a step in between
     actor exits 2           a user error: not started again, everything is killed -> its sentence
     actor stopped too long  killed and started again
-    tracker dies, hangs     nothing happens to the run (followers.py)
+    tracker dies, hangs     nothing happens to the run (followers.py); the same for the evaluator of eval.beside
     learner stopped, hung   all processes write their stacks, everything is killed -> which process, and its stacks
     first Ctrl-C, SIGTERM   the learner is asked to stop: it finishes the step and exits 0 -> returns.
                             An actor that dies after this is not started again: the learner can finish without it

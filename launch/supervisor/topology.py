@@ -1,12 +1,12 @@
 """The processes of a run: argv, environment and log of each, from the configuration. Starts nothing.
 
-There is one learner and one actor on one machine; a warm start that evaluates nothing has no actor. More actors are
+There is one learner and one actor on one machine; a warm start has an actor only for its evaluations. More actors are
 started manually with `python -m actor`, on any machine. They need no entry here, since the learner accepts every key
 that `python -m launch key` made.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared.config.model import ModelConfig
@@ -31,6 +31,8 @@ class Process:
     """CPU threads it may use."""
     log: Path
     """File for its stdout and stderr."""
+    awaited: bool = False
+    """Of a follower: the end of the run waits for it, however long it takes."""
 
     @property
     def stacks(self) -> Path:
@@ -51,7 +53,7 @@ class Topology:
     actors: tuple[Process, ...]
     """They have no state and are started again when they die."""
     followers: tuple[Process, ...] = ()
-    """They read the run's files only; whatever happens to them, the run goes on."""
+    """They read the run's files, and the evaluator writes eval/; whatever happens to them, the run goes on."""
 
     @property
     def notes(self) -> Path:
@@ -69,13 +71,19 @@ def topology(run_dir: Path, config: Config, *, trace: bool = False) -> Topology:
     learner, actor = ("learner", *run, *traced), ("actor", *run, "--id", "actor0", *traced)
     compute = config.compute
     actor0 = process("actor0", actor, compute.actor_threads, compute.blas, run_dir)
-    tracker = process("tracker", ("launch.tracking", *run), 1, compute.blas, run_dir)
+    followers: list[Process] = []
+    if config.eval.beside:
+        module = ("launch.evaluator", *run)
+        evaluator = process("evaluator", module, compute.actor_threads, compute.blas, run_dir)
+        followers.append(replace(evaluator, awaited=True))
+    if config.tracking.kind != "none":
+        followers.append(process("tracker", ("launch.tracking", *run), 1, compute.blas, run_dir))
     return Topology(
         run_dir=run_dir,
         endpoint=config.link.endpoint,
         learner=process("learner", learner, compute.learner_threads, compute.blas, run_dir),
         actors=(actor0,) if config.needs_actor else (),
-        followers=(tracker,) if config.tracking.kind != "none" else (),
+        followers=tuple(followers),
     )
 
 

@@ -45,7 +45,11 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     parser = argparse.ArgumentParser(prog="python -m launch.tracking", allow_abbrev=False)
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run directory")
-    directory = parser.parse_args(arguments).run
+    parser.add_argument("--ended", action="store_true", help="the run has ended: send the rest")
+    parsed = parser.parse_args(arguments)
+    directory = parsed.run
+    if parsed.ended:
+        stop.set()
     os.nice(NICE)
     from shared.process.entry_point import run_process
 

@@ -51,6 +51,7 @@ def refuse_without_extra() -> None:
 
 def listening(port: int | None) -> socket.socket:
     """A socket that takes connections from this machine."""
+    refused = OSError()
     for wanted in [port] if port is not None else [PORT, 0]:
         found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -7,12 +7,17 @@
 Completions without a readable final answer (for instance truncated ones) form one cluster: they do not differ in
 meaning. A task that is always or never right cannot teach a group, and its low entropy would put it first.
 The cache says in words what the entropies were measured with; it is refused for anything else.
+
+    NAME.json.part   while it is measured: a line for what it is of, then one for each batch, durable before the next
+    NAME.json        all of it, written whole
+
+A measurement that was interrupted goes on behind its last whole line, with batches cut at the same places.
 Left out on purpose: sampling and comparing, which need an engine and a verifier (launch/commands/curriculum.py).
 """
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,6 +28,9 @@ from shared.config.data import CurriculumConfig, VerifierConfig
 from shared.config.model import ModelConfig, cache_root
 from shared.config.tree import RolloutConfig
 from shared.errors import DataError
+from shared.run.files import AppendFile, cut, disk_errors, make_folder, remove_files, write_whole
+
+KEY = "curriculum.cache"
 
 
 class MeasuredWith(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +74,71 @@ class SemanticEntropies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Must match the run."""
     tasks: tuple[TaskMeanings, ...]
     """One entry per training task, in order."""
+
+
+class PartOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """First line of a part."""
+
+    measured_with: MeasuredWith
+    """As in the cache."""
+    batch: int
+    """Tasks that are decoded together."""
+
+
+class Part:
+    """The batches of a measurement that are finished, in a file beside the cache. One process at a time."""
+
+    def __init__(self, cache: Path, what: PartOf) -> None:
+        """A part of anything else is begun anew."""
+        self.cache = cache
+        self.what = what
+        self.path = part_of(cache)
+        make_folder(cache.parent, place=KEY)
+        first = msgspec.json.encode(what) + b"\n"
+        if not self.path.is_file() or not self.path.read_bytes().startswith(first):
+            write_whole(self.path, first, place=KEY)
+        self.tasks = [task for batch in read_batches(self.path, len(first)) for task in batch]
+        self.file = AppendFile(self.path)
+
+    def add(self, batch: Sequence[TaskMeanings]) -> None:
+        """Durable once this returns."""
+        self.file.append(msgspec.json.encode(batch) + b"\n")
+        self.file.sync()
+        self.tasks += batch
+
+    def finish(self) -> SemanticEntropies:
+        """Write the cache."""
+        found = SemanticEntropies(measured_with=self.what.measured_with, tasks=tuple(self.tasks))
+        write_whole(self.cache, msgspec.json.encode(found), place=KEY)
+        return found
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def part_of(cache: Path) -> Path:
+    return cache.with_name(f"{cache.name}.part")
+
+
+def remove_part(cache: Path) -> None:
+    """Once the cache is there. A process that was killed in between has left it."""
+    if part_of(cache).is_file():
+        remove_files(cache.parent, [part_of(cache)])
+
+
+def read_batches(path: Path, start: int) -> Iterator[list[TaskMeanings]]:
+    """From this byte on. What a kill has torn, or a power cut has left of a line, is cut off with all that follows."""
+    with disk_errors(path, KEY):
+        data = path.read_bytes()
+    while start < len(data):
+        end = data.find(b"\n", start) + 1
+        try:
+            batch = msgspec.json.decode(data[start : max(start, end)], type=list[TaskMeanings])
+        except ValueError:
+            cut(path, start)
+            return
+        start = end
+        yield batch
 
 
 def measured_with(

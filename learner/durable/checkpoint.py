@@ -6,16 +6,18 @@
 MANIFEST.json has step, size and sha256 of each file, and its own sha256, so any changed byte is found. Saving a step
 again replaces its folder as a whole: after a crash the same steps are repeated and end in the same bytes. A damaged
 checkpoint is not fatal if an older one is good, since the journal brings the learner forward from there.
-The newest `keep` checkpoints up to the step just saved stay, and the best one, which the caller knows (`RunTotals` in
-learner/durable/state.py). Later checkpoints can only be ones that did not load; they stay until they are replaced. Left
-out on purpose: what the files mean (bytes in, bytes out), and copies in other places.
+The newest `keep` checkpoints up to the step just saved stay, and those that the caller names: the best one (`RunTotals`
+in learner/durable/state.py), and those that wait for their evaluation. Later checkpoints can only be ones that did not
+load; they stay until they are replaced. Left out on purpose: what the files mean (bytes in, bytes out), and copies in
+other places.
 """
 
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,8 +76,8 @@ class CheckpointStore:
         self._folder = folder
         self._keep = keep
 
-    def save(self, checkpoint: Checkpoint, *, keep_also: int | None = None) -> None:
-        """Durable when this returns. keep_also: a step that stays besides the newest ones."""
+    def save(self, checkpoint: Checkpoint, *, keep_also: Collection[int] = ()) -> None:
+        """Durable when this returns. keep_also: steps that stay besides the newest ones."""
         make_folder(self._folder)
         finish_writes(self._folder)
         manifest = pack_manifest(checkpoint)
@@ -140,6 +142,15 @@ class CheckpointStore:
                 " give --checkpoint N."
             ) from error
 
+    def digests(self, name: str) -> dict[int, str]:
+        """Step -> sha256 of this file, as the manifest has it. A damaged manifest does not count."""
+        found: dict[int, str] = {}
+        for step, path in self._folders().items():
+            with suppress(Broken):
+                files = read_manifest(path).files
+                found |= {step: files[name].sha256} if name in files else {}
+        return found
+
     def path(self, step: int) -> Path:
         """The folder of a step's checkpoint, which need not exist."""
         return self._folder / f"step-{step:06d}"
@@ -150,10 +161,10 @@ class CheckpointStore:
         matches = [(FOLDER.fullmatch(path.name), path) for path in paths]
         return {int(match[1] or match[2]): path for match, path in matches if match}
 
-    def _prune(self, saved: int, keep_also: int | None) -> None:
+    def _prune(self, saved: int, keep_also: Collection[int]) -> None:
         steps = sorted(step for step in self._folders() if step <= saved)
         for step in steps[: -self._keep]:
-            if step != keep_also:
+            if step not in keep_also:
                 remove_tree_whole(self.path(step))
 
 

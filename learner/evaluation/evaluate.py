@@ -8,13 +8,14 @@ shared/run/evaluation.py says what each figure means.
 
 import hashlib
 import json
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from learner.objective.batch import flat
-from learner.objective.turns import by_completion, sampled_lengths
+from learner.objective.turns import sampled_lengths
 from learner.orders.orders import build_orders
 from learner.orders.plan import OrderFiller
 from learner.tasks.tasks import Task
@@ -24,15 +25,10 @@ from shared.config.tree import Config
 from shared.run.evaluation import Decoded, Evaluation, Example, Share, TaskResult, share_of
 from shared.statistics import maj_at_k, pass_at_k, sizes
 
-Votes = tuple[tuple[int, ...], int]
-"""Votes for each wrong final answer to a task, and completions without a vote."""
-CountVotes = Callable[[Sequence[Task], Sequence[Sequence[list[int]]]], list[Votes]]
-"""From the wrong completions of each task (as tokens) to their votes. It decides which final answers are the same."""
-
 READ = (Outcome.CORRECT, Outcome.WRONG)
 
 
-def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling, count: CountVotes | None) -> Decoded:
+def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling) -> Decoded:
     """The figures of one evaluation lane. All groups have the same number of completions."""
     draws = len(groups[0].lengths)
     outcomes = [outcome for group in groups for outcome in group.outcomes]
@@ -55,7 +51,7 @@ def decoded(tasks: Sequence[Task], groups: Sequence[Group], sampling: Sampling, 
         length_median=float(np.median(lengths)),
         length_max=int(lengths.max()),
         pass_at=pass_at(groups) if draws > 1 else {},
-        maj_at=maj_at(tasks, groups, count) if draws > 1 and count else {},
+        maj_at=maj_at(groups) if draws > 1 else {},
         by_level=shares_by(tasks, shares, ("level",)),
         by_subject=shares_by(tasks, shares, ("subject", "type")),
     )
@@ -75,19 +71,20 @@ def pass_at(groups: Sequence[Group]) -> dict[int, Share]:
     return {k: share_of([pass_at_k(draws, num_right(group), k) for group in groups]) for k in sizes(draws)}
 
 
-def maj_at(tasks: Sequence[Task], groups: Sequence[Group], count: CountVotes) -> dict[int, Share]:
-    """k -> the mean over tasks. All correct completions vote for one candidate, in whatever form the final answer is
-    written."""
-    votes = count(tasks, [wrong_completions(group) for group in groups])
-    counted = [(num_right(group), *found) for group, found in zip(groups, votes, strict=True)]
+def maj_at(groups: Sequence[Group]) -> dict[int, Share]:
+    """k -> the mean over tasks; empty if the verifier reads no final answers. All correct completions vote for one
+    candidate, in whatever form the final answer is written."""
+    if any(group.votes is None for group in groups):
+        return {}
+    counted = [votes_of(group) for group in groups]
     return {k: share_of([maj_at_k(*counts, k) for counts in counted]) for k in sizes(len(groups[0].lengths))}
 
 
-def wrong_completions(group: Group) -> list[list[int]]:
-    """Tokens of all completions that are not correct."""
-    ids = by_completion(group, group.completion_ids)
-    pairs = zip(ids, group.outcomes, strict=True)
-    return [completion.tolist() for completion, outcome in pairs if outcome is not Outcome.CORRECT]
+def votes_of(group: Group) -> tuple[int, list[int], int]:
+    """For the right final answer, for each wrong one, and completions without a vote."""
+    pairs = zip(group.outcomes, group.votes or (), strict=True)
+    cast = Counter(vote for outcome, vote in pairs if outcome is not Outcome.CORRECT)
+    return num_right(group), [count for vote, count in cast.items() if vote], cast[0]
 
 
 def shares_by(tasks: Sequence[Task], shares: Sequence[float], columns: Sequence[str]) -> dict[str, Share]:
@@ -113,17 +110,15 @@ class Evaluator:
         tasks: Sequence[Task],
         filler: OrderFiller,
         text: Callable[[list[int]], str],
-        count: CountVotes | None = None,
     ) -> None:
-        """count: counts votes for maj@k; without it there is no maj@k."""
         self.config = config
         self.tasks = tasks[: config.eval.problems]
         self.tasks_sha256 = digest_of(self.tasks)
         self.filler = filler
         self.text = text
-        self.count = count
 
     def run(self, label: str, version: int, adapter_sha256: str) -> Evaluation:
+        started = time.monotonic()
         rollout, evaluation = self.config.rollout, self.config.eval
         cap, long_cap = evaluation.max_new_tokens or rollout.max_new_tokens, evaluation.long_cap
         samplings = {
@@ -146,9 +141,10 @@ class Evaluator:
             tasks_sha256=self.tasks_sha256,
             source=self.config.tasks.source,
             verifier=self.config.verifier.kind,
-            **{how: decoded(self.tasks, found, samplings[how], self.count) for how, found in groups.items()},
+            **{how: decoded(self.tasks, found, samplings[how]) for how, found in groups.items()},
             examples=tuple(map(self.example, self.tasks[:NUM_SHOWN], groups["greedy"][:NUM_SHOWN])),
             task_results=tuple(map(self.task_result, self.tasks, groups["greedy"], groups["sampled"])),
+            wall_s=round(time.monotonic() - started, 3),
         )
 
     def sampled(self, label: str, how: str, version: int, sampling: Sampling) -> list[Group]:
@@ -168,6 +164,7 @@ class Evaluator:
             groups_per_order=max(1, min(rows // samples, most)),
             # The same at both caps, so that a long completion begins like the short one.
             stream=f"eval-{how.removeprefix('long_')}",
+            votes=samples > 1,
         )
         self.filler.submit(orders)
         return flat(self.filler.collect([order.order_id for order in orders]))

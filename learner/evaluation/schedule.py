@@ -6,16 +6,16 @@ An evaluation follows the checkpoint of its step. If the process ended between t
 evaluation first; one that exists for the same adapter is not repeated. Training is not affected: nothing is recorded in
 the journal, no training order changes, and the evaluated policy is published anyway. With `eval.every`, each evaluation
 after step 0 also notes the accuracy of the checkpoint before it, and the best checkpoint is kept (`RunTotals` in
-learner/durable/state.py).
+learner/durable/state.py). The row of the step that follows shows its figures (`eval/...` in metrics.jsonl).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from shared.config.processes import EvalConfig
 from shared.process.trace import NO_TRACE, Trace
-from shared.run.evaluation import Evaluation
+from shared.run.evaluation import Evaluation, largest
 
 log = logging.getLogger("learner")
 
@@ -37,8 +37,8 @@ class EvaluationStore(Protocol):
 
     def write_evaluation(self, evaluation: Evaluation) -> None: ...
 
-    def note_accuracy(self, evaluation: Evaluation) -> None:
-        """Note the accuracy of the checkpoint that was evaluated, which may be the best."""
+    def note(self, evaluation: Evaluation, *, may_be_best: bool) -> None:
+        """For the next row of metrics; may_be_best: also compare its checkpoint with the best until now."""
         ...
 
 
@@ -74,18 +74,18 @@ class EvalSchedule:
         final = self.known("final", done)
         if final and self.config.every:
             # A finished run is trained further: its former end is a checkpoint like any other.
-            self.store.note_accuracy(final)
+            self.store.note(final, may_be_best=True)
 
     def after(self, done: int) -> None:
         """The evaluation after the last step is left to `end`."""
         if self.config.is_due(done) and done < self.steps:
-            self.report(f"step-{done:06d}", done)
+            self.report(label_of(done), done)
 
     def end(self, done: int) -> None:
         self.report("final", done)
 
     def report(self, label: str, version: int) -> None:
-        """Evaluate unless it is done. Note the accuracy in any case: the process may have ended before that."""
+        """Evaluate unless it is done. Note it in any case: the process may have ended before that."""
         found = self.known(label, version)
         if found is None:
             log.info("evaluates the %s policy", label)
@@ -93,14 +93,74 @@ class EvalSchedule:
                 found = self.evaluate(label, version, self.digest(version))
             self.store.write_evaluation(found)
             log.info("%s: %s", label, in_words(found))
-        if version and self.config.every:
-            self.store.note_accuracy(found)
+        self.store.note(found, may_be_best=bool(version and self.config.every))
 
     def known(self, label: str, version: int) -> Evaluation | None:
         """A stored evaluation of this adapter on these tasks."""
         found, wanted = self.store.evaluation(label), (version, self.digest(version), self.tasks_sha256)
         same = found and (found.version, found.adapter_sha256, found.tasks_sha256) == wanted
         return found if same else None
+
+
+class StoredResults(EvaluationStore, Protocol):
+    """Stores evaluations that another process makes."""
+
+    def adapters(self) -> dict[int, str]:
+        """Step -> sha256 of the adapter, for the checkpoints on disk."""
+        ...
+
+    def keep(self, steps: Collection[int]) -> None:
+        """These checkpoints stay, beside the newest and the best."""
+        ...
+
+
+class BesideSchedule:
+    """Takes in what a process of its own has evaluated (eval.beside; launch/evaluator). Training waits for nothing: a
+    result counts when it is there, and its checkpoint stays until then."""
+
+    def __init__(self, config: EvalConfig, store: StoredResults, tasks_sha256: str) -> None:
+        """tasks_sha256: of the held-out tasks."""
+        self.config = config
+        self.store = store
+        self.tasks_sha256 = tasks_sha256
+        self.noted: set[int] = set()
+
+    def begin(self, done: int) -> None:
+        self.after(done)
+
+    def after(self, done: int) -> None:
+        self.take_base()
+        adapters = self.store.adapters()
+        due = {step for step in adapters if step <= done and self.config.is_due(step)}
+        for step in sorted(due - self.noted):
+            found = result_of(self.store.evaluation, step, adapters[step], self.tasks_sha256)
+            if found:
+                self.noted.add(step)
+                self.store.note(found, may_be_best=True)
+        self.store.keep(due - self.noted)
+
+    def take_base(self) -> None:
+        base = None if 0 in self.noted else self.store.evaluation("base")
+        if base and base.tasks_sha256 == self.tasks_sha256:
+            self.noted.add(0)
+            self.store.note(base, may_be_best=False)
+
+    def end(self, done: int) -> None:
+        """What is not there yet, the evaluating process notes when the learner has ended."""
+        self.after(done)
+
+
+def result_of(
+    stored: Callable[[str], Evaluation | None], step: int, adapter_sha256: str, tasks_sha256: str
+) -> Evaluation | None:
+    """Of the checkpoint of this step. That of a former end of the run is stored as `final`. stored: by label."""
+    wanted = (step, adapter_sha256, tasks_sha256)
+    found = (stored(label) for label in (label_of(step), "final"))
+    return next((one for one in found if one and (one.version, one.adapter_sha256, one.tasks_sha256) == wanted), None)
+
+
+def label_of(step: int) -> str:
+    return f"step-{step:06d}"
 
 
 class NoEvaluations:
@@ -120,6 +180,7 @@ NO_EVALUATIONS = NoEvaluations()
 
 
 def in_words(found: Evaluation) -> str:
-    """`greedy 71.5% [65.7%, 76.7%], sampled ..., n = 256, seed 0`"""
-    ways = [f"{name} {way.accuracy:.1%} [{way.low:.1%}, {way.high:.1%}]" for name, way in found.ways().items()]
-    return f"{', '.join(ways)}, n = {found.n}, seed {found.seed}"
+    """`greedy 71.5% [65.7%, 76.7%], sampled ..., maj@4 ..., n = 256, seed 0, in 12.3 s`"""
+    parts = found.ways() | {f"maj@{k}": share for k, share in largest(found.sampled.maj_at).items()}
+    shares = [f"{name} {share.accuracy:.1%} [{share.low:.1%}, {share.high:.1%}]" for name, share in parts.items()]
+    return f"{', '.join(shares)}, n = {found.n}, seed {found.seed}, in {found.wall_s:.1f} s"

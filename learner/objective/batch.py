@@ -149,6 +149,7 @@ def all_samples(group: Group, advantages: np.ndarray) -> list[Sample]:
     ids, logprobs = by_completion(group, group.completion_ids), by_completion(group, group.logprobs)
     entropies = [None] * len(ids) if group.entropies is None else by_completion(group, group.entropies)
     trained = by_completion(group, trained_tokens(group))
+    teacher = [None] * len(ids) if group.teacher is None else by_completion(group, group.teacher)
     return [
         Sample(
             name=f"{group.group_id}[{index}]",
@@ -158,6 +159,7 @@ def all_samples(group: Group, advantages: np.ndarray) -> list[Sample]:
             actor_logprobs=logprobs[index],
             entropies=entropies[index],
             advantage=float(advantages[index]),
+            teacher_logprobs=teacher[index],
         )
         for index in range(len(ids))
     ]

@@ -4,6 +4,7 @@
     groups       ids, prompts and number of completions as ordered
     completions  1 <= tokens <= max_new_tokens, 0 <= id < vocabulary
     outcomes     the rewards that the run asks for; score 0 in a fault, and 1 or 0 from a built-in verifier
+    teacher      its log-probs where they were ordered
     numbers      protocol/validate.py
 
 All of this is checked before the order goes into the journal, because every later start of the run reads it from there.
@@ -57,6 +58,8 @@ class OrderCheck:
             )
         if not fills(order, filled.groups):
             return f"The groups of order {order.order_id} are not the ones that were ordered."
+        if order.teacher and any(group.teacher is None for group in filled.groups):
+            return f"The groups of order {order.order_id} came without the log-probs of the teacher."
         try:
             check_groups(filled)
             for group in filled.groups:

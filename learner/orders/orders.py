@@ -47,8 +47,11 @@ def build_orders(
     sampling: Sampling,
     groups_per_order: int,
     stream: str = "",
+    votes: bool = False,
+    teacher: bool = False,
 ) -> list[Order]:
-    """One group per task. groups_per_order: 0 puts all groups into one order. stream: names the seeds; default lane."""
+    """One group per task. groups_per_order: 0 puts all groups into one order. stream: names the seeds; default lane.
+    votes, teacher: as in an order."""
     groups = [
         GroupOrder(
             group_id=group_id(lane, step, slot),
@@ -65,6 +68,8 @@ def build_orders(
             policy_version=version,
             sampling=sampling,
             groups=tuple(groups[start : start + size]),
+            votes=votes,
+            teacher=teacher,
         )
         for start in range(0, len(groups), size)
     ]

@@ -175,6 +175,7 @@ class StepPlan:
             version=pending.version,
             sampling=self.sampling,
             groups_per_order=self.config.rollout.groups_per_order,
+            teacher=bool(self.config.teacher.url),
         )
 
     def oldest_needed(self) -> int:

@@ -1,6 +1,7 @@
 """Checks before training that the disk has room for all that a run will write.
 
-    checkpoints   (keep + best + one being written + one being removed) * (adapter + two moments + older versions)
+    checkpoints   (keep + best + one being written + one being removed) * (adapter + two moments + older versions);
+                  with eval.beside also those that may wait for their evaluation
     journal       steps left * completions * (cap * 12 bytes + their prompts and frames), or what journal.keep leaves
     rollouts      steps left * the smaller of log.rollouts_kb and completions * cap * 60 bytes
     the rest      metrics, evaluations, logs: a few KB per step, and a constant
@@ -14,8 +15,8 @@ import shutil
 from pathlib import Path
 
 from learner.reports.rollout_log import KB
-from shared.config.load import SAMPLE_BYTES, TOKEN_BYTES
-from shared.config.processes import CheckpointConfig, JournalConfig, LogConfig
+from shared.config.load import SAMPLE_BYTES, TEACHER_BYTES, TOKEN_BYTES
+from shared.config.processes import CheckpointConfig, EvalConfig, JournalConfig, LogConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.errors import RunDirError
 from shared.run.run_dir import RunDir
@@ -31,15 +32,22 @@ FLOOR_BYTES = 4 * 2**20
 def bytes_needed(config: Config, adapter_bytes: int, first_step: int, anchor_bytes: int = 0) -> int:
     """The most that the rest of a run can have on disk at a time. anchor_bytes: of the anchor in a checkpoint."""
     steps, rollout, max_lag = config.run.steps - first_step, config.rollout, config.pipeline.max_lag
-    group = group_bytes(rollout, config.tasks.max_prompt_tokens)
+    token_bytes = TOKEN_BYTES + (TEACHER_BYTES if config.teacher.url else 0)
+    group = group_bytes(rollout, config.tasks.max_prompt_tokens, token_bytes)
     groups = config.most_prompts * (1 + rollout.replacement_rounds)
     step = groups * group
+    checkpoints = config.checkpoint.keep + 3 + waiting(config.eval, steps)
     return (
-        (config.checkpoint.keep + 3) * (checkpoint_bytes(adapter_bytes, max_lag) + anchor_bytes)
+        checkpoints * (checkpoint_bytes(adapter_bytes, max_lag) + anchor_bytes)
         + journal_steps(config.journal, config.checkpoint, max_lag, steps) * step
         + steps * (rollout_bytes(rollout, config.log, groups) + STEP_BYTES)
         + FLOOR_BYTES
     )
+
+
+def waiting(evaluation: EvalConfig, steps: int) -> int:
+    """Checkpoints that may wait for their evaluation at once."""
+    return steps // evaluation.every if evaluation.beside else 0
 
 
 def checkpoint_bytes(adapter_bytes: int, max_lag: int) -> int:
@@ -54,9 +62,9 @@ def journal_steps(journal: JournalConfig, checkpoint: CheckpointConfig, max_lag:
     return min(steps, (checkpoint.keep + 1) * checkpoint.every + max_lag)
 
 
-def group_bytes(rollout: RolloutConfig, max_prompt_tokens: int) -> int:
+def group_bytes(rollout: RolloutConfig, max_prompt_tokens: int, token_bytes: int) -> int:
     """A group in the journal, its prompt and completions as long as possible."""
-    completion = rollout.max_new_tokens * TOKEN_BYTES + SAMPLE_BYTES
+    completion = rollout.max_new_tokens * token_bytes + SAMPLE_BYTES
     return rollout.group * completion + max_prompt_tokens * 4 + SAMPLE_BYTES
 
 

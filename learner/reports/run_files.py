@@ -1,22 +1,27 @@
 """The files a run writes as it goes: metrics.jsonl, rollouts.jsonl, checkpoints, eval/*.json, summary.json."""
 
+from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
+
+import msgspec
+import numpy as np
 
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.recorder import Compaction
-from learner.durable.state import Best, LearnerState, RunTotals, better
+from learner.durable.state import ADAPTER, Best, LearnerState, RunTotals, better
 from learner.objective.batch import StepBatch
 from learner.objective.judged import Collected
 from learner.reports.rollout_log import RolloutLog, Words
 from learner.update.figures import StepResult
 from shared.base.checksum import BaseChecksum
 from shared.config.processes import LogConfig
-from shared.run.evaluation import Evaluation, read_evaluation, write_evaluation
+from shared.run.evaluation import Evaluation, figures, read_evaluation, write_evaluation
 from shared.run.files import LineLog
 from shared.run.forecast import measured, read_prediction
-from shared.run.metrics import MetricsLog, StepMetrics
+from shared.run.metrics import MetricsLog, MetricsTable, StepMetrics
 from shared.run.run_dir import RunDir
-from shared.run.summary import Status, Summary, write_summary
+from shared.run.summary import Status, Summary, first_and_last, write_summary
 
 
 class RunFiles:
@@ -40,17 +45,23 @@ class RunFiles:
         self.compaction = compaction
         self.base = base
         self.best = best
+        self.waiting: Collection[int] = ()
+        self.shown: set[int] = set()
+        self.unreported: deque[Evaluation] = deque()
         self.metrics = MetricsLog(LineLog(run.metrics))
         self.rollouts = RolloutLog(LineLog(run.rollouts), log, words)
 
     def resume_at(self, step: int) -> None:
         self.metrics.resume_at(step)
         self.rollouts.resume_at(step)
+        shown = MetricsTable(self.run.metrics).column("eval/step")
+        self.shown = set(shown[np.isfinite(shown)].astype(int).tolist())
 
     def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch, result: StepResult) -> None:
-        """A row and its rollouts."""
+        """A row, with one evaluation that came since the row before, and its rollouts."""
         self.rollouts.log(step, collected, batch, result)
-        self.metrics.log(metrics)
+        evaluated = figures(self.unreported.popleft()) if self.unreported else {}
+        self.metrics.log(msgspec.structs.replace(metrics, evaluated=evaluated))
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:
         """The whole state after `step` updates, if the base they used is whole; then the journal may shrink."""
@@ -58,7 +69,8 @@ class RunFiles:
         # A resumed run starts after this checkpoint and does not write the rows of its steps again.
         self.metrics.sync()
         saved = self.state.save(step, replace(totals, best=self.best))
-        self.checkpoints.save(saved, keep_also=self.best.step if self.best else None)
+        best = {self.best.step} if self.best else set[int]()
+        self.checkpoints.save(saved, keep_also=best.union(self.waiting))
         self.compaction.after_checkpoint(step)
 
     def evaluation(self, label: str) -> Evaluation | None:
@@ -67,11 +79,22 @@ class RunFiles:
     def write_evaluation(self, evaluation: Evaluation) -> None:
         write_evaluation(self.run.eval, evaluation)
 
-    def note_accuracy(self, evaluation: Evaluation) -> None:
-        """Note whether the evaluated checkpoint is the best until now."""
+    def note(self, evaluation: Evaluation, *, may_be_best: bool) -> None:
+        """For the next row, unless one has it; may_be_best: the checkpoint is the best until now if its accuracy is."""
+        if evaluation.version not in self.shown:
+            self.shown.add(evaluation.version)
+            self.unreported.append(evaluation)
+        if not may_be_best:
+            return
         found = Best(step=evaluation.version, accuracy=evaluation.greedy.accuracy)
         self.best = better(self.best, found)
         self.checkpoints.note_best(self.best.step, self.best.accuracy)
+
+    def adapters(self) -> dict[int, str]:
+        return self.checkpoints.digests(ADAPTER)
+
+    def keep(self, steps: Collection[int]) -> None:
+        self.waiting = steps
 
     def write_summary(self, status: Status, steps: int, wall_s: float) -> None:
         versions = self.state.publisher.versions
@@ -82,7 +105,7 @@ class RunFiles:
             adapter_sha256=versions[max(versions)].sha256,
             predicted=read_prediction(self.run),
             measured=measured(self.run),
-            eval={label: report for label in ("base", "final") if (report := self.evaluation(label))},
+            eval=first_and_last(self.run),
         )
         write_summary(self.run, summary)
 

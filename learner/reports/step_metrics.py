@@ -99,6 +99,8 @@ def step_metrics(
         curriculum_stage=curriculum.stage,
         curriculum_pass_rate=curriculum.pass_rate if scored else NAN,
         curriculum_effective_tasks=curriculum.effective_tasks,
+        # What is evaluated, the files know (run_files.py).
+        evaluated={},
         **spread("reward", np.concatenate([one.rewards for one in scored] or [np.array([])])),
         **spread("advantage", np.array([sample.sample.advantage for sample in batch.samples if scored])),
         **(of_update(stats, shown) if stats else dict.fromkeys(OF_UPDATE, NAN)),

@@ -8,7 +8,8 @@ of checkpoint and journal like everything else of a step, and nothing of it is r
 computes them again. They are taken at the temperature of the samples, as the policy's are.
 
 A teacher's prompt is found by the student's tokens. Where a question is in the data twice, with two solutions, the
-first one counts for both. Left out on purpose: a teacher that is another model, which would need its memory.
+first one counts for both. A teacher that is another model is asked by the actors (actor/scoring/teacher.py): its
+memory is elsewhere, and what it says is recorded.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
-"""The section [environment]: tools and environments that the model talks to over several turns."""
+"""The section [environment]: tools, environments and agents that the model talks to over several turns."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -10,19 +10,26 @@ from shared.config.types import NonNegative, PositiveFloat, Section
 class EnvironmentConfig(Section, frozen=True, kw_only=True):
     """What answers the model between its turns. Without `function` and `tools` a completion is one turn."""
 
+    kind: Literal["tools", "agent"] = "tools"
+    """`tools`: we call the model, and the tools that it asks for. `agent`: a program of yours calls the model, over an
+    OpenAI-compatible endpoint of its own, and writes all that the model reads."""
     function: str = ""
-    """`path/to/file.py:Name`, a class with TRL's contract: `reset(**columns)`, public methods as tools, and
-    `get_reward()` if verifier.kind is 'environment'. A file that does not exist is looked for in launch/examples."""
+    """`tools`: `path/to/file.py:Name`, a class with TRL's contract: `reset(**columns)`, public methods as tools, and
+    `get_reward()` if verifier.kind is 'environment'. `agent`: a function `name(base_url, api_key, **columns)`, or a
+    class with `run` of these arguments; the reward is what it returns, or what `get_reward()` does. A file that does
+    not exist is looked for in launch/examples."""
     tools: tuple[str, ...] = ()
-    """More tools, each `path/to/file.py:name`: a function with types and a docstring."""
+    """More tools, each `path/to/file.py:name`: a function with types and a docstring. An agent has none here."""
     described: str = ""
     """JSON of the tools, as the chat template shows them. Left empty it is filled in when a run begins, so that resume
     and replay need no environment."""
     max_turns: Annotated[int, Meta(ge=1, le=1024)] = 8
-    """Largest number of the model's turns in a completion, from 1 to 1024. Calls in the last turn are not made."""
+    """Largest number of the model's turns in a completion, from 1 to 1024. Calls in the last turn are not made, and a
+    request of an agent after it is refused."""
     step_limit_s: PositiveFloat = 10.0
-    """Wall-clock limit in seconds for `reset`, for the tools that one turn calls, and for `get_reward`. A process that
-    takes longer is killed, and the outcome of its completion is a timeout."""
+    """Wall-clock limit in seconds for `reset`, for the tools that one turn calls, and for `get_reward`; for what an
+    agent does before, between and after its requests. A process that takes longer is killed, and the outcome of its
+    completion is a timeout."""
     at_once: Annotated[int, Meta(ge=1, le=64)] = 4
     """How many environments compute at the same time, from 1 to 64. Each completion has a process of its own."""
     memory_mb: NonNegative = 1024
@@ -33,6 +40,10 @@ class EnvironmentConfig(Section, frozen=True, kw_only=True):
     @property
     def is_used(self) -> bool:
         return bool(self.function or self.tools)
+
+    @property
+    def is_agent(self) -> bool:
+        return self.kind == "agent"
 
     @property
     def in_turns(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from protocol.limits import MAX_BODY_BYTES, MAX_INBOUND_BYTES, MAX_ITEMS
-from shared.config.data import Advantage, RewardConfig, VerifierConfig
+from shared.config.data import Advantage, CurriculumConfig, RewardConfig, TasksConfig, VerifierConfig
 from shared.config.environment import EnvironmentConfig
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.named_rewards import check_rewards
@@ -57,6 +57,8 @@ REFUSED = {
 YAML_SUFFIXES = (".yaml", ".yml")
 TOKEN_BYTES = 13
 """Id, log-prob, entropy and mark of a token in a message, and in the journal that keeps it."""
+TEACHER_BYTES = 4
+"""What a teacher behind a URL adds."""
 SAMPLE_BYTES = 128
 """Length, finish, outcome, score and a few rewards of a completion, with room to spare."""
 ARRAYS_BYTES = 512
@@ -156,9 +158,11 @@ def check_together(config: Config) -> None:
         )
     if config.is_warm_start and config.environment.is_used:
         raise ConfigError("A warm start has written answers and no environment; remove [environment] from it.")
+    if config.environment.is_agent:
+        check_agent(config.environment, config.tasks, config.curriculum, config.teacher)
     check_objective(config.loss, config.reward)
     check_advantage(config.advantage, config.reward, config.verifier)
-    check_teacher(config.loss, config.teacher)
+    check_teacher(config.loss, config.teacher, config.rollout.temperature)
     if config.rollout.group == 1 and not config.is_warm_start:
         raise ConfigError(
             "rollout.group = 1 is not allowed: expected >= 2, because the completions of a prompt are compared with"
@@ -189,9 +193,33 @@ def check_together(config: Config) -> None:
             " has no stages; set it to 'levels' or 'sent'."
         )
     check_rewards(config.verifier.rewards)
-    check_orders(config.rollout, config.most_prompts, config.tasks.max_prompt_tokens)
+    token_bytes = TOKEN_BYTES + (TEACHER_BYTES if config.teacher.url else 0)
+    check_orders(config.rollout, config.most_prompts, config.tasks.max_prompt_tokens, token_bytes)
     check_evaluation(config.eval, config.rollout.max_new_tokens, config.tasks.max_prompt_tokens)
     check_link(config.link)
+
+
+def check_agent(
+    environment: EnvironmentConfig, tasks: TasksConfig, curriculum: CurriculumConfig, teacher: TeacherConfig
+) -> None:
+    """Refuse keys about prompts, all of which an agent writes."""
+    if not environment.function:
+        raise ConfigError(
+            "environment.kind is 'agent' but environment.function is empty; set it to path/to/file.py:name, a function"
+            " of base_url, api_key and the task's columns."
+        )
+    written = {
+        "environment.tools": environment.tools,
+        "tasks.system_prompt": tasks.system_prompt,
+        "tasks.few_shot": tasks.few_shot,
+        "teacher.prompt": teacher.prompt,
+        "curriculum.kind = 'sent'": curriculum.kind == "sent",
+    }
+    if given := [key for key, value in written.items() if value]:
+        raise ConfigError(
+            f"{given[0]} is for prompts that we write, but environment.kind is 'agent', which writes all that the model"
+            " reads; remove it, and let the agent do it."
+        )
 
 
 def check_engine_options(actor: ActorConfig, compute: ComputeConfig, model: ModelConfig) -> None:
@@ -295,22 +323,31 @@ def check_advantage(advantage: Advantage, reward: RewardConfig, verifier: Verifi
         )
 
 
-def check_teacher(loss: LossConfig, teacher: TeacherConfig) -> None:
-    if loss.kind == "opd" and not (teacher.prompt or teacher.adapter):
+def check_teacher(loss: LossConfig, teacher: TeacherConfig, temperature: float) -> None:
+    here = bool(teacher.prompt or teacher.adapter)
+    if loss.kind == "opd" and not (here or teacher.url):
         raise ConfigError(
             "loss.kind = 'opd' follows a teacher, but teacher.prompt and teacher.adapter are empty, so it would be the"
-            " policy that the run begins with; set one of them."
+            " policy that the run begins with; set one of them, or teacher.url."
         )
-    if loss.kind != "opd" and (teacher.prompt or teacher.adapter):
+    if loss.kind != "opd" and (here or teacher.url):
         raise ConfigError(
             f"[teacher] is set but loss.kind = '{loss.kind}' has no teacher; set loss.kind to 'opd', or remove it."
         )
+    if not teacher.url:
+        return
+    if here:
+        raise ConfigError("teacher.url is another model; remove it, or teacher.prompt and teacher.adapter.")
+    if not teacher.url.startswith(("http://", "https://")):
+        raise ConfigError(f"teacher.url = '{teacher.url}' is not allowed: expected http://host:port/v1.")
+    if temperature != 1.0:
+        raise ConfigError(f"rollout.temperature = {temperature:g}, but the server at teacher.url has 1; set it to 1.")
 
 
-def check_orders(rollout: RolloutConfig, most_prompts: int, prompt_tokens: int) -> None:
+def check_orders(rollout: RolloutConfig, most_prompts: int, prompt_tokens: int, token_bytes: int) -> None:
     """Refuse an order whose completions, when all reach the cap, do not fit into one message."""
     wanted = min(rollout.groups_per_order or most_prompts, most_prompts)
-    most = most_groups(rollout.group, rollout.max_new_tokens, prompt_tokens)
+    most = most_groups(rollout.group, rollout.max_new_tokens, prompt_tokens, token_bytes)
     if wanted > most:
         remedy = (
             f"rollout.groups_per_order to at most {most}" if most else "rollout.group or rollout.max_new_tokens lower"
@@ -322,7 +359,12 @@ def check_orders(rollout: RolloutConfig, most_prompts: int, prompt_tokens: int) 
 
 
 def check_evaluation(evaluation: EvalConfig, training_cap: int, prompt_tokens: int) -> None:
-    """The same for the completions of one task."""
+    """The same for the completions of one task; and when a process of its own has something to evaluate."""
+    if evaluation.beside and not (evaluation.problems and evaluation.every):
+        raise ConfigError(
+            "eval.beside evaluates checkpoints while the run trains, but eval.every or eval.problems is 0; set both, or"
+            " remove eval.beside."
+        )
     cap = evaluation.longest_completion(training_cap)
     if cap and not most_groups(evaluation.samples, cap, prompt_tokens):
         raise ConfigError(
@@ -331,9 +373,9 @@ def check_evaluation(evaluation: EvalConfig, training_cap: int, prompt_tokens: i
         )
 
 
-def most_groups(samples: int, cap: int, prompt_tokens: int) -> int:
+def most_groups(samples: int, cap: int, prompt_tokens: int, token_bytes: int = TOKEN_BYTES) -> int:
     """How many groups of so many completions fit into one message, whatever their lengths are."""
-    arrays = samples * cap * TOKEN_BYTES + 4 * prompt_tokens + ARRAYS_BYTES
+    arrays = samples * cap * token_bytes + 4 * prompt_tokens + ARRAYS_BYTES
     body = samples * SAMPLE_BYTES + ARRAYS_BYTES
     return min(MAX_INBOUND_BYTES // arrays, MAX_BODY_BYTES // body, MAX_ITEMS)
 

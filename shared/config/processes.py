@@ -108,7 +108,10 @@ class EvalConfig(Section, frozen=True, kw_only=True):
     off."""
     samples: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Completions per task at the temperature of training, besides the greedy one. From 1 to 4096; more than one gives
-    pass@k."""
+    pass@k and, where the verifier reads final answers, maj@k."""
+    beside: bool = False
+    """Whether a process of its own evaluates while training goes on. Results count when they come; the end of the run
+    waits for the last ones. It takes the memory of an actor besides, and on a card turns like one. Needs `every`."""
 
     def longest_completion(self, training_cap: int) -> int:
         """The largest cap of all passes; 0 without an evaluation."""

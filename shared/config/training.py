@@ -110,8 +110,9 @@ class LossConfig(Section, frozen=True, kw_only=True):
 
 
 class TeacherConfig(Section, frozen=True, kw_only=True):
-    """Whom loss.kind = "opd" follows: the same base, so that no second model is loaded. It reads what the policy has
-    sampled and says how likely each token was. At least one of the two keys makes it another policy."""
+    """Whom loss.kind = "opd" follows. It reads what the policy has sampled and says how likely each token was. With
+    `prompt` or `adapter` it is the same base as another policy, so that no second model is loaded; with `url` it is any
+    model with the same tokenizer behind a server."""
 
     prompt: str = ""
     """Text that only the teacher sees, in its system message after tasks.system_prompt. {name} stands for a column of
@@ -119,6 +120,17 @@ class TeacherConfig(Section, frozen=True, kw_only=True):
     adapter: str = ""
     """Its adapter: a folder, a hub id or a run, as in lora.start_from, and copied into the run. If empty, what the run
     began with: the base, or lora.start_from."""
+    url: str = ""
+    """An OpenAI-compatible server whose completions know echo and logprobs, such as vLLM's: `http://host:8000/v1`. The
+    actors ask it, and what it says is recorded. Not with `prompt` or `adapter`; needs rollout.temperature = 1."""
+    model: str = ""
+    """Name of the model there. Empty: the request names none, and the server takes its own."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable of the actors with the server's key; it need not be set."""
+    limit_s: PositiveFloat = 120.0
+    """Longest wait for one reply, in seconds."""
+    patience_s: PositiveFloat = 600.0
+    """A server that does not reply is asked again for so many seconds; then the run ends, and `resume` continues it."""
 
 
 class ConstraintConfig(Section, frozen=True, kw_only=True):

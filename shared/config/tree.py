@@ -119,7 +119,7 @@ class Config(Section, frozen=True, kw_only=True):
 
     @property
     def needs_actor(self) -> bool:
-        return not self.is_warm_start or self.eval.problems > 0
+        return not self.is_warm_start or (self.eval.problems > 0 and not self.eval.beside)
 
     @property
     def most_prompts(self) -> int:

@@ -10,6 +10,9 @@ another way once a later one is there is refused: the model would be asked about
 
 The form of a call is what the template itself writes for one: a JSON object with a name and arguments, between two
 marks (`<tool_call>` in most). Text that does not parse is no call. Left out: templates with calls in another form.
+
+Of an agent the prompt is the first token alone, and the rest of its first messages stands where `reset` would speak.
+What it adds after a turn may be any messages, so whether the template would rewrite the turn is seen then.
 """
 
 import json
@@ -17,12 +20,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from shared.errors import ModelError
 from shared.model.prompt import OBSERVED, Message, Prompter
 
 PROBE_NAME, PROBE_KEY, PROBE_VALUE = "tool_probe", "argument_probe", "value_probe"
 PROBE = {"type": "function", "function": {"name": PROBE_NAME, "arguments": {PROBE_KEY: PROBE_VALUE}}}
 QUESTION: Message = {"role": "user", "content": "A question."}
+THOUGHT = "<think>\nA thought.\n</think>\n\nA reply."
 CHECKED_TURNS = 4
 Call = tuple[str, dict[str, Any]]
 """Name of a tool, arguments by name."""
@@ -47,13 +53,19 @@ class CallForm:
             start += len(text[start:]) - len(text[start:].lstrip())
             try:
                 given, place = json.JSONDecoder().raw_decode(text, start)
-            except (ValueError, RecursionError):
+                # Half a character, or a number of a hundred digits: JSON takes it, the message to the tool does not.
+                msgspec.msgpack.encode(given)
+            except (ValueError, OverflowError, RecursionError):
                 given, place = None, start
             if isinstance(given, dict) and isinstance(given.get(self.name), str):
                 arguments = given.get(self.arguments)
                 yield given[self.name], arguments if isinstance(arguments, dict) else {}
             if not self.opening:
                 return
+
+    def before(self, text: str) -> str:
+        """What a turn that calls says first."""
+        return text.partition(self.opening)[0] if self.opening else ""
 
 
 class Conversation:
@@ -79,21 +91,22 @@ class Conversation:
 
     def answer_ids(self, answers: Sequence[str]) -> list[int]:
         """What comes between a turn that called tools and the next one."""
-        turn = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [PROBE] * len(answers)}]
-        said = [{"role": "tool", "name": PROBE_NAME, "content": answer} for answer in answers]
-        before = self.prompter.rendered(turn, opens_reply=False)
-        after = self.prompter.rendered([*turn, *said], opens_reply=True)
-        ends = [self.prompter.as_the_model_sees([token]) for token in self.prompter.end_ids]
-        spoken = (
-            max(before.rfind(end) + len(end) for end in ends if end in before) if any_in(ends, before) else len(before)
-        )
-        if not after.startswith(before[:spoken]):
-            raise ModelError(rewriting(self.prompter, 1, 2))
-        return self.prompter.ids(after[spoken:])
+        said: list[Message] = [{"role": "tool", "name": PROBE_NAME, "content": answer} for answer in answers]
+        return added_ids(self.prompter, said, calls=len(answers))
 
 
-def any_in(ends: Sequence[str], text: str) -> bool:
-    return any(end in text for end in ends)
+def added_ids(prompter: Prompter, said: Sequence[Message], *, calls: int, turn: int = 1) -> list[int]:
+    """What comes between a turn with so many calls and the next one, if these messages are put between. ModelError if
+    the template would then show the turn in another way."""
+    spoken: Message = {"role": "assistant", "content": THOUGHT}
+    asked = [QUESTION, spoken | ({"tool_calls": [PROBE] * calls} if calls else {})]
+    before = prompter.rendered(asked, opens_reply=False)
+    after = prompter.rendered([*asked, *said], opens_reply=True)
+    ends = [prompter.as_the_model_sees([token]) for token in prompter.end_ids]
+    length = max((before.rfind(end) + len(end) for end in ends if end in before), default=len(before))
+    if not after.startswith(before[:length]):
+        raise ModelError(rewriting(prompter, turn, turn + 1))
+    return prompter.ids(after[length:])
 
 
 def call_form(prompter: Prompter) -> CallForm:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,17 @@ class Prompter:
     """Its folder, for messages."""
     tools: str = ""
     """JSON of the tools that the template shows; empty without an environment."""
+    begins: tuple[int, ...] = ()
+    """What every conversation begins with, of which an agent writes the rest; empty without an agent."""
     limit_s: float = TEMPLATE_LIMIT_S
     """Time limit for the template to render one conversation, which normally takes less than a millisecond."""
 
     def prompt_ids(self, question: str, system_prompt: str = "", shots: Shots = ()) -> list[int]:
         """[Tp] the examples and the question as a user message, followed by the opening of the assistant's reply. With
-        tools it ends after the question: what follows depends on the environment (conversation.py)."""
+        tools it ends after the question: what follows depends on the environment (conversation.py). With an agent it is
+        only what all conversations begin with."""
+        if self.begins:
+            return list(self.begins)
         if not self.tools:
             return self.chat_ids(conversation(question, system_prompt, shots))
         text = self.rendered(conversation(question + OBSERVED, system_prompt, shots), opens_reply=True)
@@ -121,8 +126,8 @@ def conversation(question: str, system_prompt: str = "", shots: Shots = ()) -> l
     return [*messages, {"role": "user", "content": question}]
 
 
-def load_prompter(folder: Path, tools: str = "") -> Prompter:
-    """tools: JSON, as the template gets them."""
+def load_prompter(folder: Path, tools: str = "", *, agent: bool = False) -> Prompter:
+    """tools: JSON, as the template gets them. agent: whether an agent writes the conversations."""
     tokenizer = load_tokenizer(folder)
     if tokenizer.chat_template is None:
         raise ModelError(f"The tokenizer in {folder} has no chat template; use an instruct model or add one.")
@@ -130,7 +135,7 @@ def load_prompter(folder: Path, tools: str = "") -> Prompter:
     end_ids = find_end_ids(folder, tokenizer)
     vocabulary = tokenizer.get_vocab()
     identity = [sorted(vocabulary.items()), tokenizer.chat_template, end_ids, *filter(None, [tools])]
-    return Prompter(
+    found = Prompter(
         tokenizer=tokenizer,
         end_ids=tuple(end_ids),
         silent_ids=special_ids(tokenizer) - {vocabulary.get(tag) for tag in THINKING},
@@ -138,6 +143,23 @@ def load_prompter(folder: Path, tools: str = "") -> Prompter:
         name=str(folder),
         tools=tools,
     )
+    return replace(found, begins=(beginning(found),)) if agent else found
+
+
+def beginning(prompter: Prompter) -> int:
+    """The token that every conversation begins with, whoever speaks first."""
+    asked: list[Message] = [{"role": "user", "content": "Hello"}]
+    first = prompter.chat_ids(asked)[0]
+    try:
+        told = prompter.chat_ids([{"role": "system", "content": "Be kind."}, *asked])[0]
+    except ModelError:  # some templates have no such role
+        told = first
+    if first != told or first not in special_ids(prompter.tokenizer):
+        raise ModelError(
+            f"The chat template of {prompter.name} does not begin every conversation with the same special token, which"
+            " environment.kind = 'agent' needs; use another model, or let the template begin with one."
+        )
+    return first
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -4,6 +4,7 @@ Unknown keys are ignored, and keys that an older file does not have get their de
 Left out on purpose: whole completions of all tasks. The last words of each greedy one are kept, and three in full.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -124,6 +125,8 @@ class Evaluation(Record, frozen=True, kw_only=True):
     """A few tasks in full, the same ones in every evaluation of a run."""
     task_results: tuple[TaskResult, ...] = ()
     """All tasks, in short."""
+    wall_s: float = 0.0
+    """How long it took, in seconds."""
 
     def ways(self) -> dict[str, Decoded]:
         """Name -> figures, for the ways that were evaluated."""
@@ -141,6 +144,24 @@ def share_of(values: list[float]) -> Share:
     correct = sum(values)
     low, high = wilson(correct, len(values))
     return Share(correct=correct, accuracy=correct / len(values), low=low, high=high, n=len(values))
+
+
+def largest(shares: Mapping[int, Share]) -> dict[int, Share]:
+    """That of the largest k; empty if there is none."""
+    return {k: shares[k] for k in sorted(shares)[-1:]}
+
+
+def figures(evaluation: Evaluation) -> dict[str, float]:
+    """What a row of metrics has of it, by name: `eval/greedy` and so on."""
+    sampled = evaluation.sampled
+    return {
+        "step": evaluation.version,
+        "greedy": evaluation.greedy.accuracy,
+        "sampled": sampled.accuracy,
+        **{f"pass_at_{k}": share.accuracy for k, share in largest(sampled.pass_at).items()},
+        **{f"maj_at_{k}": share.accuracy for k, share in largest(sampled.maj_at).items()},
+        "wall_s": evaluation.wall_s,
+    }
 
 
 def right(evaluation: Evaluation) -> list[float]:

@@ -199,6 +199,10 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Share of right completions among those of the step that count."""
     curriculum_effective_tasks: float
     """Effective number of tasks that the curriculum chooses among: 1 / sum q_i^2."""
+    evaluated: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    """The evaluation that came since the row before, if one did: `step`, which is the number of updates that its policy
+    has had; `greedy`, `sampled`, with several draws `pass_at_<k>` and `maj_at_<k>` for the largest k; `wall_s`. Rows
+    have `eval/<name>` for those."""
 
     def to_row(self) -> dict[str, Any]:
         row: dict[str, Any] = {}
@@ -209,6 +213,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
                 row |= {f"logged/{name}": finite(mean) for name, mean in value.items()}
             elif key == "card_mb":
                 row |= {f"mem/{name}": finite(amount) for name, amount in value.items()}
+            elif key == "evaluated":
+                row |= {f"eval/{name}": finite(figure) for name, figure in value.items()}
             elif key == "outcomes":
                 row |= {f"outcome/{outcome}": finite(value.get(outcome, 0.0)) for outcome in Outcome}
             else:

@@ -37,7 +37,7 @@ from typing import Self
 import msgspec
 
 from shared.errors import DamageError, RunDirError
-from shared.run.file_lock import open_lock, sign, signature, try_lock_awhile
+from shared.run.file_lock import open_lock, sign, signature, try_lock, try_lock_awhile
 from shared.run.files import disk_errors, make_folder, remove_unfinished, sync_folder, write_tree_whole, write_whole
 
 PACKAGES = ("torch", "transformers", "bitsandbytes", "pyzmq")
@@ -160,6 +160,14 @@ class RunDir:
             for path in (self.config, self.run_info, self.metrics, self.rollouts, self.summary):
                 remove_unfinished(path)
             yield
+        finally:
+            os.close(fd)
+
+    def is_in_use(self) -> bool:
+        """Whether a process has the lock."""
+        fd = open_lock(self.lock)
+        try:
+            return not try_lock(fd)
         finally:
             os.close(fd)
 

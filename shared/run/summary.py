@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from shared.errors import DamageError
-from shared.run.evaluation import Evaluation
+from shared.run.evaluation import Evaluation, read_evaluation
 from shared.run.files import write_whole
 from shared.run.forecast import Figures
 from shared.run.run_dir import RunDir
@@ -63,6 +63,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """`base` and `final` if they exist, without the results of single tasks."""
     why: RunVerdict | None = None
     """The first verdict of `why`; None while the learner runs."""
+
+
+def first_and_last(run: RunDir) -> dict[str, Evaluation]:
+    """The evaluations that a summary has."""
+    found = {label: read_evaluation(run.eval / f"{label}.json") for label in ("base", "final")}
+    return {label: evaluation for label, evaluation in found.items() if evaluation}
 
 
 def write_summary(run: RunDir, summary: Summary) -> None:

@@ -61,7 +61,7 @@ def other_site() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(b"<!doctype html><title>other</title>")
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Blank)

@@ -4,9 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
+from learner.wiring import build_trainer, load_trained_policy
+from shared.config.load import resolve
+from shared.embedded import EMBEDDED_DIR
+from shared.model.prompt import load_prompter
 from tests.integration.test_bad_input import refused
+from tests.support.fakes import shake
 from tests.support.runs import (
     SMALL,
+    free_port,
     kill,
     launch,
     num_rows,
@@ -18,6 +24,7 @@ from tests.support.runs import (
     summary,
     wait_until,
 )
+from tests.support.teacher_server import TeacherServer, logprobs_of
 
 KEYS = SMALL | {"loss.kind": "opd", "optimizer.lr": 1e-3, "rollout.max_new_tokens": 64}
 
@@ -63,3 +70,42 @@ def test_a_refused_update_is_repeated_with_its_teacher(tmp_path: Path) -> None:
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     done = launch("run", "embedded", "--out", tmp_path / "run", *sets(KEYS | {"teacher.prompt": "{hint}"}))
     refused(done, "teacher.prompt", "{hint}")
+
+
+REMOTE = KEYS | {"run.steps": 4, "rollout.max_new_tokens": 24}
+
+
+def teaching(port: int = 0) -> TeacherServer:
+    """The embedded base with an adapter of its own, behind a URL."""
+    config = resolve({"compute": {"learner_threads": 1, "actor_threads": 1, "dtype": "fp32", "device": "cpu"}})
+    policy = load_trained_policy(config, "cpu")
+    shake(policy, 3)
+    forward_pass = build_trainer(policy, config, lambda: None).batches.forward_pass
+    prompter = load_prompter(EMBEDDED_DIR)
+    return TeacherServer(logprobs_of(forward_pass), lambda token: prompter.as_the_model_sees([token]), port)
+
+
+def test_a_teacher_elsewhere_is_waited_for_and_recorded(tmp_path: Path) -> None:
+    whole, out, port = tmp_path / "whole", tmp_path / "waited", free_port()
+    keys = REMOTE | {"teacher.url": f"http://127.0.0.1:{port}/v1"}
+    log = out / "logs" / "actor0.log"
+    begun = start("run", "embedded", "--out", out, *sets(keys))
+    wait_until(lambda: log.exists() and "does not reply" in log.read_text(), "a teacher that is down")
+    server = teaching(port)
+    try:
+        wait_until(lambda: num_rows(out) >= 1, "the first step")
+        kill(processes_of(out, "learner"))
+        begun.communicate(timeout=60)
+        assert launch("resume", out).returncode == 0
+        done = launch("run", "embedded", "--out", whole, *sets(keys))
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        server.close()
+    assert summary(out)["adapter_sha256"] == summary(whole)["adapter_sha256"]
+    assert all(row["teacher/kl"] > 0 for row in rows(out))
+    assert replayed(out)["match"], "without the teacher"
+
+
+def test_a_teacher_that_stays_away_ends_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
+    keys = REMOTE | {"teacher.url": f"http://127.0.0.1:{free_port()}/v1", "teacher.patience_s": 0.5}
+    refused(launch("run", "embedded", "--out", tmp_path / "run", *sets(keys)), "has not replied", "nothing is lost")

@@ -8,8 +8,11 @@ import pytest
 
 from protocol.messages import Outcome
 from shared.embedded import EMBEDDED_DIR
-from tests.support.runs import kill, launch, num_rows, processes_of, replayed, rows, start, wait_until
+from tests.support.runs import SMALL, kill, launch, num_rows, processes_of, replayed, rows, sets, start, wait_until
 from tests.unit.shared.test_conversation import FORGETFUL, HERMES
+
+# On a busy machine a run takes minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SOURCE = '''
 class Env:
@@ -42,29 +45,26 @@ def files(tmp_path: Path) -> Path:
 
 
 def words(files: Path) -> list[str]:
-    sets = {
-        "model.path": files / "model",
-        "model.cache_dir": files / "cache",
+    keys = {
+        "model.path": str(files / "model"),
+        "model.cache_dir": str(files / "cache"),
         "environment.function": f"{files}/env.py:Env",
+        "environment.step_limit_s": 120.0,
         "verifier.kind": "environment",
-        "run.steps": 6,
         "rollout.prompts": 3,
-        "rollout.group": 4,
         "rollout.max_new_tokens": 48,
-        "eval.problems": 4,
-        "checkpoint.every": 2,
     }
-    return ["embedded", "--out", str(files / "run"), *(word for k, v in sets.items() for word in ("--set", f"{k}={v}"))]
+    return ["embedded", "--out", str(files / "run"), *sets(SMALL | keys)]
 
 
 def test_a_run_is_killed_resumed_and_replayed(files: Path) -> None:
     """The rewards are drawn at random: only the journal knows them."""
     out = files / "run"
     running = start("run", *words(files))
-    wait_until(lambda: num_rows(out) >= 2)
+    wait_until(lambda: num_rows(out) >= 2, "two steps", seconds=400)
     kill([running.pid, *processes_of(out, "learner"), *processes_of(out, "actor")])
     running.communicate()
-    (resumed := launch("resume", out)).check_returncode()
+    (resumed := launch("resume", out, wait_s=400)).check_returncode()
     assert [row["step"] for row in rows(out)] == [1, 2, 3, 4, 5, 6], resumed.stderr
     assert all(row["turns/mean"] == 1.0 for row in rows(out))
     assert all(row[f"outcome/{Outcome.ERROR}"] == 0 for row in rows(out))

@@ -4,7 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.runs import SMALL, kill, launch, num_rows, processes_of, sets, start, summary, train, wait_until
+from tests.support.runs import (
+    SMALL,
+    kill,
+    launch,
+    num_rows,
+    processes_of,
+    rows,
+    sets,
+    start,
+    summary,
+    train,
+    wait_until,
+)
 
 EVALUATED = {"eval.problems": 8, "eval.every": 2, "eval.samples": 2, "pipeline.max_lag": 1}
 
@@ -35,24 +47,28 @@ def test_evaluations_leave_the_adapter_alone_also_after_a_kill(tmp_path: Path) -
     noted = json.loads((out / "checkpoints" / "best.json").read_text())
     assert (noted["accuracy"], noted["step"]) == best
     assert (out / "checkpoints" / f"step-{noted['step']:06d}" / "MANIFEST.json").is_file()
-    # The command line finds what the learner found, and can tell votes apart besides.
+    # The command line finds what the learner found.
     before = report(out, "step-000004")
     assert launch("eval", out, "--checkpoint", "4").returncode == 0
     again = report(out, "step-000004")
-    assert again["task_results"] == before["task_results"] and before["sampled"]["maj_at"] == {}
-    assert set(again["sampled"]["maj_at"]) == {"1", "2"}
+    assert again["task_results"] == before["task_results"] and again["sampled"] == before["sampled"]
+    assert set(again["sampled"]["maj_at"]) == {"1", "2"} and before["wall_s"] > 0
+    # The row after an evaluation shows it, also after the kill.
+    shown = {row["step"]: row["eval/step"] for row in rows(out) if "eval/step" in row}
+    assert shown == {1: 0, 3: 2, 5: 4}
+    assert rows(out)[4]["eval/maj_at_2"] == before["sampled"]["maj_at"]["2"]["accuracy"]
     assert "| greedy |" in (out / "eval" / "step-000004.md").read_text()
 
 
 def test_the_test_set_is_read_by_eval_when_it_is_asked_for_and_never_by_a_run(tmp_path: Path) -> None:
     data, out = tmp_path / "sums", tmp_path / "run"
     data.mkdir()
-    rows = [json.dumps({"question": f"What is {n} + 1?", "answer": n + 1}) for n in range(40)]
-    (data / "train.jsonl").write_text("\n".join(rows))
+    lines = [json.dumps({"question": f"What is {n} + 1?", "answer": n + 1}) for n in range(40)]
+    (data / "train.jsonl").write_text("\n".join(lines))
     (data / "test.jsonl").write_text("not JSON")
     train(out, tasks__source=str(data), run__steps=1, eval__problems=3)
     assert report(out, "final")["n"] == 3 and report(out, "final")["source"] == str(data)
-    (data / "test.jsonl").write_text("\n".join(rows[:7]))
+    (data / "test.jsonl").write_text("\n".join(lines[:7]))
     assert launch("eval", out, "--test", "--problems", "5").returncode == 0
     found = report(out, "step-000001-test")
     assert (found["n"], found["source"]) == (5, f"{data} test")

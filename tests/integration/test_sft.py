@@ -124,3 +124,4 @@ def test_a_plan_of_a_warm_start_says_what_is_learned_and_starts_nothing(tmp_path
     done = launch("sft", "embedded", "--out", tmp_path / "out", "--dry-run", "--set", "eval.problems=0")
     assert done.returncode == 0 and not (tmp_path / "out").exists()
     assert "the likelihood of written answers" in done.stdout and "actor0" not in done.stdout
+    assert "predicted memory: " in done.stdout and "per step of updates" in done.stdout

@@ -8,7 +8,7 @@ Checkpoints appear whole or not at all, as `write_tree_whole` guarantees and its
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from learner.durable.checkpoint import Checkpoint
@@ -79,13 +79,13 @@ class MemoryCheckpoints:
         self.keep = keep
         self.point = point
 
-    def save(self, checkpoint: Checkpoint, *, keep_also: int | None = None) -> None:
+    def save(self, checkpoint: Checkpoint, *, keep_also: Collection[int] = ()) -> None:
         """Durable at once."""
         self.point("before a checkpoint")
         kept = self.disk.checkpoints
         kept[checkpoint.step] = checkpoint
         for step in sorted(step for step in kept if step <= checkpoint.step)[: -self.keep]:
-            if step != keep_also:
+            if step not in keep_also:
                 del kept[step]
         self.point("after a checkpoint")
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +122,10 @@ def free_port() -> int:
 
 
 def kill(pids: Sequence[int]) -> None:
-    """SIGKILL."""
+    """SIGKILL. One may have ended since it was looked up."""
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def replayed(out: Path) -> dict[str, Any]:

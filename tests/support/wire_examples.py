@@ -64,6 +64,8 @@ def group(**changes: Any) -> Group:
         "rewards": {"brevity": (0.5, 0.0, 1.0)},
         "metrics": {"found": 0.5},
         "extras": {"read": ("18", "", "7")},
+        "votes": (0, 0, 1),
+        "teacher": None,
     }
     return Group(**fields | changes)
 
@@ -120,7 +122,7 @@ def examples() -> list[AnyMessage]:
         Refused(reason="The tokenizer differs; use the run's model folder."),
         policy(),
         order(),
-        filled_order(group(), group(group_id="train/000012/004", entropies=None)),
+        filled_order(group(), group(group_id="train/000012/004", entropies=None, teacher=np.ones(3, np.float32) / -8)),
         Ack(order_id="train/000012/u0"),
         Heartbeat(phase="decoding"),
         Drain(),

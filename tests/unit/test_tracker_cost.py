@@ -50,7 +50,7 @@ def test_a_tracker_runs_in_its_blocks_only_and_gets_their_steps() -> None:
     files = Interleaved(cast(Any, [none, wandb]), [NONE, "wandb", NONE], 2)
     nothing = cast(Any, None)
     for step in range(WARM + 6):
-        files.step(step, nothing, nothing, nothing)
+        files.step(step, nothing, nothing, nothing, nothing)
     warm = list(range(WARM))
     assert wandb.told == [*warm, "stop", "go on", WARM + 2, WARM + 3, "stop"]
     assert none.told == [*warm, "stop", "go on", WARM, WARM + 1, "stop", "go on", WARM + 4, WARM + 5, "stop"]

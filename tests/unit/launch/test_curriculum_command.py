@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import main
-from learner.curriculum.semantic_entropy import SemanticEntropies
+from learner.curriculum.semantic_entropy import SemanticEntropies, part_of
+from tests.support.runs import launch, start, wait_until
 
 SMALL = (
     "tasks.limit=6",
@@ -57,3 +58,19 @@ def test_a_function_of_the_user_s_own_cannot_say_what_means_the_same(capsys: pyt
     argv = ["curriculum", "embedded", "--set", "verifier.kind=callable", "--set", "verifier.function=f.py:f"]
     assert main(argv) == 2
     assert "needs 'gsm8k', 'exact' or 'math'" in capsys.readouterr().err
+
+
+def test_a_kill_loses_one_batch_at_most_and_changes_no_byte(tmp_path: Path) -> None:
+    more = ("rollout.prompts=1", "curriculum.samples=3", "tasks.limit=8")
+    whole, killed = tmp_path / "whole.json", tmp_path / "killed.json"
+    assert main(arguments(whole, *more)) == 0
+    begun = start(*arguments(killed, *more))
+    wait_until(lambda: part_of(killed).is_file() and part_of(killed).read_bytes().count(b"\n") >= 3, "two batches")
+    begun.kill()
+    begun.communicate(timeout=60)
+    assert not killed.exists()
+    done = launch(*arguments(killed, *more))
+    assert done.returncode == 0, done.stderr
+    assert "of 8 tasks are measured already" in done.stderr
+    assert killed.read_bytes() == whole.read_bytes()
+    assert not part_of(killed).exists() and not part_of(whole).exists()

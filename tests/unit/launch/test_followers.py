@@ -12,8 +12,9 @@ from launch.supervisor.topology import Process
 QUICK = SupervisorLimits(tick_s=0.01, pause_s=0.01, restarts=2, followers_s=0.5)
 
 
-def followers(folder: Path, argv: tuple[str, ...], notes: list[str]) -> Followers:
-    process = Process(name="tracker", argv=argv, environment={}, threads=1, log=folder / "tracker.log")
+def followers(folder: Path, argv: tuple[str, ...], notes: list[str], *, awaited: bool = False) -> Followers:
+    log = folder / "tracker.log"
+    process = Process(name="tracker", argv=argv, environment={}, threads=1, log=log, awaited=awaited)
     return Followers([process], QUICK, notes.append)
 
 
@@ -67,3 +68,24 @@ def test_one_that_does_not_end_is_killed_after_its_time(tmp_path: Path) -> None:
     made.kill()
     assert ["was not ready" in note for note in notes] == [True]
     assert made.children["tracker"].exit_code() == -9
+
+
+def test_one_that_dies_after_the_end_is_started_again_and_told(tmp_path: Path) -> None:
+    notes: list[str] = []
+    code = "import sys, time; print(sys.argv[1:], flush=True); time.sleep(0 if sys.argv[1:] == ['--ended'] else 600)"
+    made = followers(tmp_path, python(code), notes)
+    made.start()
+    check_until(made, lambda: "[]" in (tmp_path / "tracker.log").read_text())
+    made.finish(lambda: None)
+    assert "['--ended']" in (tmp_path / "tracker.log").read_text()
+    assert made.children == {} and ["starting it again" in note for note in notes] == [True]
+
+
+def test_one_that_is_awaited_has_as_much_time_as_it_needs(tmp_path: Path) -> None:
+    notes: list[str] = []
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"
+    made = followers(tmp_path, python(f"{code}; time.sleep(2 * {QUICK.followers_s})"), notes, awaited=True)
+    made.start()
+    check_until(made, lambda: "deaf" in (tmp_path / "tracker.log").read_text())
+    made.finish(lambda: None)
+    assert notes == ["waits for the last evaluations"] and made.children == {}

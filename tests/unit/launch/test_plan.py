@@ -111,6 +111,9 @@ def test_an_evaluation_has_a_prompt_for_each_row() -> None:
     assert without.evaluation == {}
     assert with_one.evaluation["keys and values"] == 2 * 24 * 128 * 4 * (8 * 64 + 8 * 512)
     assert with_one.actor_resident > without.actor_resident
+    beside = host_memory(HALF, work(eval={"problems": 100, "long_cap": 512, "every": 5, "beside": True}))
+    assert beside.evaluation == {} and beside.evaluator.items() > with_one.evaluation.items()
+    assert beside.weights - without.weights == size_of(beside.evaluator)
 
 
 def test_what_is_kept_of_conversations_is_an_item() -> None:

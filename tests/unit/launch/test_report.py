@@ -39,7 +39,7 @@ def test_a_finished_run_shows_base_and_trained_side_by_side(tmp_path: Path) -> N
     base, trained = (line for line in text.splitlines() if line.strip().startswith(("base  ", "trained  ")))
     assert "50.0 %  (43.9 to 56.1)" in base
     assert "46.9 %" in base
-    assert base.split()[-1] == "256"
+    assert base.split()[-3:] == ["256", "0", "s"]
     assert "93.8 %" in trained
     assert "first five steps 0.50" in text
     assert "last five 0.90" in text

@@ -27,8 +27,8 @@ def run(tmp_path: Path) -> Path:
 
 
 def shown(run: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> str:
-    asked: dict[str, Any] = {"step": None, "group": None, "sample": None, "as_json": False}
-    assert show(directory=run, **asked | options) == 0
+    asked: dict[str, Any] = {"step": None, "group": None, "sample": None, "as_json": False, **options}
+    assert show(directory=run, **asked) == 0
     return capsys.readouterr().out
 
 
@@ -76,8 +76,9 @@ def test_json_is_the_record_of_the_file(run: Path, capsys: pytest.CaptureFixture
 )
 def test_what_is_not_there_is_said_in_a_sentence(options: dict[str, int], sentence: str, run: Path) -> None:
     asked: dict[str, Any] = {"step": None, "group": None, "sample": None, "as_json": False}
+    asked.update(options)
     with pytest.raises(UserError, match=sentence):
-        show(directory=run, **asked | options)
+        show(directory=run, **asked)
 
 
 def test_a_run_without_rollouts_says_so(tmp_path: Path) -> None:

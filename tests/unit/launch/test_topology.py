@@ -44,6 +44,14 @@ def test_the_topology_is_a_function_of_its_arguments(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_evaluates_beside_training_follows_the_run() -> None:
+    plan = topology(RUN, resolve({"eval": {"every": 10, "beside": True}, "compute": {"actor_threads": 5}}))
+    (evaluator,) = plan.followers
+    assert evaluator.argv == (sys.executable, "-m", "launch.evaluator", "--run", "runs/first")
+    assert (evaluator.threads, evaluator.awaited) == (5, True), "the threads are part of the last bit"
+    assert [process.name for process in plan.processes] == ["learner", "actor0", "evaluator"]
+
+
 def test_the_endpoint_is_the_configured_one() -> None:
     assert topology(RUN, Config()).endpoint == "ipc"
     assert topology(RUN, resolve({"link": {"endpoint": "tcp://10.0.0.1:5757"}})).endpoint == "tcp://10.0.0.1:5757"

@@ -123,7 +123,7 @@ def test_a_folder_under_another_steps_name_is_damage(tmp_path: Path) -> None:
 def test_keeps_the_newest_and_the_one_that_is_named(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     for step in range(1, 8):
-        store.save(checkpoint(step), keep_also=4 if step > 4 else None)
+        store.save(checkpoint(step), keep_also={4} if step > 4 else ())
     assert names(tmp_path) == ["step-000004", "step-000006", "step-000007"]
     store.save(checkpoint(8))
     assert names(tmp_path) == ["step-000007", "step-000008"]
@@ -132,12 +132,12 @@ def test_keeps_the_newest_and_the_one_that_is_named(tmp_path: Path) -> None:
 def test_after_a_fall_back_the_step_just_saved_is_never_pruned(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     store.save(checkpoint(10))
-    store.save(checkpoint(30), keep_also=10)
+    store.save(checkpoint(30), keep_also={10})
     (store.path(30) / "state.json").write_bytes(b"rot")
     assert store.load_latest() == checkpoint(10)
-    store.save(checkpoint(20), keep_also=10)
+    store.save(checkpoint(20), keep_also={10})
     assert store.load_latest() == checkpoint(20)
-    store.save(checkpoint(30), keep_also=10)
+    store.save(checkpoint(30), keep_also={10})
     assert store.load_latest() == checkpoint(30)
     assert names(tmp_path) == ["step-000010", "step-000030"]
 
@@ -163,14 +163,14 @@ def prepare_two(folder: Path) -> None:
     store = CheckpointStore(folder, keep=1)
     store.save(checkpoint(1))
     store.note_best(1, 0.9)
-    store.save(checkpoint(2), keep_also=1)
+    store.save(checkpoint(2), keep_also={1})
 
 
 def save_second_and_third(folder: Path) -> None:
     """2 once more, as after a crash, then 3, which prunes 2."""
     store = CheckpointStore(folder, keep=1)
-    store.save(checkpoint(2), keep_also=1)
-    store.save(checkpoint(3), keep_also=1)
+    store.save(checkpoint(2), keep_also={1})
+    store.save(checkpoint(3), keep_also={1})
 
 
 def test_saving_killed_anywhere_never_loses_ground(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -183,7 +183,7 @@ def test_saving_killed_anywhere_never_loses_ground(tmp_path: Path, caplog: pytes
         steps.append(loaded.step)
         assert names(folder) == before, "loading changes nothing"
 
-        CheckpointStore(folder, keep=1).save(checkpoint(3), keep_also=1)
+        CheckpointStore(folder, keep=1).save(checkpoint(3), keep_also={1})
         assert names(folder) == ["best.json", "step-000001", "step-000003"], "what the crash left is cleaned"
         assert json.loads((folder / "best.json").read_bytes()) == {"step": 1, "accuracy": 0.9}
     assert steps == sorted(steps)
@@ -217,7 +217,7 @@ def test_the_best_one_can_be_asked_for_once_there_is_one(tmp_path: Path) -> None
     with pytest.raises(RunDirError, match=r"no best checkpoint: none was evaluated .* Set eval\.every in"):
         store.load_best()
     store.note_best(2, 0.9)
-    store.save(Checkpoint(step=3, files={"a": b"3"}), keep_also=2)
+    store.save(Checkpoint(step=3, files={"a": b"3"}), keep_also={2})
     assert store.load_best() == Checkpoint(step=2, files={"a": b"2"})
     assert json.loads((tmp_path / "best.json").read_bytes()) == {"step": 2, "accuracy": 0.9}
 

@@ -52,7 +52,7 @@ class Start:
         return [step_of(order.order_id) for order in known]
 
     def save(self, step: int, best: int | None) -> None:
-        self.store.save(Checkpoint(step=step, files={"state": b"%d" % step}), keep_also=best)
+        self.store.save(Checkpoint(step=step, files={"state": b"%d" % step}), keep_also=() if best is None else {best})
         self.compaction.after_checkpoint(step)
 
     def steps(self) -> set[int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from learner.reports.disk_need import bytes_needed, checkpoint_bytes, refuse_if_short
-from shared.config.processes import CheckpointConfig, JournalConfig, LogConfig, PipelineConfig
+from shared.config.processes import CheckpointConfig, EvalConfig, JournalConfig, LogConfig, PipelineConfig
 from shared.config.tree import Config, RolloutConfig, RunConfig
 from shared.errors import RunDirError
 from shared.run.run_dir import RunDir
@@ -27,6 +27,10 @@ def test_checkpoints_are_counted_with_those_that_are_being_written_and_removed()
 
     anchored = bytes_needed(config(checkpoint=CheckpointConfig(keep=4)), ADAPTER, 0, anchor_bytes=1000)
     assert anchored == many + 7 * 1000
+
+    evaluation = EvalConfig(every=10, beside=True)
+    waiting = bytes_needed(config(checkpoint=CheckpointConfig(keep=4), eval=evaluation), ADAPTER, 50)
+    assert waiting - bytes_needed(config(checkpoint=CheckpointConfig(keep=4)), ADAPTER, 50) == 5 * 3 * ADAPTER
 
 
 def test_the_journal_grows_by_every_step_that_is_left_unless_it_gives_some_up() -> None:

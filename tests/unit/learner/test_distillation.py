@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
+from actor.scoring.teacher import RemoteTeacher
 from learner.objective.batch import Sample
 from learner.objective.loss import TokenBatch, policy_loss
 from learner.orders.plan import judge_of
@@ -26,8 +28,9 @@ from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy
 from shared.model.prompt import load_prompter
 from tests.support.dense_truth import Truth
-from tests.support.fakes import shake, tiny_group, tiny_policy
+from tests.support.fakes import CHECK, filled, shake, tiny_group, tiny_policy, toy_orders, toy_policy
 from tests.support.steps import collected_of, gradients
+from tests.support.teacher_server import TeacherServer, logprobs_of
 from tests.support.wire_examples import timings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -54,6 +57,11 @@ def step_groups() -> list[Group]:
         tiny_group([1.0, 0.0, 0.0], [3, 12, 7], group_id="a", seed=1),
         tiny_group([1.0, 1.0], [4, 5], group_id="equal", seed=2),
     ]
+
+
+def word(token: int) -> str:
+    """How a token is spelled, where there is no tokenizer."""
+    return "".join(chr(ord("a") + int(digit)) for digit in f"{token:03d}")
 
 
 def told(groups: Sequence[Group]) -> dict[bytes, np.ndarray]:
@@ -111,6 +119,33 @@ def test_the_gradient_is_that_of_the_formula_for_any_cut(checkpoint: Path, polic
         found = gradients(policy)
         for name, wanted in expected.items():
             assert wanted.norm() > 0 and (found[name].double() - wanted).norm() <= TOLERANCE * wanted.norm(), name
+
+
+def test_a_teacher_elsewhere_gives_the_gradient_of_the_same_teacher_here(policy: Policy) -> None:
+    at_one = {"rollout": RolloutConfig(temperature=1.0, max_new_tokens=16)}
+    plain = structs.replace(config_for(), **at_one)
+    config = structs.replace(plain, teacher=TeacherConfig(url="http://127.0.0.1:9/v1"))
+    groups = step_groups()
+    shake(policy, 8)
+    facts = TeacherFacts(prompts={}, adapter=adapter_bytes(policy.adapter))
+    server = TeacherServer(logprobs_of(build_trainer(policy, config, lambda: None).batches.forward_pass), word)
+    try:
+        remote = RemoteTeacher(TeacherConfig(url=server.url), word, len(policy.head))
+        taught = list(remote.read(tuple(groups), lambda phase: None))
+    finally:
+        server.close()
+    assert all(group.teacher is not None for group in taught)
+    found: list[dict[str, torch.Tensor]] = []
+    for given, told_by in ((groups, facts), (taught, None)):
+        shake(policy, 1)
+        trainer = build_trainer(policy, config if told_by is None else plain, lambda: None, teacher=told_by)
+        batch = trainer.batches.build(0, collected_of([order_of(given)], plain))
+        assert all(one.sample.teacher_logprobs is not None for one in batch.samples)
+        trainer.update.apply(0, batch)
+        found.append({name: gradient.double() for name, gradient in gradients(policy).items()})
+    here, elsewhere = found
+    for name, wanted in here.items():
+        assert wanted.norm() > 0 and (elsewhere[name] - wanted).norm() <= TOLERANCE * wanted.norm(), name
 
 
 def samples_in(group: Group) -> list[Sample]:
@@ -221,3 +256,32 @@ def test_a_distillation_needs_a_teacher_and_nothing_else_has_one() -> None:
         resolve({"loss": {"kind": "opd"}})
     with pytest.raises(ConfigError, match=r"\[teacher\] is set but loss\.kind = 'dapo' has no teacher"):
         resolve({"teacher": {"prompt": "x"}})
+
+
+def test_an_order_for_a_teacher_is_refused_without_what_it_said() -> None:
+    ((order,), sampled_from) = toy_orders(), toy_policy(0)
+    answer = filled(order, sampled_from)
+    assert CHECK.fault(order, sampled_from, answer) == ""
+    asked = structs.replace(order, teacher=True)
+    assert "came without the log-probs of the teacher" in CHECK.fault(asked, sampled_from, answer)
+    said = np.full(len(answer.groups[0].logprobs), -1.0, np.float32)
+    groups = tuple(structs.replace(group, teacher=said) for group in answer.groups)
+    assert CHECK.fault(asked, sampled_from, structs.replace(answer, groups=groups)) == ""
+
+
+@pytest.mark.parametrize(
+    ("teacher", "sentence"),
+    [
+        ({"url": "http://there/v1", "prompt": "x"}, "teacher.url is another model"),
+        ({"url": "there:8000"}, "expected http://host:port/v1"),
+    ],
+)
+def test_a_teacher_elsewhere_is_one_alone(teacher: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        resolve({"loss": {"kind": "opd"}, "teacher": teacher})
+    url = {"url": "http://there/v1"}
+    with pytest.raises(ConfigError, match=r"rollout\.temperature = 0\.7, but the server"):
+        resolve({"loss": {"kind": "opd"}, "teacher": url, "rollout": {"temperature": 0.7}})
+    with pytest.raises(ConfigError, match=r"\[teacher\] is set but"):
+        resolve({"teacher": url})
+    assert resolve({"loss": {"kind": "opd"}, "teacher": url}).teacher.url == "http://there/v1"

@@ -1,6 +1,8 @@
 """When evaluations are made, and that one which is there is not made again."""
 
-from learner.evaluation.schedule import EvalSchedule, in_words
+from collections.abc import Collection
+
+from learner.evaluation.schedule import BesideSchedule, EvalSchedule, in_words
 from shared.config.processes import EvalConfig
 from shared.run.evaluation import Evaluation
 from tests.support.fakes import toy_evaluation
@@ -11,6 +13,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.kept: dict[str, Evaluation] = {}
+        self.rows: list[int] = []
         self.noted: list[int] = []
 
     def evaluation(self, label: str) -> Evaluation | None:
@@ -19,8 +22,9 @@ class MemoryStore:
     def write_evaluation(self, evaluation: Evaluation) -> None:
         self.kept[evaluation.label] = evaluation
 
-    def note_accuracy(self, evaluation: Evaluation) -> None:
-        self.noted.append(evaluation.version)
+    def note(self, evaluation: Evaluation, *, may_be_best: bool) -> None:
+        self.rows.append(evaluation.version)
+        self.noted += [evaluation.version] * may_be_best
 
 
 class Start:
@@ -80,7 +84,7 @@ def test_another_adapter_is_evaluated_again() -> None:
 def test_words_name_interval_n_and_seed() -> None:
     words = in_words(toy_evaluation([True, True, False, True], seed=7))
     assert words.startswith("greedy 75.0% [30.1%, 95.4%], sampled 75.0% [30.1%, 95.4%]")
-    assert words.endswith("n = 4, seed 7")
+    assert words.endswith("n = 4, seed 7, in 0.0 s")
 
 
 def test_what_was_evaluated_is_judged_once_in_each_life_that_comes_by() -> None:
@@ -92,7 +96,7 @@ def test_what_was_evaluated_is_judged_once_in_each_life_that_comes_by() -> None:
     assert store.noted == [2, 4, 6, 4, 6]
     # Without evaluations on the way there is nothing to choose from.
     Start(alone := MemoryStore(), every=0).go(0, 6)
-    assert alone.noted == []
+    assert alone.noted == [] and alone.rows == [0, 6]
 
 
 def test_the_end_of_a_run_that_is_trained_further_stays_a_candidate() -> None:
@@ -107,3 +111,55 @@ def test_a_report_on_other_tasks_is_made_again() -> None:
     Start(store, every=2).go(0, 2)
     store.kept["step-000002"] = toy_evaluation([True], label="step-000002", version=2, adapter_sha256="v2")
     assert Start(store, every=2).go(2, 3) == ["step-000002"]
+
+
+class ResultStore(MemoryStore):
+    """Where another process leaves its results."""
+
+    def __init__(self, *steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.kept_steps: set[int] = set()
+
+    def adapters(self) -> dict[int, str]:
+        return {step: f"v{step}" for step in self.steps}
+
+    def keep(self, steps: Collection[int]) -> None:
+        self.kept_steps = set(steps)
+
+    def came(self, label: str, version: int, **changes: str) -> None:
+        found = {"tasks_sha256": "tasks of 2", "adapter_sha256": f"v{version}"} | changes
+        self.kept[label] = toy_evaluation([True, False], label=label, version=version, **found)
+
+
+def beside(store: ResultStore) -> BesideSchedule:
+    return BesideSchedule(EvalConfig(every=2, beside=True), store, "tasks of 2")
+
+
+def test_results_count_when_they_come_and_their_checkpoints_stay_until_then() -> None:
+    store = ResultStore(2, 3, 4)
+    schedule = beside(store)
+    schedule.begin(0)
+    schedule.after(3)
+    assert (store.rows, store.kept_steps) == ([], {2})
+    store.came("base", 0)
+    store.came("step-000004", 4)
+    schedule.after(4)
+    assert (store.rows, store.noted, store.kept_steps) == ([0, 4], [4], {2})
+    store.came("step-000002", 2)
+    schedule.after(5)
+    schedule.after(6)
+    assert (store.rows, store.noted, store.kept_steps) == ([0, 4, 2], [4, 2], set())
+
+
+def test_a_result_of_other_tasks_or_of_another_adapter_does_not_count() -> None:
+    store = ResultStore(2, 4)
+    schedule = beside(store)
+    store.came("base", 0, tasks_sha256="others")
+    store.came("step-000002", 2, tasks_sha256="others")
+    store.came("step-000004", 4, adapter_sha256="before it was sampled again")
+    schedule.begin(4)
+    assert (store.rows, store.noted, store.kept_steps) == ([], [], {2, 4})
+    store.came("final", 4)
+    schedule.end(4)
+    assert (store.noted, store.kept_steps) == ([4], {2}), "a former end of the run"

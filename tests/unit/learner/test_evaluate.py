@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +11,10 @@ from msgspec import structs
 
 from actor.engines.engine import Completion
 from actor.rollout import Rollout
+from actor.scoring.votes import casting, nobody_votes
+from actor.verifiers.verdict import ScoreJob, Verdict
 from launch.commands.in_process import LocalFiller
-from learner.evaluation.evaluate import Evaluator, Votes
+from learner.evaluation.evaluate import Evaluator
 from learner.tasks.tasks import Task
 from protocol.messages import Finish, Order
 from shared.config.data import TasksConfig
@@ -20,7 +22,7 @@ from shared.config.processes import EvalConfig
 from shared.config.tree import Config, RolloutConfig, RunConfig
 from shared.errors import DamageError
 from shared.process.lease import Lease
-from shared.run.evaluation import Evaluation, read_evaluation, write_evaluation
+from shared.run.evaluation import Evaluation, figures, read_evaluation, write_evaluation
 from shared.statistics import maj_at_k, pass_at_k, wilson
 from tests.support.fakes import ScriptedEngine, ScriptedScorer, spelled, toy_policy, toy_tasks, unheard
 
@@ -44,9 +46,20 @@ class NotedFiller(LocalFiller):
         super().submit(orders)
 
 
+class VotedScorer(ScriptedScorer):
+    """The final answer of a long completion is its first token; short ones have none."""
+
+    def score(self, jobs: Sequence[ScoreJob], on_progress: Callable[[], None]) -> list[Verdict]:
+        answers = [str(job.completion_ids[0]) if len(job.completion_ids) > 1 else None for job in jobs]
+        verdicts = zip(super().score(jobs, on_progress), answers, strict=True)
+        return [structs.replace(verdict, final_answer=answer) for verdict, answer in verdicts]
+
+
 def filler_in(folder: Path) -> NotedFiller:
     folder.mkdir(exist_ok=True)
-    filler = NotedFiller(Rollout(ScriptedEngine(), ScriptedScorer(), Lease(folder / "lease"), spelled))
+    scorer = VotedScorer()
+    votes = casting("gsm8k", scorer)
+    filler = NotedFiller(Rollout(ScriptedEngine(), scorer, Lease(folder / "lease"), spelled, votes=votes))
     for version in (0, 8):
         filler.publish(toy_policy(version), oldest_needed=0)
     return filler
@@ -61,14 +74,7 @@ def evaluated(filler: LocalFiller, tasks: list[Task], *, version: int = 0, **cha
     config = structs.replace(CONFIG, eval=structs.replace(CONFIG.eval, **changes))
     policy = filler.policies[version]
     label = "base" if version == 0 else "final"
-    return Evaluator(config, tasks, filler, spelled, count).run(label, version, policy.sha256)
-
-
-def count(tasks: Sequence[Task], wrong: Sequence[Sequence[list[int]]]) -> list[Votes]:
-    """Long completions vote for their first token, short ones for nothing."""
-    assert len(tasks) == len(wrong)
-    given = [Counter(ids[0] if len(ids) > 1 else None for ids in completions) for completions in wrong]
-    return [(tuple(n for vote, n in votes.items() if vote is not None), votes[None]) for votes in given]
+    return Evaluator(config, tasks, filler, spelled).run(label, version, policy.sha256)
 
 
 def drawn(orders: list[Order]) -> list[list[Completion]]:
@@ -115,6 +121,19 @@ def test_several_draws_give_pass_and_majority_at_k(tmp_path: Path) -> None:
     for k, share in report.sampled.maj_at.items():
         assert share.correct == pytest.approx(sum(maj_at_k(*votes_by_hand(samples), k) for samples in groups))
     assert report.sampled.maj_at[1].accuracy == pytest.approx(report.sampled.accuracy)
+    assert [order.votes for order in filler.ordered] == [order.sampling.temperature > 0 for order in filler.ordered]
+    shown = figures(report)
+    assert (shown["step"], shown["greedy"]) == (0, report.greedy.accuracy)
+    assert shown["maj_at_5"] == report.sampled.maj_at[5].accuracy
+    assert shown["wall_s"] == report.wall_s > 0
+
+
+def test_there_is_no_majority_where_nobody_can_vote(tmp_path: Path) -> None:
+    filler = filler_in(tmp_path)
+    filler.rollout.votes = nobody_votes
+    report = evaluated(filler, toy_tasks(20), samples=5)
+    assert report.sampled.maj_at == {} and set(report.sampled.pass_at) == {1, 2, 4, 5}
+    assert set(figures(report)) == {"step", "greedy", "sampled", "pass_at_5", "wall_s"}
 
 
 def votes_by_hand(samples: list[Completion]) -> tuple[int, list[int], int]:
@@ -205,7 +224,7 @@ def test_each_task_has_one_greedy_and_one_sampled_completion(tmp_path: Path) -> 
 def test_an_order_has_no_more_completions_than_a_message_takes(tmp_path: Path) -> None:
     filler = filler_in(tmp_path)
     config = structs.replace(CONFIG, tasks=TasksConfig(max_prompt_tokens=3_000_000))
-    Evaluator(config, toy_tasks(8), filler, spelled, count).run("base", 0, filler.policies[0].sha256)
+    Evaluator(config, toy_tasks(8), filler, spelled).run("base", 0, filler.policies[0].sha256)
     assert [len(order.groups) for order in filler.ordered] == [5, 3, 5, 3]
 
 

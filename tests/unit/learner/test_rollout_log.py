@@ -104,7 +104,8 @@ def test_mask_and_advantage_are_those_of_the_batch(tmp_path: Path) -> None:
     assert first.advantages[2] is None
     assert [(sample.mask, sample.entropy, sample.advantage) for sample in second.samples] == [(None, None, None)] * 2
     assert (first.fate, second.fate) == ("trained", "idle")
-    assert first.samples[1].push() == [first.samples[1].advantage * mark for mark in first.samples[1].mask or ()]
+    shown = first.samples[1]
+    assert shown.advantage is not None and shown.push() == [shown.advantage * mark for mark in shown.mask or ()]
 
 
 def test_the_gap_is_what_the_learner_had_more(tmp_path: Path) -> None:

@@ -1,16 +1,25 @@
 """Which checkpoint is the best: by held-out accuracy, not by training reward."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.state import Best, RunTotals, better
+from learner.objective.batch import StepBatch
+from learner.objective.judged import Collected
 from learner.reports.run_files import RunFiles
+from learner.update.figures import StepResult
 from shared.config.load import config_to_json
 from shared.config.processes import LogConfig
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir
 from tests.support.fakes import spelled_words, toy_evaluation
+from tests.unit.shared.test_metrics import metrics
+
+NO_GROUPS = Collected(filled=(), groups=())
+NO_BATCH = StepBatch(samples=(), idle=(), idle_groups=0, on_policy=True, response_tokens=0, updates=1)
+NO_RESULT = StepResult()
 
 
 class Whole:
@@ -38,7 +47,8 @@ class Start:
         """A checkpoint, and its evaluation."""
         self.files.checkpoint(step, RunTotals())
         if share is not None:
-            self.files.note_accuracy(toy_evaluation([i < 10 * share for i in range(10)], version=step))
+            found = toy_evaluation([i < 10 * share for i in range(10)], version=step)
+            self.files.note(found, may_be_best=True)
 
 
 def test_the_highest_held_out_score_is_kept_and_the_later_of_two_equals(tmp_path: Path) -> None:
@@ -59,6 +69,45 @@ def test_a_later_life_goes_on_from_what_its_checkpoint_says(tmp_path: Path) -> N
     assert second.store.load_best().step == 10
     # What the next checkpoint would say, and what the first start would have said there.
     assert second.files.best == Best(step=10, accuracy=0.9)
+
+
+def test_the_rows_after_an_evaluation_show_it_one_each(tmp_path: Path) -> None:
+    start = Start(tmp_path / "run")
+    for version, best in ((0, False), (10, True)):
+        start.files.note(toy_evaluation([True, False], version=version, wall_s=2.5), may_be_best=best)
+    for step in (11, 12, 13):
+        start.files.step(step - 1, metrics(step), NO_GROUPS, NO_BATCH, NO_RESULT)
+    rows = [json.loads(line) for line in start.files.run.metrics.read_text().splitlines()]
+    assert [row.get("eval/step") for row in rows] == [0, 10, None]
+    assert (rows[1]["eval/greedy"], rows[1]["eval/wall_s"]) == (0.5, 2.5)
+    assert start.files.best == Best(step=10, accuracy=0.5)
+
+
+def test_a_checkpoint_that_waits_for_its_evaluation_stays(tmp_path: Path) -> None:
+    start = Start(tmp_path / "run")
+    start.step(10, 0.5)
+    start.files.keep({20})
+    for step in (20, 30, 40):
+        start.step(step, None)
+    assert sorted(start.files.adapters()) == []
+    kept = [path.name for path in start.store.path(1).parent.glob("step-*")]
+    assert sorted(kept) == ["step-000010", "step-000020", "step-000040"]
+    start.files.keep(())
+    start.step(50, None)
+    assert not start.store.path(20).exists()
+
+
+def test_an_evaluation_that_a_row_shows_is_not_shown_again(tmp_path: Path) -> None:
+    first = Start(tmp_path / "run")
+    first.files.note(toy_evaluation([True], version=10), may_be_best=True)
+    first.files.step(10, metrics(11), NO_GROUPS, NO_BATCH, NO_RESULT)
+    second = Start(tmp_path / "run")
+    second.files.resume_at(12)
+    second.files.note(toy_evaluation([True], version=10), may_be_best=True)
+    second.files.note(toy_evaluation([True], version=8), may_be_best=True)
+    second.files.step(11, metrics(12), NO_GROUPS, NO_BATCH, NO_RESULT)
+    rows = [json.loads(line) for line in second.files.run.metrics.read_text().splitlines()]
+    assert [row.get("eval/step") for row in rows] == [10, 8]
 
 
 def test_a_step_that_is_judged_again_replaces_itself() -> None:

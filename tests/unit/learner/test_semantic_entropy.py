@@ -7,13 +7,17 @@ import msgspec
 import pytest
 
 from learner.curriculum.semantic_entropy import (
+    Part,
+    PartOf,
     SemanticEntropies,
     TaskMeanings,
     cache_file,
     data_digest,
     entropy_stages,
     measured_with,
+    part_of,
     read_entropies,
+    remove_part,
 )
 from learner.tasks.tasks import Task
 from shared.config.data import CurriculumConfig, VerifierConfig
@@ -130,3 +134,42 @@ def test_where_it_is_kept() -> None:
     model = ModelConfig(path="org/Some-Model", cache_dir="/c")
     assert cache_file(CurriculumConfig(), model, "data/train.jsonl") == Path("/c/curricula/Some-Model-train.jsonl.json")
     assert cache_file(CurriculumConfig(cache="mine.json"), model, "data/train.jsonl") == Path("mine.json")
+
+
+MEASURED = [[TaskMeanings(clusters=(3, 1), right=1)] * 2, [TaskMeanings(clusters=(4,), right=4)]]
+WHAT = PartOf(measured_with=wanted(), batch=2)
+
+
+def measured(cache: Path, what: PartOf = WHAT) -> tuple[int, bytes]:
+    """How many tasks are there already, and the cache after the rest has been measured."""
+    part = Part(cache, what)
+    known = len(part.tasks)
+    for batch in MEASURED if known == 0 else MEASURED[1:] if known == 2 else []:
+        part.add(batch)
+    part.finish()
+    part.close()
+    return known, cache.read_bytes()
+
+
+def test_a_measurement_that_ends_anywhere_goes_on_behind_its_last_whole_line(tmp_path: Path) -> None:
+    cache = tmp_path / "deep" / "se.json"
+    assert measured(cache)[0] == 0
+    data, expected = part_of(cache).read_bytes(), cache.read_bytes()
+    lines = data.splitlines(keepends=True)
+    ends = [len(b"".join(lines[:count])) for count in (2, 3)]
+    for size in range(len(data) + 1):
+        for torn in (data[:size], data[:size] + bytes(len(data) - size)):
+            part_of(cache).write_bytes(torn)
+            assert measured(cache) == (2 * (size >= ends[0]) + (size >= ends[1]), expected)
+    assert read_entropies(cache, wanted()).tasks == tuple(MEASURED[0] + MEASURED[1])
+    remove_part(cache)
+    remove_part(cache)
+    assert not part_of(cache).exists()
+
+
+def test_a_part_of_something_else_is_begun_anew(tmp_path: Path) -> None:
+    cache = tmp_path / "se.json"
+    measured(cache)
+    assert measured(cache)[0] == 3
+    assert measured(cache, PartOf(measured_with=wanted(), batch=1))[0] == 0
+    assert measured(cache, PartOf(measured_with=wanted(base="c" * 64), batch=1))[0] == 0

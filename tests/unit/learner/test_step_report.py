@@ -32,7 +32,7 @@ class NotedFiles:
         self.saved: list[int] = []
         self.totals = FRESH
 
-    def step(self, step: int, metrics: StepMetrics, *_: object) -> None:
+    def step(self, step: int, metrics: StepMetrics, collected: object, batch: object, result: object) -> None:
         self.rows.append(metrics)
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:

@@ -68,7 +68,7 @@ class KeptFiles:
         self.rows: list[StepMetrics] = []
         self.checkpoints: dict[int, Checkpoint] = {}
 
-    def step(self, step: int, metrics: StepMetrics, *_: object) -> None:
+    def step(self, step: int, metrics: StepMetrics, collected: object, batch: object, result: object) -> None:
         self.rows.append(metrics)
 
     @property
@@ -92,7 +92,7 @@ class KeptEvaluations:
     def write_evaluation(self, evaluation: Evaluation) -> None:
         self.found[evaluation.label] = evaluation
 
-    def note_accuracy(self, evaluation: Evaluation) -> None:
+    def note(self, evaluation: Evaluation, *, may_be_best: bool) -> None:
         """Nothing is chosen here."""
 
 

@@ -56,6 +56,8 @@ def strategy(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.one_of(*map(strategy, types))
         case inspect.NoneType():
             return st.none()
+        case inspect.BoolType():
+            return st.booleans()
         case inspect.VarTupleType(item_type=item):
             return st.lists(strategy(item), min_size=1, max_size=3).map(tuple)
         case inspect.StructType(cls=cls, fields=fields):

@@ -26,6 +26,7 @@ WORDS = {
     "Count": "count",
     "Mark": "mark",
     "Count | None": "count or nil",
+    "bool": "boolean",
     "Seconds": "seconds",
     "NDArray[np.uint8]": "uint8 array",
     "NDArray[np.uint8] | None": "uint8 array or nil",
@@ -48,11 +49,12 @@ WORDS = {
 def words(annotation: ast.expr) -> str:
     """A type as the document writes it."""
     source = ast.unparse(annotation)
-    items = re.fullmatch(r"Annotated\[tuple\[(\w+), \.\.\.\], Meta\(min_length=1, max_length=MAX_ITEMS\)\]", source)
+    many = r"Annotated\[tuple\[(\w+), \.\.\.\], Meta\(min_length=1, max_length=MAX_ITEMS\)\]( \| None)?"
+    items = re.fullmatch(many, source)
     if items is None:
         return WORDS.get(source, source)
     scalar = items[1] in ("Seed", "Count", "Finish", "Outcome", "Score")
-    return f"list of {items[1].lower() if scalar else items[1]}"
+    return f"list of {items[1].lower() if scalar else items[1]}{' or nil' if items[2] else ''}"
 
 
 def fields(record: ast.ClassDef) -> list[tuple[str, str, str]]:
@@ -114,7 +116,7 @@ def test_every_limit() -> None:
 
 def test_limits_are_a_decision() -> None:
     """They belong to the protocol version: change a limit only with the version, here and in the document."""
-    assert PROTOCOL_VERSION == 6
+    assert PROTOCOL_VERSION == 7
     assert LIMITS == {
         "NUM_FRAMES": 3,
         "MAX_HEADER_BYTES": 256,

@@ -18,6 +18,15 @@ from shared.errors import ConfigError
         (["verifier.kind=callable"], "verifier.function is empty"),
         (["verifier.kind=environment"], "environment.function is empty"),
         (["loss.kind=sft", "environment.function=env.py:Env"], "written answers and no environment"),
+        (["environment.kind=agent"], "environment.kind is 'agent' but environment.function is empty"),
+        (
+            ["environment.kind=agent", "environment.function=a.py:solve", "tasks.few_shot=2"],
+            "tasks.few_shot is for prompts that we write, but environment.kind is 'agent'",
+        ),
+        (
+            ["environment.kind=agent", "environment.function=a.py:solve", "environment.tools=['t.py:add']"],
+            "environment.tools is for prompts that we write",
+        ),
         (["link.endpoint=udp://host:1"], "expected 'ipc' or tcp://host:port"),
         (["constraint.beta=0.1", "constraint.reference=old"], "constraint.reference is 'old' but loss.passes is 1"),
         (["growth.max_prompts=15"], "growth.max_prompts = 15 is less than rollout.prompts = 16"),
@@ -48,6 +57,8 @@ from shared.errors import ConfigError
         (["rollout.prompts=5000"], "set rollout.groups_per_order to at most 4096"),
         (["rollout.group=4096", "rollout.max_new_tokens=4096"], "set rollout.group or rollout.max_new_tokens lower"),
         (["eval.samples=1024", "eval.long_cap=8192"], "eval.samples = 1024 completions of up to 8192 tokens may be"),
+        (["eval.beside=true"], "eval.every or eval.problems is 0"),
+        (["eval.beside=true", "eval.every=2", "eval.problems=0"], "eval.every or eval.problems is 0"),
         (["link.heartbeat_s=10", "link.silence_s=10"], "link.silence_s must be larger than link.heartbeat_s"),
     ],
 )

@@ -71,6 +71,8 @@ def test_without_tools_a_prompt_is_what_it_was(tmp_path: Path) -> None:
         ('<tool_call>{"name": "add", "argu', []),
         ('<tool_call><tool_call>{"name": "add"}', [("add", {})]),
         ("[[" * 9000, []),
+        ('<tool_call>{"name": "add", "arguments": {"a": 123456789012345678901234567890}}', []),
+        ('<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}', []),
         ('{"name": "add", "arguments": {}}', []),
         ("#### 18", []),
     ],

@@ -72,7 +72,7 @@ class Kept:
         self.checkpoints: dict[int, Checkpoint] = {}
         self.save: Callable[[int, RunTotals], Checkpoint] | None = None
 
-    def step(self, step: int, metrics: StepMetrics, *_: object) -> None:
+    def step(self, step: int, metrics: StepMetrics, collected: object, batch: object, result: object) -> None:
         self.rows.append(metrics)
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:

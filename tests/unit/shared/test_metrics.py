@@ -17,7 +17,7 @@ from tests.support.run_files import COLUMNS
 
 def metrics(step: int, *, shaped: bool = False, on_card: bool = False, **changes: float) -> StepMetrics:
     """A row in which every figure has a value of its own."""
-    maps = ("outcomes", "rewards", "logged", "card_mb")
+    maps = ("outcomes", "rewards", "logged", "card_mb", "evaluated")
     fields = [field.name for field in msgspec.structs.fields(StepMetrics) if field.name not in maps]
     values: dict[str, Any] = {name: place + 0.5 for place, name in enumerate(fields)} | changes
     values |= {"step": step, "groups_idle": 3, "groups_total": 16, "policy_version": step}
@@ -52,6 +52,13 @@ def test_memory_of_cards_stands_behind_that_of_the_processes_where_there_are_car
     place = names.index("mem/learner_mb")
     assert names[place + 1 : place + 3] == ["mem/actor_allocated", "mem/learner_driver"]
     assert (row["mem/actor_allocated"], row["mem/learner_driver"]) == (4096.5, 6000.25)
+
+
+def test_an_evaluation_stands_in_the_row_that_follows_it() -> None:
+    evaluated = msgspec.structs.replace(metrics(9), evaluated={"step": 8, "greedy": 0.5, "maj_at_4": 0.625})
+    added = {key: value for key, value in evaluated.to_row().items() if key.startswith("eval/")}
+    assert added == {"eval/step": 8, "eval/greedy": 0.5, "eval/maj_at_4": 0.625}
+    assert not any(key.startswith("eval/") for key in metrics(9).to_row())
 
 
 def test_outcomes_not_named_are_zero() -> None:
