@@ -169,6 +169,7 @@ def test_keys_walk_through_steps_groups_answers_and_colours(visit: Visit) -> Non
     wait("location.hash.includes('step=6')")
     press("k")
     wait("location.hash.includes('step=5')")
+    visit.says(".answer", "54 at step 5")
     press("l")
     wait("location.hash.includes('sample=1')")
     press("h")

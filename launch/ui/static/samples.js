@@ -4,7 +4,7 @@
 // newest one and follows the run; without a group or a sample it shows the first that the filters let through.
 
 import { ask, of } from "./api.js";
-import { go, address } from "./address.js";
+import { address, go, parse } from "./address.js";
 import { drawGroup } from "./answers.js";
 import { drawFilters, drawList, matches, sorted, SORTS } from "./groups.js";
 import { COLOURS, drawTokens } from "./tokens.js";
@@ -80,7 +80,7 @@ class Samples {
   }
 
   set(changes) {
-    go("samples", this.run, { ...this.query, ...changes }, { replace: !("step" in changes || "group" in changes) });
+    go("samples", this.run, { ...asked(), ...changes }, { replace: !("step" in changes || "group" in changes) });
   }
 
   sort() {
@@ -201,18 +201,19 @@ class Samples {
 
   step(by) {
     const { steps } = this.known,
-      place = nearest(steps, Number(this.query.step) || this.loaded.step) + by;
+      place = nearest(steps, Number(asked().step) || this.loaded.step) + by;
     if (steps[place] !== undefined) this.set({ step: steps[place], group: "", sample: "" });
   }
 
   next(by) {
-    const place = this.shown.findIndex(({ group }) => group === this.loaded.shown?.group) + by;
+    const here = Number(asked().group ?? this.loaded.shown?.group);
+    const place = this.shown.findIndex(({ group }) => group === here) + by;
     if (this.shown[place]) this.set({ step: this.loaded.step, group: this.shown[place].group, sample: "" });
   }
 
   answer(by) {
-    const { shown } = this.loaded,
-      place = this.sample + by;
+    const { shown } = this.loaded;
+    const place = Number(asked().sample ?? this.sample) + by;
     if (shown?.answers[place]) this.set({ step: this.loaded.step, group: shown.group, sample: place });
   }
 
@@ -269,6 +270,11 @@ function first(shown, query) {
   const fit = shown.answers.map((answer, place) => place).filter((place) => matches(shown, place, query));
   const by = query.sort === "reward" ? fit.sort((a, b) => shown.rewards[b] - shown.rewards[a]) : fit;
   return by[0] ?? 0;
+}
+
+// What the address says now: a key may come before what it asked for last has been shown.
+function asked() {
+  return parse(location.hash).query;
 }
 
 function nearest(steps, step) {
