@@ -111,7 +111,9 @@ def order_of(filled_order: FilledOrder) -> Order:
         for slot, group in enumerate(filled_order.groups)
     )
     sampling = Sampling(temperature=1.0, max_new_tokens=64)
-    return Order(order_id=filled_order.order_id, policy_version=0, sampling=sampling, groups=orders)
+    return Order(
+        order_id=filled_order.order_id, policy_version=0, sampling=sampling, groups=orders, votes=False, teacher=False
+    )
 
 
 def exchange(folder: Path, there: tuple[Policy, Order], back: FilledOrder, ack: AnyMessage, repeats: int) -> float:

@@ -150,9 +150,9 @@ class Order(Message, frozen=True, kw_only=True):
     """How to sample."""
     groups: Annotated[tuple[GroupOrder, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
     """The groups, in batch order."""
-    votes: bool = False
+    votes: bool
     """Whether to compare the wrong final answers of each group, as maj@k needs it."""
-    teacher: bool = False
+    teacher: bool
     """Whether to ask the run's teacher how likely each sampled token is."""
 
 

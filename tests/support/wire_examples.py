@@ -101,6 +101,8 @@ def order() -> Order:
                 seeds=(5, 6),
             ),
         ),
+        votes=False,
+        teacher=False,
     )
 
 

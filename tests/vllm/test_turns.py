@@ -139,7 +139,9 @@ def test_an_agent_is_played_and_its_log_probs_are_the_learners(bench: Bench, tmp
         for index in range(3)
     )
     sampling = Sampling(temperature=1.0, max_new_tokens=200)
-    order = Order(order_id="train/000000/u0000", policy_version=1, sampling=sampling, groups=groups)
+    order = Order(
+        order_id="train/000000/u0000", policy_version=1, sampling=sampling, groups=groups, votes=False, teacher=False
+    )
     with closing(Agents(EnvironmentPool(config), model, config, scores=True)) as agents:
         episodes = agents.play(order, bench.engine, silent)
     bench.engine.sleep()

@@ -176,7 +176,9 @@ def order(model: Prompter, *columns: dict[str, str], cap: int = CAP) -> Order:
         for index, given in enumerate(columns or ({}, {}, {}))
     )
     sampling = Sampling(temperature=1.0, max_new_tokens=cap)
-    return Order(order_id="train/000000/u0000", policy_version=0, sampling=sampling, groups=groups)
+    return Order(
+        order_id="train/000000/u0000", policy_version=0, sampling=sampling, groups=groups, votes=False, teacher=False
+    )
 
 
 def fill(rollout: Rollout, policy: Policy, asked: Order) -> FilledOrder:

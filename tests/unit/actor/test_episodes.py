@@ -112,7 +112,9 @@ def order(model: Prompter, *faults: str, cap: int = CAP) -> Order:
         for index, fault in enumerate(faults or ("", "", ""))
     )
     sampling = Sampling(temperature=1.0, max_new_tokens=cap)
-    return Order(order_id="train/000000/u0000", policy_version=0, sampling=sampling, groups=groups)
+    return Order(
+        order_id="train/000000/u0000", policy_version=0, sampling=sampling, groups=groups, votes=False, teacher=False
+    )
 
 
 def fill(rollout: Rollout, policy: Policy, asked: Order) -> FilledOrder:

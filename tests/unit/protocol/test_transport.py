@@ -24,7 +24,7 @@ from protocol.errors import (
     SecurityError,
     WrongVersion,
 )
-from protocol.messages import Ack, AnyMessage, Bye, Drain, Heartbeat, Policy
+from protocol.messages import PROTOCOL_VERSION, Ack, AnyMessage, Bye, Drain, Heartbeat, Policy
 from protocol.sockets import set_up_actor
 from protocol.transport import ActorPort, LearnerPort, ZmqActorPort, ZmqLearnerPort, new_identity, receive_frames
 from tests.support.memory_transport import MemoryHub
@@ -209,7 +209,7 @@ BAD = {
     "empty": ([b""], MalformedMessage),
     "four frames": ([*encode(Drain()), b""], MalformedMessage),
     "many frames": ([b""] * 10_000, MalformedMessage),
-    "other version": (forge("Drain", {}, version=7), WrongVersion),
+    "other version": (forge("Drain", {}, version=PROTOCOL_VERSION + 1), WrongVersion),
     "unknown type": (forge("Exec", {}), MalformedMessage),
 }
 
