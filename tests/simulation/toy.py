@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from actor.engines.engine import Completion, Identity, Progress
-from learner.objective.batch import flat
+from learner.objective.batch import Sample, TrainSample, flat
 from learner.objective.judged import Collected
 from learner.orders.order_check import OrderCheck
 from learner.tasks.tasks import Task
@@ -33,6 +33,22 @@ CHECK = OrderCheck(vocabulary=256, rewards=frozenset(), built_in=True)
 STALE_LOGPROB = -50.0
 TASKS = tuple(
     Task(prompt_ids=np.array([10 + index, 1, 2], np.int32), columns={"answer": str(index)}) for index in range(12)
+)
+NOTHING = np.empty(0, np.float32)
+SOMETHING = TrainSample(
+    sample=Sample(
+        name="toy",
+        prompt_ids=np.empty(0, np.int32),
+        completion_ids=np.empty(0, np.int32),
+        trained=NOTHING > 0,
+        actor_logprobs=NOTHING,
+        entropies=None,
+        advantage=0.0,
+    ),
+    selected=NOTHING > 0,
+    weight=0.0,
+    penalties=NOTHING,
+    in_kl=False,
 )
 
 
@@ -62,8 +78,8 @@ class ToyBatch:
     """Of the step, in slot order."""
     samples: tuple[()] = ()
     """None is trained on by the real loss."""
-    used: tuple[str, ...] = ("all",)
-    """Something, so that there is an update."""
+    used: tuple[TrainSample, ...] = (SOMETHING,)
+    """So that there is an update."""
     idle_groups: int = 0
     """Not counted."""
     response_tokens: int = 0
