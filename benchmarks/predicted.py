@@ -3,11 +3,12 @@
 Each model is run twice with the command that a user types: once to fill the cache, then for a few steps that count. The
 prediction is that of `run` (launch/plan), made before the start. Memory is the largest proportional sum of all
 processes (a shared page counts once) and the largest resident size of learner and actor; times are medians of steps.
-Lengths are not known before the start, so times are predicted once more with the lengths that were sampled. The reward
-is the parity of token ids, because groups without differences would not be trained on; only the embedded model solves
-its own tasks.
+Lengths are not known before the start, so times are predicted once more with the lengths that were sampled. They must
+differ as in a real run, or memory has no holes: the model with random weights ends an answer with one token in
+thirty-two. The reward is the parity of token ids, because groups without differences would not be trained on; only the
+embedded model solves its own tasks.
 
-    python -m benchmarks.predicted [--models FOLDER ...] [--steps 5] [--prompts 2] [--tokens 64] [--set KEY=VALUE ...]
+    python -m benchmarks.predicted [--models FOLDER ...] [--steps 12] [--prompts 2] [--tokens 128] [--set KEY=VALUE ...]
 
 Without --models: the embedded model, and one of 28 million parameters with random weights.
 """
@@ -44,6 +45,8 @@ SMALL = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
 }
+ENDS = 32
+"""Every so many-th token of the small model ends an answer."""
 COMPARED = ("all_mb", "learner_mb", "actor_mb", "rollout_s", "update_s", "step_s")
 
 
@@ -51,9 +54,9 @@ def main() -> None:
     """Run, compare, write."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", type=Path, nargs="*", default=[], help="model folders")
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--prompts", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all models")
     parser.add_argument("--out", default="predicted", help="name of the result file")
     args = parser.parse_args()
@@ -71,6 +74,8 @@ def small_model(work: Path) -> Path:
     folder = work / "random-28m"
     argv = [sys.executable, "-m", "benchmarks.half_billion_model", str(folder), "0", json.dumps(SMALL)]
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    ends = list(range(0, SMALL["vocab_size"], ENDS))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     return folder
 
 

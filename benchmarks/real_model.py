@@ -6,6 +6,8 @@ sampled at T = 1. The differences are paired by problem; greedy and sampled are 
 of 97.5 %, as in `compare`. Minutes count from the start of the first step to the last whole step; evaluations take none
 of them. The curves are drawn beside the result file.
 
+With --work the runs stay in a folder, and a later call trains none of them again: it evaluates what has ended.
+
     python -m benchmarks.real_model cpu_135m MODEL_FOLDER
     python -m benchmarks.real_model cpu_05b MODEL_FOLDER --seeds 0 --minutes 60 --test --problems 320 \
         --set tasks.source=GSM8K_FOLDER
@@ -53,10 +55,11 @@ def main() -> None:
     parser.add_argument("--test", action="store_true", help="evaluate on the test set, not on held-out problems")
     parser.add_argument("--set", action="append", default=[], help="one more key of the configuration, as in `run`")
     parser.add_argument("--name", help="of the result file (default: real_model_<preset>)")
+    parser.add_argument("--work", type=Path, help="folder in which the runs stay (default: a temporary one)")
     args = parser.parse_args()
     name = args.name or f"real_model_{args.preset}"
     with tempfile.TemporaryDirectory() as folder:
-        runs = [measured(seed, args, Path(folder) / str(seed)) for seed in args.seeds]
+        runs = [measured(seed, args, (args.work or Path(folder)) / str(seed)) for seed in args.seeds]
     about = {"preset": args.preset, "model": args.model.name, "weights": args.weights, "set": args.set}
     print(write_result(name, about | {"minutes": args.minutes, "test_set": args.test, "runs": runs}))
     drawing = RESULTS / f"{name}.svg"
@@ -67,7 +70,9 @@ def main() -> None:
 
 def measured(seed: int, args: argparse.Namespace, out: Path) -> Run:
     """One training run and its two evaluations."""
-    rows = train(out, args.preset, overrides(seed, args), args.minutes)
+    if not has_ended(out):
+        train(out, args.preset, overrides(seed, args), args.minutes)
+    rows = tandem_rows(out)
     before, after = (evaluated(out, args, base=base) for base in (True, False))
     rewards = [round(row["reward"], 4) for row in rows]
     run = {
@@ -93,8 +98,14 @@ def overrides(seed: int, args: argparse.Namespace) -> list[str]:
     return [*(f"{key}={value}" for key, value in keys.items()), *args.set]
 
 
-def train(out: Path, preset: str, keys: Sequence[str], minutes: float | None) -> list[dict[str, float]]:
-    """Reward and time of each step. With minutes, the run is stopped as by Ctrl-C, which ends it after a whole step."""
+def has_ended(out: Path) -> bool:
+    """Whether there is a run that came to its end, or was asked to."""
+    summary = read_summary(RunDir.open(out)) if out.is_dir() else None
+    return summary is not None and summary.status in {"done", "stopped"}
+
+
+def train(out: Path, preset: str, keys: Sequence[str], minutes: float | None) -> None:
+    """With minutes, the run is stopped as by Ctrl-C, which ends it after a whole step."""
     words = [word for key in keys for word in ("--set", key)]
     log = out.with_suffix(".log")
     with log.open("wb") as output:
@@ -105,10 +116,8 @@ def train(out: Path, preset: str, keys: Sequence[str], minutes: float | None) ->
             if minutes and not asked and trained_s(out) >= 60 * minutes:
                 process.send_signal(signal.SIGINT)
                 asked = True
-    summary = read_summary(RunDir.open(out)) if out.is_dir() else None
-    if summary is None or summary.status != ("stopped" if asked else "done"):
+    if not has_ended(out):
         raise SystemExit(f"the run ended with {process.returncode}:\n{log.read_text()[-3000:]}")
-    return tandem_rows(out)
 
 
 def trained_s(out: Path) -> float:

@@ -145,7 +145,7 @@ def trl_command(python: str, config: Config, options: dict[str, Any]) -> list[st
         "--max-grad-norm": optimizer.max_grad_norm,
     }
     script = Path(__file__).with_name("trl_grpo.py")
-    return [python, str(script), *(str(word) for pair in (ours | options).items() for word in pair)]
+    return [python, "-P", str(script), *(str(word) for pair in (ours | options).items() for word in pair)]
 
 
 def tandem_rows(out: Path) -> list[dict[str, float]]:

@@ -5,19 +5,20 @@ that they cannot differ. The rest is the fastest setting of TRL on a CPU: its ow
 checkpointing, no reference model (beta = 0). With bf16 the whole base is loaded in bf16, which TRL recommends, and PEFT
 keeps the adapter in fp32; mixed precision over an fp32 base takes more time and memory. On a card the model's folder
 has NF4 codes, computed with in bf16, and gradients are checkpointed, as is usual with little memory. Stops when the
-mean reward of five steps reaches the target. Imports nothing of Tandem but the reward in the file beside it.
+mean reward of five steps reaches the target. Takes nothing of Tandem but the reward in the file beside it, and is
+started with -P: transformers would take a module of this folder for a package of the same name.
 """
 
 import argparse
 import json
 import re
+import runpy
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from parity_reward import parity  # pyright: ignore[reportMissingImports]
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
@@ -39,7 +40,8 @@ def last_number(text: str) -> str | None:
     return found[-1] if found else None
 
 
-REWARDS = {"answer": right_answer, "parity": parity}
+PARITY = runpy.run_path(str(Path(__file__).with_name("parity_reward.py")))["parity"]
+REWARDS = {"answer": right_answer, "parity": PARITY}
 
 
 class Watch(TrainerCallback):

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "trl_grpo.py"
 def test_trl_is_given_the_numbers_of_our_optimizer(tmp_path: Path) -> None:
     args = argparse.Namespace(trl_python="python", target=0.9, max_steps=60, threads=2)
     argv = trl_argv("2e-3", 1, args, tmp_path, tmp_path / "out")
-    given = dict(zip(argv[2::2], argv[3::2], strict=True))
+    given = dict(zip(argv[3::2], argv[4::2], strict=True))
     ours = load_config("embedded").optimizer
     assert (given["--beta1"], given["--beta2"]) == (str(ours.beta1), str(ours.beta2)) == ("0.9", "0.95")
     assert (given["--weight-decay"], given["--max-grad-norm"]) == (str(ours.weight_decay), str(ours.max_grad_norm))
