@@ -7,6 +7,8 @@ run of 10,000 steps is as quick to draw as one of 100. A zoom asks again for its
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from launch.display.watch import goal
 from launch.ui.questions import whole
 from launch.ui.runs_folder import OpenRun, verdict_row
@@ -72,6 +74,16 @@ def why(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
 
 def to_look_at(verdict: RunVerdict) -> Mapping[str, str] | None:
     return next((query for name, query in TO_LOOK_AT.items() if verdict.name.startswith(name)), None)
+
+
+def evaluations(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
+    """All of them but for their single tasks, and the checkpoints that can be evaluated."""
+    run, stamp = opened.run, opened.stamp()
+    if words.get("stamp") == stamp:
+        return {"stamp": stamp}
+    found = [structs.replace(one, task_results=(), examples=()) for one in run.evaluations()]
+    saved = [{"step": one.step, "best": one.best} for one in run.checkpoints()]
+    return {"stamp": stamp, "evaluations": found, "checkpoints": saved}
 
 
 def evaluation_row(found: Evaluation) -> dict[str, Any]:

@@ -2,6 +2,13 @@
 
 export class Problem extends Error {}
 
+// What went wrong, for a person.
+export function said(error) {
+  if (error instanceof Problem) return error.message;
+  if (error instanceof TypeError && !error.message.includes("fetch")) console.error(error);
+  return "The process behind this page does not answer.";
+}
+
 export async function ask(path, query = {}, signal = undefined) {
   const words = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const answer = await fetch(`/api/${path}?${new URLSearchParams(words)}`, { signal, credentials: "same-origin" });

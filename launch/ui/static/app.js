@@ -3,15 +3,18 @@
 // A page is a module with `show(root, route)`. It returns `{ update(route), poll(), keys }`: `update` if the
 // address changed and the page is still right, `poll` for what is new, `keys` from a key to what it does.
 
-import { ask, Problem } from "./api.js";
+import { said } from "./api.js";
 import { address, parse } from "./address.js";
 import { h, put } from "./dom.js";
+import * as chat from "./chat.js";
 import * as compare from "./compare.js";
+import * as evaluate from "./evaluate.js";
 import * as monitor from "./monitor.js";
 import * as runs from "./runs.js";
 import * as samples from "./samples.js";
+import * as train from "./train.js";
 
-const PAGES = { runs, monitor, samples, compare };
+const PAGES = { runs, monitor, samples, compare, evaluate, chat, train };
 const EVERY_MS = 1000;
 const main = document.getElementById("page");
 const wrong = h("p", { class: "problem", role: "alert", hidden: true });
@@ -55,12 +58,6 @@ async function guarded(act) {
   }
 }
 
-function said(error) {
-  if (error instanceof Problem) return error.message;
-  if (error instanceof TypeError && !error.message.includes("fetch")) console.error(error);
-  return "The process behind this page does not answer.";
-}
-
 async function tick() {
   let pause = EVERY_MS;
   if (!document.hidden && shown?.poll) {
@@ -84,7 +81,7 @@ function say(text, kind) {
 
 function tabs() {
   const run = route.run,
-    of = run ? ["monitor", "samples"] : [];
+    of = run ? ["monitor", "samples", "evaluate", "chat"] : [];
   const tab = (page, to, caption) =>
     h("a", { href: to, "aria-current": page === route.page ? "page" : null }, caption);
   put(
@@ -92,6 +89,7 @@ function tabs() {
     tab("runs", "#/runs", "Runs"),
     of.map((page) => tab(page, address(page, run), page[0].toUpperCase() + page.slice(1))),
     tab("compare", address("compare", "", run ? { runs: run } : {}), "Compare"),
+    tab("train", "#/train", "Train"),
   );
 }
 
