@@ -2,7 +2,7 @@
 
     from shared.run import Run
     run = Run("runs/first")
-    run.metrics.column("reward/mean"), run.rollouts.heads(12), run.rollouts.group(12, 0).samples[3].mismatch()
+    run.metrics.column("reward/mean"), run.rollouts.heads(12)[0], run.rollouts.group(12, 0).samples[3].mismatch()
     run.metrics_frame(), run.samples_frame()                                    # pandas, if it is installed
 
 Nothing is written and nothing is kept open. Each call looks at the files again, so a run that trains can be read as it
@@ -246,7 +246,7 @@ def fault_of(file: Path) -> Mapping[str, Any]:
 
 
 def sample_rows(rollouts: RolloutIndex, step: int) -> Iterator[Mapping[str, Any]]:
-    for number, head in enumerate(rollouts.heads(step)):
+    for number, head in rollouts.heads(step).items():
         fate = {"task": head.task, "fate": head.fate, "stale": head.stale}
         rows = zip(head.rewards, head.advantages, head.outcomes, head.lengths, strict=False)
         for index, (reward, advantage, outcome, length) in enumerate(rows):
