@@ -26,6 +26,7 @@ from shared.config.tree import Config
 from shared.errors import DamageError, UserError
 from shared.run.evaluation import Evaluation, read_evaluation
 from shared.run.file_lock import is_locked
+from shared.run.forecast import Spent, spent
 from shared.run.growing_file import last_lines
 from shared.run.history import Event, Phase, restarts, stages, starts, step_phases, traced
 from shared.run.metrics import MetricsTable
@@ -96,6 +97,11 @@ class Run:
 
     def summary(self) -> Summary | None:
         return intact(lambda: read_summary(self.files))
+
+    def spent(self) -> Spent:
+        """Until now."""
+        summary = self.summary()
+        return spent(self.metrics, summary.spent.unread if summary and summary.spent else {})
 
     def state(self) -> State:
         summary = self.summary()
