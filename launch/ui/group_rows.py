@@ -12,6 +12,7 @@ from typing import Any
 
 from shared.run.rollouts import GroupHead, GroupTask, RolloutGroup, RolloutSample, Values
 
+DIGITS = 6
 PROMPT_END = 300
 """Characters of a prompt in a list: the question; few-shot examples and the system prompt come before it."""
 
@@ -79,7 +80,9 @@ def answer_row(group: RolloutGroup, number: int, place: int) -> dict[str, Any]:
 
 
 def known(values: Values) -> Values | None:
-    return values if any(value is not None for value in values) else None
+    """With as many digits as the log has. None if all are unknown."""
+    shown = [None if value is None else round(value, DIGITS) for value in values]
+    return shown if any(value is not None for value in shown) else None
 
 
 def turns(sample: RolloutSample) -> list[dict[str, Any]]:
