@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_the_size_is_bounded_and_steps_are_left_out_evenly(tmp_path: Path, capsy
     assert main(["report", str(made.path), "--bundle", str(folder), "--megabytes", "2"]) == 0
     steps = about(folder)["steps"]
     assert 8 <= len(steps) < 64 and steps[-1] == 64 and steps[0] == 1
-    gaps = [later - step for step, later in zip(steps, steps[1:], strict=False)]
+    gaps = [later - step for step, later in pairwise(steps)]
     assert max(gaps) <= 4 * min(gaps)
     assert size_of(folder) <= 2_000_000
     assert f"{64 - len(steps)} of 64 steps did not fit into 2 MB" in capsys.readouterr().out
