@@ -34,12 +34,9 @@ import numpy as np
 from msgspec import structs
 
 from benchmarks.machine import write_result
-from learner.reports.rollout_log import RolloutLog, Words
-from shared.config.processes import LogConfig
 from shared.run.files import LineLog
 from shared.run.rollouts import RolloutGroup, RolloutSample, pack_group
 from shared.run.run_dir import RunDir
-from tests.support.planted_runs import made_up
 
 NEEDED_BYTES = 6 * 10**9
 GROUPS, ANSWERS = 4, 8
@@ -100,7 +97,10 @@ def templates(line_bytes: float) -> list[RolloutGroup]:
     return [template(rng, tokens) for _ in range(TEMPLATES)]
 
 
+# What loads torch is imported where it is used: the reading process must not have it.
 def write(folder: Path, steps: int, gigabytes: float) -> RunDir:
+    from tests.support.planted_runs import made_up
+
     run = made_up(folder / "large", steps=steps, status="done")
     drawn = templates(gigabytes * 1e9 / steps / GROUPS)
     log, rng = LineLog(run.rollouts), np.random.default_rng(SEED)
@@ -193,6 +193,9 @@ def forget(path: Path) -> None:
 
 
 def resumed(run: RunDir, steps: int) -> Iterator[tuple[str, float]]:
+    from learner.reports.rollout_log import RolloutLog, Words
+    from shared.config.processes import LogConfig
+
     lines = LineLog(run.rollouts)
     log = RolloutLog(lines, LogConfig(), Words(text=str, spelled=str, answers={}))
     yield "nothing to drop", seconds(lambda: log.resume_at(steps + 1))

@@ -56,9 +56,10 @@ def bundle(*, directories: Sequence[Path], folder: Path, megabytes: int) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--bundle got {folder}, which is there already; choose a new folder.")
     written = Bundle(folder, megabytes * MEGABYTE)
-    written.write(run)
+    written.add_steps(run)
     if not written.steps:
         raise UserError(f"No step of {run.path} fits into {megabytes} MB; give more with --megabytes.")
+    written.finish(run)
     left_out = len(steps) - len(written.steps)
     print(f"written to {folder / 'index.html'}: {written.groups} groups of {len(written.steps)} steps, {written.size}")
     if left_out:
@@ -82,15 +83,18 @@ class Bundle:
         whole = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
         return f"{whole / MEGABYTE:.1f} MB"
 
-    def write(self, run: Run) -> None:
-        page, script = (STATIC / "index.html").read_text(encoding="utf-8"), joined(STATIC, "app.js", PAGES)
-        self.file("static/page.js", script.encode())
-        for name in SHEET.findall(page):
-            self.file(f"static/{name}", (STATIC / name).read_bytes())
+    def add_steps(self, run: Run) -> None:
+        """As many as fit."""
         for step in spread(run.rollouts.steps()):
             if not self.add(step, run.rollouts.groups(step)):
                 break
         self.steps.sort()
+
+    def finish(self, run: Run) -> None:
+        page, script = (STATIC / "index.html").read_text(encoding="utf-8"), joined(STATIC, "app.js", PAGES)
+        self.file("static/page.js", script.encode())
+        for name in SHEET.findall(page):
+            self.file(f"static/{name}", (STATIC / name).read_bytes())
         for start in sorted({task[:2] for task in self.tasks}):
             same = {task: in_order(rows) for task, rows in self.tasks.items() if task.startswith(start)}
             self.value(f"tasks/{start}", msgspec.json.encode(same))
@@ -102,7 +106,9 @@ class Bundle:
     def add(self, step: int, groups: dict[int, RolloutGroup]) -> bool:
         """False if it does not fit."""
         rows = [head_row(group, number) for number, group in groups.items()]
-        files = {f"steps/{step}": {"groups": [group_row(group, number) for number, group in groups.items()]}}
+        files: dict[str, Any] = {
+            f"steps/{step}": {"groups": [group_row(group, number) for number, group in groups.items()]}
+        }
         files |= {
             f"tokens/{step}-{number}": [answer_row(group, number, place) for place in range(len(group.samples))]
             for number, group in groups.items()

@@ -116,6 +116,7 @@ def test_what_cannot_be_written_is_said(case: str, tmp_path: Path, capsys: pytes
     except SystemExit as exit:
         code = exit.code
     assert code == 2 and sentence in capsys.readouterr().err
+    assert folder.exists() == (case == "taken"), "nothing is left behind"
 
 
 def test_the_modules_are_one_script(tmp_path: Path) -> None:
