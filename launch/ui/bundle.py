@@ -129,7 +129,7 @@ class Bundle:
 
     def value(self, name: str, value: bytes) -> None:
         """value: as JSON."""
-        self.file(f"data/{name}.js", b'tandem.put("%b",%b);\n' % (name.encode(), value))
+        self.file(f"data/{name}.js", b"tandem.put(%b,%b);\n" % (msgspec.json.encode(name), value))
 
     def file(self, name: str, content: bytes) -> None:
         path = self.folder / name
