@@ -14,6 +14,7 @@ Left out: how many groups teach nothing and cost no update, replacements, and ti
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from launch.plan.machine import SAMPLER_ROWS, Speed
 from launch.plan.memory import (
@@ -22,6 +23,7 @@ from launch.plan.memory import (
     adapter_bytes,
     decoded_at_once,
     micro_batch_tokens,
+    packed_bytes,
     used_tokens,
 )
 from launch.plan.shape import ModelShape
@@ -80,6 +82,8 @@ def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> St
 def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: int, lengths: Lengths) -> float:
     """One order: its prompts once, then one token of each row at a time; rows that have ended cost nothing."""
     prefill = shape.linear * speed.product_s(work.dtype, groups * lengths.prompt)
+    if work.packs_for(lengths.longest):
+        prefill += speed.rates[work.dtype].packing * packed_bytes(shape, work) / work.value_bytes
     width = min(rows, decoded_at_once(shape, work, lengths.longest))
     # A row that has ended is taken over by the next completion; the last ones end one after the other.
     steps = lengths.longest + max(0.0, rows / width - 1) * lengths.completion
@@ -90,10 +94,12 @@ def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: 
 
 def token_step_s(shape: ModelShape, work: Work, speed: Speed, *, groups: float, rows: float, lengths: Lengths) -> float:
     """One token of each row."""
-    rates = speed.rates[work.dtype]
-    products = shape.linear * speed.product_s(work.dtype, rows) * (1.0 if work.folds(shape) else THIN_PRODUCTS)
-    more_rows = speed.product_s(work.dtype, rows) - speed.product_s(work.dtype, SAMPLER_ROWS)
-    head = shape.vocabulary * shape.hidden * max(rates.head_step + more_rows, rates.product[0])
+    rates, packed = speed.rates[work.dtype], work.packs_for(lengths.longest)
+    product_s = partial(speed.product_s, work.dtype, packed=packed)
+    products = shape.linear * product_s(rows) * (1.0 if work.folds(shape) else THIN_PRODUCTS)
+    head_step = rates.packed_head_step if packed else rates.head_step
+    more_rows = product_s(rows) - product_s(SAMPLER_ROWS)
+    head = shape.vocabulary * shape.hidden * max(head_step + more_rows, product_s(1))
     sampler = rows * shape.vocabulary * speed.sampler
     seen = groups * lengths.prompt + rows * lengths.longest / 2
     cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.element
