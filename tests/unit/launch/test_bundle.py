@@ -44,7 +44,7 @@ def test_files_have_what_a_process_would_answer(tmp_path: Path, capsys: pytest.C
     log = Run(made.path).rollouts
     assert about(folder) == {"run": "first", "status": "done", "steps": list(range(1, 13)), "groups": 36}
     assert value(folder, "steps/5") == {"groups": [as_json(group_row(log.groups(5)[n], n)) for n in range(3)]}
-    assert value(folder, "tokens/5-2") == [as_json(answer_row(log.groups(5)[2], 2, 0))]
+    assert value(folder, "tokens/5-2") == [as_json(answer_row(log.groups(5)[2], 2, n)) for n in range(2)]
     task = log.heads(5)[1].task
     assert value(folder, f"tasks/{task[:2]}")[task] == as_json([head_row(head, n) for n, head in log.history(task)])
     said = capsys.readouterr().out
