@@ -116,7 +116,7 @@ class HFEngine:
         cached = torch.float32 if policy.device.type == "cpu" else policy.dtype
         self.token_bytes = token_bytes(policy.config.to_dict(), cached.itemsize)
         self.layers = layers_of(policy)
-        self.head, self.packing = RowProduct(policy.head), Packing()
+        self.packing = Packing()
         self.prepare()
         self.base = BaseChecksum(self.residency.sums)
         self.end_ids = torch.tensor(prompter.end_ids, dtype=torch.int64, device=policy.device)
@@ -228,7 +228,7 @@ class HFEngine:
         self.load_prompts(decoding)
         hidden = decoding.last_hidden[decoding.prompt_of_row]
         while True:
-            logits = self.policy.logits(hidden, sampling.temperature or 1.0, self.head)
+            logits = self.policy.logits(hidden, sampling.temperature or 1.0)
             told(decoding.append(logits, self.end_ids))
             if not len(decoding.rows):
                 return
@@ -287,8 +287,8 @@ class HFEngine:
         self.prepare()
 
     def row_products(self) -> list[RowProduct]:
-        """All that a decode step multiplies by."""
-        return [self.head, *(self.layers.row_products() if self.layers else [])]
+        """All of a decode step but the head, whose copy is not worth its memory."""
+        return self.layers.row_products() if self.layers else []
 
     def forget(self) -> None:
         """All memory but the model's."""

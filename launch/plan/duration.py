@@ -14,7 +14,6 @@ Left out: how many groups teach nothing and cost no update, replacements, and ti
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 from launch.plan.machine import SAMPLER_ROWS, Speed
 from launch.plan.memory import (
@@ -95,11 +94,10 @@ def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: 
 def token_step_s(shape: ModelShape, work: Work, speed: Speed, *, groups: float, rows: float, lengths: Lengths) -> float:
     """One token of each row."""
     rates, packed = speed.rates[work.dtype], work.packs_for(lengths.longest)
-    product_s = partial(speed.product_s, work.dtype, packed=packed)
-    products = shape.linear * product_s(rows) * (1.0 if work.folds(shape) else THIN_PRODUCTS)
-    head_step = rates.packed_head_step if packed else rates.head_step
-    more_rows = product_s(rows) - product_s(SAMPLER_ROWS)
-    head = shape.vocabulary * shape.hidden * max(head_step + more_rows, product_s(1))
+    weights = shape.linear * (1.0 if work.folds(shape) else THIN_PRODUCTS)
+    products = weights * speed.product_s(work.dtype, rows, packed=packed)
+    more_rows = speed.product_s(work.dtype, rows) - speed.product_s(work.dtype, SAMPLER_ROWS)
+    head = shape.vocabulary * shape.hidden * max(rates.head_step + more_rows, rates.product[0])
     sampler = rows * shape.vocabulary * speed.sampler
     seen = groups * lengths.prompt + rows * lengths.longest / 2
     cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.element

@@ -66,8 +66,6 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds per weight of the head for the logits of SAMPLER_ROWS rows."""
     packed: tuple[float, ...]
     """As `product`, with packed weights."""
-    packed_head_step: float
-    """As `head_step`, with packed weights."""
     packing: float
     """Seconds to pack a weight; 0 where nothing is packed."""
 
@@ -155,7 +153,6 @@ def is_sound(speed: Speed) -> bool:
     """Whether every figure is a time."""
     rates = [speed.rates[dtype] for dtype in DTYPES if dtype in speed.rates]
     times = [t for one in rates for t in (*one.product, *one.packed, one.gradient, one.head, one.head_step)]
-    times += [one.packed_head_step for one in rates]
     times += [speed.sampler, speed.operation, speed.element]
     whole = len(rates) == len(DTYPES) and all(len(one.product) == len(one.packed) == len(ROWS) for one in rates)
     return whole and all(math.isfinite(t) and t > 0 for t in times)
@@ -243,19 +240,17 @@ def measure_rates(dtype: Any) -> Rates:
 
     whole = best_time(both_ways) / (head.numel() * HEAD_ROWS)
     packs = dtype == torch.bfloat16 and packed_is_faster(weights[0])
-    every, last = [RowProduct(weight) for weight in weights], RowProduct(head)
+    every = [RowProduct(weight) for weight in weights]
     with torch.inference_mode():
         head_step = best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0)) / head.numel()
-        packing = time_to_pack([*every, last]) if packs else 0.0
+        packing = time_to_pack(every) if packs else 0.0
         packed = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product
-        packed_head = best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0, rounded=last)) / head.numel()
     return Rates(
         product=product,
         gradient=gradient,
         head=whole,
         head_step=head_step,
         packed=packed,
-        packed_head_step=packed_head,
         packing=packing,
     )
 
