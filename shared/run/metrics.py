@@ -58,6 +58,7 @@ KEYS = {
     "turns_mean": "turns/mean",
     "rollout_s": "time/rollout_s",
     "verify_s": "time/verify_s",
+    "swap_s": "time/swap_s",
     "update_s": "time/update_s",
     "idle_s": "time/idle_s",
     "step_s": "time/step_s",
@@ -161,10 +162,12 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Actors' time decoding."""
     verify_s: float
     """Actors' time scoring."""
+    swap_s: float
+    """Time of all processes in which they installed adapters, and moved the base between card and host memory."""
     update_s: float
     """Learner's time in passes and optimizer."""
     idle_s: float
-    """The step's time in which neither decoded, scored nor updated."""
+    """The step's time in which nobody decoded, scored, swapped or updated."""
     step_s: float
     """Wall time of the step."""
     actor_mb: float
@@ -203,6 +206,9 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """The evaluation that came since the row before, if one did: `step`, which is the number of updates that its policy
     has had; `greedy`, `sampled`, with several draws `pass_at_<k>` and `maj_at_<k>` for the largest k; `wall_s`. Rows
     have `eval/<name>` for those."""
+    energy: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    """Joules that the hardware counted in the step, of this machine: `card`, `cpu`. Rows have `energy/<name>_j` for
+    those that can be read."""
 
     def to_row(self) -> dict[str, Any]:
         row: dict[str, Any] = {}
@@ -215,6 +221,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
                 row |= {f"mem/{name}": finite(amount) for name, amount in value.items()}
             elif key == "evaluated":
                 row |= {f"eval/{name}": finite(figure) for name, figure in value.items()}
+            elif key == "energy":
+                row |= {f"energy/{source}_j": finite(joules) for source, joules in value.items()}
             elif key == "outcomes":
                 row |= {f"outcome/{outcome}": finite(value.get(outcome, 0.0)) for outcome in Outcome}
             else:

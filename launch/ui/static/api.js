@@ -1,4 +1,7 @@
-// Questions to the process behind this page. Names and texts are encoded; every answer is JSON.
+// Questions to the process behind this page, or to the files beside it. Names and texts are encoded; every answer of a
+// process is JSON.
+
+import { answer as fromFiles, bundle } from "./files.js";
 
 export class Problem extends Error {}
 
@@ -6,13 +9,14 @@ export class Problem extends Error {}
 export function said(error) {
   if (error instanceof Problem) return error.message;
   if (error instanceof TypeError && !error.message.includes("fetch")) console.error(error);
+  if (bundle) return `This page lacks a file: ${error.message}.`;
   return "The process behind this page does not answer.";
 }
 
 export async function ask(path, query = {}, signal = undefined) {
+  if (bundle) return told(await fromFiles(path, query));
   const words = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  const answer = await fetch(`/api/${path}?${new URLSearchParams(words)}`, { signal, credentials: "same-origin" });
-  return read(answer);
+  return read(await fetch(`/api/${path}?${new URLSearchParams(words)}`, { signal, credentials: "same-origin" }));
 }
 
 export async function tell(path, body = {}) {
@@ -27,8 +31,12 @@ export function of(run, ...parts) {
 async function read(answer) {
   if ((answer.headers.get("content-type") || "").startsWith("application/json")) {
     const content = await answer.json();
-    if (answer.ok) return content;
-    throw new Problem(content.problem);
+    return answer.ok ? content : told(content);
   }
   throw new Problem((await answer.text()).slice(0, 300));
+}
+
+function told(content) {
+  if (content.problem) throw new Problem(content.problem);
+  return content;
 }

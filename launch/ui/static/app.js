@@ -6,6 +6,7 @@
 import { said } from "./api.js";
 import { address, parse } from "./address.js";
 import { h, put } from "./dom.js";
+import { bundle } from "./files.js";
 import * as chat from "./chat.js";
 import * as compare from "./compare.js";
 import * as evaluate from "./evaluate.js";
@@ -14,7 +15,9 @@ import * as runs from "./runs.js";
 import * as samples from "./samples.js";
 import * as train from "./train.js";
 
+// A page that was written as files has some of them.
 const PAGES = { runs, monitor, samples, compare, evaluate, chat, train };
+const HOME = bundle ? address("samples", bundle.run) : "#/runs";
 const EVERY_MS = 1000;
 const main = document.getElementById("page");
 const wrong = h("p", { class: "problem", role: "alert", hidden: true });
@@ -25,7 +28,7 @@ let turn = 0;
 async function follow() {
   const before = route;
   route = parse(location.hash);
-  if (!PAGES[route.page]) route = parse("#/runs");
+  if (!PAGES[route.page]) route = parse(HOME);
   document.title = route.run ? `${route.run} - ${route.page} - Tandem` : `${route.page} - Tandem`;
   tabs();
   if (shown && before.page === route.page && before.run === route.run) {
@@ -83,7 +86,7 @@ function tabs() {
   const run = route.run,
     of = run ? ["monitor", "samples", "evaluate", "chat"] : [];
   const tab = (page, to, caption) =>
-    h("a", { href: to, "aria-current": page === route.page ? "page" : null }, caption);
+    PAGES[page] && h("a", { href: to, "aria-current": page === route.page ? "page" : null }, caption);
   put(
     document.getElementById("tabs"),
     tab("runs", "#/runs", "Runs"),
