@@ -1,0 +1,224 @@
+"""The page of `ui` in Chromium: how soon it is there, how quick it is, what it takes, how far it is behind a run, and
+what it costs a run that is watched.
+
+    page     50 runs, one of them with 10,000 steps and a group every tenth step. From the start of the process to all
+             runs on the screen; then each page REPEATS times, from the change of the address to its last part on the
+             screen; steps that are logged, until the page shows them; resident memory of the process at the end
+    watched  the embedded run, in turns of TURN_S seconds: a program asks what a Monitor and a Samples page ask once a
+             second, nobody looks, Chromium shows Monitor on the same cores, nobody looks, and so on. The cost is the
+             difference between the mean step of a turn and that of the next, in which nobody looks, over the latter,
+             with a 95 % interval of the paired bootstrap. The first steps, which warm up, are left out
+
+    python -m benchmarks.window page                        # a minute
+    python -m benchmarks.window watched --minutes 20
+"""
+
+import argparse
+import http.client
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import psutil
+from playwright.sync_api import Page, sync_playwright
+
+from benchmarks.machine import write_result
+from shared.run.files import LineLog
+from shared.run.metrics import MetricsLog
+from shared.run.reader import Run
+from shared.statistics import paired_bootstrap
+from tests.browser.conftest import chromium
+from tests.support.planted_runs import made_up, step_of
+from tests.support.window_runs import long_run, usual_run
+
+RUNS = 50
+REPEATS = 20
+TURN_S = 6.0
+WARM_STEPS = 20
+PAGES = {
+    "all runs": ("#/runs", "tr[data-run=long]", ""),
+    "curves of 10,000 steps": ("#/monitor/long", ".lane", ""),
+    "500 of these steps": ("#/monitor/long?first=4000&last=4500", ".axis", "4000"),
+    "the newest answers": ("#/samples/long", ".tokens .t", ""),
+    "answers in the middle": ("#/samples/long?step=5000", ".answer", "at step 5000"),
+    "two runs compared": ("#/compare?runs=run-00/run-01", ".changed summary", "alone"),
+    "evaluations of a run": ("#/evaluate/run-00", ".evaluation", ""),
+}
+"""Address, and the element, with a text, that a page draws last."""
+OPEN = """async ([hash, selector, text]) => {
+    const shown = () => [...document.querySelectorAll(selector)].some(found => found.textContent.includes(text));
+    const began = performance.now();
+    location.hash = hash;
+    while (!shown()) await new Promise(requestAnimationFrame);
+    await new Promise(requestAnimationFrame);
+    return performance.now() - began;
+}"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A started page."""
+
+    process: psutil.Process
+    started: float
+    address: str
+    port: int
+    token: str
+
+    def ask(self, path: str) -> Any:
+        """As a tab does."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("GET", f"/api/{path}", headers={"Cookie": f"tandem-{self.port}={self.token}"})
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        assert answer.status == 200, (path, body)
+        return json.loads(body)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Served]:
+    started = time.perf_counter()
+    argv = [sys.executable, "-m", "launch", "ui", str(folder), "--no-browser", "--port", "0"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        line = process.stdout.readline().strip()
+        address = urlsplit(line)
+        yield Served(
+            process=psutil.Process(process.pid),
+            started=started,
+            address=line,
+            port=address.port or 0,
+            token=parse_qs(address.query)["token"][0],
+        )
+        process.terminate()
+
+
+@contextmanager
+def tab() -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield browser.new_page(viewport={"width": 1280, "height": 860})
+        browser.close()
+
+
+def measure_page() -> Mapping[str, Any]:
+    with tempfile.TemporaryDirectory() as name, tab() as page:
+        folder = Path(name)
+        for number in range(RUNS - 2):
+            usual_run(folder / f"run-{number:02d}", steps=40, right=40 + number % 20)
+        long_run(folder / "long")
+        going = made_up(folder / "going", steps=40)
+        with going.locked(), served(folder) as found:
+            page.goto(found.address)
+            page.wait_for_selector("tr[data-run=long]")
+            first_s = time.perf_counter() - found.started
+            answers = {what: opened(page, *place) for what, place in PAGES.items()}
+            behind = behind_s(page, MetricsLog(LineLog(going.metrics)), first=41)
+            megabytes = found.process.memory_info().rss / 2**20
+    return {"runs": RUNS, "first_page_s": first_s, "pages": answers, "behind": behind, "memory_mb": megabytes}
+
+
+def opened(page: Page, hash_part: str, selector: str, text: str) -> Mapping[str, float]:
+    """From a page of another kind each time."""
+    taken: list[float] = []
+    for _ in range(REPEATS):
+        page.evaluate(OPEN, ["#/train", ".page.train", ""])
+        taken.append(page.evaluate(OPEN, [hash_part, selector, text]))
+    return {"median_ms": median(taken), "largest_ms": max(taken), "first_ms": taken[0]}
+
+
+def behind_s(page: Page, log: MetricsLog, first: int) -> Mapping[str, float]:
+    """Of steps that are logged at any moment between two looks of the page."""
+    page.evaluate(OPEN, ["#/monitor/going", ".page.monitor", ""])
+    taken: list[float] = []
+    for step in range(first, first + REPEATS):
+        time.sleep(random.uniform(0.5, 1.5))
+        log.log(step_of(step, step, {}))
+        began = time.perf_counter()
+        page.get_by_text(f"step {step} of").first.wait_for()
+        taken.append(time.perf_counter() - began)
+    return {"median_s": median(taken), "largest_s": max(taken)}
+
+
+def measure_watched(minutes: float) -> Mapping[str, Any]:
+    with tempfile.TemporaryDirectory() as name, tab() as page:
+        folder = Path(name)
+        argv = ["run", "embedded", "--out", str(folder / "run"), "--steps", "1000000", "--set", "eval.problems=0"]
+        with subprocess.Popen([sys.executable, "-m", "launch", *argv], stdout=subprocess.DEVNULL) as training:
+            while not (folder / "run" / "metrics.jsonl").is_file():
+                time.sleep(0.1)
+            with served(folder) as found:
+                page.goto(found.address)
+                end = time.monotonic() + 60 * minutes
+                turns = list(in_turns(found, page, Run(folder / "run"), end))
+            training.terminate()
+    return {"minutes": minutes, **{way: cost_of(way, turns) for way in ("asked", "shown")}}
+
+
+def in_turns(found: Served, page: Page, run: Run, end: float) -> Iterator[tuple[str, list[float]]]:
+    """Who looked, and the seconds of the steps that began and ended in that turn."""
+    stamps: dict[str, str] = {}
+    looks: Mapping[str, Callable[[], None]] = {
+        "asked": lambda: ask_all(found, stamps),
+        "shown": lambda: None,
+        "nobody": lambda: None,
+    }
+    while time.monotonic() < end:
+        for who in ("asked", "nobody", "shown", "nobody"):
+            page.goto("about:blank") if who != "shown" else page.goto(f"http://127.0.0.1:{found.port}/#/monitor/run")
+            before, until = len(run.metrics), time.monotonic() + TURN_S
+            while time.monotonic() < until:
+                looks[who]()
+                time.sleep(1.0)
+            # The first step of a turn began in the one before.
+            yield who, run.metrics.column("time/step_s")[max(before + 1, WARM_STEPS) :].tolist()
+
+
+def ask_all(found: Served, stamps: dict[str, str]) -> None:
+    """What two tabs ask every second."""
+    for question in ("overview", "steps"):
+        answer = found.ask(f"runs/run/{question}?stamp={stamps.get(question, '')}")
+        is_new = answer["stamp"] != stamps.get(question)
+        stamps[question] = answer["stamp"]
+        if question == "overview" and is_new:
+            for path in ("curves", "lanes", "why"):
+                found.ask(f"runs/run/{path}")
+        elif is_new and answer["steps"]:
+            for path in ("", "/0", "/0/0"):
+                found.ask(f"runs/run/steps/{answer['steps'][-1]}{path}")
+
+
+def cost_of(way: str, turns: Sequence[tuple[str, list[float]]]) -> Mapping[str, float]:
+    """Of a step, as a share of one at which nobody looks."""
+    means = [(who, fmean(steps)) for who, steps in turns if steps]
+    pairs = [(one[1], other[1]) for one, other in pairwise(means) if one[0] == way and other[0] == "nobody"]
+    found = paired_bootstrap([on for on, _ in pairs], [off for _, off in pairs])
+    base = fmean(off for _, off in pairs)
+    share = {"cost": found.mean / base, "low": found.low / base, "high": found.high / base}
+    return {"pairs": len(pairs), "step_s": base, **share}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("page", "watched"))
+    parser.add_argument("--minutes", type=float, default=20.0, metavar="N", help="of a watched run (default: 20)")
+    args = parser.parse_args()
+    found = measure_page() if args.what == "page" else measure_watched(args.minutes)
+    print(json.dumps(found, indent=2))
+    print(write_result(f"window_{args.what}", dict(found)))
+
+
+if __name__ == "__main__":
+    main()
