@@ -107,8 +107,8 @@ def spent(metrics: MetricsTable, unread: Mapping[str, str]) -> Spent:
     points = points_gained(metrics.column("reward/mean"))
     sums = {part: total(metrics.column(f"time/{part}_s")) for part in PARTS}
     used = {source: total(metrics.column(f"energy/{source}_j")) for source in SOURCES}
-    counted = {key.removeprefix("energy/").removesuffix("_j") for key in metrics.keys() if key.startswith("energy/")}  # noqa: SIM118
-    partly = {source: "partly" for source in SOURCES if source in counted and used[source] is None}
+    known_keys = set(metrics.keys())
+    partly = {source: "partly" for source in SOURCES if f"energy/{source}_j" in known_keys and used[source] is None}
     seconds, joules = known(sums), known(used)
     return Spent(
         points=points,

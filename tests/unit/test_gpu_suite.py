@@ -153,7 +153,7 @@ def test_a_file_says_what_the_keys_say(place: Place, tmp_path: Path) -> None:
 
 def test_trl_gets_our_sizes_and_the_type_to_compute_in(place: Place, tmp_path: Path) -> None:
     words = trl_words(place, R1.at(place), tmp_path / "rows.json")
-    given = dict(zip(words[2::2], words[3::2], strict=True))
+    given = dict(zip(words[3::2], words[4::2], strict=True))
     ours = config_of(keys_of(place, R1.at(place)))
     assert (given["--group"], given["--tokens"], given["--rank"]) == ("2", "6", str(ours.lora.rank))
     assert (given["--device"], given["--dtype"], given["--tasks"]) == ("cpu", "bf16", ours.tasks.source)

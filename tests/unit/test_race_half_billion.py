@@ -24,7 +24,7 @@ def test_both_sides_get_the_same_sizes_lora_and_optimizer(tmp_path: Path) -> Non
     assert (ours.rollout.prompts, ours.rollout.group, ours.rollout.max_new_tokens) == (4, 8, 64)
     for side in ("trl_fp32", "trl_bf16"):
         argv = trl_argv(side, 4, args, tmp_path, tmp_path / "out")
-        given = dict(zip(argv[2::2], argv[3::2], strict=True))
+        given = dict(zip(argv[3::2], argv[4::2], strict=True))
         assert given["--dtype"] == side.removeprefix("trl_")
         assert (given["--prompts"], given["--group"], given["--tokens"]) == ("4", "8", "64")
         assert given["--micro-batch"] == "8"

@@ -366,9 +366,8 @@ def test_a_run_that_ran_out_of_memory_resumes_and_replays_in_the_same_bits(
     assert saved(resumed) == saved(cramped) == saved(replayed)
 
 
-def test_seed_and_lag_make_a_difference(start: Callable[[Config], Run]) -> None:
-    digests = {start(config_for(max_lag=lag)).train() for lag in (0, 2)}
-    assert len(digests) == 2
+def test_lag_makes_a_difference(start: Callable[[Config], Run]) -> None:
+    assert len({start(config_for(max_lag=lag)).train() for lag in (0, 2)}) == 2
 
 
 def test_actor_and_learner_agree_on_every_token(start: Callable[[Config], Run]) -> None:
