@@ -46,6 +46,8 @@ RUNS = 50
 REPEATS = 20
 TURN_S = 6.0
 WARM_STEPS = 20
+STEPS = "20000"
+"""More than it does in that time."""
 PAGES = {
     "all runs": ("#/runs", "tr[data-run=long]", ""),
     "curves of 10,000 steps": ("#/monitor/long", ".lane", ""),
@@ -155,9 +157,10 @@ def behind_s(page: Page, log: MetricsLog, first: int) -> Mapping[str, float]:
 def measure_watched(minutes: float) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory() as name, tab() as page:
         folder = Path(name)
-        argv = ["run", "embedded", "--out", str(folder / "run"), "--steps", "1000000", "--set", "eval.problems=0"]
+        argv = ["run", "embedded", "--out", str(folder / "run"), "--steps", STEPS, "--set", "eval.problems=0"]
         with subprocess.Popen([sys.executable, "-m", "launch", *argv], stdout=subprocess.DEVNULL) as training:
             while not (folder / "run" / "metrics.jsonl").is_file():
+                assert training.poll() is None, "the run has ended"
                 time.sleep(0.1)
             with served(folder) as found:
                 page.goto(found.address)
