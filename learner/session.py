@@ -188,7 +188,8 @@ class Session:
         self.totals = self.state.load(checkpoint) if checkpoint else RunTotals()
         compaction = Compaction(config.journal, store, recorder)
         base, best = BaseChecksum(residency.sums), self.totals.best
-        self.files = RunFiles(run, config.log, self.state, store, compaction, base, words_of(model), best)
+        actors, words = self.dispatcher.peers.report, words_of(model)
+        self.files = RunFiles(run, config.log, self.state, store, compaction, base, words, best, actors)
         residency.sleep()
 
     def run_to_end(self) -> None:
