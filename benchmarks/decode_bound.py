@@ -32,7 +32,7 @@ from shared.model.policy import Policy
 from shared.model.prompt import load_prompter
 from shared.process.determinism import pin_torch
 
-GROUP, PROMPT, TOKENS = 8, 60, 24
+GROUP, PROMPT, TOKENS = 8, 60, 40
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from actor.engines.decoding import Decoding
 from actor.engines.engine import Completion, EndedCompletion, Identity, Progress, in_order
 from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.layers import dense_bytes, layers_of
+from actor.engines.packed import Packing, RowProduct
 from actor.engines.prompts import PIECE_TOKENS, last_hidden, pieces
 from actor.engines.replay import CudaGraphs
 from actor.engines.turns import Turns, run_groups
@@ -115,6 +116,7 @@ class HFEngine:
         cached = torch.float32 if policy.device.type == "cpu" else policy.dtype
         self.token_bytes = token_bytes(policy.config.to_dict(), cached.itemsize)
         self.layers = layers_of(policy)
+        self.packing = Packing()
         self.prepare()
         self.base = BaseChecksum(self.residency.sums)
         self.end_ids = torch.tensor(prompter.end_ids, dtype=torch.int64, device=policy.device)
@@ -178,6 +180,7 @@ class HFEngine:
     ) -> list[list[Completion]]:
         order, count = Unfinished(groups, progress), sum(len(group.seeds) for group in groups)
         width = self.fitting.of(min(self.width(groups, sampling), count))
+        self.packing.pack(self.row_products(), sampling.max_new_tokens)
         while reason := self.shortage(order, sampling, width):
             # Outside of the handler, whose exception keeps the tensors of all that it has left.
             self.free_memory()
@@ -283,8 +286,14 @@ class HFEngine:
         self.forget()
         self.prepare()
 
+    def row_products(self) -> list[RowProduct]:
+        """All of a decode step but the head, whose copy is not worth its memory."""
+        return self.layers.row_products() if self.layers else []
+
     def forget(self) -> None:
         """All memory but the model's."""
+        for product in self.row_products():
+            product.unpack()
         if self.fixed:
             self.fixed.forget()
 

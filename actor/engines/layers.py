@@ -14,7 +14,7 @@ Modules and weights are the policy's own, and the engine compares its decode loo
 used (HFEngine.check). Prompts, and models of other types, go through transformers' layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from actor.engines.kv_cache import LayerCache
+from actor.engines.packed import RowProduct
 from shared.model.lora import Adapter, AddLowRank, DenseMatmul, FrozenLinear, LoraLinear, Matmul, add_low_rank
 from shared.model.policy import Policy
 from shared.model.trained_layers import Norm, covers, signed
@@ -45,7 +46,7 @@ class Product:
 
     linears: tuple[Linear, ...]
     """What they are."""
-    matmul: Matmul
+    matmul: Matmul | RowProduct
     bias: torch.Tensor | None
     sizes: tuple[int, ...]
     """How many outputs each has."""
@@ -57,7 +58,9 @@ class Product:
     """Of all adapters."""
 
     @staticmethod
-    def of(linears: tuple[Linear, ...], matmul: Matmul, first: int, high: torch.Tensor | None) -> "Product":
+    def of(
+        linears: tuple[Linear, ...], matmul: Matmul | RowProduct, first: int, high: torch.Tensor | None
+    ) -> "Product":
         """matmul: of all their weights. first: the column of A x where their part begins."""
         sizes, biases = tuple(outputs(linear) for linear in linears), [frozen(linear).bias for linear in linears]
         bias, found = biases[0], [one for one in biases if one is not None]
@@ -138,8 +141,8 @@ class Stack:
             first = adapted[0].lora_A
             self.low = first.new_zeros(sum(len(linear.lora_A) for linear in adapted), first.shape[1], dtype=dtype)
         whole = neighbours([frozen(linear).matmul.dense for linear in self.linears])
-        at_once = [(self.linears, DenseMatmul(whole))] if whole is not None else None
-        one_by_one = [((linear,), frozen(linear).matmul) for linear in self.linears]
+        at_once = [(self.linears, RowProduct(whole))] if whole is not None else None
+        one_by_one = [((linear,), of_rows(frozen(linear).matmul)) for linear in self.linears]
         self.products, first = [], 0
         for linears, matmul in at_once or one_by_one:
             self.products.append(Product.of(linears, matmul, first, room_for_high(linears, dtype)))
@@ -170,6 +173,10 @@ class Stack:
         if self.folded is not None and self.products[0].bias is None:
             return torch.addmm(residual, x, self.folded.t())
         return residual + self(x)[0]
+
+
+def of_rows(matmul: Matmul) -> Matmul | RowProduct:
+    return matmul if matmul.dense is None else RowProduct(matmul.dense)
 
 
 def frozen(linear: Linear) -> FrozenLinear:
@@ -245,9 +252,17 @@ class Layers:
 
     def prepare(self) -> None:
         """Take the adapter as it is now."""
+        for stack in self.stacks():
+            stack.prepare(self.dtype)
+
+    def stacks(self) -> Iterator[Stack]:
         for layer in self.layers:
-            for stack in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                stack.prepare(self.dtype)
+            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
+
+    def row_products(self) -> list[RowProduct]:
+        """Of all weights that are in memory as they are."""
+        every = (product.matmul for stack in self.stacks() for product in stack.products)
+        return [matmul for matmul in every if isinstance(matmul, RowProduct)]
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, cached: Sequence[LayerCache]) -> torch.Tensor:
         """[n], [n] -> [n, H]"""

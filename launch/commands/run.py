@@ -31,6 +31,7 @@ from launch.display.console import next_command
 from launch.plan.cost import (
     NoPlan,
     Plan,
+    choose_packing,
     choose_recompute,
     find_shape,
     make_plan,
@@ -39,7 +40,6 @@ from launch.plan.cost import (
     table,
     work_of,
 )
-from launch.plan.free_memory import free_memory
 from launch.plan.machine import Speed, machine_speed, measure_elsewhere
 from launch.plan.memory import Work
 from launch.plan.remedies import refuse_if_too_large
@@ -57,6 +57,7 @@ from shared.config.training import BatchConfig, LossConfig
 from shared.config.tree import Config, RolloutConfig, warm_start
 from shared.errors import ConfigError
 from shared.process.determinism import Blas
+from shared.process.free_memory import free_memory
 from shared.process.usable_cards import check_cards, cpu_instead, has_card
 from shared.run.forecast import write_prediction
 from shared.run.run_dir import RunDir
@@ -225,7 +226,8 @@ def plan_of(work: Work, targets: Sequence[str], compute: ComputeConfig, steps: i
     except NoPlan as reason:
         return str(reason)
     speeds = lambda: speeds_of(compute, cache_root(work.model))  # noqa: E731
-    return choose_recompute(work, lambda one: make_plan(shape, one, free_memory(), steps=steps, speeds=speeds))
+    planned = lambda one: make_plan(shape, one, free_memory(), steps=steps, speeds=speeds)  # noqa: E731
+    return choose_recompute(work, lambda one: choose_packing(one, planned))
 
 
 def speeds_of(

@@ -1,5 +1,5 @@
 """Facts about the hardware: the processor, and the limits that a shell sets. Memory and the limits of a container are
-read by launch/plan/free_memory.py, cards by launch/card/cards.py.
+read by shared/process/free_memory.py, cards by launch/card/cards.py.
 """
 
 import os

@@ -28,9 +28,9 @@ from launch.doctor.libraries import (
 )
 from launch.doctor.model import Hub, Model, ask_hub, look_at_model
 from launch.doctor.probe import Look
-from launch.plan.free_memory import Cgroup, Memory, look_at_cgroup, look_at_memory
 from shared.config.tree import Config
 from shared.model.kernels.toolchain import Toolchain, look_at_toolchain
+from shared.process.free_memory import Cgroup, Memory, look_at_cgroup, look_at_memory
 
 QUICK_S = 3.0
 """For what takes milliseconds on a healthy machine."""

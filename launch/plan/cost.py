@@ -167,6 +167,12 @@ def choose_recompute(work: Work, plan: Callable[[Work], Plan]) -> Plan:
     return cost if cost.fits else plan(again)
 
 
+def choose_packing(work: Work, plan: Callable[[Work], Plan]) -> Plan:
+    """Without packed weights only if the run does not fit otherwise. Where it does not, the actor packs none."""
+    cost = plan(work)
+    return cost if cost.fits or not work.packs_for(work.rollout.max_new_tokens) else plan(replace(work, packs=False))
+
+
 def table(plan: Plan) -> list[str]:
     """The plan in a dozen lines."""
     memory, free = plan.memory, "" if plan.free is None else f", {size(plan.free)} are free"

@@ -22,6 +22,7 @@ from launch.plan.memory import (
     adapter_bytes,
     decoded_at_once,
     micro_batch_tokens,
+    packed_bytes,
     used_tokens,
 )
 from launch.plan.shape import ModelShape
@@ -81,6 +82,8 @@ def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> St
 def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: int, lengths: Lengths) -> float:
     """One order: its prompts once, then one token of each row at a time; rows that have ended cost nothing."""
     prefill = shape.linear * speed.product_s(work.dtype, groups * lengths.prompt)
+    if work.packs_for(lengths.longest):
+        prefill += speed.rates[work.dtype].packing * packed_bytes(shape, work) / work.value_bytes
     width = min(rows, decoded_at_once(shape, work, lengths.longest))
     # A row that has ended is taken over by the next completion; the last ones end one after the other.
     steps = lengths.longest + max(0.0, rows / width - 1) * lengths.completion
@@ -91,8 +94,9 @@ def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: 
 
 def token_step_s(shape: ModelShape, work: Work, speed: Speed, *, groups: float, rows: float, lengths: Lengths) -> float:
     """One token of each row."""
-    rates = speed.rates[work.dtype]
-    products = shape.linear * speed.product_s(work.dtype, rows) * (1.0 if work.folds(shape) else THIN_PRODUCTS)
+    rates, packed = speed.rates[work.dtype], work.packs_for(lengths.longest)
+    weights = shape.linear * (1.0 if work.folds(shape) else THIN_PRODUCTS)
+    products = weights * speed.product_s(work.dtype, rows, packed=packed)
     more_rows = speed.product_s(work.dtype, rows) - speed.product_s(work.dtype, SAMPLER_ROWS)
     head = shape.vocabulary * shape.hidden * max(rates.head_step + more_rows, rates.product[0])
     sampler = rows * shape.vocabulary * speed.sampler

@@ -1,6 +1,7 @@
 """How fast this machine computes: a measurement of about two seconds, kept in the cache folder.
 
     product     seconds per weight of `x W^T` for 1 to 512 rows; with one row it is the time to read a weight
+    packed      the same with packed weights, where they are packed (actor/engines/packed.py); and packing itself
     gradient    seconds per weight of `dy W` for 512 rows
     head        the same of logits with log-probs, forward and backward, as the learner computes them
     sampler     seconds per row and token of the vocabulary
@@ -24,7 +25,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
@@ -38,7 +39,7 @@ from shared.process.determinism import Blas, cpu_environment
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 2
+FORMAT = 3
 """Changes with what is measured."""
 MAX_AGE_DAYS = 30.0
 LIMIT_S = 60.0
@@ -63,6 +64,10 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds per weight of the head and row, forward and backward."""
     head_step: float
     """Seconds per weight of the head for the logits of SAMPLER_ROWS rows."""
+    packed: tuple[float, ...]
+    """As `product`, with packed weights."""
+    packing: float
+    """Seconds to pack a weight; 0 where nothing is packed."""
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,10 +82,10 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     element: float
     """Seconds per byte."""
 
-    def product_s(self, dtype: str, rows: float) -> float:
+    def product_s(self, dtype: str, rows: float, *, packed: bool = False) -> float:
         """Seconds per weight for this many rows: between two measurements a straight line, beyond the last one
         proportional."""
-        times = self.rates[dtype].product
+        times = self.rates[dtype].packed if packed else self.rates[dtype].product
         if rows >= ROWS[-1]:
             return times[-1] * rows / ROWS[-1]
         for (low, high), (first, second) in zip(pairwise(ROWS), pairwise(times), strict=True):
@@ -147,9 +152,9 @@ def read(file: Path) -> Measured | None:
 def is_sound(speed: Speed) -> bool:
     """Whether every figure is a time."""
     rates = [speed.rates[dtype] for dtype in DTYPES if dtype in speed.rates]
-    times = [t for one in rates for t in (*one.product, one.gradient, one.head, one.head_step)]
+    times = [t for one in rates for t in (*one.product, *one.packed, one.gradient, one.head, one.head_step)]
     times += [speed.sampler, speed.operation, speed.element]
-    whole = len(rates) == len(DTYPES) and all(len(one.product) == len(ROWS) for one in rates)
+    whole = len(rates) == len(DTYPES) and all(len(one.product) == len(one.packed) == len(ROWS) for one in rates)
     return whole and all(math.isfinite(t) and t > 0 for t in times)
 
 
@@ -214,6 +219,7 @@ def measure(threads: int) -> Speed:
 def measure_rates(dtype: Any) -> Rates:
     import torch
 
+    from actor.engines.packed import RowProduct, packed_is_faster
     from shared.model.head import head_logits, token_stats
     from shared.model.products import weight_product
 
@@ -232,10 +238,29 @@ def measure_rates(dtype: Any) -> Rates:
     def both_ways() -> None:
         token_stats(hidden, head, targets, temperature=1.0, rows=HEAD_ROWS).logprobs.sum().backward()
 
+    whole = best_time(both_ways) / (head.numel() * HEAD_ROWS)
+    packs = dtype == torch.bfloat16 and packed_is_faster(weights[0])
+    every = [RowProduct(weight) for weight in weights]
     with torch.inference_mode():
         head_step = best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0)) / head.numel()
-    whole = best_time(both_ways) / (head.numel() * HEAD_ROWS)
-    return Rates(product=product, gradient=gradient, head=whole, head_step=head_step)
+        packing = time_to_pack(every) if packs else 0.0
+        packed = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product
+    return Rates(
+        product=product,
+        gradient=gradient,
+        head=whole,
+        head_step=head_step,
+        packed=packed,
+        packing=packing,
+    )
+
+
+def time_to_pack(products: Sequence[Any]) -> float:
+    """Seconds per weight."""
+    start = time.perf_counter()
+    for product in products:
+        product.pack()
+    return (time.perf_counter() - start) / sum(product.dense.numel() for product in products)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
              + the larger of rollout and update (their sum if both compute at once)
 
     shared   libraries, and the base as a mapped file: pages that all processes have in common, counted once
-    rollout  keys and values of an order's prompts and completions, and the sampler's rows over the vocabulary; an
-             evaluation has a prompt for each row and may have a larger cap
+    rollout  keys and values of an order's prompts and completions, the sampler's rows over the vocabulary, in bf16 a
+             packed copy of the layers; an evaluation has a prompt for each row and may have a larger cap
     update   activations of the largest micro-batch, and the tiles of the head
 
 On a CPU freed memory goes back to the system after a turn, but for a little, so only the larger of the two peaks counts
@@ -22,7 +22,7 @@ from typing import Literal
 from launch.plan.shape import ModelShape
 from shared.config.data import CurriculumConfig
 from shared.config.model import ModelConfig
-from shared.config.processes import LOGIT_BYTES, ActorConfig, EvalConfig, is_folded, rows_at_once
+from shared.config.processes import LOGIT_BYTES, PACKED_TOKENS, ActorConfig, EvalConfig, is_folded, rows_at_once
 from shared.config.training import BatchConfig
 from shared.config.tree import RolloutConfig
 from shared.process.determinism import COMPILED_PRODUCTS
@@ -119,6 +119,8 @@ class Work:
     """Actors that compute at the same time."""
     in_turns: bool = False
     """Whether a completion is a conversation, whose keys and values are kept between its turns."""
+    packs: bool = True
+    """Whether there is memory for packed layers while an order is decoded (actor/engines/packed.py)."""
 
     @property
     def order_groups(self) -> int:
@@ -137,6 +139,10 @@ class Work:
     @property
     def recomputes(self) -> bool:
         return self.batch.recompute == "always"
+
+    def packs_for(self, cap: int) -> bool:
+        """Whether weights are packed for an order whose completions may have so many tokens."""
+        return self.packs and self.is_dense and self.dtype == "bf16" and cap >= PACKED_TOKENS
 
     def folds(self, shape: ModelShape) -> bool:
         """Whether the actor has sums of weights and adapter."""
@@ -269,12 +275,19 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     prompts = at_once if work.in_turns else min(prompts, at_once)
     fed = prompts * (cap // 2 if work.in_turns else prompt)
     kept = {"earlier turns": rows * prompt * token_bytes(shape)} if work.in_turns else {}
+    packed = {"packed weights": packed_bytes(shape, work)} if work.packs_for(cap) else {}
     return {
+        **packed,
         "keys and values": (prompts * prompt + at_once * cap) * token_bytes(shape),
         **kept,
         "sampler": at_once * shape.vocabulary * LOGIT_BYTES,
         "prompts": fed * layer_outputs(shape) * work.value_bytes,
     }
+
+
+def packed_bytes(shape: ModelShape, work: Work) -> int:
+    """Of the layers, where the decode loop is our own."""
+    return work.value_bytes * shape.linear if shape.own_layers else 0
 
 
 def longest_prompt(work: Work, cap: int) -> int:

@@ -198,6 +198,8 @@ LOGIT_BYTES = 8
 FOLDED_BYTES = 64 * 2**20
 """At the 3 MiB of the embedded model folding saves a tenth of a step of 128 rows and a quarter of one of 8; beyond this
 size the second copy is what counts."""
+PACKED_TOKENS = 32
+"""From this cap on `hf` packs the weights for an order (actor/engines/packed.py)."""
 
 
 def rows_at_once(max_sequences: int, cached_bytes: int, vocabulary: int, *, on_card: bool) -> int:

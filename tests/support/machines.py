@@ -16,11 +16,11 @@ from launch.doctor.hardware import Limits, Processor
 from launch.doctor.libraries import Device, Driver, Library, Reward, RoundTrip, Software, TorchBuild
 from launch.doctor.machine import Machine
 from launch.doctor.model import Hub, Model
-from launch.plan.free_memory import Cgroup, Memory
 from launch.plan.shape import ModelShape
 from shared.config.load import resolve
 from shared.config.tree import Config
 from shared.model.kernels.toolchain import Toolchain
+from shared.process.free_memory import Cgroup, Memory
 
 Change = Callable[[Machine], Machine]
 GIB = 2**30

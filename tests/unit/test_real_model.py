@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.curves import HEIGHT, LEFT, TOP, WIDTH, ceiling, picture, running_means
-from benchmarks.real_model import compared, label_of, overrides, trained_s
+from benchmarks.real_model import compared, has_ended, label_of, overrides, trained_s
+from shared.run.run_dir import RunDir
+from shared.run.summary import Status, Summary, write_summary
 from shared.statistics import paired
 from tests.support.fakes import toy_evaluation
 
@@ -42,6 +44,18 @@ def test_the_time_of_a_run_is_that_of_its_whole_lines(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"time_s": 7.0, "time/step_s": 2.0}\n{"time_s": 10.0, "time/step_s": 3.0}\n{"time_')
     assert trained_s(tmp_path) == 5.0
+
+
+def test_only_a_run_that_has_ended_is_not_trained_again(tmp_path: Path) -> None:
+    assert not has_ended(tmp_path / "none")
+    run = RunDir.create(tmp_path / "run", b"{}")
+    assert not has_ended(run.path), "killed before its first summary"
+    statuses: tuple[Status, ...] = ("running", "stopped", "done")
+    found = []
+    for status in statuses:
+        write_summary(run, Summary(status=status, steps=8, wall_s=1.0, adapter_sha256="ab" * 32))
+        found.append(has_ended(run.path))
+    assert found == [False, True, True]
 
 
 def test_the_picture_has_two_lines_for_each_run_inside_its_axes() -> None:

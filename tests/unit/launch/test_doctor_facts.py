@@ -14,7 +14,7 @@ from launch.doctor.finding import Missing
 from launch.doctor.hardware import Limits, look_at_limits, look_at_processor
 from launch.doctor.libraries import look_at_software
 from launch.doctor.probe import Look
-from launch.plan.free_memory import Cgroup, look_at_cgroup, look_at_memory
+from shared.process.free_memory import Cgroup, look_at_cgroup, look_at_memory
 from shared.process.processor import read_flags
 from tests.support.machines import GIB, but, sound
 

@@ -39,14 +39,14 @@ from shared.model.head import CPU_COLUMNS
 from tests.support.machines import GIB, HALF, QWEN_15B, write_model
 
 LENGTHS = Lengths(prompt=64, completion=64, longest=64)
-RATES = Rates(product=(1e-9, 1e-9, 1e-9, 2e-9, 8e-9), gradient=8e-9, head=5e-11, head_step=1e-9)
+TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
+RATES = Rates(product=TIMES, packed=TIMES, packing=0.0, gradient=8e-9, head=5e-11, head_step=1e-9)
 SPEED = Speed(rates=dict.fromkeys(DTYPES, RATES), sampler=5e-9, operation=1e-6, element=1e-10)
 
 
 def work(lengths: Lengths = LENGTHS, **sections: Mapping[str, object]) -> Work:
     """One prompt, 8 completions of 64 tokens, unless the sections say otherwise."""
-    small = {"prompts": 1, "group": 8, "max_new_tokens": 64}
-    given = {**sections, "rollout": {**small, **sections.get("rollout", {})}}
+    given = {**sections, "rollout": {"prompts": 1, "group": 8, "max_new_tokens": 64, **sections.get("rollout", {})}}
     config = resolve({"model": {"path": "somewhere"}, "eval": {"problems": 0}, **given})
     return replace(work_of(config, cores=2), lengths=lengths)
 

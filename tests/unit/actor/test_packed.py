@@ -1,0 +1,105 @@
+"""Packed weights: the same bits, for the time of an order, and only where there is memory and they help."""
+
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+
+from actor.engines.hf_engine import HFEngine
+from actor.engines.packed import Packing, RowProduct, has_room, packed_is_faster
+from protocol.messages import Sampling
+from shared.config.processes import PACKED_TOKENS
+from shared.model.products import weight_product
+from tests.support.fakes import tiny_prompter, unheard
+from tests.unit.actor.test_layers import ADAPTED, groups, policy_of
+
+SUPPORTED = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+needs_bf16 = pytest.mark.skipif(not SUPPORTED, reason="this processor has no bf16 products in oneDNN")
+
+
+def weight_of(out: int, size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(out, size, generator=torch.Generator().manual_seed(out)).to(dtype)
+
+
+@needs_bf16
+@pytest.mark.parametrize("rows", [1, 3, 8, 16, 40, 130])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_packed_product_has_the_bits_of_the_plain_one(rows: int, has_bias: bool) -> None:
+    weight, x = weight_of(320, 192), weight_of(rows, 192)
+    bias = weight_of(1, 320)[0] if has_bias else None
+    product = RowProduct(weight)
+    plain = product(x, bias)
+    product.pack()
+    assert product.packed is not None
+    assert torch.equal(plain, weight_product(x, weight, bias))
+    assert torch.equal(product(x, bias), plain)
+    product.unpack()
+    assert product.packed is None
+
+
+@needs_bf16
+def test_an_order_gives_the_same_completions_with_packed_weights_and_leaves_none(tmp_path: Path) -> None:
+    policy = policy_of(tmp_path, "Qwen2", torch.bfloat16, ADAPTED[1])
+    engine = HFEngine(policy, tiny_prompter(*range(6)))
+    sampling = Sampling(temperature=1.0, max_new_tokens=PACKED_TOKENS)
+    found = {}
+    for helps in (False, True):
+        engine.packing.helps = helps
+        found[helps] = list(chain.from_iterable(engine.generate(groups(), sampling, unheard)))
+        assert all((product.packed is not None) == helps for product in engine.row_products())
+        engine.sleep()
+        assert all(product.packed is None for product in engine.row_products())
+    for mine, theirs in zip(found[True], found[False], strict=True):
+        assert mine.ids.tolist() == theirs.ids.tolist()
+        assert mine.logprobs.tobytes() == theirs.logprobs.tobytes()
+
+
+@needs_bf16
+def test_a_new_adapter_is_used_with_packed_weights(tmp_path: Path) -> None:
+    policy = policy_of(tmp_path, "Qwen2", torch.bfloat16, ADAPTED[1])
+    engine = HFEngine(policy, tiny_prompter(*range(6)))
+    engine.packing.helps = True
+    sampling = Sampling(temperature=0.0, max_new_tokens=PACKED_TOKENS)
+    first = engine.generate(groups(), sampling, unheard)
+    for layer in policy.adapter.layers.values():
+        layer.lora_B.data.mul_(-3.0)
+    engine.prepare()
+    packed = engine.generate(groups(), sampling, unheard)
+    engine.sleep()
+    engine.packing.helps = False
+    plain = engine.generate(groups(), sampling, unheard)
+    numbers = [[one.logprobs.tobytes() for group in found for one in group] for found in (first, packed, plain)]
+    assert numbers[1] == numbers[2] != numbers[0]
+
+
+def test_what_is_not_worth_it_is_not_packed() -> None:
+    packing, product = Packing(), RowProduct(weight_of(64, 64))
+    packing.helps = True
+    packing.pack([product], PACKED_TOKENS - 1)
+    assert product.packed is None, "a short order"
+    dense = RowProduct(weight_of(64, 64, torch.float32))
+    packing.pack([dense, product], PACKED_TOKENS)
+    assert dense.packed is None and product.packed is None, "fp32"
+    packing.helps = False
+    packing.pack([product], PACKED_TOKENS)
+    assert product.packed is None, "not faster on this machine"
+
+
+def test_without_room_for_two_copies_nothing_is_packed() -> None:
+    enormous = RowProduct(torch.empty(1, 1, dtype=torch.bfloat16).expand(2**23, 2**23))
+    assert not has_room([enormous])
+    assert has_room([RowProduct(weight_of(64, 64))])
+    packing = Packing()
+    packing.helps = True
+    packing.pack([enormous], PACKED_TOKENS)
+    assert enormous.packed is None
+
+
+@needs_bf16
+def test_measuring_takes_no_random_number_and_no_weight() -> None:
+    weight = weight_of(2048, 512)
+    before, state = weight.clone(), torch.get_rng_state()
+    assert packed_is_faster(weight) in {False, True}
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(weight, before)
