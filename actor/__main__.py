@@ -28,12 +28,12 @@ from shared.config.tree import Config
 from shared.errors import ConfigError, RunDirError
 from shared.process.determinism import cpu_environment
 from shared.process.entry_point import run_process
+from shared.process.invitation import MAX_TEXT_BYTES, accept
 from shared.process.processor import is_open
 from shared.process.trace import open_trace
 from shared.process.usable_cards import check_cards
 from shared.process.watchdog import Watchdog, WatchedActorPort, open_stacks
 from shared.run.forecast import planned_on_card
-from shared.run.invitation import MAX_TEXT_BYTES, accept
 from shared.run.run_dir import RunDir
 
 POLL_S = 0.2

@@ -1,6 +1,6 @@
 """`key`: make a key for one more actor of a run, before the run starts or while it trains. Each actor has its own.
 
-`invite` makes a key too, and prints one command that another machine runs to join with it (shared/run/invitation.py).
+`invite` makes a key too, and prints one command that joins with it from another machine (shared/process/invitation.py).
 """
 
 import shlex
@@ -14,8 +14,8 @@ from protocol.access.keys import ActorFile, create_actor_key, read_key_file
 from shared.config.load import config_from_json
 from shared.config.processes import LinkConfig, dial_address
 from shared.errors import ConfigError
+from shared.process.invitation import digest, write_invitation
 from shared.process.processor import is_open
-from shared.run.invitation import digest, write_invitation
 from shared.run.run_dir import RunDir
 
 

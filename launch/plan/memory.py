@@ -155,7 +155,7 @@ Items = dict[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
-    """Bytes, by what they are for."""
+    """Bytes, by what they are for; how many actors there are, and how many decode at once."""
 
     shared: Items
     """In memory once."""
@@ -177,7 +177,6 @@ class HostMemory:
     """Whether update and rollout are at the same time."""
     actors: int
     at_once: int
-    """Actors that decode at the same time."""
 
     @property
     def total(self) -> int:

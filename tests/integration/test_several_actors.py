@@ -10,7 +10,7 @@ import pytest
 
 from protocol.access.keys import ActorFile, create_actor_key, read_key_file
 from shared.config.load import config_from_json
-from shared.run.invitation import write_invitation
+from shared.process.invitation import write_invitation
 from shared.run.run_dir import RunDir
 from tests.support.runs import (
     ROOT,

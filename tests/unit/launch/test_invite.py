@@ -13,7 +13,7 @@ from launch.__main__ import main
 from protocol.access.keys import load_actor_key, read_allowed
 from shared.config.load import config_from_json
 from shared.errors import ConfigError, UserError
-from shared.run.invitation import MAX_JSON_BYTES, Invitation, accept, read_invitation
+from shared.process.invitation import MAX_JSON_BYTES, Invitation, accept, read_invitation
 
 SETTLED = ("compute.dtype=fp32", "compute.learner_threads=1", "compute.actor_threads=1", "rollout.prompts=6")
 

@@ -25,7 +25,8 @@ from shared.config.tree import RolloutConfig
 from shared.process.lease import NoLease, lease_for
 from tests.support.machines import HALF, but, configured, sound
 
-RATES = Rates(product=(1e-9, 1e-9, 1e-9, 2e-9, 8e-9), gradient=8e-9, head=5e-11, head_step=1e-9)
+TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
+RATES = Rates(product=TIMES, packed=TIMES, packing=0.0, gradient=8e-9, head=5e-11, head_step=1e-9)
 SPEED = Speed(rates=dict.fromkeys(DTYPES, RATES), sampler=5e-9, operation=1e-6, element=1e-10)
 
 
@@ -129,7 +130,7 @@ def test_the_plan_says_each_of_so_many_and_a_refusal_names_fewer() -> None:
     plan = make_plan(HALF, three, None, steps=10, speeds=lambda: (SPEED, SPEED))
     assert any("each of 4 actors" in line for line in table(plan))
     assert plan_as_json(plan)["actors"] == 4
-    free = int(0.95 * host_memory(HALF, work(8, actors=2)).total)
+    free = int(0.901 * host_memory(HALF, work(8, actors=2)).total)
     refused = make_plan(HALF, three, free, steps=10, speeds=lambda: (SPEED, SPEED))
     assert not refused.fits
     assert {"compute.actors": "2"} in [remedy.settings for remedy in refused.remedies]
