@@ -62,10 +62,12 @@ class Rollout:
             start = time.monotonic()
             with self.trace.phase("install"):
                 self.installer.install(policy, woken=self.engine.wake())
+            installed = time.monotonic()
             with self.trace.phase("decode"):
                 sampled = self.sample(order, beat)
-            self.engine.sleep()
             decoded = time.monotonic()
+            self.engine.sleep()
+            slept = time.monotonic()
         with self.trace.phase("score"):
             groups = sampled()
         if order.teacher:
@@ -74,8 +76,9 @@ class Rollout:
         card = turn.peak.mib()
         timings = Timings(
             wait_s=turn.waited_s,
-            rollout_s=decoded - start,
-            verify_s=time.monotonic() - decoded,
+            swap_s=installed - start + slept - decoded,
+            rollout_s=decoded - installed,
+            verify_s=time.monotonic() - slept,
             memory_mb=peak_memory_mb(),
             card_allocated_mb=card["allocated"],
             card_reserved_mb=card["reserved"],

@@ -201,6 +201,10 @@ def look(args: "argparse.Namespace") -> int:
         from launch.display.terminal.command import watch
 
         return watch(directory=args.directory)
+    if args.command == "report" and args.bundle:
+        from launch.ui.bundle import bundle
+
+        return bundle(directories=args.directories, folder=args.bundle, megabytes=args.megabytes)
     if args.command == "report":
         from launch.display.page.command import report
 

@@ -166,7 +166,13 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="run directory")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: report.html in the first run's directory")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--out", type=Path, metavar="FILE", help="default: report.html in the first run's directory")
+    where.add_argument(
+        "--bundle", type=Path, metavar="DIR", help="write all answers of a run as a page into a new folder"
+    )
+    most = "of a bundle at most; steps that do not fit are left out (default: 100)"
+    parser.add_argument("--megabytes", type=positive_int, default=100, metavar="N", help=most)
 
 
 def add_key(parser: argparse.ArgumentParser) -> None:

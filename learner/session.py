@@ -42,10 +42,11 @@ from shared.base.checksum import BaseChecksum
 from shared.base.load import pick_device
 from shared.base.loading import fitting, lighter
 from shared.base.residency import WakingLease, lend, residency_of
-from shared.config.processes import ActorConfig, LinkConfig, bind_address
+from shared.config.processes import ActorConfig, ComputeConfig, LinkConfig, bind_address
 from shared.config.tree import Config
-from shared.process.card import driver_of
+from shared.process.card import card_facts, driver_of
 from shared.process.determinism import record
+from shared.process.energy import open_meter
 from shared.process.lease import ComputeLease, lease_for
 from shared.process.trace import Trace
 from shared.process.watchdog import Watchdog, WatchedLearnerPort
@@ -102,6 +103,15 @@ def loading(lease: ComputeLease, device: torch.device) -> AbstractContextManager
     """On a card this is a turn, since the bases of both processes together may be too large. On a CPU they are one, and
     both processes load at the same time."""
     return nullcontext() if device.type == "cpu" else lease.hold("learner")
+
+
+def cards_of(compute: ComputeConfig, device: torch.device) -> list[str]:
+    """UUIDs of the cards that this run uses on this machine."""
+    if device.type == "cpu":
+        return []
+    numbers = {compute.learner_card, compute.actor_card}
+    here = [number for number in sorted(numbers) if number < torch.cuda.device_count()]
+    return [card_facts(torch.device("cuda", number)).uuid for number in here]
 
 
 def why_alone(actor: ActorConfig, *, needs_actor: bool) -> str:
@@ -188,14 +198,17 @@ class Session:
         self.totals = self.state.load(checkpoint) if checkpoint else RunTotals()
         compaction = Compaction(config.journal, store, recorder)
         base, best = BaseChecksum(residency.sums), self.totals.best
-        actors, words = self.dispatcher.peers.report, words_of(model)
-        self.files = RunFiles(run, config.log, self.state, store, compaction, base, words, best, actors)
+        self.meter = open_meter(cards_of(config.compute, model.policy.device))
+        actors, words, unread = self.dispatcher.peers.report, words_of(model), self.meter.unread
+        self.files = RunFiles(run, config.log, self.state, store, compaction, base, words, best, unread, actors)
         residency.sleep()
 
     def run_to_end(self) -> None:
         """Train what is left, and say in the summary how it ended."""
         curriculum = self.state.plan.curriculum
-        report = StepReport(self.model.config, self.files, self.totals, self.stop, curriculum.metrics, self.trace)
+        report = StepReport(
+            self.model.config, self.files, self.totals, self.stop, curriculum.metrics, self.trace, self.meter
+        )
         self.files.resume_at(self.first_step + 1)
         self.files.write_summary("running", self.first_step, report.wall_s())
         try:

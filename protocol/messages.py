@@ -28,7 +28,7 @@ from protocol.limits import (
 )
 from protocol.outcome import Outcome
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
@@ -199,8 +199,10 @@ class Timings(Record, frozen=True, kw_only=True):
 
     wait_s: Seconds
     """Waiting for the lease."""
+    swap_s: Seconds
+    """Installing the adapter, and moving the base between card and host memory."""
     rollout_s: Seconds
-    """Installing the adapter and decoding."""
+    """Decoding."""
     verify_s: Seconds
     """Scoring."""
     memory_mb: Megabytes

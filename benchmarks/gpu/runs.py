@@ -46,7 +46,7 @@ from tests.support.runs import (
     wait_until,
 )
 
-CARD_KEYS = ("time/", "mem/", "mismatch/", "length/", "tokens_per_s", "grad_norm")
+CARD_KEYS = ("time/", "mem/", "energy/", "mismatch/", "length/", "tokens_per_s", "grad_norm")
 
 
 def tests(place: Place, note: Note) -> None:

@@ -7,6 +7,7 @@ otherwise in at most 5 % of comparisons. Greedy completions and single draws are
 
 Each side is a run, whose evaluation `--label` is read, or the file of an evaluation. Two evaluations with different
 tasks, verifiers, caps or temperatures are refused, since their difference would mean nothing.
+Of two runs the time and the energy of their steps are shown too, in all and for a point of reward.
 """
 
 from collections.abc import Iterator
@@ -14,14 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.display.console import make_console, next_command
+from launch.display.report import spent_rows
 from protocol.outcome import Outcome
 from protocol.plain_text import for_terminal
 from shared.errors import DataError
 from shared.run.evaluation import Decoded, Evaluation, TaskResult, read_evaluation, right
+from shared.run.reader import Run
 from shared.run.run_dir import RunDir
 from shared.statistics import Difference, paired
 
 MAX_COLUMNS = 100
+NAME_COLUMNS, SPENT_COLUMNS = 26, 28
 VERDICTS = 2
 LEVEL = 1 - 0.05 / VERDICTS
 
@@ -39,7 +43,8 @@ def compare_runs(*, first: Path, second: Path, label: str, flips: int) -> int:
     sides = open_side(first, label), open_side(second, label)
     refuse_unlike(*sides)
     console = make_console()
-    for line in report(*sides, flips):
+    runs = [Run(path) for path in (first, second) if path.is_dir()]
+    for line in (*report(*sides, flips), *(spent_lines(*runs) if len(runs) == len(sides) else ())):
         console.print(line, soft_wrap=True, markup=False)
     return 0
 
@@ -134,6 +139,23 @@ def flipped(a: Evaluation, b: Evaluation) -> list[tuple[TaskResult, TaskResult]]
     """Tasks whose greedy completion is correct in a and not in b."""
     pairs = zip(a.task_results, b.task_results, strict=True)
     return [(one, other) for one, other in pairs if one.greedy == Outcome.CORRECT != other.greedy]
+
+
+def spent_lines(a: Run, b: Run) -> Iterator[str]:
+    """Nothing if a run has no step."""
+    if not (len(a.metrics) and len(b.metrics)):
+        return
+    rows = [{name: spent_words(*row) for name, *row in spent_rows(run.spent())} for run in (a, b)]
+    yield ""
+    yield f"{'time and energy':{NAME_COLUMNS}s} {'A':{SPENT_COLUMNS}s} B"
+    for name in dict.fromkeys(name for of in rows for name in of):
+        one, other = (of.get(name, "") for of in rows)
+        yield f"  {name:{NAME_COLUMNS - 2}s} {one:{SPENT_COLUMNS}s} {other}".rstrip()
+
+
+def spent_words(whole: str, of_a_point: str) -> str:
+    """`12 s, 0.5 s a point`"""
+    return f"{whole}, {of_a_point} a point" if of_a_point else whole
 
 
 def shown(title: str, pairs: list[tuple[TaskResult, TaskResult]], limit: int) -> Iterator[str]:

@@ -39,6 +39,7 @@ COLOURS: dict[str, str] = {
     Outcome.ERROR: "bright_red",
     Outcome.ABSTAIN: "bright_black",
     "rollout": "cyan",
+    "swap": "magenta",
     "verify": "yellow",
     "update": "green",
     "idle": "bright_black",

@@ -2,6 +2,7 @@
 
 print_report        how the run ended, base against trained, the reward, a few completions, and what to type next
 print_evaluation    every figure with its interval, n, draws and cap; `markdown` is the same as a document
+spent_rows          time and energy of a point of reward, for the page and for `compare`
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from launch.plan.duration import seconds
 from protocol.outcome import Outcome
 from protocol.plain_text import for_terminal
 from shared.run.evaluation import Decoded, Evaluation, Example, Share, largest, read_evaluation, right
-from shared.run.forecast import Figures
+from shared.run.forecast import Figures, Spent
 from shared.run.run_dir import RunDir
 from shared.run.summary import Summary, read_summary
 from shared.statistics import paired
@@ -182,6 +183,29 @@ def forecast(predicted: Figures | None, measured: Figures | None) -> Iterator[Re
             table.add_row(name, *(seconds(amount) if unit == "s" else f"{amount:.0f}{unit}" for amount in pair))
     if table.row_count:
         yield table
+
+
+ENERGY = {"card": "energy of the card", "cpu": "energy of the processor"}
+SpentRow = tuple[str, str, str]
+
+
+def spent_rows(spent: Spent) -> Iterator[SpentRow]:
+    """What, of all steps, of a point of reward. A source of energy without a figure says why."""
+    yield "points of reward", "none" if spent.points is None else f"{spent.points:.1f}", ""
+    for part, amount in spent.seconds.items():
+        yield part, seconds(amount), seconds(spent.seconds_per_point[part]) if spent.points else ""
+    for source, name in ENERGY.items():
+        if source in spent.joules:
+            yield name, joules(spent.joules[source]), joules(spent.joules_per_point[source]) if spent.points else ""
+        elif source in spent.unread:
+            yield name, spent.unread[source], ""
+
+
+def joules(amount: float) -> str:
+    """`0.314 J`, `812 J`, `21.5 kJ`, `3.42 MJ`."""
+    if amount >= 1e4:
+        return f"{amount / 1e6:.3g} MJ" if amount >= 1e6 else f"{amount / 1e3:.3g} kJ"
+    return f"{amount:.0f} J" if amount >= 100 else f"{amount:.3g} J"
 
 
 def facts(results: Results) -> Text:

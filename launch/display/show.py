@@ -8,7 +8,7 @@
 Groups and samples are counted from 0. Texts come from a model and are escaped.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,7 +33,7 @@ def show(*, directory: Path, step: int | None, group: int | None, sample: int | 
         if sample is not None:
             raise UserError(f"--sample got {sample} without a group; give --group as well, from 0.")
         heads = run.rollouts.heads(chosen)
-        print_lines([as_record(heads)] if as_json else head_lines(chosen, heads))
+        print_lines([as_record(list(heads.values()))] if as_json else head_lines(chosen, heads))
         return 0
     found = chosen_group(run, chosen, group)
     if sample is None:
@@ -80,10 +80,10 @@ def as_record(record: GroupHead | RolloutSample | Sequence[GroupHead]) -> str:
     return msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
 
 
-def head_lines(step: int, heads: Sequence[GroupHead]) -> Iterator[str]:
+def head_lines(step: int, heads: Mapping[int, GroupHead]) -> Iterator[str]:
     yield f"step {step}: {len(heads)} groups"
     yield HEADS
-    for place, head in enumerate(heads):
+    for place, head in heads.items():
         outcomes = " ".join(f"{outcome} {head.outcomes.count(outcome)}" for outcome in dict.fromkeys(head.outcomes))
         length = sum(head.lengths) / max(1, len(head.lengths))
         reward = sum(head.rewards) / max(1, len(head.rewards))

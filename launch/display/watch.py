@@ -12,7 +12,7 @@ from protocol.outcome import Outcome
 from shared.run.growing_file import GrowingFile
 from shared.run.metrics import Row, parsed
 
-PHASES = ("rollout", "verify", "update", "idle")
+PHASES = ("rollout", "verify", "swap", "update", "idle")
 WINDOW = 5
 """Steps in a moving mean."""
 

@@ -75,7 +75,7 @@ class Follower:
         if step <= self.last_step:
             return
         figures = {name: figure for name, figure in row.items() if name != "step" and figure is not None}
-        numbers = range(min(GROUPS, len(self.rollouts.heads(step))))
+        numbers = list(self.rollouts.heads(step))[:GROUPS]
         groups = [group for number in numbers if (group := self.rollouts.group(step, number))]
         self.tracker.log(step, figures, groups)
         self.last_step = step

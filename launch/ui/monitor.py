@@ -59,6 +59,7 @@ def overview(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
         "events": run.events(),
         "evaluations": [evaluation_row(found) for found in run.evaluations()],
         "predicted": read_prediction(run.files) or Figures(),
+        "spent": run.spent(),
         "answers": {"last": logged[-1] if logged else None, "bytes": run.rollouts.size, "groups": len(run.rollouts)},
         "damaged": {"metrics.jsonl": metrics.damaged, "rollouts.jsonl": run.rollouts.damaged},
     }

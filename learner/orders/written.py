@@ -18,6 +18,7 @@ from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Order, Out
 
 NO_TIME = Timings(
     wait_s=0.0,
+    swap_s=0.0,
     rollout_s=0.0,
     verify_s=0.0,
     memory_mb=0.0,

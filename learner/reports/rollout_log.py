@@ -92,7 +92,9 @@ class RolloutLog:
                 self.lines.append_line(line)
 
     def resume_at(self, step: int) -> None:
-        self.lines.truncate_from(step)
+        # The log may have gigabytes, and nothing depends on it, so it is not written again for nothing.
+        if not self.lines.ends_before(step):
+            self.lines.truncate_from(step)
 
     def group(self, step: int, judged: JudgedGroup, facts: StepFacts) -> RolloutGroup:
         group = judged.group

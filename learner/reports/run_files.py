@@ -1,8 +1,9 @@
 """The files a run writes as it goes: metrics.jsonl, rollouts.jsonl, checkpoints, eval/*.json, summary.json."""
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from shared.base.checksum import BaseChecksum
 from shared.config.processes import LogConfig
 from shared.run.evaluation import Evaluation, figures, read_evaluation, write_evaluation
 from shared.run.files import LineLog
-from shared.run.forecast import measured, read_prediction
+from shared.run.forecast import measured, read_prediction, spent
 from shared.run.metrics import MetricsLog, MetricsTable, StepMetrics
 from shared.run.run_dir import RunDir
 from shared.run.summary import ActorsReport, Status, Summary, first_and_last, write_summary
@@ -37,9 +38,11 @@ class RunFiles:
         base: BaseChecksum,
         words: Words,
         best: Best | None = None,
+        unread: Mapping[str, str] = MappingProxyType({}),
         actors: Callable[[], ActorsReport] = ActorsReport,
     ) -> None:
-        """log: how much of the rollouts is kept. best: of the run before this start. actors: asked once for a row."""
+        """log: how much of the rollouts is kept. best: of the run before this start. unread: sources of energy without
+        a figure, and why. actors: asked once for a row."""
         self.run = run
         self.state = state
         self.checkpoints = checkpoints
@@ -48,6 +51,7 @@ class RunFiles:
         self.best = best
         self.actors = actors
         self.reported = ActorsReport()
+        self.unread = unread
         self.waiting: Collection[int] = ()
         self.shown: set[int] = set()
         self.unreported: deque[Evaluation] = deque()
@@ -115,6 +119,7 @@ class RunFiles:
             adapter_sha256=versions[max(versions)].sha256,
             predicted=read_prediction(self.run),
             measured=measured(self.run),
+            spent=spent(MetricsTable(self.run.metrics), self.unread),
             eval=first_and_last(self.run),
             actors=self.reported,
         )

@@ -1,7 +1,7 @@
 """The figures of one step: its row of metrics.jsonl."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import numpy as np
@@ -27,12 +27,16 @@ class Clock:
 
     time_s: float
     """Since the run began."""
+    learner_mb: float
+    """Peak resident memory."""
     step_s: float
     """The whole step."""
     update_s: float
     """Batch, update and snapshot."""
-    learner_mb: float
-    """Peak resident memory."""
+    swap_s: float = 0.0
+    """Moving the base between card and host memory."""
+    energy: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Joules of the step on this machine, by source."""
     card: CardMemory = NO_MEMORY
     """Peak on the learner's card in the step's update."""
 
@@ -67,6 +71,8 @@ def step_metrics(
     num_samples = sum(len(group.lengths) for group in groups)
     rollout_s = sum(order.timings.rollout_s for order in filled)
     verify_s = sum(order.timings.verify_s for order in filled)
+    swap_s = clock.swap_s + sum(order.timings.swap_s for order in filled)
+    busy_s = rollout_s + verify_s + swap_s + clock.update_s
     constrained = batch.samples and shown.constraint.beta > 0.0
     scored = judged if shown.sampled else ()
     return StepMetrics(
@@ -86,8 +92,9 @@ def step_metrics(
         tokens_per_s=tokens / clock.step_s,
         rollout_s=rollout_s,
         verify_s=verify_s,
+        swap_s=swap_s,
         update_s=clock.update_s,
-        idle_s=max(0.0, clock.step_s - clock.update_s - rollout_s - verify_s),
+        idle_s=max(0.0, clock.step_s - busy_s),
         step_s=clock.step_s,
         actor_mb=max(order.timings.memory_mb for order in filled),
         learner_mb=clock.learner_mb,
@@ -101,6 +108,7 @@ def step_metrics(
         curriculum_effective_tasks=curriculum.effective_tasks,
         # What is evaluated, the files know (run_files.py).
         evaluated={},
+        energy=dict(clock.energy),
         **spread("reward", np.concatenate([one.rewards for one in scored] or [np.array([])])),
         **spread("advantage", np.array([sample.sample.advantage for sample in batch.samples if scored])),
         **(of_update(stats, shown) if stats else dict.fromkeys(OF_UPDATE, NAN)),

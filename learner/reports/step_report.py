@@ -12,6 +12,7 @@ from learner.objective.judged import Collected
 from learner.reports.step_metrics import Clock, Shown, step_metrics
 from learner.update.figures import StepResult
 from shared.config.tree import Config
+from shared.process.energy import NO_METER, EnergyMeter
 from shared.process.lease import Turn
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.metrics import StepMetrics, peak_memory_mb
@@ -40,6 +41,7 @@ class StepReport:
         stop: Callable[[], bool],
         curriculum: Callable[[], CurriculumFigures],
         trace: Trace = NO_TRACE,
+        meter: EnergyMeter = NO_METER,
     ) -> None:
         """totals: of the run before this start. curriculum: its figures when a step is recorded."""
         self.config = config
@@ -54,12 +56,16 @@ class StepReport:
         self.turn = Turn(waited_s=0.0)
         self.unsaved = False
         self.trace = trace
+        self.meter = meter
 
     def begin(self) -> None:
+        # What was used between the steps is not theirs.
+        self.meter.take()
         self.step_started = time.monotonic()
 
     @contextmanager
     def updating(self, turn: Turn) -> Iterator[None]:
+        self.meter.look()
         self.turn, start = turn, time.monotonic()
         with self.trace.phase("update"):
             yield
@@ -85,6 +91,8 @@ class StepReport:
             time_s=self.wall_s(),
             step_s=time.monotonic() - self.step_started,
             update_s=self.update_s,
+            swap_s=self.turn.swap_s,
+            energy=self.meter.take(),
             learner_mb=peak_memory_mb(),
             card=self.turn.peak,
         )

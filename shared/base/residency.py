@@ -14,6 +14,7 @@ Left out on purpose: CUDA graphs that outlive a turn, since memory that is taken
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,6 +129,9 @@ class Swapped:
             return False
         for entry in self.table.values():
             entry.fill()
+        if self.policy.device.type == "cuda":
+            # What comes next needs it all, and so it is known how long it took.
+            torch.cuda.synchronize(self.policy.device)
         self.is_awake = True
         return True
 
@@ -154,11 +158,21 @@ class WakingLease:
     @contextmanager
     def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[Turn]:
         with self.lease.hold(role, meanwhile) as turn:
-            self.residency.wake()
+            with swapping(turn):
+                self.residency.wake()
             try:
                 yield turn
             finally:
-                self.residency.sleep()
+                with swapping(turn):
+                    self.residency.sleep()
+
+
+@contextmanager
+def swapping(turn: Turn) -> Iterator[None]:
+    """Notes how long it takes."""
+    start = time.monotonic()
+    yield
+    turn.swap_s += time.monotonic() - start
 
 
 Shared = Lender | Borrower | None

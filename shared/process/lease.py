@@ -78,6 +78,8 @@ class Turn:
 
     waited_s: float
     """For it, in seconds."""
+    swap_s: float = 0.0
+    """Of it, moving the base between card and host memory; known when the turn has ended."""
     peak: CardMemory = NO_MEMORY
     """Memory of the card; known when the turn has ended."""
 

@@ -342,6 +342,11 @@ class LineLog:
     def sync(self) -> None:
         self._file.sync()
 
+    def ends_before(self, step: int) -> bool:
+        """Whether `truncate_from` would drop nothing. It also makes the file durable, which this does not."""
+        with self.path.open("rb") as file:
+            return all(is_before(line, step) for line in file)
+
     def truncate_from(self, step: int) -> None:
         """Keep the rows before `step`, for a run that continues there. Unreadable rows are dropped too."""
         with self.path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""plan.json: what a run was predicted to take, and the same figures as they were measured.
+"""What a run was predicted to take (plan.json), the same as it was measured, and what one point of reward took.
 
 The launcher writes the prediction before the processes start (launch/plan). The learner puts it into summary.json next
 to what its rows of metrics say, so that both can be compared after every run. A run that was prepared for other
@@ -7,9 +7,11 @@ machines, or whose model was not on this one, has no prediction.
 
 import math
 import statistics
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from shared.run.files import write_whole
 from shared.run.metrics import MetricsTable
@@ -69,6 +71,74 @@ def measured(run: RunDir) -> Figures | None:
         if values:
             found[name] = round(summed(values), 3)
     return Figures(**found) if found else None
+
+
+AN_END = 5
+"""Steps at the beginning and at the end of a run whose rewards are compared."""
+PARTS = ("rollout", "verify", "swap", "update", "idle", "step")
+SOURCES = ("card", "cpu")
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """Where time and energy of a run's steps went, in all and for each point of reward.
+
+    A point is a hundredth of mean reward: points = 100 * (mean of the last five steps - mean of the first five). There
+    are none with fewer than ten steps, without rewards (a warm start), and where the difference is not positive.
+    Evaluations, checkpoints and whatever else is between steps do not count.
+    """
+
+    points: float | None = None
+    """Gained; None if there are none."""
+    seconds: dict[str, float] = {}
+    """Of all steps: `step`, and in it `rollout`, `verify`, `swap`, `update` and `idle`, as in the metrics. Where
+    processes work at the same time they are more than `step` together."""
+    seconds_per_point: dict[str, float] = {}
+    """The same by the points; empty without any."""
+    joules: dict[str, float] = {}
+    """Of all steps, by source: `card`, `cpu` of this machine, as counted by the hardware."""
+    joules_per_point: dict[str, float] = {}
+    unread: dict[str, str] = {}
+    """Sources without a figure, and one word why: `absent`, `forbidden`, `unsupported`, `unreadable`, or `partly` if
+    there are steps in which it was not counted."""
+
+
+def spent(metrics: MetricsTable, unread: Mapping[str, str]) -> Spent:
+    """unread: what the learner could not read, and why."""
+    points = points_gained(metrics.column("reward/mean"))
+    sums = {part: total(metrics.column(f"time/{part}_s")) for part in PARTS}
+    used = {source: total(metrics.column(f"energy/{source}_j")) for source in SOURCES}
+    counted = {key.removeprefix("energy/").removesuffix("_j") for key in metrics.keys() if key.startswith("energy/")}  # noqa: SIM118
+    partly = {source: "partly" for source in SOURCES if source in counted and used[source] is None}
+    seconds, joules = known(sums), known(used)
+    return Spent(
+        points=points,
+        seconds=seconds,
+        seconds_per_point=by_points(seconds, points),
+        joules=joules,
+        joules_per_point=by_points(joules, points),
+        unread={source: why for source, why in (dict(unread) | partly).items() if source not in joules},
+    )
+
+
+def points_gained(rewards: np.ndarray) -> float | None:
+    """As `Spent` says. rewards: [steps]"""
+    if len(rewards) < 2 * AN_END:
+        return None
+    gained = 100.0 * float(rewards[-AN_END:].mean() - rewards[:AN_END].mean())
+    return gained if gained > 0 else None
+
+
+def total(values: np.ndarray) -> float | None:
+    """None if a step has no figure: the sum of the others would look like that of all."""
+    return float(values.sum()) if len(values) and np.isfinite(values).all() else None
+
+
+def known(sums: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: round(amount, 3) for name, amount in sums.items() if amount is not None}
+
+
+def by_points(amounts: Mapping[str, float], points: float | None) -> dict[str, float]:
+    return {name: round(amount / points, 6) for name, amount in amounts.items()} if points else {}
 
 
 def write_prediction(run: RunDir, predicted: Figures) -> None:

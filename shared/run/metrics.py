@@ -58,6 +58,7 @@ KEYS = {
     "turns_mean": "turns/mean",
     "rollout_s": "time/rollout_s",
     "verify_s": "time/verify_s",
+    "swap_s": "time/swap_s",
     "update_s": "time/update_s",
     "idle_s": "time/idle_s",
     "step_s": "time/step_s",
@@ -79,14 +80,15 @@ KEYS = {
 
 
 NAMED = {
-    "rewards": "reward",
-    "logged": "logged",
-    "card_mb": "mem",
-    "evaluated": "eval",
-    "actors": "actors",
-    "limited": "limited",
+    "rewards": "reward/{}",
+    "logged": "logged/{}",
+    "card_mb": "mem/{}",
+    "evaluated": "eval/{}",
+    "actors": "actors/{}",
+    "limited": "limited/{}",
+    "energy": "energy/{}_j",
 }
-"""Field that holds figures by name -> what the key of each begins with in a row."""
+"""Field that holds figures by name -> key of each in a row."""
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
@@ -172,10 +174,12 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """Actors' time decoding."""
     verify_s: float
     """Actors' time scoring."""
+    swap_s: float
+    """Time of all processes in which they installed adapters, and moved the base between card and host memory."""
     update_s: float
     """Learner's time in passes and optimizer."""
     idle_s: float
-    """The step's time in which neither decoded, scored nor updated."""
+    """The step's time in which nobody decoded, scored, swapped or updated."""
     step_s: float
     """Wall time of the step."""
     actor_mb: float
@@ -220,12 +224,15 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     limited: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """The key of the configuration that costs several actors the most time, and the share of their time. Rows have
     `limited/<key>` for it, and none if it is little."""
+    energy: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    """Joules that the hardware counted in the step, of this machine: `card`, `cpu`. Rows have `energy/<name>_j` for
+    those that can be read."""
 
     def to_row(self) -> dict[str, Any]:
         row: dict[str, Any] = {}
         for key, value in msgspec.to_builtins(self).items():
             if key in NAMED:
-                row |= {f"{NAMED[key]}/{name}": finite(figure) for name, figure in value.items()}
+                row |= {NAMED[key].format(name): finite(figure) for name, figure in value.items()}
             elif key == "outcomes":
                 row |= {f"outcome/{outcome}": finite(value.get(outcome, 0.0)) for outcome in Outcome}
             else:

@@ -2,7 +2,7 @@
 
     from shared.run import Run
     run = Run("runs/first")
-    run.metrics.column("reward/mean"), run.rollouts.heads(12), run.rollouts.group(12, 0).samples[3].mismatch()
+    run.metrics.column("reward/mean"), run.rollouts.heads(12)[0], run.rollouts.group(12, 0).samples[3].mismatch()
     run.metrics_frame(), run.samples_frame()                                    # pandas, if it is installed
 
 Nothing is written and nothing is kept open. Each call looks at the files again, so a run that trains can be read as it
@@ -26,6 +26,7 @@ from shared.config.tree import Config
 from shared.errors import DamageError, UserError
 from shared.run.evaluation import Evaluation, read_evaluation
 from shared.run.file_lock import is_locked
+from shared.run.forecast import Spent, spent
 from shared.run.growing_file import last_lines
 from shared.run.history import Event, Phase, restarts, stages, starts, step_phases, traced
 from shared.run.metrics import MetricsTable
@@ -96,6 +97,11 @@ class Run:
 
     def summary(self) -> Summary | None:
         return intact(lambda: read_summary(self.files))
+
+    def spent(self) -> Spent:
+        """Until now."""
+        summary = self.summary()
+        return spent(self.metrics, summary.spent.unread if summary and summary.spent else {})
 
     def state(self) -> State:
         summary = self.summary()
@@ -246,7 +252,7 @@ def fault_of(file: Path) -> Mapping[str, Any]:
 
 
 def sample_rows(rollouts: RolloutIndex, step: int) -> Iterator[Mapping[str, Any]]:
-    for number, head in enumerate(rollouts.heads(step)):
+    for number, head in rollouts.heads(step).items():
         fate = {"task": head.task, "fate": head.fate, "stale": head.stale}
         rows = zip(head.rewards, head.advantages, head.outcomes, head.lengths, strict=False)
         for index, (reward, advantage, outcome, length) in enumerate(rows):

@@ -29,8 +29,8 @@ DIGITS = 10
 """Of the length, padded with spaces."""
 OTHER_NEWLINES = "\x85\u2028\u2029"
 """JSON has them as they are, and Python's splitlines() ends a line at them."""
-BEFORE_PROMPT = b',"prompt":'
-"""Ends the head. It cannot occur in a text, where quotes are escaped."""
+BEFORE_PROMPT, BEFORE_SAMPLES = b',"prompt":', b',"samples":'
+"""End the head, and the head with prompt and answer. They cannot occur in a text, where quotes are escaped."""
 Values = list[float | None]
 Record = TypeVar("Record")
 
@@ -139,13 +139,18 @@ class RolloutSample(msgspec.Struct, frozen=True, kw_only=True):
         return [self.advantage * carried for carried in self.mask]
 
 
-class RolloutGroup(GroupHead, frozen=True, kw_only=True):
-    """One group in full."""
+class GroupTask(GroupHead, frozen=True, kw_only=True):
+    """A group without its completions."""
 
     prompt: str
     """As the model saw it, without special tokens."""
     answer: str
     """The gold answer; empty if the task has none."""
+
+
+class RolloutGroup(GroupTask, frozen=True, kw_only=True):
+    """One group in full."""
+
     samples: tuple[RolloutSample, ...]
     """[G]"""
 
@@ -174,6 +179,12 @@ def unpack_head(start: bytes) -> GroupHead | None:
     """From the first bytes of a line, as many as hold the head; None if they do not, or cannot be read."""
     end = start.find(BEFORE_PROMPT)
     return None if end < 0 else decoded(start[:end] + b"}", GroupHead)
+
+
+def unpack_task(start: bytes) -> GroupTask | None:
+    """The same with prompt and answer."""
+    end = start.find(BEFORE_SAMPLES)
+    return None if end < 0 else decoded(start[:end] + b"}", GroupTask)
 
 
 def unpack_group(line: bytes) -> RolloutGroup | None:

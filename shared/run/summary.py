@@ -13,7 +13,7 @@ import msgspec
 from shared.errors import DamageError
 from shared.run.evaluation import Evaluation, read_evaluation
 from shared.run.files import write_whole
-from shared.run.forecast import Figures
+from shared.run.forecast import Figures, Spent
 from shared.run.run_dir import RunDir
 
 Status = Literal["running", "done", "stopped", "failed"]
@@ -81,6 +81,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Memory and time, before the run began; None if nothing was predicted."""
     measured: Figures | None = None
     """The same as it was measured until now; None before the first step."""
+    spent: Spent | None = None
+    """Where time and energy went until now; None if nobody noted it."""
     eval: Mapping[str, Evaluation] = {}
     """`base` and `final` if they exist, without the results of single tasks."""
     why: RunVerdict | None = None

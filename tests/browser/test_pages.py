@@ -39,6 +39,8 @@ def test_curves_verdict_lanes_and_events_of_a_run(visit: Visit) -> None:
     assert visit.count(".chart .dot") == 4
     assert visit.count(".lane") >= 1
     visit.says(".events li", "evaluation")
+    visit.says(".spent", "points of reward")
+    assert visit.says(".spent tr", "update").inner_text().split()[1:3] == ["4.8", "s"]
     assert visit.count(".chart:has-text('KL')") == 0
 
 

@@ -15,7 +15,7 @@ from tests.chaos.start import Kill, Start, run_once
 
 SPARE_STARTS = 5
 """A fault costs one restart at most; a run that fails again and again has another cause."""
-UNEQUAL = ("time", "mem/", "tokens_per_s")
+UNEQUAL = ("time", "mem/", "energy/", "tokens_per_s")
 """Beginnings of the metrics that two runs may differ in."""
 
 

@@ -137,7 +137,14 @@ def step_of(step: int, steps: int, curves: dict[str, Any]) -> StepMetrics:
     names = {field.name for field in msgspec.structs.fields(StepMetrics)}
     rest: dict[str, Any] = dict.fromkeys(names - values.keys(), math.nan)
     whole: dict[str, Any] = {"step": step, "policy_version": step - 1, "curriculum_stage": 0, "time_s": 1.0 * step}
-    named: dict[str, Any] = {"rewards": {}, "logged": {}, "card_mb": {}, "evaluated": {}, "outcomes": outcomes}
+    named: dict[str, Any] = {
+        "rewards": {},
+        "logged": {},
+        "card_mb": {},
+        "evaluated": {},
+        "energy": {},
+        "outcomes": outcomes,
+    }
     return StepMetrics(**(rest | values | whole | named))
 
 

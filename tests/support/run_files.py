@@ -13,9 +13,9 @@ step time_s reward/mean reward/std reward/min reward/max outcome/correct outcome
 outcome/truncated outcome/timeout outcome/error outcome/abstain groups/idle groups/quarantined groups/total
 advantage/mean advantage/std advantage/min advantage/max entropy/mean selected/fraction ratio/mean clip/fraction
 importance/mean importance/capped importance/ess stale/fraction mismatch/mean mismatch/p95 mismatch/p99 mismatch/max
-loss kl grad_norm lr length/mean turns/mean truncated tokens_per_s time/rollout_s time/verify_s time/update_s
-time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum constraint/fraction constraint/kl constraint/loss
-noise/signal noise/spread ewc/penalty teacher/kl policy/version curriculum/stage curriculum/pass_rate
+loss kl grad_norm lr length/mean turns/mean truncated tokens_per_s time/rollout_s time/verify_s time/swap_s
+time/update_s time/idle_s time/step_s mem/actor_mb mem/learner_mb weight/sum constraint/fraction constraint/kl
+constraint/loss noise/signal noise/spread ewc/penalty teacher/kl policy/version curriculum/stage curriculum/pass_rate
 curriculum/effective_tasks
 """
 """Keys of a row of metrics.jsonl, in their order. Readers of the file rely on them."""

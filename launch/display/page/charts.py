@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from launch.display.watch import PHASES
 from shared.run.metrics import MetricsTable, Thinned
 
 POINTS = 240
@@ -84,7 +85,8 @@ CURVES: Sequence[tuple[str, Mapping[str, str]]] = (
     ("Gradient norm", {"norm": "grad_norm"}),
     ("KL, nats", {"to the reference": "kl", "to the teacher": "teacher/kl"}),
     ("Tokens a second", {"tokens": "tokens_per_s"}),
-    ("Time of a step, s", {name: f"time/{name}_s" for name in ("rollout", "verify", "update", "idle")}),
+    ("Time of a step, s", {name: f"time/{name}_s" for name in PHASES}),
+    ("Energy of a step, J", {source: f"energy/{source}_j" for source in ("card", "cpu")}),
     ("Memory, MiB", {"learner": "mem/learner_mb", "actor": "mem/actor_mb"}),
 )
 """Title; name of a line -> key of the metrics."""

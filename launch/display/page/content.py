@@ -13,7 +13,7 @@ import msgspec
 from launch.display.console import next_command
 from launch.display.page.charts import Chart, chart, charts_of, points
 from launch.display.page.tokens import Chosen, chosen_groups
-from launch.display.report import COSTS, gain, share
+from launch.display.report import COSTS, gain, share, spent_rows
 from launch.display.watch import clock
 from launch.plan.duration import seconds
 from launch.why.command import verdicts
@@ -51,6 +51,8 @@ class RunPage:
     """Level or subject, base, trained."""
     costs: Rows
     """Name, predicted, measured."""
+    spent: Rows
+    """Name, of all steps, of a point of reward; empty before the first step."""
     chosen: Sequence[Chosen]
     events: Sequence[Event]
     changed: Rows
@@ -74,6 +76,7 @@ def page_of(run: Run) -> RunPage:
         gain=gain_of(evaluations),
         levels=list(level_rows(evaluations)),
         costs=list(cost_rows(run)),
+        spent=list(spent_rows(run.spent())) if len(run.metrics) else [],
         chosen=chosen_groups(run.rollouts),
         events=run.events()[:MOST_EVENTS],
         changed=changed_keys(config),

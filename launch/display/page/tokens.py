@@ -91,9 +91,9 @@ def candidates(rollouts: RolloutIndex) -> Iterator[tuple[str, int, int]]:
     for reason, step in (("early", steps[0]), ("in the middle", middle), ("late", steps[-1])):
         heads = rollouts.heads(step)
         if heads:
-            number = max(range(len(heads)), key=lambda place: heads[place].spread)
+            number = max(heads, key=lambda place: heads[place].spread)
             yield f"{reason}: the group whose rewards differ most", step, number
-    late = [(step, number, head) for step in steps[-LATE:] for number, head in enumerate(rollouts.heads(step))]
+    late = [(step, number, head) for step in steps[-LATE:] for number, head in rollouts.heads(step).items()]
     for reason, wanted in REASONS.items():
         rows = [row for row in late if wanted(row[2]) is not None]
         if rows:

@@ -3,7 +3,7 @@
 Texts of models have their control characters escaped, and are never read as markup.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from rich.text import Text
 
@@ -68,6 +68,6 @@ def group_text(group: RolloutGroup, sample: int, colour: str) -> Text:
     return text
 
 
-def ordered(heads: Sequence[GroupHead], order: str) -> list[int]:
-    """Places of the groups in the order that is asked for."""
-    return sorted(range(len(heads)), key=lambda place: ORDERS[order](heads[place]))
+def ordered(heads: Mapping[int, GroupHead], order: str) -> list[int]:
+    """Numbers of the groups in the order that is asked for."""
+    return sorted(heads, key=lambda number: ORDERS[order](heads[number]))

@@ -1,11 +1,14 @@
-// Questions to the process behind this page. Names and texts are encoded; every answer is JSON.
+// Questions to the process behind this page, or to the files beside it. Names and texts are encoded; every answer of a
+// process is JSON.
+
+import { answer as fromFiles, bundle } from "./files.js";
 
 export class Problem extends Error {}
 
 export async function ask(path, query = {}, signal = undefined) {
+  if (bundle) return told(await fromFiles(path, query));
   const words = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  const answer = await fetch(`/api/${path}?${new URLSearchParams(words)}`, { signal, credentials: "same-origin" });
-  return read(answer);
+  return read(await fetch(`/api/${path}?${new URLSearchParams(words)}`, { signal, credentials: "same-origin" }));
 }
 
 export async function tell(path, body = {}) {
@@ -20,8 +23,12 @@ export function of(run, ...parts) {
 async function read(answer) {
   if ((answer.headers.get("content-type") || "").startsWith("application/json")) {
     const content = await answer.json();
-    if (answer.ok) return content;
-    throw new Problem(content.problem);
+    return answer.ok ? content : told(content);
   }
   throw new Problem((await answer.text()).slice(0, 300));
+}
+
+function told(content) {
+  if (content.problem) throw new Problem(content.problem);
+  return content;
 }

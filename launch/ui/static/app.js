@@ -6,12 +6,15 @@
 import { ask, Problem } from "./api.js";
 import { address, parse } from "./address.js";
 import { h, put } from "./dom.js";
+import { bundle } from "./files.js";
 import * as compare from "./compare.js";
 import * as monitor from "./monitor.js";
 import * as runs from "./runs.js";
 import * as samples from "./samples.js";
 
+// A page that was written as files has some of them.
 const PAGES = { runs, monitor, samples, compare };
+const HOME = bundle ? address("samples", bundle.run) : "#/runs";
 const EVERY_MS = 1000;
 const main = document.getElementById("page");
 const wrong = h("p", { class: "problem", role: "alert", hidden: true });
@@ -22,7 +25,7 @@ let turn = 0;
 async function follow() {
   const before = route;
   route = parse(location.hash);
-  if (!PAGES[route.page]) route = parse("#/runs");
+  if (!PAGES[route.page]) route = parse(HOME);
   document.title = route.run ? `${route.run} - ${route.page} - Tandem` : `${route.page} - Tandem`;
   tabs();
   if (shown && before.page === route.page && before.run === route.run) {
@@ -58,6 +61,7 @@ async function guarded(act) {
 function said(error) {
   if (error instanceof Problem) return error.message;
   if (error instanceof TypeError && !error.message.includes("fetch")) console.error(error);
+  if (bundle) return `This page lacks a file: ${error.message}.`;
   return "The process behind this page does not answer.";
 }
 
@@ -86,7 +90,7 @@ function tabs() {
   const run = route.run,
     of = run ? ["monitor", "samples"] : [];
   const tab = (page, to, caption) =>
-    h("a", { href: to, "aria-current": page === route.page ? "page" : null }, caption);
+    PAGES[page] && h("a", { href: to, "aria-current": page === route.page ? "page" : null }, caption);
   put(
     document.getElementById("tabs"),
     tab("runs", "#/runs", "Runs"),

@@ -92,9 +92,16 @@ export function specs(found, curves) {
       lines: [
         line("time/rollout_s", "decoding"),
         line("time/verify_s", "scoring"),
+        line("time/swap_s", "swap"),
         line("time/update_s", "update"),
         line("time/idle_s", "neither"),
       ],
+    },
+    {
+      title: "Energy of a step",
+      hint: "Joules, as the hardware counted them",
+      zero: true,
+      lines: [line("energy/card_j", "card"), line("energy/cpu_j", "processor")],
     },
     {
       title: "Memory",

@@ -7,6 +7,7 @@ import { Board } from "./chart.js";
 import { clock, h, number, pill, put } from "./dom.js";
 import { drawLanes } from "./lanes.js";
 import { specs } from "./figures.js";
+import { drawSpent } from "./spent.js";
 
 const EVENTS_SHOWN = 40;
 
@@ -37,6 +38,7 @@ class Monitor {
       h("span", { class: "quiet" }, "or draw over any chart"),
     );
     this.lanes = h("section", { class: "lanes", "aria-label": "What each process did when" });
+    this.spent = h("section", { class: "spent", "aria-label": "Time and energy" });
     this.events = h("ol", { class: "events" });
     this.board = new Board((first, last) => this.choose(first, last));
     root.append(
@@ -46,6 +48,7 @@ class Monitor {
       this.chosen,
       this.board.element,
       this.lanes,
+      this.spent,
       h("details", { class: "happened", open: true }, h("summary", {}, "What happened"), this.events),
     );
     this.help = [
@@ -118,6 +121,7 @@ class Monitor {
         ),
       );
     put(this.damaged, broken);
+    drawSpent(this.spent, this.found.spent);
     put(
       this.events,
       this.found.events

@@ -1,5 +1,6 @@
 """One order, filled: the right adapter, the right tokens, the right verdicts, and times that add up."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -69,6 +70,25 @@ def test_a_filled_order_tells_what_its_turn_took_of_the_card(tmp_path: Path) -> 
     found = rollout.fill(order, toy_policy(0), quiet).timings
     assert (found.card_allocated_mb, found.card_reserved_mb, found.card_driver_mb) == (3072.0, 3072.0, 3072.0)
     assert driver.card.used == 0, "given back before the completions were scored"
+
+
+def test_the_time_of_an_order_is_told_apart(tmp_path: Path) -> None:
+    class SlowEngine(ScriptedEngine):
+        def install(self, version: int, adapter: bytes) -> None:
+            time.sleep(0.02)
+            super().install(version, adapter)
+
+        def sleep(self) -> None:
+            time.sleep(0.03)
+
+    (order,) = toy_orders()
+    began = time.monotonic()
+    filled = Rollout(SlowEngine(), ScriptedScorer(), Lease(tmp_path / "lease"), spelled).fill(
+        order, toy_policy(0), quiet
+    )
+    whole, found = time.monotonic() - began, filled.timings
+    assert found.swap_s >= 0.05
+    assert found.swap_s + found.rollout_s + found.verify_s <= whole, "nothing counts twice"
 
 
 def test_an_engine_that_knows_no_entropies_sends_none(tmp_path: Path) -> None:

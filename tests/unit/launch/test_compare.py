@@ -15,6 +15,7 @@ from shared.run.evaluation import write_evaluation
 from shared.run.run_dir import RunDir
 from shared.statistics import paired, sign_test
 from tests.support.fakes import toy_evaluation
+from tests.support.run_files import append_rows, metrics_rows
 
 
 def run_of(path: Path, right: Sequence[bool], **changes: Any) -> Path:
@@ -52,6 +53,22 @@ def test_the_better_one_is_named_with_its_interval(tmp_path: Path, capsys: pytes
     assert "on the same 100 tasks of embedded, verifier gsm8k, cap 64" in text
     assert "1 draws a task with seed 0 in A" in text
     assert "B is better" in compared(capsys, b, a)
+
+
+def test_time_and_energy_of_two_runs_stand_beside_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = run_of(tmp_path / "a", [True] * 4), run_of(tmp_path / "b", [True] * 4)
+    assert "time and energy" not in compared(capsys, a, b), "neither has a step"
+    append_rows(a / "metrics.jsonl", metrics_rows([0.1] * 5 + [0.3] * 5))
+    append_rows(b / "metrics.jsonl", [row | {"energy/cpu_j": 30.0} for row in metrics_rows([0.3] * 10)])
+    lines = compared(capsys, a, b).partition("time and energy")[2].splitlines()
+    words = {line[:26].strip(): line[26:].split("  ") for line in lines[1:]}
+    found = {name: [part.strip() for part in parts if part.strip()] for name, parts in words.items()}
+    assert found["points of reward"] == ["20.0", "none"]
+    assert found["rollout"] == ["10 s, 0.5 s a point", "10 s"] and found["step"] == ["20 s, 1 s a point", "20 s"]
+    assert found["energy of the processor"] == ["300 J"], "of B alone"
+    assert "time and energy" not in compared(capsys, a / "eval" / "final.json", b)
 
 
 def test_the_tasks_that_flipped_are_shown_with_both_completions(

@@ -11,10 +11,10 @@ from msgspec import structs
 from rich.console import Console
 
 from launch.display.console import interpreter, script
-from launch.display.report import print_evaluation, print_report
+from launch.display.report import joules, print_evaluation, print_report, spent_rows
 from shared.errors import DamageError
 from shared.run.evaluation import Example, share_of, write_evaluation
-from shared.run.forecast import Figures
+from shared.run.forecast import Figures, Spent
 from shared.run.run_dir import RunDir
 from shared.run.summary import RunVerdict, read_summary, write_summary
 from shared.statistics import paired
@@ -118,6 +118,27 @@ def test_predicted_and_measured_cost_are_side_by_side(tmp_path: Path) -> None:
     assert ["memory", "of", "the", "learner", "1500", "MiB", "1400", "MiB"] in lines
     assert ["tokens", "per", "completion", "64", "41"] in lines
     assert not any(line[:1] == ["update"] for line in lines), "not predicted"
+
+
+def test_what_a_point_of_reward_took_is_a_table() -> None:
+    found = Spent(
+        points=20.0,
+        seconds={"rollout": 30.0, "step": 60.0},
+        seconds_per_point={"rollout": 1.5, "step": 3.0},
+        joules={"card": 45_000.0},
+        joules_per_point={"card": 2250.0},
+        unread={"cpu": "forbidden"},
+    )
+    assert list(spent_rows(found)) == [
+        ("points of reward", "20.0", ""),
+        ("rollout", "30 s", "1.5 s"),
+        ("step", "60 s", "3 s"),
+        ("energy of the card", "45 kJ", "2250 J"),
+        ("energy of the processor", "forbidden", ""),
+    ]
+    without = structs.replace(found, points=None, seconds_per_point={}, joules_per_point={})
+    assert [row[1:] for row in spent_rows(without)][:2] == [("none", ""), ("30 s", "")]
+    assert [joules(amount) for amount in (0.314, 99.6, 812.3, 3.42e6)] == ["0.314 J", "99.6 J", "812 J", "3.42 MJ"]
 
 
 def test_the_next_commands_of_a_finished_run(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_an_answer_is_coloured_and_never_read_as_markup() -> None:
 
 
 def test_groups_are_ordered_as_asked() -> None:
-    heads = [FLAT, MIXED]
+    heads = {0: FLAT, 1: MIXED}
     found = {name: ordered(heads, name) for name in ORDERS}
     assert found["as sampled"] == [0, 1] and found["those that differ most"] == [1, 0]
     assert found["those that taught nothing"] == [0, 1] and found["the longest"] == [0, 1]

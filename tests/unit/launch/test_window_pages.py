@@ -86,6 +86,15 @@ def test_the_verdict_comes_with_its_evidence_and_the_answers_that_show_it(page: 
     assert base["low"] < base["value"] == 40 / 64 < base["high"]
 
 
+def test_time_and_energy_of_a_point_of_reward(page: Window) -> None:
+    """Twelve steps of 0.93 s; the reward rises by 0.25."""
+    found = page.ask("runs/first/overview")["spent"]
+    assert found["seconds"]["step"] == pytest.approx(12 * 0.93)
+    assert 20 < found["points"] < 30
+    assert found["seconds_per_point"]["update"] == pytest.approx(12 * 0.4 / found["points"], abs=1e-6)
+    assert page.ask("runs/hacked/overview")["spent"]["points"] > 50, "whatever the reward is worth"
+
+
 def test_curves_are_thinned_and_lose_no_peak(page: Window) -> None:
     found = page.ask("runs/long/curves?points=100&keys=grad_norm,reward/mean")
     assert (found["first"], found["last"], len(found["steps"])) == (1, 2000, 100)

@@ -180,3 +180,10 @@ def test_steps_that_are_done_again_are_dropped(tmp_path: Path) -> None:
     assert [row.step for row in rows(path)] == [1, 1, 2, 2]
     log.log(2, collected_of(filled_orders(), CONFIG), batch(), StepResult())
     assert [row.step for row in rows(path)] == [1, 1, 2, 2, 3, 3]
+    before = path.stat().st_ino
+    log.resume_at(4)
+    assert path.stat().st_ino == before, "with nothing to drop it is not written again"
+    with path.open("ab") as file:
+        file.write(b"\0" * 9 + b"\n")
+    log.resume_at(4)
+    assert [row.step for row in rows(path)] == [1, 1, 2, 2, 3, 3]

@@ -44,7 +44,7 @@ class Start:
         self.store = CheckpointStore(run.checkpoints, keep=1)
         self.whole: Any = Whole()
         parts = (LogConfig(), self.whole, self.store, self.whole, self.whole, spelled_words())
-        self.files = RunFiles(run, *parts, best, actors)
+        self.files = RunFiles(run, *parts, best, actors=actors)
 
     def step(self, step: int, share: float | None) -> None:
         """A checkpoint, and its evaluation."""

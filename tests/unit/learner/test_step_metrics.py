@@ -29,7 +29,7 @@ CONFIG = Config(
     curriculum=CurriculumConfig(kind="levels", ewc=1.0),
 )
 SHOWN = Shown(loss=CONFIG.loss, constraint=CONFIG.constraint, curriculum=CONFIG.curriculum)
-CLOCK = Clock(time_s=100.0, step_s=10.0, update_s=3.0, learner_mb=300.0)
+CLOCK = Clock(time_s=100.0, step_s=10.0, update_s=3.0, swap_s=0.25, learner_mb=300.0)
 STATS = UpdateStats(
     loss=-0.125,
     grad_norm=0.7,
@@ -67,7 +67,7 @@ def filled_order(group: Group, version: int, seconds: float) -> FilledOrder:
         policy_version=version,
         adapter_sha256="a" * 64,
         groups=(group,),
-        timings=timings(rollout_s=seconds, verify_s=seconds / 2, memory_mb=100.0 * seconds),
+        timings=timings(rollout_s=seconds, verify_s=seconds / 2, swap_s=seconds / 8, memory_mb=100.0 * seconds),
     )
 
 
@@ -135,8 +135,9 @@ EXPECTED = {
     "tokens_per_s": 1.0,
     "time/rollout_s": 3.0,
     "time/verify_s": 1.5,
+    "time/swap_s": 0.25 + 0.25 + 0.125,
     "time/update_s": 3.0,
-    "time/idle_s": 10.0 - 3.0 - 3.0 - 1.5,
+    "time/idle_s": 10.0 - 3.0 - 3.0 - 1.5 - 0.625,
     "time/step_s": 10.0,
     "mem/actor_mb": 200.0,
     "mem/learner_mb": 300.0,

@@ -13,6 +13,7 @@ from protocol.messages import FilledOrder
 from shared.config.processes import CheckpointConfig, EvalConfig
 from shared.config.tree import Config, LossConfig, RunConfig
 from shared.process.card import CardMemory
+from shared.process.energy import EnergyMeter
 from shared.process.lease import Turn
 from shared.run.metrics import StepMetrics
 from tests.support.fakes import tiny_group
@@ -120,6 +121,40 @@ def test_time_goes_on_from_earlier_lives() -> None:
     assert 1000.0 <= row.time_s < 1060.0
     assert row.update_s >= 0.0 and row.step_s < 60.0
     assert row.learner_mb > 1.0 and row.card_mb == {"learner_allocated": 2.0}, "known when the turn has ended"
+
+
+class Counted:
+    """Each look finds a joule more than the one before."""
+
+    def __init__(self) -> None:
+        self.looks = 0.0
+
+    def joules(self) -> float:
+        self.looks += 1.0
+        return self.looks
+
+
+def test_a_row_has_the_energy_of_its_step_alone() -> None:
+    files, counter = NotedFiles(), Counted()
+    meter = EnergyMeter({"cpu": counter, "card": "absent"})
+    report = StepReport(CONFIG, files, FRESH, lambda: False, Shuffled(8, seed=0).metrics, meter=meter)
+    record(report, 0)
+    # Between the steps.
+    meter.look()
+    record(report, 1)
+    assert [row.energy for row in files.rows] == [{"cpu": 2.0}, {"cpu": 5.0}]
+
+
+def test_the_time_that_the_base_took_is_in_the_row() -> None:
+    files = NotedFiles()
+    report = report_over(files)
+    report.begin()
+    turn = Turn(waited_s=0.0)
+    with report.updating(turn):
+        pass
+    turn.swap_s = 0.75
+    record(report, 0)
+    assert files.rows[0].swap_s == 0.75
 
 
 def test_a_checkpoint_that_is_asked_for_is_made_once() -> None:

@@ -193,7 +193,7 @@ def test_every_float_is_bounded_on_both_sides() -> None:
             yield from floats(kind.item_type)
 
     found = [number for kind in MESSAGE_TYPES for number in floats(inspect.type_info(kind))]
-    assert len(found) == 11
+    assert len(found) == 12
     assert all(number.le is not None and (number.ge is not None or number.gt is not None) for number in found)
 
 

@@ -17,7 +17,7 @@ from tests.support.run_files import COLUMNS
 
 def metrics(step: int, *, shaped: bool = False, on_card: bool = False, **changes: float) -> StepMetrics:
     """A row in which every figure has a value of its own."""
-    maps = ("outcomes", "rewards", "logged", "card_mb", "evaluated", "actors", "limited")
+    maps = ("outcomes", "rewards", "logged", "card_mb", "evaluated", "actors", "limited", "energy")
     fields = [field.name for field in msgspec.structs.fields(StepMetrics) if field.name not in maps]
     values: dict[str, Any] = {name: place + 0.5 for place, name in enumerate(fields)} | changes
     values |= {"step": step, "groups_idle": 3, "groups_total": 16, "policy_version": step}
@@ -69,6 +69,12 @@ def test_what_several_actors_did_stands_at_the_end_under_their_names() -> None:
         ("actors/gpu-box/faults", 2.0),
         ("limited/rollout.prompts", 0.5),
     ]
+
+
+def test_energy_is_in_a_row_where_it_was_counted() -> None:
+    counted = msgspec.structs.replace(metrics(9), energy={"card": 812.5, "cpu": math.nan}).to_row()
+    assert list(counted.items())[-2:] == [("energy/card_j", 812.5), ("energy/cpu_j", None)]
+    assert not any(key.startswith("energy/") for key in metrics(9).to_row())
 
 
 def test_outcomes_not_named_are_zero() -> None:

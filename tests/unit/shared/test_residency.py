@@ -110,8 +110,10 @@ def test_the_base_is_on_the_card_in_turns_alone(policy: Policy) -> None:
     residency.sleep()
     inner = Recorded(residency)
     lease = WakingLease(inner, residency)
-    with lease.hold("learner"):
-        assert residency.is_awake
+    with lease.hold("learner") as turn:
+        assert residency.is_awake and turn.swap_s > 0
+        awake_s = turn.swap_s
+    assert turn.swap_s > awake_s, "both ways"
     with pytest.raises(ValueError, match="a fault"), lease.hold("learner"):
         raise ValueError("a fault")
     assert not residency.is_awake, "also after a fault"

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from shared.run.files import LineLog
-from shared.run.rollout_index import LOOKED_AT, RolloutIndex
-from shared.run.rollouts import RolloutGroup, line_bytes, pack_group, unpack_group, unpack_head
+from shared.run.rollout_index import HEAD_BYTES, LOOKED_AT, RolloutIndex
+from shared.run.rollouts import RolloutGroup, line_bytes, pack_group, unpack_group, unpack_head, unpack_task
 from tests.support.rollouts import rollout_group, write_groups
 
 FIRST = rollout_group(1, ["it is 4", "it is 5"], rewards=[1.0, 0.0])
@@ -28,32 +28,45 @@ def test_a_group_is_found_by_step_and_number(file: Path) -> None:
     assert index.steps() == [1, 3] and len(index) == 3
     assert [index.group(1, 0), index.group(1, 1), index.group(3, 0)] == GROUPS
     assert [index.group(*place) for place in ((1, 2), (2, 0), (1, -1))] == [None] * 3
-    assert [head.group_id for head in index.heads(1)] == [FIRST.group_id, SECOND.group_id]
-    assert index.groups(1) == GROUPS[:2]
+    assert {number: head.group_id for number, head in index.heads(1).items()} == {
+        0: FIRST.group_id,
+        1: SECOND.group_id,
+    }
+    assert index.groups(1) == {0: FIRST, 1: SECOND} and index.groups(2) == {}
     assert (index.find(SECOND.group_id), index.find("train/000000/0009"), index.find("x")) == ((1, 1), None, None)
     assert index.size == file.stat().st_size and index.damaged == 0
 
 
 def test_a_head_has_no_texts_and_all_figures(file: Path) -> None:
-    head = RolloutIndex(file).heads(1)[0]
-    assert not isinstance(head, RolloutGroup)
-    assert all(getattr(head, name) == getattr(FIRST, name) for name in head.__struct_fields__)
-    assert (head.spread, head.stale) == (0.5, 0)
+    index = RolloutIndex(file)
+    head, task = index.heads(1)[0], index.tasks_of(1)[0]
+    for found in (head, task):
+        assert not isinstance(found, RolloutGroup)
+        assert all(getattr(found, name) == getattr(FIRST, name) for name in found.__struct_fields__)
+    assert (head.spread, head.stale) == (0.5, 0) and (task.prompt, task.answer) == ("question", "42")
+
+
+def test_a_prompt_of_any_length_is_found_without_the_answers(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    write_groups(path, [rollout_group(1, ["a"], prompt="long " * HEAD_BYTES), SECOND])
+    tasks = RolloutIndex(path).tasks_of(1)
+    assert (len(tasks[0].prompt), tasks[1].prompt) == (5 * HEAD_BYTES, "another")
 
 
 def test_a_prompt_that_looks_like_a_row_changes_nothing() -> None:
-    tricky = rollout_group(2, ["a"], prompt='","prompt":"{"bytes": 3,"step":9\n\r\x0b\x85\u2028\u2029')
+    tricky = rollout_group(2, ["a"], prompt='","prompt":"{"bytes": 3,"step":9,"samples":[\n\r\x0b\x85\u2028\u2029')
     line = pack_group(tricky)
     assert len(line.decode().splitlines()) == 1 and line_bytes(line) == len(line)
     assert unpack_group(line) == tricky
-    head = unpack_head(line)
-    assert head and head.group_id == tricky.group_id
+    head, task = unpack_head(line), unpack_task(line)
+    assert head and task and (head.group_id, task.prompt) == (tricky.group_id, tricky.prompt)
 
 
 def test_the_history_of_a_task_goes_over_all_steps(file: Path) -> None:
     index = RolloutIndex(file)
-    assert [head.step for head in index.history(FIRST.task)] == [1, 3]
-    assert [head.group_id for head in index.history(SECOND.task)] == [SECOND.group_id]
+    assert [(head.step, number) for number, head in index.history(FIRST.task)] == [(1, 0), (3, 0)]
+    assert [(head.group_id, number) for number, head in index.history(SECOND.task)] == [(SECOND.group_id, 1)]
+    assert [head.step for _, head in index.history(FIRST.task, most=1)] == [3]
     assert index.history("0" * 16) == index.history("../../etc") == []
 
 
@@ -111,7 +124,20 @@ def test_bytes_that_changed_within_a_line_are_noticed_when_it_is_read(tmp_path: 
     index = RolloutIndex(path)
     assert index.damaged == 0 and index.group(1, 1) is None and index.group(3, 0) == THIRD
     assert index.group(1, 1) is None and index.damaged == 1
-    assert index.groups(1) == [FIRST]
+    assert index.groups(1) == {0: FIRST}
+
+
+def test_a_group_that_cannot_be_read_keeps_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    line = bytearray(pack_group(FIRST))
+    line[line.index(b'"version"') + 2] = 0
+    again = rollout_group(1, ["it is 6"], slot=2)
+    path.write_bytes(bytes(line) + pack_group(SECOND) + pack_group(again))
+    index = RolloutIndex(path)
+    assert {number: head.group_id for number, head in index.heads(1).items()} == {1: SECOND.group_id, 2: again.group_id}
+    assert index.find(again.group_id) == (1, 2)
+    assert [(number, head.group_id) for number, head in index.history(again.task)] == [(2, again.group_id)]
+    assert [found.number for found in index.search("it is 6")] == [2]
 
 
 def test_a_search_finds_texts_of_any_case_one_after_another(file: Path) -> None:
@@ -122,6 +148,7 @@ def test_a_search_finds_texts_of_any_case_one_after_another(file: Path) -> None:
     assert [one.text for one in index.search('"X" \\ \n \u00c9')] == ['He said "x" \\ \n \u00e9']
     assert list(index.search("it is", first=2)) == list(index.search("it is", last=0)) == []
     assert list(index.search(".*")) == []
+    assert [one.step for one in index.search("IT IS", first=1, last=1)] == [1, 1]
 
 
 def test_a_look_reads_little_of_a_large_file(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from shared.errors import DamageError
-from shared.run.forecast import Figures, measured, planned_on_card, read_prediction, write_prediction
+from shared.run.forecast import Figures, Spent, measured, planned_on_card, read_prediction, spent, write_prediction
+from shared.run.metrics import MetricsTable
 from shared.run.run_dir import RunDir
 from shared.run.summary import Summary, read_summary, write_summary
 from tests.support.fakes import toy_evaluation
@@ -21,7 +23,7 @@ def test_what_is_written_is_read_without_the_results_of_single_tasks(tmp_path: P
     write_summary(run, structs.replace(SUMMARY, eval={"final": final}))
     assert read_summary(run) == structs.replace(SUMMARY, eval={"final": structs.replace(final, task_results=())})
     raw = json.loads(run.summary.read_bytes())
-    assert list(raw) == ["status", "steps", "wall_s", "adapter_sha256", "predicted", "measured", "eval", "why"]
+    assert list(raw) == ["status", "steps", "wall_s", "adapter_sha256", "predicted", "measured", "spent", "eval", "why"]
     assert raw["eval"]["final"]["greedy"]["accuracy"] == 0.5
 
 
@@ -36,6 +38,50 @@ def test_a_damaged_one_is_told_in_one_sentence(content: str, tmp_path: Path) -> 
     assert "\n" not in str(caught.value)
     run.summary.write_text(json.dumps({"status": "done", "steps": 1, "wall_s": 1, "adapter_sha256": "", "mine": 2}))
     assert read_summary(run) == Summary(status="done", steps=1, wall_s=1, adapter_sha256="")
+
+
+def rows_of(rewards: list[float | None], **changes: Any) -> list[dict[str, Any]]:
+    """Steps of 2 s: 1 s rollout, 0.1 s verify, 0.05 s swap, 0.8 s update, 0.05 s idle, 30 J."""
+    times = {"rollout": 1.0, "verify": 0.1, "swap": 0.05, "update": 0.8, "idle": 0.05, "step": 2.0}
+    fixed = {f"time/{name}_s": amount for name, amount in times.items()} | {"energy/cpu_j": 30.0}
+    return [{"step": place + 1, "reward/mean": one} | fixed | changes for place, one in enumerate(rewards)]
+
+
+def spent_of(path: Path, rows: list[dict[str, Any]], **unread: str) -> Spent:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return spent(MetricsTable(path), unread)
+
+
+RISES: list[float | None] = [0.1, 0.2, 0.3, 0.2, 0.2, 0.9, 0.4, 0.4, 0.5, 0.4, 0.3]
+
+
+def test_time_and_energy_of_a_point_of_reward(tmp_path: Path) -> None:
+    """Last five 0.4, first five 0.2: 20 points in 11 steps."""
+    found = spent_of(tmp_path / "m", rows_of(RISES), card="absent")
+    assert found.points == pytest.approx(20.0)
+    assert found.seconds == {"rollout": 11, "verify": 1.1, "swap": 0.55, "update": 8.8, "idle": 0.55, "step": 22}
+    assert found.seconds_per_point == pytest.approx({name: s / 20 for name, s in found.seconds.items()})
+    assert (found.joules, found.unread) == ({"cpu": 330.0}, {"card": "absent"})
+    assert found.joules_per_point == pytest.approx({"cpu": 16.5})
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [RISES[:9], RISES[::-1], [0.5] * 12, [None] * 12, [*RISES[:10], None], []],
+    ids=["few", "falls", "flat", "no rewards", "one unknown", "no steps"],
+)
+def test_without_a_gain_nothing_has_a_price(rewards: list[float | None], tmp_path: Path) -> None:
+    found = spent_of(tmp_path / "m", rows_of(rewards))
+    assert found.points is None and found.seconds_per_point == found.joules_per_point == {}
+    assert found.seconds.get("step", 0.0) == 2.0 * len(rewards)
+
+
+def test_a_step_that_was_not_counted_makes_no_sum(tmp_path: Path) -> None:
+    rows = rows_of(RISES)
+    rows[3] |= {"energy/cpu_j": None, "time/swap_s": None}
+    found = spent_of(tmp_path / "m", rows, card="forbidden", cpu="absent")
+    assert found.joules == found.joules_per_point == {} and "swap" not in found.seconds
+    assert found.unread == {"card": "forbidden", "cpu": "partly"}
 
 
 def test_what_was_measured_comes_from_the_rows_of_the_steps(tmp_path: Path) -> None:
