@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def with_shares(
-    found: Mapping[str, Mapping[str, Any]], crews: Mapping[str, Sequence[float]], base: float
+    found: Mapping[str, dict[str, Any]], crews: Mapping[str, Sequence[float]], base: float
 ) -> dict[str, Any]:
     """Each with its share of what its actors could do alone, as one of them did."""
     alone = found["1 equal"]["orders_per_s"]
