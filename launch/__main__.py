@@ -196,7 +196,7 @@ def look(args: "argparse.Namespace") -> int:
     if args.command == "ui":
         from launch.ui.command import show_window
 
-        return show_window(folder=args.folder, port=args.port, browser=args.browser)
+        return show_window(folder=args.folder, port=args.port, browser=args.browser, control=args.control)
     if args.command == "watch":
         from launch.display.terminal.command import watch
 

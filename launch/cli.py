@@ -255,6 +255,8 @@ def add_ui(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), metavar="RUNS-FOLDER", help=where)
     parser.add_argument("--port", type=port, metavar="N", help="port on 127.0.0.1 (default: 8420, or any free one)")
     parser.add_argument("--no-browser", dest="browser", action="store_false", help="print the address, open nothing")
+    more = "let the page evaluate, chat, and start, stop and resume runs"
+    parser.add_argument("--control", action="store_true", help=more)
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:

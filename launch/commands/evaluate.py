@@ -1,10 +1,12 @@
 """`eval`: accuracy of a checkpoint of a run, or of its base, with 95 % intervals. Runs in this process alone.
 
 Uses the run's held-out tasks, or with --test the test set (`tasks.test`), which training never reads. Writes
-eval/<label>.json and .md; the label of a test set ends in `-test`. `compare` reads the JSON. On a card it takes turns
-with the processes of runs. `--follow` evaluates while a run trains (launch/evaluator).
+eval/<label>.json and .md; the label of a test set ends in `-test`. `compare` reads the JSON. How far it is
+goes to stderr. On a card it takes turns with the processes of runs. `--follow` evaluates while a run trains
+(launch/evaluator).
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,7 +31,7 @@ from shared.run.run_dir import RunDir
 
 if TYPE_CHECKING:
     from actor.rollout import Beat
-    from launch.commands.in_process import LocalFiller
+    from launch.commands.in_process import Filled, LocalFiller
     from learner.evaluation.evaluate import Evaluator
     from learner.tasks.tasks import Task
     from shared.model.prompt import Prompter
@@ -51,7 +53,7 @@ def evaluate_run(
     given = {"problems": problems, "samples": samples, "long_cap": long_cap}
     config = structs.replace(config, eval=overridden(config.eval, given))
     chosen = None if base else choose_checkpoint(run, config.checkpoint.keep, checkpoint)
-    with adapter_evaluator(config, run, test=test) as evaluator:
+    with adapter_evaluator(config, run, test=test, on_filled=say_how_far) as evaluator:
         adapter = base_adapter(run, config.model, config.lora, config.run.seed) if base else b""
         found = evaluate(evaluator, chosen, adapter, of="-test" if test else "")
     found = structs.replace(found, source=name_of_test(config.tasks)) if test else found
@@ -60,6 +62,11 @@ def evaluate_run(
     print_evaluation(make_console(), found)
     print(f"written to {file} and {file.with_suffix('.md').name}")
     return 0
+
+
+def say_how_far(filled: int, wanted: int) -> None:
+    """Each way to decode begins at the first task again."""
+    print(f"evaluated {filled} of {wanted} tasks", file=sys.stderr, flush=True)
 
 
 def overridden(config: EvalConfig, given: dict[str, int | None]) -> EvalConfig:
@@ -98,7 +105,12 @@ def evaluate(evaluator: AdapterEvaluator, checkpoint: Checkpoint | None, base: b
 
 @contextmanager
 def adapter_evaluator(
-    config: Config, run: RunDir, *, test: bool = False, beat: "Beat" = lambda phase: None
+    config: Config,
+    run: RunDir,
+    *,
+    test: bool = False,
+    beat: "Beat" = lambda phase: None,
+    on_filled: "Filled" = lambda filled, wanted: None,
 ) -> "Iterator[AdapterEvaluator]":
     """On a card all of it is done in turns. beat: called while it waits, loads and decodes; it may raise."""
     from launch.commands.in_process import NO_LEASE, LocalFiller, local_actor
@@ -118,7 +130,7 @@ def adapter_evaluator(
         tasks = tasks_for(config.tasks, config.verifier.kind, actor.prompter, test=test)
         if not tasks or config.eval.problems == 0:
             raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
-        filler = LocalFiller(actor.rollout, beat)
+        filler = LocalFiller(actor.rollout, beat, on_filled)
         yield AdapterEvaluator(Evaluator(config, tasks, filler, actor.prompter.text), filler)
 
 

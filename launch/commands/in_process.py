@@ -3,7 +3,7 @@
 Used by `eval`, `curriculum`, the evaluator beside a run, some benchmarks and the tests.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,6 +20,8 @@ from shared.model.prompt import Prompter
 from shared.process.lease import ComputeLease, NoLease
 
 NO_LEASE = NoLease()
+Filled = Callable[[int, int], None]
+"""Called with the number of groups that are filled, and of all that were asked for together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +60,13 @@ def local_actor(config: Config, lease: ComputeLease = NO_LEASE) -> Iterator[Loca
 class LocalFiller:
     """The learner's OrderFiller without other processes: an order is filled when it is submitted."""
 
-    def __init__(self, rollout: Rollout, beat: Beat = lambda phase: None) -> None:
-        """beat: called while an order is filled; it may raise."""
+    def __init__(
+        self, rollout: Rollout, beat: Beat = lambda phase: None, on_filled: Filled = lambda filled, wanted: None
+    ) -> None:
+        """beat: called while an order is filled; it may raise. on_filled: called after each."""
         self.rollout = rollout
         self.beat = beat
+        self.on_filled = on_filled
         self.policies: dict[int, Policy] = {}
         self.filled: dict[str, FilledOrder] = {}
 
@@ -70,9 +75,13 @@ class LocalFiller:
         self.policies = kept | {policy.version: policy}
 
     def submit(self, orders: Iterable[Order]) -> None:
-        for order in orders:
+        waiting, filled = list(orders), 0
+        wanted = sum(len(order.groups) for order in waiting)
+        for order in waiting:
             policy = self.policies[order.policy_version]
             self.filled[order.order_id] = self.rollout.fill(order, policy, self.beat)
+            filled += len(order.groups)
+            self.on_filled(filled, wanted)
 
     def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
         return [self.filled.pop(order_id) for order_id in order_ids]

@@ -2,16 +2,17 @@
 
     GET /                                        the page; /static/NAME its files, all read at the start
     GET /api/runs                                all runs
-    GET /api/runs/RUN/overview why curves lanes     monitor.py
+    GET /api/runs/RUN/overview why evaluations curves lanes     monitor.py
     GET /api/runs/RUN/steps steps/N steps/N/I steps/N/I/J task search      samples.py
     GET /api/compare                             compare.py
+    GET /api/control                             whether the page may do more than look: control_routes.py
 
 A question with `stamp` is answered by the stamp alone if nothing has changed since: that is what a page asks every
 second, and it costs a few `stat`s. Answers are made in threads, one at a time for each run. What a person can fix is
 answered as one sentence; texts of models are JSON strings here and text nodes in the page.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ Words = Mapping[str, str]
 Question = Callable[[OpenRun, Words], Any]
 
 
-def build_app(runs: RunsFolder, port: int, token: str) -> ASGIApp:
+def build_app(runs: RunsFolder, port: int, token: str, control: Sequence[Route] = ()) -> ASGIApp:
+    """control: of control_routes.py; none for a page that only looks."""
     files = {path.name: path.read_bytes() for path in STATIC.iterdir()}
 
     def page(request: Request) -> Response:
@@ -55,6 +57,8 @@ def build_app(runs: RunsFolder, port: int, token: str) -> ASGIApp:
                 Route("/static/{name}", page),
                 Route("/api/runs", about_all),
                 Route("/api/compare", compared),
+                Route("/api/control", lambda request: answered(lambda: {"control": bool(control)})),
+                *control,
                 *(
                     Route(f"/api/runs/{{run}}/{path}", about_one(runs, question))
                     for path, question in QUESTIONS.items()
@@ -69,6 +73,7 @@ def build_app(runs: RunsFolder, port: int, token: str) -> ASGIApp:
 QUESTIONS: Mapping[str, Question] = {
     "overview": monitor.overview,
     "why": monitor.why,
+    "evaluations": monitor.evaluations,
     "curves": monitor.curves,
     "lanes": monitor.lanes,
     "steps": samples.steps,

@@ -1,8 +1,8 @@
 """`ui`: a web page of the runs in a folder, on this machine alone.
 
 The first line of output is the address with its token, printed as soon as the port is taken. The rest is imported after
-that, and a browser that is quicker waits. The process writes nothing and keeps nothing, so it may be killed at any
-time.
+that, and a browser that is quicker waits. Unless it was given --control, the process writes nothing. It keeps nothing,
+so it may be killed at any time.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ PORT = 8420
 """Where it listens unless that is taken; then any free port."""
 
 
-def show_window(*, folder: Path, port: int | None, browser: bool) -> int:
+def show_window(*, folder: Path, port: int | None, browser: bool, control: bool) -> int:
     """Until Ctrl-C."""
     refuse_without_extra()
     if not folder.is_dir():
@@ -38,8 +38,8 @@ def show_window(*, folder: Path, port: int | None, browser: bool) -> int:
         print("this address lets you in; Ctrl-C ends the page, and no run", flush=True)
         if browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-        serve(door, folder, token)
-    print("\nthe page has ended, and no run with it", flush=True)
+        going = serve(door, folder, token, control=control)
+    print("\nthe page has ended, and no run with it", *(f"{name} goes on" for name in going), sep="; ", flush=True)
     return 0
 
 
@@ -66,14 +66,29 @@ def listening(port: int | None) -> socket.socket:
     raise ConfigError(f"--port {port} cannot be used ({refused.strerror}); choose another one, or leave it out.")
 
 
-def serve(door: socket.socket, folder: Path, token: str) -> None:
-    """Until Ctrl-C."""
+def serve(door: socket.socket, folder: Path, token: str, *, control: bool) -> list[str]:
+    """Until Ctrl-C. Returns the names of the runs that it started and that go on."""
     from launch.ui.app import build_app
     from launch.ui.runs_folder import RunsFolder
 
-    server = make_server(build_app(RunsFolder(folder), door.getsockname()[1], token))
+    runs, port = RunsFolder(folder), door.getsockname()[1]
+    if not control:
+        until_ctrl_c(build_app(runs, port, token), door)
+        return []
+    from launch.ui.control import Control
+    from launch.ui.control_routes import control_routes
+
+    allowed = Control(runs, Path.cwd())
+    try:
+        until_ctrl_c(build_app(runs, port, token, control_routes(allowed)), door)
+    finally:
+        going = allowed.jobs.end()
+    return going
+
+
+def until_ctrl_c(app: "ASGIApp", door: socket.socket) -> None:
     with suppress(KeyboardInterrupt):
-        server.run(sockets=[door])
+        make_server(app).run(sockets=[door])
 
 
 def make_server(app: "ASGIApp") -> "Server":

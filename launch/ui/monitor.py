@@ -7,9 +7,11 @@ run of 10,000 steps is as quick to draw as one of 100. A zoom asks again for its
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from launch.display.watch import goal
 from launch.ui.questions import whole
-from launch.ui.runs_folder import OpenRun, verdict_row
+from launch.ui.runs_folder import OpenRun, thinned, verdict_row
 from shared.run.evaluation import Decoded, Evaluation
 from shared.run.forecast import Figures, read_prediction
 from shared.run.history import Phase
@@ -75,6 +77,16 @@ def to_look_at(verdict: RunVerdict) -> Mapping[str, str] | None:
     return next((query for name, query in TO_LOOK_AT.items() if verdict.name.startswith(name)), None)
 
 
+def evaluations(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
+    """All of them but for their single tasks, and the checkpoints that can be evaluated."""
+    run, stamp = opened.run, opened.stamp()
+    if words.get("stamp") == stamp:
+        return {"stamp": stamp}
+    found = [structs.replace(one, task_results=(), examples=()) for one in run.evaluations()]
+    saved = [{"step": one.step, "best": one.best} for one in run.checkpoints()]
+    return {"stamp": stamp, "evaluations": found, "checkpoints": saved}
+
+
 def evaluation_row(found: Evaluation) -> dict[str, Any]:
     ways = {name: share_row(way) for name, way in found.ways().items()}
     return {"label": found.label, "step": found.version, "n": found.n, "source": found.source, "ways": ways}
@@ -93,7 +105,7 @@ def curves(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
     points = whole(words, "points", POINTS, most=MOST_POINTS)
     keys = metrics.keys()
     wanted = [key for key in keys if (key in asked.split(",") if asked else key not in NO_CURVES)]
-    found = metrics.thinned(wanted, points, first, last)
+    found = thinned(metrics, wanted, points, first, last)
     measured = {key: one for key, one in found.items() if asked or any(value is not None for value in one.mean)}
     return {
         "first": max(first, begin),

@@ -73,9 +73,10 @@ def search(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
     if not text.strip():
         raise UserError("text got nothing, expected what to search for.")
     log, first, hits = opened.run.rollouts, whole(words, "first", 0), list[dict[str, Any]]()
-    for step in [step for step in log.steps() if step >= first]:
-        if len(hits) >= MOST_FOUND or time.monotonic() - began > SEARCH_S:
+    ended = False
+    for step, found in log.search_steps(text, first=first):
+        if ended:
             return {"hits": hits, "next": step}
-        found = log.search(text, first=step, last=step)
         hits += [{"step": hit.step, "group": hit.number, "sample": hit.sample, "text": hit.text} for hit in found]
+        ended = len(hits) >= MOST_FOUND or time.monotonic() - began > SEARCH_S
     return {"hits": hits, "next": None}

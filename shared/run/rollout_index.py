@@ -142,15 +142,22 @@ class RolloutIndex:
     def search(self, text: str, *, first: int = 1, last: int | None = None) -> Iterator[Found]:
         """Groups with this text in prompt, answer or completion, capitals or not, one after another as they are found.
         first, last: steps to look in."""
+        for _, found in self.search_steps(text, first=first, last=last):
+            yield from found
+
+    def search_steps(self, text: str, *, first: int = 1, last: int | None = None) -> Iterator[tuple[int, list[Found]]]:
+        """The same step by step, those without a hit too, so that a search may pause between two."""
         wanted = re.compile(re.escape(text), re.IGNORECASE)
         # As it is in the file, so that most groups need not be decoded; bytes are compared ten times as fast as texts.
         written = msgspec.json.encode(text.lower())[1:-1] if text.isascii() else b""
         steps = self.steps()
         for step in steps[bisect_left(steps, first) : len(steps) if last is None else bisect_right(steps, last)]:
+            found: list[Found] = []
             for number, place in enumerate(self.places.get(step, [])):
                 line = self.read(place, self.lengths[place])
                 group = unpack_group(line) if written in line.lower() else None
-                yield from self.hits(wanted, step, number, group) if group else ()
+                found += self.hits(wanted, step, number, group) if group else ()
+            yield step, found
 
     def hits(self, wanted: re.Pattern[str], step: int, number: int, group: RolloutGroup) -> Iterator[Found]:
         texts = [(None, group.prompt), *enumerate(sample.text for sample in group.samples)]

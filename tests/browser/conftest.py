@@ -110,6 +110,13 @@ def opened(runs: Path) -> Iterator[Window]:
         yield found
 
 
+@pytest.fixture(scope="session")
+def steered(runs: Path) -> Iterator[Window]:
+    """With --control."""
+    with window(runs, control=True) as found:
+        yield found
+
+
 @pytest.fixture
 def visit(browser: Any, opened: Window) -> Iterator[Visit]:
     found = visit_to(browser, opened)

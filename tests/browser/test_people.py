@@ -16,8 +16,14 @@ PAGES = (
     "#/samples/first?step=5&group=0&sample=1",
     "#/samples/first?step=5&group=2&sample=0&colour=mask",
     "#/compare?runs=first/second",
+    "#/evaluate/first",
+    "#/chat/first",
+    "#/train",
 )
-READY = {"#/runs": "tbody tr", "#/monitor": ".lane", "#/samples": ".tokens .t", "#/compare": ".two"}
+READY = {
+    **{"#/runs": "tbody tr", "#/monitor": ".lane", "#/samples": ".tokens .t", "#/compare": ".two"},
+    **{"#/evaluate": ".evaluation table", "#/chat": "form button", "#/train": ".offered li"},
+}
 AXE = Path(os.environ.get("TANDEM_AXE") or "axe.min.js")
 WIDE, HIGH = 360, 740
 CONTRAST = """() => {
@@ -33,20 +39,25 @@ CONTRAST = """() => {
 
 def ready(visit: Visit, page: str) -> None:
     visit.open(page)
+    if page == "#/train":
+        for key in ("rollout.group", "model.quantization"):
+            visit.page.get_by_label("Change a key").fill(key)
+            visit.page.get_by_role("button", name=key, exact=True).click()
+        visit.page.get_by_label("Change a key").fill("loss")
     visit.page.wait_for_selector(READY[page.split("?")[0].rsplit("/first")[0]])
 
 
 @pytest.fixture
-def phone(browser: Any, opened: Window) -> Iterator[Visit]:
-    found = visit_to(browser, opened, viewport={"width": WIDE, "height": HIGH}, has_touch=True, is_mobile=True)
+def phone(browser: Any, steered: Window) -> Iterator[Visit]:
+    found = visit_to(browser, steered, viewport={"width": WIDE, "height": HIGH}, has_touch=True, is_mobile=True)
     yield found
     found.page.context.close()
     found.check()
 
 
 @pytest.fixture(params=["light", "dark"])
-def room(browser: Any, opened: Window, request: pytest.FixtureRequest) -> Iterator[Visit]:
-    found = visit_to(browser, opened, color_scheme=request.param, reduced_motion="reduce")
+def room(browser: Any, steered: Window, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    found = visit_to(browser, steered, color_scheme=request.param, reduced_motion="reduce")
     found.scheme = request.param
     yield found
     found.page.context.close()

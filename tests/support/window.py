@@ -11,6 +11,8 @@ from typing import Any
 
 from launch.ui.app import build_app
 from launch.ui.command import listening, make_server
+from launch.ui.control import Control
+from launch.ui.control_routes import control_routes
 from launch.ui.door import new_token
 from launch.ui.runs_folder import RunsFolder
 
@@ -70,6 +72,11 @@ class Window:
         """As a guest. headers: more of them, or others; `Sec_Fetch_Site` for `Sec-Fetch-Site`."""
         return self.send("GET", path, self.guest | {name.replace("_", "-"): value for name, value in headers.items()})
 
+    def tell(self, path: str, body: Any) -> Answer:
+        """As our own page does it."""
+        own = self.guest | {"Origin": f"http://127.0.0.1:{self.port}", "Content-Type": "application/json"}
+        return self.send("POST", f"/api/{path}", own, json.dumps(body).encode())
+
     def ask(self, path: str) -> Any:
         """The content of an answer that must be good."""
         answer = self.get(f"/api/{path}")
@@ -78,15 +85,20 @@ class Window:
 
 
 @contextmanager
-def window(folder: Path) -> Iterator[Window]:
+def window(folder: Path, *, control: bool = False) -> Iterator[Window]:
+    """control: configuration files may be in this folder, too."""
+    runs = RunsFolder(folder)
+    allowed = Control(runs, folder) if control else None
     with listening(0) as door:
         port, token = door.getsockname()[1], new_token()
-        server = make_server(build_app(RunsFolder(folder), port, token))
+        server = make_server(build_app(runs, port, token, control_routes(allowed) if allowed else ()))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
         thread.start()
         try:
             yield Window(port=port, token=token)
         finally:
+            if allowed:
+                allowed.jobs.end()
             server.should_exit = True
             thread.join(WAIT_S)
             assert not thread.is_alive()

@@ -5,6 +5,14 @@ import { answer as fromFiles, bundle } from "./files.js";
 
 export class Problem extends Error {}
 
+// What went wrong, for a person.
+export function said(error) {
+  if (error instanceof Problem) return error.message;
+  if (error instanceof TypeError && !error.message.includes("fetch")) console.error(error);
+  if (bundle) return `This page lacks a file: ${error.message}.`;
+  return "The process behind this page does not answer.";
+}
+
 export async function ask(path, query = {}, signal = undefined) {
   if (bundle) return told(await fromFiles(path, query));
   const words = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");

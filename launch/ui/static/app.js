@@ -3,17 +3,20 @@
 // A page is a module with `show(root, route)`. It returns `{ update(route), poll(), keys }`: `update` if the
 // address changed and the page is still right, `poll` for what is new, `keys` from a key to what it does.
 
-import { ask, Problem } from "./api.js";
+import { said } from "./api.js";
 import { address, parse } from "./address.js";
 import { h, put } from "./dom.js";
 import { bundle } from "./files.js";
+import * as chat from "./chat.js";
 import * as compare from "./compare.js";
+import * as evaluate from "./evaluate.js";
 import * as monitor from "./monitor.js";
 import * as runs from "./runs.js";
 import * as samples from "./samples.js";
+import * as train from "./train.js";
 
 // A page that was written as files has some of them.
-const PAGES = { runs, monitor, samples, compare };
+const PAGES = { runs, monitor, samples, compare, evaluate, chat, train };
 const HOME = bundle ? address("samples", bundle.run) : "#/runs";
 const EVERY_MS = 1000;
 const main = document.getElementById("page");
@@ -58,13 +61,6 @@ async function guarded(act) {
   }
 }
 
-function said(error) {
-  if (error instanceof Problem) return error.message;
-  if (error instanceof TypeError && !error.message.includes("fetch")) console.error(error);
-  if (bundle) return `This page lacks a file: ${error.message}.`;
-  return "The process behind this page does not answer.";
-}
-
 async function tick() {
   let pause = EVERY_MS;
   if (!document.hidden && shown?.poll) {
@@ -88,7 +84,7 @@ function say(text, kind) {
 
 function tabs() {
   const run = route.run,
-    of = run ? ["monitor", "samples"] : [];
+    of = run ? ["monitor", "samples", "evaluate", "chat"] : [];
   const tab = (page, to, caption) =>
     PAGES[page] && h("a", { href: to, "aria-current": page === route.page ? "page" : null }, caption);
   put(
@@ -96,6 +92,7 @@ function tabs() {
     tab("runs", "#/runs", "Runs"),
     of.map((page) => tab(page, address(page, run), page[0].toUpperCase() + page.slice(1))),
     tab("compare", address("compare", "", run ? { runs: run } : {}), "Compare"),
+    tab("train", "#/train", "Train"),
   );
 }
 

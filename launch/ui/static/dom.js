@@ -80,6 +80,24 @@ export function short(text, length = 90) {
   return line.length <= length ? line : `${line.slice(0, length - 1)}\u2026`;
 }
 
+// A table of texts; the first of each row is its name. It scrolls by itself where the page is narrow.
+export function table(heads, rows) {
+  const head = heads.map((word) => h("th", { scope: "col" }, word));
+  const body = rows.map(([name, ...words]) =>
+    h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, name),
+      words.map((word) => h("td", {}, word)),
+    ),
+  );
+  return h(
+    "div",
+    { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" },
+    h("table", { class: "plain" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)),
+  );
+}
+
 // A row of exclusive choices: `choices` is [value, caption] pairs.
 export function choice(label, choices, chosen, act) {
   const id = `choice-${label.replace(/\W/g, "-")}`;

@@ -1,9 +1,11 @@
 """Chat: streamed tokens are those of the engine, each policy remembers its own replies, and what the screen shows."""
 
 import io
+import json
 from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from rich.console import Console
 from actor.engines.hf_engine import HFEngine, stream
 from launch.__main__ import main
 from launch.commands.chat import PARTIAL_CHARACTER, Conversation, converse, print_in_turn, show_in_columns
+from launch.ui import chat_process
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
@@ -111,6 +114,35 @@ def test_a_conversation_that_does_not_fit_is_refused_and_stays_as_it_was(loaded:
     with pytest.raises(DataError, match=r"has room for 256; start over with /new"):
         list(conversation.reply("x" * 300, GREEDY, 0))
     assert len(conversation.messages) == 1
+
+
+# --- the page
+
+
+def test_the_page_is_told_the_whole_conversation(
+    loaded: tuple[Policy, Prompter], capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = [{"text": text} for text in ("3 + 4?", "3 + 4?", " ", "3 + 4?", "x" * 300)]
+    chat_process.chat(two_conversations(*loaded), map(json.dumps, questions), GREEDY)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == {"names": ["base", "step 5"]}
+    assert [row["question"] for row in rows if "question" in row] == ["3 + 4?", "3 + 4?", "", "3 + 4?", "x" * 300]
+    assert sum("done" in row for row in rows) == 5 and rows[-1] == {"done": True}
+    alone = {each.name: said(each, "3 + 4?") for each in two_conversations(*loaded)}
+    first, second, again, refused = spoken(rows)
+    assert first == again == alone and second != first
+    assert refused == {} and "has room for 256" in rows[-2]["problem"]
+
+
+def spoken(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The last text of each name after each question that is not empty."""
+    found: list[dict[str, str]] = []
+    for row in rows:
+        if row.get("question"):
+            found.append({})
+        elif "name" in row:
+            found[-1][row["name"]] = row["text"]
+    return found
 
 
 # --- the screen

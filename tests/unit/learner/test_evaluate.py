@@ -106,6 +106,13 @@ def test_a_report_counts_what_the_engine_drew(tmp_path: Path) -> None:
         assert (way.cap, way.draws, way.format_rate, way.pass_at) == (9, 1, 1.0, {})
 
 
+def test_how_far_it_is_is_told_for_each_way_to_decode(tmp_path: Path) -> None:
+    filler, told = filler_in(tmp_path), list[tuple[int, int]]()
+    filler.on_filled = lambda filled, wanted: told.append((filled, wanted))
+    evaluated(filler, toy_tasks(30))
+    assert told == 2 * [(8, 20), (16, 20), (20, 20)]
+
+
 def test_several_draws_give_pass_and_majority_at_k(tmp_path: Path) -> None:
     filler, tasks = filler_in(tmp_path), toy_tasks(20)
     report = evaluated(filler, tasks, samples=5)

@@ -1,0 +1,161 @@
+"""Processes that the page starts, each a command in a session of its own, so that no Ctrl-C in the terminal reaches it.
+
+    plan, eval, chat    end with the page; their button kills them at once, with all that they have started
+    run                 goes on without the page; its button asks it to stop like Ctrl-C, and the second time at once
+
+What they print goes into a file without a name: no pipe breaks if the page is killed, a reload reads it from the
+beginning, and its disk is free again when the last of the two has ended. A run has its own logs too.
+"""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from shared.errors import UserError
+
+Kind = Literal["plan", "eval", "chat", "run"]
+MOST_RUNNING = 8
+MOST_ENDED = 12
+"""That are still known."""
+MOST_BYTES = 256 * 1024
+"""Of what a process has said, in one answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What is to be started."""
+
+    kind: Kind
+    run: str
+    """Name of the run that it is about; empty for a plan."""
+    shown: str
+    """As a person would type it."""
+    module: Sequence[str]
+    """Module of Python and its arguments."""
+
+
+class Job:
+    """A process that was started."""
+
+    def __init__(self, number: int, command: Command, here: Path) -> None:
+        self.number = number
+        self.command = command
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115, closed by `forget`
+        self.started = time.monotonic()
+        self.ended: float | None = None
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", *command.module],
+            cwd=here,
+            stdin=subprocess.PIPE if command.kind == "chat" else subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        threading.Thread(target=self.wait, daemon=True).start()
+
+    def wait(self) -> None:
+        self.process.wait()
+        if self.process.stdin:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+        self.ended = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """One line to its input."""
+        try:
+            if self.process.stdin is None:
+                raise UserError("That process reads no input.")
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+        except (BrokenPipeError, ValueError) as error:  # it has ended, or its input was closed after that
+            raise UserError("That process has ended; start it again.") from error
+
+    def end(self) -> None:
+        """By the button."""
+        if self.ended is None:
+            with suppress(ProcessLookupError):
+                if self.command.kind == "run":
+                    os.kill(self.process.pid, signal.SIGTERM)
+                else:
+                    os.killpg(self.process.pid, signal.SIGKILL)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "job": self.number,
+            "kind": self.command.kind,
+            "run": self.command.run,
+            "command": self.command.shown,
+            "running": self.ended is None,
+            "code": None if self.ended is None else self.process.returncode,
+            "seconds": (self.ended or time.monotonic()) - self.started,
+        }
+
+    def told(self, first: int) -> dict[str, Any]:
+        """With what it has said. first: how many bytes of that are known already. It counts as running until all of
+        it has been told."""
+        state = self.state()
+        text = self.said(first, to_the_end=not state["running"])
+        more = first + len(text) < os.fstat(self.output.fileno()).st_size
+        found = {"text": text.decode(errors="replace"), "next": first + len(text)}
+        return state | found | {"running": state["running"] or more}
+
+    def said(self, first: int, *, to_the_end: bool) -> bytes:
+        """Whole lines, so that no character is cut; the rest of a process that has ended too."""
+        data = os.pread(self.output.fileno(), MOST_BYTES, first)
+        lines = data[: data.rfind(b"\n") + 1]
+        if len(data) == MOST_BYTES:
+            return lines or data
+        return data if to_the_end else lines
+
+
+class Jobs:
+    """All of one page."""
+
+    def __init__(self, here: Path) -> None:
+        """here: the folder in which they run."""
+        self.here = here
+        self.numbers = itertools.count(1)
+        self.known: dict[int, Job] = {}
+        self.lock = threading.Lock()
+
+    def start(self, command: Command) -> Job:
+        with self.lock:
+            running = [job.command for job in self.known.values() if job.ended is None]
+            if len(running) >= MOST_RUNNING:
+                raise UserError(f"{MOST_RUNNING} processes of this page are running; end one of them first.")
+            if command.kind == "run" and ("run", command.run) in {(one.kind, one.run) for one in running}:
+                raise UserError(f"{command.run} has been started already; wait for it, or end it first.")
+            self.forget()
+            job = Job(next(self.numbers), command, self.here)
+            self.known[job.number] = job
+            return job
+
+    def forget(self) -> None:
+        """Those that ended first."""
+        for job in [job for job in self.known.values() if job.ended is not None][:-MOST_ENDED]:
+            del self.known[job.number]
+            job.output.close()
+
+    def find(self, number: int) -> Job:
+        job = self.known.get(number)
+        if job is None:
+            raise UserError(f"There is no process {number} of this page; start it again.")
+        return job
+
+    def end(self) -> list[str]:
+        """With the page. Returns the names of the runs that go on."""
+        running = [job for job in self.known.values() if job.ended is None]
+        for job in running:
+            if job.command.kind != "run":
+                job.end()
+        return [job.command.run for job in running if job.command.kind == "run"]
