@@ -79,7 +79,7 @@ def refuse_if_too_large(memory: HostMemory, free: int | None, ways: Sequence[Rem
 
 def all_items(memory: HostMemory) -> Items:
     parts = {
-        "all processes": memory.shared,
+        "both processes": memory.shared,
         "launcher": memory.launcher,
         "learner": memory.learner,
         "actor": memory.actor,
