@@ -3,7 +3,11 @@
     python -m actor --connect tcp://host:port --key NAME.json --config config.json
 
 after copying `keys/NAME.json`, which `python -m launch key RUN NAME` makes, and the run's `config.json` there. The key
-file says which actor this is. Arguments, keys and config are checked before torch loads. With `--run` and `--trace` it
+file says which actor this is. `python -m launch invite RUN` prints a command with all of that in one line:
+
+    echo '...' | python -m actor --invitation -
+
+Arguments, keys and config are checked before torch loads. With `--run` and `--trace` it
 notes its phases in `logs/trace-NAME.json` of the run.
 """
 
@@ -18,11 +22,13 @@ from typing import TextIO
 from protocol.access.keys import HOW_TO_GET_ONE, check_folder, load_actor_key
 from protocol.transport import ZmqActorPort
 from shared.config.load import config_from_json
+from shared.config.model import ModelConfig, cache_root
 from shared.config.processes import dial_address
 from shared.config.tree import Config
-from shared.errors import RunDirError
+from shared.errors import ConfigError, RunDirError
 from shared.process.determinism import cpu_environment
 from shared.process.entry_point import run_process
+from shared.process.invitation import MAX_TEXT_BYTES, accept
 from shared.process.processor import is_open
 from shared.process.trace import open_trace
 from shared.process.usable_cards import check_cards
@@ -40,8 +46,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--connect", metavar="ENDPOINT", help="tcp://host:port of a learner elsewhere")
     parser.add_argument("--key", type=Path, help="a key made for this actor by `python -m launch key`")
     parser.add_argument("--config", type=Path, help="the run's config.json")
+    parser.add_argument("--invitation", metavar="FILE", help="what `python -m launch invite` printed; - reads stdin")
     parser.add_argument("--trace", action="store_true", help="with --run: note when it waits, decodes and scores")
     arguments = parser.parse_args(argv)
+    if arguments.invitation:
+        if any((arguments.id, arguments.run, arguments.connect, arguments.key, arguments.config)):
+            parser.error("an invitation has address, key and config; give --invitation alone")
+        arguments.id = "invited"
+        return arguments
     if arguments.run is None and arguments.key is None:
         parser.error(f"an actor needs a key (--key FILE): {HOW_TO_GET_ONE}")
     if arguments.run is None and not (arguments.connect and arguments.config):
@@ -54,6 +66,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main(arguments: argparse.Namespace) -> None:
     """Check everything that is quick to check, then load torch and serve."""
+    if arguments.invitation:
+        found = accept(read_text(arguments.invitation), cache_root(ModelConfig()))
+        arguments.connect, arguments.key, arguments.config = found.endpoint, found.key, found.config
     files = local_files(RunDir.open(arguments.run), arguments.id) if arguments.run else {}
     files |= {name: path for name in ("config", "key") if (path := getattr(arguments, name))}
     config = started_config(files["config"], may_wait=arguments.config is None)
@@ -85,6 +100,14 @@ def stacks_of(arguments: argparse.Namespace) -> AbstractContextManager[TextIO]:
 
 def local_files(run: RunDir, actor_id: str) -> dict[str, Path]:
     return {"config": run.config, "key": run.keys / f"{actor_id}.json", "lease": run.lease}
+
+
+def read_text(name: str) -> str:
+    """Of an invitation. name: of its file; `-` for stdin."""
+    try:
+        return sys.stdin.read(MAX_TEXT_BYTES) if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The invitation {name} cannot be read ({error}); give the file that has it.") from error
 
 
 def read_config(path: Path) -> Config:

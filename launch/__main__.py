@@ -106,6 +106,7 @@ def dispatch(args: "argparse.Namespace") -> int:
             return resume_run(
                 directory=args.directory,
                 steps=args.steps,
+                actors=args.actors,
                 on_fault=args.on_fault,
                 resample_step=args.resample_step,
                 verbose=args.verbose,
@@ -148,6 +149,10 @@ def dispatch_other(args: "argparse.Namespace") -> int:
             from launch.commands.key import make_key
 
             return make_key(directory=args.directory, name=args.name)
+        case "invite":
+            from launch.commands.key import invite
+
+            return invite(directory=args.directory, name=args.name)
         case "curriculum":
             from launch.commands.curriculum import measure_curriculum
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
-from launch.flags import add_known_flags, answer_known_flags
+from launch.flags import Assignments, add_known_flags, answer_known_flags
 from shared.errors import UserError
 
 VERSION = "0.1.0"
@@ -26,7 +26,9 @@ EXAMPLES = """examples:
   python -m launch report runs/first                      the run as one HTML page to keep or to send
   python -m launch compare runs/first runs/second         which is better, by how much, on which tasks
   python -m launch export runs/first --as merged --out my-model
+  python -m launch run embedded --actors 2 --set rollout.groups_per_order=4
   python -m launch key runs/first gpu-box                 a key for an actor on another machine
+  python -m launch invite runs/first                      one command that joins from another machine
   python -m launch generate runs/first --prompt "Tom has 3 apples and buys 4 more. How many does he have now?"
   python -m launch generate runs/first --chat
 """
@@ -65,6 +67,7 @@ def make_parser(program: str) -> argparse.ArgumentParser:
     add_replay(commands.add_parser("replay", help="train on a run's journal again and compare", allow_abbrev=False))
     add_eval(commands.add_parser("eval", help="held-out accuracy of a run", allow_abbrev=False))
     add_key(commands.add_parser("key", help="make a key for one more actor", allow_abbrev=False))
+    add_invite(commands.add_parser("invite", help="print a command that joins from elsewhere", allow_abbrev=False))
     add_curriculum(commands.add_parser("curriculum", help="measure semantic entropies", allow_abbrev=False))
     add_data(commands.add_parser("data", help="show what a run would be trained on", allow_abbrev=False))
     add_verify(commands.add_parser("verify", help="score a file of completions", allow_abbrev=False))
@@ -92,6 +95,14 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", metavar="N", help="same as --set run.steps=N")
     parser.add_argument("--seed", metavar="N", help="same as --set run.seed=N")
     add_set(parser)
+    parser.add_argument(
+        "--actors",
+        dest="set",
+        action="extend",
+        type=Assignments(("compute.actors={}",)),
+        metavar="N",
+        help="actors on this machine: same as --set compute.actors=N",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the plan; start and write nothing")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print predicted memory and time as JSON")
     parser.add_argument("--prepare", action="store_true", help="make the run directory and its keys, and stop")
@@ -103,6 +114,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def add_resume(parser: argparse.ArgumentParser) -> None:
     add_directory(parser)
     parser.add_argument("--steps", type=positive_int, metavar="N", help="train up to step N")
+    parser.add_argument("--actors", type=positive_int, metavar="N", help="from now on with N actors on this machine")
     parser.add_argument(
         "--on-fault", choices=("stop", "skip"), help="when an update is refused: stop the run, or skip the batch"
     )
@@ -166,6 +178,11 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 def add_key(parser: argparse.ArgumentParser) -> None:
     add_directory(parser)
     parser.add_argument("name", metavar="NAME", help="name of the actor")
+
+
+def add_invite(parser: argparse.ArgumentParser) -> None:
+    add_directory(parser)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="name of the actor (default: guest0, guest1, ...)")
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:

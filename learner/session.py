@@ -199,9 +199,8 @@ class Session:
         compaction = Compaction(config.journal, store, recorder)
         base, best = BaseChecksum(residency.sums), self.totals.best
         self.meter = open_meter(cards_of(config.compute, model.policy.device))
-        self.files = RunFiles(
-            run, config.log, self.state, store, compaction, base, words_of(model), best, self.meter.unread
-        )
+        actors, words, unread = self.dispatcher.peers.report, words_of(model), self.meter.unread
+        self.files = RunFiles(run, config.log, self.state, store, compaction, base, words, best, unread, actors)
         residency.sleep()
 
     def run_to_end(self) -> None:

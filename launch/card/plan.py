@@ -1,10 +1,10 @@
 """The plan of a run on a card: what both processes take in every phase, what is chosen, and what would make it fit.
 
     bytes of a phase   context + what PyTorch has reserved + margin
-    peak               the largest of: a phase of one process + what the other keeps meanwhile (its phase `waiting`)
+    peak               the largest of: a phase of one process + what the others keep meanwhile (their phase `waiting`)
     fits               peak <= budget
 
-The bytes come from the code of both processes (launch/card/phases.py). What the other process keeps depends on
+The bytes come from the code of both processes (launch/card/phases.py). What another process keeps depends on
 `compute.residency`: with `release` its tensors without the cache, with `swap` not even the base. With `shared` the base
 is the learner's, and the actor has none. On two cards it is nothing.
 
@@ -75,18 +75,20 @@ class CardPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of the configuration, as they are chosen."""
     remedies: list[dict[str, str]]
     """Changes that would make it fit, the cheapest first."""
+    waiting: dict[str, int]
+    """Bytes of all processes that wait on its card, in the turn of `actor` and of `learner`."""
 
     @property
     def figures(self) -> Figures:
-        """What can be compared with the run. The driver counts both processes, whose turn it is or not."""
+        """What can be compared with the run. The driver counts all processes, whose turn it is or not."""
         actor, learner = (self.processes[name] for name in ("actor", "learner"))
         return Figures(
             learner_allocated_mb=largest(learner, OUTSIDE_TENSORS),
             learner_reserved_mb=largest(learner, OUTSIDE_PYTORCH),
-            learner_driver_mb=largest(learner, {MARGIN}, actor[-1].bytes),
+            learner_driver_mb=largest(learner, {MARGIN}, self.waiting["learner"]),
             actor_allocated_mb=largest(actor, OUTSIDE_TENSORS),
             actor_reserved_mb=largest(actor, OUTSIDE_PYTORCH),
-            actor_driver_mb=largest(actor, {MARGIN}, learner[-1].bytes),
+            actor_driver_mb=largest(actor, {MARGIN}, self.waiting["actor"]),
         )
 
 
@@ -111,7 +113,7 @@ def make_card_plan(facts: Mapping[str, Any], work: CardWork, budget: int, tracer
     planner = Planner(facts["num_hidden_layers"], budget, tracer)
     chosen = planner.choose(work)
     actor, learner = (planner.whole(process, chosen) for process in ("actor", "learner"))
-    peak = turns(actor, learner)
+    peak = turns(actor, learner, chosen)
     return CardPlan(
         fits=peak <= budget,
         budget_bytes=budget,
@@ -120,6 +122,7 @@ def make_card_plan(facts: Mapping[str, Any], work: CardWork, budget: int, tracer
         processes={"actor": actor, "learner": learner},
         choices={key: value_of(chosen, key) for key in chosen_keys(chosen)},
         remedies=[] if peak <= budget else [remedy.settings for remedy in planner.remedies(work)],
+        waiting=dict(zip(("actor", "learner"), waiting(actor, learner, chosen), strict=True)),
     )
 
 
@@ -132,13 +135,20 @@ def value_of(work: CardWork, key: str) -> str | int:
     return getattr(getattr(work, section), name)
 
 
-def turn(process: Sequence[Phase], other: Sequence[Phase]) -> int:
-    """The most that is taken while one computes and the other waits."""
-    return max(phase.bytes for phase in process[:-1]) + other[-1].bytes
+def turn(process: Sequence[Phase], others: int) -> int:
+    """The most that is taken while one computes. others: bytes of those that wait on its card."""
+    return max(phase.bytes for phase in process[:-1]) + others
 
 
-def turns(actor: Sequence[Phase], learner: Sequence[Phase]) -> int:
-    return max(turn(actor, learner), turn(learner, actor))
+def turns(actor: Sequence[Phase], learner: Sequence[Phase], work: CardWork) -> int:
+    beside_actor, beside_learner = waiting(actor, learner, work)
+    return max(turn(actor, beside_actor), turn(learner, beside_learner))
+
+
+def waiting(actor: Sequence[Phase], learner: Sequence[Phase], work: CardWork) -> tuple[int, int]:
+    """Bytes of the processes that wait, in the turn of an actor and in that of the learner."""
+    one, count = actor[-1].bytes, work.compute.actors
+    return learner[-1].bytes + (count - 1) * one, count * one if work.shares_card else 0
 
 
 class Planner:
@@ -167,21 +177,22 @@ class Planner:
 
     def over(self, work: CardWork) -> int:
         """Bytes that are missing; negative if some are left."""
-        return turns(self.whole("actor", work), self.whole("learner", work)) - self.budget
+        return turns(self.whole("actor", work), self.whole("learner", work), work) - self.budget
 
     def largest(self, one: CardWork, room: int) -> CardWork | None:
         """That fits into so many bytes, with base and engine where they are."""
         actor, learner = self.quick("actor", one), self.quick("learner", one)
-        if actor[-1].bytes + learner[0].bytes > room:
+        beside_actor, beside_learner = waiting(actor, learner, one)
+        if beside_learner + learner[0].bytes > room:
             return None
-        batch = first_that_fits(batches(one), lambda each: turn(self.quick("learner", each), actor) <= room)
-        width = first_that_fits([widths(one)], lambda each: turn(self.quick("actor", each), learner) <= room)
+        batch = first_that_fits(batches(one), lambda each: turn(self.quick("learner", each), beside_learner) <= room)
+        width = first_that_fits([widths(one)], lambda each: turn(self.quick("actor", each), beside_actor) <= room)
         return replace(batch, actor=width.actor) if batch and width else None
 
     def least(self, work: CardWork) -> int:
         """The peak with the smallest sizes."""
         small = smallest(work)
-        return turns(self.quick("actor", small), self.quick("learner", small))
+        return turns(self.quick("actor", small), self.quick("learner", small), small)
 
     def quick(self, process: Process, work: CardWork) -> list[Phase]:
         """From a few layers."""
@@ -218,9 +229,11 @@ def extended(one: Peak, other: Peak, more: int) -> Peak:
 
 
 def phases_of(process: Process, peaks: Sequence[Peak], work: CardWork) -> list[Phase]:
-    """With what is not a tensor. On a card of its own, a process that waits is in nobody's way."""
+    """With what is not a tensor. On a card of its own, a process that waits is in nobody's way; several actors share
+    one."""
     found = [phase_of(process, peak, work) for peak in peaks]
-    return found if work.shares_card else [*found[:-1], Phase(phase=WAITING, bytes=0, items={})]
+    shares = work.shares_card or (process == "actor" and work.compute.actors > 1)
+    return found if shares else [*found[:-1], Phase(phase=WAITING, bytes=0, items={})]
 
 
 def phase_of(process: Process, peak: Peak, work: CardWork) -> Phase:
@@ -298,6 +311,8 @@ def first_that_fits(ladders: Iterable[Sequence[CardWork]], fits: Callable[[CardW
 
 def changes(work: CardWork) -> Iterator[list[Change[CardWork]]]:
     """Of keys that are not chosen, the cheapest first; of each key the gentlest first."""
+    if work.compute.actors > 1:
+        yield [set_key("compute", "actors", value) for value in halves(work.compute.actors, 1)]
     if work.compute.residency == "release" and work.shares_card:
         yield [set_key("compute", "residency", "swap")]
         yield [set_key("compute", "residency", "shared")]

@@ -3,7 +3,7 @@
     phase                     computes    waits       sum
     learner update backward    2.8 GiB  1.6 GiB   4.4 GiB  |##############========..                 |
 
-A bar is the whole card: `#` the process that computes, `=` the one that waits, `.` the margin.
+A bar is the whole card: `#` the process that computes, `=` those that wait, `.` the margin.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,6 @@ MIB = 2**20
 WIDTH = 40
 """Characters of a bar."""
 COLUMN = 12
-OTHER = {"actor": "learner", "learner": "actor"}
 
 
 def card_lines(name: str, plan: CardPlan) -> list[str]:
@@ -39,13 +38,8 @@ def headline(name: str, plan: CardPlan) -> str:
 def bars(name: str, plan: CardPlan) -> list[str]:
     rows = [f"  {'phase':<27}{'computes':>10}{'waits':>10}{'sum':>10}"]
     for process, phases in plan.processes.items():
-        rows += [bar(process, phase, waiting(plan, process), plan.budget_bytes) for phase in phases[:-1]]
+        rows += [bar(process, phase, plan.waiting[process], plan.budget_bytes) for phase in phases[:-1]]
     return [headline(name, plan), *rows]
-
-
-def waiting(plan: CardPlan, process: str) -> int:
-    """Bytes of the other one."""
-    return plan.processes[OTHER[process]][-1].bytes
 
 
 def bar(process: str, phase: Phase, waits: int, budget: int) -> str:

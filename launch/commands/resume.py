@@ -1,21 +1,25 @@
 """`resume`: continue a run that was stopped, crashed or only prepared; with `--steps`, train a finished run further.
 
-With `--resample-step N` the recorded groups of step N and later are voided first, and sampled again
-(learner/durable/resample.py).
+With `--actors N` it goes on with so many actors on this machine, which changes no result. With `--resample-step N` the
+recorded groups of step N and later are voided first, and sampled again (learner/durable/resample.py).
 """
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from actor.engines.vllm_options import check_engine
-from launch.commands.run import warn_of_cpu
+from launch.commands.run import warn_of_cpu, warn_of_idle_actors
 from launch.display.console import next_command
+from launch.supervisor.topology import topology
 from launch.tracking.trackers import check_tracker
+from protocol.access.keys import create_actor_key
 from shared.config.data import CurriculumConfig
 from shared.config.load import config_from_json, config_to_json
+from shared.config.processes import MAX_ACTORS
 from shared.config.training import OnFault
 from shared.errors import ConfigError
 from shared.process.processor import start_config
@@ -29,6 +33,7 @@ def resume_run(
     *,
     directory: Path,
     steps: int | None,
+    actors: int | None,
     on_fault: OnFault | None,
     resample_step: int | None,
     verbose: bool,
@@ -47,12 +52,15 @@ def resume_run(
                 done = newest_step(run, config.checkpoint.keep)
                 refuse_other_lag(run.path, steps, config.run.steps, done, config.pipeline.max_lag)
         # Another on_fault does not change what was trained so far: no step has met a fault yet, or the run would have
-        # ended there. So a replay still gives the same adapter.
+        # ended there. So a replay still gives the same adapter. The number of actors never changes it.
         changed = replace(
             config,
             run=replace(config.run, steps=steps or config.run.steps),
             guard=replace(config.guard, on_fault=on_fault or config.guard.on_fault),
+            compute=replace(config.compute, actors=checked_actors(actors or config.compute.actors)),
         )
+        if actors:
+            add_keys(run.keys, [actor.name for actor in topology(run.path, changed).actors])
         if changed != config:
             write_whole(run.config, config_to_json(changed))
         if resample_step is not None:
@@ -63,6 +71,8 @@ def resume_run(
     check_engine(changed.actor)
     check_tracker(changed.tracking)
     warn_of_cpu(changed.compute)
+    if not changed.is_warm_start:
+        warn_of_idle_actors(changed.compute, changed.rollout, changed.pipeline.max_lag)
     check_cards(changed.compute)
     with run.locked():
         changed = start_config(run)
@@ -71,6 +81,19 @@ def resume_run(
 
     watch_run(run, changed, verbose=verbose, trace=trace)
     return 0
+
+
+def checked_actors(count: int) -> int:
+    if count > MAX_ACTORS:
+        raise ConfigError(f"--actors got {count}; expected at most {MAX_ACTORS}.")
+    return count
+
+
+def add_keys(folder: Path, actor_ids: Sequence[str]) -> None:
+    """Of actors that the run did not have yet."""
+    for actor_id in actor_ids:
+        if not (folder / f"{actor_id}.json").exists():
+            create_actor_key(folder, actor_id)
 
 
 def refuse_other_steps(run: RunDir, steps: int, planned: int, summary: Summary | None, schedule: str) -> None:

@@ -97,6 +97,8 @@ def start_run(
         print(f"{folder} is prepared; start it with: {next_command('resume', str(folder))}")
         return 0
     warn_of_cpu(config.compute)
+    if not warm:
+        warn_of_idle_actors(config.compute, config.rollout, config.pipeline.max_lag)
     # Before anything that takes time: without its card there is nothing to plan.
     card = {} if dry_run else check_cards(config.compute)
     config, cost = planned(config)
@@ -131,6 +133,25 @@ def warn_of_cpu(compute: ComputeConfig) -> None:
     """On stderr, since stdout may be for programs."""
     if said := cpu_instead(compute):
         print(f"warning: {said}", file=sys.stderr)
+
+
+def warn_of_idle_actors(compute: ComputeConfig, rollout: RolloutConfig, max_lag: int) -> None:
+    """If some of several actors can have no work at times."""
+    size = rollout.groups_per_order or rollout.prompts
+    orders, cores = -(-rollout.prompts // size) * (1 + max_lag), len(os.sched_getaffinity(0))
+    if orders < compute.actors:
+        most = max(1, rollout.prompts // (2 * compute.actors))
+        print(
+            f"warning: {orders} of {compute.actors} actors can have an order at a time, because an order has {size}"
+            f" groups; rollout.groups_per_order={most} gives work to all. The sampled tokens depend on it.",
+            file=sys.stderr,
+        )
+    if compute.actors > 1 and compute.threads > cores and not has_card():
+        print(
+            f"warning: learner and actors have {compute.threads} threads on {cores} cores, so they take turns; with"
+            " fewer (compute.learner_threads, compute.actor_threads) they compute at once.",
+            file=sys.stderr,
+        )
 
 
 def planned(config: Config) -> tuple[Config, Cost]:

@@ -13,6 +13,7 @@ from launch.display.sparkline import scale, sparkline
 from launch.display.watch import (
     WINDOW,
     Row,
+    actor_figures,
     clock,
     curve,
     goal,
@@ -25,8 +26,10 @@ from launch.display.watch import (
     value,
 )
 from protocol.outcome import Outcome
+from protocol.plain_text import for_terminal
 
 CURVE_HEIGHT = 5
+SHOWN_ACTORS = 8
 COLOURS: dict[str, str] = {
     Outcome.CORRECT: "green",
     Outcome.WRONG: "red",
@@ -116,7 +119,28 @@ def running(view: View) -> list[RenderableType]:
     grid.add_row("sampling", sampling(last))
     grid.add_row("learning", learning(last))
     grid.add_row("memory", memory(last))
-    return [reward(view), Curve(view=view), Text(), grid]
+    return [reward(view), Curve(view=view), Text(), grid, *actor_lines(last)]
+
+
+def actor_lines(row: Row) -> list[RenderableType]:
+    """A line for each of several actors, and what keeps them from more work."""
+    figures = actor_figures(row)
+    if not figures:
+        return []
+    table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
+    for name in ("actor", "tokens/s", "waiting", "faults", "version"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "actor" else "right")
+    for name, found in list(figures.items())[:SHOWN_ACTORS]:
+        cells = (("tokens_per_s", ",.0f"), ("waiting", ".0%"), ("faults", ".0f"), ("version", ".0f"))
+        table.add_row(for_terminal(name), *(number(value(found, key), form) for key, form in cells))
+    lines: list[RenderableType] = [Text(), table]
+    if (more := len(figures) - SHOWN_ACTORS) > 0:
+        lines.append(Text(f"and {more} more", "dim"))
+    limits = {key.partition("/")[2]: share for key, share in row.items() if key.startswith("limited/")}
+    lines += [
+        Text(f"{key} costs the actors {share or 0.0:.0%} of their time", "yellow") for key, share in limits.items()
+    ]
+    return lines
 
 
 def reward(view: View) -> Text:

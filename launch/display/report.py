@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.display.console import next_command
+from launch.display.live import actor_lines
 from launch.display.sparkline import sparkline
 from launch.display.watch import WINDOW, Row, Watch, clock, curve, goal, mean
 from launch.plan.duration import seconds
@@ -88,7 +89,7 @@ def report(results: Results, *, ascii_only: bool = False) -> RenderableType:
     """The report without the next commands."""
     parts: list[RenderableType] = [Text(), Text(headline(results), "bold")]
     if results.rows:
-        parts += [Text(), reward_line(results.rows, ascii_only)]
+        parts += [Text(), reward_line(results.rows, ascii_only), *actor_lines(results.rows[-1])]
     if results.base:
         parts += [Text(), accuracy_table(results.base, results.final)]
     if results.base and results.final:

@@ -78,6 +78,16 @@ def outcome_shares(row: Row) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share > 0}
 
 
+def actor_figures(row: Row) -> dict[str, Row]:
+    """By actor id; empty in a run with one actor. Columns of actors that came later are null in the rows before."""
+    figures: dict[str, dict[str, float | None]] = {}
+    for key, found in row.items():
+        if key.startswith("actors/") and found is not None:
+            actor_id, _, name = key.removeprefix("actors/").rpartition("/")
+            figures.setdefault(actor_id, {})[name] = found
+    return dict(figures)
+
+
 def seconds_left(rows: Sequence[Row], steps: int) -> float:
     """At the pace of the last steps."""
     return (steps - steps_done(rows)) * mean(rows[-WINDOW:], "time/step_s")

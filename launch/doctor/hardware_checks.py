@@ -60,7 +60,8 @@ def vector_units(machine: Machine) -> Finding:
 def cores(machine: Machine) -> Finding:
     processor, compute = known(machine.processor), machine.config.compute
     learner, actor = compute.learner_threads, compute.actor_threads
-    found = f"{processor.cores} cores; threads: learner {learner}, actor {actor}"
+    each = "actor" if compute.actors == 1 else f"each of {compute.actors} actors"
+    found = f"{processor.cores} cores; threads: learner {learner}, {each} {actor}"
     if max(learner, actor) > processor.cores:
         return warning(
             found,
@@ -68,10 +69,15 @@ def cores(machine: Machine) -> Finding:
             f"--set compute.actor_threads={min(actor, processor.cores)}; "
             "more threads than cores make each step slower",
         )
-    if learner + actor > processor.cores and machine.config.pipeline.max_lag:
+    if compute.threads > processor.cores and machine.config.pipeline.max_lag:
         return note(
-            f"{found}: the two processes take turns, so pipeline.max_lag overlaps nothing here",
-            "use fewer threads for each, so that both fit, or pipeline.max_lag=0",
+            f"{found}: the processes take turns, so pipeline.max_lag overlaps nothing here",
+            "use fewer threads for each, so that all fit, or pipeline.max_lag=0",
+        )
+    if compute.threads > processor.cores and compute.actors > 1:
+        return note(
+            f"{found}: the actors take turns, so several are no faster than one here",
+            "use fewer threads for each, so that all fit, or compute.actors=1",
         )
     return ok(found)
 

@@ -76,7 +76,9 @@ class Plan:
 def work_of(config: Config, *, cores: int) -> Work:
     """What the keys say. cores: that this process may use."""
     compute, rollout = config.compute, config.rollout
-    threads = compute.learner_threads + compute.actor_threads
+    # As shared/process/lease.py decides.
+    one_computes = compute.threads > cores
+    actors = compute.actors if config.needs_actor else 0
     return Work(
         model=config.model,
         actor=config.actor,
@@ -87,11 +89,11 @@ def work_of(config: Config, *, cores: int) -> Work:
         groups=config.most_prompts,
         workers=config.verifier.workers,
         dtype=dtype_of(compute.dtype, on_card=False),
-        # As shared/process/lease.py decides.
-        overlaps=threads <= cores and config.pipeline.max_lag > 0,
+        overlaps=not one_computes and config.pipeline.max_lag > 0,
         lengths=lengths_of(config.model.path, rollout.max_new_tokens, config.tasks, config.sft.source),
         samples=not config.is_warm_start,
-        has_actor=config.needs_actor,
+        actors=actors,
+        at_once=min(actors, 1) if one_computes else actors,
         in_turns=config.environment.in_turns,
     )
 
@@ -174,12 +176,13 @@ def choose_packing(work: Work, plan: Callable[[Work], Plan]) -> Plan:
 def table(plan: Plan) -> list[str]:
     """The plan in a dozen lines."""
     memory, free = plan.memory, "" if plan.free is None else f", {size(plan.free)} are free"
+    actor = "actor" if memory.actors < 2 else f"each of {memory.actors} actors"
     parts = {
         "shared": memory.shared,
         "launcher": memory.launcher,
         "learner": memory.learner,
         "  an update": memory.update,
-        "actor": memory.actor,
+        actor: memory.actor,
         "  an order": memory.rollout,
         "  an evaluation": memory.evaluation,
         "evaluator": memory.evaluator,
@@ -227,6 +230,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
             **({"evaluator": phases({"evaluation": memory.evaluator})} if memory.evaluator else {}),
         },
         "choices": {"dtype": plan.work.dtype, "overlaps": plan.work.overlaps},
+        "actors": memory.actors,
         "time": None if plan.time is None else {"step_s": plan.time.step, "total_s": plan.total_s} | times(plan.time),
         "remedies": [remedy.settings for remedy in plan.remedies],
     }

@@ -1,7 +1,7 @@
 """How long a step takes on this machine, from its measured speed.
 
-    rollout   tokens of the longest completion x (weights x product(rows) + sampler + keys and values + calls);
-              nothing in a warm start
+    rollout   tokens of the longest completion x (weights x product(rows) + sampler + keys and values + calls) x orders
+              / actors that compute at once; nothing in a warm start
     update    micro-batches x weights x (product forward, once more if recomputed, gradient backward) + head + elements
 
 Times per weight and row are those of launch/plan/machine.py. Decoding a few rows takes little longer than decoding one;
@@ -72,8 +72,9 @@ class StepTime:
 def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> StepTime:
     """actor, learner: what this machine does with the threads of each."""
     orders = -(-work.groups // work.order_groups)
+    rounds = -(-orders // max(1, work.at_once))
     rows = work.order_groups * work.rollout.group
-    rollout = orders * decode_s(shape, work, actor, groups=work.order_groups, rows=rows, lengths=work.lengths)
+    rollout = rounds * decode_s(shape, work, actor, groups=work.order_groups, rows=rows, lengths=work.lengths)
     rollout = rollout + orders * ORDER_S if work.samples else 0.0
     return StepTime(rollout=rollout, update=update_s(shape, work, learner), overlaps=work.overlaps)
 
@@ -138,6 +139,7 @@ def evaluation_s(shape: ModelShape, work: Work, speed: Speed) -> float:
         return 0.0
     at_once = min(evaluation.problems, work.rollout.prompts * work.rollout.group)
     orders = (1 + evaluation.samples) * evaluation.problems / at_once
+    orders = max(1.0, orders / max(1, work.at_once))
     seconds = 0.0
     for cap in filter(None, (evaluation.max_new_tokens or usual.longest, evaluation.long_cap)):
         mean = max(1, round(usual.completion * cap / usual.longest))

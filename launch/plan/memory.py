@@ -108,13 +108,15 @@ class Work:
     dtype: Dtype
     """Of the base and the activations."""
     overlaps: bool
-    """Whether both processes compute at the same time."""
+    """Whether learner and actors compute at the same time."""
     lengths: Lengths
     """Of its samples."""
     samples: bool
     """Whether a step samples. A warm start has its answers."""
-    has_actor: bool
-    """Whether there is an actor: a warm start has one for its evaluations only."""
+    actors: int
+    """Beside the learner: a warm start has some for its evaluations only."""
+    at_once: int
+    """Actors that compute at the same time."""
     in_turns: bool = False
     """Whether a completion is a conversation, whose keys and values are kept between its turns."""
     packs: bool = True
@@ -153,7 +155,7 @@ Items = dict[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
-    """Bytes, by what they are for."""
+    """Bytes, by what they are for; how many actors there are, and how many decode at once."""
 
     shared: Items
     """In memory once."""
@@ -162,30 +164,34 @@ class HostMemory:
     learner: Items
     """What the learner always has."""
     actor: Items
-    """What the actor always has."""
+    """What each actor always has."""
     update: Items
     """What the learner has besides while it computes an update."""
     rollout: Items
-    """What the actor has besides while it decodes an order."""
+    """What an actor has besides while it decodes an order."""
     evaluation: Items
     """The same while it decodes an order of an evaluation."""
     evaluator: Items
     """What the process of eval.beside has while it evaluates; empty without one."""
     overlaps: bool
     """Whether update and rollout are at the same time."""
+    actors: int
+    at_once: int
 
     @property
     def total(self) -> int:
         """At the peak of all processes together."""
-        update, decode = size_of(self.update), max(size_of(self.rollout), size_of(self.evaluation))
+        update, one = size_of(self.update), max(size_of(self.rollout), size_of(self.evaluation))
+        left = min(one, UNRETURNED_BYTES)
+        decode = self.at_once * one + (self.actors - self.at_once) * left
         if self.overlaps:
             return self.weights + update + decode
-        return self.weights + max(update + min(decode, UNRETURNED_BYTES), decode + min(update, UNRETURNED_BYTES))
+        return self.weights + max(update + self.actors * left, decode + min(update, UNRETURNED_BYTES))
 
     @property
     def weights(self) -> int:
         """What all processes have before the first step. With less, a run cannot start."""
-        processes = (self.launcher, self.learner, self.actor, self.evaluator)
+        processes = (self.launcher, self.learner, *([self.actor] * self.actors), self.evaluator)
         return size_of(self.shared) + sum(map(size_of, processes))
 
     @property
@@ -195,7 +201,7 @@ class HostMemory:
 
     @property
     def actor_resident(self) -> int:
-        """Peak of the actor, shared pages included."""
+        """Peak of an actor, shared pages included."""
         decode = max(size_of(self.rollout), size_of(self.evaluation))
         return size_of(self.shared) + size_of(self.actor) + decode
 
@@ -210,7 +216,7 @@ def size(num_bytes: float) -> str:
 
 
 def host_memory(shape: ModelShape, work: Work) -> HostMemory:
-    """On a machine where both processes compute on the CPU."""
+    """On a machine where all processes compute on the CPU."""
     adapter, dense = adapter_bytes(work.rank, shape), work.value_bytes * shape.linear
     rest = work.value_bytes * shape.rest
     codes = int(NF4_BYTES * shape.linear)
@@ -229,10 +235,11 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     evaluation = evaluation_items(shape, work)
     beside = work.evaluation.beside
     # It is started by itself, so its libraries are its own.
-    evaluator = {"libraries": LIBRARIES_BYTES, "scoring": work.workers * WORKER_BYTES, **actor, **evaluation}
+    scoring = work.workers * WORKER_BYTES
+    evaluator = {"libraries": LIBRARIES_BYTES, "scoring": scoring, **actor, **evaluation}
     return HostMemory(
         shared={"libraries": LIBRARIES_BYTES, "base": dense + rest if work.is_dense else codes},
-        launcher={"launcher": LAUNCHER_BYTES, **({"scoring": work.workers * WORKER_BYTES} if work.has_actor else {})},
+        launcher={"launcher": LAUNCHER_BYTES, **({"scoring": scoring * work.actors} if work.actors else {})},
         learner={
             "Python, tasks, tokenizer": LEARNER_BYTES + tokenizer,
             **own_rest,
@@ -240,12 +247,14 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
             **moments,
             "adapter as messages": 3 * adapter,
         },
-        actor=actor if work.has_actor else {},
+        actor=actor if work.actors else {},
         update=update_items(shape, work),
         rollout=rollout_items(shape, work),
         evaluation={} if beside else evaluation,
         evaluator=evaluator if beside else {},
         overlaps=work.overlaps,
+        actors=work.actors,
+        at_once=work.at_once,
     )
 
 

@@ -146,6 +146,7 @@ def needed(
 def changes(work: Work) -> Iterator[Iterable[Change[Work]]]:
     """For each key its values from the gentlest on. First those that cost time only, then those that change what is
     sampled."""
+    yield (fewer_actors(value) for value in halves(work.actors, 1))
     if work.batch.recompute != "always":
         yield [set_key("batch", "recompute", "always")]
     yield (set_key("batch", "token_budget", value) for value in halves(work.batch.token_budget, 64))
@@ -184,6 +185,14 @@ def shorter_completions(cap: int) -> Change[Work]:
         return replace(change.apply(work), lengths=shorter)
 
     return replace(change, apply=apply)
+
+
+def fewer_actors(value: int) -> Change[Work]:
+    return Change(
+        key="compute.actors",
+        value=str(value),
+        apply=lambda work: replace(work, actors=value, at_once=min(work.at_once, value)),
+    )
 
 
 def fewer_prompts(value: int) -> Change[Work]:

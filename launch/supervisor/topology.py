@@ -1,8 +1,8 @@
 """The processes of a run: argv, environment and log of each, from the configuration. Starts nothing.
 
-There is one learner and one actor on one machine; a warm start has an actor only for its evaluations. More actors are
-started manually with `python -m actor`, on any machine. They need no entry here, since the learner accepts every key
-that `python -m launch key` made.
+There is one learner and `compute.actors` actors on one machine; a warm start has actors only for its evaluations. More
+of them are started manually with `python -m actor`, on any machine. They need no entry here, since the learner accepts
+every key that `python -m launch key` made.
 """
 
 import sys
@@ -47,7 +47,7 @@ class Topology:
     run_dir: Path
     """Directory of the run."""
     endpoint: str
-    """Address at which the actor connects to the learner."""
+    """Address at which the actors connect to the learner."""
     learner: Process
     """The process with state; the run ends when it does."""
     actors: tuple[Process, ...]
@@ -68,9 +68,8 @@ class Topology:
 
 def topology(run_dir: Path, config: Config, *, trace: bool = False) -> Topology:
     run, traced = ("--run", str(run_dir)), ("--trace",) if trace else ()
-    learner, actor = ("learner", *run, *traced), ("actor", *run, "--id", "actor0", *traced)
-    compute = config.compute
-    actor0 = process("actor0", actor, compute.actor_threads, compute.blas, run_dir)
+    learner, compute = ("learner", *run, *traced), config.compute
+    actors = {f"actor{number}": ("actor", *run, "--id", f"actor{number}", *traced) for number in range(compute.actors)}
     followers: list[Process] = []
     if config.eval.beside:
         module = ("launch.evaluator", *run)
@@ -82,14 +81,19 @@ def topology(run_dir: Path, config: Config, *, trace: bool = False) -> Topology:
         run_dir=run_dir,
         endpoint=config.link.endpoint,
         learner=process("learner", learner, compute.learner_threads, compute.blas, run_dir),
-        actors=(actor0,) if config.needs_actor else (),
+        actors=tuple(
+            process(name, module, compute.actor_threads, compute.blas, run_dir)
+            for name, module in actors.items()
+            if config.needs_actor
+        ),
         followers=tuple(followers),
     )
 
 
 def arithmetic(compute: ComputeConfig, model: ModelConfig) -> str:
     """What a run computes with, as chosen when it was made or started, and what was assumed for that."""
-    threads = f"{compute.learner_threads} threads for the learner and {compute.actor_threads} for an actor"
+    actors = "an actor" if compute.actors == 1 else f"each of {compute.actors} actors"
+    threads = f"{compute.learner_threads} threads for the learner and {compute.actor_threads} for {actors}"
     assumed = f"; '{model.path}' is not on this machine yet and counts as large where that is to be chosen"
     return f"{compute.dtype}, {threads}{assumed if weight_bytes(model) is None else ''}"
 

@@ -22,7 +22,7 @@ import msgspec
 
 from learner.orders.order_check import OrderCheck
 from learner.orders.orders import Recorder
-from learner.orders.peers import Peer, Peers
+from learner.orders.peers import Peer, Peers, difference
 from learner.orders.plan import Unfilled
 from protocol.access.sparse_log import SparseLog
 from protocol.errors import MalformedMessage, PeerGone, PeerTimeout, ProtocolError, WrongVersion
@@ -51,14 +51,6 @@ PROBE_EVERY_S = 1.0
 """An actor that waits says Hello at this interval."""
 MAX_REASON_CHARS = 400
 """Longest reason that is sent and logged, since it may quote a peer."""
-IDENTITIES = {
-    "base_digest": "base model",
-    "tokenizer_digest": "tokenizer",
-    "lora_digest": "LoRA",
-    "rules_digest": "[verifier], [rollout] or [environment] configuration",
-}
-"""Fields of a Hello that must match the run, with the words for them in a message."""
-
 log = logging.getLogger("learner.orders.dispatch")
 
 
@@ -89,6 +81,8 @@ class Dispatcher:
         self.peers = Peers(welcome.silence_s, now)
         self.policies: dict[int, Policy] = {}
         self.orders: dict[str, Order] = {}
+        self.helped: dict[str, Order] = {}
+        """Those that went to a second actor; the first one may still fill them."""
         self.given_at: dict[str, float] = {}
         self.queue: deque[str] = deque()
         self.filled: dict[str, FilledOrder] = {}
@@ -101,6 +95,7 @@ class Dispatcher:
         reach("before learner publishes", policy)
         self.policies[policy.version] = policy
         self.policies = {v: p for v, p in self.policies.items() if v >= oldest_needed}
+        self.helped = {name: order for name, order in self.helped.items() if order.policy_version >= oldest_needed}
 
     def submit(self, orders: Iterable[Order]) -> None:
         """Queue orders. The journal fills those that it has a record of."""
@@ -180,7 +175,7 @@ class Dispatcher:
 
         The orders of an actor that says Hello again return to the queue once it has shown that it never got them.
         """
-        if wrong := self.difference(hello):
+        if wrong := difference(hello, self.expected):
             self.refuse(address, wrong)
             return
         if self.contested(address, hello):
@@ -194,17 +189,6 @@ class Dispatcher:
             self.requeue(self.peers.join(address, hello))
         mark = self.peers.by_address[address].fresh_mark()
         self.send(address, msgspec.structs.replace(self.welcome, mark=mark))
-
-    def difference(self, hello: Hello) -> str:
-        """One sentence about the first digest that does not match; empty if all do."""
-        for field, what in IDENTITIES.items():
-            got, expected = getattr(hello, field), getattr(self.expected, field)
-            if got != expected:
-                return (
-                    f"Actor {hello.actor_id} has another {what} than the learner ({got[:12]}, expected"
-                    f" {expected[:12]}); start it with this run's config.json and the same model files."
-                )
-        return ""
 
     def contested(self, address: bytes, hello: Hello) -> bool:
         """Whether another peer with this id may be alive.
@@ -232,6 +216,7 @@ class Dispatcher:
 
     def accept(self, delivered: Sequence[tuple[Peer, FilledOrder]]) -> None:
         """Check, record durably, then acknowledge, in this order."""
+        self.peers.look()
         fresh: dict[str, tuple[Peer, FilledOrder]] = {}
         for peer, filled in delivered:
             if filled.order_id not in fresh and self.wanted(peer, filled):
@@ -241,11 +226,24 @@ class Dispatcher:
             self.filled[order_id] = filled
             del self.orders[order_id]
             self.given_at.pop(order_id, None)
+            self.peers.measure(peer, filled, more_wait=bool(self.queue))
             self.peers.has_filled(peer, filled.policy_version)
         for peer, filled in delivered:
             # After a restart an actor may be early: its order is not open yet and is not recorded.
             if filled.order_id not in self.orders and self.recorder.is_durable(filled.order_id):
+                first = fresh.get(filled.order_id)
+                if first is None or first[0] is not peer:
+                    self.note_late(peer, filled)
                 self.settle(peer, filled.order_id)
+
+    def note_late(self, peer: Peer, filled: FilledOrder) -> None:
+        """It has filled an order that another one had filled before: it is slower, but it can be relied on."""
+        order = self.helped.get(filled.order_id)
+        if order is None or filled.order_id not in peer.orders or order.policy_version not in self.policies:
+            return
+        if not self.check.fault(order, self.policies[order.policy_version], filled):
+            self.peers.measure(peer, filled, more_wait=bool(self.queue))
+            self.peers.has_filled(peer, filled.policy_version)
 
     def settle(self, peer: Peer, order_id: str) -> None:
         """The order is durable: the peer may forget it and has its credit back."""
@@ -270,9 +268,10 @@ class Dispatcher:
 
     def send_queued(self) -> None:
         """Send orders while peers have credits; then give idle peers the orders that need a second actor."""
+        self.peers.look()
         while self.queue:
             order = self.orders.get(self.queue[0])
-            peer = self.peers.next_free(order.policy_version) if order else None
+            peer = self.peers.next_free(order.policy_version, len(self.queue)) if order else None
             if order and peer is None:
                 break
             self.queue.popleft()
@@ -293,6 +292,7 @@ class Dispatcher:
         for peer in self.peers.with_order(order_id):
             self.peers.owe(peer, 1)
         del self.given_at[order_id]
+        self.helped[order_id] = self.orders[order_id]
         self.give(helper, self.orders[order_id])
 
     def needs_help(self, order_id: str, helper: Peer) -> str:
@@ -309,8 +309,7 @@ class Dispatcher:
     def give(self, peer: Peer, order: Order) -> None:
         """Send an order, after the policy it names."""
         self.given_at.setdefault(order.order_id, self.now())
-        peer.orders.append(order.order_id)
-        peer.num_unread_orders += 1
+        self.peers.gave(peer, order)
         if order.policy_version != peer.version:
             peer.sent(order.policy_version)
             self.send(peer.address, self.policies[order.policy_version])

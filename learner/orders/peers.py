@@ -7,7 +7,7 @@ the orders it has; too long a silence ends it. The orders of a peer that is gone
               order correctly has read its policy. Before that the policy is not sent again, and at most two are on
               their way.
     trusted   The peer has filled the last order it was given. While any peer is trusted, others get one order at a
-              time.
+              time. Among equals the next order goes by measured speed (pace.py).
 """
 
 import math
@@ -17,11 +17,32 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from learner.orders.pace import Pace, Paces, is_worth
 from protocol.limits import MAX_CONNECTIONS
-from protocol.messages import Hello
+from protocol.messages import FilledOrder, Hello, Order
+from shared.run.summary import ActorsReport
 
 MAX_UNREAD_POLICIES = 2
 """One for the orders it works on, and one for the next."""
+IDENTITIES = {
+    "base_digest": "base model",
+    "tokenizer_digest": "tokenizer",
+    "lora_digest": "LoRA",
+    "rules_digest": "[verifier], [rollout] or [environment] configuration",
+}
+"""Fields of a Hello that must match the run, with the words for them in a message."""
+
+
+def difference(hello: Hello, expected: Hello) -> str:
+    """One sentence about the first digest that does not match; empty if all do."""
+    for field_name, what in IDENTITIES.items():
+        got, wanted = getattr(hello, field_name), getattr(expected, field_name)
+        if got != wanted:
+            return (
+                f"Actor {hello.actor_id} has another {what} than the learner ({got[:12]}, expected {wanted[:12]});"
+                " start it with this run's config.json and the same model files."
+            )
+    return ""
 
 
 @dataclass(kw_only=True)
@@ -56,6 +77,10 @@ class Peer:
     """When it first did so."""
     probed_at: float = -math.inf
     """When a message was last sent to test the connection."""
+    began_at: float = 0.0
+    """When it could begin the first of its orders."""
+    is_full: bool = False
+    """Whether its last order took its last credit."""
 
     @property
     def actor_id(self) -> str:
@@ -100,6 +125,7 @@ class Peers:
         self.owed: Counter[str] = Counter()
         """By actor id: orders it was given that others had to fill, since it last filled one itself."""
         self.heard_at = now()
+        self.paces = Paces(self.heard_at)
 
     def get(self, address: bytes) -> Peer | None:
         """The peer at this address, which has just sent something."""
@@ -118,6 +144,7 @@ class Peers:
         orphaned = [order_id for peer in former for order_id in self.leave(peer.address)]
         again = self.left.pop(address, None)
         self.by_address[address] = again or Peer(address=address, hello=hello, heard_at=self.now())
+        self.paces.of.setdefault(hello.actor_id, Pace())
         return orphaned + self.greet_again(self.by_address[address], hello)
 
     def greet_again(self, peer: Peer, hello: Hello) -> list[str]:
@@ -174,6 +201,40 @@ class Peers:
         """Note that so many of its orders had to go to others."""
         if count:
             self.owed[peer.actor_id] += count
+            self.paces.of[peer.actor_id].faults += count
+
+    def look(self) -> None:
+        """Count who had nothing to do since the last look. To be called before orders go or come."""
+        idle = [peer.actor_id for peer in self.by_address.values() if not peer.orders]
+        self.paces.look(self.now(), idle, busy=len(idle) < len(self.by_address))
+
+    def gave(self, peer: Peer, order: Order) -> None:
+        """It has one more order."""
+        if not peer.orders:
+            peer.began_at = self.now()
+        peer.orders.append(order.order_id)
+        peer.num_unread_orders += 1
+        peer.is_full = peer.free <= 0
+        self.paces.divisible = len(order.groups) > 1
+
+    def measure(self, peer: Peer, filled: FilledOrder, *, more_wait: bool) -> None:
+        """Note how long it had this order. more_wait: whether others wait at the learner."""
+        if filled.order_id not in peer.orders:
+            # It had it before it, or the learner, was restarted.
+            return
+        seconds, times, pace = self.now() - peer.began_at, filled.timings, self.paces.of[peer.actor_id]
+        tokens = max(1, sum(len(group.completion_ids) for group in filled.groups))
+        self.paces.measure(peer.actor_id, tokens, seconds, len(self.by_address))
+        pace.version, peer.began_at = filled.policy_version, self.now()
+        pace.waited_s += times.wait_s
+        if more_wait and peer.is_full and len(peer.orders) == 1:
+            on_the_way = seconds - times.wait_s - times.rollout_s - times.verify_s
+            self.paces.lost_s["link.credits"] += max(on_the_way, 0.0)
+
+    def report(self) -> ActorsReport:
+        """What the actors did since the last one."""
+        self.look()
+        return self.paces.report(self.now(), {peer.actor_id for peer in self.by_address.values()})
 
     def has_filled(self, peer: Peer, version: int) -> None:
         """Note that it correctly filled an order that names this policy."""
@@ -190,15 +251,33 @@ class Peers:
         all orders and fill none."""
         return self.trusted(peer) or not any(map(self.trusted, self.by_address.values()))
 
-    def rank(self, peer: Peer) -> tuple[int, bool, int]:
+    def rank(self, peer: Peer) -> tuple[int, bool, float, int]:
         """The peer with the lowest rank gets the next order."""
-        return self.owed[peer.actor_id], peer.actor_id not in self.have_filled, -peer.free
+        return self.owed[peer.actor_id], peer.actor_id not in self.have_filled, self.finish(peer), -peer.free
 
-    def next_free(self, version: int) -> Peer | None:
-        """The peer for the next order, which names this policy; None if all are busy."""
+    def finish(self, peer: Peer) -> float:
+        """When it would have filled one more order."""
+        return (len(peer.orders) + 1) / self.pace(peer)
+
+    def pace(self, peer: Peer) -> float:
+        return self.paces.pace(peer.actor_id, len(self.by_address))
+
+    def next_free(self, version: int, waiting: int = 1) -> Peer | None:
+        """The peer for the next order, which names this policy; None if all are busy, or if those that are would fill
+        it sooner. waiting: orders that nobody has."""
         peers = [peer for peer in self.by_address.values() if peer.free > 0 and peer.takes(version)]
         peers = [peer for peer in peers if self.is_preferred(peer) or not peer.orders]
-        return min(peers, key=self.rank, default=None)
+        found = min(peers, key=self.rank, default=None)
+        if found is None or not self.trusted(found):
+            return found
+        others = [(len(peer.orders), self.pace(peer)) for peer in self.working() if peer is not found]
+        return found if is_worth(self.finish(found), others, waiting) else None
+
+    def working(self) -> list[Peer]:
+        """The peers that are expected to fill their orders in the usual time."""
+        now = self.now()
+        busy = [peer for peer in self.by_address.values() if peer.orders and not peer.doubted and self.trusted(peer)]
+        return [peer for peer in busy if not self.paces.of[peer.actor_id].is_overdue(now - peer.began_at)]
 
     def idle(self) -> Peer | None:
         peers = (peer for peer in self.by_address.values() if peer.free > 0 and not peer.orders)

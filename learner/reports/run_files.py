@@ -1,7 +1,7 @@
 """The files a run writes as it goes: metrics.jsonl, rollouts.jsonl, checkpoints, eval/*.json, summary.json."""
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -22,7 +22,7 @@ from shared.run.files import LineLog
 from shared.run.forecast import measured, read_prediction, spent
 from shared.run.metrics import MetricsLog, MetricsTable, StepMetrics
 from shared.run.run_dir import RunDir
-from shared.run.summary import Status, Summary, first_and_last, write_summary
+from shared.run.summary import ActorsReport, Status, Summary, first_and_last, write_summary
 
 
 class RunFiles:
@@ -39,15 +39,18 @@ class RunFiles:
         words: Words,
         best: Best | None = None,
         unread: Mapping[str, str] = MappingProxyType({}),
+        actors: Callable[[], ActorsReport] = ActorsReport,
     ) -> None:
         """log: how much of the rollouts is kept. best: of the run before this start. unread: sources of energy without
-        a figure, and why."""
+        a figure, and why. actors: asked once for a row."""
         self.run = run
         self.state = state
         self.checkpoints = checkpoints
         self.compaction = compaction
         self.base = base
         self.best = best
+        self.actors = actors
+        self.reported = ActorsReport()
         self.unread = unread
         self.waiting: Collection[int] = ()
         self.shown: set[int] = set()
@@ -62,10 +65,17 @@ class RunFiles:
         self.shown = set(shown[np.isfinite(shown)].astype(int).tolist())
 
     def step(self, step: int, metrics: StepMetrics, collected: Collected, batch: StepBatch, result: StepResult) -> None:
-        """A row, with one evaluation that came since the row before, and its rollouts."""
+        """A row, with what the actors did and one evaluation that came since the row before, and its rollouts."""
         self.rollouts.log(step, collected, batch, result)
         evaluated = figures(self.unreported.popleft()) if self.unreported else {}
-        self.metrics.log(msgspec.structs.replace(metrics, evaluated=evaluated))
+        self.reported = self.actors()
+        actors = {
+            f"{actor_id}/{name}": float(figure)
+            for actor_id, found in self.reported.actors.items()
+            for name, figure in msgspec.structs.asdict(found).items()
+        }
+        limited = self.reported.limited
+        self.metrics.log(msgspec.structs.replace(metrics, evaluated=evaluated, actors=actors, limited=limited))
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:
         """The whole state after `step` updates, if the base they used is whole; then the journal may shrink."""
@@ -111,6 +121,7 @@ class RunFiles:
             measured=measured(self.run),
             spent=spent(MetricsTable(self.run.metrics), self.unread),
             eval=first_and_last(self.run),
+            actors=self.reported,
         )
         write_summary(self.run, summary)
 

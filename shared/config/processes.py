@@ -11,6 +11,8 @@ from shared.config.types import NonNegative, Positive, PositiveFloat, Section
 
 Fold = Literal["auto", "always", "never"]
 CardNumber = Annotated[int, Meta(ge=0, le=63)]
+MAX_ACTORS = 64
+"""Beside one learner."""
 
 
 class PipelineConfig(Section, frozen=True, kw_only=True):
@@ -55,6 +57,9 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     above 0; at most two for a small model or on a card. The choice is made and kept as that of `dtype`."""
     actor_threads: Annotated[int, Meta(ge=0, le=256)] = 0
     """CPU threads of an actor, chosen in the same way."""
+    actors: Annotated[int, Meta(ge=1, le=MAX_ACTORS)] = 1
+    """Actors that are started beside the learner, at most 64. It changes no token: which one fills an order does not
+    matter. On a CPU they compute at once if it has cores for the threads of all processes, else they take turns."""
     learner_card: CardNumber = 0
     """Which card the learner computes on, by the number that CUDA gives it, from 0 to 63. Processes on the same card
     take turns, also those of other runs."""
@@ -74,6 +79,11 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     `triton`: our kernels. `auto` measures each kernel when a process first starts on a card, takes it where it is
     quicker, and keeps the choice in the cache folder (`model.cache_dir`). Where Triton cannot start, and on a CPU,
     PyTorch computes."""
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of all processes together."""
+        return self.learner_threads + self.actors * self.actor_threads
 
 
 class CheckpointConfig(Section, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ Waiting polls, at most LONGEST_POLL_S late, and calls `meanwhile` each time, so 
 its peers. There is no deadline: a holder that hangs is ended by its own watchdog, a stopped one by the launcher.
 
     card    the lease is the card's, by its UUID, for all runs of this user. Processes on two cards wait for nobody
-    CPU     the lease is the run's, unless the cores are enough for the threads of both processes: then neither waits,
-            and with `pipeline.max_lag` above zero sampling and learning overlap
+    CPU     the lease is the run's, unless the cores are enough for the threads of all processes: then nobody waits, and
+            with `pipeline.max_lag` above zero sampling and learning overlap
 
 At the end of a turn, memory that was freed in it goes back to the system, and cached memory of a card to its driver.
 glibc and PyTorch would keep it for the next turn, and both processes together would need what each needs at its peak.
@@ -196,7 +196,7 @@ def return_freed_memory() -> None:
 
 
 class NoLease:
-    """For two processes that can compute at the same time: neither waits."""
+    """For processes that can compute at the same time: nobody waits."""
 
     @contextmanager
     def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[Turn]:
@@ -234,13 +234,12 @@ def lease_for(
     find_driver: Callable[["torch.device"], Driver | None] = driver_of,
     facts: Callable[["torch.device"], CardFacts] = card_facts,
 ) -> ComputeLease:
-    """The card's lease; on a CPU one of the run, if both processes would compete for its cores. path: of the latter's
+    """The card's lease; on a CPU one of the run, if the processes would compete for its cores. path: of the latter's
     lock file. planned: as of a lease."""
     driver = find_driver(device)
     if driver:
         return Lease(card_lock(facts(device).uuid, cache_root(ModelConfig())), driver, trace, planned)
-    fits = compute.learner_threads + compute.actor_threads <= len(os.sched_getaffinity(0))
-    return NoLease() if fits else Lease(path, trace=trace)
+    return NoLease() if compute.threads <= len(os.sched_getaffinity(0)) else Lease(path, trace=trace)
 
 
 def card_lock(uuid: str, cache: Path) -> Path:

@@ -96,10 +96,11 @@ def step_phases(
 ) -> Iterator[Phase]:
     """Figures that were not measured have no phase."""
     begin = end_s - step_s
-    scored = begin + np.nan_to_num(rollout_s)
+    # The times of several actors are summed, so they may be longer than the step.
+    scored = min(begin + np.nan_to_num(rollout_s), end_s)
     rows = (
-        ("actor", "decode", begin, begin + rollout_s),
-        ("actor", "score", scored, scored + verify_s),
+        ("actor", "decode", begin, min(begin + rollout_s, end_s)),
+        ("actor", "score", scored, min(scored + verify_s, end_s)),
         ("learner", "update", end_s - update_s, end_s),
     )
     for process, name, first, last in rows:

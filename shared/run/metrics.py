@@ -79,6 +79,18 @@ KEYS = {
 }
 
 
+NAMED = {
+    "rewards": "reward/{}",
+    "logged": "logged/{}",
+    "card_mb": "mem/{}",
+    "evaluated": "eval/{}",
+    "actors": "actors/{}",
+    "limited": "limited/{}",
+    "energy": "energy/{}_j",
+}
+"""Field that holds figures by name -> key of each in a row."""
+
+
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """One optimizer step. NaN if a figure was not measured."""
 
@@ -206,6 +218,12 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     """The evaluation that came since the row before, if one did: `step`, which is the number of updates that its policy
     has had; `greedy`, `sampled`, with several draws `pass_at_<k>` and `maj_at_<k>` for the largest k; `wall_s`. Rows
     have `eval/<name>` for those."""
+    actors: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    """Of several actors (shared/run/summary.py says what each figure is): `<id>/tokens_per_s`, `<id>/waiting`,
+    `<id>/faults`, `<id>/version`. Rows have `actors/<name>` for those."""
+    limited: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    """The key of the configuration that costs several actors the most time, and the share of their time. Rows have
+    `limited/<key>` for it, and none if it is little."""
     energy: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """Joules that the hardware counted in the step, of this machine: `card`, `cpu`. Rows have `energy/<name>_j` for
     those that can be read."""
@@ -213,16 +231,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     def to_row(self) -> dict[str, Any]:
         row: dict[str, Any] = {}
         for key, value in msgspec.to_builtins(self).items():
-            if key == "rewards":
-                row |= {f"reward/{name}": finite(mean) for name, mean in value.items()}
-            elif key == "logged":
-                row |= {f"logged/{name}": finite(mean) for name, mean in value.items()}
-            elif key == "card_mb":
-                row |= {f"mem/{name}": finite(amount) for name, amount in value.items()}
-            elif key == "evaluated":
-                row |= {f"eval/{name}": finite(figure) for name, figure in value.items()}
-            elif key == "energy":
-                row |= {f"energy/{source}_j": finite(joules) for source, joules in value.items()}
+            if key in NAMED:
+                row |= {NAMED[key].format(name): finite(figure) for name, figure in value.items()}
             elif key == "outcomes":
                 row |= {f"outcome/{outcome}": finite(value.get(outcome, 0.0)) for outcome in Outcome}
             else:

@@ -44,6 +44,28 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name}: {self.evidence}. {self.remedy}."
 
 
+class ActorFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one actor, since the row of metrics before."""
+
+    tokens_per_s: float
+    """While it had orders; a mean of the last ones. 0 before its first."""
+    waiting: float
+    """Share of the time in which it had no order, or waited for its turn to compute."""
+    faults: int
+    """Orders that it was given and others had to fill, since the learner started."""
+    version: int
+    """Policy of the last order that it filled."""
+
+
+class ActorsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Empty in a run with one actor."""
+
+    actors: dict[str, ActorFigures] = {}
+    """By actor id."""
+    limited: dict[str, float] = {}
+    """The key of the configuration that costs the actors the most time, and the share of it; empty if it is little."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The state or the result of a run."""
 
@@ -65,6 +87,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """`base` and `final` if they exist, without the results of single tasks."""
     why: RunVerdict | None = None
     """The first verdict of `why`; None while the learner runs."""
+    actors: ActorsReport = ActorsReport()
+    """Of several actors, as in the last row of metrics."""
 
 
 def first_and_last(run: RunDir) -> dict[str, Evaluation]:

@@ -154,6 +154,7 @@ PINNED: dict[str, object] = {
     "compute.dtype": "auto",
     "compute.learner_threads": 0,
     "compute.actor_threads": 0,
+    "compute.actors": 1,
     "compute.learner_card": 0,
     "compute.actor_card": 0,
     "compute.residency": "auto",

@@ -192,6 +192,7 @@ def planned(peak: int, *, fits: bool, **remedy: str) -> Change:
         processes={},
         choices={},
         remedies=[{key.replace("__", "."): value for key, value in remedy.items()}] if remedy else [],
+        waiting={},
     )
     return lambda machine: replace(machine, plan=plan)
 

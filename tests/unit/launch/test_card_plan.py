@@ -125,6 +125,17 @@ def test_on_two_cards_nobody_is_in_the_way() -> None:
     assert two.peak_bytes == max(phase.bytes for phases in two.processes.values() for phase in phases)
 
 
+def test_actors_that_wait_are_in_the_way_of_the_one_that_computes() -> None:
+    three = plan(100 * GIB, **SMALL, compute={"actors": 3})
+    learner, actor = (three.processes[name] for name in ("learner", "actor"))
+    assert three.waiting == {"actor": learner[-1].bytes + 2 * actor[-1].bytes, "learner": 3 * actor[-1].bytes}
+    assert three.peak_bytes == max(learner[1].bytes + 3 * actor[-1].bytes, actor[1].bytes + three.waiting["actor"])
+    apart = plan(100 * GIB, **SMALL, compute={"actors": 3, "actor_card": 1})
+    assert apart.waiting == {"actor": 2 * actor[-1].bytes, "learner": 0}, "the learner has a card of its own"
+    cramped = plan(5 * GIB, **SMALL, compute={"actors": 3, "residency": "release"})
+    assert {"compute.actors": "1"} in cramped.remedies
+
+
 def test_the_figures_of_a_run_are_those_that_it_measures() -> None:
     found = plan(100 * GIB, **SMALL)
     learner, actor = (found.processes[name] for name in ("learner", "actor"))
@@ -206,10 +217,10 @@ def test_sizes_are_halved_until_they_fit_and_no_further() -> None:
         actor, learner = planner.quick("actor", work), planner.quick("learner", work)
         if tokens < 4096:
             larger = work_of(**{**SMALL, "batch": {**SMALL["batch"], "token_budget": 2 * tokens, "head_rows": rows}})
-            assert turn(planner.quick("learner", larger), actor) > budget
+            assert turn(planner.quick("learner", larger), actor[-1].bytes) > budget
         if width < 32:
             larger = work_of(**{**SMALL, "actor": {"max_sequences": 2 * width}})
-            assert turn(planner.quick("actor", larger), learner) > budget
+            assert turn(planner.quick("actor", larger), learner[-1].bytes) > budget
     assert len(seen) > 3
 
 

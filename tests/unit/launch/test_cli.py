@@ -29,6 +29,7 @@ COMMANDS = (
     "compare",
     "export",
     "key",
+    "invite",
     "generate",
     "doctor",
     "data",

@@ -172,6 +172,18 @@ def test_the_picture_shows_every_figure_of_the_contract() -> None:
     assert "timeout" not in text
 
 
+def test_several_actors_have_a_line_each_and_one_has_none() -> None:
+    assert "faults" not in drawn(view(metrics_rows([0.5])))
+    figures = {"tokens_per_s": 1234.5, "waiting": 0.25, "faults": 2.0, "version": 7.0}
+    rows = metrics_rows([0.5])
+    rows[-1] |= {f"actors/box\x1b[31m{n}/{name}": figure for n in range(9) for name, figure in figures.items()}
+    rows[-1] |= {"actors/gone/faults": None, "limited/link.credits": 0.5}
+    text = drawn(view(rows))
+    assert "\x1b" not in text and text.count(" 25% ") == 8
+    assert all(word in text for word in ("1,234", "and 1 more", "link.credits costs the actors 50% of their time"))
+    assert "gone" not in text
+
+
 def test_before_the_first_step_the_picture_says_what_is_awaited() -> None:
     last_lines = {"learner": "base evaluation 128/256", "actor0": "ready"}
     text = drawn(view([], last_lines=last_lines, notes=["actor0 ended with exit code 1; starting it again (1 of 5)"]))

@@ -1,6 +1,7 @@
 """Which checkpoint is the best: by held-out accuracy, not by training reward."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from shared.config.load import config_to_json
 from shared.config.processes import LogConfig
 from shared.config.tree import Config
 from shared.run.run_dir import RunDir
+from shared.run.summary import ActorFigures, ActorsReport
 from tests.support.fakes import spelled_words, toy_evaluation
 from tests.unit.shared.test_metrics import metrics
 
@@ -37,11 +39,12 @@ class Whole:
 class Start:
     """The files of one start of a run."""
 
-    def __init__(self, path: Path, best: Best | None = None) -> None:
+    def __init__(self, path: Path, best: Best | None = None, actors: Callable[[], ActorsReport] = ActorsReport) -> None:
         run = RunDir(path) if path.exists() else RunDir.create(path, config_to_json(Config()))
         self.store = CheckpointStore(run.checkpoints, keep=1)
         self.whole: Any = Whole()
-        self.files = RunFiles(run, LogConfig(), self.whole, self.store, self.whole, self.whole, spelled_words(), best)
+        parts = (LogConfig(), self.whole, self.store, self.whole, self.whole, spelled_words())
+        self.files = RunFiles(run, *parts, best, actors=actors)
 
     def step(self, step: int, share: float | None) -> None:
         """A checkpoint, and its evaluation."""
@@ -108,6 +111,23 @@ def test_an_evaluation_that_a_row_shows_is_not_shown_again(tmp_path: Path) -> No
     second.files.step(11, metrics(12), NO_GROUPS, NO_BATCH, NO_RESULT)
     rows = [json.loads(line) for line in second.files.run.metrics.read_text().splitlines()]
     assert [row.get("eval/step") for row in rows] == [10, 8]
+
+
+def test_what_actors_did_is_in_the_row_and_in_the_summary(tmp_path: Path) -> None:
+    figures = ActorFigures(tokens_per_s=120.5, waiting=0.25, faults=1, version=3)
+    reports = [ActorsReport(actors={"actor0": figures, "gpu-box": figures}, limited={"link.credits": 0.5})]
+    start = Start(tmp_path / "run", actors=reports.pop)
+    start.files.step(10, metrics(11), NO_GROUPS, NO_BATCH, NO_RESULT)
+    (row,) = [json.loads(line) for line in start.files.run.metrics.read_text().splitlines()]
+    found = {key: value for key, value in row.items() if key.startswith(("actors/gpu-box", "limited/"))}
+    assert found == {
+        "actors/gpu-box/tokens_per_s": 120.5,
+        "actors/gpu-box/waiting": 0.25,
+        "actors/gpu-box/faults": 1.0,
+        "actors/gpu-box/version": 3.0,
+        "limited/link.credits": 0.5,
+    }
+    assert start.files.reported.actors["actor0"] == figures
 
 
 def test_a_step_that_is_judged_again_replaces_itself() -> None:

@@ -17,7 +17,7 @@ from tests.support.run_files import COLUMNS
 
 def metrics(step: int, *, shaped: bool = False, on_card: bool = False, **changes: float) -> StepMetrics:
     """A row in which every figure has a value of its own."""
-    maps = ("outcomes", "rewards", "logged", "card_mb", "evaluated", "energy")
+    maps = ("outcomes", "rewards", "logged", "card_mb", "evaluated", "actors", "limited", "energy")
     fields = [field.name for field in msgspec.structs.fields(StepMetrics) if field.name not in maps]
     values: dict[str, Any] = {name: place + 0.5 for place, name in enumerate(fields)} | changes
     values |= {"step": step, "groups_idle": 3, "groups_total": 16, "policy_version": step}
@@ -59,6 +59,16 @@ def test_an_evaluation_stands_in_the_row_that_follows_it() -> None:
     added = {key: value for key, value in evaluated.to_row().items() if key.startswith("eval/")}
     assert added == {"eval/step": 8, "eval/greedy": 0.5, "eval/maj_at_4": 0.625}
     assert not any(key.startswith("eval/") for key in metrics(9).to_row())
+
+
+def test_what_several_actors_did_stands_at_the_end_under_their_names() -> None:
+    actors, limited = {"actor0/waiting": 0.25, "gpu-box/faults": 2.0}, {"rollout.prompts": 0.5}
+    row = msgspec.structs.replace(metrics(9), actors=actors, limited=limited).to_row()
+    assert list(row.items())[-3:] == [
+        ("actors/actor0/waiting", 0.25),
+        ("actors/gpu-box/faults", 2.0),
+        ("limited/rollout.prompts", 0.5),
+    ]
 
 
 def test_energy_is_in_a_row_where_it_was_counted() -> None:
