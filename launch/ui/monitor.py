@@ -11,7 +11,7 @@ from msgspec import structs
 
 from launch.display.watch import goal
 from launch.ui.questions import whole
-from launch.ui.runs_folder import OpenRun, thinned, verdict_row
+from launch.ui.runs_folder import OpenRun, verdict_row
 from shared.run.evaluation import Decoded, Evaluation
 from shared.run.forecast import Figures, read_prediction
 from shared.run.history import Phase
@@ -105,7 +105,7 @@ def curves(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
     points = whole(words, "points", POINTS, most=MOST_POINTS)
     keys = metrics.keys()
     wanted = [key for key in keys if (key in asked.split(",") if asked else key not in NO_CURVES)]
-    found = thinned(metrics, wanted, points, first, last)
+    found = metrics.thinned(wanted, points, first, last)
     measured = {key: one for key, one in found.items() if asked or any(value is not None for value in one.mean)}
     return {
         "first": max(first, begin),

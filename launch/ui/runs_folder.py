@@ -10,7 +10,7 @@ run has a lock, because its reader serves one thread at a time.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from launch.ui.questions import NotThere
 from launch.why.command import verdicts
 from launch.why.view import view_of
 from shared.errors import UserError
-from shared.run.metrics import MetricsTable, Row, Thinned
+from shared.run.metrics import Row
 from shared.run.reader import Run, find_runs
 from shared.run.run_dir import RunDir
 from shared.run.summary import RunVerdict
@@ -85,7 +85,7 @@ def described(opened: OpenRun) -> dict[str, Any]:
         "status": run.state(),
         "verdict": verdict_row(why) if why else None,
         "goal": key,
-        "curve": thinned(metrics, [key], CURVE_POINTS)[key].mean if steps else [],
+        "curve": metrics.thinned([key], CURVE_POINTS)[key].mean if steps else [],
         "reward": last.get(key),
         "steps": steps,
         "planned": config.run.steps,
@@ -94,16 +94,6 @@ def described(opened: OpenRun) -> dict[str, Any]:
         "changed": changed(run.files),
         "problem": "",
     }
-
-
-def thinned(
-    metrics: MetricsTable, keys: Sequence[str], points: int, first: int = 0, last: int | None = None
-) -> dict[str, Thinned]:
-    """As the table does it; once more if a row was logged while it read one column after the other."""
-    try:
-        return metrics.thinned(keys, points, first, last)
-    except IndexError:
-        return metrics.thinned(keys, points, first, last)
 
 
 def broken(files: RunDir, problem: str) -> dict[str, Any]:

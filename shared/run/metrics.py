@@ -329,6 +329,15 @@ class MetricsTable:
     def column(self, key: str) -> np.ndarray:
         """[steps] float64, a copy; NaN where it was not measured, or for a key that no row has."""
         self.look()
+        return self.known_column(key)
+
+    def whole(self) -> dict[str, np.ndarray]:
+        """All columns, of the same steps."""
+        self.look()
+        return {key: self.known_column(key) for key in self.columns}
+
+    def known_column(self, key: str) -> np.ndarray:
+        """Without another look."""
         return np.array(self.columns.get(key, ()) or [math.nan] * self.known, dtype=np.float64)
 
     def row(self, place: int) -> Row:
@@ -345,11 +354,12 @@ class MetricsTable:
 
     def thinned(self, keys: Sequence[str], points: int, first: int = 0, last: int | None = None) -> dict[str, Thinned]:
         """Curves for a chart that is so many points wide, of the steps `first` to `last`. All have the same points."""
-        steps = self.column("step")
+        self.look()
+        steps = self.known_column("step")
         inside = (steps >= first) & (steps <= (np.inf if last is None else last))
         count = int(inside.sum())
         starts = np.unique(np.linspace(0, count, min(points, count) + 1).astype(int))[:-1]
-        return {key: thin(steps[inside], self.column(key)[inside], starts) for key in keys}
+        return {key: thin(steps[inside], self.known_column(key)[inside], starts) for key in keys}
 
 
 def thin(steps: np.ndarray, values: np.ndarray, starts: np.ndarray) -> Thinned:

@@ -172,7 +172,7 @@ class Run:
 
     def metrics_frame(self) -> "pandas.DataFrame":
         """One row a step."""
-        return frame({key: self.metrics.column(key) for key in self.metrics.keys()})  # noqa: SIM118
+        return frame(self.metrics.whole())
 
     def samples_frame(self, first: int = 1, last: int | None = None) -> "pandas.DataFrame":
         """One row a sample, without its tokens."""

@@ -64,6 +64,24 @@ def test_a_long_file_is_read_in_blocks(tmp_path: Path) -> None:
     assert len(table) == steps and table.column("x").sum() == steps * (steps + 1) / 2
 
 
+class Growing(MetricsTable):
+    """Of a run that logs a step whenever a column is read."""
+
+    def known_column(self, key: str) -> np.ndarray:
+        with self.path.open("ab") as file:
+            file.write(b'{"step":%d,"reward/mean":0.5}\n' % (self.known + 1))
+        return super().known_column(key)
+
+
+def test_columns_that_belong_together_are_of_the_same_steps(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(1, 11))
+    table = Growing(path)
+    assert {len(column) for column in table.whole().values()} == {10}
+    curve = table.thinned(["reward/mean"], 100)["reward/mean"]
+    assert len(curve.step) == len(curve.mean) > 10
+
+
 @pytest.mark.parametrize("points", [1, 7, 100, 1000])
 def test_a_thinned_curve_keeps_means_and_extremes(points: int, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
