@@ -68,7 +68,7 @@ class Growing(MetricsTable):
     """Of a run that logs a step whenever a column is read."""
 
     def known_column(self, key: str) -> np.ndarray:
-        with self.path.open("ab") as file:
+        with self.file.path.open("ab") as file:
             file.write(b'{"step":%d,"reward/mean":0.5}\n' % (self.known + 1))
         return super().known_column(key)
 
