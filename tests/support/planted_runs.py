@@ -143,6 +143,8 @@ def step_of(step: int, steps: int, curves: dict[str, Any]) -> StepMetrics:
         "card_mb": {},
         "evaluated": {},
         "energy": {},
+        "actors": {},
+        "limited": {},
         "outcomes": outcomes,
     }
     return StepMetrics(**(rest | values | whole | named))

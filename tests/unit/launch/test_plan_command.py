@@ -87,7 +87,8 @@ def test_the_command_prints_what_is_promised(capsys: pytest.CaptureFixture[str])
     code, out, _ = run(capsys, "embedded", "--gpu-gb", "8", "--json")
     tree = json.loads(out)
     assert code == 0 and tree["fits"] is True
-    assert list(tree) == ["fits", "budget_bytes", "peak_bytes", "residency", "processes", "choices", "remedies"]
+    keys = ["fits", "budget_bytes", "peak_bytes", "residency", "processes", "choices", "remedies", "waiting"]
+    assert list(tree) == keys
     assert tree["budget_bytes"] == 8 * GIB
     assert list(tree["processes"]) == ["actor", "learner"]
     for name, phases in tree["processes"].items():
