@@ -2,6 +2,7 @@
 also if it is killed."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ def test_a_run_is_followed_by_hand_until_it_ends(tmp_path: Path) -> None:
     follow = ("eval", out, "--follow", "--problems", "4")
     first = start(*follow)
     wait_until(lambda: "base" in stored(out), "the first result")
+    # It would otherwise have made all of them before the second looks, on a busy machine.
+    first.send_signal(signal.SIGSTOP)
     refused = launch(*follow)
     assert refused.returncode == 2 and "is being evaluated by process" in refused.stderr
     first.kill()
