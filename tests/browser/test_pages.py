@@ -169,6 +169,8 @@ def test_keys_walk_through_steps_groups_answers_and_colours(visit: Visit) -> Non
     wait = visit.until
     press("j")
     wait("location.hash.includes('step=6')")
+    # The step before is shown until this one has been read.
+    visit.says(".answer", "at step 6")
     press("k")
     wait("location.hash.includes('step=5')")
     visit.says(".answer", "54 at step 5")
