@@ -106,8 +106,10 @@ def step_metrics(
         curriculum_stage=curriculum.stage,
         curriculum_pass_rate=curriculum.pass_rate if scored else NAN,
         curriculum_effective_tasks=curriculum.effective_tasks,
-        # What is evaluated, the files know (run_files.py).
+        # What is evaluated, the files know (run_files.py), and what actors do, the step report.
         evaluated={},
+        actors={},
+        limited={},
         energy=dict(clock.energy),
         **spread("reward", np.concatenate([one.rewards for one in scored] or [np.array([])])),
         **spread("advantage", np.array([sample.sample.advantage for sample in batch.samples if scored])),
