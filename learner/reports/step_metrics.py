@@ -106,7 +106,7 @@ def step_metrics(
         curriculum_stage=curriculum.stage,
         curriculum_pass_rate=curriculum.pass_rate if scored else NAN,
         curriculum_effective_tasks=curriculum.effective_tasks,
-        # What is evaluated, the files know (run_files.py), and what actors do, the step report.
+        # What is evaluated, and what actors do, the files know (run_files.py).
         evaluated={},
         actors={},
         limited={},
