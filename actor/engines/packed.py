@@ -4,7 +4,7 @@
     packed    read a weight that was rearranged once, before the order
 
 With few rows, rearranging takes as long as all the rest: with packed weights, a decode step of 8 rows of half a billion
-parameters takes 0.6 of the time. The values are the same to the bit, so what is packed may depend on the machine and on
+parameters takes 0.7 of the time. The values are the same to the bit, so what is packed may depend on the machine and on
 its free memory.
 
 The copy is as large as the layers of the base. It lasts for an order, and an update, which takes the most memory, comes
