@@ -1,0 +1,1 @@
+"""Learner and actors on a Ray cluster, on whatever nodes have room for them."""
