@@ -1,7 +1,8 @@
-"""Statistics of an update: of a micro-batch, of a pass, of a step."""
+"""Statistics of an update: of a micro-batch, of a pass, of a step; and how those of a micro-batch reach other ranks."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ import torch
 from learner.objective.loss import KlTerms, LossTerms
 from learner.update.gradient_check import Refusal
 from learner.update.gradient_noise import GradientNoise
+from learner.update.placement.placement import Form, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,3 +166,42 @@ def of_step(updates: Sequence[UpdateStats], minibatches: int) -> UpdateStats:
         noise=updates[0].noise,
         ewc_penalty=mean("ewc_penalty"),
     )
+
+
+TERMS = {"terms": LossTerms, "kl": KlTerms, "penalty": KlTerms}
+"""Parts of it that have nothing but tensors."""
+OWN = ("mismatch", "logprobs", "entropies")
+
+
+def pack_part(part: PassPart) -> Tensors:
+    """For another rank."""
+    inner = {
+        f"{name}.{field.name}": getattr(getattr(part, name), field.name)
+        for name, kind in TERMS.items()
+        for field in fields(kind)
+    }
+    used = np.frombuffer(json.dumps(dict(part.used)).encode(), np.uint8)
+    facts = {
+        "used": torch.from_numpy(used.copy()),
+        "weight_sum": torch.tensor(part.weight_sum, dtype=torch.float64),
+    }
+    return inner | {name: getattr(part, name) for name in OWN} | facts
+
+
+def unpack_part(tensors: Tensors) -> PassPart:
+    def of(name: str) -> dict[str, torch.Tensor]:
+        return {field.name: tensors[f"{name}.{field.name}"] for field in fields(TERMS[name])}
+
+    return PassPart(
+        terms=LossTerms(**of("terms")),
+        kl=KlTerms(**of("kl")),
+        penalty=KlTerms(**of("penalty")),
+        mismatch=tensors["mismatch"],
+        logprobs=tensors["logprobs"],
+        entropies=tensors["entropies"],
+        used=json.loads(tensors["used"].numpy().tobytes()),
+        weight_sum=float(tensors["weight_sum"]),
+    )
+
+
+PASS_PART = Form(pack=pack_part, unpack=unpack_part)

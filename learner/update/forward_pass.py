@@ -16,7 +16,8 @@ import torch
 
 from learner.objective.batch import Sample, TrainSample, at_sampled
 from learner.update.budget import Budget
-from learner.update.microbatch import MicroBatch, cut, largest_part, micro_batch, placed
+from learner.update.microbatch import MicroBatch, counted_by, cut, largest_part, micro_batch, placed
+from learner.update.placement.placement import ALONE, Cut, Form, Placement, Tensors
 from shared.model.head import TokenStats
 from shared.model.policy import Policy
 from shared.model.sequences import Sequences
@@ -45,25 +46,42 @@ UNCHANGED = OldLogprobs(by_sample={})
 class ForwardPass:
     """Runs samples through the policy, without gradient unless the caller wants one."""
 
-    def __init__(self, policy: Policy, temperature: float, budget: Budget, progress: Callable[[], None]) -> None:
-        """temperature: of the samples. progress: called after each micro-batch, to keep the link alive."""
+    def __init__(
+        self,
+        policy: Policy,
+        temperature: float,
+        budget: Budget,
+        progress: Callable[[], None],
+        placement: Placement = ALONE,
+    ) -> None:
+        """temperature: of the samples. progress: called after each micro-batch, to keep the link alive. placement: who
+        computes micro-batches."""
         self.policy = policy
         self.temperature = temperature
         self.budget = budget
         self.progress = progress
+        self.placement = placement
 
-    def over_cuts(
-        self,
-        samples: Sequence[TrainSample],
-        work: Callable[[list[TrainSample]], Done],
-        begin: Callable[[], None] = lambda: None,
+    def over_cuts(self, samples: Sequence[TrainSample], work: Callable[[Cut], Done], form: Form[Done]) -> list[Done]:
+        """`work` on every micro-batch. form: of what it returns."""
+        return self.placement.each(self.cuts(samples), self.tokens, work, form)
+
+    def gradient_over_cuts(
+        self, samples: Sequence[TrainSample], work: Callable[[Cut], Done], form: Form[Done]
     ) -> list[Done]:
-        """`begin`, then `work` on every micro-batch."""
-        begin()
+        """The same for work that adds to gradients, of which there are none yet."""
+        return self.placement.gradient(self.cuts(samples), self.tokens, work, form)
+
+    def cuts(self, samples: Sequence[TrainSample]) -> list[Cut]:
         padding = self.policy.layers is None
-        cuts = cut(samples, self.budget.now.tokens, padding=padding)
+        most = self.placement.most_tokens(self.budget.now.tokens, lambda: self.tokens(samples))
+        cuts = cut(samples, most, padding=padding)
         self.budget.saw(largest_part(cuts, padding=padding))
-        return [work(part) for part in cuts]
+        return cuts
+
+    def tokens(self, samples: Sequence[TrainSample]) -> int:
+        """That a micro-batch of them would have."""
+        return counted_by(self.policy.layers is None)(samples)
 
     @contextmanager
     def through_modules(self) -> Iterator[None]:
@@ -97,7 +115,7 @@ class ForwardPass:
     ) -> dict[str, torch.Tensor]:
         """Log-probs, or else entropies, of the used tokens of each sample, by its name."""
 
-        def stats_of(part: list[TrainSample]) -> dict[str, torch.Tensor]:
+        def stats_of(part: Cut) -> Tensors:
             batch = self.on_device(part)
             found = self.stats_at(batch, temperature, self.budget.now.rows, entropies=entropies)
             counts = [int(sample.used.sum()) for sample in part]
@@ -105,7 +123,11 @@ class ForwardPass:
             self.progress()
             return dict(zip(batch.names, values.split(counts), strict=True))
 
-        return {name: values for part in self.over_cuts(samples, stats_of) for name, values in part.items()}
+        form = Form(pack=lambda found: found, unpack=self.on_my_device)
+        return {name: values for part in self.over_cuts(samples, stats_of, form) for name, values in part.items()}
+
+    def on_my_device(self, tensors: Tensors) -> Tensors:
+        return {name: values.to(self.policy.device) for name, values in tensors.items()}
 
     def old(self, samples: Sequence[TrainSample]) -> OldLogprobs:
         """Of the policy as it is now."""

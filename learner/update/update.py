@@ -27,7 +27,7 @@ from learner.continual.anchor import Anchor
 from learner.objective.batch import StepBatch, TrainSample, grouped
 from learner.objective.constraint import PenalisedTokens, constraint_loss
 from learner.objective.loss import KlTokens, TokenBatch, kl_loss, policy_loss
-from learner.update.figures import Gradient, PassPart, UpdateStats, gathered, of_step
+from learner.update.figures import PASS_PART, Gradient, PassPart, UpdateStats, gathered, of_step
 from learner.update.forward_pass import UNCHANGED, ForwardPass, OldLogprobs
 from learner.update.gradient_check import Finding, Norms, NumericalFault
 from learner.update.gradient_noise import GradientNoise, GroupGradients
@@ -145,8 +145,8 @@ class Update:
         return Gradient(parts=parts, loss=loss, norm=norm, refusal=refused, noise=noise, ewc_penalty=penalty)
 
     def accumulate(self, samples: Sequence[TrainSample], old: OldLogprobs) -> Accumulated:
-        parts = self.forward_pass.over_cuts(samples, lambda part: self.backward(part, old), self.optimizer.zero_grad)
-        return parts, None
+        self.optimizer.zero_grad()
+        return self.forward_pass.gradient_over_cuts(samples, lambda part: self.backward(part, old), PASS_PART), None
 
     def group_after_group(self, samples: Sequence[TrainSample], old: OldLogprobs, sampled: int) -> Accumulated:
         """The same gradient from micro-batches of one group each, with its noise. sampled: groups of the step."""

@@ -160,6 +160,10 @@ class LoraLayout:
         """Equals `layout_digest` of an adapter that was built."""
         return digest_of_layout(self.shapes, {layer: self.lora.scale_of(layer) for layer in self.layers})
 
+    def zeros(self) -> bytes:
+        """An adapter that changes nothing, as a file."""
+        return save({peft_name(name): torch.zeros(shape) for name, shape in self.shapes.items()}, {"format": "pt"})
+
     def adapter(self) -> Adapter:
         """An adapter without a base: to initialise, fill and save."""
         nothing = FrozenLinear(DenseMatmul(torch.empty(0)), None)

@@ -51,8 +51,8 @@ class Matmul(Protocol):
         """[..., in] -> [..., out]"""
         ...
 
-    def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
-        """[..., out] -> [..., in] dx = dy W"""
+    def input_gradient(self, grad: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
+        """[..., out] -> [..., in] dx = dy W, added to `total` in place if there is one."""
         ...
 
 
@@ -68,8 +68,8 @@ class DenseMatmul:
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return weight_product(x, self.dense, bias)
 
-    def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
-        return gradient_product(grad, self.dense)
+    def input_gradient(self, grad: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
+        return gradient_product(grad, self.dense, total)
 
 
 class DequantizingMatmul:
@@ -98,8 +98,9 @@ class DequantizingMatmul:
         y: Any = NF4Matmul.apply(x, self.packed, self.state)
         return y if bias is None else y + bias
 
-    def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
-        return input_gradient(grad, self.packed, self.state)
+    def input_gradient(self, grad: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
+        found = input_gradient(grad, self.packed, self.state)
+        return found if total is None else total.add_(found)
 
 
 class AddLowRank(Protocol):

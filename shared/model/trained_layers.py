@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from shared.model.attention import attention
 from shared.model.linears import OWN_LAYERS
 from shared.model.lora import LoraLinear
-from shared.model.products import gradient_product, product_in_two
+from shared.model.products import product_in_two
 
 Grads = list[torch.Tensor]
 
@@ -160,7 +160,7 @@ class Stack:
         x_grad = None
         if wanted:
             for (base, _), grad in zip(layers, grads, strict=True):
-                x_grad = plus_input_gradient(base, grad, x_grad)
+                x_grad = base.matmul.input_gradient(grad, x_grad)
         if not kept:
             return x_grad, []
         low, a, *bs = kept
@@ -176,15 +176,6 @@ class Stack:
             for (adapter, grad), part in zip(found, low.split(sizes, dim=1), strict=True)
         ]
         return x_grad, [grad for pair in zip(a_grads, b_grads, strict=True) for grad in pair]
-
-
-def plus_input_gradient(base: Any, grad: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor:
-    """total + dy W, in place."""
-    if total is None:
-        return base.matmul.input_gradient(grad)
-    if base.matmul.dense is not None:
-        return gradient_product(grad, base.matmul.dense, total)
-    return total.add_(base.matmul.input_gradient(grad))
 
 
 class Normed(torch.autograd.Function):

@@ -40,6 +40,46 @@ def points(undisturbed: Result) -> list[str]:
 
 
 @pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same run with a learner of two ranks."""
+    return str(prepare(tmp_path_factory.mktemp("chaos") / "ranks", {"compute.ranks": 2}))
+
+
+@pytest.fixture(scope="session")
+def calm_ranks(hosts: Pool, two_ranks: str) -> Result:
+    return hosts.run_one(Trial(name="calm-ranks", run=two_ranks, trace=True))
+
+
+@pytest.fixture(scope="session")
+def rank_points(calm_ranks: Result, points: list[str]) -> list[str]:
+    """Those that several ranks pass besides, each with the number of its rank."""
+    return about_ranks(calm_ranks, points)
+
+
+def about_ranks(calm: Result, points: list[str]) -> list[str]:
+    assert not calm.error, calm.error
+    others = [point for point in kinds(calm.passed) if point not in points]
+    return [point for point in others if "rank" in point and "{run}" not in point]
+
+
+@pytest.fixture(scope="session")
+def divided(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same run with a base that two ranks divide."""
+    keys = {"compute.ranks": 2, "compute.parallel": "fsdp2", "actor.audit_invited": 0}
+    return str(prepare(tmp_path_factory.mktemp("chaos") / "divided", keys))
+
+
+@pytest.fixture(scope="session")
+def calm_divided(hosts: Pool, divided: str) -> Result:
+    return hosts.run_one(Trial(name="calm-divided", run=divided, trace=True))
+
+
+@pytest.fixture(scope="session")
+def divided_points(calm_divided: Result, points: list[str]) -> list[str]:
+    return about_ranks(calm_divided, points)
+
+
+@pytest.fixture(scope="session")
 def rare_points(points: list[str], troubled: Result) -> list[str]:
     """Those of clearing up."""
     assert not troubled.error and not troubled.missed, troubled

@@ -6,6 +6,7 @@ short, so that a start and end of a run takes a second.
 
 import sys
 from pathlib import Path
+from secrets import token_hex
 
 from launch.supervisor.restarts import SupervisorLimits
 from launch.supervisor.supervise import Supervisor
@@ -37,7 +38,7 @@ def main(path: Path) -> int:
     """Until the run ends."""
     try:
         config = config_from_json(RunDir.open(path).config.read_bytes())
-        Supervisor(topology(path, config), Silent(), LoadedStarter(), LIMITS).run()
+        Supervisor(topology(path, config, meeting=token_hex(8)), Silent(), LoadedStarter(), LIMITS).run()
     except UserError as error:
         print(f"error: {error}", flush=True)
         return 2

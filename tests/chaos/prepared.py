@@ -1,7 +1,9 @@
 """The run that all trials copy: as small as possible, but with everything that a run does."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from launch.commands.run import make_run
 from launch.presets.load import load_config
@@ -23,9 +25,10 @@ CHAOS = {
     "link.heartbeat_s": 0.2,
 }
 """A lag, several orders a step and few checkpoints: older versions are saved, credits matter, pruning happens."""
+NO_CHANGES: Mapping[str, object] = MappingProxyType({})
 
 
-def prepare(path: Path) -> Path:
+def prepare(path: Path, changes: Mapping[str, object] = NO_CHANGES) -> Path:
     """A run directory that has not begun."""
-    overrides = [f"{key}={json.dumps(value)}" for key, value in CHAOS.items()]
+    overrides = [f"{key}={json.dumps(value)}" for key, value in {**CHAOS, **changes}.items()]
     return make_run(path, load_config("embedded", overrides)).path

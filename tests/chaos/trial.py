@@ -97,13 +97,14 @@ def check(result: Result, undisturbed: Result) -> None:
 def outcome(run: Path) -> dict[str, Any]:
     """All of a finished run that must not depend on what it went through."""
     from learner.durable.journal import Journal
-    from learner.durable.recorder import read
+    from learner.durable.recorder import orders_in, ranks_from, read
     from shared.run.file_lock import open_lock, try_lock
 
     summary = json.loads((run / "summary.json").read_text())
     best = run / "checkpoints" / "best.json"
-    records = [read(payload) for payload in Journal.read(run / "journal").records()]
-    ids = Counter(group.group_id for record in records for group in record.groups)
+    payloads = Journal.read(run / "journal").records()
+    packed = [one for payload in payloads if not ranks_from(payload) for one in orders_in(payload).values()]
+    ids = Counter(group.group_id for one in packed for group in read(one).groups)
     for lock in (run / "lock", run / "lease" / "lock"):
         fd = open_lock(lock)
         assert try_lock(fd), f"{lock} is still locked"

@@ -1,0 +1,1 @@
+"""Who computes the micro-batches of a step."""

@@ -1,0 +1,210 @@
+"""The ranks of a learner as processes: how they meet, and what they tell each other.
+
+    meeting      a file in the run's folder, then connections of gloo between all ranks
+    from_first   bytes of rank 0 -> all ranks
+    gathered     bytes of each rank -> those of all, on all ranks
+    added        fp32 tensors of each rank -> their sum in the order of the ranks, on all ranks
+
+Only tensors cross: the collectives of torch.distributed for objects pickle. Sums are gathered and added here, since an
+all-reduce adds in an order of its own. A rank that dies closes its connections, and the others end with RankLost. There
+is no limit on a wait, which may last as long as an evaluation: a process that hangs is ended by its own watchdog, and a
+stopped one by the launcher. Who waits calls `meanwhile`.
+
+A rank whose memory runs out tells the others instead of what it found. All of them then repeat the step in smaller
+parts (learner/update/budget.py).
+
+gloo neither encrypts nor asks who connects. So connections stay on this machine's loopback interface, unless
+GLOO_SOCKET_IFNAME names another one, whose network must be trusted.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import nn
+
+from learner.update.placement.placement import (
+    Cut,
+    Done,
+    Form,
+    Tensors,
+    give_gradients,
+    rank_of_each,
+    share_of,
+    take_gradients,
+)
+from shared.errors import RankLost, in_words
+from shared.process.lease import nothing, poll
+from shared.run.failpoints import reach
+from shared.run.files import make_folder
+
+INTERFACE = "GLOO_SOCKET_IFNAME"
+LOOPBACK = "lo"
+MEETING = "ranks-"
+"""Beginning of the name of the file where ranks meet."""
+NO_LIMIT = timedelta(days=365)
+SUMMED_AT_ONCE = 2**22
+"""Values of a gradient: 16 MiB of each rank."""
+OUT_OF_MEMORY = b""
+
+
+class RankGroup:
+    """All ranks, seen from one of them."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.meanwhile: Callable[[], None] = nothing
+
+    def from_first(self, data: bytes = b"") -> bytes:
+        """data: on rank 0."""
+        count = torch.tensor([len(data)])
+        self.finish(lambda: dist.broadcast(count, src=0, async_op=True))
+        row = as_tensor(data) if self.rank == 0 else torch.empty(int(count), dtype=torch.uint8)
+        if len(row):
+            self.finish(lambda: dist.broadcast(row, src=0, async_op=True))
+        return row.numpy().tobytes()
+
+    def gathered(self, data: bytes) -> list[bytes]:
+        counts = [int(count) for count in self.all_of(torch.tensor([len(data)]))]
+        row = torch.zeros(max(1, *counts), dtype=torch.uint8)
+        row[: len(data)] = as_tensor(data)
+        return [found[:count].numpy().tobytes() for found, count in zip(self.all_of(row), counts, strict=True)]
+
+    def added(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        flat = torch.cat([tensor.flatten().cpu() for tensor in tensors])
+        for part in flat.split(SUMMED_AT_ONCE):
+            first, *others = self.all_of(part)
+            for other in others:
+                first += other
+            part.copy_(first)
+        sums = flat.split([tensor.numel() for tensor in tensors])
+        # Copies, so that what reads them finds them aligned as any tensor, and bits do not depend on where they were.
+        return [total.view(one.shape).to(one.device, copy=True) for total, one in zip(sums, tensors, strict=True)]
+
+    def all_of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        self.finish(lambda: dist.all_gather(found, tensor, async_op=True))
+        return found
+
+    def finish(self, begin: Callable[[], Any]) -> None:
+        """Wait for what `begin` returns."""
+        with losing():
+            work = begin()
+        poll(work.is_completed, self.meanwhile)
+        with losing():
+            work.wait()
+
+
+@contextmanager
+def losing() -> Iterator[None]:
+    """gloo has one error for everything that ends a connection."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = in_words(error)
+        raise RankLost(
+            f"Another rank of the learner is gone ({reason}); its log says why; `resume` goes on."
+        ) from error
+
+
+def as_tensor(data: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+
+
+@contextmanager
+def meeting(folder: Path, name: str, *, rank: int, size: int, wait_s: float) -> Iterator[RankGroup]:
+    """All ranks name the same meeting, which no earlier start of the run had. wait_s: for the others to come."""
+    make_folder(folder)
+    place = folder / f"{MEETING}{name}"
+    if rank == 0:
+        for earlier in folder.glob(f"{MEETING}*"):
+            if earlier != place:
+                earlier.unlink()
+    os.environ.setdefault(INTERFACE, LOOPBACK)
+    reach("before ranks meet", str(rank))
+    with losing():
+        store = dist.FileStore(str(place), size)  # pyright: ignore[reportPrivateImportUsage]
+        store.set_timeout(timedelta(seconds=wait_s))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=NO_LIMIT)
+    reach("after ranks meet", str(rank))
+    yield RankGroup(rank, size)
+    # Not after an error: gloo would wait for what the others never send. The end of the process closes connections.
+    dist.destroy_process_group()
+
+
+class Ranks:
+    """One of several processes."""
+
+    def __init__(self, group: RankGroup, parameters: Sequence[nn.Parameter], *, in_step: bool = False) -> None:
+        """in_step: whether all must make as many passes, because every product needs all ranks (divided.py)."""
+        self.group = group
+        self.parameters = parameters
+        self.in_step = in_step
+
+    def most_tokens(self, budget: int, total: Callable[[], int]) -> int:
+        return share_of(budget, total(), self.group.size)
+
+    def each(
+        self, cuts: Sequence[Cut], tokens: Callable[[Cut], int], work: Callable[[Cut], Done], form: Form[Done]
+    ) -> list[Done]:
+        places = rank_of_each([tokens(part) for part in cuts], self.group.size)
+        mine = {n: part for n, part in enumerate(cuts) if places[n] == self.group.rank}
+        done = packed_or_out_of_memory(mine, work, form)
+        if self.in_step:
+            self.wait_in_step(places, lambda: work(cuts[-1]))
+        told = self.group.gathered(done)
+        if OUT_OF_MEMORY in told:
+            raise torch.OutOfMemoryError(f"rank {told.index(OUT_OF_MEMORY)} of the learner ran out of memory")
+        found = {n: form.unpack(tensors) for data in told for n, tensors in unpacked(data).items()}
+        return [found[n] for n in range(len(cuts))]
+
+    def gradient(
+        self, cuts: Sequence[Cut], tokens: Callable[[Cut], int], work: Callable[[Cut], Done], form: Form[Done]
+    ) -> list[Done]:
+        found = self.each(cuts, tokens, work, form)
+        rank = str(self.group.rank)
+        reach("before ranks add gradients", rank)
+        sums = self.group.added(take_gradients(self.parameters))
+        reach("after ranks add gradients", rank)
+        give_gradients(self.parameters, sums)
+        return found
+
+    def wait_in_step(self, places: Sequence[int], pass_again: Callable[[], object]) -> None:
+        """While others have micro-batches left, repeat one for each of them, and keep nothing of it. places: the rank
+        of each micro-batch."""
+        counts = [places.count(rank) for rank in range(self.group.size)]
+        kept = [one.grad for one in self.parameters]
+        give_gradients(self.parameters, [None] * len(kept))
+        for _ in range(max(counts) - counts[self.group.rank]):
+            pass_again()
+        give_gradients(self.parameters, kept)
+
+
+def packed_or_out_of_memory(cuts: dict[int, Cut], work: Callable[[Cut], Done], form: Form[Done]) -> bytes:
+    try:
+        return packed({n: form.pack(work(part)) for n, part in cuts.items()})
+    except torch.OutOfMemoryError:
+        return OUT_OF_MEMORY
+
+
+def packed(found: dict[int, Tensors]) -> bytes:
+    """By number of the micro-batch, as a safetensors file, which has no tensors that share memory."""
+    whole = torch.contiguous_format
+    named = ((f"{n}.{name}", value) for n, one in found.items() for name, value in one.items())
+    return save({name: value.detach().cpu().clone(memory_format=whole) for name, value in named})
+
+
+def unpacked(data: bytes) -> dict[int, Tensors]:
+    found: dict[int, Tensors] = {}
+    for key, value in load(data).items():
+        number, _, name = key.partition(".")
+        found.setdefault(int(number), {})[name] = value
+    return found

@@ -1,0 +1,106 @@
+"""Several ranks as real processes over gloo: one gradient, one adapter on all, kills, other numbers, replay."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from learner.update.placement.divided import frozen_linears
+from learner.update.placement.placement import ALONE
+from shared.run.failpoints import KILL, PLAN, VARIABLE
+from tests.support.fakes import tiny_policy
+from tests.support.rank_processes import gradients_of
+from tests.support.runs import ROOT, SMALL, launch, num_rows, replayed, rows, sets, summary
+
+pytestmark = pytest.mark.timeout(900)
+NUMBERS = (2, 4)
+
+
+@pytest.fixture(scope="module")
+def steps(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What each rank of two and of four had after one step."""
+    folder = tmp_path_factory.mktemp("ranks")
+    tiny_policy(checkpoint)  # Its quantised base is made once.
+    argv = [sys.executable, "-m", "tests.support.rank_processes", str(checkpoint), str(folder), *map(str, NUMBERS)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("ranks", NUMBERS)
+def test_the_gradient_is_that_of_one_process_and_the_adapter_the_same_on_all(
+    steps: Path, checkpoint: Path, ranks: int
+) -> None:
+    found = [load_file(steps / f"{ranks}-{rank}.safetensors") for rank in range(ranks)]
+    expected, stats = gradients_of(tiny_policy(checkpoint), ALONE)
+    for name, gradient in expected.items():
+        assert (found[0][name] - gradient).norm() <= 1e-5 * gradient.norm(), name
+    in_turns = load_file(steps / f"{ranks}-in-turns.safetensors")
+    for one in found:
+        assert one.keys() == in_turns.keys()
+        assert all(torch.equal(one[name], value) for name, value in in_turns.items()), "to the bit"
+        assert float(one["norm"]) == pytest.approx(stats.grad_norm, rel=1e-5)
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(2, ""), (4, ""), (2, "-modules"), (2, "-bf16")])
+def test_a_divided_base_gives_the_bits_of_a_whole_one(steps: Path, ranks: int, kind: str) -> None:
+    for rank in range(ranks):
+        whole, divided = (load_file(steps / f"{ranks}-{rank}{kind}{how}.safetensors") for how in ("", "-divided"))
+        assert divided.keys() == whole.keys() and any(value.any() for value in whole.values())
+        assert all(torch.equal(divided[name], value) for name, value in whole.items())
+
+
+@pytest.mark.parametrize("ranks", NUMBERS)
+def test_ranks_have_parts_that_make_up_the_base_and_none_has_a_whole_weight(
+    steps: Path, checkpoint: Path, ranks: int
+) -> None:
+    found = [json.loads((steps / f"{ranks}-{rank}-kept.json").read_text()) for rank in range(ranks)]
+    weights = [linear.matmul.dense for linear in frozen_linears(tiny_policy(checkpoint))]
+    assert sum(one["bytes"] for one in found) == sum(weight.nbytes for weight in weights if weight is not None) > 0
+    assert max(one["bytes"] for one in found) <= sum(one["bytes"] for one in found) / ranks * 1.1
+    assert [one["whole"] for one in found] == [0] * ranks
+
+
+@pytest.mark.parametrize("ranks", NUMBERS)
+def test_ranks_that_gather_a_weight_end_when_one_of_them_is_killed(steps: Path, ranks: int) -> None:
+    for rank in range(ranks - 1):
+        assert "Another rank of the learner is gone" in (steps / f"{ranks}-{rank}-lost").read_text()
+
+
+@pytest.mark.long
+def test_two_ranks_then_four_then_one_and_a_replay(tmp_path: Path) -> None:
+    ends: list[str] = []
+    for parallel in ("ddp", "fsdp2"):
+        out, keys = tmp_path / parallel, {"run.steps": 2, "compute.parallel": parallel, "actor.audit_invited": 0}
+        first = launch("run", "embedded", "--ranks", "2", "--out", out, *sets(SMALL | keys))
+        assert first.returncode == 0, first.stdout + first.stderr
+        assert "computes with" in (out / "logs" / "learner1.log").read_text()
+        for ranks, steps in ((4, 4), (1, 5)):
+            done = launch("resume", out, "--ranks", str(ranks), "--steps", str(steps))
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert [row["step"] for row in rows(out)] == [1, 2, 3, 4, 5]
+        assert replayed(out)["match"] is True
+        ends.append(summary(out)["adapter_sha256"])
+    assert ends[0] == ends[1]
+
+
+def test_a_killed_rank_ends_the_run_with_its_name_and_resume_goes_on(tmp_path: Path) -> None:
+    out, plan = tmp_path / "run", tmp_path / "plan"
+    plan.mkdir()
+    fault = {"point": "after ranks add gradients 1", "hit": 3, "act": KILL}
+    (plan / PLAN).write_text(json.dumps({"faults": [fault]}))
+    argv = [sys.executable, "-m", "launch", "run", "embedded", "--ranks", "2", "--out", str(out)]
+    argv += sets(SMALL | {"run.steps": 4})
+    environment = os.environ | {VARIABLE: str(plan)}
+    killed = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert killed.returncode == 1 and num_rows(out) < 4, killed.stdout + killed.stderr
+    assert "learner1 was ended by SIGKILL" in killed.stderr + killed.stdout
+    resumed = launch("resume", out)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert summary(out)["status"] == "done" and replayed(out)["match"] is True

@@ -1,0 +1,217 @@
+"""Micro-batches divided among ranks: who gets which, the gradient of all, what crosses, and what ends a run."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from learner.orders.plan import Unfilled
+from learner.orders.shared import STOPS, FirstRank, OtherRank
+from learner.update.budget import Size
+from learner.update.figures import PASS_PART
+from learner.update.forward_pass import UNCHANGED
+from learner.update.placement.placement import ALONE, Form, InTurns, Placement, rank_of_each, share_of
+from learner.update.placement.ranks import Ranks, packed, unpacked
+from learner.wiring import build_trainer
+from protocol.codec import encode
+from protocol.messages import FilledOrder, Order
+from shared.errors import TrainingStopped
+from shared.model.policy import Policy
+from tests.support.fakes import filled, shake, tiny_policy, toy_orders, toy_policy
+from tests.support.rank_processes import CONFIG, batch_of_step, gradients_of
+from tests.support.steps import NotedSizes, gradients
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def policy(checkpoint: Path) -> Policy:
+    return tiny_policy(checkpoint)
+
+
+def parameters(policy: Policy) -> list[torch.nn.Parameter]:
+    return [*policy.adapter.parameters().values()]
+
+
+# --- who gets which
+
+
+def test_the_largest_goes_first_to_the_rank_with_the_fewest_tokens() -> None:
+    assert rank_of_each([5, 9, 4, 4], 2) == [1, 0, 1, 0]
+    assert rank_of_each([3, 3, 3], 1) == [0, 0, 0]
+    assert rank_of_each([7], 4) == [0]
+
+
+def test_no_rank_has_more_than_the_others_and_one_micro_batch() -> None:
+    tokens = [int(size) for size in np.random.default_rng(0).integers(1, 500, 40)]
+    for ranks in (2, 3, 4, 8):
+        places = rank_of_each(tokens, ranks)
+        loads = [0] * ranks
+        for size, place in zip(tokens, places, strict=True):
+            loads[place] += size
+        assert sum(loads) == sum(tokens) and max(loads) - min(loads) <= max(tokens)
+
+
+def test_micro_batches_are_small_enough_for_every_rank_to_get_one() -> None:
+    assert (share_of(100, 150, 4), share_of(30, 150, 4), share_of(100, 1, 4)) == (38, 30, 1)
+    assert ALONE.most_tokens(100, lambda: 10) == 100
+
+
+# --- the gradient
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_the_gradient_of_all_ranks_is_that_of_one_process(policy: Policy, ranks: int) -> None:
+    expected, alone = gradients_of(policy, ALONE)
+    shake(policy, 1)
+    found, stats = gradients_of(policy, InTurns(parameters(policy), ranks))
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm() and gradient.norm() > 0, name
+    assert stats.loss == pytest.approx(alone.loss, rel=1e-5)
+    assert sorted(stats.mismatch) == pytest.approx(sorted(alone.mismatch), abs=1e-5)
+    assert stats.weight_sum == pytest.approx(alone.weight_sum) and stats.logprobs.keys() == alone.logprobs.keys()
+
+
+def test_bits_repeat_for_a_number_of_ranks_and_one_rank_is_one_process(policy: Policy) -> None:
+    def bits(placement: Placement) -> list[bytes]:
+        shake(policy, 1)
+        return [gradient.numpy().tobytes() for gradient in gradients_of(policy, placement)[0].values()]
+
+    assert bits(InTurns(parameters(policy), 3)) == bits(InTurns(parameters(policy), 3))
+    assert bits(InTurns(parameters(policy), 1)) == bits(ALONE)
+
+
+def test_what_the_guard_does_after_a_pass_finds_the_gradient_in_place(policy: Policy) -> None:
+    """Forward passes in between, such as the gate's, take no gradient away."""
+    update = build_trainer(policy, CONFIG, lambda: None, placement=InTurns(parameters(policy), 2)).update
+    samples = batch_of_step(policy).used
+    update.accumulate(samples, UNCHANGED)
+    before = gradients(policy)
+    update.forward_pass.recomputed(samples, 1.0)
+    assert all(torch.equal(gradients(policy)[name], gradient) for name, gradient in before.items())
+
+
+# --- what crosses
+
+
+def test_what_was_found_arrives_as_it_was(policy: Policy) -> None:
+    update = build_trainer(policy, CONFIG, lambda: None).update
+    parts = dict(enumerate(update.accumulate(batch_of_step(policy).used, UNCHANGED)[0]))
+    told = unpacked(packed({n: PASS_PART.pack(part) for n, part in parts.items()}))
+    assert len(told) >= 2 and told.keys() == parts.keys()
+    for n, part in parts.items():
+        arrived = PASS_PART.unpack(told[n])
+        assert [*arrived.used.items()] == [*part.used.items()] and arrived.weight_sum == part.weight_sum
+        for name in ("mismatch", "logprobs", "entropies", "loss"):
+            assert torch.equal(getattr(arrived, name), getattr(part, name)), name
+        for inner in ("terms", "kl", "penalty"):
+            there, here = getattr(arrived, inner), getattr(part, inner)
+            assert all(torch.equal(getattr(there, one.name), getattr(here, one.name)) for one in fields(here)), inner
+    assert unpacked(packed({})) == {}, "a rank without micro-batches"
+
+
+class Fakes:
+    """A group of two ranks of which the other one says what the test wants."""
+
+    def __init__(self, rank: int = 0, first: Sequence[bytes] = (), other: Callable[[bytes], bytes] = bytes) -> None:
+        self.rank, self.size = rank, 2
+        self.first = [*first]
+        self.other = other
+        self.told: list[bytes] = []
+
+    def from_first(self, data: bytes = b"") -> bytes:
+        if self.rank:
+            return self.first.pop(0)
+        self.told.append(data)
+        return data
+
+    def gathered(self, data: bytes) -> list[bytes]:
+        both = [data, self.other(data)]
+        return both[::-1] if self.rank else both
+
+
+def test_memory_that_runs_out_on_one_rank_runs_out_on_all() -> None:
+    def work(part: object) -> int:
+        raise torch.OutOfMemoryError("no room")
+
+    form: Form[int] = Form(pack=lambda found: {"n": torch.tensor(found)}, unpack=lambda told: int(told["n"]))
+    fine = Ranks(Fakes(other=lambda _: b""), [])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(torch.OutOfMemoryError, match="rank 1 of the learner ran out of memory"):
+        fine.each([[]], lambda _: 1, lambda _: 7, form)
+    short = Ranks(Fakes(other=lambda _: packed({})), [])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(torch.OutOfMemoryError, match="rank 0 of the learner ran out of memory"):
+        short.each([[]], lambda _: 1, work, form)
+
+
+def test_a_rank_with_fewer_micro_batches_makes_as_many_passes_and_keeps_its_own_gradient() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    made: list[int] = []
+
+    def work(part: list[int]) -> int:  # rank 0 has the first micro-batch, rank 1 the three others
+        made.extend(part)
+        (float(part[0]) * parameter).sum().backward()
+        return part[0]
+
+    form: Form[int] = Form(pack=lambda found: {"n": torch.tensor(found)}, unpack=lambda told: int(told["n"]))
+    others = packed({n: {"n": torch.tensor(20 + n)} for n in (1, 2, 3)})
+    ranks = Ranks(Fakes(other=lambda _: others), [parameter], in_step=True)  # pyright: ignore[reportArgumentType]
+    cuts: list[Any] = [[10], [11], [12], [13]]
+    tokens: Any = lambda part: 5 if part is cuts[0] else 1  # noqa: E731
+    found = ranks.each(cuts, tokens, work, form)  # pyright: ignore[reportArgumentType]
+    assert found == [10, 21, 22, 23] and made == [10, 13, 13]
+    assert parameter.grad is not None and float(parameter.grad) == 10.0
+
+
+class ScriptedFiller:
+    """Orders that are filled at once."""
+
+    def __init__(self) -> None:
+        self.published: list[int] = []
+        self.submitted: list[Order] = []
+
+    def publish(self, policy: object, oldest_needed: int) -> None:
+        self.published.append(oldest_needed)
+
+    def submit(self, orders: Iterable[Order]) -> None:
+        self.submitted += orders
+
+    def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
+        return [filled(order, toy_policy(0)) for order in self.submitted]
+
+    def pump(self, timeout_s: float = 0.0) -> None:
+        """Nothing."""
+
+
+def test_filled_orders_and_sizes_reach_the_other_ranks_as_they_are() -> None:
+    group = Fakes()
+    size = Size(tokens=100, rows=7)
+    first = FirstRank(group, ScriptedFiller(), NotedSizes({3: size}))
+    first.submit(toy_orders(count=2))
+    sent = first.collect(["a", "b"])
+    assert [first.size_of(3), first.size_of(4)] == [size, None]
+    other = OtherRank(Fakes(1, first=group.told), lambda: None)
+    other.submit(toy_orders(count=2))
+    assert [encode(one) for one in other.collect(["a", "b"])] == [encode(one) for one in sent]
+    assert [other.size_of(3), other.size_of(4)] == [size, None]
+
+
+def test_a_rank_that_is_told_that_the_run_stops_has_nothing_more_to_do() -> None:
+    with pytest.raises(Unfilled):
+        OtherRank(Fakes(1, first=[STOPS]), lambda: None).collect(["a"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_with_another_adapter_end_the_run_before_it_is_published(rank: int) -> None:
+    policy = toy_policy(5)
+    filler = ScriptedFiller()
+    group = Fakes(rank, other=lambda _: b"f" * 64)
+    ranked = FirstRank(group, filler, NotedSizes()) if rank == 0 else OtherRank(group, lambda: None)
+    with pytest.raises(TrainingStopped, match="After step 5 rank 1 of the learner has another adapter than rank 0"):
+        ranked.publish(policy, 0)
+    assert filler.published == []
+    FirstRank(Fakes(), filler, NotedSizes()).publish(policy, 3)
+    assert filler.published == [3]
