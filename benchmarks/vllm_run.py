@@ -1,7 +1,9 @@
 """The embedded preset with either engine, as a user runs it: start-up, step times, steps to a reward of 0.9, mismatch.
 
-    python -m benchmarks.vllm_run [--nf4]     (in .venv-vllm, which `tests/run.sh vllm` makes; --nf4: with the plugin)
+    python -m benchmarks.vllm_run [--nf4] [--server] [--only NAME]
 
+In .venv-vllm, which `tests/run.sh vllm` makes. --nf4: also with the plugin; --server: also with `vllm serve` on this
+machine, which is started before and not counted.
 Start-up is the launcher's start until the actor has joined, imports and all. Mismatch is that of the steps after the
 20th, on every token that is learned from.
 """
@@ -13,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from statistics import mean, median
@@ -21,11 +25,13 @@ from typing import Any
 from actor.engines.vllm_options import DISTRIBUTIONS, version_of
 from benchmarks.machine import write_result
 from shared.process.determinism import cpu_environment
+from tests.support.vllm_process import VLLMProcess, embedded_needs
 
 TARGET, WINDOW = 0.90, 5
 ENGINES = {
     "hf": {},
     "vllm": {"actor.engine": "vllm"},
+    "vllm server": {"actor.engine": "vllm_server"},
     "vllm nf4": {"actor.engine": "vllm", "actor.weights": "nf4", "loss.max_mismatch": 0.5},
 }
 
@@ -34,16 +40,35 @@ def main() -> None:
     """One run each, one after the other."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--nf4", action="store_true", help="also with NF4 codes through the plugin")
+    parser.add_argument("--server", action="store_true", help="also with `vllm serve` on this machine")
+    parser.add_argument("--only", choices=ENGINES, help="this engine alone, with a result file of its own")
     parser.add_argument("--steps", type=int, default=40)
     args = parser.parse_args()
-    names = [name for name in ENGINES if args.nf4 or name != "vllm nf4"]
-    figures = {name: measured(ENGINES[name], args.steps) for name in names}
+    asked = {"vllm nf4": args.nf4, "vllm server": args.server}
+    names = [args.only] if args.only else [name for name in ENGINES if asked.get(name, True)]
+    figures: dict[str, Any] = {}
+    for name in names:
+        with keys_of(name) as keys:
+            figures[name] = measured(keys, args.steps)
     print(json.dumps(figures, indent=2))
-    print(
-        write_result(
-            "vllm_run", {"vllm": version_of(*DISTRIBUTIONS), "target": TARGET, "steps": args.steps, "engines": figures}
-        )
-    )
+    facts = {"vllm": version_of(*DISTRIBUTIONS), "target": TARGET, "steps": args.steps, "engines": figures}
+    print(write_result("vllm_run" + (f"_{args.only.replace(' ', '_')}" if args.only else ""), facts))
+
+
+@contextmanager
+def keys_of(name: str) -> Iterator[dict[str, Any]]:
+    """Of this engine; a server runs meanwhile."""
+    if name != "vllm server":
+        yield ENGINES[name]
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        server = VLLMProcess(embedded_needs(), Path(folder) / "log")
+        server.start()
+        try:
+            server.wait()
+            yield ENGINES[name] | {"server.urls": json.dumps([server.url])}
+        finally:
+            server.kill()
 
 
 def measured(keys: dict[str, Any], steps: int) -> dict[str, Any]:

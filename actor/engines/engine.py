@@ -1,4 +1,5 @@
-"""What an actor needs of a rollout engine. Implementations: hf_engine.py, vllm_engine.py, a fake in the tests."""
+"""What an actor needs of a rollout engine. Implementations: hf_engine.py, vllm_engine.py,
+server/server_engine.py, a fake in the tests."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -49,7 +50,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What the learner compares in the handshake."""
 
     engine: str
-    """`hf` or `vllm`."""
+    """`hf`, `vllm` or `vllm_server`."""
     base_digest: str
     """sha256 of the frozen base."""
     tokenizer_digest: str

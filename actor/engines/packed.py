@@ -7,8 +7,8 @@ With few rows, rearranging takes as long as all the rest: with packed weights, a
 parameters takes 0.7 of the time. The values are the same to the bit, so what is packed may depend on the machine and on
 its free memory.
 
-The copy is as large as the layers of the base. It lasts for an order, and an update, which takes the most memory, comes
-when it is gone. An order is packed if
+The copy is as large as the layers of the base and lasts for an order. Where the processes take turns it is gone before
+an update, which takes the most memory. An order is packed if
 
     its completions may have PACKED_TOKENS    packing takes as long as some twenty token steps
     there is memory for two such copies       none is given up for it
@@ -19,7 +19,7 @@ save a tenth of a step; and cards.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 
@@ -57,38 +57,37 @@ class RowProduct:
 
 
 class Packing:
-    """The weights of a decode loop."""
+    """Packs the weights of a decode loop, where that helps."""
 
     def __init__(self) -> None:
         self.helps: bool | None = None
         """None until it was measured."""
 
-    def pack(self, products: Iterable[RowProduct], tokens: int) -> None:
+    def pack(self, products: Sequence[RowProduct], tokens: int) -> None:
         """For an order whose completions may have so many tokens."""
-        every = list(products)
-        if every and tokens >= PACKED_TOKENS and can_be_packed(every) and has_room(every) and self.measured(every):
-            for product in every:
+        if tokens >= PACKED_TOKENS and can_be_packed(products) and has_room(products) and self.is_faster(products):
+            for product in products:
                 product.pack()
 
-    def measured(self, products: list[RowProduct]) -> bool:
+    def is_faster(self, products: Sequence[RowProduct]) -> bool:
         if self.helps is None:
             self.helps = packed_is_faster(max(products, key=lambda product: product.dense.nbytes).dense)
         return self.helps
 
 
-def can_be_packed(products: list[RowProduct]) -> bool:
+def can_be_packed(products: Sequence[RowProduct]) -> bool:
     return bool(products) and all(
         product.dense.is_cpu and product.dense.dtype == torch.bfloat16 for product in products
     )
 
 
-def has_room(products: list[RowProduct]) -> bool:
+def has_room(products: Sequence[RowProduct]) -> bool:
     """Unknown memory is taken for none."""
     return 2 * sum(product.dense.nbytes for product in products if product.packed is None) <= (free_memory() or 0)
 
 
 def packed_is_faster(weight: torch.Tensor) -> bool:
-    """And gives the same bits. The two take turns, so that other load slows both."""
+    """Whether it is, with the same bits. The two kinds take turns, so that other load slows both."""
     if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     product = RowProduct(weight)

@@ -18,47 +18,32 @@ Left out on purpose: other prompts than the policy's, and top-k distributions, s
 tokens only.
 """
 
-import json
 import logging
-import os
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from http.client import HTTPException
 from typing import Any
 
 import numpy as np
 from msgspec import structs
 
+from actor.engines.server.completions import Choice, Completions, NoReply, Rejected, Spelling, plain_words
 from protocol.limits import MIN_LOGPROB
 from protocol.messages import Group
-from protocol.plain_text import for_log
 from shared.config.training import TeacherConfig
-from shared.errors import ConfigError, UserError, in_words
+from shared.errors import ConfigError, UserError
 
 Beat = Callable[[str], None]
 AskTeacher = Callable[[tuple[Group, ...], Beat], tuple[Group, ...]]
 """The same groups with the teacher's log-probs."""
-Logprobs = list[float | None]
 
 AT_ONCE = 8
 """Requests, one for each group. Servers put them together."""
-PROBES = 64
-LETTERS = 2
-"""A probed token has at least so many, and nothing else but spaces, so that every server spells it alike."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 BEAT_EVERY_S = 0.2
-MAX_REPLY_BYTES = 256 * 2**20
-TRY_AGAIN = (408, 425, 429)
 WAITING = "waiting for the teacher"
 
 log = logging.getLogger("actor")
-
-
-class NoReply(Exception):
-    """Another try may have one."""
 
 
 def no_teacher(groups: tuple[Group, ...], beat: Beat) -> tuple[Group, ...]:
@@ -70,10 +55,11 @@ def no_teacher(groups: tuple[Group, ...], beat: Beat) -> tuple[Group, ...]:
 class RemoteTeacher:
     """One server."""
 
-    def __init__(self, config: TeacherConfig, spelling: Callable[[int], str], vocabulary: int) -> None:
-        """spelling: of a token, as text. vocabulary: number of tokens."""
+    def __init__(self, config: TeacherConfig, spelling: Spelling, vocabulary: int) -> None:
+        """vocabulary: number of tokens."""
         self.config = config
-        self.url = f"{config.url.rstrip('/')}/completions"
+        self.name = f"The teacher at {config.url}"
+        self.server = Completions(self.name, config.url, config.key_variable, config.limit_s)
         self.spelling = spelling
         self.vocabulary = vocabulary
         self.is_checked = False
@@ -87,10 +73,10 @@ class RemoteTeacher:
         replies = self.ask_all([texts_of(group) for group in groups], beat)
         return tuple(self.with_logprobs(group, reply) for group, reply in zip(groups, replies, strict=True))
 
-    def with_logprobs(self, group: Group, choices: Sequence[Mapping[str, Any]]) -> Group:
+    def with_logprobs(self, group: Group, choices: Sequence[Choice]) -> Group:
         rows: list[np.ndarray] = []
         for ids, choice in zip(texts_of(group), choices, strict=True):
-            found = self.logprobs_of(choice, len(ids))[len(group.prompt_ids) :]
+            found = self.server.logprobs_of(choice, len(ids))[len(group.prompt_ids) :]
             if None in found:
                 raise UserError(f"{self.name} gave no log-prob for some tokens; is it a server with echo and logprobs?")
             rows.append(np.array(found, np.float32))
@@ -101,48 +87,16 @@ class RemoteTeacher:
 
     def check_tokens(self, beat: Beat) -> None:
         """ConfigError unless server and run have the same tokens."""
-        ids = self.probes()
+        ids = plain_words(self.spelling, self.vocabulary)
         ((choice,),) = self.ask_all([[ids]], beat)
-        tokens = (choice.get("logprobs") or {}).get("tokens") or []
-        self.logprobs_of(choice, len(ids))
-        for token, theirs in zip(ids, map(str, tokens), strict=False):
-            ours = self.spelling(token)
-            if theirs.strip() != ours.strip() and theirs != f"token_id:{token}":
-                raise ConfigError(
-                    f"{self.name} has other tokens than the run: {token} is {ours!r} here and {for_log(theirs)!r}"
-                    " there; take a teacher of the same family, whose tokenizer is the same."
-                )
-
-    def probes(self) -> list[int]:
-        """Ids of plain words, from all over the vocabulary."""
-        spelled = ((token, self.spelling(token).strip()) for token in range(self.vocabulary))
-        plain = [token for token, text in spelled if len(text) >= LETTERS and text.isascii() and text.isalpha()]
-        return plain[:: max(1, len(plain) // PROBES)][:PROBES]
-
-    def logprobs_of(self, choice: Mapping[str, Any], count: int) -> Logprobs:
-        """Of the tokens that were sent; the one that was sampled after them is left out."""
-        found = (choice.get("logprobs") or {}).get("token_logprobs")
-        if not isinstance(found, list):
-            raise ConfigError(
-                f"{self.name} replied without the log-probs of the prompt; it must be a server whose completions know"
-                " echo and logprobs, such as vLLM's."
-            )
-        if len(found) not in (count, count + 1):
-            raise ConfigError(
-                f"{self.name} counted {len(found)} tokens where {count} were sent; it adds tokens of its own, or has"
-                " another tokenizer."
-            )
-        return found[:count]
-
-    @property
-    def name(self) -> str:
-        return f"The teacher at {self.config.url}"
+        remedy = "take a teacher of the same family, whose tokenizer is the same."
+        self.server.check_tokens(choice, ids, self.spelling, remedy)
 
     # --- requests
 
-    def ask_all(self, asked: Sequence[Sequence[list[int]]], beat: Beat) -> list[list[dict[str, Any]]]:
+    def ask_all(self, asked: Sequence[Sequence[list[int]]], beat: Beat) -> list[list[Choice]]:
         """The choices of each request, in order. What has no reply is asked again until patience ends."""
-        replies: dict[int, list[dict[str, Any]]] = {}
+        replies: dict[int, list[Choice]] = {}
         heard_at, pause = time.monotonic(), FIRST_PAUSE_S
         while True:
             missing = [place for place in range(len(asked)) if place not in replies]
@@ -161,9 +115,7 @@ class RemoteTeacher:
             self.rest(pause, beat)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def try_once(
-        self, asked: Mapping[int, Sequence[list[int]]], replies: dict[int, list[dict[str, Any]]], beat: Beat
-    ) -> str:
+    def try_once(self, asked: Mapping[int, Sequence[list[int]]], replies: dict[int, list[Choice]], beat: Beat) -> str:
         """Adds to the replies; returns why one is missing, empty if none is."""
         futures = {place: self.threads.submit(self.post, texts) for place, texts in asked.items()}
         try:
@@ -185,34 +137,12 @@ class RemoteTeacher:
             beat(WAITING)
             time.sleep(min(BEAT_EVERY_S, seconds))
 
-    def post(self, texts: Sequence[list[int]]) -> list[dict[str, Any]]:
-        """The choices of one request, in the order of its prompts."""
-        config = self.config
-        body = {"prompt": list(texts), "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
-        named = body | ({"model": config.model} if config.model else {})
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(config.key_variable):
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(self.url, json.dumps(named).encode(), headers)
+    def post(self, texts: Sequence[list[int]]) -> list[Choice]:
+        """The choices of one request, in the order of its texts."""
         try:
-            reply = self.exchange(request)
-        except (OSError, HTTPException, ValueError) as error:
-            raise NoReply(in_words(error)) from error
-        choices = reply.get("choices") if isinstance(reply, dict) else None
-        if not isinstance(choices, list) or len(choices) != len(texts):
-            raise ConfigError(f"{self.name} did not reply as a server of completions does: {for_log(str(reply))}")
-        return sorted(choices, key=lambda choice: choice.get("index", 0))
-
-    def exchange(self, request: urllib.request.Request) -> Any:
-        try:
-            with urllib.request.urlopen(request, timeout=self.config.limit_s) as response:
-                return json.loads(response.read(MAX_REPLY_BYTES))
-        except urllib.error.HTTPError as error:
-            with error:
-                why, said = f"{error.code} {error.reason}", for_log(error.read(2000).decode(errors="replace"))
-            if error.code in TRY_AGAIN or error.code >= 500:
-                raise NoReply(why) from error
-            raise ConfigError(f"{self.name} refused a request ({why}: {said}); check teacher.model.") from error
+            return self.server.texts(texts, self.config.model)
+        except Rejected as error:
+            raise ConfigError(f"{self.name} refused a request ({error}); check teacher.model.") from error
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)

@@ -148,7 +148,7 @@ def test_an_agent_is_played_and_its_log_probs_are_the_learners(bench: Bench, tmp
     bench.engine.wake()
     assert sum(episode.turns == 2 for episode in episodes) >= 3
     for episode in episodes:
-        assert not episode.lost or episode.lost.outcome is not Outcome.TIMEOUT, episode.lost
+        assert not episode.fault or episode.fault.outcome is not Outcome.TIMEOUT, episode.fault
         one = episode.completion()
         known = sequence_logprobs(bench.policy, np.concatenate([episode.order.prompt_ids, one.ids]))
         assert one.trained is not None

@@ -1,0 +1,1 @@
+"""vLLM behind a URL as the engine."""
