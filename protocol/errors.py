@@ -8,6 +8,7 @@ ProtocolError
 |-- HandshakeRefused    the learner sent Refused; has its reason
 |-- AddressError        a socket cannot listen at its address, or connect to it
 `-- SecurityError       a key is missing, readable by others, or not accepted
+    `-- NotAccepted     the learner that was meant does not accept this key
 """
 
 
@@ -44,3 +45,7 @@ class AddressError(ProtocolError):
 
 class SecurityError(ProtocolError):
     """A key is missing, readable by others, or not accepted."""
+
+
+class NotAccepted(SecurityError):
+    """The learner knows its own key and does not accept this one."""

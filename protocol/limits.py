@@ -14,6 +14,8 @@ MAX_BUFFER_BYTES = 2**30
 """Size of the buffer frame; an adapter is its largest content."""
 BUFFER_ALIGNMENT = 16
 """Every array starts at a multiple of this in the buffer frame."""
+PART_BYTES = 2**20
+"""A longer buffer comes from the learner in several frames of this size; only the last one may be smaller."""
 
 MAX_ITEMS = 4096
 """Elements of any list: groups of an order, completions of a group."""
@@ -50,7 +52,7 @@ BACKLOG_SHARE_BYTES = 2**20
 """A connection with a smaller backlog is never cut for MAX_BACKLOG_BYTES."""
 HANDSHAKE_COST = 256
 """What a new connection costs its actor, out of the allowance."""
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 2048
 """Open connections of a learner."""
 MAX_UNAUTHENTICATED = 128
 """Unauthenticated TCP connections among them; a new one replaces the oldest."""
@@ -71,9 +73,9 @@ MAX_REFUSALS = 8
 BAN_S = 60.0
 """Length of the ban for an actor that flooded or was refused too often."""
 KEEPALIVE_MS = 2000
-"""Interval of ZeroMQ's own pings, which detect a dead machine or a stopped process."""
+"""Interval of the pings of an actor's ZeroMQ, which detect a dead machine or a stopped process."""
 KEEPALIVE_TIMEOUT_MS = 10_000
-"""A connection that replies to no ping for this long is closed."""
+"""A connection without a reply to a ping, or without a ping, for this long is closed."""
 MAX_HANDSHAKE_FAILURES = 3
 """Handshakes in a row that must fail without a reason, for at least `silence_s`, before a wrong key is reported."""
 

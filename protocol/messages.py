@@ -28,11 +28,12 @@ from protocol.limits import (
 )
 from protocol.outcome import Outcome
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Key = Annotated[str, Meta(min_length=40, max_length=40)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 Mark = Annotated[int, Meta(ge=0, le=MAX_SEED)]
@@ -57,6 +58,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the records inside messages."""
+
+
+class NewKey(Message, frozen=True, kw_only=True):
+    """Actor -> learner: I was invited; accept this key of mine instead. Repeated until KeyAdded or Refused comes."""
+
+    public: Key
+    """Public key of the pair that the actor has made for itself."""
+
+
+class KeyAdded(Message, frozen=True, kw_only=True):
+    """Learner -> actor: your key is accepted from now on, and the invitation no more. Connect with your key."""
 
 
 class Hello(Message, frozen=True, kw_only=True):
@@ -255,4 +267,6 @@ class Bye(Message, frozen=True, kw_only=True):
     """Why."""
 
 
-AnyMessage = Hello | Welcome | Refused | Policy | Order | FilledOrder | Ack | Heartbeat | Drain | Bye
+AnyMessage = (
+    Hello | Welcome | Refused | Policy | Order | FilledOrder | Ack | Heartbeat | Drain | Bye | NewKey | KeyAdded
+)

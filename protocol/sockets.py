@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from protocol.access.allow_list import ZAP_DOMAIN, AllowList
 from protocol.access.keys import HOW_TO_GET_ONE, ActorKey, LearnerKeys
-from protocol.errors import SecurityError
+from protocol.errors import NotAccepted, SecurityError
 from protocol.limits import (
     HANDSHAKE_MS,
     KEEPALIVE_MS,
@@ -68,7 +68,8 @@ class HandshakeWatch:
             if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and self.has_succeeded:
                 return True
             if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self.has_failed_for_long():
-                raise SecurityError(f"The learner at {self.endpoint} {self.what_is_wrong(event)}; {HOW_TO_GET_ONE}.")
+                error = NotAccepted if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH else SecurityError
+                raise error(f"The learner at {self.endpoint} {self.what_is_wrong(event)}; {HOW_TO_GET_ONE}.")
         return False
 
     def has_failed_for_long(self) -> bool:
@@ -90,7 +91,7 @@ class HandshakeWatch:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return (
                 f"does not accept the key file {self.key_file}: its public key is not in keys/allowed, or its actor"
-                " is banned because it flooded or sent invalid messages (the learner's log says which)"
+                " was revoked, or is banned because it flooded or sent invalid messages (the learner's log says which)"
             )
         return f"and the key file {self.key_file} do not belong together (it hung up {self.num_failures} times)"
 
@@ -123,9 +124,12 @@ def set_up_learner(
     socket.curve_server = True
     socket.curve_publickey = keys.public
     socket.curve_secretkey = keys.secret
-    # libzmq aborts the process (`!_io_error`) when a peer hangs up while its queue is full and a ping is due. So over
-    # TCP the queue has no limit and the connection monitor bounds its bytes, which it cannot do over ipc://.
+    # libzmq aborts the process (`!_io_error`) when a peer hangs up while nothing is read from its connection and a ping
+    # of ours is due. Nothing is read if its queue is full: so over TCP the queue has no limit and the connection
+    # monitor bounds its bytes, which it cannot do over ipc://. Nor is anything read if the actor has connected again
+    # meanwhile: so we send no pings of our own, and those of the actor say when its connection counts as dead.
     socket.rcvhwm = 0 if over_tcp else high_water_mark
+    socket.heartbeat_ivl = 0
     socket.maxmsgsize = MAX_INBOUND_BYTES
     socket.handshake_ivl = HANDSHAKE_MS
     socket.backlog = LISTEN_BACKLOG
@@ -139,6 +143,8 @@ def set_up_actor(socket: zmq.Socket[bytes], key: ActorKey, high_water_mark: int,
     socket.curve_publickey = key.public
     socket.curve_secretkey = key.secret
     socket.curve_serverkey = key.learner_public
+    # The learner closes the connection if no ping follows for so long.
+    socket.heartbeat_ttl = KEEPALIVE_TIMEOUT_MS
 
 
 def set_up(socket: zmq.Socket[bytes], high_water_mark: int, send_timeout_s: float) -> None:

@@ -7,12 +7,17 @@ Sockets carry frames; codec.py turns them into messages. A message that cannot b
 learner gets the error as a value, so that it can reply with Refused. The sender of a message is known from the key of
 its connection. A peer whose id does not match its key is cut, and so is one that floods. A port belongs to one thread
 and owns its ZeroMQ context.
-Left out on purpose: retries and liveness (the dispatcher and the link do that), and any socket without keys.
+Publishing. What is sent is queued, and ZeroMQ's own thread encrypts and sends it while the learner computes. A policy
+is encoded once for all actors, they share its bytes, and it goes in parts, so no more than a part for each is encrypted
+at a time. Left out on purpose: retries and liveness (the dispatcher and the link do that), any socket without keys, and
+relays: the learner's thread queues 35 MB for 64 actors in milliseconds (benchmarks/publishing.py).
 """
 
 import math
 import secrets
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol, cast
 
 import zmq
@@ -28,16 +33,21 @@ from protocol.limits import (
     ALLOWANCE_BURST,
     HIGH_WATER_MARK,
     MAX_BACKLOG_BYTES,
+    MAX_BUFFER_BYTES,
     MAX_INBOUND_BYTES,
     NUM_FRAMES,
+    PART_BYTES,
     SEND_TIMEOUT_S,
 )
-from protocol.messages import AnyMessage, Hello, Refused
+from protocol.messages import AnyMessage, Hello, KeyAdded, NewKey, Policy, Refused
 from protocol.sockets import HandshakeWatch, set_up_actor, set_up_learner, start_authenticator, stop_authenticator
 
 SILENCE_S = 120.0
 """How long an actor retries handshakes that fail without a reason before it reports a wrong key; the default of
 `link.silence_s`."""
+KEPT_POLICIES = 4
+"""Encoded ones: that of this step, and those that orders of the steps before still name."""
+MOST_FRAMES = NUM_FRAMES + MAX_BUFFER_BYTES // PART_BYTES
 IDENTITY_BYTES = 16
 """Random bytes of a routing id. A peer that guessed them could take an actor's place on the socket."""
 
@@ -92,6 +102,7 @@ class ZmqLearnerPort:
         self.allowances = Allowances(allowance)
         self.allow_list = AllowList(keys.allowed, self.allowances, self.sparse_log)
         self.send_timeout_s = send_timeout_s
+        self.outbound = Outbound()
         self.context = zmq.Context()
         self.authenticator = start_authenticator(self.context, self.allow_list)
         self.socket = self.context.socket(zmq.ROUTER)
@@ -111,7 +122,7 @@ class ZmqLearnerPort:
         if not self.allow_list.allows(claimed_actor_id(peer)):
             raise PeerGone(f"{show(peer)} is no longer allowed, so no {type(message).__name__} was sent to it.")
         try:
-            self.socket.send_multipart([peer, *encode(message)])
+            self.socket.send_multipart([peer, *self.outbound.frames(message)], copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -144,21 +155,41 @@ class ZmqLearnerPort:
         frames, num_bytes = receive_frames(self.socket, NUM_FRAMES + 1)
         peer, fd = frames[0].bytes, int(frames[0].get(zmq.SRCFD))
         self.monitor.count_message(fd, num_bytes - wire_bytes(frames[0]))
-        actor_id = self.allow_list.actor_id(frames[0].get("User-Id"))
-        if why := self.reason_to_cut(peer, actor_id, num_bytes):
+        user_id = frames[0].get("User-Id")
+        actor_id = self.allow_list.actor_id(user_id)
+        invited = None if actor_id else self.allow_list.invited_id(user_id)
+        if why := self.reason_to_cut(peer, actor_id or invited, num_bytes):
             self.monitor.cut(fd, why)
             return None
         try:
             message = decode([frame.bytes for frame in frames[1:]])
             check_sender(message, claimed_actor_id(peer))
         except ProtocolError as error:
-            return peer, error
+            message = error
+        if invited:
+            self.admit(peer, fd, invited, message)
+            return None
+        self.allow_list.saw(claimed_actor_id(peer))
         return peer, message
+
+    def admit(self, peer: bytes, fd: int, actor_id: str, message: AnyMessage | ProtocolError) -> None:
+        """An invited actor may have its own key added, and nothing else."""
+        if not isinstance(message, NewKey):
+            self.monitor.cut(fd, f"{actor_id} is invited and sent something else than its key")
+            return
+        reply: KeyAdded | Refused = KeyAdded()
+        try:
+            self.allow_list.add_key(actor_id, message.public)
+        except SecurityError as error:
+            self.sparse_log.note("refused the key of an invited actor", f"{actor_id}: {error}")
+            reply = Refused(reason=str(error))
+        with suppress(zmq.ZMQError):
+            self.socket.send_multipart([peer, *encode(reply)])
 
     def reason_to_cut(self, peer: bytes, actor_id: str | None, num_bytes: int) -> str:
         """Why a message is not decoded and its connection is cut; empty if it is decoded."""
         if actor_id is None:
-            return "its key was removed from keys/allowed"
+            return "its key was removed from keys/allowed, or its invitation was used"
         if claimed_actor_id(peer) != actor_id:
             return f"{show(peer)} has the key of {actor_id}"
         if self.allowances.is_banned(actor_id):
@@ -175,6 +206,41 @@ class ZmqLearnerPort:
         self.socket.close()
         stop_authenticator(self.authenticator)
         self.context.term()
+
+
+class Outbound:
+    """Messages as the learner sends them: buffers in parts, and a policy encoded once for all actors."""
+
+    def __init__(self) -> None:
+        self.policies: list[tuple[Policy, Sequence[zmq.Frame]]] = []
+
+    def frames(self, message: AnyMessage) -> Sequence[bytes | memoryview | zmq.Frame]:
+        if not isinstance(message, Policy):
+            return in_parts(encode(message))
+        for policy, frames in self.policies:
+            if policy is message:
+                return frames
+        # A Frame is shared by all messages that it is part of; bytes would be copied for each.
+        frames = [zmq.Frame(part, copy=False) for part in in_parts(encode(message))]
+        self.policies = [*self.policies, (message, frames)][-KEPT_POLICIES:]
+        return frames
+
+
+def in_parts(frames: Sequence[bytes]) -> list[bytes | memoryview]:
+    """The frames of a message with its buffer divided."""
+    header, body, buffer = frames
+    if len(buffer) <= PART_BYTES:
+        return [header, body, buffer]
+    whole = memoryview(buffer)
+    return [header, body, *(whole[start : start + PART_BYTES] for start in range(0, len(whole), PART_BYTES))]
+
+
+def from_parts(frames: Sequence[bytes]) -> list[bytes]:
+    """The inverse. Frames that are no parts of one buffer stay as they are, and decode() refuses their number."""
+    *full, last = frames[2:] or [b""]
+    if not full or any(len(part) != PART_BYTES for part in full) or not 0 < len(last) <= PART_BYTES:
+        return list(frames)
+    return [*frames[:2], b"".join(frames[2:])]
 
 
 class ZmqActorPort:
@@ -248,7 +314,7 @@ class ZmqActorPort:
             self.check()
             # If check() replaced the socket, the new one has no message yet.
             if self.socket in ready:
-                return decode([frame.bytes for frame in receive_frames(self.socket, NUM_FRAMES)[0]])
+                return decode(from_parts([frame.bytes for frame in receive_frames(self.socket, MOST_FRAMES)[0]]))
         return None
 
     def close(self) -> None:

@@ -1,22 +1,29 @@
-"""`key`: make a key for one more actor of a run, before the run starts or while it trains. Each actor has its own.
+"""`key`, `invite`, `keys`: make a key for one more actor of a run, invite one from another machine, list and revoke.
 
-`invite` makes a key too, and prints one command that joins with it from another machine (shared/process/invitation.py).
+`key` makes a file to copy. `invite` prints one command that joins once, within some hours, with a key that the other
+machine makes for itself (actor/invited.py). `keys` shows who may join, and takes that away again. All of them work
+before a run starts and while it trains.
 """
 
 import shlex
+import time
 from ipaddress import ip_address
 from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from launch.commands.open_run import open_run
-from protocol.access.keys import ActorFile, create_actor_key, read_key_file
+from protocol.access.key_list import ListedKey, create_invitation, is_taken, list_keys, revoke, utc
+from protocol.access.keys import check_folder, create_actor_key
+from protocol.plain_text import for_terminal
 from shared.config.load import config_from_json
 from shared.config.processes import LinkConfig, dial_address
 from shared.errors import ConfigError
 from shared.process.invitation import digest, write_invitation
 from shared.process.processor import is_open
 from shared.run.run_dir import RunDir
+
+REVOKED_BY_HAND = "by hand"
 
 
 def make_key(*, directory: Path, name: str) -> int:
@@ -29,12 +36,16 @@ def make_key(*, directory: Path, name: str) -> int:
         print(
             f"  python -m actor --connect {dial_address(config.link, directory)} --key {name}.json --config config.json"
         )
-    print(f"To revoke this key, even while the run trains: rm {run.keys / 'allowed' / file.name}")
+    print_how_to_revoke(directory, name)
     return 0
 
 
-def invite(*, directory: Path, name: str | None) -> int:
-    """Make a key, and print the command. name: of the actor; without one, the first that is free."""
+def print_how_to_revoke(directory: Path, name: str) -> None:
+    print(f"To revoke it, even while the run trains: python -m launch keys {directory} --revoke {name}")
+
+
+def invite(*, directory: Path, name: str | None, hours: int) -> int:
+    """Print the command. name: of the actor; without one, the first that is free. hours: until it expires."""
     run = RunDir.open(directory)
     config = config_from_json(run.config.read_bytes())
     refuse_local(config.link, run.config)
@@ -43,17 +54,48 @@ def invite(*, directory: Path, name: str | None) -> int:
             f"{directory} was prepared and has not started, so number type and threads are not chosen yet; start it"
             f" with `resume {directory}` first."
         )
-    name = name or next(one for number in count() if not (run.keys / f"{(one := f'guest{number}')}.json").exists())
-    file = create_actor_key(run.keys, name)
-    text = write_invitation(config.link.endpoint, read_key_file(file, ActorFile), config)
+    name = name or next(one for number in count() if not is_taken(run.keys, one := f"guest{number}"))
+    expires_at = time.time() + 3600 * hours
+    key = create_invitation(run.keys, name, expires_at)
+    text = write_invitation(config.link.endpoint, key, expires_at, config)
     print(f"On the other machine, in a folder with the same version of Tandem, run this one line as actor {name}:\n")
     print(f"echo {shlex.quote(text)} | python -m actor --invitation -\n")
-    print(f"It joins {config.link.endpoint} with the configuration {digest(config)[:12]}.", end=" ")
-    print("It has a secret key: send it over a channel that you trust.")
+    print(
+        f"It joins {config.link.endpoint} with the configuration {digest(config)[:12]}, once, until {utc(expires_at)}."
+    )
+    print("It has a secret key, which is stored nowhere here: send it over a channel that you trust.")
     if Path(config.model.path).exists():
         print(f"The other machine needs the model at the same path: {config.model.path}")
-    print(f"To revoke it, even while the run trains: rm {run.keys / 'allowed' / file.name}")
+    print_how_to_revoke(directory, name)
     return 0
+
+
+def keys(*, directory: Path, revoked: str | None) -> int:
+    """List keys and invitations; first revoke those of one actor, if its name is given."""
+    run = RunDir.open(directory)
+    check_folder(run.keys)
+    if revoked:
+        revoke(run.keys, revoked, REVOKED_BY_HAND, time.time())
+        print(f"The key of {revoked} is revoked: its connection ends within seconds and its orders go to others.")
+        return 0
+    print(f"{'actor':<16} {'fingerprint':<18}{'state'}")
+    for key in list_keys(run.keys, time.time()):
+        print(f"{key.actor_id:<16} {key.fingerprint:<18}{in_words(key)}")
+    return 0
+
+
+def in_words(key: ListedKey) -> str:
+    match key.state:
+        case "invited":
+            return f"invited, until {utc(key.at)}"
+        case "expired":
+            return f"not joined; the invitation expired at {utc(key.at)}"
+        case "revoked":
+            return f"revoked at {utc(key.at)}: {for_terminal(key.reason)}"
+        case "allowed":
+            how = "joined by invitation" if key.invited else "made here"
+            seen = f"last seen at {utc(key.seen_at)}" if key.seen_at else "not seen yet"
+            return f"{how}{f' at {utc(key.at)}' if key.at else ''}, {seen}"
 
 
 def refuse_local(link: LinkConfig, config: Path) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 
+from protocol.codec import pack, unpack
 from shared.errors import ConfigError, DamageError, RunDirError
 from shared.run.files import finish_writes, make_folder, remove_tree_whole, write_tree_whole, write_whole
 from shared.run.run_dir import RunDir
@@ -215,6 +216,23 @@ def read_checked(file: Path, entry: Entry) -> bytes:
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise Broken(f"{file} does not match its sha256 ({len(data)} bytes, {entry.num_bytes} were saved)")
     return data
+
+
+def packed_checkpoint(checkpoint: Checkpoint | None) -> bytes:
+    """For another rank of the learner."""
+    if checkpoint is None:
+        return b""
+    files = (part for name, data in checkpoint.files.items() for part in (name.encode(), data))
+    return pack([str(checkpoint.step).encode(), *files])
+
+
+def unpacked_checkpoint(data: bytes) -> Checkpoint | None:
+    if not data:
+        return None
+    step, *files = unpack(data)
+    return Checkpoint(
+        step=int(step), files={name.decode(): one for name, one in zip(files[::2], files[1::2], strict=True)}
+    )
 
 
 def choose_checkpoint(run: RunDir, keep: int, which: str) -> Checkpoint:

@@ -1,8 +1,13 @@
 """The journal as the dispatcher sees it: record filled orders, find them again, and delete old ones.
 
+    record    one filled order or several that came together, each as three packed frames (protocol/codec.py)
+
+An fsync takes as long for a hundred groups as for one, so what came together is one record and one fsync.
 Only training orders are recorded; an evaluation can be repeated. A recorded order must match the one that is asked for:
 the journal of another config is refused, not trained on. On a card, the size of a step is recorded too
-(learner/update/budget.py). A void record cancels the records before it of its step and of later steps (resample.py).
+(learner/update/budget.py), and where a run has several ranks, so is their number from a step on. A void record cancels
+the records before it: of its step and of later steps (resample.py), or of one order, whose actor was caught lying
+(learner/orders/audited.py).
 
 After a checkpoint the journal may shrink:
 
@@ -14,19 +19,26 @@ Nothing is deleted while there are fewer checkpoints than that. The best checkpo
 old as the run. A new segment begins at each checkpoint, so that segments can be deleted whole.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
 from learner.orders.orders import fills, step_of, training_step
 from learner.update.budget import Size
-from protocol.codec import decode, encode, pack, unpack
+from protocol.codec import decode, encode_again, pack, unpack
+from protocol.errors import WrongVersion
+from protocol.limits import NUM_FRAMES
 from protocol.messages import FilledOrder, Group, Order
 from shared.config.processes import JournalConfig
 from shared.errors import DamageError
 
 VOID = b"void from step "
+VOID_ORDER = b"void order "
 SIZE = b"size of step "
+RANKS = b"ranks from step "
+RECORD_BYTES = 8 * 2**20
+"""A record that has so many takes no further order."""
 
 
 class JournalRecorder:
@@ -43,6 +55,7 @@ class JournalRecorder:
         self.admit = admit
         self.found: dict[str, bytes] = {}
         self.sizes: dict[int, Size] = {}
+        self.ranks: dict[int, int] = {}
         self.last_steps: dict[int, int] = {}
         for segment in journal.reading().segments:
             self.last_steps[segment.number] = max(map(self.load, segment.payloads()), default=-1)
@@ -54,13 +67,20 @@ class JournalRecorder:
             self.found = before(self.found, voided)
             self.sizes = {step: size for step, size in self.sizes.items() if step < voided}
             return -1
+        if order_id := voided_order(payload):
+            self.found.pop(order_id, None)
+            return -1
         if noted := size_from(payload):
             self.sizes |= noted
             return max(noted)
-        order_id = read(payload).order_id
-        if step_of(order_id) >= self.first_step:
-            self.found.setdefault(order_id, payload)
-        return step_of(order_id)
+        if changed := ranks_from(payload):
+            self.ranks = from_now_on(self.ranks, changed)
+            return -1
+        orders = orders_in(payload)
+        for order_id, packed in orders.items():
+            if step_of(order_id) >= self.first_step:
+                self.found.setdefault(order_id, packed)
+        return max(map(step_of, orders))
 
     def find(self, order: Order) -> FilledOrder | None:
         """Each record is returned once. It is decoded here, not when the journal is read, to save memory."""
@@ -68,17 +88,32 @@ class JournalRecorder:
         return None if payload is None else matching(order, payload)
 
     def record(self, filled: Sequence[FilledOrder]) -> None:
+        """Those before one that is not admitted are recorded too."""
+        admitted: list[FilledOrder] = []
+        try:
+            for one in filled:
+                if training_step(one.order_id) is not None:
+                    for group in one.groups:
+                        self.admit(group)
+                    admitted.append(one)
+        finally:
+            self.commit(admitted)
+
+    def commit(self, filled: Sequence[FilledOrder]) -> None:
         """One fsync per record: recovery can tell one torn last record from damage, but not two of them."""
-        for one in filled:
-            step = training_step(one.order_id)
-            if step is None:
-                continue
-            for group in one.groups:
-                self.admit(group)
-            self.journal.append(pack(encode(one)))
+        for record in records_of(filled):
+            self.journal.append(b"".join(record.values()))
             self.journal.sync()
-            self.last_steps[self.journal.tail] = max(step, self.last_step(self.journal.tail))
-            self.durable.add(one.order_id)
+            self.last_steps[self.journal.tail] = max(*map(step_of, record), self.last_step(self.journal.tail))
+            self.durable.update(record)
+
+    def void(self, order_ids: Iterable[str]) -> None:
+        """Cancel the records of these orders, which will be filled and recorded again."""
+        for order_id in order_ids:
+            if order_id in self.durable:
+                self.journal.append(VOID_ORDER + order_id.encode())
+                self.journal.sync()
+                self.durable.discard(order_id)
 
     def size_of(self, step: int) -> Size | None:
         return self.sizes.get(step)
@@ -90,6 +125,17 @@ class JournalRecorder:
             self.journal.sync()
             self.last_steps[self.journal.tail] = max(step, self.last_step(self.journal.tail))
             self.sizes[step] = size
+
+    def note_ranks(self, ranks: int) -> None:
+        """Of the steps that follow, unless the journal says it already. One rank from the start on is not noted."""
+        if ranks_at(self.ranks, self.first_step) != ranks or max(self.ranks, default=0) > self.first_step:
+            self.append_ranks({self.first_step: ranks})
+
+    def append_ranks(self, changed: dict[int, int]) -> None:
+        for step, ranks in sorted(changed.items()):
+            self.journal.append(pack_ranks(step, ranks))
+            self.journal.sync()
+        self.ranks = from_now_on(self.ranks, changed)
 
     def is_durable(self, order_id: str) -> bool:
         """Decided by the id alone, so the result does not depend on what is ordered now."""
@@ -109,6 +155,10 @@ class JournalRecorder:
     def forget_before(self, step: int) -> None:
         """Delete the oldest segments, up to the first one with a record of this step or a later one."""
         self.journal.begin_segment()
+        if self.ranks:
+            # Before their records are deleted with a segment.
+            later = {since: ranks for since, ranks in self.ranks.items() if since > step}
+            self.append_ranks({step: ranks_at(self.ranks, step)} | later)
         oldest, tail = min(self.journal.firsts), self.journal.tail
         needed = (segment for segment in range(oldest, tail) if self.last_step(segment) >= step)
         first = next(needed, tail)
@@ -125,6 +175,7 @@ class RecordedOrders:
         self.found = index_records(payloads)
         self.filled: dict[str, FilledOrder] = {}
         self.sizes = sizes_in(payloads)
+        self.ranks = ranks_in(payloads)
         self.resized: list[int] = []
         """Steps that were computed in another size than in the run, because memory ran out."""
 
@@ -162,8 +213,11 @@ def index_records(records: Iterable[bytes]) -> dict[str, bytes]:
     for payload in records:
         if (voided := voided_from(payload)) is not None:
             index = before(index, voided)
-        elif not size_from(payload):
-            index.setdefault(read(payload).order_id, payload)
+        elif order_id := voided_order(payload):
+            index.pop(order_id, None)
+        elif not size_from(payload) and not ranks_from(payload):
+            for order_id, packed in orders_in(payload).items():
+                index.setdefault(order_id, packed)
     return index
 
 
@@ -176,6 +230,24 @@ def sizes_in(records: Iterable[bytes]) -> dict[int, Size]:
             sizes = {step: size for step, size in sizes.items() if step < voided}
         sizes |= size_from(payload)
     return sizes
+
+
+def ranks_in(records: Iterable[bytes]) -> dict[int, int]:
+    """Step from which on -> number of ranks; before the first one it is one."""
+    found: dict[int, int] = {}
+    for payload in records:
+        found = from_now_on(found, ranks_from(payload))
+    return found
+
+
+def from_now_on(known: dict[int, int], changed: dict[int, int]) -> dict[int, int]:
+    """A start of the run computes its steps again, so what was said of them before no longer counts."""
+    since = min(changed, default=math.inf)
+    return {step: ranks for step, ranks in known.items() if step < since} | changed
+
+
+def ranks_at(known: dict[int, int], step: int) -> int:
+    return known[max(since for since in known if since <= step)] if min(known, default=math.inf) <= step else 1
 
 
 def before(index: dict[str, bytes], step: int) -> dict[str, bytes]:
@@ -192,6 +264,11 @@ def voided_from(payload: bytes) -> int | None:
     return int(payload.removeprefix(VOID)) if payload.startswith(VOID) else None
 
 
+def voided_order(payload: bytes) -> str:
+    """The order that a void cancels; empty for another record."""
+    return payload.removeprefix(VOID_ORDER).decode() if payload.startswith(VOID_ORDER) else ""
+
+
 def pack_size(step: int, size: Size) -> bytes:
     """The record of the size in which a step (from 0) was computed."""
     return SIZE + b"%d %d %d" % (step, size.tokens, size.rows)
@@ -205,8 +282,48 @@ def size_from(payload: bytes) -> dict[int, Size]:
     return {step: Size(tokens=tokens, rows=rows)}
 
 
-def read(payload: bytes) -> FilledOrder:
-    message = decode(unpack(payload))
+def pack_ranks(step: int, ranks: int) -> bytes:
+    """The record of how many ranks compute from this step (from 0) on."""
+    return RANKS + b"%d %d" % (step, ranks)
+
+
+def ranks_from(payload: bytes) -> dict[int, int]:
+    """The step and their number; empty for another record."""
+    if not payload.startswith(RANKS):
+        return {}
+    step, ranks = map(int, payload.removeprefix(RANKS).split())
+    return {step: ranks}
+
+
+def records_of(filled: Iterable[FilledOrder]) -> Iterator[dict[str, bytes]]:
+    """Order id -> packed order, of each record."""
+    record: dict[str, bytes] = {}
+    size = 0
+    for one in filled:
+        # It was decoded, and so checked, or made by the learner itself.
+        record[one.order_id] = pack(encode_again(one))
+        size += len(record[one.order_id])
+        if size >= RECORD_BYTES:
+            yield record
+            record, size = {}, 0
+    if record:
+        yield record
+
+
+def orders_in(payload: bytes) -> dict[str, bytes]:
+    """The inverse: order id -> packed order."""
+    frames = unpack(payload)
+    packed = (pack(frames[first : first + NUM_FRAMES]) for first in range(0, len(frames), NUM_FRAMES))
+    return {read(one).order_id: one for one in packed}
+
+
+def read(packed: bytes) -> FilledOrder:
+    try:
+        message = decode(unpack(packed))
+    except WrongVersion as error:
+        raise DamageError(
+            f"The journal is of another release; go on with the one that began this run, or start a new one. ({error})"
+        ) from error
     assert isinstance(message, FilledOrder)
     return message
 

@@ -22,7 +22,7 @@ import msgspec
 
 from learner.orders.order_check import OrderCheck
 from learner.orders.orders import Recorder
-from learner.orders.peers import Peer, Peers, difference
+from learner.orders.peers import Peer, Peers, Turns, difference
 from learner.orders.plan import Unfilled
 from protocol.access.sparse_log import SparseLog
 from protocol.errors import MalformedMessage, PeerGone, PeerTimeout, ProtocolError, WrongVersion
@@ -49,6 +49,8 @@ MAX_UNREAD_MESSAGES = HIGH_WATER_MARK // 5
 each Ack the peer may get another order."""
 PROBE_EVERY_S = 1.0
 """An actor that waits says Hello at this interval."""
+LOOK_EVERY_S = 0.05
+"""After nothing but heartbeats, who should get an order is asked at this interval: it may take a look at all actors."""
 MAX_REASON_CHARS = 400
 """Longest reason that is sent and logged, since it may quote a peer."""
 log = logging.getLogger("learner.orders.dispatch")
@@ -86,8 +88,12 @@ class Dispatcher:
         self.given_at: dict[str, float] = {}
         self.queue: deque[str] = deque()
         self.filled: dict[str, FilledOrder] = {}
+        self.filled_by: dict[str, str] = {}
+        """Order id -> actor id, until the next version; without those that the journal filled."""
+        self.expelled: dict[str, str] = {}
+        """Actor id -> why; its key is about to be revoked."""
         self.draining = False
-        self.said_at = self.now()
+        self.said_at = self.looked_at = self.now()
         self.sparse_log = SparseLog(log)
 
     def publish(self, policy: Policy, oldest_needed: int) -> None:
@@ -96,6 +102,7 @@ class Dispatcher:
         self.policies[policy.version] = policy
         self.policies = {v: p for v, p in self.policies.items() if v >= oldest_needed}
         self.helped = {name: order for name, order in self.helped.items() if order.policy_version >= oldest_needed}
+        self.filled_by = {name: actor_id for name, actor_id in self.filled_by.items() if name in self.filled}
 
     def submit(self, orders: Iterable[Order]) -> None:
         """Queue orders. The journal fills those that it has a record of."""
@@ -109,18 +116,17 @@ class Dispatcher:
         self.send_queued()
 
     def collect(self, order_ids: Sequence[str]) -> list[FilledOrder]:
-        """Wait until all of these are filled, and return them in the order asked for.
-
-        Unfilled: the run should stop and no actor is connected.
-        """
+        """Wait until all of these are filled, and return them in the order asked for. Unfilled: the run should stop and
+        no actor is connected."""
         self.peers.heard_at = self.now()
-        while missing := [order_id for order_id in order_ids if order_id not in self.filled]:
-            self.pump(self.welcome.heartbeat_s / 2)
-            if self.stop() and not self.peers.by_address:
-                raise Unfilled
-            quiet = self.now() - self.peers.heard_at
-            if quiet > self.welcome.silence_s:
-                raise PeerTimeout("Every actor", f"filled order {missing[0]}", quiet)
+        for order_id in order_ids:
+            while order_id not in self.filled:
+                self.pump(self.welcome.heartbeat_s / 2)
+                if self.stop() and not self.peers.by_address:
+                    raise Unfilled
+                quiet = self.now() - self.peers.heard_at
+                if quiet > self.welcome.silence_s:
+                    raise PeerTimeout("Every actor", f"filled order {order_id}", quiet)
         return [self.filled.pop(order_id) for order_id in order_ids]
 
     def pump(self, timeout_s: float = 0.0) -> None:
@@ -129,6 +135,7 @@ class Dispatcher:
         Reads at most MAX_MESSAGES_A_PUMP messages, so that a peer that floods the learner cannot stop its work.
         """
         delivered: list[tuple[Peer, FilledOrder]] = []
+        news = False
         reach("before learner receives")
         for _ in range(MAX_MESSAGES_A_PUMP):
             if (inbound := self.port.receive(timeout_s)) is None:
@@ -136,12 +143,14 @@ class Dispatcher:
             address, message = inbound
             reach("after learner receives", message)
             delivered += self.take(address, message)
+            news = news or not isinstance(message, Heartbeat)
             timeout_s = 0.0
         if delivered:
             self.accept(delivered)
         for peer in self.peers.silent():
             self.lose(peer, "was silent for too long")
-        self.send_queued()
+        if news or self.now() - self.looked_at >= LOOK_EVERY_S:
+            self.send_queued()
         self.beat()
 
     def take(self, address: bytes, message: AnyMessage | ProtocolError) -> list[tuple[Peer, FilledOrder]]:
@@ -160,22 +169,17 @@ class Dispatcher:
         return []
 
     def reject(self, address: bytes, fault: ProtocolError) -> None:
-        """Tell an unknown peer what is wrong.
-
-        A peer that has joined speaks the protocol, so its message was damaged on the way. It counts as lost, and the
-        peer sends it again after its next Hello.
-        """
+        """Tell an unknown peer what is wrong. The message of one that has joined was damaged on the way: it counts as
+        lost, and is sent again after the next Hello."""
         if address in self.peers.by_address and isinstance(fault, MalformedMessage | WrongVersion):
             self.sparse_log.note("dropped what is no message", for_log(str(fault)))
         else:
             self.refuse(address, str(fault))
 
     def greet(self, address: bytes, hello: Hello) -> None:
-        """Welcome an actor whose digests match, and refuse any other with a reason.
-
-        The orders of an actor that says Hello again return to the queue once it has shown that it never got them.
-        """
-        if wrong := difference(hello, self.expected):
+        """Welcome an actor whose digests match, and refuse any other with a reason. The orders of an actor that says
+        Hello again return to the queue once it has shown that it never got them."""
+        if wrong := self.expelled.get(hello.actor_id) or difference(hello, self.expected):
             self.refuse(address, wrong)
             return
         if self.contested(address, hello):
@@ -183,9 +187,8 @@ class Dispatcher:
         if peer := self.peers.by_address.get(address):
             self.requeue(self.peers.greet_again(peer, hello))
         else:
-            self.sparse_log.note(
-                f"actor {for_log(hello.actor_id)} joined", f"{for_log(hello.engine)} engine", logging.INFO
-            )
+            engine = f"{for_log(hello.engine)} engine"
+            self.sparse_log.note(f"actor {for_log(hello.actor_id)} joined", engine, logging.INFO)
             self.requeue(self.peers.join(address, hello))
         mark = self.peers.by_address[address].fresh_mark()
         self.send(address, msgspec.structs.replace(self.welcome, mark=mark))
@@ -223,7 +226,7 @@ class Dispatcher:
                 fresh[filled.order_id] = (peer, filled)
         self.recorder.record([filled for _, filled in fresh.values()])
         for order_id, (peer, filled) in fresh.items():
-            self.filled[order_id] = filled
+            self.filled[order_id], self.filled_by[order_id] = filled, peer.actor_id
             del self.orders[order_id]
             self.given_at.pop(order_id, None)
             self.peers.measure(peer, filled, more_wait=bool(self.queue))
@@ -249,7 +252,7 @@ class Dispatcher:
         """The order is durable: the peer may forget it and has its credit back."""
         was_given = order_id in peer.orders
         if was_given:
-            peer.orders.remove(order_id)
+            self.peers.took(peer, order_id)
         peer.doubted.discard(order_id)
         if self.send(peer.address, Ack(order_id=order_id)) and was_given:
             peer.num_unread_orders = max(0, peer.num_unread_orders - 1)
@@ -268,27 +271,39 @@ class Dispatcher:
 
     def send_queued(self) -> None:
         """Send orders while peers have credits; then give idle peers the orders that need a second actor."""
+        self.looked_at = self.now()
         self.peers.look()
+        turns: Turns | None = None
         while self.queue:
-            order = self.orders.get(self.queue[0])
-            peer = self.peers.next_free(order.policy_version, len(self.queue)) if order else None
-            if order and peer is None:
-                break
-            self.queue.popleft()
-            if order and peer:
+            if order := self.orders.get(self.queue[0]):
+                if turns is None or not turns.hold(order.policy_version):
+                    turns = Turns(self.peers, order.policy_version)
+                if (peer := turns.next(len(self.queue))) is None:
+                    break
+                self.queue.popleft()
                 self.give(peer, order)
-        for order_id in list(self.given_at):
-            helper = self.peers.idle()
-            if helper is None:
-                break
-            if (why := self.needs_help(order_id, helper)) and helper.takes(self.orders[order_id].policy_version):
-                self.give_to_second(order_id, helper, why)
+                turns.gave()
+            else:
+                self.queue.popleft()
+        self.send_to_helpers()
+
+    def send_to_helpers(self) -> None:
+        """Give idle peers the orders that need a second actor."""
+        if not self.given_at or not (helpers := deque(self.peers.idle())):
+            return
+        late, unsure = self.now() - self.late_s, self.peers.unsure()
+        for order_id, given_at in list(self.given_at.items()):
+            why = self.needs_help(order_id, helpers[0]) if given_at < late or order_id in unsure else ""
+            if why and helpers[0].takes(self.orders[order_id].policy_version):
+                self.give_to_second(order_id, helpers.popleft(), why)
+                unsure = self.peers.unsure()
+                if not helpers:
+                    break
 
     def give_to_second(self, order_id: str, helper: Peer, why: str) -> None:
         """The peers that have this order owe it from now on, because another one has to fill it."""
-        self.sparse_log.note(
-            f"an order {why} and goes to another too", f"{order_id} to {helper.actor_id}", logging.INFO
-        )
+        to_whom = f"{order_id} to {helper.actor_id}"
+        self.sparse_log.note(f"an order {why} and goes to another too", to_whom, logging.INFO)
         for peer in self.peers.with_order(order_id):
             self.peers.owe(peer, 1)
         del self.given_at[order_id]
@@ -297,14 +312,10 @@ class Dispatcher:
 
     def needs_help(self, order_id: str, helper: Peer) -> str:
         """Why an order that was sent should go to this peer too; empty if it should not."""
-        peers = self.peers.with_order(order_id)
-        if peers and self.given_at[order_id] < self.now() - self.late_s:
-            return "is late"
-        if peers and all(order_id in peer.doubted for peer in peers):
-            return "is with an actor that waits"
-        if peers and self.peers.is_preferred(helper) and not any(map(self.peers.trusted, peers)):
-            return "is with an actor that has not filled its latest order"
-        return ""
+        if not self.peers.with_order(order_id):
+            return ""
+        is_late = self.given_at[order_id] < self.now() - self.late_s
+        return "is late" if is_late else self.peers.doubt(order_id, helper)
 
     def give(self, peer: Peer, order: Order) -> None:
         """Send an order, after the policy it names."""
@@ -374,8 +385,7 @@ class Dispatcher:
 
     def requeue(self, order_ids: Sequence[str]) -> None:
         """Put orders back at the front of the queue, except those that another peer has too."""
-        elsewhere = {order_id for peer in self.peers.by_address.values() for order_id in peer.orders}
-        lost = [order_id for order_id in order_ids if order_id not in elsewhere]
+        lost = [order_id for order_id in order_ids if not self.peers.with_order(order_id)]
         for order_id in lost:
             self.given_at.pop(order_id, None)
         self.queue.extendleft(reversed(lost))

@@ -16,8 +16,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
-
 from learner.orders.orders import fills
 from protocol.errors import ProtocolError
 from protocol.messages import FilledOrder, Group, Order, Outcome, Policy
@@ -63,9 +61,9 @@ class OrderCheck:
         try:
             check_groups(filled)
             for group in filled.groups:
-                refuse(
-                    group, group.completion_ids >= self.vocabulary, f"a token id that is not below {self.vocabulary}"
-                )
+                if group.completion_ids.max(initial=0) >= self.vocabulary:
+                    what = f"a token id that is not below {self.vocabulary}"
+                    refuse(group, group.completion_ids >= self.vocabulary, what)
         except ProtocolError as error:
             return str(error)
         found = (self.group_fault(group, order.sampling.max_new_tokens) for group in filled.groups)
@@ -78,12 +76,12 @@ class OrderCheck:
                 f"Group {group.group_id} came with the rewards {shown(group.rewards)} and the run asks for"
                 f" {shown(self.rewards)}; start the actor with this run's config.json."
             )
-        lengths = np.array(group.lengths)
-        if not lengths.all():
-            return f"Group {group.group_id}, completion {int(lengths.argmin())} has no token."
-        if lengths.max() > cap:
+        lengths = group.lengths
+        if not all(lengths):
+            return f"Group {group.group_id}, completion {lengths.index(0)} has no token."
+        if (most := max(lengths)) > cap:
             return (
-                f"Group {group.group_id}, completion {int(lengths.argmax())} has {lengths.max()} tokens and {cap} were"
+                f"Group {group.group_id}, completion {lengths.index(most)} has {most} tokens and {cap} were"
                 " ordered at most."
             )
         pairs = zip(group.outcomes, group.scores, strict=True)

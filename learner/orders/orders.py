@@ -99,7 +99,7 @@ def fills(order: Order, groups: Sequence[Group]) -> bool:
     if len(groups) != len(order.groups):
         return False
     return all(
-        (got.group_id, got.prompt_ids.tolist(), len(got.lengths))
-        == (wanted.group_id, wanted.prompt_ids.tolist(), len(wanted.seeds))
+        (got.group_id, got.prompt_ids.tobytes(), len(got.lengths))
+        == (wanted.group_id, wanted.prompt_ids.tobytes(), len(wanted.seeds))
         for wanted, got in zip(order.groups, groups, strict=True)
     )

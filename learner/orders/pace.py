@@ -16,9 +16,11 @@ actor fills an order changes no token.
               link.credits               the way to the learner and back, while orders were waiting there
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from shared.run.summary import ActorFigures, ActorsReport
 
@@ -70,14 +72,51 @@ class Pace:
         return seconds > OVERDUE * self.seconds
 
 
-def is_worth(finish: float, others: Sequence[tuple[int, float]], waiting: int) -> bool:
-    """Whether an actor should take an order that it would finish then. others: orders and pace of the other busy ones.
-    waiting: orders that nobody has, this one included."""
-    if not others:
-        return True
-    soonest = min((orders + 1) / pace for orders, pace in others)
-    all_filled = (waiting + sum(orders for orders, _ in others)) / sum(pace for _, pace in others)
-    return finish <= max(soonest, all_filled)
+class Busy:
+    """The actors that have orders and are counted on. Sums over them are kept, so that giving out many orders needs no
+    look at all of them for each."""
+
+    def __init__(self, has: Mapping[str, tuple[int, float]]) -> None:
+        """has: by actor id, its orders and its pace."""
+        self.has = dict(has)
+        self.orders = sum(orders for orders, _ in has.values())
+        self.pace = math.fsum(pace for _, pace in has.values())
+        self.soonest = [((orders + 1) / pace, actor_id) for actor_id, (orders, pace) in has.items()]
+        """A heap of when each would have filled one more; entries that no longer hold are skipped."""
+        heapify(self.soonest)
+
+    def gave(self, actor_id: str, pace: float) -> None:
+        """It has one more order."""
+        before = self.has.get(actor_id)
+        orders = before[0] + 1 if before else 1
+        self.has[actor_id] = orders, pace
+        self.orders += 1
+        self.pace += 0.0 if before else pace
+        heappush(self.soonest, ((orders + 1) / pace, actor_id))
+
+    def is_worth(self, actor_id: str, finish: float, waiting: int) -> bool:
+        """Whether an actor should take an order that it would finish then. waiting: orders that nobody has, this one
+        included."""
+        own_orders, own_pace = self.has.get(actor_id, (0, 0.0))
+        if len(self.has) == (actor_id in self.has) or finish <= self.soonest_but(actor_id):
+            return True
+        pace = self.pace - own_pace
+        return pace <= 0.0 or finish <= (waiting + self.orders - own_orders) / pace
+
+    def soonest_but(self, actor_id: str) -> float:
+        """When the first of the others would have filled one more."""
+        own: list[tuple[float, str]] = []
+        while self.soonest[0][1] == actor_id or not self.holds(*self.soonest[0]):
+            entry = heappop(self.soonest)
+            own += [entry] if self.holds(*entry) else []
+        found = self.soonest[0][0]
+        for entry in own:
+            heappush(self.soonest, entry)
+        return found
+
+    def holds(self, finish: float, actor_id: str) -> bool:
+        orders, pace = self.has[actor_id]
+        return finish == (orders + 1) / pace
 
 
 class Paces:

@@ -8,6 +8,9 @@ the orders it has; too long a silence ends it. The orders of a peer that is gone
               their way.
     trusted   The peer has filled the last order it was given. While any peer is trusted, others get one order at a
               time. Among equals the next order goes by measured speed (pace.py).
+
+Nothing here looks at all peers for each message or order, since there may be thousands of both: only once for all that
+came together.
 """
 
 import math
@@ -16,8 +19,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import heapify, heappop, heapreplace
 
-from learner.orders.pace import Pace, Paces, is_worth
+from learner.orders.pace import Busy, Pace, Paces
 from protocol.limits import MAX_CONNECTIONS
 from protocol.messages import FilledOrder, Hello, Order
 from shared.run.summary import ActorsReport
@@ -118,13 +123,21 @@ class Peers:
         self.silence_s = silence_s
         self.now = now
         self.by_address: dict[bytes, Peer] = {}
+        self.by_actor: dict[str, Peer] = {}
+        """The same peers."""
         self.left: dict[bytes, Peer] = {}
         """Peers that have ended but may still be connected, so messages to them may still be on their way."""
+        self.num_left = 0
+        """Peers that have ended since the start."""
+        self.given: dict[str, list[Peer]] = {}
+        """Order id -> who was given it and has not filled it."""
         self.have_filled: set[str] = set()
         """Ids of actors that have filled an order."""
         self.owed: Counter[str] = Counter()
         """By actor id: orders it was given that others had to fill, since it last filled one itself."""
         self.heard_at = now()
+        self.oldest = -math.inf
+        """No peer was heard of before that for the last time."""
         self.paces = Paces(self.heard_at)
 
     def get(self, address: bytes) -> Peer | None:
@@ -140,12 +153,13 @@ class Peers:
 
     def join(self, address: bytes, hello: Hello) -> list[str]:
         """Add an actor; returns the orders of its former processes."""
-        former = [peer for peer in self.by_address.values() if peer.actor_id == hello.actor_id]
-        orphaned = [order_id for peer in former for order_id in self.leave(peer.address)]
+        former = self.by_actor.get(hello.actor_id)
+        orphaned = self.leave(former.address) if former else []
         again = self.left.pop(address, None)
-        self.by_address[address] = again or Peer(address=address, hello=hello, heard_at=self.now())
+        peer = again or Peer(address=address, hello=hello, heard_at=self.now())
+        self.by_address[address] = self.by_actor[hello.actor_id] = peer
         self.paces.of.setdefault(hello.actor_id, Pace())
-        return orphaned + self.greet_again(self.by_address[address], hello)
+        return orphaned + self.greet_again(peer, hello)
 
     def greet_again(self, peer: Peer, hello: Hello) -> list[str]:
         """A peer says Hello. Returns its orders if it has read all that was sent, and so does not have them."""
@@ -160,9 +174,21 @@ class Peers:
 
     def take_back(self, peer: Peer) -> list[str]:
         """Its orders, which others will fill."""
-        lost, peer.orders, peer.doubted = peer.orders, [], set()
+        lost = list(peer.orders)
+        for order_id in lost:
+            self.took(peer, order_id)
+        peer.doubted = set()
         self.owe(peer, len(lost))
         return lost
+
+    def took(self, peer: Peer, order_id: str) -> None:
+        """It has this order no longer."""
+        peer.orders.remove(order_id)
+        others = [other for other in self.with_order(order_id) if other is not peer]
+        if others:
+            self.given[order_id] = others
+        else:
+            self.given.pop(order_id, None)
 
     def contest(self, address: bytes, actor_id: str) -> Peer | None:
         """The peer that has this actor id at another address, if it is still there; the two are rivals from now on.
@@ -170,13 +196,13 @@ class Peers:
         A peer that left without reading a policy counts until it is silent. Otherwise each new connection of an actor
         would cost another policy.
         """
-        unread = (peer for peer in self.left.values() if peer.unread and not self.is_silent(peer))
-        for peer in (*self.by_address.values(), *unread):
-            if peer.actor_id == actor_id and peer.address != address:
-                if peer.rival != address:
-                    peer.rival, peer.rival_since = address, self.now()
-                return peer
-        return None
+        found = self.by_actor.get(actor_id)
+        if found is None or found.address == address:
+            left = (peer for peer in self.left.values() if peer.actor_id == actor_id and peer.address != address)
+            found = next((peer for peer in left if peer.unread and not self.is_silent(peer)), None)
+        if found and found.rival != address:
+            found.rival, found.rival_since = address, self.now()
+        return found
 
     def leave(self, address: bytes, *, connected: bool = True) -> list[str]:
         """Remove a peer; returns its orders. connected: whether the connection may still be open."""
@@ -185,6 +211,8 @@ class Peers:
         if peer is None:
             # It has left before. What is still on its way to it is not forgotten.
             return []
+        self.num_left += 1
+        del self.by_actor[peer.actor_id]
         if connected:
             self.left[address] = peer
             while len(self.left) > MAX_CONNECTIONS:
@@ -195,7 +223,13 @@ class Peers:
         return self.now() - peer.heard_at > self.silence_s
 
     def silent(self) -> list[Peer]:
-        return [peer for peer in self.by_address.values() if self.is_silent(peer)]
+        """All are looked at only if the oldest word of all may be too old."""
+        now = self.now()
+        if now - self.oldest <= self.silence_s:
+            return []
+        peers = self.by_address.values()
+        self.oldest = min((peer.heard_at for peer in peers), default=now)
+        return [peer for peer in peers if now - peer.heard_at > self.silence_s]
 
     def owe(self, peer: Peer, count: int) -> None:
         """Note that so many of its orders had to go to others."""
@@ -213,6 +247,7 @@ class Peers:
         if not peer.orders:
             peer.began_at = self.now()
         peer.orders.append(order.order_id)
+        self.given.setdefault(order.order_id, []).append(peer)
         peer.num_unread_orders += 1
         peer.is_full = peer.free <= 0
         self.paces.divisible = len(order.groups) > 1
@@ -228,7 +263,7 @@ class Peers:
         pace.version, peer.began_at = filled.policy_version, self.now()
         pace.waited_s += times.wait_s
         if more_wait and peer.is_full and len(peer.orders) == 1:
-            on_the_way = seconds - times.wait_s - times.rollout_s - times.verify_s
+            on_the_way = seconds - times.wait_s - times.swap_s - times.rollout_s - times.verify_s
             self.paces.lost_s["link.credits"] += max(on_the_way, 0.0)
 
     def report(self) -> ActorsReport:
@@ -262,26 +297,79 @@ class Peers:
     def pace(self, peer: Peer) -> float:
         return self.paces.pace(peer.actor_id, len(self.by_address))
 
-    def next_free(self, version: int, waiting: int = 1) -> Peer | None:
-        """The peer for the next order, which names this policy; None if all are busy, or if those that are would fill
-        it sooner. waiting: orders that nobody has."""
-        peers = [peer for peer in self.by_address.values() if peer.free > 0 and peer.takes(version)]
-        peers = [peer for peer in peers if self.is_preferred(peer) or not peer.orders]
-        found = min(peers, key=self.rank, default=None)
-        if found is None or not self.trusted(found):
-            return found
-        others = [(len(peer.orders), self.pace(peer)) for peer in self.working() if peer is not found]
-        return found if is_worth(self.finish(found), others, waiting) else None
-
     def working(self) -> list[Peer]:
         """The peers that are expected to fill their orders in the usual time."""
         now = self.now()
         busy = [peer for peer in self.by_address.values() if peer.orders and not peer.doubted and self.trusted(peer)]
         return [peer for peer in busy if not self.paces.of[peer.actor_id].is_overdue(now - peer.began_at)]
 
-    def idle(self) -> Peer | None:
-        peers = (peer for peer in self.by_address.values() if peer.free > 0 and not peer.orders)
-        return min(peers, key=self.rank, default=None)
+    def idle(self) -> list[Peer]:
+        """Those that have no order and may get one, best first."""
+        return sorted((peer for peer in self.by_address.values() if not peer.orders and peer.free > 0), key=self.rank)
+
+    def unsure(self) -> set[str]:
+        """Orders of peers that wait themselves, or have not filled their latest order."""
+        peers = (peer for peer in self.by_address.values() if peer.doubted or not self.trusted(peer))
+        return {order_id for peer in peers for order_id in peer.orders}
+
+    def doubt(self, order_id: str, helper: Peer) -> str:
+        """Why those who have this order may not fill it, so that the helper should; empty if they will."""
+        peers = self.with_order(order_id)
+        if all(order_id in peer.doubted for peer in peers):
+            return "is with an actor that waits"
+        if not any(map(self.trusted, peers)) and self.is_preferred(helper):
+            return "is with an actor that has not filled its latest order"
+        return ""
 
     def with_order(self, order_id: str) -> list[Peer]:
-        return [peer for peer in self.by_address.values() if order_id in peer.orders]
+        return self.given.get(order_id, [])
+
+
+class Turns:
+    """Who gets each of the orders that are given out at one moment and name one policy. All peers are looked at once,
+    so a thousand orders for a thousand peers are no million looks."""
+
+    def __init__(self, peers: Peers, version: int) -> None:
+        self.peers = peers
+        self.version = version
+        self.num_left = peers.num_left
+        self.nobody_trusted = not any(map(peers.trusted, peers.by_address.values()))
+        free = (peer for peer in peers.by_address.values() if peer.takes(version) and self.may_take(peer))
+        self.free = [(peers.rank(peer), place, peer) for place, peer in enumerate(free)]
+        """A heap. Among equals the first that joined is the next."""
+        heapify(self.free)
+
+    def hold(self, version: int) -> bool:
+        """Whether nobody has left meanwhile, and the next order names the same policy."""
+        return (self.num_left, self.version) == (self.peers.num_left, version)
+
+    def may_take(self, peer: Peer) -> bool:
+        preferred = self.nobody_trusted or self.peers.trusted(peer)
+        return peer.free > 0 and (preferred or not peer.orders)
+
+    @cached_property
+    def busy(self) -> Busy:
+        peers = self.peers
+        return Busy({peer.actor_id: (len(peer.orders), peers.pace(peer)) for peer in peers.working()})
+
+    def next(self, waiting: int) -> Peer | None:
+        """The peer for the next order; None if all are busy, or if those that are would fill it sooner. waiting: orders
+        that nobody has."""
+        while self.free and not self.may_take(self.free[0][-1]):
+            heappop(self.free)
+        if not self.free:
+            return None
+        found = self.free[0][-1]
+        if not self.peers.trusted(found) or self.busy.is_worth(found.actor_id, self.peers.finish(found), waiting):
+            return found
+        return None
+
+    def gave(self) -> None:
+        """The next one has got its order."""
+        if self.num_left != self.peers.num_left:
+            return
+        _, place, peer = self.free[0]
+        heapreplace(self.free, (self.peers.rank(peer), place, peer))
+        # One that is not counted on has orders already.
+        if self.peers.trusted(peer) and (peer.actor_id in self.busy.has or len(peer.orders) == 1):
+            self.busy.gave(peer.actor_id, self.peers.pace(peer))

@@ -18,7 +18,7 @@ the same numbers. A step that was ordered keeps its number.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any, Protocol
 
@@ -86,6 +86,14 @@ class OrderFiller(Protocol):
         ...
 
 
+Recheck = Callable[[Sequence[FilledOrder]], bool]
+"""Whether one of the actors that filled these lied. If so, it is expelled, and no record of these orders counts."""
+
+
+def nobody_lied(filled: Sequence[FilledOrder]) -> bool:
+    return False
+
+
 class Pending:
     """A step that was ordered and is not collected yet."""
 
@@ -107,7 +115,18 @@ def judge_of(config: Config) -> Judge:
 class StepPlan:
     """Orders steps ahead of time and collects them in order."""
 
-    def __init__(self, config: Config, tasks: Sequence[Task], curriculum: Curriculum, filler: OrderFiller) -> None:
+    def __init__(
+        self,
+        config: Config,
+        tasks: Sequence[Task],
+        curriculum: Curriculum,
+        filler: OrderFiller,
+        recheck: Recheck = nobody_lied,
+    ) -> None:
+        """recheck: of a collected step."""
+        self.recheck = recheck
+        self.collected: tuple[Pending, dict[str, Any]] | None = None
+        """The last step that was collected, and the state of the curriculum before."""
         self.config = config
         self.tasks = tasks
         self.curriculum = curriculum
@@ -129,11 +148,22 @@ class StepPlan:
         """The judged groups of a step, replacements included. Unfilled leaves the plan unchanged."""
         pending = self.pending[0]
         assert pending.step == step
+        self.collected = pending, deepcopy(self.curriculum.state_dict())
         filled = self.filler.collect([order.order_id for order in self.orders(pending, first_slot=0)])
         tasks, found = self.replaced(pending, collected(filled, self.judge))
         self.pending.pop(0)
         self.curriculum.observe(found.pass_counts(tasks))
         return found
+
+    def sample_again(self, filled: Sequence[FilledOrder]) -> bool:
+        """Take back the step that was collected last, if its orders have numbers of a liar; it is ordered again."""
+        if self.collected is None or not self.recheck(filled):
+            return False
+        pending, before = self.collected
+        self.curriculum.load_state_dict(before)
+        self.pending.insert(0, pending)
+        self.filler.submit(self.orders(pending, first_slot=0))
+        return True
 
     def replaced(self, pending: Pending, found: Collected) -> tuple[list[int], Collected]:
         """Tasks and groups of a step, with replacements for the groups that teach nothing."""

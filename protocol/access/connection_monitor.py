@@ -42,6 +42,8 @@ from protocol.limits import (
 )
 
 POLL_MS = 50
+CONNECTIONS_A_MS = 4
+"""It looks at all of them, so with many it looks a millisecond later for each so many."""
 IDLE_POLL_MS = 500
 """How often it looks when nothing can have happened without an event: no connection over TCP, and not paused."""
 MAX_EVENTS_A_POLL = 64
@@ -114,10 +116,15 @@ class ConnectionMonitor:
     """Watches one ROUTER socket. Create it before the socket binds."""
 
     def __init__(
-        self, router: zmq.Socket[bytes], sparse_log: SparseLog, max_backlog_bytes: int = MAX_BACKLOG_BYTES
+        self,
+        router: zmq.Socket[bytes],
+        sparse_log: SparseLog,
+        max_backlog_bytes: int = MAX_BACKLOG_BYTES,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.sparse_log = sparse_log
         self.max_backlog_bytes = max_backlog_bytes
+        self.max_connections = max_connections
         self.connections: dict[int, Connection] = {}
         self.unauthenticated: dict[int, Connection] = {}
         """The connections that were unauthenticated at the last check, oldest first."""
@@ -189,7 +196,8 @@ class ConnectionMonitor:
         """Backlogs and descriptors that become free cause no event."""
         with self.lock:
             over_tcp = any(not connection.is_local() for connection in self.connections.values())
-        return POLL_MS if over_tcp or self.is_paused else IDLE_POLL_MS
+            busy_ms = POLL_MS + len(self.connections) // CONNECTIONS_A_MS
+        return busy_ms if over_tcp or self.is_paused else IDLE_POLL_MS
 
     def on_event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_LISTENING:
@@ -207,8 +215,8 @@ class ConnectionMonitor:
             self.failure = "its key was not accepted"
 
     def on_accepted(self, fd: int) -> None:
-        if len(self.connections) >= MAX_CONNECTIONS:
-            self.cut_unwatched(fd, f"there are {MAX_CONNECTIONS} already")
+        if len(self.connections) >= self.max_connections:
+            self.cut_unwatched(fd, f"there are {self.max_connections} already")
             return
         try:
             connection = Connection(fd)

@@ -2,17 +2,19 @@
 
     keys/learner.json       {public, secret}                             stays with the learner
     keys/actor0.json        {actor_id, public, secret, learner_public}   all that this actor needs
-    keys/allowed/*.json     {actor_id, public}                           a key that the learner accepts
+    keys/allowed/*.json     {actor_id, public, added_at, invited}        a key that the learner accepts
 
 The key identifies the actor: the learner takes an actor's id from the key of its connection, never from a message.
 `python -m launch key` makes more keys at any time; removing a file of `allowed/` disconnects its actor from a live run.
-Keys are text, 40 characters of Z85. Left out on purpose: expiry, pass phrases, certificate authorities.
+Keys are text, 40 characters of Z85. Invitations and revoked keys are in key_list.py. Left out on purpose: expiry of
+keys, pass phrases, certificate authorities.
 """
 
 import errno
 import os
 import re
 import stat
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,8 @@ from protocol.messages import Record
 
 LEARNER = "learner"
 ALLOWED = "allowed"
+INVITED = "invited"
+REVOKED = "revoked"
 MAX_FILE_BYTES = 4096
 ACTOR_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HOW_TO_GET_ONE = "make one with `python -m launch key RUN NAME` beside the learner, and copy the run's keys/NAME.json"
@@ -60,9 +64,37 @@ class AllowedFile(Record, frozen=True, kw_only=True):
     """The actor that has this key."""
     public: str
     """Its public key."""
+    added_at: float = 0.0
+    """Unix time from which it is accepted."""
+    invited: bool = False
+    """Whether the actor made it itself, after an invitation."""
 
 
-AnyFile = TypeVar("AnyFile", LearnerFile, ActorFile, AllowedFile)
+class InvitedFile(Record, frozen=True, kw_only=True):
+    """Contents of a file in invited/."""
+
+    actor_id: str
+    """The actor that is invited."""
+    public: str
+    """Public key of the invitation."""
+    expires_at: float
+    """Unix time until which it is accepted."""
+
+
+class RevokedFile(Record, frozen=True, kw_only=True):
+    """Contents of a file in revoked/."""
+
+    actor_id: str
+    """The actor that had this key."""
+    public: str
+    """Its public key, or that of its invitation."""
+    revoked_at: float
+    """Unix time."""
+    reason: str
+    """One sentence."""
+
+
+AnyFile = TypeVar("AnyFile", LearnerFile, ActorFile, AllowedFile, InvitedFile, RevokedFile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,17 +138,33 @@ def create_keys(keys_dir: Path, actor_ids: Iterable[str] = ("actor0",)) -> None:
 
 def create_actor_key(keys_dir: Path, actor_id: str) -> Path:
     """One more key, accepted at once; returns its file."""
-    if not ACTOR_ID.fullmatch(actor_id) or actor_id == LEARNER:
-        raise SecurityError(
-            f"'{actor_id}' is not a name for an actor; use up to 64 letters, digits, '.', '_' and '-', not '{LEARNER}'."
-        )
+    check_name(keys_dir, actor_id)
     learner = read_key_file(keys_dir / f"{LEARNER}.json", LearnerFile)
     public, secret = new_pair()
     file = keys_dir / f"{actor_id}.json"
     write_new(file, ActorFile(actor_id=actor_id, public=public, secret=secret, learner_public=learner.public))
     # Last, so that the learner never accepts a key whose own file is incomplete.
-    write_new(keys_dir / ALLOWED / f"{actor_id}.json", AllowedFile(actor_id=actor_id, public=public))
+    write_new(
+        keys_dir / ALLOWED / f"{actor_id}.json", AllowedFile(actor_id=actor_id, public=public, added_at=time.time())
+    )
     return file
+
+
+def check_name(keys_dir: Path, actor_id: str) -> None:
+    """SecurityError for what cannot be the name of a new actor."""
+    if not ACTOR_ID.fullmatch(actor_id) or actor_id == LEARNER:
+        raise SecurityError(
+            f"'{actor_id}' is not a name for an actor; use up to 64 letters, digits, '.', '_' and '-', not '{LEARNER}'."
+        )
+    if (keys_dir / REVOKED / f"{actor_id}.json").exists():
+        raise SecurityError(f"The key of '{actor_id}' was revoked, and a name is used once; choose another name.")
+    others = any((keys_dir / folder / f"{actor_id}.json").exists() for folder in (ALLOWED, INVITED))
+    if others and not (keys_dir / f"{actor_id}.json").exists():
+        raise taken(actor_id)
+
+
+def taken(actor_id: str) -> SecurityError:
+    return SecurityError(f"There is an actor '{actor_id}' already, and a name is used once; choose another name.")
 
 
 def new_pair() -> Sequence[str]:
@@ -148,11 +196,14 @@ class Allowed:
 
 
 def read_allowed(folder: Path) -> Allowed:
-    """Read all files of the folder. SecurityError if the folder cannot be listed."""
+    """Read all files of the folder but those of revoked keys. SecurityError if a folder cannot be listed."""
     found: dict[str, str] = {}
     faults: dict[str, SecurityError] = {}
     unread: set[str] = set()
+    revoked = {file.name for file in list_key_files(folder.with_name(REVOKED))}
     for file in list_key_files(folder):
+        if file.name in revoked:
+            continue
         try:
             entry = parse_key_file(file, AllowedFile)
             check_entry(file, entry, found)
@@ -190,7 +241,11 @@ def check_entry(file: Path, entry: AllowedFile, found: dict[str, str]) -> None:
 
 
 def load_actor_key(file: Path) -> ActorKey:
-    content = read_key_file(file, ActorFile)
+    return actor_key(read_key_file(file, ActorFile), file)
+
+
+def actor_key(content: ActorFile, file: Path) -> ActorKey:
+    """SecurityError if the two halves do not belong together. file: for error messages."""
     check_pair(file, content)
     if not is_key(content.learner_public) or not ACTOR_ID.fullmatch(content.actor_id):
         raise malformed(file)
@@ -203,7 +258,7 @@ def load_actor_key(file: Path) -> ActorKey:
     )
 
 
-def write_new(file: Path, content: LearnerFile | ActorFile | AllowedFile) -> None:
+def write_new(file: Path, content: Record) -> None:
     """Write a new, durable file that is never readable by others."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -14,7 +14,7 @@ from pathlib import Path
 from learner.durable.checkpoint import Checkpoint
 from learner.durable.journal import Journal, segment_path
 from learner.durable.journal_format import SECTOR_BYTES
-from learner.durable.recorder import size_from, voided_from
+from learner.durable.recorder import size_from, voided_from, voided_order
 from learner.orders.orders import step_of
 from shared.run.run_dir import RunDir
 from tests.simulation.schedule import Death
@@ -104,11 +104,11 @@ def resize(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
 
 
-def order_of(payload: bytes) -> str | None:
-    """The order that a record fills, without decoding it; None for the size of a step."""
-    found = ORDER_ID.search(payload)
+def orders_of(payload: bytes) -> list[str]:
+    """The orders that a record fills, without decoding it; empty for the size of a step."""
+    found = ORDER_ID.findall(payload)
     assert found or size_from(payload)
-    return found[0].decode() if found else None
+    return [order_id.decode() for order_id in found]
 
 
 def recorded_in(journal: Journal) -> list[str]:
@@ -117,8 +117,10 @@ def recorded_in(journal: Journal) -> list[str]:
     for payload in journal.reading().records():
         if (voided := voided_from(payload)) is not None:
             found = [order_id for order_id in found if step_of(order_id) < voided]
-        elif order_id := order_of(payload):
-            found.append(order_id)
+        elif cancelled := voided_order(payload):
+            found.remove(cancelled)
+        else:
+            found += orders_of(payload)
     return found
 
 

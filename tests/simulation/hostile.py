@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 from benchmarks.fuzz_dispatcher import SPOILS, TEXTS
-from protocol.messages import AnyMessage, Bye, Drain, Heartbeat, Hello, Order, Policy, Welcome
+from protocol.messages import AnyMessage, Bye, Drain, Heartbeat, Hello, NewKey, Order, Policy, Welcome
 from tests.simulation.ports import ActorEnd
 from tests.simulation.toy import IDENTITY
 from tests.simulation.trace import Trace
@@ -50,7 +50,14 @@ def nonsense(known: Known, rng: random.Random) -> AnyMessage:
         order = rng.choice(orders)
         return rng.choice(SPOILS)(rng, filled(order, known.policies[order.policy_version]))
     return rng.choice(
-        (hello(known, rng), hello(known, rng), Heartbeat(phase="x"), Bye(reason=rng.choice(TEXTS)), Drain())
+        (
+            hello(known, rng),
+            hello(known, rng),
+            Heartbeat(phase="x"),
+            Bye(reason=rng.choice(TEXTS)),
+            Drain(),
+            NewKey(public="k" * 40),
+        )
     )
 
 

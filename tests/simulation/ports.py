@@ -10,7 +10,7 @@ from learner.orders.dispatch import Dispatcher
 from protocol.errors import PeerGone
 from protocol.messages import AnyMessage
 from shared.run.files import LineLog
-from tests.simulation.disk import Disk, order_of, tail_of
+from tests.simulation.disk import Disk, orders_of, tail_of
 from tests.simulation.invariants import Watch
 from tests.simulation.network import Mailbox, Network, Wire
 from tests.simulation.trace import Trace
@@ -145,7 +145,7 @@ class WatchedJournal:
         except Killed:
             self.disk.cut_short(path, path.stat().st_size - HEADER_BYTES - len(payload))
             raise
-        if order_id := order_of(payload):
+        for order_id in orders_of(payload):
             self.watch.appended(order_id)
         self.point("after an append")
 

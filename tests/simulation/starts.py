@@ -67,6 +67,9 @@ class WatchedUpdate:
         self.update.apply(step, batch)
         self.watch.consumed(step, list(batch.filled), self.update.optimizer.consumed)
 
+    def undo(self) -> None:
+        """A toy that finds a mismatch has changed nothing yet."""
+
     def forget_gradient(self) -> None:
         """A toy has none."""
 

@@ -1,7 +1,9 @@
-"""One line that joins a run from another machine: what it has, who is refused, and what a damaged one does."""
+"""One line that joins a run from another machine: what it has, who is refused, what a damaged one does; and the list of
+those who joined."""
 
 import base64
 import json
+import time
 import zlib
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from actor.__main__ import parse, read_text
 from launch.__main__ import main
+from protocol.access.key_list import add_key, fingerprint, mark_seen, open_invitations
 from protocol.access.keys import load_actor_key, read_allowed
 from shared.config.load import config_from_json
 from shared.errors import ConfigError, UserError
@@ -33,7 +36,7 @@ def invited(out: Path, capsys: pytest.CaptureFixture[str], *name: str) -> str:
     (command,) = [line for line in said.splitlines() if line.startswith("echo ")]
     text, _, rest = command.removeprefix("echo ").partition(" ")
     assert rest == "| python -m actor --invitation -"
-    assert "secret key" in said and f"rm {out / 'keys' / 'allowed'}" in said
+    assert "secret key" in said and f"python -m launch keys {out} --revoke" in said
     return text
 
 
@@ -51,14 +54,52 @@ def test_it_has_address_key_and_the_whole_configuration(tmp_path: Path, capsys: 
     found = accept(first, tmp_path / "cache")
     assert found.endpoint == "tcp://learner.example:5757"
     assert config_from_json(found.config.read_bytes()) == config_from_json((out / "config.json").read_bytes())
-    assert load_actor_key(found.key).actor_id == "guest0", "the mode of the file is checked too"
-    assert found.key.read_bytes() == (out / "keys" / "guest0.json").read_bytes()
-    assert found.key.parent.stat().st_mode & 0o777 == 0o700
+    own = load_actor_key(found.unconfirmed)
+    assert own.actor_id == "guest0", "the mode of the file is checked too"
+    assert not found.key.exists() and own.public != found.invitation.public
+    for folder in (found.key.parent, found.unconfirmed.parent):
+        assert folder.stat().st_mode & 0o777 == 0o700
     other = accept(second, tmp_path / "cache")
     assert other.key.name == "gpu-box.json" and other.config == found.config, "one folder, so one lease"
-    assert accept(first, tmp_path / "cache") == found, "it may be used again"
-    assert {"guest0", "gpu-box"} < set(read_allowed(out / "keys" / "allowed").actor_ids.values())
+    assert accept(first, tmp_path / "cache") == found
+    assert load_actor_key(found.unconfirmed) == own, "a pair that may be known to the learner stays"
+    assert set(open_invitations(out / "keys", time.time()).values()) == {"guest0", "gpu-box"}
+    assert set(read_allowed(out / "keys" / "allowed").actor_ids.values()) == {"actor0"}, "nobody has joined"
     assert len(first) < 1500, "a terminal takes it"
+
+
+def test_the_secret_of_an_invitation_is_stored_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = prepared(tmp_path / "run")
+    secret = read_invitation(invited(out, capsys)).key.secret.encode()
+    files = [file for file in out.rglob("*") if file.is_file()]
+    assert files and not [file for file in files if secret in file.read_bytes()]
+    assert {file.stat().st_mode & 0o777 for file in (out / "keys").rglob("*.json")} == {0o600}
+
+
+def test_keys_are_listed_and_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = prepared(tmp_path / "run")
+    invited(out, capsys)
+    text = invited(out, capsys, "gpu-box", "--hours", "2")
+    key = accept(text, tmp_path / "cache").unconfirmed
+    add_key(out / "keys", "gpu-box", load_actor_key(key).public.decode(), now=1e9)
+    mark_seen(out / "keys", "gpu-box")
+    capsys.readouterr()
+    assert main(["keys", str(out)]) == 0
+    _, local, box, guest = capsys.readouterr().out.splitlines()
+    assert "actor0" in local and "made here" in local and "not seen yet" in local
+    assert "gpu-box" in box and "joined by invitation at 2001-09-09 01:46 UTC, last seen at 20" in box
+    assert fingerprint(load_actor_key(key).public.decode()) in box
+    assert "guest0" in guest and "invited, until 20" in guest
+    for name in ("gpu-box", "guest0"):
+        assert main(["keys", str(out), "--revoke", name]) == 0
+    capsys.readouterr()
+    assert main(["keys", str(out)]) == 0
+    _, local, box, guest = capsys.readouterr().out.splitlines()
+    assert "made here" in local and all("revoked at 20" in line and "by hand" in line for line in (box, guest))
+    assert "is revoked already" in refused(["keys", str(out), "--revoke", "guest0"], capsys)
+    assert "no key of 'x' to revoke; the run has actor0." in refused(["keys", str(out), "--revoke", "x"], capsys)
+    assert "was revoked, and a name is used once" in refused(["invite", str(out), "gpu-box"], capsys)
+    assert "was revoked, and a name is used once" in refused(["key", str(out), "gpu-box"], capsys)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +119,7 @@ def test_a_run_that_no_other_machine_reaches_invites_nobody(
     out = prepared(tmp_path / "run", key)
     said = refused(["invite", str(out)], capsys)
     assert words in said and str(out / "config.json") in said
-    assert not (out / "keys" / "guest0.json").exists()
+    assert not open_invitations(out / "keys", time.time())
 
 
 def test_all_addresses_are_one_to_listen_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +135,10 @@ def test_a_run_that_has_not_chosen_its_arithmetic_invites_nobody(
 
 def test_a_taken_name_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = prepared(tmp_path / "run")
-    assert "actor0.json exists" in refused(["invite", str(out), "actor0"], capsys)
+    assert "There is an actor 'actor0' already" in refused(["invite", str(out), "actor0"], capsys)
+    invited(out, capsys, "box")
+    assert "There is an actor 'box' already" in refused(["invite", str(out), "box"], capsys)
+    assert "There is an actor 'box' already" in refused(["key", str(out), "box"], capsys)
 
 
 def packed(content: bytes) -> str:

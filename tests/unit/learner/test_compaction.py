@@ -7,7 +7,7 @@ import pytest
 
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.journal import Journal
-from learner.durable.recorder import Compaction, JournalRecorder, read
+from learner.durable.recorder import Compaction, JournalRecorder, orders_in
 from learner.orders.orders import step_of
 from protocol.messages import Group, Order
 from shared.config.processes import JournalConfig
@@ -57,7 +57,7 @@ class Start:
 
     def steps(self) -> set[int]:
         """Those whose filled orders are in the journal."""
-        return {step_of(read(payload).order_id) for payload in self.journal.reading().records()}
+        return {step_of(order_id) for payload in self.journal.reading().records() for order_id in orders_in(payload)}
 
     def end(self) -> None:
         self.journal.close()

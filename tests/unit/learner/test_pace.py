@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actor.engines.engine import Completion
-from learner.orders.pace import is_worth
+from learner.orders.pace import Busy
 from protocol.messages import Finish, GroupOrder, Order, Sampling
 from shared.run.summary import ActorsReport
 from tests.support.dispatch_bench import POLICY, Bench, inbox, with_group
@@ -102,7 +102,34 @@ def orders(step: int, count: int) -> list[Order]:
 def test_an_order_is_worth_taking_if_the_others_would_not_have_filled_it_sooner(
     finish: float, others: list[tuple[int, float]], waiting: int, worth: bool
 ) -> None:
-    assert is_worth(finish, others, waiting) is worth
+    has = {f"other{number}": one for number, one in enumerate(others)}
+    assert Busy(has).is_worth("asked", finish, waiting) is worth
+    assert Busy(has | {"asked": (3, 1.0)}).is_worth("asked", finish, waiting) is worth, (
+        "what it has itself is not asked"
+    )
+    busy = Busy({name: (orders - 1, pace) for name, (orders, pace) in has.items() if orders > 1})
+    for name, (_, pace) in has.items():
+        busy.gave(name, pace)
+    assert busy.is_worth("asked", finish, waiting) is worth, "given one by one"
+
+
+def test_who_is_busy_may_be_changed_without_a_look_at_all_of_them() -> None:
+    """Against a sum and a minimum over all others, after each of many orders."""
+    rng = np.random.default_rng(0)
+    paces = {f"actor{number}": float(rng.uniform(0.5, 2.0)) for number in range(20)}
+    has: dict[str, int] = {}
+    busy = Busy({})
+    for _ in range(500):
+        name, waiting = str(rng.choice(list(paces))), int(rng.integers(1, 30))
+        finish = (has.get(name, 0) + 1) / paces[name]
+        others = [(orders, paces[other]) for other, orders in has.items() if other != name]
+        soonest = min(((orders + 1) / pace for orders, pace in others), default=np.inf)
+        all_filled = (
+            (waiting + sum(orders for orders, _ in others)) / sum(pace for _, pace in others) if others else 0.0
+        )
+        assert busy.is_worth(name, finish, waiting) is (finish <= max(soonest, all_filled))
+        busy.gave(name, paces[name])
+        has[name] = has.get(name, 0) + 1
 
 
 def test_a_fast_actor_gets_more_and_a_slow_one_does_not_keep_the_last_order() -> None:

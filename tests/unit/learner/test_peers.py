@@ -1,12 +1,13 @@
 """Who is there, what each holds, who has gone."""
 
+import random
 import time
 
 from msgspec import structs
 
-from learner.orders.peers import Peers
+from learner.orders.peers import Peer, Peers, Turns
 from protocol.messages import Hello
-from tests.support.fakes import hello_of, scripted_identity
+from tests.support.fakes import hello_of, scripted_identity, toy_orders
 
 FOREVER_S = 3600.0
 
@@ -15,32 +16,37 @@ def hello(actor_id: str = "actor0", num_credits: int = 2) -> Hello:
     return hello_of(scripted_identity(), actor_id, num_credits)
 
 
+def next_free(peers: Peers) -> Peer | None:
+    """Who gets an order of policy 0."""
+    return Turns(peers, 0).next(1)
+
+
 def test_an_unknown_address_has_no_peer() -> None:
     peers = Peers(FOREVER_S)
     assert peers.get(b"a") is None
     assert peers.leave(b"a") == []
-    assert peers.next_free(0) is None
+    assert next_free(peers) is None
 
 
 def test_credits_are_what_is_free() -> None:
     peers = Peers(FOREVER_S)
     peers.join(b"a", hello(num_credits=2))
-    peer = peers.next_free(0)
+    peer = next_free(peers)
     assert peer is not None and peer.address == b"a" and peer.free == 2
     peer.orders.append("train/000000/u0000")
     assert peer.free == 1
     peer.orders.append("train/000000/u0001")
-    assert peers.next_free(0) is None
+    assert next_free(peers) is None
 
 
 def test_work_goes_where_most_credits_are_left() -> None:
     peers = Peers(FOREVER_S)
     peers.join(b"a", hello("a", 2))
     peers.join(b"b", hello("b", 3))
-    busy = peers.next_free(0)
+    busy = next_free(peers)
     assert busy is not None and busy.address == b"b"
     busy.orders += ["one", "two"]
-    other = peers.next_free(0)
+    other = next_free(peers)
     assert other is not None and other.address == b"a"
 
 
@@ -72,14 +78,14 @@ def test_who_fills_orders_comes_before_who_owes_and_before_newcomers() -> None:
     peers.owe(owing, 1)
     order = []
     for _ in range(4):
-        peer = peers.next_free(0)
+        peer = next_free(peers)
         order.append(peer and peer.actor_id)
         if peer:
             peer.orders.append("x")
     # While somebody fills orders, the others hold one order at a time.
     assert order == ["filled", "new", "owes", None]
     peers.has_filled(owing, 0)
-    assert peers.next_free(0) is owing
+    assert next_free(peers) is owing
 
 
 def test_two_policies_at_most_are_under_way_and_none_twice() -> None:
@@ -157,10 +163,105 @@ def test_silence_is_counted_from_the_last_word_of_each() -> None:
 
 def test_idle_is_who_holds_nothing() -> None:
     peers = Peers(silence_s=9.0)
-    assert peers.idle() is None
+    assert peers.idle() == []
     peers.join(b"a", hello("actor0"))
     peers.by_address[b"a"].orders.append("one")
-    assert peers.idle() is None
+    assert peers.idle() == []
     peers.join(b"b", hello("actor1"))
-    found = peers.idle()
-    assert found is not None and found.address == b"b"
+    assert [peer.address for peer in peers.idle()] == [b"b"]
+
+
+# --- many orders for many peers
+
+
+def crew(seed: int, count: int = 30) -> Peers:
+    """Peers of all kinds: fast and slow, new and owing, waiting, overdue, with and without orders."""
+    rng = random.Random(seed)
+    peers = Peers(FOREVER_S, lambda: 100.0)
+    orders = iter(toy_orders(1, count=9 * count))
+    for number in range(count):
+        address = f"{number}-1".encode()
+        peers.join(address, hello(f"actor{number}", rng.randint(1, 4)))
+        peer = peers.by_address[address]
+        for _ in range(rng.randrange(peer.hello.credits + 1)):
+            peers.gave(peer, next(orders))
+            peer.sent(0)
+        peer.began_at = rng.uniform(50.0, 100.0)
+        if rng.random() < 0.8:
+            peers.have_filled.add(peer.actor_id)
+        if rng.random() < 0.2:
+            peers.owe(peer, rng.randint(1, 2))
+        if rng.random() < 0.2:
+            peer.doubted = set(peer.orders)
+        pace = peers.paces.of[peer.actor_id]
+        pace.orders, pace.tokens, pace.seconds = rng.choice((0, 5)), rng.uniform(50, 100), rng.uniform(5.0, 60.0)
+        peer.unread = rng.choice((set(), {0}, {7, 8}))
+    peers.paces.usual = 4.0
+    return peers
+
+
+def slow_next(peers: Peers, version: int, waiting: int) -> Peer | None:
+    """The formula of pace.py, with a look at all peers."""
+    free = [peer for peer in peers.by_address.values() if peer.free > 0 and peer.takes(version)]
+    free = [peer for peer in free if peers.is_preferred(peer) or not peer.orders]
+    found = min(free, key=peers.rank, default=None)
+    if found is None or not peers.trusted(found):
+        return found
+    others = [(len(peer.orders), peers.pace(peer)) for peer in peers.working() if peer is not found]
+    if not others:
+        return found
+    soonest = min((orders + 1) / pace for orders, pace in others)
+    all_filled = (waiting + sum(orders for orders, _ in others)) / sum(pace for _, pace in others)
+    return found if peers.finish(found) <= max(soonest, all_filled) else None
+
+
+def test_orders_that_are_given_out_together_go_where_they_would_go_one_by_one() -> None:
+    more, given = toy_orders(2, count=40), 0
+    for seed in range(40):
+        peers = crew(seed)
+        turns = Turns(peers, 0)
+        for waiting in range(40, 0, -1):
+            found = turns.next(waiting)
+            assert found is slow_next(peers, 0, waiting), (seed, waiting)
+            if found is None:
+                break
+            peers.gave(found, more[waiting - 1])
+            found.sent(0)
+            turns.gave()
+            given += 1
+    assert given > 200
+
+
+class CountedPeers(Peers):
+    looks = 0
+
+    def rank(self, peer: Peer) -> tuple[int, bool, float, int]:
+        self.looks += 1
+        return super().rank(peer)
+
+
+def test_a_thousand_orders_for_a_thousand_peers_are_no_million_looks() -> None:
+    peers, orders = CountedPeers(FOREVER_S), toy_orders(count=500)
+    for number in range(500):
+        peers.join(f"{number}".encode(), hello(f"actor{number}"))
+    turns = Turns(peers, 0)
+    for order in orders:
+        peer = turns.next(1)
+        assert peer is not None
+        peers.gave(peer, order)
+        turns.gave()
+    assert [len(peer.orders) for peer in peers.by_address.values()] == [1] * 500
+    assert peers.looks == 1000
+    assert peers.with_order(orders[7].order_id) == [peers.by_address[b"7"]]
+    assert peers.leave(b"7") == [orders[7].order_id] and peers.with_order(orders[7].order_id) == []
+
+
+def test_after_somebody_left_all_are_looked_at_again() -> None:
+    peers = Peers(FOREVER_S)
+    for name in ("a", "b"):
+        peers.join(name.encode(), hello(name))
+    turns = Turns(peers, 0)
+    assert turns.hold(0) and not turns.hold(1)
+    peers.leave(b"a")
+    assert not turns.hold(0)
+    turns.gave()

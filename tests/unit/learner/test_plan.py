@@ -217,3 +217,28 @@ def test_a_step_that_is_left_unfilled_is_ordered_again(max_lag: int, collected: 
     assert [plain(filled_order) for step_orders in rest for filled_order in step_orders] == [
         plain(filled_order) for step_orders in undisturbed[done:] for filled_order in step_orders
     ]
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_step_that_is_sampled_again_is_ordered_as_before(rounds: int) -> None:
+    filler, config = NotedFiller(), config_for(0, rounds)
+    liars = [True]
+    plan = StepPlan(config, toy_tasks(30), CountingCurriculum(30, 0), filler, lambda filled: liars.pop())
+    plan.order_ahead(version=0)
+    before = plan.state_dict()
+    found = plan.collect(0)
+    ordered, after = list(map(plain, filler.ordered)), plan.state_dict()
+    assert plan.sample_again(found.filled)
+    assert plan.state_dict() == before != after
+    again = plan.collect(0)
+    assert list(map(plain, filler.ordered)) == 2 * ordered
+    assert list(map(plain, again.filled)) == list(map(plain, found.filled)) and plan.state_dict() == after
+
+
+def test_a_step_in_which_nobody_lied_stays() -> None:
+    filler = NotedFiller()
+    plan = build(config_for(0), filler)
+    plan.order_ahead(version=0)
+    found = plan.collect(0)
+    after = plan.state_dict()
+    assert not plan.sample_again(found.filled) and plan.state_dict() == after

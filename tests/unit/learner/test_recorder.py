@@ -9,10 +9,18 @@ import numpy as np
 import pytest
 
 from learner.durable.journal import Journal
-from learner.durable.recorder import JournalRecorder, RecordedOrders
+from learner.durable.recorder import (
+    RECORD_BYTES,
+    JournalRecorder,
+    RecordedOrders,
+    index_records,
+    orders_in,
+    read,
+    records_of,
+)
 from learner.orders.orders import build_orders
-from protocol.codec import encode, pack
-from protocol.messages import FilledOrder, Group, Order, Sampling
+from protocol.codec import encode, pack, to_msgpack
+from protocol.messages import PROTOCOL_VERSION, FilledOrder, Group, Order, Sampling
 from shared.errors import DamageError, TrainingStopped
 from tests.support.fakes import filled, toy_orders, toy_policy, toy_tasks
 from tests.support.wire_examples import plain
@@ -50,7 +58,8 @@ def test_what_is_recorded_is_found_by_the_next_life(journal: Journal) -> None:
 
 def test_recording_is_durable_when_it_returns(journal: Journal) -> None:
     recorder_of(journal).record([fill(order) for order in toy_orders(count=3)])
-    assert Journal.read(journal._folder).next_record == 3  # pyright: ignore[reportPrivateUsage]
+    found = index_records(Journal.read(journal._folder).records())  # pyright: ignore[reportPrivateUsage]
+    assert list(found) == [order.order_id for order in toy_orders(count=3)]
 
 
 def test_it_holds_what_is_on_disk_or_in_a_checkpoint_and_nothing_to_come(journal: Journal) -> None:
@@ -79,14 +88,61 @@ class NotedJournal(Journal):
         self.events += ("sync",)
 
 
+def large(order: Order) -> FilledOrder:
+    """A quarter of a record that takes no further order, and a little more."""
+    (group,) = (filled_order := fill(order)).groups
+    ids = np.ones(RECORD_BYTES // 4 // 8, np.int32)
+    whole = msgspec.structs.replace(
+        group, completion_ids=ids, logprobs=-ids.astype(np.float32), lengths=(1, len(ids) - 1)
+    )
+    return msgspec.structs.replace(filled_order, groups=(whole,))
+
+
+def test_what_came_together_is_one_record_and_one_sync(tmp_path: Path) -> None:
+    journal = NotedJournal.open(tmp_path / "journal")
+    recorder = recorder_of(journal)
+    journal.events = ()
+    recorder.record([fill(order) for order in toy_orders(count=20)])
+    assert journal.events == ("append", "sync")
+    assert len(orders_in(next(journal.reading().records()))) == 20
+    recorder.record([])
+    assert journal.events == ("append", "sync"), "nothing came"
+    journal.close()
+
+
 def test_each_record_is_synced_before_the_next_is_written(tmp_path: Path) -> None:
     """A crash may then tear one record at most, which is what recovery can tell from damage."""
     journal = NotedJournal.open(tmp_path / "journal")
     recorder = recorder_of(journal)
     journal.events = ()
-    recorder.record([fill(order) for order in toy_orders(count=2)])
+    orders = [large(order) for order in toy_orders(count=6)]
+    recorder.record(orders)
     assert journal.events == ("append", "sync", "append", "sync")
+    packed = [orders_in(payload) for payload in journal.reading().records()]
+    assert [len(record) for record in packed] == [4, 2]
+    assert [plain(read(one)) for record in packed for one in record.values()] == [plain(order) for order in orders]
     journal.close()
+
+
+def test_a_record_of_several_orders_that_was_torn_holds_none_of_them(journal: Journal) -> None:
+    """None of them was acknowledged."""
+    early, late = toy_orders(0, count=3), toy_orders(1, count=3)
+    recorder = recorder_of(journal)
+    recorder.record([fill(order) for order in early])
+    whole = journal.reading().segments[0].records[0].end
+    recorder.record([fill(order) for order in late])
+    (segment,) = journal.reading().segments
+    with segment.path.open("r+b") as file:
+        file.truncate((whole + segment.path.stat().st_size) // 2)
+    again = Journal.open(segment.path.parent)
+    found = recorder_of(again)
+    assert again.recovered and [found.find(order) is not None for order in (*early, *late)] == [True] * 3 + [False] * 3
+    again.close()
+
+
+def test_records_have_the_bytes_of_the_messages() -> None:
+    orders = [fill(order) for order in toy_orders(count=3)]
+    assert [list(record.values()) for record in records_of(orders)] == [[pack(encode(order)) for order in orders]]
 
 
 def test_a_group_that_must_stop_the_run_is_not_recorded(journal: Journal) -> None:
@@ -157,6 +213,12 @@ def test_a_record_of_another_config_is_refused(journal: Journal, order: Order) -
         recorder_of(journal).find(order)
     with pytest.raises(DamageError, match=r"order train/000000/u0000"):
         RecordedOrders(journal.reading().records()).submit([order])
+
+
+def test_a_record_of_another_release_is_one_sentence(journal: Journal) -> None:
+    journal.append(pack([to_msgpack({"version": PROTOCOL_VERSION + 1})]))
+    with pytest.raises(DamageError, match=r"The journal is of another release; go on with the one that began"):
+        RecordedOrders(journal.reading().records())
 
 
 def test_the_same_order_fits() -> None:

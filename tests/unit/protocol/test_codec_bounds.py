@@ -33,6 +33,8 @@ ARRAYS = {np.uint8: st.integers(0, 255), np.int32: st.integers(-(2**31), 2**31 -
         (examples()[0], "credits", 0),
         (examples()[0], "actor_id", ""),
         (examples()[0], "actor_id", "x" * (limits.MAX_NAME_CHARS + 1)),
+        (examples()[10], "public", "k" * 39),
+        (examples()[10], "public", "k" * 41),
         (examples()[1], "heartbeat_s", 0.0),
         (order(), "groups", []),
     ],

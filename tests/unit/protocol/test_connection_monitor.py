@@ -39,11 +39,13 @@ def test_a_descriptor_that_became_a_file_is_left_alone(tmp_path: Path) -> None:
 
 
 @contextmanager
-def monitored(endpoint: str = "tcp://127.0.0.1:*") -> Iterator[tuple[zmq.Socket[bytes], ConnectionMonitor]]:
+def monitored(
+    endpoint: str = "tcp://127.0.0.1:*", max_connections: int = limits.MAX_CONNECTIONS
+) -> Iterator[tuple[zmq.Socket[bytes], ConnectionMonitor]]:
     """A ROUTER without keys, and its monitor."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.linger = 0
-        monitor = ConnectionMonitor(router, SparseLog())
+        monitor = ConnectionMonitor(router, SparseLog(), max_connections=max_connections)
         router.bind(endpoint)
         try:
             yield router, monitor
@@ -75,14 +77,14 @@ def test_a_new_connection_replaces_the_oldest_unauthenticated_one(caplog: pytest
 def test_a_connection_beyond_the_limit_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Over a local socket, where every connection counts as authenticated."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        _, monitor = stack.enter_context(monitored(f"ipc://{folder}/socket"))
-        links = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(limits.MAX_CONNECTIONS + 3)]
+        _, monitor = stack.enter_context(monitored(f"ipc://{folder}/socket", max_connections=20))
+        links = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(23)]
         for link in links:
             link.connect(f"{folder}/socket")
         wait_until(lambda: monitor.sparse_log.counts["cut a connection"] >= 3, seconds=10)
         assert ends(links[-1]) and not ends(links[0])
-        assert len(monitor.connections) == limits.MAX_CONNECTIONS
-    assert f"there are {limits.MAX_CONNECTIONS} already" in caplog.text
+        assert len(monitor.connections) == 20
+    assert "there are 20 already" in caplog.text
 
 
 def test_an_unauthenticated_connection_that_sends_much_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

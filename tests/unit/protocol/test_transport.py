@@ -304,10 +304,13 @@ def test_an_actor_does_not_send_what_the_learner_would_not_take(wire: Wire) -> N
         wire.actor().send(policy(limits.MAX_INBOUND_BYTES + 1))
 
 
-def test_pings_are_on(wire: Wire) -> None:
-    for socket in (wire.learner().socket, wire.actor().socket):
-        assert socket.getsockopt(zmq.HEARTBEAT_IVL) == limits.KEEPALIVE_MS
-        assert socket.getsockopt(zmq.HEARTBEAT_TIMEOUT) == limits.KEEPALIVE_TIMEOUT_MS
+def test_actors_send_pings_that_count_for_both_sides_and_learners_none(wire: Wire) -> None:
+    learner, actor = wire.learner().socket, wire.actor().socket
+    assert learner.getsockopt(zmq.HEARTBEAT_IVL) == 0
+    assert actor.getsockopt(zmq.HEARTBEAT_IVL) == limits.KEEPALIVE_MS
+    for option in (zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL):
+        assert actor.getsockopt(option) == limits.KEEPALIVE_TIMEOUT_MS
+    for socket in (learner, actor):
         assert socket.getsockopt(zmq.LINGER) == limits.LINGER_MS
 
 

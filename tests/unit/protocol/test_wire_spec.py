@@ -23,6 +23,7 @@ WORDS = {
     "Name": "name",
     "Text": "text",
     "Digest": "digest",
+    "Key": "key",
     "Count": "count",
     "Mark": "mark",
     "Count | None": "count or nil",
@@ -116,13 +117,14 @@ def test_every_limit() -> None:
 
 def test_limits_are_a_decision() -> None:
     """They belong to the protocol version: change a limit only with the version, here and in the document."""
-    assert PROTOCOL_VERSION == 8
+    assert PROTOCOL_VERSION == 9
     assert LIMITS == {
         "NUM_FRAMES": 3,
         "MAX_HEADER_BYTES": 256,
         "MAX_BODY_BYTES": 8_388_608,
         "MAX_BUFFER_BYTES": 1_073_741_824,
         "BUFFER_ALIGNMENT": 16,
+        "PART_BYTES": 1_048_576,
         "MAX_ITEMS": 4096,
         "MAX_KEYS": 64,
         "MAX_NAME_CHARS": 128,
@@ -140,7 +142,7 @@ def test_limits_are_a_decision() -> None:
         "MAX_BACKLOG_BYTES": 536_870_912,
         "BACKLOG_SHARE_BYTES": 1_048_576,
         "HANDSHAKE_COST": 256,
-        "MAX_CONNECTIONS": 256,
+        "MAX_CONNECTIONS": 2048,
         "MAX_UNAUTHENTICATED": 128,
         "MAX_HANDSHAKE_BYTES": 65_536,
         "LISTEN_BACKLOG": 64,

@@ -1,0 +1,220 @@
+"""Checks a share of what actors claim: the learner computes log-probs and scores of some groups itself.
+
+    first       of an actor with a share above 0, its first FIRST_GROUPS groups are checked
+    then        one group of each 1 / share, at a random place among them that nobody can foresee
+    log-probs   those of the ordered version, by the learner's policy. False if |d| is above the limits of the mismatch
+                gate (learner/update/mismatch.py) times SLACK: a group has few tokens. Finds a wrong version too
+    scores      outcomes and scores, by the run's own verifier in a process of its own (second_scores.py)
+
+So a lie in every group is found with the first one, or within 2 / share - 1 groups if it begins later; a lie in a share
+p of the groups within 1 / (p share) groups on average. False log-probs that the mismatch gate
+finds before are caught in their step: it is audited as a whole then (audited.py). Smaller ones than the limits are not
+found; the truncated importance weight bounds what they do.
+
+Left out on purpose: tokens that the policy did not sample but that have their true log-probs (the best of many
+attempts, say), outcomes that are faults (a slow machine has more timeouts), rewards of functions, the teacher's
+log-probs, and groups of an earlier start of the learner, since the journal does not say who filled an order.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from learner.objective.batch import TrainSample, all_samples
+from learner.update.budget import NO_NOTES, Attempts
+from learner.update.forward_pass import ForwardPass, whole
+from learner.update.mismatch import Gap, Gate, gap_of
+from learner.update.update import roundings
+from protocol.messages import FilledOrder, Group, Order, Policy
+from shared.model.adapter_file import adapter_bytes, install_adapter
+from shared.process.card import Driver
+from shared.process.lease import ComputeLease
+
+FIRST_GROUPS = 8
+SLACK = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """An order as an actor filled it."""
+
+    actor_id: str
+    """Who filled it."""
+    order: Order
+    """What was ordered."""
+    filled: FilledOrder
+    """What came."""
+    policy: Policy
+    """That the order names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A group to check."""
+
+    claim: Claim
+    """Of its order."""
+    place: int
+    """In that order."""
+
+    @property
+    def actor_id(self) -> str:
+        return self.claim.actor_id
+
+    @property
+    def group(self) -> Group:
+        return self.claim.filled.groups[self.place]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lie:
+    """What an actor claimed and the learner does not find."""
+
+    actor_id: str
+    """Who."""
+    evidence: str
+    """In words, without a full stop."""
+
+
+class Check(Protocol):
+    """Finds false numbers."""
+
+    def lies(self, chosen: Sequence[Chosen]) -> list[Lie]: ...
+
+
+class Draws:
+    """Which groups of an actor are checked."""
+
+    def __init__(self, share: Callable[[str], float], rng: random.Random | None = None) -> None:
+        """share: of an actor, by its id. rng: not one that somebody could foresee."""
+        self.share = share
+        self.rng = rng or random.SystemRandom()
+        self.seen: Counter[str] = Counter()
+        """Groups of each actor."""
+        self.places: dict[str, int] = {}
+        """Which group of the present block is checked."""
+        self.liars: set[str] = set()
+        """All that they send until they are gone is checked."""
+
+    def takes(self, actor_id: str) -> bool:
+        """Whether the next group of this actor is checked."""
+        if actor_id in self.liars:
+            return True
+        share = self.share(actor_id)
+        if share <= 0.0:
+            return False
+        block = math.ceil(1.0 / share)
+        number = self.seen[actor_id]
+        self.seen[actor_id] += 1
+        if number < FIRST_GROUPS:
+            return True
+        place = (number - FIRST_GROUPS) % block
+        if place == 0:
+            self.places[actor_id] = self.rng.randrange(block)
+        return place == self.places[actor_id]
+
+
+class Audit:
+    """All checks on a share of the groups."""
+
+    def __init__(self, draws: Draws, checks: Sequence[Check]) -> None:
+        self.draws = draws
+        self.checks = checks
+
+    def lies(self, claims: Iterable[Claim]) -> list[Lie]:
+        """In the groups that are drawn; at most one of each actor."""
+        return self.found([one for one in every_group(claims) if self.draws.takes(one.actor_id)])
+
+    def all_lies(self, claims: Iterable[Claim]) -> list[Lie]:
+        """In all groups of actors that are checked at all."""
+        return self.found([one for one in every_group(claims) if self.draws.share(one.actor_id) > 0.0])
+
+    def found(self, chosen: Sequence[Chosen]) -> list[Lie]:
+        if not chosen:
+            return []
+        found = [lie for check in self.checks for lie in check.lies(chosen)]
+        self.draws.liars |= {lie.actor_id for lie in found}
+        return list({lie.actor_id: lie for lie in reversed(found)}.values())
+
+
+def every_group(claims: Iterable[Claim]) -> list[Chosen]:
+    return [Chosen(claim=claim, place=place) for claim in claims for place in range(len(claim.filled.groups))]
+
+
+class LogprobCheck:
+    """Computes log-probs of the ordered version once more."""
+
+    def __init__(
+        self,
+        forward_pass: ForwardPass,
+        gate: Callable[[], Gate],
+        lease: ComputeLease,
+        driver: Driver | None,
+        newest: Callable[[], int],
+    ) -> None:
+        """gate: a new one, with the limits of the run. newest: the version that the policy has now."""
+        self.forward_pass = forward_pass
+        self.gate = gate
+        self.lease = lease
+        self.attempts = Attempts(forward_pass.budget, NothingToUndo(), NO_NOTES, driver)
+        self.newest = newest
+
+    def lies(self, chosen: Sequence[Chosen]) -> list[Lie]:
+        by_version: dict[int, list[Chosen]] = {}
+        for one in chosen:
+            # The most likely token has log-prob 0 at temperature 0, whatever the policy.
+            if one.claim.order.sampling.temperature > 0.0:
+                by_version.setdefault(one.claim.policy.version, []).append(one)
+        if not by_version:
+            return []
+        with self.lease.hold("learner", self.forward_pass.progress):
+            return [
+                lie
+                for version, group in by_version.items()
+                for lie in self.attempts.repeated("the audit", lambda v=version, g=group: self.under(v, g))
+            ]
+
+    def under(self, version: int, chosen: Sequence[Chosen]) -> list[Lie]:
+        """The lies about one version."""
+        if version == self.newest():
+            return [lie for one in chosen for lie in self.compared(one)]
+        adapter = self.forward_pass.policy.adapter
+        current = adapter_bytes(adapter)
+        try:
+            install_adapter(adapter, chosen[0].claim.policy.adapter.tobytes())
+            return [lie for one in chosen for lie in self.compared(one)]
+        finally:
+            install_adapter(adapter, current, finite=False)
+
+    def samples(self, one: Chosen) -> list[TrainSample]:
+        return [whole(sample) for sample in all_samples(one.group, np.zeros(len(one.group.lengths)))]
+
+    def compared(self, one: Chosen) -> list[Lie]:
+        samples = self.samples(one)
+        computed = self.forward_pass.recomputed(samples, one.claim.order.sampling.temperature)
+        told = np.concatenate([sample.sample.actor_logprobs[sample.used] for sample in samples])
+        gap, gate = gap_of(np.abs(told - computed)), self.gate()
+        if gate.admits(eased(gap), roundings(self.forward_pass, samples)):
+            return []
+        evidence = (
+            f"the log-probs of group {one.group.group_id} differ from those of policy {one.claim.policy.version} by"
+            f" {gap.mean:.3g} on average and {gap.p99:.3g} at the 99th percentile, and {SLACK:g} times these are"
+            f" allowed: {gate.limits}"
+        )
+        return [Lie(actor_id=one.actor_id, evidence=evidence)]
+
+
+class NothingToUndo:
+    """A check leaves nothing behind."""
+
+    def undo(self) -> None:
+        """No gradient and no update."""
+
+
+def eased(gap: Gap) -> Gap:
+    return replace(gap, mean=gap.mean / SLACK, p99=gap.p99 / SLACK)
