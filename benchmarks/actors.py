@@ -86,15 +86,15 @@ def main() -> None:
     parser.add_argument("--latency-s", type=float, default=0.2)
     args = parser.parse_args()
     base = args.latency_s
-    crews = {f"{count} equal": [base] * count for count in COUNTS}
-    crews["4 unequal"] = [base * multiple for multiple in UNEQUAL]
-    found = {name: measured(crew, args.steps, args.prompts) for name, crew in crews.items()}
+    cases = {f"{count} equal": [base] * count for count in COUNTS}
+    cases["4 unequal"] = [base * multiple for multiple in UNEQUAL]
+    found = {name: measured(latencies, args.steps, args.prompts) for name, latencies in cases.items()}
     figures = {
         "latency_s": base,
         "steps": args.steps,
         "orders_a_step": args.prompts,
         "unequal_latencies": UNEQUAL,
-        "crews": with_shares(found, crews, base),
+        "crews": with_shares(found, cases, base),
         "hashes": sorted({one["hash"] for one in found.values()}),
     }
     print(json.dumps(figures, indent=2))
@@ -102,20 +102,20 @@ def main() -> None:
 
 
 def with_shares(
-    found: Mapping[str, dict[str, Any]], crews: Mapping[str, Sequence[float]], base: float
+    found: Mapping[str, dict[str, Any]], cases: Mapping[str, Sequence[float]], base: float
 ) -> dict[str, Any]:
     """Each with its share of what its actors could do alone, as one of them did."""
     alone = found["1 equal"]["orders_per_s"]
     return {
         name: one
-        | {"share_of_linear": round(one["orders_per_s"] / sum(alone * base / each for each in crews[name]), 4)}
+        | {"share_of_linear": round(one["orders_per_s"] / sum(alone * base / each for each in cases[name]), 4)}
         for name, one in found.items()
     }
 
 
-def measured(crew: Sequence[float], steps: int, prompts: int) -> dict[str, Any]:
-    """crew: latency of each actor."""
-    names = [f"actor{number}" for number in range(len(crew))]
+def measured(latencies: Sequence[float], steps: int, prompts: int) -> dict[str, Any]:
+    """latencies: of each actor."""
+    names = [f"actor{number}" for number in range(len(latencies))]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "keys").mkdir(mode=0o700)
@@ -123,12 +123,12 @@ def measured(crew: Sequence[float], steps: int, prompts: int) -> dict[str, Any]:
         # Forked before the learner has a thread or a socket: what is imported need not be imported again.
         context = multiprocessing.get_context("fork")
         actors = [
-            context.Process(target=act, args=(folder, name, each)) for name, each in zip(names, crew, strict=True)
+            context.Process(target=act, args=(folder, name, each)) for name, each in zip(names, latencies, strict=True)
         ]
         for actor in actors:
             actor.start()
         try:
-            return learn(folder, len(crew), steps, prompts)
+            return learn(folder, len(latencies), steps, prompts)
         finally:
             for actor in actors:
                 actor.join(WAIT_S)

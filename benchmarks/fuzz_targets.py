@@ -36,6 +36,7 @@ from launch.display.watch import Watch, curve, outcome_shares, steps_done, time_
 from launch.presets.load import load_config
 from learner.durable.checkpoint import MANIFEST, Broken, Checkpoint, pack_manifest, read_manifest
 from learner.durable.journal_format import pack_record, scan
+from protocol.access.key_list import create_invitation, list_keys, open_invitations
 from protocol.access.keys import create_keys, load_actor_key, read_allowed
 from protocol.codec import decode, encode, pack, unpack
 from protocol.errors import MalformedMessage, SecurityError, WrongVersion
@@ -170,6 +171,8 @@ class Readers:
         self.file = folder / "input"
         self.allowed = folder / "allowed"
         self.allowed.mkdir()
+        self.invited = folder / "invited"
+        self.invited.mkdir()
         self.manifest = folder / "checkpoint"
         self.manifest.mkdir()
 
@@ -187,6 +190,12 @@ class Readers:
         """One file of it; its faults are values."""
         self.write(data, self.allowed / "actor0.json")
         read_allowed(self.allowed)
+
+    def read_invitations(self, data: bytes) -> None:
+        """Of a run; a damaged file is left out."""
+        self.write(data, self.invited / "guest0.json")
+        open_invitations(self.folder, now=0.0)
+        list_keys(self.folder, now=0.0)
 
     def read_manifest(self, data: bytes) -> None:
         """Of a checkpoint."""
@@ -305,11 +314,14 @@ def json_targets(readers: Readers) -> tuple[Target, ...]:
     """Files of JSON."""
     keys = readers.folder / "keys"
     create_keys(keys)
+    create_invitation(keys, "guest0", expires_at=1e9)
+    invitation = (keys / "invited" / "guest0.json").read_bytes()
     row = {"step": 1, "time_s": 1.5, "reward/mean": 0.5, "outcome/correct": 0.5, "time/rollout_s": 1.0, "kl": None}
     summary = {"status": "done", "steps": 40, "wall_s": 61.5, "adapter_sha256": "ab" * 32, "eval": {}}
     return (
         json_target("key", (keys / "actor0.json").read_bytes(), readers.read_key, SecurityError),
         json_target("allowed", (keys / "allowed" / "actor0.json").read_bytes(), readers.read_allow_list, None),
+        json_target("invited", invitation, readers.read_invitations, None),
         json_target("json", config_to_json(Config()), config_from_json, ConfigError),
         json_target("summary", json.dumps(summary).encode(), readers.read_summary, DamageError),
         json_target("metrics", json.dumps(row).encode(), readers.read_metrics, None),

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.machine import write_result
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
-from learner.durable.recorder import read
+from learner.durable.recorder import orders_in, read
 from learner.durable.state import ADAPTER
 from learner.update.publisher import policy_message
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
@@ -71,7 +71,7 @@ def train(folder: Path, steps: int) -> RunDir:
 
 def measure(run: RunDir, folder: Path, repeats: int) -> tuple[dict[str, float], dict[str, int]]:
     """Median seconds of each part, and bytes of each message."""
-    filled_order = read(next(iter(Journal.read(run.journal).records())))
+    filled_order = read(next(iter(orders_in(next(Journal.read(run.journal).records())).values())))
     checkpoint = CheckpointStore(run.checkpoints, keep=1).load_latest()
     assert checkpoint is not None
     policy = policy_message(checkpoint.step, checkpoint.files[ADAPTER])

@@ -8,8 +8,8 @@ of them. The curves are drawn beside the result file.
 
 With --work the runs stay in a folder, and a later call trains none of them again: it evaluates what has ended.
 
-    python -m benchmarks.real_model cpu_135m MODEL_FOLDER
-    python -m benchmarks.real_model cpu_05b MODEL_FOLDER --seeds 0 --minutes 60 --test --problems 320 \
+    python -m benchmarks.real_model cpu_135m MODEL_FOLDER --weights bf16
+    python -m benchmarks.real_model cpu_05b MODEL_FOLDER --weights bf16 --seeds 0 --minutes 60 --test --problems 320 \
         --set tasks.source=GSM8K_FOLDER
 """
 
@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("preset")
     parser.add_argument("model", type=Path, help="a folder in Hugging Face format")
-    parser.add_argument("--weights", default="4-bit GGUF, dequantised", help="what the weights of the folder are")
+    parser.add_argument("--weights", required=True, help="what the weights of the folder are, such as bf16")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--minutes", type=float, help="of training (default: the steps of the preset)")
     parser.add_argument("--problems", type=int, default=512)
@@ -58,6 +58,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder in which the runs stay (default: a temporary one)")
     args = parser.parse_args()
     name = args.name or f"real_model_{args.preset}"
+    if args.work:
+        args.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         runs = [measured(seed, args, (args.work or Path(folder)) / str(seed)) for seed in args.seeds]
     about = {"preset": args.preset, "model": args.model.name, "weights": args.weights, "set": args.set}
@@ -132,11 +134,9 @@ def trained_s(out: Path) -> float:
 
 def evaluated(out: Path, args: argparse.Namespace, *, base: bool) -> Evaluation:
     """Of the base or of the last checkpoint, by the command that a user types."""
-    known = set((out / "eval").glob("*.json"))
     options = ["--problems", str(args.problems), *(["--base"] if base else []), *(["--test"] if args.test else [])]
     subprocess.run([*LAUNCH, "eval", str(out), *options], stdout=subprocess.DEVNULL, check=True)
-    (written,) = set((out / "eval").glob("*.json")) - known
-    found = read_evaluation(written)
+    found = read_evaluation(max((out / "eval").glob("*.json"), key=lambda file: file.stat().st_mtime_ns))
     assert found is not None
     return found
 

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from actor.engines.hf_engine import HFEngine
+from actor.installer import Installer
 from actor.link import Link
 from actor.rollout import Rollout
 from actor.scoring.pool import ScorePool
@@ -178,12 +179,14 @@ class ActorSide:
         self.link = Link(self.port, endpoint, "actor0", engine.identity, model.config.link.credits, rules)
         self.link.join(60.0)
         self.rollout = Rollout(engine, self.scorer, Lease(folder / "lease"), model.prompter.text)
+        assert isinstance(self.rollout.installer, Installer)
+        self.installer = self.rollout.installer
 
     def fill_one(self) -> None:
         """One pass of the actor's loop. The engine is the other arm's as well, so it is installed in every time."""
         work = self.link.next_order()
         assert work is not None
-        self.rollout.installer.installed = ""
+        self.installer.forget()
         self.link.deliver(self.rollout.fill(*work, self.link.beat))
 
     def close(self) -> None:

@@ -7,15 +7,21 @@ what it costs a run that is watched.
     watched  the embedded run, in turns of TURN_S seconds: a program asks what a Monitor and a Samples page ask once a
              second, nobody looks, Chromium shows Monitor on the same cores, nobody looks, and so on. The cost is the
              difference between the mean step of a turn and that of the next, in which nobody looks, over the latter,
-             with a 95 % interval of the paired bootstrap. The first steps, which warm up, are left out
+             with a 95 % interval of the paired bootstrap. The first steps, which warm up, are left out. Beside it
+             the share of all cores that the process of the page took in these turns
+    gradio   as `page`, of an application of Gradio's own components (gradio_app.py) with as many runs: from the start
+             of the process to the table, from a click to the last of TOKENS coloured tokens, memory; and the same of
+             our Samples page with an answer of as many tokens
 
     python -m benchmarks.window page                        # a minute
     python -m benchmarks.window watched --minutes 20
+    python -m benchmarks.window gradio --gradio-python PYTHON       # of an environment with gradio
 """
 
 import argparse
 import http.client
 import json
+import os
 import random
 import subprocess
 import sys
@@ -40,12 +46,14 @@ from shared.run.reader import Run
 from shared.statistics import paired_bootstrap
 from tests.browser.conftest import chromium
 from tests.support.planted_runs import made_up, step_of
-from tests.support.window_runs import long_run, usual_run
+from tests.support.window_runs import group, log_groups, long_run, sample, usual_run
 
 RUNS = 50
 REPEATS = 20
 TURN_S = 6.0
 WARM_STEPS = 20
+TOKENS = 500
+"""Of the answer that is compared with Gradio's."""
 STEPS = "20000"
 """More than it does in that time."""
 PAGES = {
@@ -66,6 +74,10 @@ OPEN = """async ([hash, selector, text]) => {
     await new Promise(requestAnimationFrame);
     return performance.now() - began;
 }"""
+
+IS_SHOWN = "text => document.body.textContent.includes(text)"
+SETTLED_MS = 1000.0
+"""After Gradio's page is there, until its button can be clicked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,14 +109,16 @@ def served(folder: Path) -> Iterator[Served]:
         assert process.stdout
         line = process.stdout.readline().strip()
         address = urlsplit(line)
-        yield Served(
-            process=psutil.Process(process.pid),
-            started=started,
-            address=line,
-            port=address.port or 0,
-            token=parse_qs(address.query)["token"][0],
-        )
-        process.terminate()
+        try:
+            yield Served(
+                process=psutil.Process(process.pid),
+                started=started,
+                address=line,
+                port=address.port or 0,
+                token=parse_qs(address.query)["token"][0],
+            )
+        finally:
+            process.terminate()
 
 
 @contextmanager
@@ -130,6 +144,50 @@ def measure_page() -> Mapping[str, Any]:
             behind = behind_s(page, MetricsLog(LineLog(going.metrics)), first=41)
             megabytes = found.process.memory_info().rss / 2**20
     return {"runs": RUNS, "first_page_s": first_s, "pages": answers, "behind": behind, "memory_mb": megabytes}
+
+
+def measure_gradio(python: str) -> Mapping[str, Any]:
+    words = " ".join(f"token{number}" for number in range(TOKENS))
+    with tempfile.TemporaryDirectory() as name, tab() as page:
+        folder = Path(name)
+        for number in range(RUNS - 1):
+            usual_run(folder / f"run-{number:02d}", steps=40)
+        log_groups(made_up(folder / "answers", steps=2), [group(2, 0, [sample(words, "correct", 1.0, 0.5)])])
+        with served(folder) as found:
+            page.goto(found.address)
+            page.wait_for_selector("tr[data-run=answers]")
+            first_s = time.perf_counter() - found.started
+            answer = opened(page, "#/samples/answers", ".tokens .t", f"token{TOKENS - 1}")
+            ours = {"first_page_s": first_s, "answer": answer, "memory_mb": found.process.memory_info().rss / 2**20}
+        return {"runs": RUNS, "tokens": TOKENS, "ui": ours, "gradio": gradio_figures(page, python)}
+
+
+def gradio_figures(page: Page, python: str) -> Mapping[str, Any]:
+    script = Path(__file__).with_name("gradio_app.py")
+    argv = [python, "-P", str(script), "--runs", str(RUNS), "--tokens", str(TOKENS)]
+    began = time.perf_counter()
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            page.goto(process.stdout.readline().strip())
+            page.wait_for_function(IS_SHOWN, arg="run-00")
+            first_s = time.perf_counter() - began
+            taken = [clicked_ms(page) for _ in range(REPEATS)]
+            memory = psutil.Process(process.pid).memory_info().rss / 2**20
+        finally:
+            process.terminate()
+    answer = {"median_ms": median(taken), "largest_ms": max(taken), "first_ms": taken[0]}
+    return {"first_page_s": first_s, "answer": answer, "memory_mb": memory}
+
+
+def clicked_ms(page: Page) -> float:
+    page.reload()
+    page.wait_for_function(IS_SHOWN, arg="run-00")
+    page.wait_for_timeout(SETTLED_MS)
+    began = time.perf_counter()
+    page.get_by_role("button", name="show").click()
+    page.wait_for_function(IS_SHOWN, arg=f"token{TOKENS - 1}")
+    return 1000 * (time.perf_counter() - began)
 
 
 def opened(page: Page, hash_part: str, selector: str, text: str) -> Mapping[str, float]:
@@ -170,8 +228,19 @@ def measure_watched(minutes: float) -> Mapping[str, Any]:
     return {"minutes": minutes, **{way: cost_of(way, turns) for way in ("asked", "shown")}}
 
 
-def in_turns(found: Served, page: Page, run: Run, end: float) -> Iterator[tuple[str, list[float]]]:
-    """Who looked, and the seconds of the steps that began and ended in that turn."""
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """Some seconds of a watched run."""
+
+    who: str
+    """Looked."""
+    steps: list[float]
+    """Seconds of those that began and ended in it."""
+    processor: float
+    """Share of all cores that the process of the page took."""
+
+
+def in_turns(found: Served, page: Page, run: Run, end: float) -> Iterator[Turn]:
     stamps: dict[str, str] = {}
     looks: Mapping[str, Callable[[], None]] = {
         "asked": lambda: ask_all(found, stamps),
@@ -181,12 +250,19 @@ def in_turns(found: Served, page: Page, run: Run, end: float) -> Iterator[tuple[
     while time.monotonic() < end:
         for who in ("asked", "nobody", "shown", "nobody"):
             page.goto("about:blank") if who != "shown" else page.goto(f"http://127.0.0.1:{found.port}/#/monitor/run")
-            before, until = len(run.metrics), time.monotonic() + TURN_S
-            while time.monotonic() < until:
+            before, began, used = len(run.metrics), time.monotonic(), processor_s(found)
+            while time.monotonic() < began + TURN_S:
                 looks[who]()
                 time.sleep(1.0)
+            share = (processor_s(found) - used) / (time.monotonic() - began) / len(os.sched_getaffinity(0))
             # The first step of a turn began in the one before.
-            yield who, run.metrics.column("time/step_s")[max(before + 1, WARM_STEPS) :].tolist()
+            steps = run.metrics.column("time/step_s")[max(before + 1, WARM_STEPS) :].tolist()
+            yield Turn(who=who, steps=steps, processor=share)
+
+
+def processor_s(found: Served) -> float:
+    times = found.process.cpu_times()
+    return times.user + times.system
 
 
 def ask_all(found: Served, stamps: dict[str, str]) -> None:
@@ -203,22 +279,29 @@ def ask_all(found: Served, stamps: dict[str, str]) -> None:
                 found.ask(f"runs/run/steps/{answer['steps'][-1]}{path}")
 
 
-def cost_of(way: str, turns: Sequence[tuple[str, list[float]]]) -> Mapping[str, float]:
-    """Of a step, as a share of one at which nobody looks."""
-    means = [(who, fmean(steps)) for who, steps in turns if steps]
-    pairs = [(one[1], other[1]) for one, other in pairwise(means) if one[0] == way and other[0] == "nobody"]
-    found = paired_bootstrap([on for on, _ in pairs], [off for _, off in pairs])
-    base = fmean(off for _, off in pairs)
+def cost_of(way: str, turns: Sequence[Turn]) -> Mapping[str, float]:
+    """Of a step, as a share of one at which nobody looks; and the processor's share, which is the most it can be where
+    the cores have nothing else to do."""
+    full = [turn for turn in turns if turn.steps]
+    pairs = [(one, other) for one, other in pairwise(full) if (one.who, other.who) == (way, "nobody")]
+    on, off = ([fmean(turn.steps) for turn in side] for side in zip(*pairs, strict=True))
+    found, base = paired_bootstrap(on, off), fmean(off)
     share = {"cost": found.mean / base, "low": found.low / base, "high": found.high / base}
-    return {"pairs": len(pairs), "step_s": base, **share}
+    return {"pairs": len(pairs), "step_s": base, **share, "processor": fmean(one.processor for one, _ in pairs)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("page", "watched"))
+    parser.add_argument("what", choices=("page", "watched", "gradio"))
     parser.add_argument("--minutes", type=float, default=20.0, metavar="N", help="of a watched run (default: 20)")
+    parser.add_argument("--gradio-python", metavar="PYTHON", help="of an environment with gradio")
     args = parser.parse_args()
-    found = measure_page() if args.what == "page" else measure_watched(args.minutes)
+    measure = {
+        "page": measure_page,
+        "watched": lambda: measure_watched(args.minutes),
+        "gradio": lambda: measure_gradio(args.gradio_python),
+    }
+    found = measure[args.what]()
     print(json.dumps(found, indent=2))
     print(write_result(f"window_{args.what}", dict(found)))
 
