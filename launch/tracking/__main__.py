@@ -22,7 +22,7 @@ NICE = 10
 def track(directory: Path, stop: Event) -> None:
     import msgspec
 
-    from launch.tracking.follow import Follower, note_tracked, tracked_run
+    from launch.tracking.follow import MetricsSender, note_tracked, tracked_run
     from launch.tracking.trackers import check_tracker, make_tracker
     from shared.config.load import config_from_json
     from shared.run.run_dir import RunDir
@@ -34,10 +34,10 @@ def track(directory: Path, stop: Event) -> None:
     tracked = tracked_run(run, config)
     note_tracked(run, tracked)
     tracker = make_tracker(tracked, run, msgspec.json.decode(text))
-    follower = Follower(run, tracker, max(tracked.step, tracker.last_step()))
-    follower.follow(stop.is_set)
+    sender = MetricsSender(run, tracker, max(tracked.step, tracker.last_step()))
+    sender.send_until(stop.is_set)
     tracker.close()
-    note_tracked(run, msgspec.structs.replace(tracked, step=follower.last_step))
+    note_tracked(run, msgspec.structs.replace(tracked, step=sender.last_step))
 
 
 def main(arguments: list[str]) -> int:

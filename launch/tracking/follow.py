@@ -6,6 +6,7 @@ keeps the first ones, because trackers take steps in order only.)
 A line that cannot be read is skipped, as in the display.
 """
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +19,14 @@ from shared.run.files import write_whole
 from shared.run.growing_file import GrowingFile
 from shared.run.metrics import Row, parsed
 from shared.run.rollout_index import RolloutIndex
+from shared.run.rollouts import RolloutGroup
 from shared.run.run_dir import RunDir
 
 LOOK_EVERY_S = 1.0
 GROUPS = 2
 """Of a step that are sent: hundreds of completions a step would not be read there. rollouts.jsonl has all."""
+GROUPS_EVERY_S = 1.0
+"""Of the run's time: groups are most of what a tracker costs, and nobody reads those of ten steps a second."""
 ID_DIGITS = 8
 """Of the run's id in the tracked run's name: folders in two places may have the same name."""
 
@@ -32,8 +36,7 @@ def tracked_run(run: RunDir, config: TrackingConfig) -> Tracked:
     run_id = run.read_info().run_id
     name = config.name or f"{run.path.resolve().name}-{run_id[:ID_DIGITS]}"
     asked = Tracked(kind=config.kind, project=config.project, name=name, run_id=run_id)
-    file = tracking_file(run)
-    known = msgspec.json.decode(file.read_bytes(), type=Tracked) if file.exists() else asked
+    known = noted(tracking_file(run)) or asked
     same = (known.kind, known.project) == (asked.kind, asked.project) and config.name in ("", known.name)
     return known if same else asked
 
@@ -42,11 +45,19 @@ def tracking_file(run: RunDir) -> Path:
     return run.path / "tracking.json"
 
 
+def noted(file: Path) -> Tracked | None:
+    """None if there is none, or if a crash has damaged it."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Tracked)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
 def note_tracked(run: RunDir, tracked: Tracked) -> None:
     write_whole(tracking_file(run), msgspec.json.format(msgspec.json.encode(tracked), indent=2), durable=False)
 
 
-class Follower:
+class MetricsSender:
     """What of a run has been sent."""
 
     def __init__(self, run: RunDir, tracker: Tracker, last_step: int) -> None:
@@ -55,8 +66,10 @@ class Follower:
         self.metrics = GrowingFile(run.metrics)
         self.rollouts = RolloutIndex(run.rollouts)
         self.last_step = last_step
+        self.groups_at = -math.inf
+        """Time of the run when the last sent groups were trained on."""
 
-    def follow(self, stop: Callable[[], bool], pause_s: float = LOOK_EVERY_S) -> None:
+    def send_until(self, stop: Callable[[], bool], pause_s: float = LOOK_EVERY_S) -> None:
         """Send what there is, until asked to stop; then the rest."""
         stopping = False
         while not stopping:
@@ -75,7 +88,14 @@ class Follower:
         if step <= self.last_step:
             return
         figures = {name: figure for name, figure in row.items() if name != "step" and figure is not None}
-        numbers = list(self.rollouts.heads(step))[:GROUPS]
-        groups = [group for number in numbers if (group := self.rollouts.group(step, number))]
-        self.tracker.log(step, figures, groups)
+        self.tracker.log(step, figures, self.groups(step, row.get("time_s")))
         self.last_step = step
+
+    def groups(self, step: int, time_s: float | None) -> list[RolloutGroup]:
+        """Of a step at this time of the run; empty if the last ones were a moment ago."""
+        if time_s is not None:
+            if abs(time_s - self.groups_at) < GROUPS_EVERY_S:
+                return []
+            self.groups_at = time_s
+        numbers = list(self.rollouts.heads(step))[:GROUPS]
+        return [group for number in numbers if (group := self.rollouts.group(step, number))]

@@ -1,4 +1,4 @@
-"""The application behind the door: the files of the page, and questions about runs with JSON answers.
+"""What the page asks of its process: the files of the page, and questions about runs with JSON answers.
 
     GET /                                        the page; /static/NAME its files, all read at the start
     GET /api/runs                                all runs
@@ -23,15 +23,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from launch.ui import compare, monitor, samples
-from launch.ui.door import Door
+from launch.ui.access import AccessCheck
 from launch.ui.questions import answered, problem
 from launch.ui.runs_folder import OpenRun, RunsFolder
 
 STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-Words = Mapping[str, str]
+Query = Mapping[str, str]
 """What the address of a question has after `?`, and the numbers of its path."""
-Question = Callable[[OpenRun, Words], Any]
+Question = Callable[[OpenRun, Query], Any]
 
 
 def build_app(runs: RunsFolder, port: int, token: str, control: Sequence[Route] = ()) -> ASGIApp:
@@ -50,7 +50,7 @@ def build_app(runs: RunsFolder, port: int, token: str, control: Sequence[Route] 
     def compared(request: Request) -> Response:
         return answered(lambda: compare.compared(runs, request.query_params))
 
-    return Door(
+    return AccessCheck(
         Starlette(
             routes=[
                 Route("/", page),
@@ -99,9 +99,9 @@ def about_one(runs: RunsFolder, question: Question) -> Callable[[Request], Respo
 def all_runs(runs: RunsFolder, known: str) -> Mapping[str, Any]:
     stamps: dict[str, str] = {}
     rows: list[dict[str, Any]] = []
-    for name in runs.names():
-        with runs.reading(name) as opened:
-            stamps[name] = opened.stamp()
-            rows.append(opened.description(stamps[name]))
+    for opened in runs.all():
+        with opened.lock:
+            stamps[opened.name] = opened.stamp()
+            rows.append(opened.description(stamps[opened.name]))
     stamp = f"{hash(tuple(stamps.items())):x}"
     return {"stamp": stamp} if stamp == known else {"stamp": stamp, "folder": str(runs.path), "runs": rows}

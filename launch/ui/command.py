@@ -6,6 +6,7 @@ so it may be killed at any time.
 """
 
 import importlib.util
+import os
 import socket
 import threading
 import webbrowser
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from uvicorn import Server
 
 HOST = "127.0.0.1"
+NICE = 10
 PORT = 8420
 """Where it listens unless that is taken; then any free port."""
 
@@ -29,16 +31,16 @@ def show_window(*, folder: Path, port: int | None, browser: bool, control: bool)
     refuse_without_extra()
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give the folder with the runs, or one run.")
-    with listening(port) as door:
-        from launch.ui.door import new_token
+    with listening(port) as listener:
+        from launch.ui.access import new_token
 
         token = new_token()
-        address = f"http://{HOST}:{door.getsockname()[1]}/?token={token}"
+        address = f"http://{HOST}:{listener.getsockname()[1]}/?token={token}"
         print(address, flush=True)
         print("this address lets you in; Ctrl-C ends the page, and no run", flush=True)
         if browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-        going = serve(door, folder, token, control=control)
+        going = serve(listener, folder, token, control=control)
     print("\nthe page has ended, and no run with it", *(f"{name} goes on" for name in going), sep="; ", flush=True)
     return 0
 
@@ -66,29 +68,31 @@ def listening(port: int | None) -> socket.socket:
     raise ConfigError(f"--port {port} cannot be used ({refused.strerror}); choose another one, or leave it out.")
 
 
-def serve(door: socket.socket, folder: Path, token: str, *, control: bool) -> list[str]:
+def serve(listener: socket.socket, folder: Path, token: str, *, control: bool) -> list[str]:
     """Until Ctrl-C. Returns the names of the runs that it started and that go on."""
     from launch.ui.app import build_app
     from launch.ui.runs_folder import RunsFolder
 
-    runs, port = RunsFolder(folder), door.getsockname()[1]
+    runs, port = RunsFolder(folder), listener.getsockname()[1]
     if not control:
-        until_ctrl_c(build_app(runs, port, token), door)
+        # What only looks starts no process, which would have the low priority too, and takes no time from a run.
+        os.nice(NICE)
+        until_ctrl_c(build_app(runs, port, token), listener)
         return []
     from launch.ui.control import Control
     from launch.ui.control_routes import control_routes
 
     allowed = Control(runs, Path.cwd())
     try:
-        until_ctrl_c(build_app(runs, port, token, control_routes(allowed)), door)
+        until_ctrl_c(build_app(runs, port, token, control_routes(allowed)), listener)
     finally:
         going = allowed.jobs.end()
     return going
 
 
-def until_ctrl_c(app: "ASGIApp", door: socket.socket) -> None:
+def until_ctrl_c(app: "ASGIApp", listener: socket.socket) -> None:
     with suppress(KeyboardInterrupt):
-        make_server(app).run(sockets=[door])
+        make_server(app).run(sockets=[listener])
 
 
 def make_server(app: "ASGIApp") -> "Server":

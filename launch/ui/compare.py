@@ -22,9 +22,9 @@ MOST_CHANGED = 60
 """Tasks shown of those whose answer changed, for each direction."""
 
 
-def compared(runs: RunsFolder, words: Mapping[str, str]) -> dict[str, Any]:
+def compared(runs: RunsFolder, query: Mapping[str, str]) -> dict[str, Any]:
     """`runs`: names, with a slash in between, which no name has. `label`: which evaluation."""
-    names, label = [name for name in words.get("runs", "").split("/") if name], words.get("label", "") or "final"
+    names, label = [name for name in query.get("runs", "").split("/") if name], query.get("label", "") or "final"
     if len(set(names)) != len(names) or not FEWEST <= len(names) <= MOST:
         raise UserError(f"runs got {len(names)} names, expected {FEWEST} to {MOST} different ones.")
     opened = [runs.open(name) for name in names]

@@ -1,7 +1,7 @@
 """What `ui --control` allows: to evaluate, to chat, to plan, start, stop and resume a run. Without it none of this is
 there.
 
-Each is a command that a person could type, is shown as such, and runs in a process of its own (jobs.py). A wish is a
+Each is a command that a person could type, is shown as such, and runs in a process of its own (jobs.py). A request is a
 record with checked fields; its values become words of a command, never text of a shell. A configuration is a preset or
 a file of the folder in which `ui` was started; a new run is in the folder that the page shows.
 
@@ -30,21 +30,21 @@ from shared.errors import UserError
 
 NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 MOST_BYTES = 64 * 1024
-"""Of a wish."""
+"""Of a request."""
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Checkpoint = Annotated[str, Meta(pattern=r"^(latest|best|[0-9]{1,9})\Z")]
 LEARNER = re.compile(rb"-m[ \0]learner[ \0]--run[ \0]")
 """In the command line of one, which joins its words with spaces."""
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Without fields: what is wanted is in the address."""
 
 
-Asked = TypeVar("Asked", bound=Wish)
+Asked = TypeVar("Asked", bound=Wanted)
 
 
-class Evaluate(Wish, frozen=True, kw_only=True):
+class Evaluate(Wanted, frozen=True, kw_only=True):
     """As the options of `eval`."""
 
     checkpoint: Checkpoint = "latest"
@@ -60,7 +60,7 @@ class Evaluate(Wish, frozen=True, kw_only=True):
         return [*which, *(["--test"] if self.test else []), *given(counts)]
 
 
-class Chat(Wish, frozen=True, kw_only=True):
+class Chat(Wanted, frozen=True, kw_only=True):
     """As the options of `generate --chat`."""
 
     checkpoint: Checkpoint = "latest"
@@ -72,7 +72,7 @@ class Chat(Wish, frozen=True, kw_only=True):
         return ["--chat", "--checkpoint", self.checkpoint, *given({"--max-new-tokens": self.max_new_tokens}), *warm]
 
 
-class Say(Wish, frozen=True, kw_only=True):
+class Say(Wanted, frozen=True, kw_only=True):
     """A question in a chat; empty to start over."""
 
     text: Annotated[str, Meta(max_length=20_000)] = ""
@@ -83,7 +83,7 @@ class Say(Wish, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
 
-class Train(Wish, frozen=True, kw_only=True):
+class Train(Wanted, frozen=True, kw_only=True):
     """As the options of `run`."""
 
     source: str
@@ -97,7 +97,7 @@ class Train(Wish, frozen=True, kw_only=True):
         return [f"{key}={value}" for key, value in self.sets.items()]
 
 
-class Resume(Wish, frozen=True, kw_only=True):
+class Resume(Wanted, frozen=True, kw_only=True):
     """As the options of `resume`."""
 
     steps: Count | None = None
@@ -107,7 +107,7 @@ def asked(body: bytes, kind: type[Asked]) -> Asked:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"That wish cannot be read: {error}.") from error
+        raise UserError(f"The request cannot be read: {error}.") from error
 
 
 def given(options: Mapping[str, int | None]) -> list[str]:
@@ -141,7 +141,7 @@ class Control:
 
     def stop(self, opened: OpenRun, body: bytes) -> dict[str, Any]:
         """The learner finishes its step, writes a checkpoint and ends."""
-        asked(body, Wish)
+        asked(body, Wanted)
         if opened.run.state() != "running":
             raise UserError(f"{opened.name} is not running, so there is nothing to stop.")
         with suppress(ProcessLookupError):
@@ -164,7 +164,7 @@ class Control:
         """The command of a new run."""
         if self.runs.single:
             raise UserError("This page is of one run; start `ui` with the folder that has the runs to train another.")
-        if not NEW_NAME.fullmatch(wanted.name) or wanted.name in self.runs.names():
+        if not NEW_NAME.fullmatch(wanted.name) or self.runs.has(wanted.name):
             raise UserError(f"name got {wanted.name!r}, expected a new one of letters, digits, '.', '-' and '_'.")
         self.file(wanted.source)
         # In one word each, so that a value cannot be taken for an option.

@@ -6,7 +6,7 @@
     GET  /api/jobs  /api/jobs/N?first=               the processes of this page, and what one has said
     POST /api/jobs/N/say end                         to one of them
 
-A wish is done in a thread, since it may read files and start a process.
+A request is done in a thread, since it may read files and start a process.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from launch.ui.control import MOST_BYTES, Control, Say, Wish, asked
+from launch.ui.control import MOST_BYTES, Control, Say, Wanted, asked
 from launch.ui.jobs import Job
 from launch.ui.questions import answered, problem, whole
 from launch.ui.runs_folder import OpenRun
@@ -34,15 +34,15 @@ def control_routes(control: Control) -> list[Route]:
         return {}
 
     def end(request: Request, body: bytes) -> Any:
-        asked(body, Wish)
+        asked(body, Wanted)
         job(request).end()
         return {}
 
     about_run = {"evaluate": control.evaluate, "chat": control.chat, "resume": control.resume, "stop": control.stop}
     about_new = {"draft": control.draft, "plan": control.plan, "train": control.train}
     return [
-        *(post(f"/api/runs/{{run}}/{name}", about_one(control, wish)) for name, wish in about_run.items()),
-        *(post(f"/api/{name}", lambda _, body, wish=wish: wish(body)) for name, wish in about_new.items()),
+        *(post(f"/api/runs/{{run}}/{name}", about_one(control, act)) for name, act in about_run.items()),
+        *(post(f"/api/{name}", lambda _, body, act=act: act(body)) for name, act in about_new.items()),
         post("/api/jobs/{job}/say", say),
         post("/api/jobs/{job}/end", end),
         get("/api/jobs/{job}", lambda request: job(request).told(whole(request.query_params, "first", 0))),
@@ -51,10 +51,10 @@ def control_routes(control: Control) -> list[Route]:
     ]
 
 
-def about_one(control: Control, wish: Callable[[OpenRun, bytes], Any]) -> Act:
+def about_one(control: Control, of_run: Callable[[OpenRun, bytes], Any]) -> Act:
     def act(request: Request, body: bytes) -> Any:
         with control.runs.reading(request.path_params["run"]) as opened:
-            return wish(opened, body)
+            return of_run(opened, body)
 
     return act
 
@@ -72,7 +72,7 @@ def post(path: str, act: Act) -> Route:
         async for part in request.stream():
             body += part
             if len(body) > MOST_BYTES:
-                return problem(f"A wish has at most {MOST_BYTES} bytes.", 413)
+                return problem(f"A request has at most {MOST_BYTES} bytes.", 413)
         return await run_in_threadpool(lambda: answered(lambda: act(request, body)))
 
     return Route(path, endpoint, methods=["POST"])

@@ -4,7 +4,7 @@
     run                 goes on without the page; its button asks it to stop like Ctrl-C, and the second time at once
 
 What they print goes into a file without a name: no pipe breaks if the page is killed, a reload reads it from the
-beginning, and its disk is free again when the last of the two has ended. A run has its own logs too.
+beginning, and its disk is free again when page and process have both ended. A run has its own logs too.
 """
 
 import itertools
@@ -81,7 +81,7 @@ class Job:
             raise UserError("That process has ended; start it again.") from error
 
     def end(self) -> None:
-        """By the button."""
+        """As its button does."""
         if self.ended is None:
             with suppress(ProcessLookupError):
                 if self.command.kind == "run":
@@ -141,7 +141,7 @@ class Jobs:
             return job
 
     def forget(self) -> None:
-        """Those that ended first."""
+        """The oldest ended ones."""
         for job in [job for job in self.known.values() if job.ended is not None][:-MOST_ENDED]:
             del self.known[job.number]
             job.output.close()

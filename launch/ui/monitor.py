@@ -7,9 +7,9 @@ run of 10,000 steps is as quick to draw as one of 100. A zoom asks again for its
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from msgspec import structs
 
-from launch.display.watch import goal
 from launch.ui.questions import whole
 from launch.ui.runs_folder import OpenRun, verdict_row
 from shared.run.evaluation import Decoded, Evaluation
@@ -20,6 +20,8 @@ from shared.run.summary import RunVerdict
 
 POINTS = 240
 MOST_POINTS = 1000
+DIGITS = 5
+"""Of a value, as a chart shows it."""
 NO_CURVES = ("step", "time_s")
 LANE_STEPS = 24
 """Steps whose phases are drawn one by one."""
@@ -27,8 +29,8 @@ TO_LOOK_AT = {
     "reward and outcome disagree": {"outcome": "wrong", "sort": "reward"},
     "answers are cut off": {"outcome": "truncated", "sort": "length"},
     "nothing is parsed": {"outcome": "unparsable"},
-    "all groups alike": {"sort": "dropped"},
-    "the curriculum is exhausted": {"sort": "dropped"},
+    "all groups alike": {"sort": "untrained"},
+    "the curriculum is exhausted": {"sort": "untrained"},
     "updates are refused": {"fate": "quarantined"},
     "answers grow without more reward": {"sort": "length"},
     "the verifier fails: timeout": {"outcome": "timeout"},
@@ -41,9 +43,9 @@ TO_LOOK_AT = {
 """Beginning of a verdict's name -> the answers that show it, as the Samples page is asked for them."""
 
 
-def overview(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
+def overview(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
     run, stamp = opened.run, opened.stamp()
-    if words.get("stamp") == stamp:
+    if query.get("stamp") == stamp:
         return {"stamp": stamp}
     metrics, config = run.metrics, run.config()
     last = metrics.row(-1) if len(metrics) else {}
@@ -54,20 +56,17 @@ def overview(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
         "status": run.state(),
         "steps": len(metrics),
         "planned": config.run.steps,
-        "goal": goal([last] if last else []),
         "last": last,
-        "keys": metrics.keys(),
-        "generation": metrics.generation,
         "events": run.events(),
         "evaluations": [evaluation_row(found) for found in run.evaluations()],
         "predicted": read_prediction(run.files) or Figures(),
         "spent": run.spent(),
-        "answers": {"last": logged[-1] if logged else None, "bytes": run.rollouts.size, "groups": len(run.rollouts)},
+        "last_logged": logged[-1] if logged else None,
         "damaged": {"metrics.jsonl": metrics.damaged, "rollouts.jsonl": run.rollouts.damaged},
     }
 
 
-def why(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
+def why(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
     """The verdicts, apart from the overview: of a long run they take longer than all the rest."""
     found = opened.verdicts(opened.stamp())
     return {"verdicts": [verdict_row(one) | {"look": to_look_at(one)} for one in found]}
@@ -77,10 +76,10 @@ def to_look_at(verdict: RunVerdict) -> Mapping[str, str] | None:
     return next((query for name, query in TO_LOOK_AT.items() if verdict.name.startswith(name)), None)
 
 
-def evaluations(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
+def evaluations(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
     """All of them but for their single tasks, and the checkpoints that can be evaluated."""
     run, stamp = opened.run, opened.stamp()
-    if words.get("stamp") == stamp:
+    if query.get("stamp") == stamp:
         return {"stamp": stamp}
     found = [structs.replace(one, task_results=(), examples=()) for one in run.evaluations()]
     saved = [{"step": one.step, "best": one.best} for one in run.checkpoints()]
@@ -89,50 +88,58 @@ def evaluations(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
 
 def evaluation_row(found: Evaluation) -> dict[str, Any]:
     ways = {name: share_row(way) for name, way in found.ways().items()}
-    return {"label": found.label, "step": found.version, "n": found.n, "source": found.source, "ways": ways}
+    return {"label": found.label, "step": found.version, "ways": ways}
 
 
 def share_row(way: Decoded) -> dict[str, Any]:
     return {"value": way.accuracy, "low": way.low, "high": way.high}
 
 
-def curves(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
+def curves(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
     """Of `keys` (separated by commas, or all that were measured), of the steps `first` to `last`."""
-    metrics, asked = opened.run.metrics, words.get("keys", "")
+    metrics, asked = opened.run.metrics, query.get("keys", "")
     steps = metrics.column("step")
     begin, end = (int(steps[0]), int(steps[-1])) if len(steps) else (0, 0)
-    first, last = whole(words, "first", begin), whole(words, "last", end)
-    points = whole(words, "points", POINTS, most=MOST_POINTS)
+    first, last = whole(query, "first", begin), whole(query, "last", end)
+    points = whole(query, "points", POINTS, most=MOST_POINTS)
     keys = metrics.keys()
     wanted = [key for key in keys if (key in asked.split(",") if asked else key not in NO_CURVES)]
     found = metrics.thinned(wanted, points, first, last)
     measured = {key: one for key, one in found.items() if asked or any(value is not None for value in one.mean)}
+    thinned = len(next(iter(found.values())).step) < last - first + 1 if found else False
     return {
         "first": max(first, begin),
         "last": min(last, end),
         "steps": next((one.step for one in found.values()), []),
-        "keys": {key: curve(one, thinned=len(one.step) < last - first + 1) for key, one in measured.items()},
+        "keys": drawn(measured, thinned=thinned),
     }
 
 
-def curve(one: Thinned, *, thinned: bool) -> dict[str, Any]:
+def drawn(curves: Mapping[str, Thinned], *, thinned: bool) -> dict[str, dict[str, list[float]]]:
     """low, high: only where a point stands for several steps."""
-    mean = shortened(one.mean)
-    return {"mean": mean, "low": shortened(one.low), "high": shortened(one.high)} if thinned else {"mean": mean}
+    parts = ("mean", "low", "high") if thinned else ("mean",)
+    found = {part: shortened([getattr(one, part) for one in curves.values()]) for part in parts}
+    return {key: {part: found[part][place] for part in parts} for place, key in enumerate(curves)}
 
 
-def shortened(values: Sequence[float | None]) -> list[float | None]:
-    """With as many digits as a chart shows."""
-    return [None if value is None else float(f"{value:.5g}") for value in values]
+def shortened(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    """[keys, points] with as many digits as a chart shows; NaN, which JSON writes as null, for None."""
+    values = np.array(rows, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        power = np.floor(np.log10(np.abs(values))) - (DIGITS - 1)
+    # Powers of ten are exact only upwards.
+    up, down = 10.0 ** np.clip(power, 0, 300), 10.0 ** np.clip(-power, 0, 300)
+    short = np.round(values / up * down) / down * up
+    return np.where(np.isfinite(short), short, values).tolist()
 
 
-def lanes(opened: OpenRun, words: Mapping[str, str]) -> dict[str, Any]:
+def lanes(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
     """Phases of the processes in the last steps of the range: as traced, if the run has ended and has a trace of them,
     else from the times of each step."""
     steps = opened.run.metrics.column("step")
     end = int(steps[-1]) if len(steps) else 0
-    last = min(whole(words, "last", end), end)
-    first = max(whole(words, "first", 1), last - LANE_STEPS + 1)
+    last = min(whole(query, "last", end), end)
+    first = max(whole(query, "first", 1), last - LANE_STEPS + 1)
     traced = opened.run.trace() if opened.run.state() != "running" else []
     measured = within(traced, first, last, end)
     phases = measured or opened.run.phases(first, last)

@@ -17,9 +17,9 @@ class NotThere(UserError):
     """A run, a step, a group or an answer that the folder does not have."""
 
 
-def whole(words: Mapping[str, str], name: str, default: int | None = None, *, most: int = LARGEST) -> int:
+def whole(query: Mapping[str, str], name: str, default: int | None = None, *, most: int = LARGEST) -> int:
     """A whole number from 0 to `most`. Without a default it must be given."""
-    text = words.get(name, "")
+    text = query.get(name, "")
     if text == "" and default is not None:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(LARGEST)) and int(text) <= most):

@@ -126,20 +126,32 @@ class RunsFolder:
         self.opened: dict[str, OpenRun] = {}
         self.lock = threading.Lock()
 
-    def names(self) -> list[str]:
-        return [self.single] if self.single else [path.name for path in find_runs(self.path) if self.is_inside(path)]
+    def all(self) -> list[OpenRun]:
+        """The runs that were written last come first."""
+        found = [self.parent / self.single] if self.single else filter(self.is_inside, find_runs(self.path))
+        with self.lock:
+            return [self.known(path.name) for path in found]
+
+    def has(self, name: str) -> bool:
+        if self.single:
+            return name == self.single
+        there = {found.parent.name for found in self.parent.glob("*/config.json")}
+        return name in there and self.is_inside(self.parent / name)
 
     def is_inside(self, path: Path) -> bool:
         return path.resolve().parent == self.parent
 
     def open(self, name: str) -> OpenRun:
         """Raises NotThere for whatever is not the name of a run of this folder."""
+        if not self.has(name):
+            raise NotThere(f"There is no run {name!r} in {self.path}; choose one of the list.")
         with self.lock:
-            if name not in self.names():
-                raise NotThere(f"There is no run {name!r} in {self.path}; choose one of the list.")
-            if name not in self.opened:
-                self.opened[name] = OpenRun(self.parent / name)
-            return self.opened[name]
+            return self.known(name)
+
+    def known(self, name: str) -> OpenRun:
+        if name not in self.opened:
+            self.opened[name] = OpenRun(self.parent / name)
+        return self.opened[name]
 
     @contextmanager
     def reading(self, name: str) -> Iterator[OpenRun]:

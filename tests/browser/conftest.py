@@ -4,6 +4,7 @@ No request may leave this machine, no script may fail, and no policy of the page
 that check. `tests/run.sh browser` installs Chromium and axe-core, where it can.
 """
 
+import math
 import os
 import shutil
 import time
@@ -20,6 +21,11 @@ from tests.support.window_runs import hacked_run, long_run, usual_run
 sync_api = pytest.importorskip("playwright.sync_api", reason="tests/browser needs playwright: tests/run.sh browser")
 Page, Browser = sync_api.Page, sync_api.Browser
 WAIT_MS = 60_000
+ACTORS = {
+    **{"box-1/tokens_per_s": 1234.0, "box-1/waiting": 0.5, "box-1/faults": 0.0, "box-1/version": 11.0},
+    **{"b/2/tokens_per_s": 90.0, "b/2/waiting": 0.25, "b/2/faults": 1.0, "b/2/version": 12.0},
+    **{"gone/tokens_per_s": math.nan, "gone/waiting": math.nan, "gone/faults": math.nan, "gone/version": math.nan},
+}
 
 
 def chromium() -> str | None:
@@ -98,7 +104,7 @@ def visit_to(browser: Any, opened: Window, **context: Any) -> Visit:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     usual_run(folder / "first")
-    usual_run(folder / "second", right=60, reward_mean=(0.5, 0.7))
+    usual_run(folder / "second", right=60, reward_mean=(0.5, 0.7), actors=ACTORS, limited={"link.credits": 0.25})
     hacked_run(folder / "hacked")
     long_run(folder / "long")
     return folder

@@ -93,7 +93,7 @@ def test_filters_orders_colours_and_keys_work(files: Visit) -> None:
     assert "outcome=truncated" in files.hash
     files.page.keyboard.press("Escape")
     files.until(f"{GROUPS} === 3")
-    files.page.get_by_label("Order").select_option("dropped")
+    files.page.get_by_label("Order").select_option("untrained")
     files.page.wait_for_selector(".groups li:first-child .one.idle")
     files.page.get_by_label("Colour").select_option("entropy")
     files.until("location.hash.includes('colour=entropy')")

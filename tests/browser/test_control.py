@@ -22,6 +22,10 @@ KEYS = {
     **{"run.steps": str(STEPS), "rollout.prompts": "4", "rollout.group": "4", "rollout.max_new_tokens": "24"},
     **{"eval.problems": "0", "compute.learner_threads": "1", "compute.actor_threads": "1"},
 }
+TABLES = {
+    "lora.ranks": '{"q_proj" = 4}',
+    "verifier.rewards": '{"think_tags" = 0.5, "answer_tags" = 0.25}',
+}
 QUESTION = "What is 3 + 4?"
 BOTH_ANSWERED = """() => {
     const replies = [...document.querySelectorAll('.talk .two pre')];
@@ -143,6 +147,14 @@ def steer(visit: Visit, run: Path) -> None:
     visit.says('tr[data-run="mine"] .pill', "running")
     wait_until(lambda: steps_of(run) > done)
 
+    visit.go("#/monitor/mine")
+    page.get_by_role("button", name="Stop mine").click()
+    visit.says(".monitor .bar .pill", "stopped")
+    assert page.get_by_role("button", name="Stop mine").count() == 0
+    visit.go("#/train")
+    page.get_by_role("button", name="Resume mine").click()
+    visit.says('tr[data-run="mine"] .pill', "running")
+
 
 def processes(module: str) -> list[int]:
     """Of this user, with it in their command line."""
@@ -193,4 +205,28 @@ def test_a_run_is_planned_with_the_keyboard_alone(browser: Any, steered: Window)
     visit.page.keyboard.press("Enter")
     visit.page.locator(".command", has_text="run.seed").wait_for(state="detached")
     visit.page.context.close()
+    visit.check()
+
+
+def test_another_configuration_shows_its_own_values_as_they_would_be_typed(
+    browser: Any, steered: Window, runs: Path
+) -> None:
+    (runs / "tables.toml").write_text(
+        "[run]\nsteps = 7\n\n[lora.ranks]\nq_proj = 4\n\n[verifier.rewards]\nthink_tags = 0.5\nanswer_tags = 0.25\n"
+    )
+    visit = visit_to(browser, steered)
+    page = visit.page
+    visit.open("#/train")
+    page.get_by_label("Change a key").fill("run.steps")
+    page.get_by_role("button", name="run.steps", exact=True).click()
+    visit.says(".field", "here 40")
+    page.get_by_label("Configuration").select_option("tables.toml")
+    visit.says(".field", "here 7")
+    for key, text in TABLES.items():
+        page.get_by_label("Change a key").fill(key)
+        page.get_by_role("button", name=key, exact=True).click()
+        assert page.get_by_label(key, exact=True).input_value() == text
+        visit.says(".command", f"--set={key}={text}")
+        assert page.locator(".draft").is_hidden(), page.locator(".draft").inner_text()
+    page.context.close()
     visit.check()

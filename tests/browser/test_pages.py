@@ -44,6 +44,17 @@ def test_curves_verdict_lanes_and_events_of_a_run(visit: Visit) -> None:
     assert visit.count(".chart:has-text('KL')") == 0
 
 
+def test_each_of_several_actors_has_its_figures(visit: Visit) -> None:
+    visit.open("#/monitor/second")
+    visit.says(".actors tr", "box-1")
+    rows = [row.split() for row in visit.page.locator(".actors tbody tr").all_inner_texts()]
+    assert rows == [["box-1", "1234", "50", "%", "0", "11"], ["b/2", "90", "25", "%", "1", "12"]]
+    visit.says(".actors", "link.credits costs the actors 25 % of their time")
+    visit.open("#/monitor/first")
+    visit.says(".spent", "points of reward")
+    assert visit.count(".actors table") == 0
+
+
 def test_one_brush_zooms_all_charts_and_is_in_the_address(visit: Visit) -> None:
     visit.open("#/monitor/long")
     plot = visit.says(".chart", "Gradient norm").locator(".plot")
@@ -80,9 +91,9 @@ def test_groups_are_sorted_and_filtered(visit: Visit) -> None:
     visit.open(FIRST)
     visit.says("h2", "Group 0")
     assert visit.count(".groups .one") == 3
-    assert visit.page.locator(".one.idle .pill").inner_text() == "dropped"
-    assert visit.page.locator(".one.quarantined .pill").all_inner_texts() == ["refused", "2 late"]
-    for sort, top in {"dropped": "idle", "length": "trained", "order": "trained"}.items():
+    assert visit.page.locator(".one.idle .pill").inner_text() == "idle"
+    assert visit.page.locator(".one.quarantined .pill").all_inner_texts() == ["quarantined", "2 stale"]
+    for sort, top in {"untrained": "idle", "length": "trained", "order": "trained"}.items():
         visit.page.get_by_label("Order").select_option(sort)
         visit.until(f"location.hash.includes('sort={sort}')")
         visit.page.wait_for_selector(f".groups li:first-child .one.{top}")
@@ -91,9 +102,9 @@ def test_groups_are_sorted_and_filtered(visit: Visit) -> None:
     assert "outcome=truncated" in visit.hash
     visit.page.keyboard.press("Escape")
     visit.until("document.querySelectorAll('.groups .one').length === 3")
-    visit.page.get_by_role("button", name="dropped 1").click()
+    visit.page.get_by_role("button", name="idle 1").click()
     visit.until("document.querySelectorAll('.groups .one').length === 1")
-    visit.says(".about", "it teaches nothing")
+    visit.says(".about", "nothing is learned from it")
 
 
 def test_a_bar_of_the_histogram_filters(visit: Visit) -> None:
@@ -185,7 +196,7 @@ def test_keys_walk_through_steps_groups_answers_and_colours(visit: Visit) -> Non
     press("c")
     wait("location.hash.includes('colour=mask')")
     press("s")
-    wait("location.hash.includes('sort=dropped')")
+    wait("location.hash.includes('sort=untrained')")
     press("?")
     visit.says("dialog", "next and previous step")
     press("Escape")
@@ -209,7 +220,8 @@ def test_two_runs_beside_each_other(visit: Visit) -> None:
     for name in ("first", "second"):
         visit.page.get_by_label(f"Compare {name}").check()
     visit.page.get_by_role("button", name="Compare 2").click()
-    visit.says("h2", "Both have the same configuration")
+    visit.says("h2", "All have the same configuration")
+    visit.says("th", "Points, 97.5 % interval")
     visit.says("td", "second is better")
     assert visit.count(".chart .line.c1") > 3
     visit.says("summary", "in first alone 0, in second alone 20")

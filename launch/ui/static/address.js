@@ -16,8 +16,8 @@ function decoded(text) {
 }
 
 export function address(page, run = "", query = {}) {
-  const words = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  const tail = words.length ? `?${new URLSearchParams(words)}` : "";
+  const pairs = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const tail = pairs.length ? `?${new URLSearchParams(pairs)}` : "";
   return `#/${page}${run ? `/${encodeURIComponent(run)}` : ""}${tail}`;
 }
 

@@ -11,8 +11,8 @@ export function drawGroup(place, { shown, history, sample, query, run }, choose)
   const scroll = place.querySelector(".answers")?.scrollLeft ?? 0;
   const state = {
     trained: "trained on",
-    idle: "dropped: no difference between the rewards, so it teaches nothing",
-    quarantined: "refused: its update was quarantined",
+    idle: "all scores are equal, so nothing is learned from it",
+    quarantined: "its update was refused",
   };
   put(
     place,
@@ -20,12 +20,12 @@ export function drawGroup(place, { shown, history, sample, query, run }, choose)
       "div",
       { class: "about" },
       h("h2", {}, `Group ${shown.group}`),
-      pill({ trained: "trained", idle: "dropped", quarantined: "refused" }[shown.fate], shown.fate),
+      pill(shown.fate),
       h(
         "span",
         { class: "quiet" },
         `${shown.id}; ${state[shown.fate]}`,
-        shown.stale ? `; sampled ${shown.stale} updates before` : "",
+        shown.stale ? `; stale: sampled ${shown.stale} updates before` : "",
       ),
     ),
     h("pre", { class: "prompt", tabindex: 0, role: "group", "aria-label": "Prompt" }, shown.prompt),

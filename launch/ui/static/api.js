@@ -6,7 +6,7 @@ import { answer as fromFiles, bundle } from "./files.js";
 export class Problem extends Error {}
 
 // What went wrong, for a person.
-export function said(error) {
+export function messageOf(error) {
   if (error instanceof Problem) return error.message;
   if (error instanceof TypeError && !error.message.includes("fetch")) console.error(error);
   if (bundle) return `This page lacks a file: ${error.message}.`;
@@ -15,8 +15,8 @@ export function said(error) {
 
 export async function ask(path, query = {}, signal = undefined) {
   if (bundle) return told(await fromFiles(path, query));
-  const words = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  return read(await fetch(`/api/${path}?${new URLSearchParams(words)}`, { signal, credentials: "same-origin" }));
+  const pairs = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return read(await fetch(`/api/${path}?${new URLSearchParams(pairs)}`, { signal, credentials: "same-origin" }));
 }
 
 export async function tell(path, body = {}) {

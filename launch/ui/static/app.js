@@ -3,7 +3,7 @@
 // A page is a module with `show(root, route)`. It returns `{ update(route), poll(), keys }`: `update` if the
 // address changed and the page is still right, `poll` for what is new, `keys` from a key to what it does.
 
-import { said } from "./api.js";
+import { messageOf } from "./api.js";
 import { address, parse } from "./address.js";
 import { h, put } from "./dom.js";
 import { bundle } from "./files.js";
@@ -53,7 +53,7 @@ async function guarded(act) {
     await act();
     wrong.hidden = true;
   } catch (error) {
-    wrong.textContent = said(error);
+    wrong.textContent = messageOf(error);
     wrong.hidden = false;
     if (shown) return;
     const out = h("p", {}, h("a", { href: "#/runs" }, "All runs"));
@@ -69,7 +69,7 @@ async function tick() {
       const text = await current.poll();
       if (current === shown) say(text || "", "live");
     } catch (error) {
-      say(said(error), "fault");
+      say(messageOf(error), "fault");
       pause = 3 * EVERY_MS;
     }
   }

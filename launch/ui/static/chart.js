@@ -9,8 +9,8 @@ import { h, number, put, svg } from "./dom.js";
 const WIDE = 1000,
   HIGH = 100;
 
-// Charts: { title, hint, lines: [{ key, name }], kind: "lines" | "stack", log, zero, one, format, points, levels }.
-// points: [{ step, value, low, high }]; levels: [{ name, value }], horizontal.
+// Charts: { title, hint, lines: [{ key, name }], kind, log, zero, one, format, points, levels }.
+// kind: "stack", or none for lines; points: [{ step, value, low, high }]; levels: [{ name, value }], horizontal.
 export class Board {
   constructor(onSelect) {
     this.onSelect = onSelect;
@@ -69,7 +69,7 @@ class Chart {
     this.legend = h("div", { class: "legend" });
     this.element = h(
       "figure",
-      { class: `chart ${spec.wide ? "wide" : ""}` },
+      { class: "chart" },
       h("figcaption", { title: spec.hint || "" }, h("span", { class: "title" }, spec.title), this.value),
       this.plot,
       h("div", { class: "axis" }, this.first, this.legend, this.last),

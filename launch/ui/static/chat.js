@@ -15,7 +15,7 @@ class Chat {
   constructor(root, run, allowed, checkpoints) {
     this.run = run;
     this.allowed = allowed;
-    this.wish = {};
+    this.wanted = {};
     this.state = h("span", { class: "quiet", role: "status" });
     this.form = h("form", { class: "bar", on: { submit: (event) => this.start(event) } }, this.fields(checkpoints));
     this.again = button("Start over", () => this.say(""));
@@ -33,11 +33,12 @@ class Chat {
   fields(checkpoints) {
     const steps = checkpoints.map(({ step, best }) => [String(step), `step ${step}${best ? ", the best" : ""}`]);
     const number = (name, caption, usual) => {
-      const on = { change: ({ target }) => (this.wish[name] = target.value === "" ? undefined : Number(target.value)) };
+      const change = ({ target: { value } }) => (this.wanted[name] = value === "" ? undefined : Number(value));
+      const on = { change };
       return h("label", {}, `${caption} `, h("input", { type: "number", step: "any", min: 0, placeholder: usual, on }));
     };
     return [
-      choice("Checkpoint", [["latest", "the newest"], ...steps], "latest", (which) => (this.wish.checkpoint = which)),
+      choice("Checkpoint", [["latest", "the newest"], ...steps], "latest", (which) => (this.wanted.checkpoint = which)),
       number("max_new_tokens", "Most tokens", "as trained"),
       number("temperature", "Temperature", "0: likeliest"),
       h("button", {}, "Load the models"),
@@ -53,7 +54,7 @@ class Chat {
 
   async start(event) {
     event.preventDefault();
-    const started = await jobs.trying(this.talk, () => tell(of(this.run, "chat"), this.wish));
+    const started = await jobs.trying(this.talk, () => tell(of(this.run, "chat"), this.wanted));
     if (started) this.follow(started);
   }
 

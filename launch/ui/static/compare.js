@@ -3,13 +3,13 @@
 import { ask, of } from "./api.js";
 import { go } from "./address.js";
 import { Board } from "./chart.js";
-import { choice, h, number, percent, pill, put } from "./dom.js";
+import { choice, h, number, percent, pill, put, table } from "./dom.js";
 
 const KEYS = [
   ["reward/mean", "Reward"],
   ["entropy/mean", "Entropy"],
   ["length/mean", "Length"],
-  ["groups/idle", "Dropped groups"],
+  ["groups/idle", "Idle groups"],
   ["grad_norm", "Gradient norm"],
   ["mismatch/p99", "Mismatch p99"],
   ["tokens_per_s", "Tokens per second"],
@@ -113,33 +113,11 @@ class Compare {
   }
 
   intervals({ pairs, labels, label }) {
-    const rows = pairs.flatMap(({ a, b, ways, problem, n }) =>
-      problem
-        ? [h("tr", {}, h("th", { scope: "row" }, `${a} - ${b}`), h("td", { colspan: 5 }, problem))]
-        : ways.map((way) =>
-            h(
-              "tr",
-              {},
-              h("th", { scope: "row" }, `${a} - ${b}`),
-              h("td", {}, `${way.name}, n = ${n}`),
-              h("td", {}, percent(way.a)),
-              h("td", {}, percent(way.b)),
-              h(
-                "td",
-                {},
-                `${points(way.mean)} [${points(way.low)}, ${points(way.high)}]`,
-                way.p === null ? "" : `, p ${number(way.p)}`,
-              ),
-              h(
-                "td",
-                {},
-                way.certain
-                  ? pill(`${way.mean > 0 ? a : b} is better`, "correct")
-                  : pill("no significant difference"),
-              ),
-            ),
-          ),
-    );
+    const choose = (chosen) => go("compare", "", { ...this.query, label: chosen }, { replace: true });
+    const choices = labels.map((one) => [one, one]);
+    const level = pairs.flatMap(({ ways }) => ways)[0]?.level;
+    const heads = ["A - B", "Decoding", "A", "B", `Points, ${number(100 * level)} % interval`, "Verdict"];
+    const rows = pairs.flatMap(({ a, b, ways, n }) => ways.map((way) => interval(a, b, n, way)));
     return h(
       "section",
       {},
@@ -147,79 +125,40 @@ class Compare {
         "div",
         { class: "bar" },
         h("h2", {}, "Held-out accuracy"),
-        labels.length
-          ? choice(
-              "Evaluation",
-              labels.map((one) => [one, one]),
-              label,
-              (chosen) => go("compare", "", { ...this.query, label: chosen }, { replace: true }),
-            )
-          : null,
+        labels.length ? choice("Evaluation", choices, label, choose) : null,
       ),
-      h(
-        "div",
-        { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" },
-        h(
-          "table",
-          { class: "plain" },
-          h(
-            "thead",
-            {},
-            h(
-              "tr",
-              {},
-              ["A - B", "Decoding", "A", "B", "Points, 97.5 % interval", "Verdict"].map((head) =>
-                h("th", { scope: "col" }, head),
-              ),
-            ),
-          ),
-          h("tbody", {}, rows),
-        ),
-      ),
+      rows.length ? table(heads, rows) : null,
+      pairs.filter(({ problem }) => problem).map(({ a, b, problem }) => h("p", {}, `${a} - ${b}: ${problem}`)),
     );
   }
 
   differences({ differences, runs }) {
-    const text = (value) =>
-      value === null || value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value);
+    const names = runs.map(({ name }, place) => h("span", { class: `key c${place}` }, name));
+    const rows = differences.map(({ key, values }) => [h("code", {}, key), ...values.map(shown)]);
     return h(
       "section",
       {},
-      h("h2", {}, differences.length ? "What was set differently" : "Both have the same configuration"),
-      differences.length
-        ? h(
-            "div",
-            { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" },
-            h(
-              "table",
-              { class: "plain" },
-              h(
-                "thead",
-                {},
-                h(
-                  "tr",
-                  {},
-                  h("th", { scope: "col" }, "Key"),
-                  runs.map(({ name }, place) => h("th", { scope: "col", class: `key c${place}` }, name)),
-                ),
-              ),
-              h(
-                "tbody",
-                {},
-                differences.map(({ key, values }) =>
-                  h(
-                    "tr",
-                    {},
-                    h("th", { scope: "row" }, h("code", {}, key)),
-                    values.map((value) => h("td", {}, text(value))),
-                  ),
-                ),
-              ),
-            ),
-          )
-        : null,
+      h("h2", {}, rows.length ? "What was set differently" : "All have the same configuration"),
+      rows.length ? table(["Key", ...names], rows) : null,
     );
   }
+}
+
+function interval(a, b, n, way) {
+  const p = way.p === null ? "" : `, p ${number(way.p)}`;
+  return [
+    `${a} - ${b}`,
+    `${way.name}, n = ${n}`,
+    percent(way.a),
+    percent(way.b),
+    `${points(way.mean)} [${points(way.low)}, ${points(way.high)}]${p}`,
+    way.certain ? pill(`${way.mean > 0 ? a : b} is better`, "correct") : pill("no significant difference"),
+  ];
+}
+
+function shown(value) {
+  if (value === null || value === undefined) return "";
+  return typeof value === "string" ? value : JSON.stringify(value);
 }
 
 function points(value) {

@@ -80,15 +80,15 @@ export function short(text, length = 90) {
   return line.length <= length ? line : `${line.slice(0, length - 1)}\u2026`;
 }
 
-// A table of texts; the first of each row is its name. It scrolls by itself where the page is narrow.
+// A table of texts or elements; the first of each row is its name. It scrolls by itself where the page is narrow.
 export function table(heads, rows) {
-  const head = heads.map((word) => h("th", { scope: "col" }, word));
-  const body = rows.map(([name, ...words]) =>
+  const head = heads.map((one) => (one === "" ? h("td") : h("th", { scope: "col" }, one)));
+  const body = rows.map(([name, ...cells]) =>
     h(
       "tr",
       {},
       h("th", { scope: "row" }, name),
-      words.map((word) => h("td", {}, word)),
+      cells.map((one) => h("td", {}, one)),
     ),
   );
   return h(
@@ -98,7 +98,7 @@ export function table(heads, rows) {
   );
 }
 
-// A row of exclusive choices: `choices` is [value, caption] pairs.
+// A list to choose one value from: `choices` is [value, caption] pairs.
 export function choice(label, choices, chosen, act) {
   const id = `choice-${label.replace(/\W/g, "-")}`;
   const options = choices.map(([value, caption]) => h("option", { value, selected: value === chosen }, caption));

@@ -23,7 +23,7 @@ class Evaluate {
     this.run = run;
     this.allowed = allowed;
     this.stamp = "";
-    this.wish = { checkpoint: "latest" };
+    this.wanted = { checkpoint: "latest" };
     this.form = h("form", { class: "bar", on: { submit: (event) => this.start(event) } });
     this.job = h("section", { "aria-label": "Running" });
     this.found = h("section", { class: "tables", "aria-label": "Evaluations" });
@@ -42,13 +42,13 @@ class Evaluate {
     const found = await ask(of(this.run, "evaluations"), { stamp: this.stamp });
     if (found.stamp === this.stamp) return "";
     this.stamp = found.stamp;
-    this.ask(found.checkpoints);
+    this.fillForm(found.checkpoints);
     put(this.found, found.evaluations.length ? found.evaluations.toReversed().map(article) : nothing());
     return "";
   }
 
   // Only if there are other checkpoints: what somebody has filled in is left alone.
-  ask(checkpoints) {
+  fillForm(checkpoints) {
     const choices = JSON.stringify(checkpoints);
     if (!this.allowed || this.choices === choices) return;
     this.choices = choices;
@@ -56,29 +56,29 @@ class Evaluate {
     const all = [["latest", "the newest"], ...which, ["base", "what it began with"]];
     put(
       this.form,
-      choice("Checkpoint", all, this.wish.checkpoint, (checkpoint) => (this.wish.checkpoint = checkpoint)),
+      choice("Checkpoint", all, this.wanted.checkpoint, (checkpoint) => (this.wanted.checkpoint = checkpoint)),
       Object.entries(COUNTS).map(([name, caption]) => this.count(name, caption)),
-      h("label", {}, h("input", { type: "checkbox", checked: this.wish.test, on: this.change("test") }), " test set"),
+      h("label", {}, h("input", { type: "checkbox", checked: this.wanted.test, on: this.change("test") }), " test set"),
       h("button", {}, "Evaluate"),
     );
   }
 
   count(name, caption) {
-    const usual = { type: "number", min: 1, placeholder: "as in the run", value: this.wish[name] };
+    const usual = { type: "number", min: 1, placeholder: "as in the run", value: this.wanted[name] };
     return h("label", {}, `${caption} `, h("input", { ...usual, on: this.change(name) }));
   }
 
   change(name) {
     return {
       change: ({ target }) => {
-        this.wish[name] = target.type === "checkbox" ? target.checked : Number(target.value) || null;
+        this.wanted[name] = target.type === "checkbox" ? target.checked : Number(target.value) || null;
       },
     };
   }
 
   async start(event) {
     event.preventDefault();
-    const { checkpoint, ...rest } = this.wish;
+    const { checkpoint, ...rest } = this.wanted;
     const which = checkpoint === "base" ? { base: true } : { checkpoint };
     const started = await jobs.trying(this.job, () => tell(of(this.run, "evaluate"), { ...which, ...rest }));
     if (started) this.follow(started);

@@ -8,7 +8,7 @@ const s = (value) => `${number(value)} s`;
 const nats = (value) => `${number(value)}`;
 
 export function specs(found, curves) {
-  addTaught(curves.keys);
+  addTrained(curves.keys);
   const keys = Object.keys(curves.keys);
   const named = (prefix, without) =>
     keys
@@ -38,9 +38,9 @@ export function specs(found, curves) {
     { title: "Logged by reward functions", lines: named("logged/", []) },
     {
       title: "Groups",
-      hint: "A group whose rewards are all equal is dropped: it teaches nothing",
+      hint: "Groups whose scores are all equal are idle: nothing is learned from them",
       kind: "stack",
-      lines: [line("groups/taught", "taught"), line("groups/idle", "dropped"), line("groups/quarantined", "refused")],
+      lines: ["trained", "idle", "quarantined"].map((name) => line(`groups/${name}`, name)),
     },
     {
       title: "Entropy",
@@ -117,14 +117,14 @@ export function specs(found, curves) {
   ];
 }
 
-// Groups that an update learned from: all but those that were dropped or refused.
-function addTaught(keys) {
-  const [all, idle, refused] = ["total", "idle", "quarantined"].map((name) => keys[`groups/${name}`]?.mean);
+// Groups that an update learned from: all but the idle and the quarantined ones.
+function addTrained(keys) {
+  const [all, idle, quarantined] = ["total", "idle", "quarantined"].map((name) => keys[`groups/${name}`]?.mean);
   if (!all || !idle) return;
   const mean = all.map((value, place) =>
-    value === null ? null : value - (idle[place] ?? 0) - (refused?.[place] ?? 0),
+    value === null ? null : value - (idle[place] ?? 0) - (quarantined?.[place] ?? 0),
   );
-  keys["groups/taught"] = { mean };
+  keys["groups/trained"] = { mean };
 }
 
 // Evaluation of the base, before the first update, is drawn at the first step.

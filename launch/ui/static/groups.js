@@ -5,13 +5,12 @@ import { h, number, pill, put, short } from "./dom.js";
 
 const most = (values) => Math.max(...values);
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / Math.max(1, values.length);
-const FATES = { trained: "trained", idle: "dropped", quarantined: "refused", stale: "late" };
 const BARS = 12,
   FEW = 8;
 
 export const SORTS = {
   variance: { name: "variance", key: (group) => -group.spread },
-  dropped: { name: "dropped first", key: (group) => (group.fate === "trained" ? 1 : 0) },
+  untrained: { name: "not trained on first", key: (group) => (group.fate === "trained" ? 1 : 0) },
   length: { name: "longest", key: (group) => -most(group.lengths) },
   reward: { name: "highest reward", key: (group, fit) => -most(fit.map((place) => group.rewards[place])) },
   low: { name: "lowest reward", key: (group) => mean(group.rewards) },
@@ -66,8 +65,8 @@ export function drawList(list, shown, chosen, to) {
             ),
           ),
           h("span", { class: "figures" }, `reward ${number(mean(group.rewards))}`, ` \u00b1 ${number(group.spread)}`),
-          group.fate === "trained" ? null : pill(FATES[group.fate], group.fate),
-          group.stale ? pill(`${group.stale} late`, "stale") : null,
+          group.fate === "trained" ? null : pill(group.fate),
+          group.stale ? pill(`${group.stale} stale`, "stale") : null,
         ),
       ),
     ),
@@ -92,7 +91,6 @@ export function drawFilters(place, groups, query, act) {
       counted([...groups.map(({ fate }) => fate), ...groups.filter(({ stale }) => stale).map(() => "stale")]),
       query.fate,
       (fate) => act({ fate }),
-      FATES,
     ),
   );
 }
@@ -103,7 +101,7 @@ function counted(names) {
   return [...counts];
 }
 
-function chips(title, counts, chosen, act, names = {}) {
+function chips(title, counts, chosen, act) {
   return h(
     "div",
     { class: "chips", role: "group", "aria-label": title },
@@ -116,7 +114,7 @@ function chips(title, counts, chosen, act, names = {}) {
           "aria-pressed": String(name === chosen),
           on: { click: () => act(name === chosen ? "" : name) },
         },
-        `${names[name] || name} ${count}`,
+        `${name} ${count}`,
       ),
     ),
   );

@@ -1,6 +1,6 @@
 // A process that this page started: its command, how far it is, what it says, and the button that ends it.
 
-import { ask, said as sentence, tell } from "./api.js";
+import { ask, messageOf, of, tell } from "./api.js";
 import { clock, h, pill, put } from "./dom.js";
 
 const EVERY_MS = 200;
@@ -31,6 +31,15 @@ export async function follow(place, job, each) {
     first = told.next;
     await new Promise((wake) => setTimeout(wake, EVERY_MS));
   }
+}
+
+// Stops a run as Ctrl-C does, whoever has started it; `place` says so, or why not.
+export function stopButton(place, run) {
+  const stop = async () => {
+    if (await trying(place, () => tell(of(run, "stop"))))
+      put(place, h("p", { role: "status" }, `${run} finishes its step, writes a checkpoint and ends.`));
+  };
+  return h("button", { type: "button", "aria-label": `Stop ${run}`, on: { click: stop } }, "Stop");
 }
 
 export function end(job) {
@@ -76,5 +85,5 @@ export async function trying(place, act) {
 }
 
 export function wrong(error) {
-  return h("p", { class: "problem", role: "alert" }, sentence(error));
+  return h("p", { class: "problem", role: "alert" }, messageOf(error));
 }

@@ -1,10 +1,12 @@
-// One run as curves: the verdict with its evidence, what each process did when, what happened, and all figures. One
-// brush for all charts; the chosen steps are in the address.
+// One run as curves: the verdict with its evidence, the main figures, what each process and each of several actors did,
+// what happened; with --control also its stop. One brush for all charts; the chosen steps are in the address.
 
 import { ask, of } from "./api.js";
 import { address, go } from "./address.js";
 import { Board } from "./chart.js";
 import { clock, h, number, pill, put } from "./dom.js";
+import { drawActors } from "./actors.js";
+import * as jobs from "./jobs.js";
 import { drawLanes } from "./lanes.js";
 import { specs } from "./figures.js";
 import { drawSpent } from "./spent.js";
@@ -12,18 +14,20 @@ import { drawSpent } from "./spent.js";
 const EVENTS_SHOWN = 40;
 
 export async function show(root, route) {
-  const page = new Monitor(root, route.run);
+  const page = new Monitor(root, route.run, await jobs.allowed());
   await page.look(route.query);
   page.judge().catch(() => {});
   return page;
 }
 
 class Monitor {
-  constructor(root, run) {
+  constructor(root, run, allowed) {
     this.run = run;
+    this.allowed = allowed;
     this.stamp = "";
     this.query = null;
     this.head = h("div", { class: "bar" });
+    this.stopping = h("div", {});
     this.verdicts = h("section", { class: "verdicts", "aria-label": "Verdict" });
     this.damaged = h("div", {});
     this.first = step("From step", () => this.typed());
@@ -38,25 +42,27 @@ class Monitor {
       h("span", { class: "quiet" }, "or draw over any chart"),
     );
     this.lanes = h("section", { class: "lanes", "aria-label": "What each process did when" });
+    this.actors = h("section", { class: "actors", "aria-label": "Actors" });
     this.spent = h("section", { class: "spent", "aria-label": "Time and energy" });
     this.events = h("ol", { class: "events" });
     this.board = new Board((first, last) => this.choose(first, last));
     root.append(
       this.head,
+      this.stopping,
       this.verdicts,
       this.damaged,
       this.chosen,
       this.board.element,
       this.lanes,
+      this.actors,
       this.spent,
       h("details", { class: "happened", open: true }, h("summary", {}, "What happened"), this.events),
     );
     this.help = [
       ["Esc", "all steps"],
       ["l", "the answers of the last step"],
-      ["0", "all steps"],
     ];
-    this.keys = { Escape: () => this.choose(), 0: () => this.choose(), l: () => go("samples", this.run) };
+    this.keys = { Escape: () => this.choose(), l: () => go("samples", this.run) };
   }
 
   async update(route) {
@@ -97,7 +103,7 @@ class Monitor {
   }
 
   describe() {
-    const { name, status, steps, planned, last, damaged, answers } = this.found;
+    const { name, status, steps, planned, last, last_logged, damaged } = this.found;
     put(
       this.head,
       h("h1", {}, name),
@@ -109,8 +115,10 @@ class Monitor {
         { class: "quiet" },
         `${clock(last.time_s)}, ${number(last["time/step_s"])} s a step, ${number(last.tokens_per_s)} tokens/s`,
       ),
-      answers.last ? h("a", { class: "button", href: address("samples", name) }, "Answers") : null,
+      last_logged ? h("a", { class: "button", href: address("samples", name) }, "Answers") : null,
+      this.allowed && status === "running" ? jobs.stopButton(this.stopping, name) : null,
     );
+    if (status !== "running") put(this.stopping);
     const broken = Object.entries(damaged)
       .filter(([, lines]) => lines)
       .map(([file, lines]) =>
@@ -121,6 +129,7 @@ class Monitor {
         ),
       );
     put(this.damaged, broken);
+    drawActors(this.actors, last);
     drawSpent(this.spent, this.found.spent);
     put(
       this.events,
@@ -141,7 +150,7 @@ class Monitor {
   }
 
   verdict({ name, fault, evidence, remedy, look }) {
-    const query = look && this.found.answers.last ? { step: this.found.answers.last, ...look } : null;
+    const query = look && this.found.last_logged ? { step: this.found.last_logged, ...look } : null;
     return h(
       "article",
       { class: `verdict ${fault ? "fault" : "fine"}` },

@@ -1,7 +1,7 @@
 // A new run: a preset or a file, keys with their meaning and range, what it would take, the command, and its start. And
 // the runs of the folder, to stop and to resume.
 
-import { ask, of, said, tell } from "./api.js";
+import { ask, messageOf, of, tell } from "./api.js";
 import { address, go } from "./address.js";
 import * as jobs from "./jobs.js";
 import { choice, h, pill, put } from "./dom.js";
@@ -63,7 +63,7 @@ class Train {
     const found = await jobs.trying(this.job, () => ask("form", { source }));
     if (found) this.keys = found.keys;
     this.offer();
-    await this.draft();
+    this.draw();
   }
 
   // Once, when the page is shown: a run may be starting.
@@ -89,20 +89,13 @@ class Train {
 
   row({ name, status, steps, planned }) {
     const cells = [h("a", { href: address("monitor", name) }, name), pill(status), `${steps} / ${planned}`];
-    const act = status === "running" ? this.stopping(name) : status === "damaged" ? null : this.resuming(name, planned);
+    const resuming = () => (status === "damaged" ? null : this.resuming(name, planned));
+    const act = status === "running" ? jobs.stopButton(this.job, name) : resuming();
     return h(
       "tr",
       { data: { run: name } },
       [...cells, act].map((cell) => h("td", {}, cell)),
     );
-  }
-
-  stopping(name) {
-    const stop = async () => {
-      if (await jobs.trying(this.job, () => tell(of(name, "stop"))))
-        put(this.job, h("p", { role: "status" }, `${name} finishes its step, writes a checkpoint and ends.`));
-    };
-    return button("Stop", stop, `Stop ${name}`);
   }
 
   resuming(name, planned) {
@@ -111,8 +104,8 @@ class Train {
     const steps = h("input", { type: "number", min: 1, value: goal, "aria-label": `Last step of ${name}`, on });
     const resume = async () => {
       const wanted = this.goals.get(name) ?? planned;
-      const wish = wanted === planned ? {} : { steps: wanted };
-      const started = await jobs.trying(this.job, () => tell(of(name, "resume"), wish));
+      const body = wanted === planned ? {} : { steps: wanted };
+      const started = await jobs.trying(this.job, () => tell(of(name, "resume"), body));
       if (started) this.follow(started);
     };
     return h("div", { class: "bar" }, button("Resume", resume, `Resume ${name}`), "up to step", steps);
@@ -164,14 +157,14 @@ class Train {
     return h("div", { class: "field" }, label, about(key), button("\u00d7", leave, `Leave ${name} as it is`));
   }
 
-  wish() {
+  wanted() {
     return { source: this.source, name: input(this.name).value, sets: Object.fromEntries(this.sets) };
   }
 
   // The command, and what is wrong with it. The answer to what was typed last is shown.
   async draft() {
     const turn = ++this.turn;
-    const found = await tell("draft", this.wish()).catch((error) => ({ command: "", problem: said(error) }));
+    const found = await tell("draft", this.wanted()).catch((error) => ({ command: "", problem: messageOf(error) }));
     if (turn !== this.turn) return;
     this.command.textContent = found.command;
     this.problem.textContent = found.problem;
@@ -183,12 +176,12 @@ class Train {
   }
 
   async plan() {
-    const started = await jobs.trying(this.job, () => tell("plan", this.wish()));
+    const started = await jobs.trying(this.job, () => tell("plan", this.wanted()));
     if (started) this.follow(started);
   }
 
   async start() {
-    const started = await jobs.trying(this.job, () => tell("train", this.wish()));
+    const started = await jobs.trying(this.job, () => tell("train", this.wanted()));
     if (!started) return;
     this.started = started.run;
     this.follow(started);
@@ -217,8 +210,15 @@ function about({ form, range = {}, meaning, value }) {
   return h("span", { class: "quiet" }, [...kind, `here ${written(value) || "empty"}`].join("; "), `. ${meaning}`);
 }
 
-// As it would be typed.
+// As it would be typed: a text without quotes, anything else as TOML.
 function written(value) {
   if (typeof value === "string") return value;
-  return value === null ? "" : JSON.stringify(value);
+  return value === null ? "" : toml(value);
+}
+
+function toml(value) {
+  if (Array.isArray(value)) return `[${value.map(toml).join(", ")}]`;
+  if (typeof value !== "object") return JSON.stringify(value);
+  const pairs = Object.entries(value).map(([key, one]) => `${JSON.stringify(key)} = ${toml(one)}`);
+  return `{${pairs.join(", ")}}`;
 }

@@ -20,7 +20,7 @@ from tests.support.planted_runs import made_up
 from tests.support.runs import alive, wait_until
 from tests.support.window import Window, window
 
-WISHES = (
+REQUESTS = (
     *("runs/first/evaluate", "runs/first/chat", "runs/first/stop", "runs/first/resume"),
     *("draft", "plan", "train", "jobs/1/say", "jobs/1/end"),
 )
@@ -46,7 +46,7 @@ def page(folder: Path) -> Iterator[Window]:
 # --- who may ask, and for what
 
 
-@pytest.mark.parametrize("path", WISHES)
+@pytest.mark.parametrize("path", REQUESTS)
 def test_a_page_that_only_looks_has_no_such_thing(folder: Path, path: str) -> None:
     with window(folder) as opened:
         assert opened.ask("control") == {"control": False}
@@ -54,7 +54,7 @@ def test_a_page_that_only_looks_has_no_such_thing(folder: Path, path: str) -> No
         assert {opened.get(f"/api/{name}").status for name in ("form", "jobs", "jobs/1")} == {404}
 
 
-@pytest.mark.parametrize("path", WISHES)
+@pytest.mark.parametrize("path", REQUESTS)
 def test_no_other_site_can_ask(page: Window, path: str) -> None:
     assert page.ask("control") == {"control": True}
     foreign: list[dict[str, str]] = [{}, {"Origin": "http://evil.example"}, {"Origin": "null"}]
@@ -91,14 +91,14 @@ def test_no_other_site_can_ask(page: Window, path: str) -> None:
         ("jobs/x/end", {}, "expected a whole number"),
     ],
 )
-def test_a_wrong_wish_is_refused_and_starts_nothing(page: Window, path: str, body: Any, sentence: str) -> None:
+def test_a_wrong_request_is_refused_and_starts_nothing(page: Window, path: str, body: Any, sentence: str) -> None:
     answer = page.tell(path, body)
     assert answer.status in (400, 404)
     assert sentence in (answer.problem if sentence else "")
     assert page.ask("jobs")["jobs"] == []
 
 
-def test_a_wish_without_end_is_cut_off(page: Window) -> None:
+def test_a_request_without_end_is_cut_off(page: Window) -> None:
     assert page.tell("plan", NEW | {"name": "x" * 200_000}).status == 413
 
 
@@ -124,10 +124,10 @@ def test_a_draft_is_the_command_and_what_is_wrong_with_it(page: Window) -> None:
 
 def test_options_are_those_of_the_commands() -> None:
     assert Evaluate().options() == ["--checkpoint", "latest"]
-    wish = Evaluate(base=True, test=True, problems=8, samples=2, long_cap=64)
-    assert wish.options() == ["--base", "--test", "--problems", "8", "--samples", "2", "--long-cap", "64"]
-    wish = Chat(checkpoint="12", max_new_tokens=5, temperature=0.7)
-    assert wish.options() == ["--chat", "--checkpoint", "12", "--max-new-tokens", "5", "--temperature", "0.7"]
+    wanted = Evaluate(base=True, test=True, problems=8, samples=2, long_cap=64)
+    assert wanted.options() == ["--base", "--test", "--problems", "8", "--samples", "2", "--long-cap", "64"]
+    wanted = Chat(checkpoint="12", max_new_tokens=5, temperature=0.7)
+    assert wanted.options() == ["--chat", "--checkpoint", "12", "--max-new-tokens", "5", "--temperature", "0.7"]
 
 
 def test_a_form_has_the_values_of_its_configuration(page: Window) -> None:

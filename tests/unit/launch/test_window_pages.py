@@ -1,6 +1,8 @@
 """What the page is told of runs: all of them, one as curves, its groups, answers and tokens, and how two differ."""
 
+import math
 import os
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra `ui`")
 pytest.importorskip("uvicorn", reason="needs the extra `ui`")
 
+from launch.ui.monitor import shortened
 from shared.run.files import LineLog
 from shared.run.metrics import MetricsLog
 from shared.run.run_dir import RunDir
@@ -80,7 +83,7 @@ def test_the_verdict_comes_with_its_evidence_and_the_answers_that_show_it(page: 
     assert verdict["name"] == "reward and outcome disagree" and verdict["fault"]
     assert "held-out" in verdict["evidence"] or "right completions fell" in verdict["evidence"]
     assert verdict["look"] == {"outcome": "wrong", "sort": "reward"}
-    assert found["answers"]["last"] == 24
+    assert found["last_logged"] == 24
     assert [one["label"] for one in found["evaluations"]] == ["base", "final"]
     base = found["evaluations"][0]["ways"]["greedy"]
     assert base["low"] < base["value"] == 40 / 64 < base["high"]
@@ -146,7 +149,7 @@ def test_damaged_lines_are_counted_and_the_others_shown(tmp_path: Path) -> None:
         assert found["steps"] == 12 and len(opened.ask("runs/torn/steps")["steps"]) == 12
 
 
-def test_the_groups_of_a_step_dropped_and_refused_ones_too(page: Window) -> None:
+def test_the_groups_of_a_step_idle_and_quarantined_ones_too(page: Window) -> None:
     groups = page.ask("runs/first/steps/5")["groups"]
     assert [group["fate"] for group in groups] == ["trained", "idle", "quarantined"]
     assert [group["stale"] for group in groups] == [0, 0, 2]
@@ -175,8 +178,8 @@ def test_the_tokens_of_an_answer_with_their_figures(page: Window) -> None:
     assert found["values"]["mismatch"][0] == pytest.approx(2e-6)
     assert found["values"]["ratio"][4] == pytest.approx(1.000002)
     assert found["values"]["advantage"][:2] == [0.0, 0.7]
-    dropped = page.ask("runs/first/steps/5/1/0")["values"]
-    assert dropped["mask"] is None and dropped["ratio"] is None and dropped["entropy"] is not None
+    idle = page.ask("runs/first/steps/5/1/0")["values"]
+    assert idle["mask"] is None and idle["ratio"] is None and idle["entropy"] is not None
 
 
 def test_the_same_task_in_all_steps(page: Window) -> None:
@@ -305,3 +308,12 @@ def test_figures_that_were_not_measured_are_null(tmp_path: Path) -> None:
         found: dict[str, Any] = opened.ask("runs/first/curves?keys=kl")
         assert set(found["keys"]["kl"]["mean"]) == {None}
     assert os.listdir(tmp_path) == ["first"]
+
+
+def test_a_chart_has_five_digits_of_any_value() -> None:
+    draw = random.Random(0)
+    values = [draw.choice((-1, 1)) * 10 ** draw.uniform(-12, 12) for _ in range(2000)]
+    values += [0.0, 1.0, 0.3, 99999.5, 123456.0, 1e300, -1e-300]
+    (short,) = shortened([values])
+    assert short == [float(f"{value:.5g}") for value in values]
+    assert math.isnan(shortened([[None, 1.0]])[0][0])

@@ -44,7 +44,7 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-class Door:
+class AccessCheck:
     """Lets a request through to the application, or answers 403 with the reason."""
 
     def __init__(self, inside: ASGIApp, port: int, token: str) -> None:
@@ -56,7 +56,7 @@ class Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        answer = self.refusal(scope["method"], Headers(scope=scope)) or self.welcome(scope)
+        answer = self.refusal(scope["method"], Headers(scope=scope)) or self.entry(scope)
         await (answer or self.inside)(scope, receive, with_headers(send))
 
     def refusal(self, method: str, headers: Mapping[str, str]) -> Response | None:
@@ -71,8 +71,9 @@ class Door:
             return refused("another site asked for it")
         return None
 
-    def welcome(self, scope: Scope) -> Response | None:
-        """The way in for a request that has no cookie yet, or the reason why there is none; None for guests."""
+    def entry(self, scope: Scope) -> Response | None:
+        """A redirect that sets the cookie if the token is right, a refusal if not; None if the request has the
+        cookie."""
         if self.is_right(cookies(Headers(scope=scope).get("cookie", "")).get(self.cookie, "")):
             return None
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
