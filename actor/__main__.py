@@ -3,9 +3,13 @@
     python -m actor --connect tcp://host:port --key NAME.json --config config.json
 
 after copying `keys/NAME.json`, which `python -m launch key RUN NAME` makes, and the run's `config.json` there. The key
-file says which actor this is. `python -m launch invite RUN` prints a command with all of that in one line:
+file says which actor this is. `python -m launch invite RUN` prints a command that joins once, with a key that the actor
+makes for itself (invited.py):
 
     echo '...' | python -m actor --invitation -
+
+Where all machines see the run's folder, `--run DIR --id actor0 --connect tcp://host:port` takes key and configuration
+from there and computes on cores of its own.
 
 Arguments, keys and config are checked before torch loads. With `--run` and `--trace` it
 notes its phases in `logs/trace-NAME.json` of the run.
@@ -19,6 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
+from actor.invited import join
 from protocol.access.keys import HOW_TO_GET_ONE, check_folder, load_actor_key
 from protocol.transport import ZmqActorPort
 from shared.config.load import config_from_json
@@ -66,8 +71,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main(arguments: argparse.Namespace) -> None:
     """Check everything that is quick to check, then load torch and serve."""
-    if arguments.invitation:
-        found = accept(read_text(arguments.invitation), cache_root(ModelConfig()))
+    found = accept(read_text(arguments.invitation), cache_root(ModelConfig())) if arguments.invitation else None
+    if found:
         arguments.connect, arguments.key, arguments.config = found.endpoint, found.key, found.config
     files = local_files(RunDir.open(arguments.run), arguments.id) if arguments.run else {}
     files |= {name: path for name in ("config", "key") if (path := getattr(arguments, name))}
@@ -76,10 +81,11 @@ def main(arguments: argparse.Namespace) -> None:
     os.environ.update(cpu_environment(config.compute.actor_threads, config.compute.blas))
     if arguments.key is None:
         check_folder(files["key"].parent)
-    key = load_actor_key(files["key"])
+    key = join(found, config.link.silence_s) if found else load_actor_key(files["key"])
     endpoint = arguments.connect or dial_address(config.link, arguments.run)
+    elsewhere = bool(arguments.run and arguments.connect)
     # Without a run directory, the actors of this machine share the lease file beside their common config.json.
-    lease = files.get("lease", files["config"].with_name("lease"))
+    lease = None if elsewhere else files.get("lease", files["config"].with_name("lease"))
     with stacks_of(arguments) as stacks:
         from actor.wiring import serve_orders
 
@@ -87,7 +93,7 @@ def main(arguments: argparse.Namespace) -> None:
         port = WatchedActorPort(connected, Watchdog(config.link.silence_s, stacks))
         trace = open_trace(arguments.run, key.actor_id, wanted=arguments.trace)
         planned = planned_on_card(RunDir(arguments.run), "actor") if arguments.run else 0
-        lends = arguments.run is not None and config.actor.engine == "hf"
+        lends = arguments.run is not None and not elsewhere and config.actor.engine == "hf"
         serve_orders(config, port, endpoint, key.actor_id, lease, trace, planned, lends=lends)
 
 

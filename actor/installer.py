@@ -13,10 +13,10 @@ learner's mismatch gate, after the completions of a step were drawn from the wro
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from actor.engines.engine import Engine
 from protocol.messages import Policy
 from shared.errors import DamageError, TrainingStopped
 from shared.model.adapter_file import digest
@@ -30,6 +30,11 @@ TIMES = 2.5
 """The limit of the mean as a multiple of the engine's own rounding."""
 LONGER = 3
 """The row that the engine's rounding is measured with, as a multiple of the canary."""
+
+REMEDY = (
+    "Use `resume`; if this happens again, this machine's memory or its cached base is damaged, or actor and learner run"
+    " different code."
+)
 
 log = logging.getLogger("actor")
 
@@ -47,6 +52,14 @@ class Allowed:
 EXACT = Allowed()
 
 
+class Installable(Protocol):
+    """An engine, as far as adapters go."""
+
+    def install(self, version: int, adapter: bytes) -> None: ...
+
+    def logprobs(self, ids: np.ndarray) -> np.ndarray: ...
+
+
 class CanaryMismatch(TrainingStopped):
     """The engine's policy is not the one that the learner published."""
 
@@ -54,9 +67,14 @@ class CanaryMismatch(TrainingStopped):
 class Installer:
     """Installs policies in one engine, and knows which adapter is installed."""
 
-    def __init__(self, engine: Engine, allowed: Allowed = EXACT) -> None:
+    def __init__(
+        self, engine: Installable, allowed: Allowed = EXACT, place: str = "this actor", remedy: str = REMEDY
+    ) -> None:
+        """place: where the engine computes; remedy: what to do if it computes other values."""
         self.engine = engine
         self.allowed = allowed
+        self.place = place
+        self.remedy = remedy
         self.verified: dict[int, np.ndarray] = {}
         """The canary of version 0, which is the base's, and of the version that was verified last."""
         self.installed = ""
@@ -70,6 +88,10 @@ class Installer:
             self.verify(policy)
         elif woken:
             self.verify(policy)
+
+    def forget(self) -> None:
+        """The engine has lost what was installed."""
+        self.installed = ""
 
     def load(self, policy: Policy) -> None:
         """Give the engine the adapter's bytes. DamageError if they are not the bytes that the learner sent."""
@@ -95,7 +117,11 @@ class Installer:
             self.installed = ""
             noise = self.noise(policy.canary_ids, found)
             cause = likely_cause(found, expected, self.verified, noise)
-            raise CanaryMismatch(mismatch(policy.version, found, expected, excess, cause))
+            raise CanaryMismatch(
+                f"Policy {policy.version} was installed, but {self.place} computes other values: the canary's log-probs"
+                f" are {listed(found)} here and {listed(expected)} at the learner ({excess}). Nothing was sampled from"
+                f" it.{cause} {self.remedy}"
+            )
         base = {version: kept for version, kept in self.verified.items() if version == 0}
         self.verified = base | {policy.version: expected}
 
@@ -139,15 +165,6 @@ def likely_cause(found: np.ndarray, expected: np.ndarray, verified: Mapping[int,
         return ""
     share = float((found - base) @ effect / (effect @ effect))
     return f" They show about {share:.0%} of the adapter's effect: half an adapter, an old one, or a wrong scale."
-
-
-def mismatch(version: int, found: np.ndarray, expected: np.ndarray, excess: str, cause: str) -> str:
-    return (
-        f"Policy {version} was installed, but this actor computes other values: the canary's log-probs are"
-        f" {listed(found)} here and {listed(expected)} at the learner ({excess}). Nothing was sampled from it.{cause}"
-        " Use `resume`; if this happens again, this machine's memory or its cached base is damaged, or actor and"
-        " learner run different code."
-    )
 
 
 def listed(values: np.ndarray) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from statistics import fmean
+from typing import Protocol
 
 import numpy as np
 from msgspec import structs
@@ -28,6 +29,12 @@ Beat = Callable[[str], None]
 NO_CONTEXT = Context()
 
 
+class Installs(Protocol):
+    """Sees to it that what is sampled next comes from this policy."""
+
+    def install(self, policy: Policy, *, woken: bool) -> None: ...
+
+
 class Rollout:
     """Fills orders with one engine and one scorer."""
 
@@ -43,13 +50,15 @@ class Rollout:
         episodes: Player | None = None,
         votes: CastVotes = nobody_votes,
         teacher: AskTeacher = no_teacher,
+        installer: Installs | None = None,
     ) -> None:
-        """episodes: of a run with an environment or an agent. votes, teacher: for orders that ask for them."""
+        """episodes: of a run with an environment or an agent. votes, teacher: for orders that ask for them. installer:
+        of an engine that verifies by itself whatever it installs."""
         self.episodes = episodes
         self.votes = votes
         self.teacher = teacher
         self.engine = engine
-        self.installer = Installer(engine, canary)
+        self.installer: Installs = installer or Installer(engine, canary)
         self.scorer = scorer
         self.lease = lease
         self.text = text

@@ -8,23 +8,27 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from actor.engines.engine import Engine
+from actor.engines.engine import Engine, Identity
 from actor.engines.hf_engine import HFEngine
-from actor.engines.vllm_options import check_engine
+from actor.engines.server.adapter_files import AdapterFiles
+from actor.engines.server.completions import Completions
+from actor.engines.server.server_engine import Line, ServerEngine
+from actor.engines.server.vllm_server import Needs, VLLMServer
+from actor.engines.vllm_options import MOST_SEQUENCES, RANKS, check_engine, longest
 from actor.environments.agents import Agents
 from actor.environments.episodes import Episodes, Player
 from actor.environments.pool import EnvironmentPool
-from actor.installer import EXACT, Allowed, CanaryMismatch
+from actor.installer import EXACT, Allowed, CanaryMismatch, Installer
 from actor.link import Link
 from actor.loop import serve
-from actor.rollout import Rollout
+from actor.rollout import Installs, Rollout
 from actor.scoring.pool import ScorePool
 from actor.scoring.teacher import RemoteTeacher, no_teacher
 from actor.scoring.votes import casting
 from actor.verifiers.verdict import Context
 from protocol.messages import Bye
 from protocol.transport import ActorPort
-from shared.base.cache import CachedBase, cached_base
+from shared.base.cache import CachedBase, cached_base, dense_base
 from shared.base.lending import Borrower
 from shared.base.load import check_once, load_policy, pick_device, pick_dtype
 from shared.base.loading import fitting, lighter
@@ -32,21 +36,22 @@ from shared.base.residency import borrow, residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
 from shared.config.named_rewards import form_in_words, runs_functions
+from shared.config.processes import ComputeConfig
 from shared.config.training import TeacherConfig
 from shared.config.tree import Config
-from shared.errors import DamageError
+from shared.errors import DamageError, UserError
+from shared.model.adapter_file import LoraLayout, adapter_config, read_layout
 from shared.model.conversation import Conversation
 from shared.model.kernels.choice import policy_with_kernels
 from shared.model.nf4 import WEIGHTS
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.card import driver_of
 from shared.process.determinism import pin_torch, record
-from shared.process.lease import lease_for
+from shared.process.lease import ComputeLease, NoLease, lease_for
 from shared.process.trace import NO_TRACE, Trace
 
 if TYPE_CHECKING:
     from actor.engines.vllm_options import GiveBack, VLLMOptions
-    from shared.model.adapter_file import LoraLayout
 
 BF16_TOLERANCE = 0.25
 """vLLM's kernels sum in another order than the learner's: in bf16 this much in the log-prob of an unlikely token."""
@@ -62,6 +67,8 @@ def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engi
     pin_torch(config.compute.actor_threads)
     base = cached_base(config.model)
     prompter = load_prompter(base.folder, config.environment.described, agent=config.environment.is_agent)
+    if config.actor.is_elsewhere:
+        return build_servers(config, base, prompter), prompter
     device = pick_device(config.compute.device, config.compute.actor_card)
     dtype = pick_dtype(config.compute.dtype, device)
     if config.actor.engine == "vllm":
@@ -82,15 +89,12 @@ def build_vllm(
     from actor.engines.vllm_engine import VLLMEngine
     from actor.engines.vllm_internals import VLLM
     from actor.engines.vllm_options import vllm_options
-    from shared.base.cache import dense_base
-    from shared.model.adapter_file import read_layout
 
     check_engine(config.actor)
     if device.type == "cuda":
         # Some of vLLM's kernels have no deterministic version and would raise.
         torch.use_deterministic_algorithms(False)
-    dense = config.model.quantization == "nf4" and config.actor.weights != "nf4"
-    folder = dense_base(base, dtype).folder if dense else base.folder
+    folder = served_folder(config, base, dtype)
     options = vllm_options(
         config,
         folder,
@@ -100,6 +104,59 @@ def build_vllm(
     layout = read_layout(base.folder, config.lora)
     part = given_back(config, base, layout, options)
     return VLLMEngine(VLLM(options), options, prompter, config.lora, layout, base.digest, config.actor.install, part)
+
+
+def served_folder(config: Config, base: CachedBase, dtype: torch.dtype) -> Path:
+    """The model that vLLM loads: the values of the codes, or the codes."""
+    dense = config.model.quantization == "nf4" and config.actor.weights != "nf4"
+    return dense_base(base, dtype).folder if dense else base.folder
+
+
+def build_servers(config: Config, base: CachedBase, prompter: Prompter) -> ServerEngine:
+    """vLLM behind URLs, each checked now; nothing is loaded here. Canary and mismatch allow what they allow vLLM."""
+    server, dtype = config.server, learners_dtype(config.compute)
+    layout = read_layout(base.folder, config.lora)
+    folder = served_folder(config, base, dtype)
+    needs = Needs(
+        serves=str(folder),
+        dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
+        tokens=longest(config),
+        rank=next(rank for rank in RANKS if rank >= config.lora.rank),
+        temperature=config.rollout.temperature,
+        end_ids=prompter.end_ids,
+        spelling=lambda token: prompter.as_the_model_sees([token]),
+        vocabulary=len(prompter.tokenizer),
+    )
+    files = AdapterFiles(Path(server.folder), server.seen_as, adapter_config(config.lora, str(folder)))
+    files.open()
+    width = config.actor.max_sequences or min(config.rollout.prompts * config.rollout.group, MOST_SEQUENCES)
+    allowed = vllm_difference(config, dtype)
+    lines: list[Line] = []
+    for url in server.urls:
+        api = Completions(f"The vLLM server at {url}", url, server.key_variable, server.limit_s)
+        one = VLLMServer(api, needs, files, layout.zeros)
+        remedy = f"It must serve {folder} as {needs.dtype}; if it does, start it again and use `resume`."
+        lines.append(Line(one, Installer(one, allowed, f"the vLLM server at {url}", remedy), width))
+    identity = Identity(
+        engine="vllm_server",
+        base_digest=base.digest,
+        tokenizer_digest=prompter.digest,
+        lora_digest=layout.digest,
+    )
+    engine = ServerEngine(lines, identity, server.patience_s, needs.tokens)
+    log.info("a server for this run is started with: %s", needs.command)
+    try:
+        engine.check(min(server.patience_s, config.link.silence_s / 2))
+    except UserError:
+        engine.close()
+        raise
+    return engine
+
+
+def learners_dtype(compute: ComputeConfig) -> torch.dtype:
+    """In a process that uses no card itself."""
+    on_card = compute.device == "cuda" or (compute.device == "auto" and torch.cuda.is_available())
+    return pick_dtype(compute.dtype, torch.device("cuda" if on_card else "cpu"))
 
 
 def given_back(config: Config, base: CachedBase, layout: "LoraLayout", options: "VLLMOptions") -> "GiveBack":
@@ -122,11 +179,15 @@ def allowed_difference(config: Config, device: torch.device) -> Allowed:
     """Of the canary: as configured, or what engine and compute type allow."""
     if config.guard.canary_tolerance:
         return Allowed(largest=config.guard.canary_tolerance)
-    is_bf16 = pick_dtype(config.compute.dtype, device) == torch.bfloat16
-    if config.actor.engine == "hf":
-        return Allowed(measured=is_bf16)
+    dtype = pick_dtype(config.compute.dtype, device)
+    return Allowed(measured=dtype == torch.bfloat16) if config.actor.engine == "hf" else vllm_difference(config, dtype)
+
+
+def vllm_difference(config: Config, dtype: torch.dtype) -> Allowed:
+    if config.guard.canary_tolerance:
+        return Allowed(largest=config.guard.canary_tolerance)
     # The plugin computes NF4 in bf16 on every device.
-    return Allowed(largest=BF16_TOLERANCE) if is_bf16 or config.actor.weights == "nf4" else EXACT
+    return Allowed(largest=BF16_TOLERANCE) if dtype == torch.bfloat16 or config.actor.weights == "nf4" else EXACT
 
 
 def context_of(config: Config) -> Context:
@@ -152,6 +213,19 @@ def remote_teacher(config: TeacherConfig, prompter: Prompter) -> RemoteTeacher |
     return RemoteTeacher(config, lambda token: prompter.as_the_model_sees([token]), len(prompter.tokenizer))
 
 
+def installer_of(engine: Engine) -> Installs | None:
+    """None for an engine that the actor's own installer verifies."""
+    return engine.wanted if isinstance(engine, ServerEngine) else None
+
+
+def place_of(config: Config, lease_file: Path | None, trace: Trace, planned: int) -> tuple[torch.device, ComputeLease]:
+    """Where this process computes, and what it holds meanwhile: nothing if servers compute for it."""
+    if config.actor.is_elsewhere:
+        return torch.device("cpu"), NoLease()
+    device = pick_device(config.compute.device, config.compute.actor_card)
+    return device, lease_for(config.compute, device, lease_file, trace, planned)
+
+
 def serve_or_send_bye(link: Link, rollout: Rollout) -> None:
     """Serve. An actor whose policy is wrong tells the learner why it stops."""
     try:
@@ -166,19 +240,20 @@ def serve_orders(
     port: ActorPort,
     endpoint: str,
     actor_id: str,
-    lease_file: Path,
+    lease_file: Path | None,
     trace: Trace = NO_TRACE,
     planned: int = 0,
     *,
     lends: bool = False,
 ) -> None:
-    """Build the engine and the scorers, join the run, fill orders until the learner sends Drain. planned: bytes of the
-    card, as of a lease. lends: whether the learner is on this machine, so that its base may be used."""
+    """Build the engine and the scorers, join the run, fill orders until the learner sends Drain. lease_file: None for
+    cores of its own. planned: bytes of the card, as of a lease. lends: whether the learner is on this machine, so that
+    its base may be used."""
     fits = partial(fitting, "actor", planned, lighter(config.compute, config.model, config.lora))
     with fits():
-        device = pick_device(config.compute.device, config.compute.actor_card)
-        lease = lease_for(config.compute, device, lease_file, trace, planned)
-        borrower = borrow(config.compute, device, lease_file.parent, config.link.silence_s) if lends else None
+        device, lease = place_of(config, lease_file, trace, planned)
+        lender = lease_file.parent if lends and lease_file else None
+        borrower = borrow(config.compute, device, lender, config.link.silence_s) if lender else None
     # Under the lease: an engine allocates memory while it is built, and vLLM measures how much is free.
     with lease.hold("actor"), fits(driver_of(device)), trace.phase("load"):
         engine, prompter = build_engine(config, borrower)
@@ -192,7 +267,17 @@ def serve_orders(
         allowed = allowed_difference(config, device)
         votes, ask = casting(config.verifier.kind, scorer), teacher.read if teacher else no_teacher
         rollout = Rollout(
-            engine, scorer, lease, prompter.text, allowed, trace, context_of(config), episodes, votes, ask
+            engine,
+            scorer,
+            lease,
+            prompter.text,
+            allowed,
+            trace,
+            context_of(config),
+            episodes,
+            votes,
+            ask,
+            installer_of(engine),
         )
         rules = rules_digest(config.verifier, config.rollout, config.environment)
         link = Link(port, endpoint, actor_id, engine.identity, config.link.credits, rules)
@@ -205,4 +290,6 @@ def serve_orders(
             episodes.close()
         if teacher:
             teacher.close()
+        if isinstance(engine, ServerEngine):
+            engine.close()
         port.close()

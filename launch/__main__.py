@@ -107,8 +107,10 @@ def dispatch(args: "argparse.Namespace") -> int:
                 directory=args.directory,
                 steps=args.steps,
                 actors=args.actors,
+                ranks=args.ranks,
                 on_fault=args.on_fault,
                 resample_step=args.resample_step,
+                on=args.on,
                 verbose=args.verbose,
                 trace=args.trace,
             )
@@ -152,7 +154,11 @@ def dispatch_other(args: "argparse.Namespace") -> int:
         case "invite":
             from launch.commands.key import invite
 
-            return invite(directory=args.directory, name=args.name)
+            return invite(directory=args.directory, name=args.name, hours=args.hours)
+        case "keys":
+            from launch.commands.key import keys
+
+            return keys(directory=args.directory, revoked=args.revoke)
         case "curriculum":
             from launch.commands.curriculum import measure_curriculum
 
@@ -184,6 +190,7 @@ def run(args: "argparse.Namespace") -> int:
         out=args.out,
         dry_run=args.dry_run,
         prepare=args.prepare,
+        on=args.on,
         verbose=args.verbose,
         json_only=args.json,
         trace=args.trace,
@@ -221,14 +228,14 @@ def replay(args: "argparse.Namespace") -> int:
 
 
 def evaluate(args: "argparse.Namespace") -> int:
-    tasks = {"problems": args.problems, "samples": args.samples, "long_cap": args.long_cap, "test": args.test}
+    options = {"problems": args.problems, "samples": args.samples, "long_cap": args.long_cap, "test": args.test}
     if args.follow:
         from launch.evaluator.command import follow_run
 
-        return follow_run(directory=args.directory, **tasks)
+        return follow_run(directory=args.directory, options=options)
     from launch.commands.evaluate import evaluate_run
 
-    return evaluate_run(directory=args.directory, checkpoint=args.checkpoint, base=args.base, **tasks)
+    return evaluate_run(directory=args.directory, checkpoint=args.checkpoint, base=args.base, **options)
 
 
 def export(args: "argparse.Namespace") -> int:

@@ -29,6 +29,7 @@ EXAMPLES = """examples:
   python -m launch run embedded --actors 2 --set rollout.groups_per_order=4
   python -m launch key runs/first gpu-box                 a key for an actor on another machine
   python -m launch invite runs/first                      one command that joins from another machine
+  python -m launch keys runs/first                        who may join; --revoke NAME ends it
   python -m launch generate runs/first --prompt "Tom has 3 apples and buys 4 more. How many does he have now?"
   python -m launch generate runs/first --chat
 """
@@ -68,7 +69,8 @@ def make_parser(program: str) -> argparse.ArgumentParser:
     add_eval(commands.add_parser("eval", help="held-out accuracy of a run", allow_abbrev=False))
     add_key(commands.add_parser("key", help="make a key for one more actor", allow_abbrev=False))
     add_invite(commands.add_parser("invite", help="print a command that joins from elsewhere", allow_abbrev=False))
-    add_curriculum(commands.add_parser("curriculum", help="measure semantic entropies", allow_abbrev=False))
+    add_keys(commands.add_parser("keys", help="list the keys of actors, or revoke one", allow_abbrev=False))
+    add_config(commands.add_parser("curriculum", help="measure semantic entropies", allow_abbrev=False))
     add_data(commands.add_parser("data", help="show what a run would be trained on", allow_abbrev=False))
     add_verify(commands.add_parser("verify", help="score a file of completions", allow_abbrev=False))
     add_why(commands.add_parser("why", help="what a run is doing, and what would help", allow_abbrev=False))
@@ -103,26 +105,33 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="actors on this machine: same as --set compute.actors=N",
     )
+    parser.add_argument(
+        "--ranks",
+        dest="set",
+        action="extend",
+        type=Assignments(("compute.ranks={}",)),
+        metavar="N",
+        help="processes of the learner: same as --set compute.ranks=N",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the plan; start and write nothing")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print predicted memory and time as JSON")
     parser.add_argument("--prepare", action="store_true", help="make the run directory and its keys, and stop")
     add_known_flags(parser)
-    add_trace(parser)
-    add_verbose(parser)
+    add_start(parser)
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
     add_directory(parser)
     parser.add_argument("--steps", type=positive_int, metavar="N", help="train up to step N")
     parser.add_argument("--actors", type=positive_int, metavar="N", help="from now on with N actors on this machine")
+    parser.add_argument("--ranks", type=positive_int, metavar="N", help="from now on with N processes of the learner")
     parser.add_argument(
         "--on-fault", choices=("stop", "skip"), help="when an update is refused: stop the run, or skip the batch"
     )
     parser.add_argument(
         "--resample-step", type=positive_int, metavar="N", help="first void the recorded groups of step N and later"
     )
-    add_trace(parser)
-    add_verbose(parser)
+    add_start(parser)
 
 
 def add_replay(parser: argparse.ArgumentParser) -> None:
@@ -183,6 +192,14 @@ def add_key(parser: argparse.ArgumentParser) -> None:
 def add_invite(parser: argparse.ArgumentParser) -> None:
     add_directory(parser)
     parser.add_argument("name", nargs="?", metavar="NAME", help="name of the actor (default: guest0, guest1, ...)")
+    parser.add_argument(
+        "--hours", type=positive_int, default=24, metavar="N", help="how long it can be used (default: 24)"
+    )
+
+
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    add_directory(parser)
+    parser.add_argument("--revoke", metavar="NAME", help="end the access of this actor, even while the run trains")
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -284,10 +301,6 @@ def add_set(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_curriculum(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
-
-
 def add_data(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     parser.add_argument(
@@ -326,13 +339,13 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="run directory")
 
 
-def add_trace(parser: argparse.ArgumentParser) -> None:
+def add_start(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--on", choices=("here", "ray"), default="here", help="ray: where the cluster has room (default: this machine)"
+    )
     parser.add_argument(
         "--trace", action="store_true", help="write trace.json: when each process computed (https://ui.perfetto.dev)"
     )
-
-
-def add_verbose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="show all log lines of the processes")
 
 

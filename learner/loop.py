@@ -24,7 +24,9 @@ from learner.reports.step_report import StepReport
 from learner.update.batches import Batches
 from learner.update.budget import Attempts
 from learner.update.figures import StepResult
+from learner.update.mismatch import Mismatch
 from learner.update.publisher import Publisher
+from protocol.messages import Policy
 from shared.process.lease import ComputeLease
 
 
@@ -57,10 +59,7 @@ def train(parts: Parts, first_step: int, last_step: int) -> int:
     for step in range(first_step, last_step):
         parts.report.begin()
         parts.plan.order_ahead(version=step)
-        collected = parts.plan.collect(step)
-        with parts.lease.hold("learner", parts.filler.pump) as turn, parts.report.updating(turn):
-            batch, result = parts.attempts.until_it_fits(step, partial(updated, parts, step, collected))
-            policy = parts.publisher.snapshot(version=step + 1)
+        collected, batch, result, policy = learn(parts, step)
         parts.plan.resize(result)
         parts.publisher.forget_before(parts.plan.oldest_needed())
         parts.filler.publish(policy, parts.plan.oldest_needed())
@@ -69,6 +68,20 @@ def train(parts: Parts, first_step: int, last_step: int) -> int:
             return step + 1
         parts.evaluations.after(step + 1)
     return last_step
+
+
+def learn(parts: Parts, step: int) -> tuple[Collected, StepBatch, StepResult, Policy]:
+    """Collect a step, update, and make the new version. If the update finds log-probs that are false, and whoever sent
+    them can be told, the step is sampled again without that actor."""
+    while True:
+        collected = parts.plan.collect(step)
+        try:
+            with parts.lease.hold("learner", parts.filler.pump) as turn, parts.report.updating(turn):
+                batch, result = parts.attempts.until_it_fits(step, partial(updated, parts, step, collected))
+                return collected, batch, result, parts.publisher.snapshot(version=step + 1)
+        except Mismatch:
+            if not parts.plan.sample_again(collected.filled):
+                raise
 
 
 def updated(parts: Parts, step: int, collected: Collected) -> tuple[StepBatch, StepResult]:

@@ -7,14 +7,15 @@ the journal are filled from there. From then on the loop is the same as in an un
 import json
 import logging
 import signal
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from types import FrameType
 
 import torch
 
-from learner.durable.checkpoint import CheckpointStore
+from learner.durable.checkpoint import CheckpointStore, packed_checkpoint
 from learner.durable.find_adapter import adapters_of
 from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder
@@ -25,8 +26,10 @@ from learner.evaluation.evaluate import Evaluator, digest_of
 from learner.evaluation.schedule import NO_EVALUATIONS, BesideSchedule, EvalSchedule, NoEvaluations
 from learner.loop import train
 from learner.objective.judged import admit
+from learner.orders.audited import AuditedOrders
 from learner.orders.dispatch import Dispatcher
-from learner.orders.plan import OrderFiller, Unfilled
+from learner.orders.plan import OrderFiller, Unfilled, nobody_lied
+from learner.orders.shared import STOPS, FirstRank
 from learner.orders.written import WrittenOrders
 from learner.quarantine.quarantine import write_batch
 from learner.reports.disk_need import bytes_needed, refuse_if_short
@@ -34,8 +37,13 @@ from learner.reports.rollout_log import Words, answers_of
 from learner.reports.run_files import RunFiles
 from learner.reports.step_report import StepReport
 from learner.tasks.overlap import find_overlap
-from learner.wiring import Model, build_learner, load_model
+from learner.update.placement.divided import placement_on
+from learner.update.placement.placement import ALONE
+from learner.update.placement.ranks import RankGroup, meeting
+from learner.wiring import Model, build_audit, build_learner, load_model
+from protocol.access.key_list import revoke
 from protocol.access.keys import load_learner_keys
+from protocol.errors import SecurityError
 from protocol.messages import Welcome
 from protocol.transport import LearnerPort, ZmqLearnerPort
 from shared.base.checksum import BaseChecksum
@@ -75,13 +83,16 @@ class StopFlag:
         return self.raised
 
 
-def train_run(run: RunDir, config: Config, watchdog: Watchdog, trace: Trace) -> None:
-    """A whole run of the process, from loading to leaving."""
+def train_run(
+    run: RunDir, config: Config, watchdog: Watchdog, trace: Trace, name: str = "", *, own_cores: bool = False
+) -> None:
+    """A whole run of the process, from loading to leaving. name: of the meeting with other ranks. own_cores: whether no
+    other process of the run computes on them."""
     stop, planned = StopFlag(), planned_on_card(run, "learner")
     fits = partial(fitting, "learner", planned, lighter(config.compute, config.model, config.lora))
     with fits():
         device = pick_device(config.compute.device, config.compute.learner_card)
-        lease = lease_for(config.compute, device, run.lease, trace, planned)
+        lease = lease_for(config.compute, device, None if own_cores else run.lease, trace, planned)
         alone = why_alone(config.actor, needs_actor=config.needs_actor)
         lender = lend(config.compute, device, run.lease.parent, alone)
     place = lender.place if lender else None
@@ -94,7 +105,8 @@ def train_run(run: RunDir, config: Config, watchdog: Watchdog, trace: Trace) -> 
             store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
             journal = open_journal(run, store)
             waking = WakingLease(lease, residency_of(config.compute, model.policy, lender))
-            session = opened.enter_context(listening(run, model, store, journal, watchdog, stop, trace, waking))
+            ranks = opened.enter_context(met(run, config.compute.ranks, name, config.link.silence_s))
+            session = opened.enter_context(listening(run, model, store, journal, watchdog, stop, trace, waking, ranks))
         session.run_to_end()
     journal.close()
 
@@ -103,6 +115,11 @@ def loading(lease: ComputeLease, device: torch.device) -> AbstractContextManager
     """On a card this is a turn, since the bases of both processes together may be too large. On a CPU they are one, and
     both processes load at the same time."""
     return nullcontext() if device.type == "cpu" else lease.hold("learner")
+
+
+def met(run: RunDir, ranks: int, name: str, wait_s: float) -> AbstractContextManager[RankGroup | None]:
+    """The other ranks, if there are any."""
+    return meeting(run.lease.parent, name, rank=0, size=ranks, wait_s=wait_s) if ranks > 1 else nullcontext()
 
 
 def cards_of(compute: ComputeConfig, device: torch.device) -> list[str]:
@@ -144,12 +161,13 @@ def listening(
     stop: StopFlag,
     trace: Trace,
     lease: WakingLease,
+    ranks: RankGroup | None,
 ) -> Iterator["Session"]:
     config = model.config
     listener = ZmqLearnerPort(bind_address(config.link, run.path), load_learner_keys(run.keys))
     port = WatchedLearnerPort(listener, watchdog)
     try:
-        yield Session(run, model, store, journal, port, stop, trace, lease)
+        yield Session(run, model, store, journal, port, stop, trace, lease, ranks)
     finally:
         port.close()
 
@@ -167,9 +185,11 @@ class Session:
         stop: StopFlag,
         trace: Trace,
         lease: WakingLease,
+        ranks: RankGroup | None,
     ) -> None:
         config = model.config
         self.run = run
+        self.ranks = ranks
         self.model = model
         self.stop = stop
         self.trace = trace
@@ -179,6 +199,7 @@ class Session:
         recorder = JournalRecorder(
             journal, self.first_step, admit=partial(admit, verifier=config.verifier, reward=config.reward)
         )
+        recorder.note_ranks(config.compute.ranks)
         self.dispatcher = Dispatcher(
             port,
             recorder,
@@ -189,8 +210,17 @@ class Session:
             stop=stop,
         )
         keep = partial(write_batch, run.quarantine)
-        self.filler = training_filler(model, self.dispatcher, recorder)
-        self.learner = build_learner(model, self.filler, keep, trace, recorder)
+        self.orders = AuditedOrders(self.dispatcher, recorder.void, partial(revoke_key, run))
+        self.orders.audit = build_audit(model, run, lease, self.orders)
+        self.filler, notes, placement = training_filler(model, self.orders, recorder), recorder, ALONE
+        recheck = self.orders.recheck
+        if ranks:
+            ranks.from_first(packed_checkpoint(checkpoint))
+            self.filler = notes = FirstRank(ranks, self.filler, recorder)
+            placement = placement_on(ranks, model.policy, divides=config.compute.divides_base)
+            # The others have used its orders already.
+            recheck = nobody_lied
+        self.learner = build_learner(model, self.filler, keep, trace, notes, recheck, placement)
         self.state = self.learner.state
         adapter_bytes = self.state.publisher.versions[0].adapter.nbytes
         anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0
@@ -217,6 +247,8 @@ class Session:
             done = max(self.state.publisher.versions)
             self.files.write_summary("failed", done, report.wall_s())
             raise with_way_back(error, self.run.path, done + 1)  # noqa: B904
+        if self.ranks and done < self.model.config.run.steps:
+            self.ranks.from_first(STOPS)
         self.files.write_summary(status, done, report.wall_s())
         self.dispatcher.end_run(LEAVE_WAIT_S)
 
@@ -251,7 +283,7 @@ class Session:
             return NO_EVALUATIONS
         if config.eval.beside:
             return BesideSchedule(config.eval, self.files, digest_of(tasks[: config.eval.problems]))
-        evaluator = Evaluator(config, tasks, self.dispatcher, self.model.prompter.text)
+        evaluator = Evaluator(config, tasks, self.orders, self.model.prompter.text)
         return EvalSchedule(
             config.eval,
             config.run.steps,
@@ -266,6 +298,9 @@ class Session:
         """Publish the versions that pending orders name, and have those orders filled."""
         for version in sorted(self.state.publisher.versions):
             self.filler.publish(self.state.publisher.versions[version], oldest_needed=0)
+        if self.ranks:
+            # Actors are served once there is a policy for them.
+            self.ranks.meanwhile = self.dispatcher.pump
         self.state.plan.submit_pending()
         log.info("begins at step %d of %d", self.first_step, self.model.config.run.steps)
 
@@ -274,11 +309,17 @@ def welcome(run_id: str, link: LinkConfig) -> Welcome:
     return Welcome(run_id=run_id, heartbeat_s=link.heartbeat_s, silence_s=link.silence_s, mark=0)
 
 
-def training_filler(model: Model, dispatcher: Dispatcher, recorder: JournalRecorder) -> OrderFiller:
+def training_filler(model: Model, orders: OrderFiller, recorder: JournalRecorder) -> OrderFiller:
     """Who fills the orders of steps; those of evaluations go to actors in any run."""
     if not model.config.is_warm_start:
-        return dispatcher
-    return WrittenOrders(model.tasks.answers, model.config.verifier.rewards, dispatcher, recorder)
+        return orders
+    return WrittenOrders(model.tasks.answers, model.config.verifier.rewards, orders, recorder)
+
+
+def revoke_key(run: RunDir, actor_id: str, reason: str) -> None:
+    # It may be revoked already, by hand or for an earlier lie.
+    with suppress(SecurityError):
+        revoke(run.keys, actor_id, reason, time.time())
 
 
 def words_of(model: Model) -> Words:

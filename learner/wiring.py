@@ -3,6 +3,7 @@
     load_model     base, tokenizer, tasks: what never changes
     build_trainer  collected groups to a batch to an update; alone where a quarantined batch is reproduced
     build_learner  a trainer and everything else with memory, at step 0; `Learner.parts` is what the loop calls
+    build_audit    what checks the actors
 
 Training, replay and tests use the same builder. It is given where filled orders come from (actors or a journal) and
 where batches are quarantined; what is written of a step is the report's.
@@ -10,6 +11,7 @@ where batches are quarantined; what is written of a step is the report's.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -19,8 +21,11 @@ from learner.curriculum.curriculum import CurriculumFigures
 from learner.durable.state import LearnerState
 from learner.evaluation.schedule import NO_EVALUATIONS, Schedule
 from learner.loop import Parts
+from learner.orders.audit import Audit, Check, Draws, LogprobCheck
+from learner.orders.audited import AuditedOrders
 from learner.orders.order_check import OrderCheck
-from learner.orders.plan import OrderFiller, StepPlan
+from learner.orders.plan import OrderFiller, Recheck, StepPlan, nobody_lied
+from learner.orders.second_scores import NoScoreCheck, ScoreCheck, SecondScores, can_score_again
 from learner.quarantine.guard import Guard, Keep
 from learner.reports.step_report import StepReport
 from learner.tasks.tasks import Task, TaskSet, load_tasks, told_prompts
@@ -31,11 +36,13 @@ from learner.update.forward_pass import ForwardPass
 from learner.update.gradient_check import Norms
 from learner.update.mismatch import BF16, FP32, NF4_PLUGIN, Gate, Limits
 from learner.update.optimizer import Optimizer
+from learner.update.placement.placement import ALONE, Placement
 from learner.update.publisher import Publisher
 from learner.update.rehearsal import Largest, Rehearsal
 from learner.update.stage_end import StageEnd
 from learner.update.teacher import Teacher, TeacherFacts
 from learner.update.update import Update
+from protocol.access.key_list import is_invited
 from protocol.messages import Hello
 from shared.base.cache import cached_base
 from shared.base.load import Place, load_policy, pick_device, pick_dtype
@@ -54,6 +61,7 @@ from shared.process.card import driver_of
 from shared.process.determinism import pin_torch
 from shared.process.lease import ComputeLease
 from shared.process.trace import NO_TRACE, Trace
+from shared.run.run_dir import RunDir
 from shared.seeding import derive
 
 
@@ -183,11 +191,12 @@ def build_trainer(
     curriculum: Callable[[], CurriculumFigures] | None = None,
     trace: Trace = NO_TRACE,
     teacher: TeacherFacts | None = None,
+    placement: Placement = ALONE,
 ) -> Trainer:
     """At step 0. curriculum: where it is, to notice the end of a stage; None where no stage can end. teacher: of a
-    distillation."""
+    distillation. placement: who computes micro-batches."""
     budget = Budget.of(config.batch)
-    forward_pass = ForwardPass(policy, config.rollout.temperature, budget, progress)
+    forward_pass = ForwardPass(policy, config.rollout.temperature, budget, progress, placement)
     in_stages = config.curriculum.needs_stages
     anchor = Anchor(policy.adapter, config.curriculum) if config.curriculum.anchored else None
     update = Update(
@@ -216,21 +225,28 @@ def build_trainer(
 
 def floor_of(policy: Policy, actor: ActorConfig) -> Limits:
     """What the mismatch gate lets through without a measurement."""
-    if actor.engine == "vllm" and actor.weights == "nf4":
+    if actor.engine != "hf" and actor.weights == "nf4":
         return NF4_PLUGIN
     return BF16 if policy.dtype == torch.bfloat16 else FP32
 
 
 def build_learner(
-    model: Model, filler: OrderFiller, keep: Keep, trace: Trace = NO_TRACE, notes: Notes = NO_NOTES
+    model: Model,
+    filler: OrderFiller,
+    keep: Keep,
+    trace: Trace = NO_TRACE,
+    notes: Notes = NO_NOTES,
+    recheck: Recheck = nobody_lied,
+    placement: Placement = ALONE,
 ) -> Learner:
-    """Everything with memory, at step 0. keep: where a batch goes that must not be applied. notes: of sizes."""
+    """Everything with memory, at step 0. keep: where a batch goes that must not be applied. notes: of sizes. recheck:
+    of a step whose log-probs are false. placement: who computes micro-batches."""
     config, policy = model.config, model.policy
     ids = canary_ids(config.run.seed, len(policy.head), config.guard.canary_tokens)
     publisher = Publisher(policy.adapter, lambda: canary_of(policy, ids), trace)
     publisher.snapshot(version=0)
     curriculum = build_curriculum(config, model.tasks.train, policy.base_digest, model.prompter.digest)
-    trainer = build_trainer(policy, config, filler.pump, curriculum.metrics, trace, model.teacher)
+    trainer = build_trainer(policy, config, filler.pump, curriculum.metrics, trace, model.teacher, placement)
     update = trainer.update
     guard = Guard(update, config.guard, config_to_json(config), keep, trace)
     attempts = Attempts(trainer.budget, update, notes, driver_of(policy.device))
@@ -240,7 +256,14 @@ def build_learner(
         publisher,
         update.optimizer,
         update.norms,
-        StepPlan(config, model.tasks.train, curriculum, filler),
+        # The end of a stage cannot be taken back.
+        StepPlan(
+            config,
+            model.tasks.train,
+            curriculum,
+            filler,
+            nobody_lied if config.curriculum.needs_stages else recheck,
+        ),
         guard,
         update.gate,
         trainer.budget,
@@ -256,6 +279,32 @@ def build_learner(
         rehearsal=Rehearsal(update, attempts, largest_step(config, model.tasks)),
         filler=filler,
     )
+
+
+def build_audit(model: Model, run: RunDir, lease: ComputeLease, orders: AuditedOrders) -> Audit | None:
+    """None if nobody is checked."""
+    config, policy, actor = model.config, model.policy, model.config.actor
+    if actor.audit == actor.audit_invited == 0.0:
+        return None
+    checks: list[Check] = [
+        LogprobCheck(
+            ForwardPass(policy, config.rollout.temperature, Budget.of(config.batch), orders.pump),
+            lambda: Gate(config.loss.max_mismatch, floor_of(policy, actor)),
+            lease,
+            driver_of(policy.device),
+            newest=lambda: max(orders.policies),
+        )
+    ]
+    kind = config.verifier.kind
+    if can_score_again(kind, in_environment=config.environment.is_used):
+        checks.append(ScoreCheck(SecondScores(run.path, orders.pump)))
+    else:
+        checks.append(NoScoreCheck(f"the verifier ({kind}) or an environment may answer differently each time"))
+
+    def share(actor_id: str) -> float:
+        return actor.audit_invited if is_invited(run.keys, actor_id) else actor.audit
+
+    return Audit(Draws(cache(share)), checks)
 
 
 def largest_step(config: Config, tasks: TaskSet) -> Largest:

@@ -43,6 +43,10 @@ class TrainingStopped(UserError):
     """Training was stopped before a wrong update was applied."""
 
 
+class RankLost(Exception):
+    """Another process of the same learner has ended: not an error of this one."""
+
+
 def in_words(error: BaseException) -> str:
     """Type and first line of the message of an exception; the message may have pages or be empty."""
     said = str(error).strip().splitlines()

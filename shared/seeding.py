@@ -12,13 +12,18 @@ import numpy as np
 
 
 def derive(run_seed: int, *name: str | int) -> int:
-    text = json.dumps([run_seed, *name]).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+    return drawn(json.dumps([run_seed, *name]))
+
+
+def drawn(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def sample_seeds(run_seed: int, lane: str, step: int, slot: int, count: int) -> tuple[int, ...]:
-    """[G] one seed for each sample of a group."""
-    return tuple(derive(run_seed, "sample", lane, step, slot, sample) for sample in range(count))
+    """[G] one seed for each sample of a group: derive(run_seed, "sample", lane, step, slot, sample)."""
+    # A learner makes them for all actors, so what they share is spelled once.
+    shared = json.dumps([run_seed, "sample", lane, step, slot])[:-1]
+    return tuple(drawn(f"{shared}, {sample}]") for sample in range(count))
 
 
 def uniforms(seed: int, count: int) -> np.ndarray:

@@ -5,6 +5,7 @@
 #   tests/run.sh                      format, lint, types, unit tests with their coverage, other tests, chaos, browser
 #   tests/run.sh static               format, lint, types
 #   tests/run.sh unit [PYTEST ARGS]   the tests of one folder below tests/ (unit, integration, ...)
+#   tests/run.sh long [PYTEST ARGS]   kills of one more kind of run each, which would make the rest too long
 #   tests/run.sh browser [PYTEST ARGS]  the page of `ui` in Chromium, which is installed if that is possible
 #   tests/run.sh kernels [PYTEST ARGS]  the Triton kernels in Triton's interpreter, or on a card
 #   tests/run.sh vllm [PYTEST ARGS]   tests/vllm with real vLLM, in an environment of its own: .venv-vllm. Ends with 3,
@@ -65,9 +66,14 @@ static() {
     stage types "$python" -m pyright --pythonpath "$python"
 }
 
-# On all cores: tests of one thread each, and those that wait for processes more than they compute.
+# On all cores: tests of one thread each.
 in_parallel() {
     "$python" -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile "$@"
+}
+
+# More at once than there are cores: tests that wait for processes half of their time.
+in_waiting() {
+    in_parallel --numprocesses $(($(nproc) * 3 / 2)) "$@"
 }
 
 # Triton comes with PyTorch's builds for cards. Elsewhere it is put beside the environment: PyTorch loads it where it
@@ -97,7 +103,7 @@ browser() {
         (cd "$axe" && npm pack --silent "$wanted" >/dev/null 2>&1 && tar -xzf axe-core-*.tgz --strip-components 1) &&
             echo "$wanted" >"$axe/wanted" || echo "axe-core could not be fetched: its test will be skipped" >&2
     fi
-    TANDEM_AXE="$axe/axe.min.js" "$python" -m pytest tests/browser "$@"
+    TANDEM_AXE="$axe/axe.min.js" in_parallel tests/browser "$@"
 }
 
 everything() {
@@ -106,9 +112,9 @@ everything() {
     stage unit in_parallel tests/unit --dist load --cov --cov-report=term
     stage kernels kernels
     stage simulation in_parallel tests/simulation --dist load
-    stage integration in_parallel tests/integration
-    stage acceptance "$python" -m pytest tests/acceptance tests/gpu
-    stage chaos "$python" -m pytest tests/chaos
+    stage integration in_waiting tests/integration -m "not long"
+    stage acceptance in_parallel tests/acceptance tests/gpu --dist load
+    stage chaos "$python" -m pytest tests/chaos -m "not long"
     stage browser browser
 }
 
@@ -120,7 +126,11 @@ elif [[ $1 == kernels ]]; then
     stage kernels kernels "${@:2}"
 elif [[ $1 == browser ]]; then
     stage browser browser "${@:2}"
-elif [[ $1 == unit || $1 == simulation || $1 == integration ]]; then
+elif [[ $1 == long ]]; then
+    stage long in_waiting tests/integration tests/chaos -m long "${@:2}"
+elif [[ $1 == integration ]]; then
+    stage integration in_waiting tests/integration "${@:2}"
+elif [[ $1 == unit || $1 == simulation ]]; then
     stage "$1" in_parallel "tests/$1" "${@:2}"
 elif [[ -d tests/$1 ]]; then
     stage "$1" "$python" -m pytest "tests/$1" "${@:2}"

@@ -5,10 +5,10 @@
 As in episodes.py turns are synchronous: a turn is decoded when every agent has asked or ended. So a batch follows from
 what the agents say, and the same order gives the same tokens, as long as they say the same.
 
-    tokens of a rollout    the first token | the rest of the first messages | turn 1 | what was added | turn 2 | ...
+    tokens of an episode   the first token | the rest of the first messages | turn 1 | what was added | turn 2 | ...
     trained                     prompt                    0                     1            0             1
 
-A rollout is one conversation that only grows. A request must begin with all that was said before, the model's own
+An episode is one conversation that only grows. A request must begin with all that was said before, the model's own
 replies as they were sent. What comes after them is put behind the tokens of the last turn, as the chat template shows
 it (shared/model/conversation.py), and the ids of earlier turns are never tokenised again. A request that rewrites
 history is refused with the message that differs: the wire has one sequence a completion, and the same tokens in another
@@ -16,9 +16,9 @@ context would have other log-probs. The agent may go on from where it was. One t
 error.
 
 One that reaches a limit, of turns or of tokens, is told so as well. If the agent then raises, as most would, its
-rollout has been cut short: truncated, with a score of 0.
+episode has been cut short: truncated, with a score of 0.
 
-A rollout without any turn is an error. So that its group has all its completions, the model then says one turn to
+An episode without any turn is an error. So that its group has all its completions, the model then says one turn to
 nobody, which the rule for errors (verifier.on_error) keeps from being trained on.
 """
 
@@ -43,8 +43,8 @@ LIMITS = ("cap", "max_turns", "context_length_exceeded")
 SHOWN_CHARS = 60
 
 
-class Talk:
-    """One rollout: what was said, as messages and as tokens."""
+class AgentEpisode:
+    """One episode of an agent: what was said, as messages and as tokens."""
 
     def __init__(self, episode: Episode, prompter: Prompter, cap: int, max_turns: int) -> None:
         self.episode, self.prompter, self.cap, self.max_turns = episode, prompter, cap, max_turns
@@ -55,19 +55,20 @@ class Talk:
         self.form: CallForm | None = None
         self.refusals = 0
 
-    def follow(self, asked: Asked) -> Refused | None:
-        """Put what the agent adds behind the tokens so far; why not, if that cannot be."""
-        refused = self.refusal(asked)
+    def take(self, asked: Asked) -> Refused | None:
+        """Why a request was refused, None if it was not."""
+        refused = self.append(asked)
         if refused:
             self.refusals += 1
         return refused
 
-    def refusal(self, asked: Asked) -> Refused | None:
+    def append(self, asked: Asked) -> Refused | None:
+        """Append what the agent adds to the tokens so far. Returns why it was refused, None if it was not."""
         episode = self.episode
-        if episode.lost:
-            return Refused(reason=episode.lost.note, code="lost")
+        if episode.fault:
+            return Refused(reason=episode.fault.note, code="lost")
         if episode.finish is Finish.LENGTH:
-            return Refused(reason=f"The rollout has reached its cap of {self.cap} tokens.", code="cap")
+            return Refused(reason=f"The episode has reached its cap of {self.cap} tokens.", code="cap")
         if episode.turns == self.max_turns:
             reason = f"The model has had its {self.max_turns} turns; environment.max_turns sets how many."
             return Refused(reason=reason, code="max_turns")
@@ -85,13 +86,13 @@ class Talk:
 
     def without_room(self, tokens: int) -> Refused:
         reason = (
-            f"{tokens} tokens more do not fit: the rollout has {self.episode.length}, and rollout.max_new_tokens ="
+            f"{tokens} tokens more do not fit: the episode has {self.episode.length}, and rollout.max_new_tokens ="
             f" {self.cap} counts all that the model reads and writes."
         )
         if self.episode.turns:
             self.episode.finish = Finish.LENGTH
         else:
-            self.episode.lost = Lost(outcome=Outcome.ERROR, note=f"The agent's first request is too long: {reason}")
+            self.episode.fault = Lost(outcome=Outcome.ERROR, note=f"The agent's first request is too long: {reason}")
         return Refused(reason=reason, code="context_length_exceeded")
 
     def rewriting(self, asked: Asked) -> str:
@@ -99,7 +100,7 @@ class Talk:
         if not self.said:
             return ""
         must = (
-            "a rollout is one conversation, to which a request may only add; keep all messages and tools as they were"
+            "an episode is one conversation, to which a request may only add; keep all messages and tools as they were"
         )
         if asked.tools != self.asked.tools:
             return f"The tools are not those of the requests before: {must}."
@@ -124,7 +125,7 @@ class Talk:
         return ids[len(begins) :]
 
     def nobody(self) -> None:
-        """A place for a turn of a rollout that is lost."""
+        """A place for a turn of an episode that is lost."""
         ids = self.prompter.chat_ids([QUESTION])[len(self.prompter.begins) :]
         self.episode.put(ids[: self.cap - 1])
 
@@ -157,28 +158,27 @@ class Agents:
     def play(self, order: Order, engine: Engine, beat: Beat) -> list[Episode]:
         """All completions of an order, in their order."""
         cap, episodes = order.sampling.max_new_tokens, all_episodes(order)
-        talks = {
-            seat: Talk(episode, self.prompter, cap, self.config.max_turns) for seat, episode in enumerate(episodes)
-        }
+        turns = self.config.max_turns
+        played = {seat: AgentEpisode(one, self.prompter, cap, turns) for seat, one in enumerate(episodes)}
         begin: dict[int, Call] = {
             seat: Act(columns=episode.order.columns, scores=self.scores) for seat, episode in enumerate(episodes)
         }
-        live = self.asking(begin, talks, beat)
-        silent = {seat: talk for seat, talk in talks.items() if seat not in live}
-        for talk in silent.values():
+        live = self.play_until_turn(begin, played, beat)
+        silent = {seat: one for seat, one in played.items() if seat not in live}
+        for one in silent.values():
             note = "The agent ended without a request to the model."
-            talk.episode.lost = talk.episode.lost or Lost(outcome=Outcome.ERROR, note=note)
-            talk.nobody()
+            one.episode.fault = one.episode.fault or Lost(outcome=Outcome.ERROR, note=note)
+            one.nobody()
         turning = sorted([*live, *silent])
         while turning:
-            take_turns({seat: talks[seat].episode for seat in turning}, order.sampling, engine, beat)
-            live = self.asking({seat: Say(reply=talks[seat].reply()) for seat in live}, talks, beat)
+            take_turns({seat: played[seat].episode for seat in turning}, order.sampling, engine, beat)
+            live = self.play_until_turn({seat: Say(reply=played[seat].reply()) for seat in live}, played, beat)
             turning = live
         return episodes
 
-    def asking(self, calls: dict[int, Call], talks: dict[int, Talk], beat: Beat) -> list[int]:
-        """The seats whose agents wait for a turn, after these calls."""
-        episodes = {seat: talk.episode for seat, talk in talks.items()}
+    def play_until_turn(self, calls: dict[int, Call], played: dict[int, AgentEpisode], beat: Beat) -> list[int]:
+        """These calls, and what follows from them. Returns the seats whose agents wait for a turn then."""
+        episodes = {seat: one.episode for seat, one in played.items()}
         found: list[int] = []
         while calls:
             answers = ask(self.pool, calls, episodes, beat)
@@ -187,13 +187,13 @@ class Agents:
             for seat, answer in answers.items():
                 match answer:
                     case Asked():
-                        refused = talks[seat].follow(answer)
+                        refused = played[seat].take(answer)
                         if refused is None:
                             found.append(seat)
-                        elif talks[seat].refusals < MAX_REFUSALS:
+                        elif played[seat].refusals < MAX_REFUSALS:
                             calls[seat] = Say(reply=refused)
                         else:
-                            self.give_up(seat, talks[seat].episode, refused)
+                            self.give_up(seat, played[seat].episode, refused)
                     case Acted(value=value) if self.scores:
                         episodes[seat].reward = Rewarded(value=value)
                     case _:
@@ -201,20 +201,20 @@ class Agents:
         return sorted(found)
 
     def cut_short(self, calls: dict[int, Call], episodes: dict[int, Episode]) -> None:
-        """Agents that have raised what a limit told them."""
+        """An agent that raises after it was told of a limit has been cut short, and is no error."""
         for seat, call in calls.items():
             episode = episodes[seat]
             match call:
                 case Say(reply=Refused(code=code)) if code in LIMITS and episode.turns:
-                    if episode.lost and episode.lost.outcome is Outcome.ERROR:
-                        episode.lost, episode.finish = None, Finish.LENGTH
+                    if episode.fault and episode.fault.outcome is Outcome.ERROR:
+                        episode.fault, episode.finish = None, Finish.LENGTH
                         episode.reward = Rewarded(value=0.0) if self.scores else None
                 case _:
                     pass
 
     def give_up(self, seat: int, episode: Episode, refused: Refused) -> None:
         note = f"The agent was refused {MAX_REFUSALS} times, last: {refused.reason}"
-        episode.lost = episode.lost or Lost(outcome=Outcome.ERROR, note=note)
+        episode.fault = episode.fault or Lost(outcome=Outcome.ERROR, note=note)
         self.pool.end(seat)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """OpenAI's chat completions as our records: what an agent may ask, and how an answer is written.
 
     request    messages, tools, tool_choice "auto" or "none", stream, stream_options; text only
-    ignored    temperature, top_p, max_tokens, penalties, logit_bias, seed: a rollout is sampled as [rollout] says, and
+    ignored    temperature, top_p, max_tokens, penalties, logit_bias, seed: an episode is sampled as [rollout] says, and
                the worker prints once that they were given
     refused    n above 1, stop, logprobs, a response_format, a tool_choice that forces a call, functions, images: an
                answer without them would not be what was asked for
@@ -145,7 +145,7 @@ class GivenRequest(msgspec.Struct):
     def asked(self) -> Asked:
         """BadRequest where a part of it cannot be answered."""
         refusals = {
-            f"n = {self.n}: a rollout is one conversation": self.n not in (None, 1),
+            f"n = {self.n}: an episode is one conversation": self.n not in (None, 1),
             "stop: the model ends its turns itself": bool(self.stop),
             "logprobs: they are recorded for training and not sent": bool(self.logprobs),
             "functions: use tools": bool(self.functions),
@@ -234,7 +234,7 @@ def completion_json(said: Said) -> Json:
 
 
 def chunks(said: Said, options: StreamOptions | None) -> Iterator[Json]:
-    """The turn in one piece and its end: it was sampled with those of the other rollouts before anything is sent."""
+    """The turn in one piece and its end: it was sampled with those of the other episodes before anything is sent."""
     top, message = head(said, "chat.completion.chunk"), message_json(said)
     if "tool_calls" in message:
         message["tool_calls"] = [{"index": place, **call} for place, call in enumerate(message["tool_calls"])]

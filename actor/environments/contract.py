@@ -1,18 +1,18 @@
 """An environment of the user's, with TRL's contract, or an agent.
 
     class Env:
-        def reset(self, **columns) -> str | None     begins a rollout; its text is put behind the question
+        def reset(self, **columns) -> str | None     begins an episode; its text is put behind the question
         def any_name(self, number: int) -> str       a tool: public, with types and a docstring in Google's style
         def get_reward(self) -> float | None         the score, if verifier.kind is 'environment'
 
-An instance is made once for each process and reset for each rollout. Plain functions can be tools too. All of them may
+An instance is made once for each process and reset for each episode. Plain functions can be tools too. All of them may
 be async. What a tool returns is shown with `str`; what it raises is its answer, {"error": "..."}, as in TRL.
 
-`described` runs the user's file in a process of its own and returns the tools as JSON, in the form that chat templates
-expect. It is done once, when a run begins: the learner renders prompts, and runs none of the user's code.
+`describe_in_process` runs the user's file in a process of its own and returns the tools as JSON, in the form that chat
+templates expect. It is done once, when a run begins: the learner renders prompts, and runs none of the user's code.
 Left out of TRL's contract: several environments in a run, images.
 
-    def agent(base_url, api_key, **columns) -> float | None     plays a rollout with any client of OpenAI's API
+    def agent(base_url, api_key, **columns) -> float | None     plays an episode with any client of OpenAI's API
     class Agent:
         def run(self, base_url, api_key, **columns)             the same, made once for each process
         def get_reward(self) -> float | None                    the score, instead of what `run` returns
@@ -51,7 +51,7 @@ class Environment:
 
     def __init__(self, config: EnvironmentConfig) -> None:
         """RewardError if the file cannot be used."""
-        self.instance = made(config.function) if config.function else None
+        self.instance = find_environment(config.function) if config.function else None
         functions = [find_reward_function(spec) for spec in config.tools]
         methods = methods_of(self.instance) if self.instance is not None else []
         self.tools: dict[str, Callable[..., Any]] = {function.__name__: function for function in (*functions, *methods)}
@@ -74,16 +74,19 @@ class Environment:
         return result_of(self.instance.get_reward, {}) if self.instance is not None else None
 
 
-def made(spec: str) -> Any:
-    """An instance of the user's class."""
+def instance_of(found: Callable[[], Any], spec: str) -> Any:
+    """found: the user's class, at `spec`. RewardError if it raises."""
     try:
-        instance = find_reward_function(spec)()
-    except RewardError:
-        raise
+        return found()
     except (Exception, SystemExit) as error:
         raise RewardError(
             f"environment.function = {spec!r} cannot be made ({in_words(error)}); fix the class."
         ) from error
+
+
+def find_environment(spec: str) -> Any:
+    """An instance of the user's class. RewardError if the file cannot be used."""
+    instance = instance_of(find_reward_function(spec), spec)
     if not callable(getattr(instance, "reset", None)):
         raise RewardError(f"environment.function = {spec!r} has no method `reset`; add `def reset(self, **columns)`.")
     return instance
@@ -93,7 +96,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """An agent of the user's."""
 
     run: Callable[..., Any]
-    """Plays one rollout."""
+    """Plays one episode."""
     get_reward: Callable[..., Any] | None
     """Asked after it, where there is one."""
 
@@ -103,12 +106,7 @@ def find_program(spec: str) -> Program:
     found: Any = find_reward_function(spec)
     if not inspect.isclass(found):
         return Program(run=found, get_reward=None)
-    try:
-        instance: Any = found()
-    except (Exception, SystemExit) as error:
-        raise RewardError(
-            f"environment.function = {spec!r} cannot be made ({in_words(error)}); fix the class."
-        ) from error
+    instance = instance_of(found, spec)
     if not callable(getattr(instance, "run", None)):
         raise RewardError(
             f"environment.function = {spec!r} has no method `run`; add `def run(self, base_url, api_key, **columns)`."
@@ -137,7 +135,7 @@ def has_reward(environment: Environment) -> bool:
 
 def describe(config: EnvironmentConfig, *, scores: bool) -> str:
     """JSON of the tools. scores: whether `get_reward` is needed. Of an agent there is nothing to describe, but its file
-    is tried. Runs in the process that `described` starts."""
+    is tried. Runs in the process that `describe_in_process` starts."""
     if config.is_agent:
         find_program(config.function)
         return ""
@@ -155,7 +153,7 @@ def describe(config: EnvironmentConfig, *, scores: bool) -> str:
     return json.dumps(found)
 
 
-def described(config: EnvironmentConfig, *, scores: bool) -> str:
+def describe_in_process(config: EnvironmentConfig, *, scores: bool) -> str:
     """The same, from a process that is stopped if it takes too long."""
     command = [
         sys.executable,

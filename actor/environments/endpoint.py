@@ -3,12 +3,13 @@
     POST /NUMBER/v1/chat/completions     the model's next turn, whole or streamed
     GET  /NUMBER/v1/models               its name
 
-The endpoint listens on 127.0.0.1, on a port of the worker's own. Each rollout has its number and a random key, which
+The endpoint listens on 127.0.0.1, on a port of the worker's own. Each episode has its number and a random key, which
 are worth nothing once it has ended. A request goes through the worker's pipe to the actor as `Asked`, and waits there
-until the agents of all other rollouts of the order wait too, or have ended; then all turns are decoded together. The
+until the agents of all other episodes of the order wait too, or have ended; then all turns are decoded together. The
 actor itself listens nowhere, and what an agent or another program sends to a port harms one worker.
 
-One request at a time: a rollout is one conversation. A client that gives up on a request and sends it again is told so.
+One request at a time: an episode is one conversation. A client that gives up on a request and sends it again is told
+so.
 """
 
 import hmac
@@ -61,7 +62,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Endpoint(ThreadingHTTPServer):
-    """Serves one rollout after the other."""
+    """Serves one episode after the other."""
 
     daemon_threads = True
     block_on_close = False
@@ -83,13 +84,13 @@ class Endpoint(ThreadingHTTPServer):
         self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
 
     def begin(self) -> tuple[str, str]:
-        """Base URL and key of the next rollout."""
+        """Base URL and key of the next episode."""
         self.number, self.key = next(self.numbers), secrets.token_urlsafe(32)
         return f"http://127.0.0.1:{self.server_port}/{self.number}/v1", self.key
 
     def end(self) -> None:
         """Waits for a request that nobody waits for any more: its turn is being decoded. Clients keep connections open
-        that are of no use to the next rollout."""
+        that are of no use to the next episode."""
         with self.asking:
             self.key = ""
         for connection in list(self.connections):
@@ -114,10 +115,10 @@ class Endpoint(ThreadingHTTPServer):
         """body: None for a GET."""
         found = PATH.fullmatch(path.partition("?")[0])
         if not found or (found[2] == "models") != (body is None):
-            reason = "Here are POST .../v1/chat/completions and GET .../v1/models; use the base URL of the rollout."
+            reason = "Here are POST .../v1/chat/completions and GET .../v1/models; use the base URL of the episode."
             return Answer(status=404, body=error_json(reason, "not_found"))
         if not self.knows(int(found[1]), key):
-            reason = "This is not the key of the rollout that is running; use the api_key that came with its base URL."
+            reason = "This is not the key of the episode that is running; use the api_key that came with its base URL."
             return Answer(status=401, body=error_json(reason, "invalid_api_key"))
         return Answer(status=200, body=models_json()) if body is None else self.turn(int(found[1]), key, body)
 
@@ -131,11 +132,11 @@ class Endpoint(ThreadingHTTPServer):
         except BadRequest as error:
             return Answer(status=400, body=error_json(str(error), "unsupported"))
         if not self.asking.acquire(blocking=False):
-            reason = "A request of this rollout is being answered; send the next one after it, and set no time limit."
+            reason = "A request of this episode is being answered; send the next one after it, and set no time limit."
             return Answer(status=400, body=error_json(reason, "busy"))
         try:
             if not self.knows(number, key):
-                return Answer(status=401, body=error_json("The rollout has ended.", "invalid_api_key"))
+                return Answer(status=401, body=error_json("The episode has ended.", "invalid_api_key"))
             self.tell_once(given.ignored)
             said = self.ask(asked)
         finally:
@@ -207,7 +208,7 @@ class Agent:
         threading.Thread(target=self.endpoint.serve_forever, daemon=True).start()
 
     def play(self, columns: Mapping[str, str], *, scores: bool) -> object:
-        """A rollout; its reward, if one is wanted."""
+        """An episode; its reward, if one is wanted."""
         url, key = self.endpoint.begin()
         # For clients that are made without arguments.
         os.environ |= {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}

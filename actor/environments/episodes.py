@@ -17,7 +17,7 @@ from msgspec import structs
 
 from actor.engines.engine import Completion, EndedCompletion, Engine
 from actor.environments.contract import ToolCall
-from actor.environments.pool import EnvironmentPool, Lost, is_lost
+from actor.environments.pool import EnvironmentPool, Lost, fault_of
 from actor.environments.worker import Answered, Call, GetReward, Opened, Reset, Rewarded, Use
 from actor.verifiers.reward_function import verdict
 from actor.verifiers.verdict import Verdict, fault
@@ -29,7 +29,7 @@ Beat = Callable[[str], None]
 
 
 class Episode:
-    """One completion while it is played."""
+    """A completion while it is played."""
 
     def __init__(self, group: int, index: int, order: GroupOrder) -> None:
         self.group, self.index, self.order = group, index, order
@@ -37,7 +37,7 @@ class Episode:
         """Turns, and what is between them."""
         self.turns = 0
         self.finish = Finish.STOP
-        self.lost: Lost | None = None
+        self.fault: Lost | None = None
         self.reward: Rewarded | None = None
 
     @property
@@ -101,8 +101,10 @@ class Episode:
 
     def verdict_over(self, found: Verdict) -> Verdict:
         """The environment's fault or reward, where there is one, else the verifier's verdict."""
-        if self.lost:
-            return structs.replace(fault(self.lost.outcome, self.lost.note), rewards=dict.fromkeys(found.rewards, 0.0))
+        if self.fault:
+            return structs.replace(
+                fault(self.fault.outcome, self.fault.note), rewards=dict.fromkeys(found.rewards, 0.0)
+            )
         if self.reward:
             judged = verdict(self.reward.value, truncated=self.finish is Finish.LENGTH)
             return structs.replace(judged, rewards=found.rewards)
@@ -136,7 +138,7 @@ class Episodes:
             take_turns(live, order.sampling, engine, beat)
             live = self.answered(live, order.sampling.max_new_tokens, beat)
         if self.scores:
-            self.judge({seat: episode for seat, episode in seats.items() if not episode.lost}, beat)
+            self.judge({seat: episode for seat, episode in seats.items() if not episode.fault}, beat)
         return episodes
 
     def open(self, seats: dict[int, Episode], cap: int, beat: Beat) -> None:
@@ -148,7 +150,7 @@ class Episodes:
             answer = found.get(seat)
             ids = self.conversation.opening_ids(answer.text if isinstance(answer, Opened) else "")
             if len(ids) >= cap:
-                episode.lost = Lost(
+                episode.fault = Lost(
                     outcome=Outcome.ERROR, note=f"`reset` says {len(ids)} tokens, and the cap is {cap}."
                 )
                 ids = self.conversation.opening_ids("")[: cap - 1]
@@ -158,7 +160,7 @@ class Episodes:
         """Those that go on, with their tools' answers."""
         calls: dict[int, Call] = {}
         for seat, episode in live.items():
-            if episode.lost or episode.finish is Finish.LENGTH or episode.turns == self.config.max_turns:
+            if episode.fault or episode.finish is Finish.LENGTH or episode.turns == self.config.max_turns:
                 continue
             asked = self.conversation.calls(episode.last_turn.ids.tolist())
             if asked:
@@ -216,5 +218,5 @@ def ask(pool: EnvironmentPool, calls: dict[int, Call], episodes: dict[int, Episo
     """The answers; an episode whose environment failed is over."""
     found = pool.ask(calls, lambda: beat("environments"))
     for seat, answer in found.items():
-        episodes[seat].lost = episodes[seat].lost or is_lost(answer)
-    return {seat: answer for seat, answer in found.items() if not is_lost(answer)}
+        episodes[seat].fault = episodes[seat].fault or fault_of(answer)
+    return {seat: answer for seat, answer in found.items() if not fault_of(answer)}

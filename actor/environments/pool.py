@@ -2,10 +2,10 @@
 
     seat      the place of one process at a time; it is kept for later orders, and replaced after a fault
     ask       a call for each of some seats; at most `environment.at_once` compute at the same time
-    fault     a process that is late, gone, or sends nonsense: Lost(outcome, note). Its rollout is over
+    fault     a process that is late, gone, or sends nonsense: Lost(outcome, note). Its episode is over
 
 A process that is late is killed with all that it has started; its time begins when it gets its call. If the fork server
-is killed, all rollouts are lost that had begun: their state was in its processes.
+is killed, all episodes are lost that had begun: their state was in its processes.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from shared.process.children import how_it_ended
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that cannot go on."""
+    """An episode that cannot go on."""
 
     outcome: Outcome
     """Timeout or error."""
@@ -43,8 +43,8 @@ class Seat:
     def __init__(self, new: Callable[[], WorkerProcess]) -> None:
         self.new = new
         self.call: Call | None = None
-        self.lost = False
-        """Whether the rollout's process is gone and nobody has been told."""
+        self.untold_end = False
+        """Whether the episode's process is gone and nobody has been told."""
         self.code: int | None = None
         """Of a process that has ended."""
         self.start()
@@ -151,12 +151,12 @@ class EnvironmentPool:
         return {number: found[number] for number in calls}
 
     def was_lost(self, number: int, call: Call) -> bool:
-        """Whether the process that this rollout began in is gone."""
-        lost, self.seats[number].lost = self.seats[number].lost, False
-        return lost and not isinstance(call, Reset | Act)
+        """Whether the process that this episode began in is gone."""
+        untold, self.seats[number].untold_end = self.seats[number].untold_end, False
+        return untold and not isinstance(call, Reset | Act)
 
     def end(self, number: int) -> None:
-        """The rollout of this seat, wherever it is."""
+        """The episode of this seat, wherever it is."""
         self.seats[number].replace()
 
     def answers(self, busy: Mapping[int, Seat]) -> dict[int, Answer | Lost]:
@@ -182,7 +182,7 @@ class EnvironmentPool:
         for seat in self.seats:
             # A process that ends between two calls.
             if seat.code is not None and seat.call is None and seat.is_ready:
-                seat.lost = True
+                seat.untold_end = True
                 seat.replace()
 
     def start_again(self) -> None:
@@ -190,7 +190,7 @@ class EnvironmentPool:
         self.fork_server.close()
         self.fork_server = self.new_fork_server()
         for seat in self.seats:
-            seat.lost = True
+            seat.untold_end = True
             seat.replace()
 
     def close(self) -> None:
@@ -199,8 +199,8 @@ class EnvironmentPool:
         self.fork_server.close()
 
 
-def is_lost(answer: Answer | Lost) -> Lost | None:
-    """The fault, if it is one."""
+def fault_of(answer: Answer | Lost) -> Lost | None:
+    """Why the episode cannot go on after this answer; None if it can."""
     match answer:
         case Lost():
             return answer

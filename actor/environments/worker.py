@@ -41,7 +41,7 @@ MAX_SCORE_DIGITS = 400
 
 
 class Reset(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A rollout begins."""
+    """An episode begins."""
 
     columns: dict[str, str]
     """Of its task."""
@@ -55,11 +55,11 @@ class Use(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GetReward(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A rollout has ended."""
+    """An episode has ended."""
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """An agent begins a rollout."""
+    """An agent begins an episode."""
 
     columns: dict[str, str]
     """Of its task."""
@@ -96,7 +96,7 @@ class Rewarded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Acted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """An agent has ended its rollout."""
+    """An agent has ended its episode."""
 
     value: float | None
     """Its reward. None where it does not apply, or is not wanted."""

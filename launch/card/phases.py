@@ -29,6 +29,7 @@ from actor.engines.prompts import PIECE_TOKENS, PromptPass, last_hidden, pieces,
 from actor.engines.turns import run_continued
 from launch.card.items import (
     ADAM,
+    CONTEXT,
     EMBEDDING,
     GRADIENTS,
     GRAPHS,
@@ -43,11 +44,12 @@ from launch.card.items import (
     TURNS,
     WAITING,
     WEIGHTS,
+    Peak,
 )
 from launch.card.storages import Storages
 from launch.card.vllm import vllm_peaks
 from launch.card.work import CardWork, LargestOrder, MicroBatch, largest_micro_batch, largest_orders
-from launch.plan.memory import Items, Peak
+from launch.plan.memory import Items
 from learner.update.optimizer import Optimizer
 from protocol.messages import GroupOrder
 from shared.base.architecture import architecture_of
@@ -80,6 +82,9 @@ class MetaTracer:
     def actor(self, work: CardWork, layers: int) -> list[Peak]:
         if work.actor.engine == "vllm":
             return vllm_peaks(held_items(self.policy(work, layers)), work, self.facts)
+        if work.actor.is_elsewhere:
+            # Not even a context.
+            return [Peak(name=name, items={CONTEXT: 0}, reserved=0) for name in ("rollout", WAITING)]
         peaks = actor_peaks(self.policy(work, layers), largest_orders(work, self.facts))
         return [with_graphs(peak) for peak in peaks] if work.actor.graphs == "auto" else peaks
 

@@ -22,9 +22,9 @@ import msgspec
 from msgspec import structs
 
 from actor.engines.vllm_options import MARGIN_BYTES
-from launch.card.items import BASE, CACHED, CONTEXT, CUBLAS, MARGIN, OUTSIDE_PYTORCH, OUTSIDE_TENSORS, WAITING
+from launch.card.items import BASE, CACHED, CONTEXT, CUBLAS, MARGIN, OUTSIDE_PYTORCH, OUTSIDE_TENSORS, WAITING, Peak
 from launch.card.work import CardWork
-from launch.plan.memory import Items, Peak, size_of
+from launch.plan.memory import Items, size_of
 from launch.plan.remedies import Change, Remedy, halves, remedies_of, set_key
 from shared.config.processes import MOST_ROWS
 from shared.run.forecast import Figures
@@ -197,7 +197,7 @@ class Planner:
     def quick(self, process: Process, work: CardWork) -> list[Phase]:
         """From a few layers."""
         low, high = SHALLOW
-        if self.layers <= high or (process == "actor" and work.actor.engine == "vllm"):
+        if self.layers <= high or (process == "actor" and work.actor.engine != "hf"):
             return self.whole(process, work)
         pair = zip(self.peaks(process, work, low), self.peaks(process, work, high), strict=True)
         more = (self.layers - low) // (high - low)
@@ -283,7 +283,7 @@ def batches(work: CardWork) -> list[list[CardWork]]:
 
 def widths(work: CardWork) -> list[CardWork]:
     """Completions decoded at once, from the given number down. vLLM's are given."""
-    if work.actor.engine == "vllm":
+    if work.actor.engine != "hf":
         return [work]
     most = work.actor.max_sequences or min(MOST_ROWS, work.rollout.prompts * work.rollout.group)
     return [work, *(replace(work, actor=structs.replace(work.actor, max_sequences=one)) for one in halves(most, 1))]

@@ -25,8 +25,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launch.card.allocator import Allocator, rounded
-from launch.card.items import ACTIVATIONS, TEMPORARIES
-from launch.plan.memory import Items, Peak
+from launch.card.items import ACTIVATIONS, TEMPORARIES, Peak
+from launch.plan.memory import Items
 
 CHANGE_SHAPE = frozenset({"detach_", "resize_", "set_", "squeeze_", "t_", "transpose_", "unsqueeze_"})
 """Operations in place that do more than write."""

@@ -21,9 +21,9 @@ from actor.engines.vllm_options import (
     kv_bytes,
     token_bytes,
 )
-from launch.card.items import CONTEXT, ENGINE, KV, LORA, TEMPORARIES, WAITING
+from launch.card.items import CONTEXT, ENGINE, KV, LORA, TEMPORARIES, WAITING, Peak
 from launch.card.work import CardWork
-from launch.plan.memory import Items, Peak, size_of
+from launch.plan.memory import Items, size_of
 
 NF4_PLUGIN_BYTES = 0.5625
 """A value: its code, and its share of an fp32 scale."""

@@ -1,6 +1,7 @@
 """`replay`: train on a run's journal again, without an actor, and compare the adapter with that of the run.
 
-This is the learner's own loop with groups from the journal; it writes nothing. It starts from step 0, or from the
+This is the learner's own loop with groups from the journal; it writes nothing. Several ranks are computed one after the
+other, with the bits of as many processes as each step had. It starts from step 0, or from the
 oldest checkpoint that the journal still reaches back to (`journal.keep`), and ends with the newest checkpoint: no
 later step is certain to have been trained. The last line is JSON; the exit code is 0 only if the adapters match.
 Steps are cut into the micro-batches of the run. If they do not fit into the memory of this card, they are cut smaller,
@@ -14,8 +15,9 @@ kind of fault appears again.
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,12 +100,13 @@ def replay(
 ) -> tuple[str, list[int]]:
     """The digest of the adapter after `steps` updates, those up to `first` taken from there; the steps, from 0, that
     were computed in another size than in the run. given: the adapters that the run was given."""
-    from learner.durable.recorder import RecordedOrders
+    from learner.durable.recorder import RecordedOrders, ranks_at
     from learner.durable.state import RunTotals
     from learner.loop import train
     from learner.quarantine.quarantine import keep_nowhere
     from learner.reports.run_files import NoFiles
     from learner.reports.step_report import StepReport
+    from learner.update.placement.placement import ALONE, InTurns
     from learner.wiring import build_learner, load_model
     from shared.process.lease import NoLease
 
@@ -113,15 +116,25 @@ def replay(
     config = structs.replace(config, guard=structs.replace(config.guard, on_fault="skip"))
     model = load_model(config, given) if given else load_model(config)
     filler = RecordedOrders(records)
-    learner = build_learner(model, filler, keep_nowhere, notes=filler)
+    ranks = InTurns([*model.policy.adapter.parameters().values()])
+    learner = build_learner(model, filler, keep_nowhere, notes=filler, placement=ranks if filler.ranks else ALONE)
     state = learner.state
     totals = RunTotals()
     if first:
         totals = state.load(first)
         state.plan.submit_pending()
     report = StepReport(config, NoFiles(), totals, lambda: False, state.plan.curriculum.metrics)
-    train(learner.parts(report, NoLease()), first.step if first else 0, steps)
+    parts = learner.parts(report, NoLease())
+    for start, end in stretches(filler.ranks, first.step if first else 0, steps):
+        ranks.ranks = ranks_at(filler.ranks, start)
+        train(parts, start, end)
     return state.publisher.versions[steps].sha256, filler.resized
+
+
+def stretches(changes: Iterable[int], first: int, last: int) -> list[tuple[int, int]]:
+    """The steps from first to last, cut at these."""
+    cuts = [first, *sorted(step for step in changes if first < step < last), last]
+    return [*pairwise(cuts)]
 
 
 def replay_batch(*, file: Path) -> int:

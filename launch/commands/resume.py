@@ -1,7 +1,9 @@
 """`resume`: continue a run that was stopped, crashed or only prepared; with `--steps`, train a finished run further.
 
-With `--actors N` it goes on with so many actors on this machine, which changes no result. With `--resample-step N` the
-recorded groups of step N and later are voided first, and sampled again (learner/durable/resample.py).
+With `--actors N` it goes on with so many actors on this machine, which changes no result. With `--ranks N` the learner
+has so many processes from then on, which changes the last bits; the journal notes it, so a replay still matches. With
+`--resample-step N` the recorded groups of step N and later are voided first, and sampled again
+(learner/durable/resample.py).
 """
 
 import os
@@ -14,12 +16,13 @@ from msgspec.structs import replace
 from actor.engines.vllm_options import check_engine
 from launch.commands.run import warn_of_cpu, warn_of_idle_actors
 from launch.display.console import next_command
+from launch.on_ray.placement import Machine, capacity_on_ray, places_of
 from launch.supervisor.topology import topology
 from launch.tracking.trackers import check_tracker
 from protocol.access.keys import create_actor_key
 from shared.config.data import CurriculumConfig
 from shared.config.load import config_from_json, config_to_json
-from shared.config.processes import MAX_ACTORS
+from shared.config.processes import MAX_ACTORS, MAX_RANKS, ActorConfig, ComputeConfig
 from shared.config.training import OnFault
 from shared.errors import ConfigError
 from shared.process.processor import start_config
@@ -34,8 +37,10 @@ def resume_run(
     directory: Path,
     steps: int | None,
     actors: int | None,
+    ranks: int | None,
     on_fault: OnFault | None,
     resample_step: int | None,
+    on: Machine,
     verbose: bool,
     trace: bool,
 ) -> int:
@@ -57,7 +62,11 @@ def resume_run(
             config,
             run=replace(config.run, steps=steps or config.run.steps),
             guard=replace(config.guard, on_fault=on_fault or config.guard.on_fault),
-            compute=replace(config.compute, actors=checked_actors(actors or config.compute.actors)),
+            compute=replace(
+                config.compute,
+                actors=at_most("--actors", actors or config.compute.actors, MAX_ACTORS),
+                ranks=at_most("--ranks", ranks or config.compute.ranks, MAX_RANKS),
+            ),
         )
         if actors:
             add_keys(run.keys, [actor.name for actor in topology(run.path, changed).actors])
@@ -68,24 +77,31 @@ def resume_run(
     if summary and summary.status == "done" and summary.steps >= changed.run.steps:
         print(finished(directory, summary.steps, can_be_extended=config.can_be_extended))
         return 0
-    check_engine(changed.actor)
     check_tracker(changed.tracking)
-    warn_of_cpu(changed.compute)
     if not changed.is_warm_start:
-        warn_of_idle_actors(changed.compute, changed.rollout, changed.pipeline.max_lag)
-    check_cards(changed.compute)
+        warn_of_idle_actors(changed.compute, changed.rollout, changed.pipeline.max_lag, on)
+    if on == "here":
+        check_machine(changed.actor, changed.compute)
     with run.locked():
-        changed = start_config(run)
+        changed = start_config(run, capacity_on_ray(changed.compute, changed.ray) if on == "ray" else None)
+    places = places_of(topology(run.path, changed), changed.compute, changed.ray, changed.actor)
     # Imported late, so that a mistake in the input is reported before the display is loaded.
-    from launch.commands.watch_run import watch_run
+    from launch.commands.watch_run import supervising, watch_run
 
-    watch_run(run, changed, verbose=verbose, trace=trace)
+    with supervising(on, places) as supervise:
+        watch_run(run, changed, verbose=verbose, trace=trace, supervise=supervise)
     return 0
 
 
-def checked_actors(count: int) -> int:
-    if count > MAX_ACTORS:
-        raise ConfigError(f"--actors got {count}; expected at most {MAX_ACTORS}.")
+def check_machine(actor: ActorConfig, compute: ComputeConfig) -> None:
+    check_engine(actor)
+    warn_of_cpu(compute)
+    check_cards(compute)
+
+
+def at_most(option: str, count: int, limit: int) -> int:
+    if count > limit:
+        raise ConfigError(f"{option} got {count}; expected at most {limit}.")
     return count
 
 

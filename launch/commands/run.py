@@ -28,6 +28,7 @@ from launch.card.plan import CardPlan
 from launch.card.text import card_lines, refusal, short_card_lines
 from launch.card.work import CardWork, card_work
 from launch.display.console import next_command
+from launch.on_ray.placement import Machine, asked_for, capacity_on_ray, places_of
 from launch.plan.cost import (
     NoPlan,
     Plan,
@@ -58,6 +59,7 @@ from shared.config.tree import Config, RolloutConfig, warm_start
 from shared.errors import ConfigError
 from shared.process.determinism import Blas
 from shared.process.free_memory import free_memory
+from shared.process.processor import settled_config
 from shared.process.usable_cards import check_cards, cpu_instead, has_card
 from shared.run.forecast import write_prediction
 from shared.run.run_dir import RunDir
@@ -83,12 +85,13 @@ def start_run(
     out: Path | None,
     dry_run: bool,
     prepare: bool,
+    on: Machine,
     verbose: bool,
     json_only: bool = False,
     trace: bool = False,
     warm: bool = False,
 ) -> int:
-    config = load_config(source, overrides, here=dry_run or not prepare)
+    config = load_config(source, overrides, here=on == "here" and (dry_run or not prepare))
     config = warm_start(config) if warm else config
     refuse_without_answers(config.loss, warm=warm)
     folder = out or default_folder(source, datetime.now())
@@ -96,28 +99,34 @@ def start_run(
         make_run(folder, config)
         print(f"{folder} is prepared; start it with: {next_command('resume', str(folder))}")
         return 0
-    warn_of_cpu(config.compute)
+    if on == "ray":
+        config = settled_config(config, capacity_on_ray(config.compute, config.ray))
+    else:
+        warn_of_cpu(config.compute)
     if not warm:
-        warn_of_idle_actors(config.compute, config.rollout, config.pipeline.max_lag)
+        warn_of_idle_actors(config.compute, config.rollout, config.pipeline.max_lag, on)
+    places = places_of(topology(folder, config), config.compute, config.ray, config.actor)
     # Before anything that takes time: without its card there is nothing to plan.
-    card = {} if dry_run else check_cards(config.compute)
-    config, cost = planned(config)
+    card = {} if dry_run or on == "ray" else check_cards(config.compute)
+    config, cost = planned(config) if on == "here" else (config, f"Ray chooses the machines; {asked_for(places)}")
     if dry_run:
         what = "" if json_only else describe(topology(folder, config), config)
         return show_plan(what, source, cost, config.model.path)
-    check_engine(config.actor)
+    if on == "here":
+        check_engine(config.actor)
     check_tracker(config.tracking)
     refuse(cost, config.model.path)
-    run = make_run(folder, config, card)
-    if not isinstance(cost, str):
-        write_prediction(run, cost.figures)
-        print(*start_lines(source, cost), sep="\n")
-    if runs_functions(config.verifier):
-        print(form_in_words(config.verifier))
     # Imported late, so that a mistake in the input is reported before the display is loaded.
-    from launch.commands.watch_run import watch_run
+    from launch.commands.watch_run import supervising, watch_run
 
-    watch_run(run, config, verbose=verbose, trace=trace)
+    with supervising(on, places) as supervise:
+        run = make_run(folder, config, card)
+        if not isinstance(cost, str):
+            write_prediction(run, cost.figures)
+            print(*start_lines(source, cost), sep="\n")
+        if runs_functions(config.verifier):
+            print(form_in_words(config.verifier))
+        watch_run(run, config, verbose=verbose, trace=trace, supervise=supervise)
     return 0
 
 
@@ -135,7 +144,7 @@ def warn_of_cpu(compute: ComputeConfig) -> None:
         print(f"warning: {said}", file=sys.stderr)
 
 
-def warn_of_idle_actors(compute: ComputeConfig, rollout: RolloutConfig, max_lag: int) -> None:
+def warn_of_idle_actors(compute: ComputeConfig, rollout: RolloutConfig, max_lag: int, on: Machine) -> None:
     """If some of several actors can have no work at times."""
     size = rollout.groups_per_order or rollout.prompts
     orders, cores = -(-rollout.prompts // size) * (1 + max_lag), len(os.sched_getaffinity(0))
@@ -146,7 +155,7 @@ def warn_of_idle_actors(compute: ComputeConfig, rollout: RolloutConfig, max_lag:
             f" groups; rollout.groups_per_order={most} gives work to all. The sampled tokens depend on it.",
             file=sys.stderr,
         )
-    if compute.actors > 1 and compute.threads > cores and not has_card():
+    if on == "here" and compute.actors > 1 and compute.threads > cores and not has_card():
         print(
             f"warning: learner and actors have {compute.threads} threads on {cores} cores, so they take turns; with"
             " fewer (compute.learner_threads, compute.actor_threads) they compute at once.",
@@ -161,7 +170,7 @@ def planned(config: Config) -> tuple[Config, Cost]:
         cost = plan_for_card(card_work(config))
         if isinstance(cost, CardPlan):
             return with_choices(config, cost), cost
-    elif config.actor.engine != "hf" and config.needs_actor:
+    elif config.actor.engine == "vllm" and config.needs_actor:
         cost = "vLLM plans its memory itself"
     else:
         work = work_of(config, cores=len(os.sched_getaffinity(0)))

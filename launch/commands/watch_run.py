@@ -1,13 +1,20 @@
 """Start the processes of a run, show it while it trains, and report when it ends. `run` and `resume` share this."""
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from secrets import token_hex
+
 from launch.display.console import make_console, next_command
 from launch.display.page.command import write_report
 from launch.display.report import print_report
 from launch.display.screens import make_screen
+from launch.on_ray.cluster import cluster_with_room
+from launch.on_ray.placement import Machine, Place
 from launch.supervisor.restarts import SupervisorLimits
 from launch.supervisor.starter import ForkServerStarter
-from launch.supervisor.supervise import Supervisor
-from launch.supervisor.topology import arithmetic, topology
+from launch.supervisor.supervise import Screen, Supervise, Supervisor
+from launch.supervisor.topology import Topology, arithmetic, topology
 from launch.why.command import add_verdict
 from shared.config.tree import Config
 from shared.process.entry_point import keep_to_itself
@@ -15,17 +22,25 @@ from shared.process.trace import join_traces
 from shared.run.run_dir import RunDir
 
 
-def watch_run(run: RunDir, config: Config, *, verbose: bool, trace: bool) -> None:
+def supervise_here(plan: Topology, screen: Screen, limits: SupervisorLimits) -> None:
+    starter = ForkServerStarter(plan.learner.environment, plan.learner.log.with_name("fork_server.log"))
+    Supervisor(plan, screen, starter, limits).run()
+
+
+def supervising(on: Machine, places: Sequence[Place]) -> AbstractContextManager[Supervise]:
+    """places: of Ray."""
+    return nullcontext(supervise_here) if on == "here" else cluster_with_room(places, Path.cwd())
+
+
+def watch_run(run: RunDir, config: Config, *, verbose: bool, trace: bool, supervise: Supervise) -> None:
     """Returns when the run has ended; raises ProcessFailed if one of its processes crashed."""
     keep_to_itself()
     console = make_console()
     print(f"computes in {arithmetic(config.compute, config.model)}")
     try:
         with make_screen(console, run, config.run.steps, verbose=verbose) as screen:
-            plan = topology(run.path, config, trace=trace)
-            limits = SupervisorLimits(silence_s=config.link.silence_s)
-            starter = ForkServerStarter(plan.learner.environment, plan.learner.log.with_name("fork_server.log"))
-            Supervisor(plan, screen, starter, limits).run()
+            plan = topology(run.path, config, trace=trace, meeting=token_hex(8))
+            supervise(plan, screen, SupervisorLimits(silence_s=config.link.silence_s))
     except KeyboardInterrupt:
         print(f"stopped; nothing is lost, continue with: {next_command('resume', str(run.path))}")
         raise

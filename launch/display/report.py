@@ -17,8 +17,7 @@ from rich.text import Text
 from launch.display.console import next_command
 from launch.display.live import actor_lines
 from launch.display.sparkline import sparkline
-from launch.display.watch import WINDOW, Row, Watch, clock, curve, goal, mean
-from launch.plan.duration import seconds
+from launch.display.watch import WINDOW, Row, Watch, clock, curve, goal, mean, seconds
 from protocol.outcome import Outcome
 from protocol.plain_text import for_terminal
 from shared.run.evaluation import Decoded, Evaluation, Example, Share, largest, read_evaluation, right

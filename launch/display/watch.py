@@ -102,6 +102,13 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def seconds(amount: float) -> str:
+    """`0.42 s`, `12 s`, `21 min`, `3.5 h`."""
+    if amount < 120:
+        return f"{amount:.2g} s" if amount < 10 else f"{amount:.0f} s"
+    return f"{amount / 60:.0f} min" if amount < 7200 else f"{amount / 3600:.1f} h"
+
+
 def number(amount: float, form: str) -> str:
     """A dash if the number is not known."""
     return "-" if math.isnan(amount) else format(amount, form)

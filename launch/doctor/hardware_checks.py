@@ -59,15 +59,21 @@ def vector_units(machine: Machine) -> Finding:
 
 def cores(machine: Machine) -> Finding:
     processor, compute = known(machine.processor), machine.config.compute
-    learner, actor = compute.learner_threads, compute.actor_threads
+    learner, actor, ranks = compute.learner_threads, compute.actor_threads, compute.ranks
+    name = "learner" if ranks == 1 else f"each of {ranks} ranks"
     each = "actor" if compute.actors == 1 else f"each of {compute.actors} actors"
-    found = f"{processor.cores} cores; threads: learner {learner}, {each} {actor}"
+    found = f"{processor.cores} cores; threads: {name} {learner}, {each} {actor}"
     if max(learner, actor) > processor.cores:
         return warning(
             found,
             f"--set compute.learner_threads={min(learner, processor.cores)} "
             f"--set compute.actor_threads={min(actor, processor.cores)}; "
             "more threads than cores make each step slower",
+        )
+    if ranks > 1 and ranks * learner > processor.cores:
+        return warning(
+            f"{found}: the ranks wait for each other's cores",
+            f"--set compute.learner_threads={max(1, processor.cores // ranks)}, or fewer ranks",
         )
     if compute.threads > processor.cores and machine.config.pipeline.max_lag:
         return note(

@@ -63,7 +63,7 @@ class Missing:
     """Of its adapter."""
 
 
-class Follower:
+class CheckpointFollower:
     """Makes the evaluations of one run that are missing."""
 
     def __init__(
@@ -159,7 +159,7 @@ class Ending:
         return (summary is not None and summary.status != "running") or now - self.free_since > FREE_S
 
 
-def follow_by_hand(follower: Follower) -> None:
+def follow_by_hand(follower: CheckpointFollower) -> None:
     """Prints each result."""
     ending = Ending(follower.run)
     follower.follow(ending, lambda: time.sleep(LOOK_EVERY_S), lambda text: print(text, flush=True))
@@ -170,7 +170,7 @@ def follow_by_hand(follower: Follower) -> None:
 def follow_supervised(
     run: RunDir,
     silence_s: float,
-    opened: Callable[[Beat], AbstractContextManager[Follower]],
+    opened: Callable[[Beat], AbstractContextManager[CheckpointFollower]],
     asked_to_end: Callable[[], bool],
 ) -> None:
     """As the run's own process. opened: `following` it. asked_to_end: the learner has ended, so the rest may be made if
@@ -198,14 +198,14 @@ def follow_supervised(
 
 
 @contextmanager
-def following(run: RunDir, config: Config, beat: Beat = lambda phase: None) -> Iterator[Follower]:
+def following(run: RunDir, config: Config, beat: Beat = lambda phase: None) -> Iterator[CheckpointFollower]:
     """beat: called while completions are decoded; it may raise."""
     os.nice(NICE)
     compute = structs.replace(config.compute, residency="swap")
     config = structs.replace(config, compute=compute)
     with alone(run), adapter_evaluator(config, run, beat=beat) as evaluator:
         base = base_adapter(run, config.model, config.lora, config.run.seed)
-        yield Follower(run, config.eval, config.run.steps, config.checkpoint.keep, base, evaluator)
+        yield CheckpointFollower(run, config.eval, config.run.steps, config.checkpoint.keep, base, evaluator)
 
 
 @contextmanager

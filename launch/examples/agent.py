@@ -3,7 +3,7 @@
     [environment]
     kind = "agent"
     function = "launch/examples/agent.py:solve"
-    max_turns = 4                       # requests in a rollout
+    max_turns = 4                       # requests in an episode
     step_limit_s = 30.0                 # for what the agent does itself between two requests
 
     [rollout]
@@ -12,8 +12,8 @@
     [verifier]
     kind = "environment"                # what `solve` returns is the reward
 
-`base_url` and `api_key` are new in each rollout, so the client is made in `solve`. They are also in OPENAI_BASE_URL and
-OPENAI_API_KEY, which most frameworks read. A request waits until the agents of all rollouts have asked, and until the
+`base_url` and `api_key` are new in each episode, so the client is made in `solve`. They are also in OPENAI_BASE_URL and
+OPENAI_API_KEY, which most frameworks read. A request waits until the agents of all episodes have asked, and until the
 model's turn: so no time limit, and no retries. Needs `pip install openai`.
 """
 # openai is in an extra; types are checked without it.
@@ -47,7 +47,7 @@ def add(left: float, right: float) -> str:
 
 
 def solve(base_url: str, api_key: str, question: str, answer: str, **columns: Any) -> float:
-    """One rollout, and its reward: whether the last message ends with the answer."""
+    """One episode, and its reward: whether the last message ends with the answer."""
     client = OpenAI(base_url=base_url, api_key=api_key, timeout=None, max_retries=0)
     messages: list[Any] = [{"role": "user", "content": question}]
     text = ""

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 MAX_GUESSES = 5
+LARGEST_SECRET = 31
 CALCULATION = re.compile(r"\s*(\d+)\s*([-+*])\s*(\d+)\s*")
 
 
@@ -35,10 +36,16 @@ class Calculator:
 
 
 class GuessingGame:
-    """Five guesses. The reward is 1 if one of them was right."""
+    """Five guesses. The reward is 1 if one of them was right, else a tenth for each that could have been right.
+
+    Which number was drawn decides more about the end than a single guess does. With the end alone as reward, 60 steps
+    of 64 games taught nothing; what is earned by each guess does.
+    """
 
     def reset(self, answer: str, **columns: Any) -> None:
         self.secret, self.guesses, self.found = int(answer), 0, False
+        self.low, self.high = 1, LARGEST_SECRET
+        self.sensible = 0
 
     def guess(self, number: int) -> str:
         """
@@ -50,10 +57,15 @@ class GuessingGame:
         if self.guesses == MAX_GUESSES:
             return "no more guesses"
         self.guesses += 1
-        self.found = self.found or number == self.secret
+        self.sensible += self.low <= number <= self.high
         if number == self.secret:
+            self.found = True
             return "yes"
-        return "higher" if number < self.secret else "lower"
+        if number < self.secret:
+            self.low = max(self.low, number + 1)
+            return "higher"
+        self.high = min(self.high, number - 1)
+        return "lower"
 
     def get_reward(self) -> float:
-        return float(self.found)
+        return 1.0 if self.found else 0.1 * self.sensible

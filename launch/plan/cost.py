@@ -11,7 +11,8 @@ from typing import Any
 
 from msgspec import structs
 
-from launch.plan.duration import StepTime, evaluation_s, seconds, step_time, total_s
+from launch.display.watch import seconds
+from launch.plan.duration import StepTime, evaluation_s, step_time, total_s
 from launch.plan.machine import NotMeasured, Speed
 from launch.plan.memory import MIB, Dtype, HostMemory, Items, Lengths, Work, host_memory, size, size_of
 from launch.plan.remedies import Remedy, fits, remedies
@@ -77,7 +78,7 @@ def work_of(config: Config, *, cores: int) -> Work:
     """What the keys say. cores: that this process may use."""
     compute, rollout = config.compute, config.rollout
     # As shared/process/lease.py decides.
-    one_computes = compute.threads > cores
+    one_computes = compute.threads > cores and not config.actor.is_elsewhere
     actors = compute.actors if config.needs_actor else 0
     return Work(
         model=config.model,
@@ -94,6 +95,8 @@ def work_of(config: Config, *, cores: int) -> Work:
         samples=not config.is_warm_start,
         actors=actors,
         at_once=min(actors, 1) if one_computes else actors,
+        ranks=compute.ranks,
+        divides=compute.divides_base,
         in_turns=config.environment.in_turns,
     )
 
@@ -136,7 +139,11 @@ def make_plan(
     """speeds: of actor and learner; asked for only if the run fits, because measuring takes seconds."""
     memory = host_memory(shape, work)
     time, total, why = None, None, ""
-    if fits(memory.total, free):
+    if not fits(memory.total, free):
+        why = "the run does not fit"
+    elif work.actor.is_elsewhere:
+        why = "how fast its servers are is not known here"
+    else:
         try:
             actor, learner = speeds()
             time = step_time(shape, work, actor, learner)
@@ -145,8 +152,6 @@ def make_plan(
             total = total_s(time, evaluation, steps=steps, evaluations=2 + ((steps - 1) // every if every else 0))
         except NotMeasured as error:
             why = str(error)
-    else:
-        why = "the run does not fit"
     return Plan(
         work=work,
         memory=memory,
@@ -168,9 +173,9 @@ def choose_recompute(work: Work, plan: Callable[[Work], Plan]) -> Plan:
 
 
 def choose_packing(work: Work, plan: Callable[[Work], Plan]) -> Plan:
-    """Without packed weights only if the run does not fit otherwise. Where it does not, the actor packs none."""
+    """Without packed layers only if the run does not fit otherwise: then the actor packs none."""
     cost = plan(work)
-    return cost if cost.fits or not work.packs_for(work.rollout.max_new_tokens) else plan(replace(work, packs=False))
+    return cost if cost.fits else plan(replace(work, packs=False))
 
 
 def table(plan: Plan) -> list[str]:
@@ -180,7 +185,7 @@ def table(plan: Plan) -> list[str]:
     parts = {
         "shared": memory.shared,
         "launcher": memory.launcher,
-        "learner": memory.learner,
+        "learner" if memory.ranks == 1 else f"each of {memory.ranks} ranks": memory.learner,
         "  an update": memory.update,
         actor: memory.actor,
         "  an order": memory.rollout,
@@ -231,6 +236,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         },
         "choices": {"dtype": plan.work.dtype, "overlaps": plan.work.overlaps},
         "actors": memory.actors,
+        "ranks": memory.ranks,
         "time": None if plan.time is None else {"step_s": plan.time.step, "total_s": plan.total_s} | times(plan.time),
         "remedies": [remedy.settings for remedy in plan.remedies],
     }

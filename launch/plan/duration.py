@@ -3,6 +3,7 @@
     rollout   tokens of the longest completion x (weights x product(rows) + sampler + keys and values + calls) x orders
               / actors that compute at once; nothing in a warm start
     update    micro-batches x weights x (product forward, once more if recomputed, gradient backward) + head + elements
+              / ranks, as if there were cores for all
 
 Times per weight and row are those of launch/plan/machine.py. Decoding a few rows takes little longer than decoding one;
 an update costs its arithmetic. Work besides the products is counted by bytes and by calls. The factors were fitted to
@@ -129,7 +130,7 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     beside = (elements + calls) * (1 + again) / 2
     head = shape.vocabulary * shape.hidden * rates.head * used
     optimizer = OPTIMIZER_PASSES * adapter_bytes(work.rank, shape) * speed.element
-    return batches * (THIN_PRODUCTS * (again * forward + backward) + beside + head) + optimizer
+    return batches / work.ranks * (THIN_PRODUCTS * (again * forward + backward) + beside + head) + optimizer
 
 
 def evaluation_s(shape: ModelShape, work: Work, speed: Speed) -> float:
@@ -150,10 +151,3 @@ def evaluation_s(shape: ModelShape, work: Work, speed: Speed) -> float:
 
 def total_s(step: StepTime, evaluation: float, *, steps: int, evaluations: int) -> float:
     return START_S + steps * step.step + evaluations * evaluation
-
-
-def seconds(amount: float) -> str:
-    """`0.42 s`, `12 s`, `21 min`, `3.5 h`."""
-    if amount < 120:
-        return f"{amount:.2g} s" if amount < 10 else f"{amount:.0f} s"
-    return f"{amount / 60:.0f} min" if amount < 7200 else f"{amount / 3600:.1f} h"

@@ -1,7 +1,7 @@
 """How much memory a run on a CPU needs, item by item, before anything is loaded.
 
-    total    shared + launcher + learner + actor + evaluator
-             + the larger of rollout and update (their sum if both compute at once)
+    total    shared + launcher + learner x ranks + actors + evaluator
+             + the larger of rollout and update x ranks (their sum if both compute at once)
 
     shared   libraries, and the base as a mapped file: pages that all processes have in common, counted once
     rollout  keys and values of an order's prompts and completions, the sampler's rows over the vocabulary, in bf16 a
@@ -44,6 +44,8 @@ UNRETURNED_BYTES = 256 * MIB
 """Freed memory that a process may keep between its turns (shared/process/lease.py)."""
 PRODUCT_BYTES = 0.65 * MIB
 """A product that oneDNN has compiled for bf16 (shared/process/determinism.py)."""
+SUMMED_BYTES = 16 * MIB
+"""Of each rank's gradient at a time (learner/update/placement/ranks.py)."""
 HOLES = 1.0
 """Freed memory between tensors, as a multiple of a micro-batch's activations: the micro-batches of a step differ in
 size, and the memory of one seldom fits the next."""
@@ -117,6 +119,10 @@ class Work:
     """Beside the learner: a warm start has some for its evaluations only."""
     at_once: int
     """Actors that compute at the same time."""
+    ranks: int = 1
+    """Processes of the learner, which all compute at the same time."""
+    divides: bool = False
+    """Whether each rank has a part of the base besides the mapped file."""
     in_turns: bool = False
     """Whether a completion is a conversation, whose keys and values are kept between its turns."""
     packs: bool = True
@@ -177,21 +183,23 @@ class HostMemory:
     """Whether update and rollout are at the same time."""
     actors: int
     at_once: int
+    ranks: int = 1
+    """Processes that each have what is said of the learner and of an update."""
 
     @property
     def total(self) -> int:
         """At the peak of all processes together."""
-        update, one = size_of(self.update), max(size_of(self.rollout), size_of(self.evaluation))
+        update, one = self.ranks * size_of(self.update), max(size_of(self.rollout), size_of(self.evaluation))
         left = min(one, UNRETURNED_BYTES)
         decode = self.at_once * one + (self.actors - self.at_once) * left
         if self.overlaps:
             return self.weights + update + decode
-        return self.weights + max(update + self.actors * left, decode + min(update, UNRETURNED_BYTES))
+        return self.weights + max(update + self.actors * left, decode + min(update, self.ranks * UNRETURNED_BYTES))
 
     @property
     def weights(self) -> int:
         """What all processes have before the first step. With less, a run cannot start."""
-        processes = (self.launcher, self.learner, *([self.actor] * self.actors), self.evaluator)
+        processes = [self.launcher, self.evaluator] + [self.learner] * self.ranks + [self.actor] * self.actors
         return size_of(self.shared) + sum(map(size_of, processes))
 
     @property
@@ -201,9 +209,10 @@ class HostMemory:
 
     @property
     def actor_resident(self) -> int:
-        """Peak of an actor, shared pages included."""
+        """Peak of an actor, shared pages included. Where servers decode, it has no base."""
         decode = max(size_of(self.rollout), size_of(self.evaluation))
-        return size_of(self.shared) + size_of(self.actor) + decode
+        base = 0 if decode else self.shared["base"]
+        return size_of(self.shared) - base + size_of(self.actor) + decode
 
 
 def size_of(items: Items) -> int:
@@ -217,23 +226,22 @@ def size(num_bytes: float) -> str:
 
 def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     """On a machine where all processes compute on the CPU."""
-    adapter, dense = adapter_bytes(work.rank, shape), work.value_bytes * shape.linear
-    rest = work.value_bytes * shape.rest
-    codes = int(NF4_BYTES * shape.linear)
+    adapter = adapter_bytes(work.rank, shape)
+    dense, rest, codes = work.value_bytes * shape.linear, work.value_bytes * shape.rest, int(NF4_BYTES * shape.linear)
+    # The copies of a weight on its way are about as large as a layer.
+    part = {"part of the base": dense // work.ranks, "gathered weights": dense // shape.layers} if work.divides else {}
     own_rest = {} if work.is_dense else {"embedding and head": rest}
     moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * adapter}
     tokenizer = TOKEN_BYTES * shape.vocabulary
     compiled = {"compiled products": int(COMPILED_PRODUCTS * PRODUCT_BYTES)} if work.dtype == "bf16" else {}
+    folded = {"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}
     actor = {
         "Python, tokenizer": ACTOR_BYTES + tokenizer,
-        **own_rest,
-        **compiled,
-        **({"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}),
+        **({} if work.actor.is_elsewhere else own_rest | compiled | folded),
         "adapter": adapter,
         "adapter as messages": 2 * adapter,
     }
-    evaluation = evaluation_items(shape, work)
-    beside = work.evaluation.beside
+    evaluation, beside = evaluation_items(shape, work), work.evaluation.beside
     # It is started by itself, so its libraries are its own.
     scoring = work.workers * WORKER_BYTES
     evaluator = {"libraries": LIBRARIES_BYTES, "scoring": scoring, **actor, **evaluation}
@@ -246,6 +254,8 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
             **compiled,
             **moments,
             "adapter as messages": 3 * adapter,
+            **({"gradients of all ranks": adapter + work.ranks * SUMMED_BYTES} if work.ranks > 1 else {}),
+            **part,
         },
         actor=actor if work.actors else {},
         update=update_items(shape, work),
@@ -255,12 +265,13 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
         overlaps=work.overlaps,
         actors=work.actors,
         at_once=work.at_once,
+        ranks=work.ranks,
     )
 
 
 def rollout_items(shape: ModelShape, work: Work) -> Items:
-    """Empty where nothing is sampled."""
-    if not work.samples:
+    """Empty where nothing is sampled, or servers do it."""
+    if not work.samples or work.actor.is_elsewhere:
         return {}
     return decode_items(shape, work, work.order_groups, work.order_groups * work.rollout.group)
 
@@ -308,7 +319,7 @@ def decoded_at_once(shape: ModelShape, work: Work, cap: int) -> int:
 def evaluation_items(shape: ModelShape, work: Work) -> Items:
     """Empty if there is none. An order has about as many completions as a step (learner/evaluation/evaluate.py)."""
     evaluation = work.evaluation
-    if not evaluation.problems:
+    if not evaluation.problems or work.actor.is_elsewhere:
         return {}
     rows = min(work.rollout.prompts * work.rollout.group, evaluation.problems)
     return decode_items(shape, work, rows, rows, evaluation.longest_completion(work.rollout.max_new_tokens))
@@ -348,7 +359,8 @@ def step_tokens(work: Work) -> int:
 def micro_batch_tokens(work: Work) -> int:
     """Tokens of the largest micro-batch, as learner/update/microbatch.py fills it."""
     prompt, completion, group = work.lengths.prompt, work.lengths.longest, work.rollout.group
-    budget = work.batch.token_budget
+    # Small enough that every rank gets one.
+    budget = min(work.batch.token_budget, -(-step_tokens(work) // work.ranks))
     whole_groups, left = divmod(budget, prompt + group * completion)
     if whole_groups >= work.groups:
         return step_tokens(work)
@@ -375,18 +387,6 @@ class MemoryBesideCard:
 
 def memory_beside_card(shape: ModelShape) -> MemoryBesideCard:
     return MemoryBesideCard(started=2 * CUDA_RUNTIME_BYTES, total=2 * CUDA_RUNTIME_BYTES + shape.file_bytes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Peak:
-    """The most that a process takes of a card in a phase."""
-
-    name: str
-    """Of the phase."""
-    items: Items
-    """In tensors, at the moment when they are most."""
-    reserved: int
-    """What PyTorch's allocator has taken by the end of the phase."""
 
 
 def adapter_bytes(rank: int, shape: ModelShape) -> int:

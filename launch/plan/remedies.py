@@ -147,6 +147,7 @@ def changes(work: Work) -> Iterator[Iterable[Change[Work]]]:
     """For each key its values from the gentlest on. First those that cost time only, then those that change what is
     sampled."""
     yield (fewer_actors(value) for value in halves(work.actors, 1))
+    yield (fewer_ranks(value) for value in halves(work.ranks, 1))
     if work.batch.recompute != "always":
         yield [set_key("batch", "recompute", "always")]
     yield (set_key("batch", "token_budget", value) for value in halves(work.batch.token_budget, 64))
@@ -192,6 +193,14 @@ def fewer_actors(value: int) -> Change[Work]:
         key="compute.actors",
         value=str(value),
         apply=lambda work: replace(work, actors=value, at_once=min(work.at_once, value)),
+    )
+
+
+def fewer_ranks(value: int) -> Change[Work]:
+    return Change(
+        key="compute.ranks",
+        value=str(value),
+        apply=lambda work: replace(work, ranks=value, divides=work.divides and value > 1),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from actor.environments.contract import described
+from actor.environments.contract import describe_in_process
 from shared.config.environment import EnvironmentConfig
 from shared.config.load import read_config
 from shared.config.tree import Config
@@ -31,7 +31,7 @@ def with_tools(config: Config) -> Config:
     if not config.environment.is_used or config.environment.described:
         return config
     environment = located(config.environment)
-    tools = described(environment, scores=config.verifier.kind == "environment")
+    tools = describe_in_process(environment, scores=config.verifier.kind == "environment")
     return structs.replace(config, environment=structs.replace(environment, described=tools))
 
 

@@ -16,6 +16,7 @@ from launch.supervisor.child import Child
 from launch.supervisor.topology import ProcessFailed
 from shared.errors import UserError
 from shared.process.children import how_it_ended
+from shared.process.entry_point import LOST_RANK
 from shared.run.growing_file import last_lines
 
 PREFIX = "error: "
@@ -24,6 +25,12 @@ GAVE_UP = 1
 USER_ERROR = 2
 """Exit code of a process that wrote `error: ...` about something the user can fix."""
 SHOWN_LINES = 15
+
+
+def later(code: int) -> int:
+    """Of several ranks that failed, the first one has the least of this: it was killed, has a sentence, or crashed. The
+    others lost it."""
+    return 0 if code < 0 else {USER_ERROR: 1, LOST_RANK: 3}.get(code, 2)
 
 
 def stall_sentence(child: Child, code: int) -> str:

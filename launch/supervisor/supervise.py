@@ -2,6 +2,7 @@
 
     learner exits 0         actors are asked to stop, and killed after a grace period  -> returns
     learner exits otherwise everything is killed                 -> its error, with its last log lines
+    one of several ranks    the others lose it and end, everything is killed -> the error of the one that was first
     actor dies              started again after a pause, at most 5 times without a step in between
     actor exits 2           a user error: not started again, everything is killed -> its sentence
     actor stopped too long  killed and started again
@@ -23,11 +24,11 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from launch.supervisor.child import Child
-from launch.supervisor.endings import USER_ERROR, failure, stall_error, stall_sentence, stopped_sentence
+from launch.supervisor.endings import USER_ERROR, failure, later, stall_error, stall_sentence, stopped_sentence
 from launch.supervisor.followers import Followers
 from launch.supervisor.restarts import Restarts, SupervisorLimits
 from launch.supervisor.starter import Starter
-from launch.supervisor.topology import Process, ProcessFailed, Topology
+from launch.supervisor.topology import LearnerKilled, Process, ProcessFailed, Topology
 from shared.errors import RunDirError
 from shared.process.children import how_it_ended
 from shared.run.files import open_log
@@ -74,6 +75,10 @@ class Screen(Protocol):
         ...
 
 
+Supervise = Callable[[Topology, Screen, SupervisorLimits], None]
+"""Starts the processes of a run and returns when it has ended, as Supervisor.run does."""
+
+
 class Supervisor:
     """Runs the processes of one run."""
 
@@ -95,7 +100,7 @@ class Supervisor:
         """Return when the learner is done; raise if anything failed. Afterwards no process of the run is left."""
         with self.interrupts.caught():
             try:
-                for process in (self.plan.learner, *self.plan.actors):
+                for process in (self.plan.learner, *self.plan.ranks, *self.plan.actors):
                     self.start(process)
                 self.followers.start()
                 while not self.learner_done():
@@ -122,24 +127,49 @@ class Supervisor:
     def learner(self) -> Child:
         return self.children[self.plan.learner.name]
 
-    def learner_done(self) -> bool:
-        """Whether it exited with success; raises if it failed."""
-        code = self.learner.exit_code()
-        if code is None:
-            self.fail_if_learner_stopped()
-            return False
-        if sentence := stall_sentence(self.learner, code):
-            raise self.stall_error(sentence)
-        # A learner that is still loading has no handler for SIGTERM yet, and nothing to finish.
-        if code != 0 and not (self.stopping and code == -signal.SIGTERM):
-            raise failure(self.learner, code, self.restarts.steps_done)
-        return True
+    @property
+    def ranks(self) -> list[Child]:
+        """All processes of the learner."""
+        return [self.children[process.name] for process in (self.plan.learner, *self.plan.ranks)]
 
-    def fail_if_learner_stopped(self) -> None:
+    def learner_done(self) -> bool:
+        """Whether it ended well; raises if it failed, or one of its ranks."""
+        # Once: if it fails between two looks, the next call raises.
+        code = self.learner.exit_code()
+        if code == 0:
+            return True
+        if self.failures():
+            self.raise_failure()
+        for rank in self.ranks:
+            self.fail_if_learner_stopped(rank)
+        return code is not None
+
+    def failures(self) -> list[tuple[Child, int]]:
+        """Ranks that ended with an error, and their exit codes."""
+        codes = [(rank, rank.exit_code() or 0) for rank in self.ranks]
+        # A learner that is still loading has no handler for SIGTERM yet, and nothing to finish.
+        fine = (0, -signal.SIGTERM) if self.stopping else (0,)
+        return [(rank, code) for rank, code in codes if code not in fine]
+
+    def raise_failure(self) -> None:
+        """Of the rank that failed first. What it has to say may need a moment more than that the others lost it."""
+        deadline = time.monotonic() + self.limits.grace_s
+        while any(rank.exit_code() is None for rank in self.ranks) and time.monotonic() < deadline:
+            if any(code < 0 for _, code in self.failures()):
+                break
+            self.handle_interrupts()
+            time.sleep(self.limits.tick_s)
+        first, code = min(self.failures(), key=lambda failed: later(failed[1]))
+        if sentence := stall_sentence(first, code):
+            raise self.stall_error(sentence)
+        error = failure(first, code, self.restarts.steps_done)
+        raise LearnerKilled(str(error)) if code < 0 and not self.stopping else error
+
+    def fail_if_learner_stopped(self, rank: Child) -> None:
         """Give up on a stopped learner. Its actors time out first, so that their message is reported."""
-        stopped_s = self.learner.stopped_s()
+        stopped_s = rank.stopped_s() if rank.exit_code() is None else None
         if stopped_s is not None and stopped_s > LEARNER_STOP_FACTOR * self.limits.silence_s:
-            raise self.stall_error(stopped_sentence(self.learner, stopped_s))
+            raise self.stall_error(stopped_sentence(rank, stopped_s))
 
     def stall_error(self, sentence: str) -> ProcessFailed:
         return stall_error(sentence, self.restarts.steps_done, list(self.children.values()))

@@ -1,8 +1,8 @@
 """The processes of a run: argv, environment and log of each, from the configuration. Starts nothing.
 
-There is one learner and `compute.actors` actors on one machine; a warm start has actors only for its evaluations. More
-of them are started manually with `python -m actor`, on any machine. They need no entry here, since the learner accepts
-every key that `python -m launch key` made.
+There is one learner, which may have several ranks, and `compute.actors` actors on one machine; a warm start has actors
+only for its evaluations. More of them are started manually with `python -m actor`, on any machine. They need no entry
+here, since the learner accepts every key that `python -m launch key` made.
 """
 
 import sys
@@ -22,7 +22,7 @@ class Process:
     """One process to start."""
 
     name: str
-    """`learner` or `actor0`; also the prefix of its log lines."""
+    """`learner`, `learner1` or `actor0`; also the prefix of its log lines."""
     argv: tuple[str, ...]
     """Program and arguments."""
     environment: dict[str, str]
@@ -49,9 +49,11 @@ class Topology:
     endpoint: str
     """Address at which the actors connect to the learner."""
     learner: Process
-    """The process with state; the run ends when it does."""
+    """The process with state, rank 0; the run ends when it does."""
     actors: tuple[Process, ...]
     """They have no state and are started again when they die."""
+    ranks: tuple[Process, ...] = ()
+    """The other ranks of the learner. If one dies, the run ends."""
     followers: tuple[Process, ...] = ()
     """They read the run's files, and the evaluator writes eval/; whatever happens to them, the run goes on."""
 
@@ -63,12 +65,16 @@ class Topology:
     @property
     def processes(self) -> tuple[Process, ...]:
         """In the order in which they are started."""
-        return (self.learner, *self.actors, *self.followers)
+        return (self.learner, *self.ranks, *self.actors, *self.followers)
 
 
-def topology(run_dir: Path, config: Config, *, trace: bool = False) -> Topology:
+def topology(run_dir: Path, config: Config, *, trace: bool = False, meeting: str = "meeting") -> Topology:
+    """meeting: where ranks of the learner meet. Each start of a run needs another one."""
     run, traced = ("--run", str(run_dir)), ("--trace",) if trace else ()
-    learner, compute = ("learner", *run, *traced), config.compute
+    compute = config.compute
+    meets = ("--meeting", meeting) if compute.ranks > 1 else ()
+    learner = ("learner", *run, *meets, *traced)
+    ranks = {f"learner{rank}": ("learner", *run, "--rank", str(rank), *meets) for rank in range(1, compute.ranks)}
     actors = {f"actor{number}": ("actor", *run, "--id", f"actor{number}", *traced) for number in range(compute.actors)}
     followers: list[Process] = []
     if config.eval.beside:
@@ -86,6 +92,9 @@ def topology(run_dir: Path, config: Config, *, trace: bool = False) -> Topology:
             for name, module in actors.items()
             if config.needs_actor
         ),
+        ranks=tuple(
+            process(name, module, compute.learner_threads, compute.blas, run_dir) for name, module in ranks.items()
+        ),
         followers=tuple(followers),
     )
 
@@ -93,7 +102,8 @@ def topology(run_dir: Path, config: Config, *, trace: bool = False) -> Topology:
 def arithmetic(compute: ComputeConfig, model: ModelConfig) -> str:
     """What a run computes with, as chosen when it was made or started, and what was assumed for that."""
     actors = "an actor" if compute.actors == 1 else f"each of {compute.actors} actors"
-    threads = f"{compute.learner_threads} threads for the learner and {compute.actor_threads} for {actors}"
+    learner = "the learner" if compute.ranks == 1 else f"each of {compute.ranks} ranks of the learner"
+    threads = f"{compute.learner_threads} threads for {learner} and {compute.actor_threads} for {actors}"
     assumed = f"; '{model.path}' is not on this machine yet and counts as large where that is to be chosen"
     return f"{compute.dtype}, {threads}{assumed if weight_bytes(model) is None else ''}"
 
@@ -111,3 +121,7 @@ def process(name: str, module: tuple[str, ...], threads: int, blas: Blas, run_di
 
 class ProcessFailed(Exception):
     """A process of the run crashed or stalled; not the user's error. The message has its last log lines."""
+
+
+class LearnerKilled(ProcessFailed):
+    """A signal ended the learner, or its machine was lost: it can go on where its journal ends."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from learner.objective.rewards import RewardPart, reward_parts, teaches, total_reward, weighted_parts
+from learner.objective.rewards import RewardPart, parts_of, reward_parts, teaches, total_reward
 from protocol.messages import FilledOrder, Group, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
 from shared.config.named_rewards import weights
@@ -84,8 +84,8 @@ class Judge:
         kept = np.array([treatment != "drop" for treatment in treatments])
         trained = kept & np.array([treatment != "mask" for treatment in treatments])
         named, scored = weights(self.verifier.rewards), self.verifier.adds_up_rewards
-        weighted = weighted_parts(group, named, self.reward, self.max_new_tokens, scored=scored)
-        total = total_reward(group, weighted, scored=scored)
+        weighted = parts_of(group, named, self.reward, self.max_new_tokens, scored=scored)
+        total = total_reward(group, weighted)
         compared = total if self.reward.shaped_groups == "train" else np.array(group.scores)
         right = np.array([outcome is Outcome.CORRECT for outcome in group.outcomes])
         return JudgedGroup(

@@ -43,27 +43,33 @@ class RewardPart:
     """w_k"""
     values: np.ndarray
     """[G] r_k"""
+    in_score: bool = False
+    """Whether the score has it already: it is the score itself, or one of the rewards that add up to it."""
 
 
-def weighted_parts(
+def parts_of(
     group: Group, named_weights: Mapping[str, float], config: RewardConfig, max_new_tokens: int, *, scored: bool
 ) -> tuple[RewardPart, ...]:
     """What a reward is made of. scored: the score is the weighted sum of the named rewards, and no part of its own."""
     truncated = np.array([finish is Finish.LENGTH for finish in group.finishes], dtype=np.float64)
-    parts = [] if scored else [RewardPart(weight=1.0, values=np.array(group.scores))]
-    parts += [RewardPart(weight=w, values=np.array(group.rewards[name])) for name, w in named_weights.items()]
-    parts += [
+    score = [] if scored else [RewardPart(weight=1.0, values=np.array(group.scores), in_score=True)]
+    return (
+        *score,
+        *(
+            RewardPart(weight=weight, values=np.array(group.rewards[name]), in_score=scored)
+            for name, weight in named_weights.items()
+        ),
         RewardPart(weight=config.length, values=length_reward(group, config.length_free, max_new_tokens)),
         RewardPart(weight=config.truncated, values=truncated),
-    ]
-    return tuple(parts)
+    )
 
 
-def total_reward(group: Group, parts: Sequence[RewardPart], *, scored: bool) -> np.ndarray:
-    """[G] the score and what is added to it. The named rewards that make up a score count in it."""
+def total_reward(group: Group, parts: Sequence[RewardPart]) -> np.ndarray:
+    """[G] the score and what is added to it."""
     total = np.array(group.scores)
-    for part in parts[-2 if scored else 1 :]:
-        total = total + part.weight * part.values
+    for part in parts:
+        if not part.in_score:
+            total = total + part.weight * part.values
     return total
 
 

@@ -17,6 +17,7 @@ from learner.objective.batch import StepBatch
 from learner.quarantine.quarantine import KeptBatch
 from learner.update.figures import StepResult
 from learner.update.gradient_check import NumericalFault
+from learner.update.mismatch import Mismatch
 from learner.update.update import Position, Update
 from protocol.messages import FilledOrder
 from shared.config.tree import GuardConfig
@@ -53,6 +54,10 @@ class Guard:
         except NumericalFault as fault:
             self.update.undo()
             return self.set_aside(fault, filled)
+        except Mismatch:
+            # The step may be sampled again, from other actors.
+            self.update.undo()
+            raise
         self.update.forget_gradient()
         self.skips = 0
         return StepResult(stats=stats)

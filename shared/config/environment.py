@@ -21,8 +21,8 @@ class EnvironmentConfig(Section, frozen=True, kw_only=True):
     tools: tuple[str, ...] = ()
     """More tools, each `path/to/file.py:name`: a function with types and a docstring. An agent has none here."""
     described: str = ""
-    """JSON of the tools, as the chat template shows them. Left empty it is filled in when a run begins, so that resume
-    and replay need no environment."""
+    """JSON of the tools, as the chat template shows them. Left empty it is filled in when a run begins, so that the
+    learner never runs the file, and `replay` needs no environment."""
     max_turns: Annotated[int, Meta(ge=1, le=1024)] = 8
     """Largest number of the model's turns in a completion, from 1 to 1024. Calls in the last turn are not made, and a
     request of an agent after it is refused."""

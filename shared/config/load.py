@@ -7,6 +7,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,7 +18,14 @@ from shared.config.data import Advantage, CurriculumConfig, RewardConfig, TasksC
 from shared.config.environment import EnvironmentConfig
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.named_rewards import check_rewards
-from shared.config.processes import ActorConfig, ComputeConfig, EvalConfig, LinkConfig
+from shared.config.processes import (
+    ActorConfig,
+    ComputeConfig,
+    EvalConfig,
+    check_link,
+    check_parallel,
+    check_servers,
+)
 from shared.config.training import CLIPS_THE_RATIO, LossConfig, TeacherConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.config.types import Section
@@ -25,6 +33,7 @@ from shared.config.yaml_file import yaml_tree
 from shared.errors import ConfigError
 
 Tree = dict[str, Any]
+hints_of = cache(get_type_hints)  # Python evaluates annotations again in each call.
 
 TRUNCATES = (
     "it changes the distribution that tokens are drawn from, but the learner scores them under the whole one, so their"
@@ -119,7 +128,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
 
 def refuse_unknown_keys(tree: Mapping[str, Any], section: type[Section], path: str) -> None:
     """Also refuses values where a section belongs, and numbers that are not finite."""
-    hints = get_type_hints(section)
+    hints = hints_of(section)
     for key, value in tree.items():
         if reason := REFUSED.get(f"{path}{key}") or REFUSED.get(f"{path}{key} = {value}"):
             raise ConfigError(f"{path}{key} = {value} is refused: {reason}")
@@ -186,6 +195,8 @@ def check_together(config: Config) -> None:
         )
     check_engine_options(config.actor, config.compute, config.model)
     check_ranks(config.lora, config.actor)
+    check_servers(config.actor.engine, config.server.urls)
+    check_parallel(config.compute, config.model, config.actor, config.constraint)
     curriculum = config.curriculum
     if curriculum.needs_stages and not curriculum.has_stages:
         raise ConfigError(
@@ -240,20 +251,9 @@ def check_ranks(lora: LoraConfig, actor: ActorConfig) -> None:
             f"lora.ranks names '{unknown[0]}', which is not in lora.targets ({', '.join(lora.targets)}); add it there,"
             " or remove its rank."
         )
-    if lora.ranks and actor.engine == "vllm":
+    if lora.ranks and actor.engine != "hf":
         raise ConfigError(
-            "lora.ranks gives targets different ranks, and vLLM serves an adapter with one; remove lora.ranks, or set"
-            " actor.engine to 'hf'."
-        )
-
-
-def check_link(link: LinkConfig) -> None:
-    if link.endpoint != "ipc" and not link.endpoint.startswith("tcp://"):
-        raise ConfigError(f"link.endpoint = '{link.endpoint}' is not allowed: expected 'ipc' or tcp://host:port.")
-    if link.silence_s <= link.heartbeat_s:
-        raise ConfigError(
-            f"link.silence_s must be larger than link.heartbeat_s, but they are {link.silence_s:g} and"
-            f" {link.heartbeat_s:g}, so every peer would count as dead; set link.silence_s higher."
+            "lora.ranks has several ranks, and vLLM serves an adapter with one; remove it, or set actor.engine to 'hf'."
         )
 
 

@@ -1,18 +1,23 @@
-"""The sections of the processes and of what they write: [pipeline], [link], [compute], [checkpoint], [journal], [eval],
-[log] and [actor]."""
+"""The sections of the processes and of what they write: [pipeline], [link], [compute], [ray], [checkpoint], [journal],
+[eval], [log], [actor] and [server]."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from protocol.endpoint import local_endpoint
-from shared.config.types import NonNegative, Positive, PositiveFloat, Section
+from shared.config.model import ModelConfig
+from shared.config.training import ConstraintConfig
+from shared.config.types import NonNegative, Positive, PositiveFloat, Section, Share
+from shared.errors import ConfigError
 
 Fold = Literal["auto", "always", "never"]
 CardNumber = Annotated[int, Meta(ge=0, le=63)]
 MAX_ACTORS = 64
 """Beside one learner."""
+MAX_RANKS = 64
 
 
 class PipelineConfig(Section, frozen=True, kw_only=True):
@@ -54,15 +59,22 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     choice is made when a run is made, or where a prepared run first starts, and kept."""
     learner_threads: Annotated[int, Meta(ge=0, le=256)] = 0
     """CPU threads of the learner, at most 256. 0 takes all physical cores, or half of them if `pipeline.max_lag` is
-    above 0; at most two for a small model or on a card. The choice is made and kept as that of `dtype`."""
+    above 0; at most two for a small model or on a card, one for a small model beside busy processes. The choice is made
+    and kept as that of `dtype`."""
     actor_threads: Annotated[int, Meta(ge=0, le=256)] = 0
     """CPU threads of an actor, chosen in the same way."""
     actors: Annotated[int, Meta(ge=1, le=MAX_ACTORS)] = 1
     """Actors that are started beside the learner, at most 64. It changes no token: which one fills an order does not
     matter. On a CPU they compute at once if it has cores for the threads of all processes, else they take turns."""
+    ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
+    """Processes that share the learner's work, at most 64. Each has `learner_threads` and a copy of all but the base,
+    and computes its part of the micro-batches; the number decides the last bits of a result."""
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
+    """What each of several ranks has of the frozen base. `ddp`: all of it. `fsdp2`: a part of every linear, and for
+    each product the ranks gather the whole one; on CPUs only as yet. The results are the same to the bit."""
     learner_card: CardNumber = 0
     """Which card the learner computes on, by the number that CUDA gives it, from 0 to 63. Processes on the same card
-    take turns, also those of other runs."""
+    take turns, also those of other runs. Further ranks have the cards that follow, and wait for nobody there."""
     actor_card: CardNumber = 0
     """The same for an actor. On another card than the learner's nobody waits, and with `pipeline.max_lag` above 0 both
     compute at once."""
@@ -83,7 +95,21 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     @property
     def threads(self) -> int:
         """CPU threads of all processes together."""
-        return self.learner_threads + self.actors * self.actor_threads
+        return self.ranks * self.learner_threads + self.actors * self.actor_threads
+
+    @property
+    def divides_base(self) -> bool:
+        """Whether each rank has a part of the base only."""
+        return self.parallel == "fsdp2" and self.ranks > 1
+
+
+class RayConfig(Section, frozen=True, kw_only=True):
+    """What `--on ray` asks of a cluster, besides as many CPUs for a process as it has threads."""
+
+    learner_gpus: Share = 0.0
+    """Share of a card for the learner, from 0 to 1. 0 takes half a card where `compute.device` is `cuda`, else none."""
+    actor_gpus: Share = 0.0
+    """The same for each actor. 0 divides half a card among all actors where `compute.device` is `cuda`."""
 
 
 class CheckpointConfig(Section, frozen=True, kw_only=True):
@@ -160,14 +186,23 @@ class TrackingConfig(Section, frozen=True, kw_only=True):
 
 
 class ActorConfig(Section, frozen=True, kw_only=True):
-    """The rollout engine. `max_sequences` is for both engines, `fold` and `graphs` are for `hf`; all others are options
-    of `vllm`, which the extra `vllm` installs."""
+    """The rollout engine, and how far actors are trusted. `audit` and `audit_invited` are for the learner,
+    `max_sequences` is for all engines, `fold` and `graphs` are for `hf`; all others are options of `vllm`, which the
+    extra `vllm` installs."""
 
-    engine: Literal["hf", "vllm"] = "hf"
-    """`hf`: our own decode loop. `vllm`: vLLM inside the process of the actor."""
+    audit: Share = 0.0
+    """Share of the groups of an actor that the learner checks, from 0 to 1: it computes their log-probs and scores
+    itself, and expels an actor whose numbers are false (learner/orders/audit.py). For actors that did not join by an
+    invitation. Needs the time of a forward pass over these groups."""
+    audit_invited: Share = 0.1
+    """The same for actors that joined by an invitation (`python -m launch invite`). Above 0, the first eight groups of
+    each are checked as well."""
+    engine: Literal["hf", "vllm", "vllm_server"] = "hf"
+    """`hf`: our own decode loop. `vllm`: vLLM inside the process of the actor. `vllm_server`: servers that somebody
+    else has started, here or on other machines; see [server]."""
     weights: Literal["dense", "nf4"] = "dense"
-    """What `vllm` serves. `dense`: the dequantised values in the type of `compute.dtype`. `nf4`: the codes themselves,
-    through vllm-bnb-plugin; a quarter of the memory, and a larger difference from the learner."""
+    """What `vllm` or a server serves. `dense`: the dequantised values in the type of `compute.dtype`. `nf4`: the codes
+    themselves, through vllm-bnb-plugin; a quarter of the memory, and a larger difference from the learner."""
     install: Literal["memory", "files"] = "memory"
     """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
     shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""
@@ -179,8 +214,8 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     enough. On a CPU nothing is freed."""
     max_sequences: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Number of completions of an order that are decoded at once, at most 4096; the others wait until one has ended. 0
-    takes 256, or fewer: with `hf`, as many as need 512 MiB for keys, values and logits (2 GiB on a card); with `vllm`,
-    rollout.prompts x rollout.group. The sampled tokens depend on it."""
+    takes 256, or fewer: with `hf`, as many as need 512 MiB for keys, values and logits (2 GiB on a card); with `vllm`
+    and on each server, rollout.prompts x rollout.group. The sampled tokens depend on it."""
     fold: Fold = "auto"
     """Whether `hf` samples from the sum of base and adapter, which takes one product instead of three and a second copy
     of the linears in this process. Only dense fp32 weights can be summed. `auto` does so up to 64 MiB of weights, where
@@ -188,6 +223,84 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     graphs: Literal["auto", "never"] = "auto"
     """Whether `hf` on a card repeats its token step as a CUDA graph. `auto` does so if the step can be captured. The
     tokens do not depend on it."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether servers sample, so that an actor has no model."""
+        return self.engine == "vllm_server"
+
+
+class ServerConfig(Section, frozen=True, kw_only=True):
+    """The vLLM servers of `actor.engine = "vllm_server"`. actor/engines/README.md says how one is started."""
+
+    urls: tuple[str, ...] = ()
+    """Their addresses, such as `http://host:8000/v1`. They share the completions of an order."""
+    folder: str = "/dev/shm"
+    """A folder in which the actor leaves each adapter and the servers find it: of this machine if they run on it, else
+    one that all of them have, by sshfs or NFS."""
+    seen_as: str = ""
+    """Name of that folder on the servers. Empty: the same."""
+    key_variable: str = "VLLM_API_KEY"
+    """Environment variable of the actor with the servers' key; it need not be set."""
+    limit_s: PositiveFloat = 600.0
+    """Longest wait for one reply, which is a whole completion, in seconds."""
+    patience_s: PositiveFloat = 600.0
+    """If no server has replied for so many seconds, the run ends, and `resume` continues it. Before the first order it
+    waits for at most half of `link.silence_s`."""
+
+
+def check_servers(engine: str, urls: Sequence[str]) -> None:
+    """ConfigError unless there are servers exactly where they are used."""
+    if (engine == "vllm_server") != bool(urls):
+        found = "server.urls is empty" if not urls else f"server.urls is given and actor.engine is '{engine}'"
+        raise ConfigError(
+            f"actor.engine = 'vllm_server' samples with the servers in server.urls, but {found}; set both, or neither."
+        )
+    for url in urls:
+        if not url.startswith(("http://", "https://")) or urls.count(url) > 1:
+            raise ConfigError(
+                f"server.urls has '{url}'; expected addresses such as http://host:8000/v1, each of them once."
+            )
+
+
+def check_link(link: LinkConfig) -> None:
+    if link.endpoint != "ipc" and not link.endpoint.startswith("tcp://"):
+        raise ConfigError(f"link.endpoint = '{link.endpoint}' is not allowed: expected 'ipc' or tcp://host:port.")
+    if link.silence_s <= link.heartbeat_s:
+        raise ConfigError(
+            f"link.silence_s must be larger than link.heartbeat_s, but they are {link.silence_s:g} and"
+            f" {link.heartbeat_s:g}, so every peer would count as dead; set link.silence_s higher."
+        )
+
+
+def check_parallel(
+    compute: ComputeConfig, model: ModelConfig, actor: ActorConfig, constraint: ConstraintConfig
+) -> None:
+    """With a divided base every product is one of all ranks: refuse what has no weights to divide, and passes that some
+    of the ranks make and others do not."""
+    if compute.parallel != "fsdp2":
+        return
+    if compute.device == "cuda":
+        raise ConfigError(
+            "compute.parallel = 'fsdp2' computes on CPUs only as yet, but compute.device is 'cuda'; set it to 'cpu', or"
+            " compute.parallel to 'ddp'."
+        )
+    if model.quantization != "none" and model.dequantize == "each_call":
+        raise ConfigError(
+            "compute.parallel = 'fsdp2' divides dense weights, but with model.dequantize = 'each_call' only NF4 codes"
+            " are in memory, which cannot be divided so; set that to 'once', or compute.parallel to 'ddp'."
+        )
+    if actor.audit or actor.audit_invited:
+        raise ConfigError(
+            "compute.parallel = 'fsdp2' needs all ranks for every product, but the first one alone checks actors"
+            f" (actor.audit = {actor.audit:g}, actor.audit_invited = {actor.audit_invited:g}); set both to 0, or"
+            " compute.parallel to 'ddp'."
+        )
+    if constraint.beta and constraint.reference == "base":
+        raise ConfigError(
+            "compute.parallel = 'fsdp2' needs as many passes of every rank, but constraint.reference = 'base' makes one"
+            " more only where tokens are penalised; set it to 'old', or compute.parallel to 'ddp'."
+        )
 
 
 MOST_ROWS = 256

@@ -24,6 +24,8 @@ from shared.config.processes import (
     LinkConfig,
     LogConfig,
     PipelineConfig,
+    RayConfig,
+    ServerConfig,
     TrackingConfig,
 )
 from shared.config.training import (
@@ -77,6 +79,7 @@ class Config(Section, frozen=True, kw_only=True):
     curriculum: CurriculumConfig = CurriculumConfig()
     rollout: RolloutConfig = RolloutConfig()
     actor: ActorConfig = ActorConfig()
+    server: ServerConfig = ServerConfig()
     environment: EnvironmentConfig = NO_ENVIRONMENT
     verifier: VerifierConfig = VerifierConfig()
     reward: RewardConfig = RewardConfig()
@@ -90,6 +93,7 @@ class Config(Section, frozen=True, kw_only=True):
     pipeline: PipelineConfig = PipelineConfig()
     link: LinkConfig = LinkConfig()
     compute: ComputeConfig = ComputeConfig()
+    ray: RayConfig = RayConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     journal: JournalConfig = JournalConfig()
     eval: EvalConfig = EvalConfig()

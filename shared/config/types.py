@@ -10,6 +10,7 @@ NonNegative = Annotated[int, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
 Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

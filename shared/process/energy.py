@@ -6,9 +6,9 @@
     meter.take() ... a step, with meter.look() now and then ... meter.take() -> {"card": 812.5, "cpu": 204.1}
 
 Everything that a card or a processor does is counted, for other programs too. RAPL's counter begins at 0 again after
-max_energy_range_uj, on some processors after a quarter of an hour. Between two looks it may go round once; where it may
-have gone round twice, because MOST_W would be enough for that, the figure is NaN. A source that cannot be read has no
-figure, and one word why:
+max_energy_range_uj, on some processors after a quarter of an hour. Between two looks it may pass 0 once. If MOST_W
+would have been enough for a whole round, the figure is NaN. A source that cannot be read has no figure, and one word
+why:
 
     absent         this machine has no such counter: a virtual machine, another processor, a card without NVML
     forbidden      only root may read RAPL, until somebody allows more: chmod a+r /sys/class/powercap/*/energy_uj
@@ -30,15 +30,15 @@ ZONES = "intel-rapl:*"
 """Processors of AMD have the same names."""
 COUNTED = ("package", "dram")
 """Beginnings of the names of zones that have no part in common."""
-MOST_W = 500.0
-"""Of one zone; more than any processor that is sold."""
+MOST_W = 1000.0
+"""Of one zone; above what processors take."""
 LIBRARY = "libnvidia-ml.so.1"
 UNSUPPORTED = 3
 """NVML's number for it."""
 
 
 class Counter(Protocol):
-    """Counts on."""
+    """A hardware counter of energy."""
 
     def joules(self) -> float:
         """Since the last call. NaN if that cannot be known."""
@@ -104,7 +104,7 @@ class EnergyMeter:
 
     def look(self) -> None:
         for name, counter in self.counters.items():
-            self.used[name] += readable(counter)
+            self.used[name] += joules_or_nan(counter)
 
     def take(self) -> dict[str, float]:
         """Joules of each source since the last take."""
@@ -157,7 +157,7 @@ def checked(code: int) -> None:
         raise OSError(code, f"NVML answers {code}")
 
 
-def readable(counter: Counter) -> float:
+def joules_or_nan(counter: Counter) -> float:
     """A counter that was there and is gone must not end a run."""
     try:
         return counter.joules()

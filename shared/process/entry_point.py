@@ -3,6 +3,7 @@
     0  done
     1  a peer fell silent or ended (an actor is then started again), or a crash
     2  an error that the user can fix
+    3  another rank of the learner ended, which has the reason
 
 stderr gets one sentence for a user error and for a silent peer, and a traceback only for a crash.
 
@@ -18,11 +19,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from protocol.errors import AddressError, HandshakeRefused, PeerGone, PeerTimeout, SecurityError, WrongVersion
-from shared.errors import UserError
+from shared.errors import RankLost, UserError
 from shared.process.parent_death import die_with_parent
 from shared.process.supported_system import refuse_other_systems
 
 _PR_SET_DUMPABLE = 4
+LOST_RANK = 3
 MAX_DESCRIPTORS = 8192
 MIN_DESCRIPTORS = 40
 """Fewer are not enough for a learner's files and one actor, and the errors that follow would not name the limit."""
@@ -44,6 +46,9 @@ def run_process(name: str, body: Callable[[], None]) -> int:
     except (PeerTimeout, PeerGone) as error:
         say(error)
         return 1
+    except RankLost as error:
+        say(error)
+        return LOST_RANK
     return 0
 
 

@@ -12,7 +12,7 @@ its peers. There is no deadline: a holder that hangs is ended by its own watchdo
 
     card    the lease is the card's, by its UUID, for all runs of this user. Processes on two cards wait for nobody
     CPU     the lease is the run's, unless the cores are enough for the threads of all processes: then nobody waits, and
-            with `pipeline.max_lag` above zero sampling and learning overlap
+            with `pipeline.max_lag` above zero sampling and learning overlap. On a cluster each has cores of its own
 
 At the end of a turn, memory that was freed in it goes back to the system, and cached memory of a card to its driver.
 glibc and PyTorch would keep it for the next turn, and both processes together would need what each needs at its peak.
@@ -227,7 +227,7 @@ def poll(is_done: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
 def lease_for(
     compute: ComputeConfig,
     device: "torch.device",
-    path: Path,
+    path: Path | None,
     trace: Trace = NO_TRACE,
     planned: int = 0,
     *,
@@ -235,11 +235,13 @@ def lease_for(
     facts: Callable[["torch.device"], CardFacts] = card_facts,
 ) -> ComputeLease:
     """The card's lease; on a CPU one of the run, if the processes would compete for its cores. path: of the latter's
-    lock file. planned: as of a lease."""
+    lock file; None for a process with cores of its own. planned: as of a lease."""
     driver = find_driver(device)
     if driver:
         return Lease(card_lock(facts(device).uuid, cache_root(ModelConfig())), driver, trace, planned)
-    return NoLease() if compute.threads <= len(os.sched_getaffinity(0)) else Lease(path, trace=trace)
+    if path is None or compute.threads <= len(os.sched_getaffinity(0)):
+        return NoLease()
+    return Lease(path, trace=trace)
 
 
 def card_lock(uuid: str, cache: Path) -> Path:

@@ -10,10 +10,14 @@ Only files are read, since torch must not be loaded before the environment of a 
 
 With small matrices, bf16 is slower where it counts: at 8 rows, as in decoding, a product with a 384 x 128 weight takes
 1.6 times as long as in fp32, one of 1152 x 384 takes 0.8 times and one of 1728 x 576 0.35 times (one core with AMX).
-A small model, and the CPU's part of work on a card, do not gain from more than two threads.
+A small model, and the CPU's part of work on a card, do not gain from more than two threads. Two threads that share the
+work of many small products wait for each other at the end of each: beside busy processes a step of the embedded model
+took 4 to 17 s with two and 0.8 to 1.4 s with one, and 0.37 and 0.44 s on a quiet machine. So where other processes
+compute when the choice is made, a small model gets one.
 """
 
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +39,10 @@ WEIGHT_FILES = ("*.safetensors", "*.gguf")
 LARGE_BYTES = 40 * 10**6
 """Weight files from which on bf16 gains: 20 million parameters in two bytes."""
 MAX_THREADS_SMALL = 2
+BUSY = 0.5
+"""Other processes that compute, for each core, from which on threads would wait for each other."""
+LOADAVG = Path("/proc/loadavg")
+LOOKS, BETWEEN_LOOKS_S = 5, 0.02
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 CPUS = Path("/sys/devices/system/cpu")
@@ -52,6 +60,8 @@ class Capacity:
     """Physical cores that may be used."""
     card: bool
     """Whether there is one that PyTorch can use."""
+    others: float = 0.0
+    """Other processes that compute now, for each core of the machine."""
 
 
 def look_at_capacity() -> Capacity:
@@ -59,15 +69,26 @@ def look_at_capacity() -> Capacity:
         flags=read_flags(CPUINFO),
         cores=usable_cores(os.sched_getaffinity(0), CPUS, container_cores(CGROUPS, OWN_CGROUP)),
         card=has_card(),
+        others=others_running(LOADAVG) / (os.cpu_count() or 1),
     )
+
+
+def others_running(loadavg: Path) -> float:
+    """Mean of a few looks in a tenth of a second. The averages of the file itself would still count a run that has just
+    ended."""
+    running = 0
+    for _ in range(LOOKS):
+        running += int(loadavg.read_text().split()[3].partition("/")[0]) - 1
+        time.sleep(BETWEEN_LOOKS_S)
+    return max(running / LOOKS, 0.0)
 
 
 def start_config(run: RunDir, found: Capacity | None = None) -> Config:
     """The configuration of a run that starts or goes on here. The first start of a prepared run makes the choice and
-    keeps it. Call it with the run locked. found: None looks at this machine. ConfigError if the learner's card cannot
-    be used here."""
+    keeps it. Call it with the run locked. found: None looks at this machine, and ConfigError if the learner's card
+    cannot be used here."""
     config = config_from_json(run.config.read_bytes())
-    card = check_cards(config.compute, ("learner",))
+    card = {} if found else check_cards(config.compute, ("learner",))
     if not is_open(config.compute):
         return config
     config = settled_config(config, found)
@@ -92,14 +113,15 @@ def settled(compute: ComputeConfig, model: ModelConfig, max_lag: int, found: Cap
     on_card = compute.device == "cuda" or (compute.device == "auto" and found.card)
     large = is_large(model)
     share = max(found.cores // (2 if max_lag else 1), 1)
-    threads = min(share, 256 if large and not on_card else MAX_THREADS_SMALL)
+    small = 1 if found.others >= BUSY and not on_card else MAX_THREADS_SMALL
+    threads = min(share, 256 if large and not on_card else small)
     dtype = compute.dtype
     if dtype == "auto":
         dtype = "bf16" if on_card or (large and bf16_instructions(compute, found)) else "fp32"
     return structs.replace(
         compute,
         dtype=dtype,
-        learner_threads=compute.learner_threads or threads,
+        learner_threads=compute.learner_threads or max(threads // compute.ranks, 1),
         actor_threads=compute.actor_threads or threads,
     )
 

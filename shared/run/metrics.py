@@ -18,6 +18,7 @@ import resource
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -301,22 +302,18 @@ class MetricsTable:
             self.generation = self.file.generation
             self.columns, self.known, self.damaged = {}, 0, 0
         while lines:
-            for line in lines:
-                self.add(line)
+            self.add(lines)
             lines = self.file.new_lines(BLOCK)
 
-    def add(self, line: str) -> None:
-        row = parsed(line)
-        if row is None:
-            self.damaged += 1
-            return
-        for key in row:
+    def add(self, lines: Sequence[str]) -> None:
+        rows = [row for line in lines if (row := parsed(line)) is not None]
+        self.damaged += len(lines) - len(rows)
+        for key in dict.fromkeys(chain.from_iterable(rows)):
             if key not in self.columns:
                 self.columns[key] = array("d", [math.nan] * self.known)
         for key, column in self.columns.items():
-            found = row.get(key)
-            column.append(math.nan if found is None else found)
-        self.known += 1
+            column.extend([math.nan if (found := row.get(key)) is None else found for row in rows])
+        self.known += len(rows)
 
     def __len__(self) -> int:
         self.look()
@@ -359,27 +356,31 @@ class MetricsTable:
         inside = (steps >= first) & (steps <= (np.inf if last is None else last))
         count = int(inside.sum())
         starts = np.unique(np.linspace(0, count, min(points, count) + 1).astype(int))[:-1]
-        return {key: thin(steps[inside], self.known_column(key)[inside], starts) for key in keys}
+        values = np.array([self.known_column(key)[inside] for key in keys]).reshape(len(keys), count)
+        return dict(zip(keys, thin(steps[inside], values, starts), strict=True))
 
 
-def thin(steps: np.ndarray, values: np.ndarray, starts: np.ndarray) -> Thinned:
-    """starts: place of the first step of each point."""
+def thin(steps: np.ndarray, values: np.ndarray, starts: np.ndarray) -> list[Thinned]:
+    """values: [keys, steps]. starts: place of the first step of each point."""
     if not len(starts):
-        return Thinned(step=[], mean=[], low=[], high=[])
+        return [Thinned(step=[], mean=[], low=[], high=[]) for _ in values]
     known = ~np.isnan(values)
-    counts = np.add.reduceat(known.astype(np.int64), starts)
-    sums = np.add.reduceat(np.where(known, values, 0.0), starts)
-    return Thinned(
-        step=steps[np.append(starts[1:], len(steps)) - 1].astype(int).tolist(),
-        mean=with_gaps(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)),
-        low=with_gaps(np.fmin.reduceat(values, starts)),
-        high=with_gaps(np.fmax.reduceat(values, starts)),
-    )
+    counts = np.add.reduceat(known.astype(np.int64), starts, axis=1)
+    sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis=1)
+    means = with_gaps(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
+    lows = with_gaps(np.fmin.reduceat(values, starts, axis=1))
+    highs = with_gaps(np.fmax.reduceat(values, starts, axis=1))
+    last = steps[np.append(starts[1:], len(steps)) - 1].astype(int).tolist()
+    return [
+        Thinned(step=last, mean=mean, low=low, high=high) for mean, low, high in zip(means, lows, highs, strict=True)
+    ]
 
 
-def with_gaps(values: np.ndarray) -> list[float | None]:
+def with_gaps(values: np.ndarray) -> list[list[float | None]]:
     """None for NaN."""
-    return [None if math.isnan(value) else value for value in values.tolist()]
+    found = values.astype(object)
+    found[np.isnan(values)] = None
+    return found.tolist()
 
 
 def parsed(line: str) -> Row | None:

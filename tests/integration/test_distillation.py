@@ -4,6 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from learner.wiring import build_trainer, load_trained_policy
 from shared.config.load import resolve
 from shared.embedded import EMBEDDED_DIR
@@ -29,6 +31,7 @@ from tests.support.teacher_server import TeacherServer, logprobs_of
 KEYS = SMALL | {"loss.kind": "opd", "optimizer.lr": 1e-3, "rollout.max_new_tokens": 64}
 
 
+@pytest.mark.long
 def test_an_adapter_teaches_and_a_kill_changes_nothing(tmp_path: Path) -> None:
     teacher, whole, out = (tmp_path / name for name in ("teacher", "whole", "killed"))
     warm = SMALL | {"run.steps": 60, "optimizer.lr": 2e-3, "rollout.prompts": 16, "rollout.max_new_tokens": 64}

@@ -57,6 +57,7 @@ def words(files: Path) -> list[str]:
     return ["embedded", "--out", str(files / "run"), *sets(SMALL | keys)]
 
 
+@pytest.mark.long
 def test_a_run_is_killed_resumed_and_replayed(files: Path) -> None:
     """The rewards are drawn at random: only the journal knows them."""
     out = files / "run"

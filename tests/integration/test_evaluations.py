@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.runs import (
     SMALL,
     kill,
@@ -25,6 +27,7 @@ def report(out: Path, label: str) -> dict[str, Any]:
     return json.loads((out / "eval" / f"{label}.json").read_text())
 
 
+@pytest.mark.long
 def test_evaluations_leave_the_adapter_alone_also_after_a_kill(tmp_path: Path) -> None:
     plain, out = tmp_path / "plain", tmp_path / "run"
     expected = train(plain, pipeline__max_lag=1)["adapter_sha256"]

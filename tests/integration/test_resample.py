@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from learner.durable.journal import Journal
-from learner.durable.recorder import read
+from learner.durable.recorder import orders_in, read
 from learner.orders.orders import step_of
 from protocol.codec import encode, pack
 from protocol.messages import FilledOrder
@@ -24,7 +24,8 @@ def lied(filled_order: FilledOrder) -> FilledOrder:
 
 def spoil(run: Path) -> None:
     """As if it had died while step BAD was filled, with false log-probs."""
-    payloads = list(Journal.read(run / "journal").records())
+    records = Journal.read(run / "journal").records()
+    payloads = [packed for record in records for packed in orders_in(record).values()]
     shutil.rmtree(run / "journal")
     journal = Journal.open(run / "journal")
     for payload in payloads:

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from protocol.access.keys import ActorFile, create_actor_key, read_key_file
+from protocol.access.key_list import create_invitation
+from protocol.access.keys import load_actor_key, read_allowed
 from shared.config.load import config_from_json
 from shared.process.invitation import write_invitation
 from shared.run.run_dir import RunDir
@@ -54,6 +56,7 @@ def test_two_actors_a_trace_and_a_resume_with_three(tmp_path: Path, alone: str) 
     assert replayed(out)["match"] is True
 
 
+@pytest.mark.long
 def test_one_of_three_actors_killed_in_mid_run_changes_nothing(tmp_path: Path, alone: str) -> None:
     out = tmp_path / "run"
     launcher = start("run", "embedded", "--actors", "3", "--out", out, *sets(ORDERS))
@@ -72,8 +75,9 @@ def test_an_invited_actor_is_all_that_a_learner_needs(tmp_path: Path, alone: str
     assert launch("run", "embedded", "--prepare", "--out", out, *sets(elsewhere)).returncode == 0
     run = RunDir.open(out)
     config = config_from_json(run.config.read_bytes())
-    key = read_key_file(create_actor_key(run.keys, "guest0"), ActorFile)
-    text = write_invitation(config.link.endpoint, key, config)
+    expires_at = time.time() + 600
+    key = create_invitation(run.keys, "guest0", expires_at)
+    text = write_invitation(config.link.endpoint, key, expires_at, config)
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     learner = subprocess.Popen([sys.executable, "-m", "learner", "--run", str(out)], cwd=ROOT)
     actor = subprocess.Popen(
@@ -92,3 +96,7 @@ def test_an_invited_actor_is_all_that_a_learner_needs(tmp_path: Path, alone: str
         learner.kill()
     assert summary(out)["adapter_sha256"] == alone
     assert key.secret not in said
+    (joined,) = (tmp_path / "cache").rglob("guest0.json")
+    own = load_actor_key(joined)
+    assert own.public.decode() != key.public and own.secret.decode() not in said
+    assert read_allowed(run.keys / "allowed").actor_ids[own.public.decode()] == "guest0"

@@ -18,9 +18,9 @@ from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.journal import Journal
 from learner.durable.recorder import Compaction, JournalRecorder
 from learner.orders.dispatch import Dispatcher
-from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
+from protocol.access.keys import ActorKey, create_keys, load_actor_key, load_learner_keys
 from protocol.endpoint import local_endpoint
-from protocol.messages import GroupOrder, Sampling, Welcome
+from protocol.messages import AnyMessage, GroupOrder, Sampling, Welcome
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
 from shared.config.processes import JournalConfig
 from shared.process.lease import NoLease
@@ -50,9 +50,9 @@ class Gone(Exception):
 class MortalEngine(ScriptedEngine):
     """Dies in the middle of an order when told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, dying: threading.Event) -> None:
         super().__init__()
-        self.dying = threading.Event()
+        self.dying = dying
 
     def generate(
         self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
@@ -64,17 +64,33 @@ class MortalEngine(ScriptedEngine):
         return super().generate(groups, sampling, progress)
 
 
+class MortalPort(ZmqActorPort):
+    """Dies when told to and no order comes: those with a higher pace may get all of them."""
+
+    def __init__(self, endpoint: str, key: ActorKey, dying: threading.Event) -> None:
+        super().__init__(endpoint, key)
+        self.dying = dying
+
+    def receive(self, timeout_s: float) -> AnyMessage | None:
+        message = super().receive(timeout_s)
+        if message is None and self.dying.is_set():
+            raise Gone
+        return message
+
+
 class ActorThread:
     """An actor in a thread."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.engine = MortalEngine()
+        self.dying = threading.Event()
+        self.engine = MortalEngine(self.dying)
         self.thread = threading.Thread(target=self.run, args=(folder, name))
         self.thread.start()
 
     def run(self, folder: Path, name: str) -> None:
         """Until it dies or is drained."""
-        port = ZmqActorPort(local_endpoint(folder), load_actor_key(folder / "keys" / f"{name}.json"))
+        key = load_actor_key(folder / "keys" / f"{name}.json")
+        port = MortalPort(local_endpoint(folder), key, self.dying)
         try:
             link = Link(port, "the test", name, self.engine.identity, credits=2, rules_digest=RULES)
             link.join(60.0)
@@ -125,13 +141,13 @@ class SoakRun:
         self.ended = 0
 
     def step(self, step: int) -> None:
-        """Order, collect, save when due; further actors come one after another, and die of a later order."""
+        """Order, collect, save when due; further actors come one after another, and die later."""
         if step % (2 * FURTHER_EVERY) == FURTHER_EVERY:
             self.further = ActorThread(self.folder, f"further{step % 3}")
         elif step % (2 * FURTHER_EVERY) == 0 and self.further:
             while len(self.dispatcher.peers.by_address) < 2:
                 self.dispatcher.pump(0.01)
-            self.further.engine.dying.set()
+            self.further.dying.set()
         self.dispatcher.publish(toy_policy(step), oldest_needed=step)
         orders = toy_orders(step, count=ORDERS_A_STEP, version=step)
         self.dispatcher.submit(orders)

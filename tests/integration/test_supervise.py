@@ -16,7 +16,7 @@ import pytest
 from launch.supervisor.restarts import Restarts, SupervisorLimits
 from launch.supervisor.starter import FreshStarter
 from launch.supervisor.supervise import Supervisor
-from launch.supervisor.topology import Process, ProcessFailed, Topology
+from launch.supervisor.topology import LearnerKilled, Process, ProcessFailed, Topology
 from shared.errors import UserError
 from shared.run.history import restarts
 from tests.support.runs import alive, wait_until
@@ -171,7 +171,7 @@ def test_a_learner_killed_from_outside_is_named_with_the_signal(folder: Path) ->
         if (folder / "learner.ready").exists():
             os.kill(int((folder / "learner.pids").read_text()), signal.SIGKILL)
 
-    with pytest.raises(ProcessFailed, match="learner was ended by SIGKILL"):
+    with pytest.raises(LearnerKilled, match="learner was ended by SIGKILL"):
         Supervisor(plan(folder, ON_TERM + SERVE), Listener(kill), FreshStarter(), QUICK).run()
 
 
@@ -206,6 +206,52 @@ def test_the_words_of_an_earlier_session_are_not_shown(folder: Path) -> None:
     assert "stale" not in str(failed.value)
     assert not any("stale" in line for line in listener.lines)
     assert log.read_text().startswith("error: stale words\n")
+
+
+# --- several ranks
+
+LOST = "print('error: Another rank of the learner is gone; its log says why.', file=sys.stderr)\nsys.exit(3)"
+
+
+def ranked(folder: Path, *scripts: str) -> Topology:
+    """A learner whose ranks run these."""
+    first, *others = (child(folder, f"learner{rank or ''}", script) for rank, script in enumerate(scripts))
+    actor = child(folder, "actor0", SERVE)
+    return Topology(run_dir=folder, endpoint="ipc", learner=first, actors=(actor,), ranks=tuple(others))
+
+
+def ended(folder: Path, *scripts: str) -> str:
+    """What is said of it."""
+    with pytest.raises((ProcessFailed, UserError)) as failed:
+        Supervisor(ranked(folder, *scripts), Listener(steps=lambda: 4), FreshStarter(), QUICK).run()
+    return str(failed.value)
+
+
+def test_ranks_end_with_rank_0(folder: Path) -> None:
+    listener = Listener()
+    Supervisor(ranked(folder, "wait_for('learner1.ready')", DEAF, "pass"), listener, FreshStarter(), QUICK).run()
+    assert listener.notes == [] and starts(folder, "learner2") == 1
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_the_rank_that_was_killed_is_named_and_not_those_that_lost_it(folder: Path, victim: int) -> None:
+    scripts = [f"wait_for('dead')\n{LOST}"] * 3
+    scripts[victim] = "(here / 'dead').touch()\nos.kill(os.getpid(), signal.SIGKILL)"
+    name = f"learner{victim or ''}"
+    assert ended(folder, *scripts).startswith(f"{name} was ended by SIGKILL after step 4; the end of")
+
+
+def test_a_sentence_that_all_ranks_have_is_that_of_rank_0_also_if_it_takes_longer(folder: Path) -> None:
+    stops = "print('error: step 3 is refused ({}).', file=sys.stderr)\nsys.exit(2)"
+    slow = "wait_for('learner1.gone')\ntime.sleep(0.2)\n" + stops.format("kept in a file")
+    assert ended(folder, slow, "(here / 'learner1.gone').touch()\n" + stops.format("kept nowhere")) == (
+        "step 3 is refused (kept in a file)."
+    )
+
+
+def test_a_crash_of_one_rank_is_shown_and_not_that_rank_0_lost_it(folder: Path) -> None:
+    said = ended(folder, f"wait_for('learner1.gone')\n{LOST}", "(here / 'learner1.gone').touch()\nraise KeyError('x')")
+    assert "learner1 ended with exit code 1 after step 4" in said and "learner1 | KeyError: 'x'" in said
 
 
 # --- restarts

@@ -152,7 +152,8 @@ def add_steps(run: RunDir, steps: Iterable[int]) -> None:
     for step in steps:
         texts = [f"answer {step}.{index}" for index in range(2)]
         rollouts.append_line(pack_group(rollout_group(step, texts, prompt=f"question {step}")))
-        metrics.append(ROW | {"step": step, "reward/mean": step / 8, "time/step_s": 0.1 * step})
+        row = ROW | {"step": step, "time_s": step / 2, "reward/mean": step / 8, "time/step_s": 0.1 * step}
+        metrics.append(row)
     rollouts.close()
     metrics.close()
 
@@ -230,12 +231,14 @@ def test_rollouts_are_traces(kind: str, tmp_path: Path) -> None:
     from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
 
     run = made_run(tmp_path / "run", kind)
-    add_steps(run, (1, 2))
+    add_steps(run, (1, 2, 3, 4))
     finish_tracker(run)
     at = json.loads((run.path / "tracking.json").read_text())
     traces = SQLiteStorage.get_traces(at["project"], at["name"])
     found = {tuple(message["content"] for message in trace["messages"]) for trace in traces}
-    assert found == {(f"question {step}", f"answer {step}.{index}") for step in (1, 2) for index in (0, 1)}
+    assert found == {(f"question {step}", f"answer {step}.{index}") for step in (1, 3) for index in (0, 1)}, (
+        "of steps of half a second every second one"
+    )
     assert {trace["metadata"]["outcome"] for trace in traces} == {"correct"}
 
 
@@ -273,6 +276,7 @@ def test_the_tracker_is_killed_again_and_again_and_the_run_goes_on(kind: str, tm
     assert_equal(tracked(kind, out), written(out))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_tracker_that_stands_still_neither_stops_nor_slows_the_run(tmp_path: Path) -> None:

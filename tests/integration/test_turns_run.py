@@ -135,6 +135,7 @@ def agent_words(folder: Path, out: Path) -> list[str]:
     return words(out, keys)
 
 
+@pytest.mark.long
 @needs_openai
 def test_an_agent_killed_in_mid_turn_ends_in_the_same_bits_and_replays_without_it(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-CALLS = frozenset({"open", "write", "fsync", "rename", "unlink", "rmdir", "mkdir", "ftruncate"})
+CALLS = frozenset({"open", "write", "fsync", "rename", "link", "unlink", "rmdir", "mkdir", "ftruncate"})
 
 
 @contextmanager

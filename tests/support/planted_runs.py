@@ -147,7 +147,7 @@ def step_of(step: int, steps: int, curves: dict[str, Any]) -> StepMetrics:
         "limited": {},
         "outcomes": outcomes,
     }
-    return StepMetrics(**(rest | values | whole | named))
+    return StepMetrics(**(rest | named | values | whole))
 
 
 def at(value: Any, step: int, steps: int) -> Any:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launch.ui.access import new_token
 from launch.ui.app import build_app
 from launch.ui.command import listening, make_server
 from launch.ui.control import Control
 from launch.ui.control_routes import control_routes
-from launch.ui.door import new_token
 from launch.ui.runs_folder import RunsFolder
 
 WAIT_S = 30.0
@@ -89,10 +89,10 @@ def window(folder: Path, *, control: bool = False) -> Iterator[Window]:
     """control: configuration files may be in this folder, too."""
     runs = RunsFolder(folder)
     allowed = Control(runs, folder) if control else None
-    with listening(0) as door:
-        port, token = door.getsockname()[1], new_token()
+    with listening(0) as listener:
+        port, token = listener.getsockname()[1], new_token()
         server = make_server(build_app(runs, port, token, control_routes(allowed) if allowed else ()))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             yield Window(port=port, token=token)

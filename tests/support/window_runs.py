@@ -62,7 +62,7 @@ def group(
 
 
 def usual_groups(step: int) -> list[RolloutGroup]:
-    """One that teaches, one dropped, one sampled late and refused."""
+    """One that teaches, an idle one, and a stale one that is quarantined."""
     right = sample(f"6 * 9 = 54 at step {step}", "correct", 1.0, 0.7)
     wrong = sample(f"6 * 9 = 52 and <b>bold</b>\n{SCRIPT}", "wrong", 0.0, -0.7)
     half = sample("12 + 7 = 19 and so on " * 4, "truncated", 0.25, -0.2, finish="length")

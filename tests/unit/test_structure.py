@@ -12,12 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("protocol", "shared", "actor", "learner", "launch")
 MAX_MODULES_IN_A_FOLDER = 15
-MAX_MODULES = 310
+MAX_MODULES = 330
 MIN_MEAN_LINES = 115
 MAX_IMPORTED_ONCE = 0.24
 """Of all modules."""
 MAX_README_LINES = 270
-ROOT_CONFIG_FUNCTIONS = {"learner": 12, "launch": 16}
+ROOT_CONFIG_FUNCTIONS = {"learner": 13, "launch": 16}
 DOCUMENTED = (0.50, 0.65)
 
 

@@ -14,8 +14,7 @@ from launch.display.console import next_command
 from launch.display.page.charts import Chart, chart, charts_of, points
 from launch.display.page.tokens import Chosen, chosen_groups
 from launch.display.report import COSTS, gain, share, spent_rows
-from launch.display.watch import clock
-from launch.plan.duration import seconds
+from launch.display.watch import clock, seconds
 from launch.why.command import verdicts
 from launch.why.view import view_of
 from shared.config.tree import Config

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from actor.environments.chat_api import Asked, ChatMessage, Refused, Said
-from actor.environments.contract import ToolCall, described
-from actor.environments.pool import EnvironmentPool, is_lost
+from actor.environments.contract import ToolCall, describe_in_process
+from actor.environments.pool import EnvironmentPool, fault_of
 from actor.environments.worker import Act, Acted, Say
 from protocol.outcome import Outcome
 from shared.config.environment import EnvironmentConfig
@@ -92,7 +92,7 @@ def busy(base_url, api_key, out, **columns):
     return first[0][0]
 
 def late(base_url, api_key, out, **columns):
-    """A thread of the rollout before asks with its key."""
+    """A thread of the episode before asks with its key."""
     before = os.environ.get("BEFORE")
     os.environ["BEFORE"] = json.dumps([base_url, api_key])
     if before:
@@ -209,7 +209,7 @@ def test_a_turn_that_the_cap_has_ended_says_so(teller: EnvironmentPool, tmp_path
 @pytest.mark.parametrize(
     ("more", "part"),
     [
-        ('{"n": 2}', "n = 2: a rollout is one conversation"),
+        ('{"n": 2}', "n = 2: an episode is one conversation"),
         ('{"stop": ["x"]}', "stop: "),
         ('{"logprobs": true}', "logprobs: "),
         ('{"response_format": {"type": "json_object"}}', "response_format: "),
@@ -247,7 +247,7 @@ def test_only_the_rollouts_own_place_and_key_are_answered(file: Path, tmp_path: 
 
 
 def test_a_rollout_is_one_conversation_at_a_time(file: Path, tmp_path: Path) -> None:
-    """The request that nobody waits for gets its turn before the rollout ends, so that the next one is not confused."""
+    """The request that nobody waits for gets its turn before the episode ends, so that the next one is not confused."""
     out = tmp_path / "out"
     with opened(file, "busy") as pool:
         assert ask(pool, {0: act(out=str(out))})[0].messages[0].text == "slow"
@@ -291,7 +291,7 @@ def test_a_fault_costs_its_own_rollout_alone(failing: EnvironmentPool, at: str, 
     found = [ask(failing, {0: act(), 1: act(at=at, how=how), 2: act()})]
     for _ in range(TURNS.index(at)):
         found.append(ask(failing, {seat: said() for seat in range(3)}))
-    bad = is_lost(found[-1][1])
+    bad = fault_of(found[-1][1])
     if how == "flood":
         assert bad is None
     else:
@@ -332,8 +332,8 @@ def connects(port: int) -> bool:
 @pytest.mark.parametrize(("name", "said"), [("NoRun", "has no method `run`"), ("Missing", "defines no such name")])
 def test_a_file_without_an_agent_is_refused(file: Path, name: str, said: str) -> None:
     with pytest.raises(RewardError, match=said):
-        described(config_of(file, name), scores=True)
+        describe_in_process(config_of(file, name), scores=True)
 
 
 def test_an_agent_has_nothing_to_describe(file: Path) -> None:
-    assert described(config_of(file, "tell"), scores=True) == ""
+    assert describe_in_process(config_of(file, "tell"), scores=True) == ""

@@ -1,4 +1,4 @@
-"""An environment may fail in any call and any way: its own rollout gets the outcome, and no other is harmed."""
+"""An environment may fail in any call and any way: its own episode gets the outcome, and no other is harmed."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from actor.environments.contract import ToolCall, described
-from actor.environments.pool import EnvironmentPool, Lost, is_lost
+from actor.environments.contract import ToolCall, describe_in_process
+from actor.environments.pool import EnvironmentPool, Lost, fault_of
 from actor.environments.worker import Answered, GetReward, Opened, Reset, Rewarded, Use
 from protocol.outcome import Outcome
 from shared.config.environment import EnvironmentConfig
@@ -166,8 +166,8 @@ def test_a_fault_costs_its_own_rollout_alone(pool: EnvironmentPool, at: str, how
     if at == "reward":
         found.append(ask(pool, dict.fromkeys(range(3), GetReward())))
     for answers in found:
-        assert is_lost(answers[0]) is None and is_lost(answers[2]) is None
-    bad, fine = is_lost(found[-1][1]), {"flood": ("reset", "tool"), "type": ("tool",), "raise": ("tool",), "large": ()}
+        assert fault_of(answers[0]) is None and fault_of(answers[2]) is None
+    bad, fine = fault_of(found[-1][1]), {"flood": ("reset", "tool"), "type": ("tool",), "raise": ("tool",), "large": ()}
     if at in fine.get(how, ()):
         assert bad is None, bad
     else:
@@ -203,7 +203,7 @@ def test_a_fork_server_that_is_killed_loses_what_had_begun(file: Path) -> None:
 
 
 def test_tools_are_described_as_chat_templates_want_them(file: Path) -> None:
-    text = described(config_of(file), scores=True)
+    text = describe_in_process(config_of(file), scores=True)
     assert '"name": "add"' in text and '"name": "double"' in text and "get_reward" not in text
 
 
@@ -213,14 +213,14 @@ def test_tools_are_described_as_chat_templates_want_them(file: Path) -> None:
 )
 def test_a_class_that_is_no_environment_is_refused(file: Path, name: str, said: str) -> None:
     with pytest.raises(RewardError, match=said):
-        described(config_of(file, name), scores=False)
+        describe_in_process(config_of(file, name), scores=False)
 
 
 def test_a_reward_that_is_missing_is_refused(file: Path) -> None:
     with pytest.raises(RewardError, match="has no `get_reward`"):
-        described(EnvironmentConfig(tools=(f"{file}:double",)), scores=True)
+        describe_in_process(EnvironmentConfig(tools=(f"{file}:double",)), scores=True)
 
 
 def test_a_class_without_tools_is_refused(file: Path) -> None:
     with pytest.raises(RewardError, match="has no tools"):
-        described(EnvironmentConfig(function=f"{file}:NoTools"), scores=False)
+        describe_in_process(EnvironmentConfig(function=f"{file}:NoTools"), scores=False)

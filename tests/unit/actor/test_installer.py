@@ -51,6 +51,17 @@ def test_weights_that_have_been_away_are_proved_again() -> None:
         installer.install(published(0), woken=True)
 
 
+def test_what_an_engine_has_lost_is_installed_again_and_said_to_be_its() -> None:
+    engine = CountingEngine()
+    installer = Installer(engine, place="the server at X", remedy="Serve Y there.")
+    installer.install(published(0), woken=False)
+    installer.forget()
+    installer.install(published(0), woken=False)
+    assert engine.installed == [0, 0] and engine.scored == 2
+    with pytest.raises(CanaryMismatch, match=r"Policy 1 was installed, but the server at X computes.*Serve Y there\.$"):
+        installer.install(published(1, canary_logprobs=-np.ones(4, np.float32)), woken=False)
+
+
 def test_bytes_that_are_not_those_of_the_digest_are_not_installed() -> None:
     policy = published(4)
     changed = policy.adapter.copy()

@@ -8,6 +8,7 @@ import pytest
 import transformers
 
 from actor.engines.vllm_options import MARGIN_BYTES
+from launch.card.items import Peak
 from launch.card.phases import MetaTracer
 from launch.card.plan import (
     CONTEXT_BYTES,
@@ -24,7 +25,6 @@ from launch.card.text import card_lines, refusal
 from launch.card.vllm import vllm_peaks
 from launch.card.work import CardWork, card_work, largest_micro_batch, largest_orders
 from launch.commands.run import refuse
-from launch.plan.memory import Peak
 from launch.presets.load import load_config
 from shared.base.architecture import architecture_of, decoder_linears, empty_model
 from shared.config.load import resolve

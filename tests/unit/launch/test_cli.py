@@ -267,7 +267,7 @@ def test_a_key_for_one_more_actor(tmp_path: Path, capsys: pytest.CaptureFixture[
     told = capsys.readouterr().out
     assert f"python -m actor --run {out} --id gpu-box" in told
     assert "python -m actor --connect tcp://box:5757 --key gpu-box.json --config config.json" in told
-    assert f"rm {out / 'keys' / 'allowed' / 'gpu-box.json'}" in told
+    assert f"keys {out} --revoke gpu-box" in told
     assert load_actor_key(out / "keys" / "gpu-box.json").actor_id == "gpu-box"
     assert "gpu-box.json exists" in refused(["key", str(out), "gpu-box"], capsys)
     assert "is not a name for an actor" in refused(["key", str(out), "a/b"], capsys)

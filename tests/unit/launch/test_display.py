@@ -11,7 +11,7 @@ from rich.console import Console
 from launch.display.live import View, draw
 from launch.display.screens import LiveScreen, Pace, PlainScreen, bare, loud, make_screen, step_line
 from launch.display.sparkline import BLOCKS, sparkline
-from launch.display.watch import Watch, clock, outcome_shares, seconds_left, steps_done, time_shares
+from launch.display.watch import Watch, clock, outcome_shares, seconds, seconds_left, steps_done, time_shares
 from shared.run.growing_file import GrowingFile, last_lines
 from shared.run.run_dir import RunDir
 from tests.support.run_files import append_rows, metrics_row, metrics_rows
@@ -140,6 +140,10 @@ def test_shares_and_time_left() -> None:
 def test_clock() -> None:
     assert [clock(s) for s in (0, 59.6, 75.2, 3700)] == ["0:00", "1:00", "1:15", "1:01:40"]
     assert clock(float("nan")) == "-"
+
+
+def test_times_are_told_in_a_unit_that_fits() -> None:
+    assert [seconds(t) for t in (0.042, 1.26, 45.2, 300, 9000)] == ["0.042 s", "1.3 s", "45 s", "5 min", "2.5 h"]
 
 
 # --- the live picture

@@ -1,16 +1,18 @@
 """What is evaluated beside a run: what is missing, each once, and when the run has ended."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launch.evaluator.follow import Ending, Follower, alone
+from launch.evaluator.command import follow_run
+from launch.evaluator.follow import CheckpointFollower, Ending, alone
 from learner.durable.checkpoint import Checkpoint, CheckpointStore
 from learner.durable.state import ADAPTER
 from shared.config.load import config_to_json
 from shared.config.processes import EvalConfig
 from shared.config.tree import Config
-from shared.errors import RunDirError
+from shared.errors import ConfigError, RunDirError
 from shared.model.adapter_file import digest
 from shared.run.evaluation import Evaluation, read_evaluation, write_evaluation
 from shared.run.run_dir import RunDir
@@ -43,9 +45,10 @@ class Fixture:
         for step in steps:
             self.store.save(Checkpoint(step=step, files={ADAPTER: b"a" * (size or step)}))
 
-    def follower(self, every: int = 2) -> Follower:
+    def follower(self, every: int = 2) -> CheckpointFollower:
         evaluation = EvalConfig(every=every, beside=every > 0)
-        return Follower(self.run, evaluation, 8, 9, BASE, ToyEvaluator())  # pyright: ignore[reportArgumentType]
+        evaluator: Any = ToyEvaluator()
+        return CheckpointFollower(self.run, evaluation, 8, 9, BASE, evaluator)
 
     def follow(self, every: int = 2) -> list[str]:
         """What is evaluated until nothing is missing."""
@@ -120,6 +123,20 @@ def test_a_run_has_ended_when_its_learner_is_gone_and_its_summary_says_so(made: 
     with made.run.locked():
         assert not Ending(made.run)(), "it goes on"
     assert Ending(made.run)()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"problems": 16}, "got --problems;"),
+        ({"long_cap": 64, "samples": 8}, "got --long-cap, --samples;"),
+        ({"test": True}, "got --test;"),
+    ],
+)
+def test_one_that_follows_takes_no_other_tasks_or_draws(made: Fixture, given: dict[str, int], named: str) -> None:
+    options = {"problems": None, "test": False} | given
+    with pytest.raises(ConfigError, match=named):
+        follow_run(directory=made.run.path, options=options)
 
 
 def test_one_process_at_a_time_follows_a_run(made: Fixture) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from actor.environments.contract import ToolCall, described
+from actor.environments.contract import ToolCall, describe_in_process
 from actor.environments.pool import EnvironmentPool
 from actor.environments.worker import Answered, GetReward, Opened, Reset, Rewarded, Use
 from shared.config.environment import EnvironmentConfig
@@ -91,11 +91,13 @@ def use(name: str, **arguments: object) -> Use:
 @needs_mcp
 @pytest.mark.timeout(600)
 def test_the_tools_of_an_mcp_server_are_described_and_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rollout has a server of its own, so a total of its own."""
+    """Each episode has a server of its own, so a total of its own."""
     (tmp_path / "server.py").write_text(MCP_SERVER)
     monkeypatch.setenv("MCP_SERVER", f"{sys.executable} {tmp_path}/server.py")
     config = config_of("mcp_tools.py:tools", "MCP_SERVER")
-    tools = {tool["function"]["name"]: tool["function"] for tool in json.loads(described(config, scores=False))}
+    tools = {
+        tool["function"]["name"]: tool["function"] for tool in json.loads(describe_in_process(config, scores=False))
+    }
     assert tools["add"]["description"] == "Adds two numbers."
     add = tools["add"]["parameters"]
     assert {name: of["type"] for name, of in add["properties"].items()} == {"left": "integer", "right": "integer"}
@@ -133,7 +135,7 @@ def listens(port: int) -> bool:
 def test_an_environment_of_openenv_is_played(echo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_URL", echo)
     config = config_of("openenv_client.py:Env", "OPENENV_URL")
-    assert '"name": "act"' in described(config, scores=True)
+    assert '"name": "act"' in describe_in_process(config, scores=True)
     with closing(EnvironmentPool(config)) as pool:
         opened = ask(pool, {0: Reset(columns={}), 1: Reset(columns={})})
         assert all(isinstance(one, Opened) and "Say something." in one.text for one in opened.values())

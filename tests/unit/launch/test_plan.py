@@ -12,7 +12,7 @@ import pytest
 from launch.__main__ import main
 from launch.commands.run import speeds_of
 from launch.plan.cost import Plan, make_plan, plan_as_json, table, work_of
-from launch.plan.duration import decode_s, seconds, step_time
+from launch.plan.duration import decode_s, step_time
 from launch.plan.machine import DTYPES, ROWS, NotMeasured, Rates, Speed, machine_speed, measure_elsewhere
 from launch.plan.memory import (
     HEAD_COLUMNS,
@@ -266,10 +266,6 @@ def test_a_step_has_its_parts_after_one_another_or_at_the_same_time() -> None:
     assert together.step < found.step
     recomputed = step_time(HALF, work(batch={"recompute": "always"}), SPEED, SPEED)
     assert recomputed.update > 1.3 * found.update, "a product more"
-
-
-def test_times_are_told_in_a_unit_that_fits() -> None:
-    assert [seconds(t) for t in (0.042, 1.26, 45.2, 300, 9000)] == ["0.042 s", "1.3 s", "45 s", "5 min", "2.5 h"]
 
 
 # --- the machine

@@ -1,9 +1,11 @@
-"""Whether activations are kept or recomputed, as `run` chooses it."""
+"""Whether activations are kept or recomputed, and layers packed or not, as `run` chooses it."""
+
+from dataclasses import replace
 
 from msgspec import structs
 
 from launch.commands.run import without_plan
-from launch.plan.cost import Plan, choose_recompute, make_plan, work_of
+from launch.plan.cost import Plan, choose_packing, choose_recompute, make_plan, work_of
 from launch.plan.machine import NotMeasured, Speed
 from launch.plan.memory import Work
 from shared.config.load import resolve
@@ -51,3 +53,20 @@ def test_a_choice_of_the_user_is_kept() -> None:
 def test_where_nothing_is_planned_nothing_is_recomputed() -> None:
     found = [without_plan(structs.replace(CONFIG.batch, recompute=choice)).recompute for choice in CHOICES]
     assert found == ["never", "never", "always"]
+
+
+def test_layers_are_packed_unless_the_run_only_fits_without() -> None:
+    bf16 = resolve(
+        {
+            "model": {"path": "somewhere"},
+            "rollout": {"prompts": 1, "group": 8, "max_new_tokens": 64},
+            "compute": {"dtype": "bf16"},
+            "batch": {"recompute": "always"},
+        }
+    )
+    work = work_of(bf16, cores=2)
+    packed, plain = (plan(replace(work, packs=packs), None).memory.total for packs in (True, False))
+    assert plain < packed
+    for free, packs in ((2 * packed, True), ((plain + packed) // 2, False), (plain // 2, False)):
+        cost = choose_packing(work, lambda one, free=free: plan(one, free))
+        assert cost.work.packs == packs and cost.fits == (free > plain)

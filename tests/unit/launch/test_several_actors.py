@@ -155,7 +155,7 @@ def test_what_is_said_of_actors_that_cannot_all_work(
 ) -> None:
     # The lower bound on threads keeps the sentence about turns out of the other cases on any machine.
     compute = ComputeConfig(actors=actors, actor_threads=threads if threads > 1 else 0, device="cpu")
-    warn_of_idle_actors(compute, RolloutConfig(groups_per_order=groups_per_order), max_lag)
+    warn_of_idle_actors(compute, RolloutConfig(groups_per_order=groups_per_order), max_lag, "here")
     said = capsys.readouterr().err
     assert words in said and (bool(words) == bool(said))
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from launch.card.allocator import MIB, Allocator, rounded
+from launch.card.items import Peak
 from launch.card.storages import Storages
-from launch.plan.memory import Peak
 from shared.base.meta import META, install_attention_of_a_card
 
 

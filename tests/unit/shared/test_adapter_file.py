@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from shared.config.model import LoraConfig
 from shared.errors import DamageError
-from shared.model.adapter_file import adapter_bytes, install_adapter
+from shared.model.adapter_file import LoraLayout, adapter_bytes, install_adapter, read_adapter
 from shared.model.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear
 
 NAME = "base_model.model.a.lora_A.weight"
@@ -131,3 +132,10 @@ def test_what_fits_is_installed() -> None:
     assert all(bool((value == 2.0).all()) for value in target.parameters().values())
     install_adapter(target, adapter_bytes(adapter()))
     assert all(bool((value == 1.0).all()) for value in target.parameters().values())
+
+
+def test_an_adapter_that_changes_nothing_has_every_tensor_of_the_layout() -> None:
+    layout = LoraLayout(layers={"layer.q_proj": (6, 4), "layer.k_proj": (2, 4)}, lora=LoraConfig(rank=8))
+    found = read_adapter(layout.zeros(), layout.shapes)
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == layout.shapes
+    assert not any(bool(tensor.any()) for tensor in found.values())

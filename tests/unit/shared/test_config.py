@@ -159,6 +159,26 @@ def test_codes_cannot_be_served_of_a_base_that_has_none() -> None:
         resolve({"actor": {"engine": "vllm"}, "compute": {"actor_card": 1}})
 
 
+@pytest.mark.parametrize(
+    ("actor", "urls", "sentence"),
+    [
+        ("vllm_server", [], "but server.urls is empty; set both, or neither"),
+        ("hf", ["http://a:8000/v1"], "server.urls is given and actor.engine is 'hf'; set both, or neither"),
+        ("vllm_server", ["a:8000"], r"server.urls has 'a:8000'; expected addresses such as http://host:8000/v1"),
+        ("vllm_server", ["http://a/v1", "http://a/v1"], "each of them once"),
+    ],
+)
+def test_servers_are_given_where_they_are_used(actor: str, urls: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        resolve({"actor": {"engine": actor}, "server": {"urls": urls}})
+
+
+def test_a_run_on_servers() -> None:
+    config = resolve({"actor": {"engine": "vllm_server"}, "server": {"urls": ["http://a:8000/v1", "https://b/v1"]}})
+    assert config.actor.is_elsewhere and config.server.urls == ("http://a:8000/v1", "https://b/v1")
+    assert not Config().actor.is_elsewhere
+
+
 def test_a_key_like_no_other_still_gets_a_proposal() -> None:
     assert "did you mean 'run." in refusal("run.zzzz=1")
 

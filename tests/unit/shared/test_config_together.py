@@ -11,6 +11,8 @@ from protocol.messages import FilledOrder, Finish, Group, Outcome, Timings
 from shared.config.load import apply_override, config_from_json, config_to_json, most_groups, resolve
 from shared.errors import ConfigError
 
+DIVIDED = ("compute.parallel=fsdp2", "actor.audit_invited=0")
+
 
 @pytest.mark.parametrize(
     ("overrides", "part"),
@@ -54,6 +56,20 @@ from shared.errors import ConfigError
             "An order of 128 groups with 16 completions of up to 4096 tokens may be larger than a message, which has at"
             " most 64 MiB; set rollout.groups_per_order to at most 78.",
         ),
+        (
+            ["compute.parallel=fsdp2"],
+            "(actor.audit = 0, actor.audit_invited = 0.1); set both to 0, or compute.parallel to",
+        ),
+        ([*DIVIDED, "actor.audit=0.5"], "but the first one alone checks actors (actor.audit = 0.5"),
+        (
+            [*DIVIDED, "compute.device=cuda"],
+            "computes on CPUs only as yet, but compute.device is 'cuda'; set it to 'cpu'",
+        ),
+        (
+            [*DIVIDED, "model.dequantize=each_call"],
+            "only NF4 codes are in memory, which cannot be divided so; set that to",
+        ),
+        ([*DIVIDED, "constraint.beta=0.1"], "but constraint.reference = 'base' makes one more only where tokens are"),
         (["rollout.prompts=5000"], "set rollout.groups_per_order to at most 4096"),
         (["rollout.group=4096", "rollout.max_new_tokens=4096"], "set rollout.group or rollout.max_new_tokens lower"),
         (["eval.samples=1024", "eval.long_cap=8192"], "eval.samples = 1024 completions of up to 8192 tokens may be"),

@@ -45,6 +45,17 @@ def test_one_layer_is_the_formula() -> None:
 
 
 @pytest.mark.parametrize("dense", [True, False])
+def test_a_gradient_is_added_to_what_other_linears_gave(dense: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    quantised = quantize(torch.randn(6, 64, generator=generator))
+    matmul = DenseMatmul(quantised.dequantize(torch.float32)) if dense else DequantizingMatmul(quantised)
+    grad, total = torch.randn(5, 6, generator=generator), torch.randn(5, 64, generator=generator)
+    expected = total + matmul.input_gradient(grad)
+    assert matmul.input_gradient(grad, total) is total
+    torch.testing.assert_close(total, expected)
+
+
+@pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("below_is_trained", [True, False])
 def test_one_layers_gradients_are_those_of_the_formula(dense: bool, below_is_trained: bool) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -1,5 +1,10 @@
 """What `auto` and 0 in [compute] become: by processor, model and container, from files made up for each case."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +16,14 @@ from shared.config.load import config_from_json
 from shared.config.model import ModelConfig
 from shared.config.processes import ComputeConfig
 from shared.process.processor import (
+    BUSY,
     LARGE_BYTES,
     Capacity,
     container_cores,
     is_large,
     is_open,
     look_at_capacity,
+    others_running,
     settled,
     start_config,
     usable_cores,
@@ -28,8 +35,8 @@ EMBEDDED = ModelConfig()
 HUB = ModelConfig(path="somebody/a-model-that-is-not-here")
 
 
-def capacity(*flags: str, cores: int = 8, card: bool = False) -> Capacity:
-    return Capacity(flags=frozenset(flags), cores=cores, card=card)
+def capacity(*flags: str, cores: int = 8, card: bool = False, others: float = 0.0) -> Capacity:
+    return Capacity(flags=frozenset(flags), cores=cores, card=card, others=others)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +106,10 @@ def test_a_start_that_was_cut_off_before_the_configuration_chooses_again(tmp_pat
         (HUB, capacity(card=True), 0, 2),
         (EMBEDDED, capacity(), 0, 2),
         (EMBEDDED, capacity(cores=2), 1, 1),
+        (EMBEDDED, capacity(others=0.5), 0, 1),
+        (EMBEDDED, capacity(others=0.4), 0, 2),
+        (EMBEDDED, capacity(others=2.0, card=True), 0, 2),
+        (HUB, capacity(others=2.0), 0, 8),
     ],
 )
 def test_threads_are_the_cores_divided_where_both_compute(
@@ -108,6 +119,29 @@ def test_threads_are_the_cores_divided_where_both_compute(
     assert (compute.learner_threads, compute.actor_threads) == (threads, threads)
     given = settled(ComputeConfig(learner_threads=3, actor_threads=5), model, max_lag, found)
     assert (given.learner_threads, given.actor_threads) == (3, 5)
+
+
+def test_the_others_that_compute_are_counted_without_the_one_that_looks(tmp_path: Path) -> None:
+    loadavg = tmp_path / "loadavg"
+    for running, others in ((1, 0.0), (0, 0.0), (4, 3.0)):
+        loadavg.write_text(f"0.20 0.18 0.12 {running}/1207 11206\n")
+        assert others_running(loadavg) == others
+    with burning(2 * (os.cpu_count() or 1)):
+        assert look_at_capacity().others >= BUSY
+
+
+@contextmanager
+def burning(count: int) -> Iterator[None]:
+    """So many processes that compute."""
+    forever = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"
+    argv = [sys.executable, "-c", forever, str(os.getpid())]
+    processes = [subprocess.Popen(argv) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def test_what_was_settled_once_stays_on_any_machine() -> None:
