@@ -5,7 +5,7 @@
 #   tests/run.sh                      format, lint, types, unit tests with their coverage, other tests, chaos, browser
 #   tests/run.sh static               format, lint, types
 #   tests/run.sh unit [PYTEST ARGS]   the tests of one folder below tests/ (unit, integration, ...)
-#   tests/run.sh long [PYTEST ARGS]   kills of one more kind of run each, which would make the rest too long
+#   tests/run.sh long [PYTEST ARGS]   what would make the rest too long: one more kind of run each, kills of these
 #   tests/run.sh browser [PYTEST ARGS]  the page of `ui` in Chromium, which is installed if that is possible
 #   tests/run.sh kernels [PYTEST ARGS]  the Triton kernels in Triton's interpreter, or on a card
 #   tests/run.sh vllm [PYTEST ARGS]   tests/vllm with real vLLM, in an environment of its own: .venv-vllm. Ends with 3,
@@ -109,11 +109,11 @@ browser() {
 everything() {
     static
     # Coverage is asked of the unit tests alone: they must reach every line of the listed files without processes.
-    stage unit in_parallel tests/unit --dist load --cov --cov-report=term
+    stage unit in_parallel tests/unit -m "not long" --dist load --cov --cov-report=term
     stage kernels kernels
     stage simulation in_parallel tests/simulation --dist load
     stage integration in_waiting tests/integration -m "not long"
-    stage acceptance in_parallel tests/acceptance tests/gpu --dist load
+    stage acceptance in_parallel tests/acceptance tests/gpu -m "not long" --dist load
     stage chaos "$python" -m pytest tests/chaos -m "not long"
     stage browser browser
 }
@@ -127,7 +127,7 @@ elif [[ $1 == kernels ]]; then
 elif [[ $1 == browser ]]; then
     stage browser browser "${@:2}"
 elif [[ $1 == long ]]; then
-    stage long in_waiting tests/integration tests/chaos -m long "${@:2}"
+    stage long in_waiting tests/unit tests/integration tests/chaos -m long "${@:2}"
 elif [[ $1 == integration ]]; then
     stage integration in_waiting tests/integration "${@:2}"
 elif [[ $1 == unit || $1 == simulation ]]; then

@@ -51,7 +51,7 @@ def learned(out: Path, **given: Any) -> str:
 
 
 def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path: Path) -> None:
-    out, keys = tmp_path / "killed", {"run.steps": 300, "eval.problems": 8, "checkpoint.every": 20}
+    out, keys = tmp_path / "killed", {"run.steps": 160, "eval.problems": 8, "checkpoint.every": 20}
     expected = learned(tmp_path / "whole", **keys)
     begun = start("sft", "embedded", "--out", out, *sets(QUICK | keys))
     wait_until(lambda: num_rows(out) >= 25, "25 steps")
@@ -64,8 +64,8 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path: Path) -> None:
     begun.communicate(timeout=60)
     assert begun.returncode == 0 and summary(out)["status"] == "stopped"
     assert launch("resume", out).returncode == 0
-    assert (summary(out)["adapter_sha256"], summary(out)["steps"]) == (expected, 300)
-    assert [row["step"] for row in rows(out)] == list(range(1, 301))
+    assert (summary(out)["adapter_sha256"], summary(out)["steps"]) == (expected, 160)
+    assert [row["step"] for row in rows(out)] == list(range(1, 161))
     assert replayed(out)["match"]
     losses = [row["loss"] for row in rows(out)]
     assert sum(losses[-20:]) < 0.8 * sum(losses[:20])

@@ -246,6 +246,7 @@ def test_base_is_right_about_every_other_time() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)  # seconds on idle cores, minutes on busy ones
+@pytest.mark.long
 def test_the_script_still_makes_a_model_and_the_same_one_twice(tmp_path: Path) -> None:
     once, twice = (make_model(tmp_path / name, num_steps=12) for name in ("once", "twice"))
     losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", once)]
