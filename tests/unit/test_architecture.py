@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,32 @@ def name(path: Path) -> str:
 
 SOURCES = python_files(*PACKAGES)
 ALL_PYTHON = python_files(*PACKAGES, "tests", "benchmarks")
-each_source = pytest.mark.parametrize("path", SOURCES, ids=name)
-each_file = pytest.mark.parametrize("path", ALL_PYTHON, ids=name)
+
+
+def rule_of(paths: Sequence[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """One test of all these files, which names every file that breaks the rule. A test for each would be thousands."""
+
+    def as_test(check: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            broken = {name(path): reason for path in paths if (reason := why_broken(check, path))}
+            assert not broken, "\n".join(f"{path}: {reason}" for path, reason in broken.items())
+
+        test.__name__ = test.__qualname__ = check.__name__
+        return test
+
+    return as_test
+
+
+def why_broken(check: Callable[[Path], None], path: Path) -> str:
+    try:
+        check(path)
+    except AssertionError as error:
+        return str(error) or "it does not hold"
+    return ""
+
+
+each_source = rule_of(SOURCES)
+each_file = rule_of(ALL_PYTHON)
 
 
 @cache
@@ -189,7 +213,7 @@ def test_functions_are_short(path: Path) -> None:
 
 @each_file
 def test_files_are_short(path: Path) -> None:
-    assert count_lines([path]) <= MAX_FILE_LINES
+    assert count_lines([path]) <= MAX_FILE_LINES, f"{count_lines([path])} lines"
 
 
 @pytest.mark.parametrize("path", ["actor/loop.py", "learner/loop.py"])
@@ -216,8 +240,8 @@ def test_nothing_executes_or_unpickles_data(path: Path) -> None:
 
 @each_file
 def test_a_module_is_named_after_its_idea(path: Path) -> None:
-    assert not BANNED_NAMES & set(path.stem.lower().split("_"))
-    assert not BANNED_NAMES & set(path.relative_to(ROOT).parts[:-1])
+    words = {*path.stem.lower().split("_"), *path.relative_to(ROOT).parts[:-1]}
+    assert not BANNED_NAMES & words, f"the name says nothing: {BANNED_NAMES & words}"
 
 
 @each_source
@@ -255,7 +279,7 @@ def text_files() -> list[Path]:
     return [path for path in top if path.exists()] + [path for path in below if path.suffix in TEXT_SUFFIXES]
 
 
-@pytest.mark.parametrize("path", text_files(), ids=name)
+@rule_of(text_files())
 def test_text_is_ascii_and_fits_the_column_limit(path: Path) -> None:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         assert line.isascii(), f"line {number}: {line}"
