@@ -51,6 +51,8 @@ from tests.support.window_runs import group, log_groups, long_run, sample, usual
 RUNS = 50
 REPEATS = 20
 TURN_S = 6.0
+CURVES_EVERY, VERDICT_EVERY = 2, 10
+"""Looks."""
 WARM_STEPS = 20
 TOKENS = 500
 """Of the answer that is compared with Gradio's."""
@@ -241,9 +243,9 @@ class Turn:
 
 
 def in_turns(found: Served, page: Page, run: Run, end: float) -> Iterator[Turn]:
-    stamps: dict[str, str] = {}
+    tabs = Tabs(found)
     looks: Mapping[str, Callable[[], None]] = {
-        "asked": lambda: ask_all(found, stamps),
+        "asked": tabs.look,
         "shown": lambda: None,
         "nobody": lambda: None,
     }
@@ -265,18 +267,31 @@ def processor_s(found: Served) -> float:
     return times.user + times.system
 
 
-def ask_all(found: Served, stamps: dict[str, str]) -> None:
-    """What two tabs ask every second."""
-    for question in ("overview", "steps"):
-        answer = found.ask(f"runs/run/{question}?stamp={stamps.get(question, '')}")
-        is_new = answer["stamp"] != stamps.get(question)
-        stamps[question] = answer["stamp"]
-        if question == "overview" and is_new:
-            for path in ("curves", "lanes", "why"):
-                found.ask(f"runs/run/{path}")
-        elif is_new and answer["steps"]:
+class Tabs:
+    """What a Monitor and a Samples page ask, as monitor.js and samples.js do."""
+
+    def __init__(self, found: Served) -> None:
+        self.found = found
+        self.stamps: dict[str, str] = {}
+        self.num_looks = 0
+
+    def look(self) -> None:
+        """Once a second."""
+        self.num_looks += 1
+        if self.news("overview"):
+            seldom = {"curves": CURVES_EVERY, "lanes": CURVES_EVERY, "why": VERDICT_EVERY}
+            for path in (path for path, every in seldom.items() if self.num_looks % every == 0):
+                self.found.ask(f"runs/run/{path}")
+        if (answer := self.news("steps")) and answer["steps"]:
             for path in ("", "/0", "/0/0"):
-                found.ask(f"runs/run/steps/{answer['steps'][-1]}{path}")
+                self.found.ask(f"runs/run/steps/{answer['steps'][-1]}{path}")
+
+    def news(self, question: str) -> Any:
+        """The answer if it is another than last time."""
+        known = self.stamps.get(question, "")
+        answer = self.found.ask(f"runs/run/{question}?stamp={known}")
+        self.stamps[question] = answer["stamp"]
+        return None if answer["stamp"] == known else answer
 
 
 def cost_of(way: str, turns: Sequence[Turn]) -> Mapping[str, float]:

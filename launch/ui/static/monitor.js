@@ -12,6 +12,9 @@ import { specs } from "./figures.js";
 import { drawSpent } from "./spent.js";
 
 const EVENTS_SHOWN = 40;
+// Of a live run: its curves are drawn every second time that the page asks, verdicts are made less often still.
+const CURVES_MS = 1500;
+const VERDICT_MS = 10000;
 
 export async function show(root, route) {
   const page = new Monitor(root, route.run, await jobs.allowed());
@@ -26,6 +29,8 @@ class Monitor {
     this.allowed = allowed;
     this.stamp = "";
     this.query = null;
+    this.drawn = { stamp: "", at: 0 };
+    this.judged = { stamp: "", at: 0 };
     this.head = h("div", { class: "bar" });
     this.stopping = h("div", {});
     this.verdicts = h("section", { class: "verdicts", "aria-label": "Verdict" });
@@ -70,22 +75,32 @@ class Monitor {
   }
 
   async poll() {
-    if (await this.look(this.query)) await this.judge();
+    await this.describeNews();
+    if (this.isDue(this.drawn, CURVES_MS)) await this.draw(this.query);
+    if (this.isDue(this.judged, VERDICT_MS)) await this.judge();
     return this.found.status === "running" ? `live, step ${this.found.steps}` : "";
   }
 
-  // Whether there was anything new.
   async look(query) {
+    await this.describeNews();
+    await this.draw(query);
+  }
+
+  async describeNews() {
     const found = await ask(of(this.run, "overview"), { stamp: this.stamp });
-    if (found.stamp === this.stamp) return false;
+    if (found.stamp === this.stamp) return;
     this.stamp = found.stamp;
     this.found = found;
     this.describe();
-    await this.draw(query);
-    return true;
+  }
+
+  isDue(last, everyMs) {
+    const waits = this.found.status === "running" && performance.now() < last.at + everyMs;
+    return last.stamp !== this.stamp && !waits;
   }
 
   async judge() {
+    this.judged = { stamp: this.stamp, at: performance.now() };
     const { verdicts } = await ask(of(this.run, "why"));
     put(
       this.verdicts,
@@ -163,6 +178,7 @@ class Monitor {
 
   async draw(query) {
     this.query = query;
+    this.drawn = { stamp: this.stamp, at: performance.now() };
     const { first, last } = query;
     const curves = await ask(of(this.run, "curves"), {
       first,
