@@ -3,7 +3,7 @@
 Each model is run twice with the command that a user types: once to fill the cache, then for a few steps that count. The
 prediction is that of `run` (launch/plan), made before the start. Memory is the largest proportional sum of all
 processes (a shared page counts once) and the largest resident size of learner and actor; times are medians of steps.
-Lengths are not known before the start, so times are predicted once more with the lengths that were sampled. They must
+Lengths are not known before the start, so all is predicted once more with the lengths that were sampled. They must
 differ as in a real run, or memory has no holes: the model with random weights ends an answer with one token in
 thirty-two. The reward is the parity of token ids, because groups without differences would not be trained on; only the
 embedded model solves its own tasks.
@@ -31,6 +31,8 @@ from benchmarks.process_tree import run_watched
 from launch.commands.run import speeds_of
 from launch.plan.cost import find_shape, work_of
 from launch.plan.duration import step_time
+from launch.plan.machine import NotMeasured
+from launch.plan.memory import MIB, host_memory
 from shared.config.load import config_from_json
 from shared.config.model import cache_root
 from shared.run.forecast import Figures, read_prediction
@@ -63,10 +65,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         models = {"embedded": None, "random-28m": small_model(work)} | {folder.name: folder for folder in args.models}
-        found = {name: compared(name, folder, args, work) for name, folder in models.items()}
-    figures = {"prompts": args.prompts, "max_new_tokens": args.tokens, "set": args.set, "models": found}
-    print(json.dumps(figures, indent=2))
-    print(write_result(args.out, figures))
+        found: dict[str, Any] = {}
+        figures = {"prompts": args.prompts, "max_new_tokens": args.tokens, "set": args.set, "models": found}
+        for name, folder in models.items():
+            found[name] = compared(name, folder, args, work)
+            print(name, json.dumps(found[name], indent=2), flush=True)
+            # Each as it ends: a large model takes a quarter of an hour.
+            print(write_result(args.out, figures), flush=True)
 
 
 def small_model(work: Path) -> Path:
@@ -119,14 +124,25 @@ def run_once(folder: Path | None, args: argparse.Namespace, out: Path, steps: in
 
 
 def at_lengths(run: RunDir, predicted: Figures, measured: Figures) -> Figures:
-    """The prediction of times for completions as long as those that were sampled."""
+    """The prediction for completions as long as those that were sampled, on the average."""
     config = config_from_json(run.config.read_bytes())
     work = work_of(config, cores=len(os.sched_getaffinity(0)))
     mean = measured.completion_tokens or work.lengths.completion
     work = replace(work, lengths=replace(work.lengths, completion=max(1, round(mean))))
-    actor, learner = speeds_of(config.compute, cache_root(config.model))
-    time = step_time(find_shape(config.model, config.lora.targets), work, actor, learner)
-    return msgspec.structs.replace(predicted, rollout_s=time.rollout, update_s=time.update, step_s=time.step)
+    shape = find_shape(config.model, config.lora.targets)
+    memory = host_memory(shape, work)
+    found = msgspec.structs.replace(
+        predicted,
+        learner_mb=round(memory.learner_resident / MIB),
+        actor_mb=round(memory.actor_resident / MIB),
+        all_mb=round(memory.total / MIB),
+    )
+    try:
+        actor, learner = speeds_of(config.compute, cache_root(config.model))
+    except NotMeasured:  # On a machine that is too busy; memory is compared all the same.
+        return found
+    time = step_time(shape, work, actor, learner)
+    return msgspec.structs.replace(found, rollout_s=time.rollout, update_s=time.update, step_s=time.step)
 
 
 def ratios(predicted: Figures, measured: Figures) -> dict[str, float]:
