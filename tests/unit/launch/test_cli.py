@@ -55,7 +55,7 @@ def launch(*argv: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own, as a person calls it."""
     command = [sys.executable, "-c", WITH_MODULES, *argv]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
 def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
