@@ -1,8 +1,8 @@
 """`key`, `invite`, `keys`: make a key for one more actor of a run, invite one from another machine, list and revoke.
 
 `key` makes a file to copy. `invite` prints one command that joins once, within some hours, with a key that the other
-machine makes for itself (actor/invited.py). `keys` shows who may join, and takes that away again. All of them work
-before a run starts and while it trains.
+machine makes for itself (actor/invited.py). `keys` lists who may join, and can revoke it. All three work before a run
+starts and while it trains.
 """
 
 import shlex

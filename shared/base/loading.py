@@ -1,4 +1,4 @@
-"""What is said where a process does not fit on its card while it loads: what was planned for it, what was free when it
+"""The error of a process that does not fit on its card while it loads: what was planned for it, what was free when it
 began, and the cheapest change that leaves more room.
 
 In a step or an order that runs out of memory, something smaller can be tried (learner/update/budget.py,
