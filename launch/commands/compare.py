@@ -60,7 +60,7 @@ def open_side(path: Path, label: str) -> Side:
             f" `{next_command('eval', str(path))}` and name it with --label."
         )
     if not evaluation.task_results:
-        raise DataError(f"{file} has no result of each task, which a paired comparison needs; evaluate again.")
+        raise DataError(f"{file} has no results per task, which a paired comparison needs; evaluate again.")
     return Side(name=str(path), evaluation=evaluation)
 
 

@@ -63,7 +63,7 @@ def invite(*, directory: Path, name: str | None, hours: int) -> int:
     print(
         f"It joins {config.link.endpoint} with the configuration {digest(config)[:12]}, once, until {utc(expires_at)}."
     )
-    print("It has a secret key, which is stored nowhere here: send it over a channel that you trust.")
+    print("The line has a secret key, which is not stored on this machine: send it over a channel that you trust.")
     if Path(config.model.path).exists():
         print(f"The other machine needs the model at the same path: {config.model.path}")
     print_how_to_revoke(directory, name)

@@ -192,7 +192,7 @@ def follow_supervised(
                 follower.follow(asked_to_end, pause, log.info)
                 follower.settle()
         except Interrupted:
-            log.info("the run was stopped; the rest is evaluated when it goes on")
+            log.info("the run was stopped; the rest is evaluated when it is resumed")
         finally:
             watchdog.rest()
 

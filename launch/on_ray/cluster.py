@@ -86,7 +86,7 @@ def supervise_again(
             if not restarts.plan(name, LOST, time.monotonic()):
                 raise
             count = restarts.deaths[name]
-            supervisor.note(f"{name} was killed or lost; starting all again ({count} of {limits.restarts})")
+            supervisor.note(f"{name} was killed or lost; restarting everything ({count} of {limits.restarts})")
             time.sleep(max(restarts.due.pop(name) - time.monotonic(), 0.0))
 
 

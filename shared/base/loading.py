@@ -34,7 +34,7 @@ def fitting(who: str, planned: int, remedy: str, driver: Driver | None = None) -
             raise
         needs = f"{planned // MIB} MiB were planned for it at its peak" if planned else "nothing was planned for it"
         raise ModelError(
-            f"The {who} does not fit into what is free of the card while it loads ({in_words(error)}):"
+            f"The {who} does not fit into the free memory of the card while it loads ({in_words(error)}):"
             f" {', '.join(filter(None, (needs, free)))}; end other programs on the card, or {remedy}."
         ) from error
 

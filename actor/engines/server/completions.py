@@ -73,7 +73,7 @@ class Completions:
         reply = self.post("/completions", body)
         choices = reply.get("choices") if isinstance(reply, dict) else None
         if not isinstance(choices, list) or len(choices) != count:
-            raise ConfigError(f"{self.name} did not reply as a server of completions does: {for_log(str(reply))}")
+            raise ConfigError(f"{self.name} did not reply like a completions server: {for_log(str(reply))}")
         return sorted(choices, key=lambda choice: choice.get("index", 0))
 
     def logprobs_of(self, choice: Choice, count: int) -> list[float | None]:
@@ -81,8 +81,8 @@ class Completions:
         found = (choice.get("logprobs") or {}).get("token_logprobs")
         if not isinstance(found, list):
             raise ConfigError(
-                f"{self.name} replied without the log-probs of the prompt; it must be a server whose completions know"
-                " echo and logprobs, such as vLLM's."
+                f"{self.name} replied without the log-probs of the prompt; its completions must support echo and"
+                " logprobs, as vLLM's do."
             )
         if len(found) not in (count, count + 1):
             raise ConfigError(
