@@ -131,7 +131,7 @@ def started_config(path: Path, *, may_wait: bool) -> Config:
         if time.monotonic() >= until:
             remedy = "start the learner" if may_wait else "start the learner, then copy the run's config.json again"
             raise RunDirError(
-                f"{path} is of a run that was prepared and had not started, so that number type and threads are not"
+                f"{path} belongs to a run that was prepared but not started, so number type and threads are not"
                 f" chosen yet; {remedy}."
             )
         time.sleep(POLL_S)

@@ -292,7 +292,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 
 def add_completion(parser: argparse.ArgumentParser) -> None:
     parser.epilog = 'for bash, add `eval "$(tandem completion bash)"` to ~/.bashrc; launch/README.md has the others'
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="whose script to print")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell whose script to print")
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:

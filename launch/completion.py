@@ -4,8 +4,8 @@
     python -m launch.completion WORD...           the command line so far; the last word is the one to complete
     python -m launch.completion --line TEXT       the same for bash, which splits words at `=`
 
-The answer has one candidate a line, with a tab and what it is. After a candidate that ends in `=` or `/` there is more
-to type, so no space follows. No candidate: the shell offers files.
+The answer has one candidate per line, then a tab and a description. After a candidate that ends in `=` or `/` there is
+more to type, so no space follows. If there is no candidate, the shell offers files.
 
 Commands, options and choices are read from the parser and keys from the configuration, so nothing here has to be kept
 up to date. argcomplete was left out: it would be one more dependency, and it cannot complete `python -m`.

@@ -1,4 +1,4 @@
-"""Flags that people know from other training scripts: mapped where they mean exactly a key of ours, else answered.
+"""Flags that people know from other training scripts: mapped to the key that means exactly the same, else answered.
 
 A mapped flag is `--set` under another name: `--group-size 8` is `--set rollout.group=8`. In the order of the command
 line, the later one wins.

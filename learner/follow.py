@@ -3,7 +3,7 @@
     state of rank 0 -> its versions -> steps: orders of rank 0, a share of the micro-batches, the same update
 
 It has neither journal nor actors nor reports, and takes no lease: it computes in the turns of rank 0. It ends after the
-last step, or when rank 0 says that the run stops; SIGTERM is for rank 0 to answer. On cards, rank r computes on number
+last step, or when rank 0 says that the run stops. Only rank 0 handles SIGTERM. On cards, rank r computes on number
 compute.learner_card + r.
 """
 

@@ -258,7 +258,7 @@ class Session:
             return self.train_and_evaluate(report)
         except Unfilled:
             done = max(self.state.publisher.versions)
-            log.info("no actor is connected: ends after step %d", done)
+            log.info("no actor is connected: ending after step %d", done)
             report.save(done)
             return "stopped", done
 

@@ -6,7 +6,7 @@
     build_audit    what checks the actors
 
 Training, replay and tests use the same builder. It is given where filled orders come from (actors or a journal) and
-where batches are quarantined; what is written of a step is the report's.
+where batches are quarantined; the report decides what is written of a step.
 """
 
 from collections.abc import Callable, Sequence

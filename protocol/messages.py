@@ -118,7 +118,7 @@ class Policy(Message, frozen=True, kw_only=True):
     """Learner -> actor: the whole adapter at a version. Self-contained, so a late joiner needs only the newest."""
 
     version: Count
-    """Number of optimizer steps that made this adapter."""
+    """Number of steps that made this adapter."""
     adapter: NDArray[np.uint8]
     """[bytes] uint8, a safetensors file."""
     sha256: Digest

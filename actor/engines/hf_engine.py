@@ -3,7 +3,7 @@
 A prompt is computed once for its group, and the group's G rows share its keys and values. At most `width` rows are
 decoded at once, and a row whose completion has ended is taken over by the next one:
 
-    width = actor.max_sequences, or at most 256 of which keys, values and logits take at most 512 MiB (2 GiB on a card)
+    width = actor.max_sequences, or as many as 512 MiB of keys, values and logits allow (2 GiB on a card), at most 256
 
 On a CPU the shapes of a step follow the tokens (actor/engines/decoding.py). On a card, a model that layers.py covers is
 decoded in fixed shapes (actor/engines/fixed_decoding.py).

@@ -5,7 +5,7 @@
     each of them    -> Broken(note) if the environment raises, or returns what it may not
 
 A tool that raises has answered. `exit` in a tool ends the process, which the pool notices. An agent runs in the main
-thread. While it waits for its endpoint, a thread of that sends Asked and reads Say.
+thread. While the agent waits for its endpoint, the endpoint's thread sends Asked and reads Say.
 """
 
 import os

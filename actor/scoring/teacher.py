@@ -3,7 +3,7 @@
     POST {url}/completions   model, prompt = [[ids of prompt and completion], ...], max_tokens = 1, echo, logprobs = 1
     choices[i]               logprobs.token_logprobs = [None, log p(second | first), ...], one for each token sent
 
-This is OpenAI's first interface of completions, as vLLM and other servers have it. Token ids go there and log-probs at
+This is OpenAI's original completions API, as vLLM and other servers implement it. Token ids go there and log-probs at
 temperature 1 come back; no text is tokenised again.
 
     same tokens   before the first order, ids from all over the vocabulary are sent, and the server's spelling of each

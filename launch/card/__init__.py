@@ -1,1 +1,1 @@
-"""What a run takes of a card before it starts, from the code of both processes."""
+"""How much of a card a run needs, worked out before it starts from the code of both processes."""

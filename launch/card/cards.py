@@ -1,5 +1,5 @@
-"""The cards of this machine, their memory, and the processes that use it, as nvidia-smi lists them. It comes with the
-driver, and takes no memory of a card; to ask through torch would.
+"""The cards of this machine, their memory, and the processes that use it, as nvidia-smi lists them. nvidia-smi comes
+with the driver and takes no memory of a card; asking through torch would.
 """
 
 import csv

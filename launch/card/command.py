@@ -1,10 +1,10 @@
-"""`plan`: what a run takes of a card, phase by phase, before it starts. `run` and `doctor` ask for the same plan.
+"""`plan`: how much of a card a run needs, phase by phase, before it starts. `run` and `doctor` use the same plan.
 
-Exit code 0 if the run fits, 2 if not. The memory of the card is given (`--gpu-gb`), or it is what is free on this
-machine's card. `--json` prints the plan as launch/card/plan.py has it; an error is still one sentence on stderr.
+Exit code 0 if the run fits, 2 if not. The card's memory is `--gpu-gb`, or what is free on this machine's card. `--json`
+prints the plan as launch/card/plan.py has it; an error is still one sentence on stderr.
 
-The code of both processes is run over tensors without values, for which torch has to be loaded. The launcher of a run
-and `doctor` stay without torch, so they let another process make the plan.
+The code of both processes is run over tensors without values, which needs torch. The launcher of a run and `doctor` do
+not load torch, so another process makes the plan for them.
 """
 
 import os

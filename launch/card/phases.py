@@ -1,4 +1,4 @@
-"""What each phase of a run takes of a card: the code of both processes, run over a policy without values.
+"""How much of a card each phase of a run needs: the code of both processes, run over a policy without values.
 
     learner   load, update forward, update head, update backward, optimizer, waiting
     actor     load, evaluation prompts, evaluation decode, rollout prompts, rollout decode, waiting

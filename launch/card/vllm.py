@@ -1,4 +1,4 @@
-"""What vLLM takes of a card as the engine of the actor: by formulas, since its code cannot be run without a card.
+"""How much of a card vLLM needs as the actor's engine: by formulas, since its code cannot be run without a card.
 
     weights    dense: two bytes a value; nf4: 4 bits and an fp32 scale for each block of 64; the rest in two bytes
     adapter    room for one of the rank that it is served under, in two bytes

@@ -6,8 +6,8 @@ There are two verdicts, so each is made at 97.5 % (Bonferroni): if the policies 
 otherwise in at most 5 % of comparisons. Greedy completions and single draws are judged by the exact sign test.
 
 Each side is a run, whose evaluation `--label` is read, or the file of an evaluation. Two evaluations with different
-tasks, verifiers, caps or temperatures are refused, since their difference would mean nothing.
-Of two runs the time and the energy of their steps are shown too, in all and for a point of reward.
+tasks, verifiers, caps or temperatures are refused, since their difference would mean nothing. For two runs, the time
+and the energy of their steps are shown too, in total and per point of reward.
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def open_side(path: Path, label: str) -> Side:
             f" `{next_command('eval', str(path))}` and name it with --label."
         )
     if not evaluation.task_results:
-        raise DataError(f"{file} has no result of each task, which a paired comparison needs; evaluate again.")
+        raise DataError(f"{file} has no results per task, which a paired comparison needs; evaluate again.")
     return Side(name=str(path), evaluation=evaluation)
 
 

@@ -1,8 +1,8 @@
 """`key`, `invite`, `keys`: make a key for one more actor of a run, invite one from another machine, list and revoke.
 
 `key` makes a file to copy. `invite` prints one command that joins once, within some hours, with a key that the other
-machine makes for itself (actor/invited.py). `keys` shows who may join, and takes that away again. All of them work
-before a run starts and while it trains.
+machine makes for itself (actor/invited.py). `keys` lists who may join, and can revoke it. All three work before a run
+starts and while it trains.
 """
 
 import shlex
@@ -63,7 +63,7 @@ def invite(*, directory: Path, name: str | None, hours: int) -> int:
     print(
         f"It joins {config.link.endpoint} with the configuration {digest(config)[:12]}, once, until {utc(expires_at)}."
     )
-    print("It has a secret key, which is stored nowhere here: send it over a channel that you trust.")
+    print("The line has a secret key, which is not stored on this machine: send it over a channel that you trust.")
     if Path(config.model.path).exists():
         print(f"The other machine needs the model at the same path: {config.model.path}")
     print_how_to_revoke(directory, name)

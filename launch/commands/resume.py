@@ -1,7 +1,7 @@
 """`resume`: continue a run that was stopped, crashed or only prepared; with `--steps`, train a finished run further.
 
-With `--actors N` it goes on with so many actors on this machine, which changes no result. With `--ranks N` the learner
-has so many processes from then on, which changes the last bits; the journal notes it, so a replay still matches. With
+With `--actors N` it continues with N actors on this machine, which changes no result. With `--ranks N` the learner has
+N processes from then on, which changes the last bits; the journal records it, so a replay still matches. With
 `--resample-step N` the recorded groups of step N and later are voided first, and sampled again
 (learner/durable/resample.py).
 """

@@ -2,7 +2,7 @@
 
 print_report        how the run ended, base against trained, the reward, a few completions, and what to type next
 print_evaluation    every figure with its interval, n, draws and cap; `markdown` is the same as a document
-spent_rows          time and energy of a point of reward, for the page and for `compare`
+spent_rows          time and energy per point of reward, for the page and for `compare`
 """
 
 from collections.abc import Iterator, Mapping, Sequence

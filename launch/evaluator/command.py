@@ -1,8 +1,8 @@
 """`eval RUN --follow`: evaluates each new checkpoint of a run while it trains, and prints the results.
 
-Results go to eval/, as those of the run itself, so they are of the same tasks and draws: what [eval] of the run says. A
-result that is there is not made again, so the command may be ended and started again at any time. It ends when the run
-has ended. With `eval.beside` it then also settles which checkpoint is the best, as the run's own evaluator does.
+Results go to eval/, like those of the run itself, and are for the same tasks and draws: the run's [eval] decides. An
+existing result is not made again, so the command may be ended and started again at any time. It ends when the run has
+ended. With `eval.beside` it then also settles which checkpoint is the best, as the run's own evaluator does.
 """
 
 from collections.abc import Mapping

@@ -6,8 +6,8 @@
     base -> each checkpoint once, oldest first -> final -> (the learner has ended) best.json, summary.json
 
 Checkpoints are due every `eval.every` steps, or all of them if that is 0. Tasks, draws and threads, and so the results,
-are those of an evaluation by the run itself. A result that is there, of the same adapter and tasks, is not made again,
-so this process may be killed at any moment. While the learner runs, only eval/ is written here, and the learner takes
+are those of an evaluation by the run itself. An existing result for the same adapter and tasks is not made again, so
+this process may be killed at any moment. While the learner runs, only eval/ is written here, and the learner takes
 results in from there (BesideSchedule in learner/evaluation/schedule.py): training waits for nothing and changes in no
 bit. On a CPU this process has a lower priority. On a card it takes turns with learner and actor, order by order, and
 its base waits in host memory between them.
@@ -192,7 +192,7 @@ def follow_supervised(
                 follower.follow(asked_to_end, pause, log.info)
                 follower.settle()
         except Interrupted:
-            log.info("the run was stopped; the rest is evaluated when it goes on")
+            log.info("the run was stopped; the rest is evaluated when it is resumed")
         finally:
             watchdog.rest()
 

@@ -1,4 +1,4 @@
-"""An agent on OpenAI's own client, in a loop with one tool. Copy this file, or bring an agent that exists.
+"""An agent on OpenAI's own client, in a loop with one tool. Copy this file, or use an agent that you have.
 
     [environment]
     kind = "agent"
@@ -14,7 +14,7 @@
 
 `base_url` and `api_key` are new in each episode, so the client is made in `solve`. They are also in OPENAI_BASE_URL and
 OPENAI_API_KEY, which most frameworks read. A request waits until the agents of all episodes have asked, and until the
-model's turn: so no time limit, and no retries. Needs `pip install openai`.
+model has its turn. So set no time limit and no retries. Needs `pip install openai`.
 """
 # openai is in an extra; types are checked without it.
 # pyright: reportMissingImports=false

@@ -13,10 +13,10 @@
                  Keep verifier.workers = 1, since another worker would see a part of the group
 
 A worker makes one object and keeps it, so a question that was asked before is answered from memory: the same answer to
-the same prompt costs one call. JUDGE_LIMIT_S (20 if it is not set) is the time for all questions of a step. What has no
-usable answer by then is None, so its outcome is `abstain`, which verifier.on_abstain drops from its group by default.
-log_metric counts the questions that were asked and those without an answer. The column `answer`, if there is one, is
-shown to the judge as the reference. Uses the standard library alone.
+the same prompt costs one call. JUDGE_LIMIT_S (20 if it is not set) is the time for all questions of a step. An answer
+without a usable reply by then gets None, so its outcome is `abstain`, which verifier.on_abstain drops from its group by
+default. log_metric counts the questions that were asked and those without an answer. The column `answer`, if there is
+one, is shown to the judge as the reference. Uses the standard library alone.
 """
 
 import json

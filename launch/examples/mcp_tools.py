@@ -1,4 +1,4 @@
-"""The tools of an MCP server for the model: whatever it lists, by name, description and arguments.
+"""Gives the model the tools of an MCP server: all that it lists, with name, description and arguments.
 
     [environment]
     function = "launch/examples/mcp_tools.py:tools"
@@ -7,10 +7,10 @@
 
     MCP_SERVER="python my_server.py" python -m launch run my.toml
 
-Each completion talks to a server of its own, which is started once for each process of the pool and spoken to over its
-standard input and output. A server that keeps state between calls keeps it between rollouts too: set RESTART. The types
-of JSON become Python's, so that chat templates show them; what is inside of an array or an object is left out. A tool's
-error is its answer. Needs `pip install mcp`.
+Each completion has its own server, which is started once for each process of the pool and called over its standard
+input and output. A server that keeps state between calls keeps it between rollouts too: set RESTART. The types of JSON
+become Python's, so that chat templates show them; what is inside of an array or an object is left out. A tool's error
+is its answer. Needs `pip install mcp`.
 """
 # mcp is in an extra; types are checked without it.
 # pyright: reportMissingImports=false

@@ -1,4 +1,4 @@
-"""An environment of OpenEnv for the model: it writes actions, and reads observations.
+"""Gives the model an environment of OpenEnv: it writes actions and reads observations.
 
     [environment]
     function = "launch/examples/openenv_client.py:Env"

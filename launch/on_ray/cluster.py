@@ -10,7 +10,8 @@
 
 There is one rule for restarts, the supervisor's, so Ray restarts nothing by itself. Each process is the child of a Ray
 actor (host.py). Through Ray pass its command line, signals and an exit code. Only public names of Ray are used. Its
-dashboard is not needed, and its usage statistics are off in this process; who starts the cluster decides there.
+dashboard is not needed. Its usage statistics are off in this process; whoever starts the cluster decides about them
+there.
 """
 
 import importlib.util
@@ -85,7 +86,7 @@ def supervise_again(
             if not restarts.plan(name, LOST, time.monotonic()):
                 raise
             count = restarts.deaths[name]
-            supervisor.note(f"{name} was killed or lost; starting all again ({count} of {limits.restarts})")
+            supervisor.note(f"{name} was killed or lost; restarting everything ({count} of {limits.restarts})")
             time.sleep(max(restarts.due.pop(name) - time.monotonic(), 0.0))
 
 

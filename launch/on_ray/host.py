@@ -77,4 +77,4 @@ def free_port(host: str) -> int:
     for port in random.sample(PORTS, len(PORTS)):
         with suppress(OSError), socket.create_server((host, port)):
             return port
-    raise RunDirError(f"No port from {PORTS[0]} to {PORTS[-1]} is free at {host}, where the learner was to listen.")
+    raise RunDirError(f"No port from {PORTS[0]} to {PORTS[-1]} is free at {host}, and the learner needs one.")

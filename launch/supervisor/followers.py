@@ -81,7 +81,7 @@ class Followers:
         for child in self.children.values():
             child.ask_to_stop()
         if any(child.process.awaited for child in self.children.values()):
-            self.note("waits for the last evaluations")
+            self.note("waiting for the last evaluations")
         deadline = time.monotonic() + self.limits.followers_s
         self.check()
         while any(child.process.awaited or time.monotonic() < deadline for child in self.children.values()):
@@ -90,7 +90,7 @@ class Followers:
             self.check()
         for child in self.children.values():
             self.note(
-                f"{child.name} was not ready {self.limits.followers_s:g} s after the end and is killed; `resume` lets"
+                f"{child.name} was not ready {self.limits.followers_s:g} s after the end and was killed; `resume` lets"
                 " it continue"
             )
 

@@ -8,7 +8,7 @@ this machine shows. So each request is checked, in this order:
     Origin          our own, if it is sent; a POST must have one
     token           256 random bits: once in the address, then in a cookie that no script and no other site can use
 
-The address with the token answers with the cookie and moves to the same address without it, so that it stays in no
+The address with the token sets the cookie and redirects to the same address without the token, so that it stays in no
 history. The name of the cookie has the port, because browsers share cookies between the ports of a host.
 
 Answers carry a policy under which the browser runs no script but our files and asks no other host for anything. There

@@ -54,7 +54,7 @@ def bundle(*, directories: Sequence[Path], folder: Path, megabytes: int) -> int:
     if not (steps := run.rollouts.steps()):
         raise RunDirError(f"{run.path} has no groups in rollouts.jsonl, so there is nothing to show.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--bundle got {folder}, which is there already; choose a new folder.")
+        raise UserError(f"--bundle got {folder}, which exists already; choose a new folder.")
     written = Bundle(folder, megabytes * MEGABYTE)
     written.add_steps(run)
     if not written.steps:

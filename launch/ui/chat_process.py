@@ -7,8 +7,8 @@
            {"problem": "..."}                why there is no reply
            {"done": true}                    the next question may come
 
-What it has said is the whole conversation, so a page that is loaded again shows it from there. Both replies grow at the
-same time, one token of each after another, as those of `generate --chat` do. It ends with its input.
+Its output so far is the whole conversation, so a reloaded page shows it again. Both replies grow at the same time, one
+token of each after another, as those of `generate --chat` do. It ends with its input.
 Usage: python -m launch.ui.chat_process RUN CHECKPOINT MAX_NEW_TOKENS TEMPERATURE      (0 tokens: as in training)
 """
 

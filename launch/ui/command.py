@@ -37,11 +37,11 @@ def show_window(*, folder: Path, port: int | None, browser: bool, control: bool)
         token = new_token()
         address = f"http://{HOST}:{listener.getsockname()[1]}/?token={token}"
         print(address, flush=True)
-        print("this address lets you in; Ctrl-C ends the page, and no run", flush=True)
+        print("this address lets you in; Ctrl-C ends the page, not the runs", flush=True)
         if browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         going = serve(listener, folder, token, control=control)
-    print("\nthe page has ended, and no run with it", *(f"{name} goes on" for name in going), sep="; ", flush=True)
+    print("\nthe page has ended; no run was stopped", *(f"{name} goes on" for name in going), sep="; ", flush=True)
     return 0
 
 

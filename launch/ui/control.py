@@ -163,7 +163,7 @@ class Control:
     def training(self, wanted: Train) -> list[str]:
         """The command of a new run."""
         if self.runs.single:
-            raise UserError("This page is of one run; start `ui` with the folder that has the runs to train another.")
+            raise UserError("This page shows one run; start `ui` with the folder that has the runs to train another.")
         if not NEW_NAME.fullmatch(wanted.name) or self.runs.has(wanted.name):
             raise UserError(f"name got {wanted.name!r}, expected a new one of letters, digits, '.', '-' and '_'.")
         self.file(wanted.source)
@@ -216,5 +216,5 @@ def learner_of(path: Path) -> int:
     text = (path / "lock").read_text(encoding="ascii", errors="replace").strip()
     command = Path(f"/proc/{text}/cmdline") if text.isdecimal() else Path("/nowhere")
     if not command.is_file() or not LEARNER.search(command.read_bytes()):
-        raise UserError(f"{path.name} is held by a process that is no learner; stop it where it was started.")
+        raise UserError(f"{path.name} is held by a process that is not a learner; stop it where it was started.")
     return int(text)

@@ -1,12 +1,12 @@
-"""Where the page sends what it wants done, with `--control` only; control.py says what each does.
+"""The requests that change something, with `--control` only; control.py says what each one does.
 
     POST /api/runs/RUN/evaluate chat resume stop     about one run
-    POST /api/draft plan train                       a new run: its command, what it would take, its start
+    POST /api/draft plan train                       a new run: its command, its plan, its start
     GET  /api/form?source=                           presets, files, and every key with its meaning and range
     GET  /api/jobs  /api/jobs/N?first=               the processes of this page, and what one has said
     POST /api/jobs/N/say end                         to one of them
 
-A request is done in a thread, since it may read files and start a process.
+A request is handled in a thread, since it may read files and start a process.
 """
 
 from collections.abc import Callable

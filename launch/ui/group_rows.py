@@ -1,10 +1,10 @@
-"""Groups, answers and tokens as the Samples page is told of them, from records of rollouts.jsonl.
+"""The data of the Samples page: groups, answers and tokens, from records of rollouts.jsonl.
 
     a step       its groups: rewards, outcomes, what became of them, where the question is
     a group      its prompt and its answers, without the figures of their tokens
     an answer    token by token
 
-The page of a process (samples.py) and the page as files (bundle.py) are told the same. Texts stay as they are; the page
+The page of a process (samples.py) and the page as files (bundle.py) get the same data. Texts stay as they are; the page
 makes text nodes of them.
 """
 

@@ -1,7 +1,7 @@
-"""What the Monitor page asks of one run: how it is, its curves, and what each process did when.
+"""What the Monitor page asks about one run: its state, its curves, and what each process did when.
 
-Curves are thinned to a few hundred points before they leave (mean, smallest and largest of the steps of a point), so a
-run of 10,000 steps is as quick to draw as one of 100. A zoom asks again for its steps.
+Curves are thinned to a few hundred points before they are sent (mean, smallest and largest of the steps of a point), so
+a run of 10,000 steps is as quick to draw as one of 100. A zoom asks again for its steps.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,5 @@
-"""How the page asks and is answered: numbers in an address are checked, answers are JSON, and what a person can fix is
-one sentence."""
+"""How requests are read and answered: numbers in an address are checked, answers are JSON, and an error that a person
+can fix is one sentence."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

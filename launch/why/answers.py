@@ -153,9 +153,9 @@ def disagree(view: RunView) -> Iterator[RunVerdict]:
             name="reward and outcome disagree",
             fault=True,
             evidence=f"{reward}, and {fallen}",
-            remedy="Read the best-paid completions in rollouts.jsonl; lower the weights of verifier.rewards, and keep"
-            " close to the base with --set loss.kl_beta=0.05; `eval --checkpoint best` has the better policy if"
-            " eval.every is set",
+            remedy="Read the completions with the highest reward in rollouts.jsonl; lower the weights of"
+            " verifier.rewards, and keep close to the base with --set loss.kl_beta=0.05;"
+            " `eval --checkpoint best` has the better policy if eval.every is set",
             sure=0.95,
             harm=0.95,
         )

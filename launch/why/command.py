@@ -1,10 +1,10 @@
-"""`why RUN`: what a run is doing, and what would help. The first verdict also ends a run: on the terminal, and in
+"""`why RUN`: what a run is doing, and what would help. When a run ends, its first verdict is printed and kept in
 summary.json.
 
     files -> RunView -> rules -> verdicts, by sure * harm, the largest first
 
-A fault that training suffers from hides the one that causes less, so the first is what to look at. Without a fault the
-verdict says what the run is doing: `learning`, `finished`, `steady`, or that it is too early to say.
+The fault that costs training the most comes first, so that is the one to look at. Without a fault the verdict says what
+the run is doing: `learning`, `finished`, `steady`, or that it is too early to say.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What one group came to, worked out once, when its step is collected.
+"""What became of one group, worked out once, when its step is collected.
 
     group -> admit (before the journal) -> Judge -> JudgedGroup -> curriculum, replacements, batch, metrics, rollout log
 

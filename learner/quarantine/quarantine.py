@@ -99,7 +99,7 @@ def read_batch(path: Path) -> KeptBatch:
     except OSError as error:
         raise DamageError(f"{path} cannot be read ({error.strerror}); give a file of a run's quarantine/.") from error
     except (SafetensorError, ProtocolError) as error:
-        raise DamageError(f"{path} is no batch that this release quarantined ({error}).") from error
+        raise DamageError(f"{path} is not a batch that this release quarantined ({error}).") from error
     fault = json.loads(parts["fault.json"])
     position = Position(
         adapter=parts["adapter_model.safetensors"],

@@ -109,8 +109,8 @@ def place_of(key: str, given: str, source: str) -> tuple[str, str]:
         return given, split_of_test(given) or known(given).split
     if Path(source).suffix in FORMATS:
         raise DataError(
-            f"tasks.{key} = '{given}' is no {', '.join(FORMATS)} file, and a file has no splits; name a file, or leave"
-            " it empty."
+            f"tasks.{key} = '{given}' is not a {', '.join(FORMATS)} file, and a file has no splits; name a file, or"
+            " leave it empty."
         )
     return source, given
 

@@ -290,7 +290,7 @@ class ConnectionMonitor:
         self.is_paused = not self.is_paused
         with suppress(OSError), as_socket(self.listening_fd) as listener:
             if self.is_paused:
-                self.sparse_log.note("accepts no connection for a moment, because too few descriptors are free")
+                self.sparse_log.note("accepting no connections for a moment, because too few descriptors are free")
                 listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, FILTER)
             else:
                 listener.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)

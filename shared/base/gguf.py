@@ -306,7 +306,7 @@ def read_tensors(file: GGUFFile, shapes: "dict[str, torch.Size]") -> "Iterator[t
     for name, tensor in file.tensors.items():
         values = torch.from_numpy(package().dequantize(tensor.data, tensor.tensor_type).copy())
         if not bool(torch.isfinite(values).all()):
-            raise ModelError(f"{file.path} is damaged: '{tensor.name}' has values that are no numbers; get it again.")
+            raise ModelError(f"{file.path} is damaged: '{tensor.name}' has values that are not numbers; get it again.")
         if file.architecture == "llama" and ".self_attn." in name and ("q_proj" in name or "k_proj" in name):
             values = unpaired(values, heads_of(file, name))
         yield name, values.to(getattr(torch, PLAIN_TYPES.get(tensor.tensor_type.name, "bfloat16")))

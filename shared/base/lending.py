@@ -145,7 +145,7 @@ class Lender:
             part.copy_(tensors[name])
         handle = self.blocks.handle(self.block)
         write(self.folder, AGREED, Agreed(offer=self.name, reason="", handle=handle, table=table, sums=sums_of(parts)))
-        log.info("%d MiB of the base are one copy for both processes", table.size // 2**20)
+        log.info("both processes share one copy of the base, %d MiB", table.size // 2**20)
         return {**tensors, **parts}
 
 
@@ -189,14 +189,14 @@ class Borrower:
         table = table_of(tensors, dtype)
         if self.agreed.table != table:
             raise DamageError(
-                "The learner's copy of the base is laid out in another way than this actor's file of it; use the same"
+                "The learner's copy of the base has another layout than this actor's file; use the same"
                 " versions and the same cache folder (model.cache_dir) for both."
             )
         parts = views(self.blocks.open(self.agreed.handle), table)
         found = sums_of(parts)
         if wrong := [name for name, total in self.agreed.sums.items() if found[name] != total]:
             raise DamageError(
-                f"The learner's copy of the base reads otherwise here: '{wrong[0]}' is not what was written; use"
+                f"The learner's copy of the base reads differently here: '{wrong[0]}' is not what was written; use"
                 " compute.residency=swap."
             )
         return {**tensors, **parts}

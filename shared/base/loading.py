@@ -1,4 +1,4 @@
-"""What is said where a process does not fit on its card while it loads: what was planned for it, what was free when it
+"""The error of a process that does not fit on its card while it loads: what was planned for it, what was free when it
 began, and the cheapest change that leaves more room.
 
 In a step or an order that runs out of memory, something smaller can be tried (learner/update/budget.py,
@@ -34,7 +34,7 @@ def fitting(who: str, planned: int, remedy: str, driver: Driver | None = None) -
             raise
         needs = f"{planned // MIB} MiB were planned for it at its peak" if planned else "nothing was planned for it"
         raise ModelError(
-            f"The {who} does not fit into what is free of the card while it loads ({in_words(error)}):"
+            f"The {who} does not fit into the free memory of the card while it loads ({in_words(error)}):"
             f" {', '.join(filter(None, (needs, free)))}; end other programs on the card, or {remedy}."
         ) from error
 

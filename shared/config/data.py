@@ -69,7 +69,7 @@ class SftConfig(Section, frozen=True, kw_only=True):
 
     source: str = ""
     """Where they come from: a file, a folder or a hub id, as in tasks.source. If empty, the training tasks of [tasks]
-    with their solutions, asked as a run asks them."""
+    with their solutions, prompted as in a run."""
     chats: str = "messages"
     """Column with chats, each a list of {role, content}. Every answer of the assistant is learned, after all that came
     before it. tasks.system_prompt is put before chats that have none."""
@@ -160,8 +160,8 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     rounded to its number of decimals. With 3, 0.333 is accepted for 1/3, and 0.33 and 0.334 are not. 0 accepts exact
     values only. At most 30."""
     function: str = ""
-    """For `callable`: `path/to/file.py:name`, a function with TRL's reward signature, or a class of such objects, of
-    which each worker makes one. If empty, the score is the weighted sum of `rewards`, of those that are not None."""
+    """For `callable`: `path/to/file.py:name`, a function with TRL's reward signature, or a class: each worker makes one
+    object of it and calls that. If empty, the score is the weighted sum of `rewards`, of those that are not None."""
     form: RewardForm = "auto"
     """What reward functions get as prompts and completions: `text`, or `messages`, lists of {role, content}. `auto`:
     messages if the model has a chat template, as in TRL."""
@@ -178,8 +178,8 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     function that imports torch or uses CUDA needs several thousand."""
     environment: tuple[str, ...] = ()
     """Names of more environment variables that a worker may read. By default it has paths, language and thread counts
-    only, so that no token gets there by accident. This is no security boundary: a reward function runs with the rights
-    of the user and can read every file that the user can."""
+    only, so that no token gets there by accident. This is not a security boundary: a reward function runs with the
+    rights of the user and can read every file that the user can."""
     on_truncated: OfTruncated = "train"
     """What to do with a completion that reached the cap. `train`: nothing special. `mask`: its reward counts in the
     group's mean and standard deviation, but none of its tokens are trained on or counted in the divisor (DAPO's
@@ -232,8 +232,8 @@ class RewardConfig(Section, frozen=True, kw_only=True):
     correct."""
     advantage: Advantage | None = None
     """How rewards r become advantages; the formulas are in learner/objective/rewards.py. `mean`: r - mean of the group.
-    `std`: that over the group's standard deviation. `rloo`: r - mean of the others. `maxrl`: (r - mean) / mean, for
-    scores from 0 up and nothing else. `batch`: r - mean, over the standard deviation in the step (REINFORCE++). `gdpo`:
-    every reward over its own standard deviation in the group, their weighted sum over its standard deviation in the
-    step. If not given, as in the paper of loss.kind: `mean` for `dr_grpo` and `dppo`, else `std`. `dr_grpo` refuses
-    `std`."""
+    `std`: the same divided by the group's standard deviation. `rloo`: r - mean of the others. `maxrl`: (r - mean) /
+    mean, for scores from 0 up and nothing else. `batch`: r - mean, over the standard deviation in the step
+    (REINFORCE++). `gdpo`: every reward over its own standard deviation in the group, their weighted sum over its
+    standard deviation in the step. If not given, as in the paper of loss.kind: `mean` for `dr_grpo` and `dppo`, else
+    `std`. `dr_grpo` refuses `std`."""

@@ -186,7 +186,7 @@ def check_together(config: Config) -> None:
     if config.growth.max_prompts and config.batch.updates > 1:
         raise ConfigError(
             f"growth.max_prompts = {config.growth.max_prompts} measures the noise of a step's one gradient, but"
-            f" batch.updates = {config.batch.updates} takes several; set one of them back."
+            f" with batch.updates = {config.batch.updates} a step has several; reset one of the two."
         )
     if 0 < config.growth.max_prompts < config.rollout.prompts:
         raise ConfigError(
@@ -276,8 +276,8 @@ def check_objective(loss: LossConfig, reward: RewardConfig) -> None:
         )
     if loss.kind == "dppo" and not loss.cap:
         raise ConfigError(
-            "loss.kind = 'dppo' takes its ratio to the actor's policy, but loss.importance_cap = 0 takes that out;"
-            " remove the key."
+            "loss.kind = 'dppo' needs the ratio to the actor's policy, which loss.importance_cap = 0 turns off; remove"
+            " that key."
         )
     if loss.importance_floor and not loss.importance.endswith("mask"):
         raise ConfigError(

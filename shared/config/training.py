@@ -110,9 +110,9 @@ class LossConfig(Section, frozen=True, kw_only=True):
 
 
 class TeacherConfig(Section, frozen=True, kw_only=True):
-    """Whom loss.kind = "opd" follows. It reads what the policy has sampled and says how likely each token was. With
-    `prompt` or `adapter` it is the same base as another policy, so that no second model is loaded; with `url` it is any
-    model with the same tokenizer behind a server."""
+    """The teacher that loss.kind = "opd" follows. It reads what the policy has sampled and says how likely each token
+    was. With `prompt` or `adapter` it is the same base as another policy, so that no second model is loaded; with `url`
+    it is any model with the same tokenizer behind a server."""
 
     prompt: str = ""
     """Text that only the teacher sees, in its system message after tasks.system_prompt. {name} stands for a column of
@@ -121,8 +121,8 @@ class TeacherConfig(Section, frozen=True, kw_only=True):
     """Its adapter: a folder, a hub id or a run, as in lora.start_from, and copied into the run. If empty, what the run
     began with: the base, or lora.start_from."""
     url: str = ""
-    """An OpenAI-compatible server whose completions know echo and logprobs, such as vLLM's: `http://host:8000/v1`. The
-    actors ask it, and what it says is recorded. Not with `prompt` or `adapter`; needs rollout.temperature = 1."""
+    """An OpenAI-compatible server whose completions support echo and logprobs, such as vLLM's: `http://host:8000/v1`.
+    The actors ask it, and what it says is recorded. Not with `prompt` or `adapter`; needs rollout.temperature = 1."""
     model: str = ""
     """Name of the model there. Empty: the request names none, and the server takes its own."""
     key_variable: str = "OPENAI_API_KEY"
@@ -130,7 +130,8 @@ class TeacherConfig(Section, frozen=True, kw_only=True):
     limit_s: PositiveFloat = 120.0
     """Longest wait for one reply, in seconds."""
     patience_s: PositiveFloat = 600.0
-    """A server that does not reply is asked again for so many seconds; then the run ends, and `resume` continues it."""
+    """A server that does not reply is asked again for this many seconds; then the run ends, and `resume` continues
+    it."""
 
 
 class ConstraintConfig(Section, frozen=True, kw_only=True):
@@ -183,8 +184,8 @@ class BatchConfig(Section, frozen=True, kw_only=True):
     parts, and so are those after it for a while."""
 
     updates: Positive = 1
-    """Optimizer updates in a pass, each on its share of the step's groups. With fewer groups that count there are
-    fewer."""
+    """Optimizer updates in a pass, each on its share of the step's groups. If fewer groups count, there are fewer
+    updates."""
     token_budget: Positive = 8192
     """Largest number of tokens in one micro-batch. For models other than Llama, Qwen2 and Qwen3, padding counts. A
     longer sequence is a micro-batch by itself."""

@@ -11,8 +11,8 @@ another way once a later one is there is refused: the model would be asked about
 The form of a call is what the template itself writes for one: a JSON object with a name and arguments, between two
 marks (`<tool_call>` in most). Text that does not parse is no call. Left out: templates with calls in another form.
 
-Of an agent the prompt is the first token alone, and the rest of its first messages stands where `reset` would speak.
-What it adds after a turn may be any messages, so whether the template would rewrite the turn is seen then.
+For an agent the prompt is only the first token; the rest of its first messages takes the place of what `reset` says. An
+agent may add any messages after a turn, so only then is it known whether the template would rewrite the turn.
 """
 
 import json

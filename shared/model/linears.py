@@ -1,4 +1,4 @@
-"""What names tell of a model: which matrices are linears of its decoder, and whose layers we compute ourselves.
+"""What names tell about a model: which matrices are linears of its decoder, and whose layers we compute ourselves.
 
     <...>.<number>.<...>.weight with two dimensions: `model.layers.0.mlp.fc1.weight`, `transformer.h.3.dense.weight`
 

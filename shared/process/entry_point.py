@@ -3,7 +3,7 @@
     0  done
     1  a peer fell silent or ended (an actor is then started again), or a crash
     2  an error that the user can fix
-    3  another rank of the learner ended, which has the reason
+    3  another rank of the learner ended; its log has the reason
 
 stderr gets one sentence for a user error and for a silent peer, and a traceback only for a crash.
 

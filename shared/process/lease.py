@@ -3,12 +3,13 @@
     with lease.hold("actor0", meanwhile=link.beat) as turn: ...
 
 Contract: exclusive between processes and within one. The kernel frees the lease when its holder dies. `<lock>.json`
-tells people who holds it and since when; it may be out of date after a kill, the lock itself never is.
-Who waits stands in line, so that turns go round: a place in the line is a locked byte of the lock file, and a process
-leaves its place when it has the one before it, or the lock. Whoever gives the lease back and wants it again goes to the
-end. The kernel also frees the places of the dead. A stopped process keeps its place, as it keeps its turn.
-Waiting polls, at most LONGEST_POLL_S late, and calls `meanwhile` each time, so that a waiting process keeps talking to
-its peers. There is no deadline: a holder that hangs is ended by its own watchdog, a stopped one by the launcher.
+tells people who holds it and since when; it may be out of date after a kill, the lock itself never is. Waiting
+processes stand in a queue, so that each gets its turn. A place in the queue is a locked byte of the lock file, and a
+process leaves its place when it has the one before it, or the lock. A process that gives the lease back and wants it
+again goes to the end. The kernel also frees the places of the dead. A stopped process keeps its place, as it keeps its
+turn. Waiting polls, at most LONGEST_POLL_S late, and calls `meanwhile` each time, so that a waiting process keeps
+talking to its peers. There is no deadline: a holder that hangs is ended by its own watchdog, a stopped one by the
+launcher.
 
     card    the lease is the card's, by its UUID, for all runs of this user. Processes on two cards wait for nobody
     CPU     the lease is the run's, unless the cores are enough for the threads of all processes: then nobody waits, and

@@ -1,4 +1,4 @@
-"""What a run was predicted to take (plan.json), the same as it was measured, and what one point of reward took.
+"""What a run was predicted to need (plan.json), what was measured, and time and energy per point of reward.
 
 The launcher writes the prediction before the processes start (launch/plan). The learner puts it into summary.json next
 to what its rows of metrics say, so that both can be compared after every run. A run that was prepared for other

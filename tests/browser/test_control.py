@@ -80,7 +80,7 @@ def test_a_run_is_steered_by_two_pages(browser: Any, run: Path) -> None:
     with_page(browser, run.parent, signal.SIGKILL, lambda visit: start(visit, run))
     assert goes_on(run), "a page that is killed ends no run"
     said = with_page(browser, run.parent, signal.SIGINT, lambda visit: steer(visit, run))
-    assert said.strip().endswith("the page has ended, and no run with it; mine goes on")
+    assert said.strip().endswith("the page has ended; no run was stopped; mine goes on")
     assert goes_on(run)
 
 

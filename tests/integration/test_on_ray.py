@@ -113,7 +113,7 @@ def test_a_learner_that_was_killed_is_started_again(tmp_path: Path) -> None:
     screen = Notes()
     supervise_again(plan_with(tmp_path, 2), screen, QUICK, FreshStarter)
     assert (tmp_path / "starts").read_text() == "xxx"
-    assert screen.notes == [f"learner was killed or lost; starting all again ({n} of 5)" for n in (1, 2)]
+    assert screen.notes == [f"learner was killed or lost; restarting everything ({n} of 5)" for n in (1, 2)]
 
 
 def test_a_learner_that_is_killed_again_and_again_ends_the_run(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_workers_and_nodes_are_killed_and_each_group_is_applied_once(
     assert len(groups) == len(set(groups)) == STEPS * SMALL["rollout.prompts"]
     assert replayed(out)["match"] is True
     assert "actor0 was ended by SIGKILL; starting it again" in output
-    assert "learner was killed or lost; starting all again (1 of 5)" in output
+    assert "learner was killed or lost; restarting everything (1 of 5)" in output
     wait_until(lambda: not processes_of(out, "learner") and not processes_of(out, "actor"), "the end of all", 60.0)
 
 

@@ -60,7 +60,7 @@ def test_ctrl_c_ends_the_page_and_says_that_no_run_ends(started: Started) -> Non
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert said.strip().endswith("the page has ended, and no run with it")
+    assert said.strip().endswith("the page has ended; no run was stopped")
 
 
 def test_a_port_that_is_taken_and_a_folder_that_is_not_there_are_said(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a server with OpenAI's first interface of completions is asked, as vLLM and others have it.
+"""Requests to OpenAI's original completions API, as vLLM and other servers implement it.
 
     POST {url}/completions   model, prompt = [[ids of a text], ...], max_tokens = 1, echo, logprobs = 1
     choices[i]               logprobs.token_logprobs = [None, log p(second | first), ...], one for each token sent
@@ -11,7 +11,7 @@ tokenised again. `get` and `post` are for all else that a server knows.
     Rejected  every other status: the request, the key or the server's options are wrong
     tokens    ids of plain words from all over the vocabulary are sent, and the server's spelling of each must be ours
 
-Who asks decides how long it tries, and says what its user should do. Left out on purpose: connections that stay open,
+The caller decides how long to try, and tells its user what to do. Left out on purpose: connections that stay open,
 since a completion takes longer than a connection, and a server that was restarted has none of them.
 """
 
@@ -73,7 +73,7 @@ class Completions:
         reply = self.post("/completions", body)
         choices = reply.get("choices") if isinstance(reply, dict) else None
         if not isinstance(choices, list) or len(choices) != count:
-            raise ConfigError(f"{self.name} did not reply as a server of completions does: {for_log(str(reply))}")
+            raise ConfigError(f"{self.name} did not reply like a completions server: {for_log(str(reply))}")
         return sorted(choices, key=lambda choice: choice.get("index", 0))
 
     def logprobs_of(self, choice: Choice, count: int) -> list[float | None]:
@@ -81,8 +81,8 @@ class Completions:
         found = (choice.get("logprobs") or {}).get("token_logprobs")
         if not isinstance(found, list):
             raise ConfigError(
-                f"{self.name} replied without the log-probs of the prompt; it must be a server whose completions know"
-                " echo and logprobs, such as vLLM's."
+                f"{self.name} replied without the log-probs of the prompt; its completions must support echo and"
+                " logprobs, as vLLM's do."
             )
         if len(found) not in (count, count + 1):
             raise ConfigError(

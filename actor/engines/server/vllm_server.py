@@ -99,7 +99,7 @@ class VLLMServer:
         bases = [one for one in models or () if isinstance(one, dict) and not one.get("parent")]
         room = bases[0].get("max_model_len") if bases else None
         if not isinstance(room, int):
-            raise ConfigError(f"{self.name} is no vLLM server: it lists no model; give http://host:8000/v1.")
+            raise ConfigError(f"{self.name} is not a vLLM server: it lists no model; give http://host:8000/v1.")
         if room < self.needs.tokens:
             raise ConfigError(
                 f"{self.name} takes sequences of up to {room} tokens and this run may need {self.needs.tokens}; start"
@@ -205,8 +205,8 @@ class VLLMServer:
             if choice.get("finish_reason") not in ("stop", "length"):
                 raise NoReply(f"a completion was given up after {len(ids)} tokens")
             raise ConfigError(
-                f"{self.name} ended a completion after {len(ids)} of {room} tokens with token {ids[-1]}, which ends"
-                " none; start it with --generation-config vllm."
+                f"{self.name} ended a completion after {len(ids)} of {room} tokens with token {ids[-1]}, which is"
+                " not an end token; start it with --generation-config vllm."
             )
         return Completion(
             ids=np.array(ids, dtype=np.int32),

@@ -1,9 +1,9 @@
 """Answers for a page: which groups are worth a look, and each token with the classes that colour it.
 
-Chosen of a run are groups that differ most, early, in the middle and late; the best paid and the longest of the last
-steps, one that taught nothing, and one that was refused. A page has CELLS tokens at most, and a long answer its two
-ends. The class of a token says in which bin a figure is, and a style sheet gives bins their colours, so a reader
-changes what is coloured without a script.
+Chosen are the groups whose answers differ most (early, in the middle and late), the highest rewards and the longest
+answers of the last steps, a group that taught nothing, and one that was refused. A page has at most CELLS tokens, so of
+a long answer it shows both ends. The class of a token says in which bin a figure is, and a style sheet gives bins their
+colours, so a reader changes what is coloured without a script.
 
     e  entropy      0.01, 0.1, 0.5, 1, 2 nats            m  mismatch     1e-4, 1e-3, 0.01, 0.1
     r  ratio        0.8, 0.95, 1.05, 1.25                a  advantage * mask    -1, -0.1, 0, 0.1, 1

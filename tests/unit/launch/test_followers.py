@@ -88,4 +88,4 @@ def test_one_that_is_awaited_has_as_much_time_as_it_needs(tmp_path: Path) -> Non
     made.start()
     check_until(made, lambda: "deaf" in (tmp_path / "tracker.log").read_text())
     made.finish(lambda: None)
-    assert notes == ["waits for the last evaluations"] and made.children == {}
+    assert notes == ["waiting for the last evaluations"] and made.children == {}

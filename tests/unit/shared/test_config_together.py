@@ -42,7 +42,7 @@ DIVIDED = ("compute.parallel=fsdp2", "actor.audit_invited=0")
         ),
         (["loss.stale_limit=0.1", "loss.entropy_fraction=0.5"], "loss.stale_limit = 0.1 is about all tokens"),
         (["loss.kind=sapo", "loss.clip_low=0.1"], "has a gate and no clip"),
-        (["loss.kind=dppo", "loss.importance_cap=0"], "takes its ratio to the actor's policy"),
+        (["loss.kind=dppo", "loss.importance_cap=0"], "needs the ratio to the actor's policy"),
         (["loss.importance_floor=0.5"], "is for masks, but loss.importance is 'token'"),
         (["loss.kind=cispo", "loss.dual_clip=3"], "loss.kind = 'cispo' has no first one"),
         (["loss.dual_clip=1.2"], "must be above 1 + clip_high = 1.28"),

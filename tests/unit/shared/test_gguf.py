@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[Written, str]] = {
     "parts": (Written(keys={"split.count": 3}), "it is one of 3 parts; join them with"),
     "no numbers": (
         Written(tensors={"blk.0.ffn_up.weight": np.full((128, 64), np.nan, np.float32)}),
-        "is damaged: 'blk.0.ffn_up.weight' has values that are no numbers",
+        "is damaged: 'blk.0.ffn_up.weight' has values that are not numbers",
     ),
 }
 

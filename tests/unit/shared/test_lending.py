@@ -216,10 +216,10 @@ def test_a_borrower_ends_before_and_after_a_turn_whose_lender_has_died(folder: P
 def test_a_copy_that_reads_otherwise_is_refused(folder: Path) -> None:
     both = meet(folder, HostBlocks(folder), HostBlocks(folder))
     tensors = tensors_of(ModelConfig())
-    with pytest.raises(DamageError, match="laid out in another way"):
+    with pytest.raises(DamageError, match="has another layout"):
         both.borrower.place(tensors, torch.bfloat16)
     flip(both.lender, "model.norm.weight")
-    with pytest.raises(DamageError, match=r"reads otherwise here: 'model\.norm\.weight' .*compute\.residency=swap"):
+    with pytest.raises(DamageError, match=r"reads differently here: 'model\.norm\.weight' .*compute\.residency=swap"):
         both.borrower.place(tensors, torch.float32)
 
 

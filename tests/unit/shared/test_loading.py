@@ -37,7 +37,7 @@ def test_it_names_what_was_planned_what_was_free_and_what_helps() -> None:
     card.used = 7 * GIB
     said = sentence(torch.OutOfMemoryError(f"{SAID}\nDetails"), planned=1900 * MIB, driver=FakeDriver(card))
     assert said == (
-        "The actor does not fit into what is free of the card while it loads (OutOfMemoryError: CUDA out of memory."
+        "The actor does not fit into the free memory of the card while it loads (OutOfMemoryError: CUDA out of memory."
         " Tried to allocate 2.00 GiB): 1900 MiB were planned for it at its peak, 1024 MiB of 8192 MiB were free when it"
         " began; end other programs on the card, or take a smaller model."
     )
@@ -115,5 +115,7 @@ def test_whatever_finds_no_memory_is_one_sentence(tmp_path: Path, loads: Callabl
         loads(tmp_path)
     assert refusing.left == 0
     said, who = str(caught.value), loads.__name__.partition("_")[0]
-    assert said.startswith(f"The {who} does not fit into what is free of the card while it loads (OutOfMemoryError: ")
+    assert said.startswith(
+        f"The {who} does not fit into the free memory of the card while it loads (OutOfMemoryError: "
+    )
     assert "1024 MiB were planned for it at its peak; end other programs" in said and said.count("\n") == 0
