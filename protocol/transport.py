@@ -183,6 +183,8 @@ class ZmqLearnerPort:
         except SecurityError as error:
             self.sparse_log.note("refused the key of an invited actor", f"{actor_id}: {error}")
             reply = Refused(reason=str(error))
+            # Not by `send`, which has nothing for a key that is not in keys/allowed.
+            self.allowances.count_refusal(actor_id)
         with suppress(zmq.ZMQError):
             self.socket.send_multipart([peer, *encode(reply)])
 

@@ -91,12 +91,19 @@ def is_over(keys_dir: Path, actor_id: str) -> bool:
 
 def add_key(keys_dir: Path, actor_id: str, public: str, now: float) -> None:
     """Accept the key that an invited actor has made, and use its invitation up. SecurityError for another key than the
-    first, or for what is no key. The same key may come again."""
+    first, for one that the run knows already, or for what is no key. The same key may come again."""
     if not is_key(public):
         raise SecurityError("The NewKey has no valid key; start this actor again.")
     file = keys_dir / ALLOWED / f"{actor_id}.json"
     if (keys_dir / REVOKED / file.name).exists():
         raise SecurityError(f"The invitation of {actor_id} was revoked; ask for a new one.")
+    # Of two files with one key the learner takes neither at its next start; and a revoked key stays revoked.
+    if any(
+        key.public == public and (key.actor_id, key.state) != (actor_id, "allowed") for key in list_keys(keys_dir, now)
+    ):
+        raise SecurityError(
+            f"The NewKey of {actor_id} is no new one: the run has had this key; ask for a new invitation."
+        )
     write_whole(file, AllowedFile(actor_id=actor_id, public=public, added_at=now, invited=True))
     if read_key_file(file, AllowedFile).public != public:
         raise SecurityError(f"The invitation of {actor_id} was used already; ask for a new one.")

@@ -10,6 +10,7 @@ removes it.
 """
 
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -20,6 +21,8 @@ from pathlib import Path
 from shared.errors import ConfigError
 
 PREFIX = "tandem"
+TOKEN = re.compile(r"([0-9]+)-[0-9a-f]+")
+"""PID-HEX"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,9 @@ class AdapterFiles:
         """Make this process's folder, and remove those of actors that were killed."""
         try:
             for folder in self.here.parent.glob(f"{self.owner}-*-*"):
-                if has_ended(folder.name.removeprefix(f"{self.owner}-").partition("-")[0]):
+                # Whole: a machine may be called as this one and go on, like node and node-2.
+                of_this_machine = TOKEN.fullmatch(folder.name.removeprefix(f"{self.owner}-"))
+                if of_this_machine and has_ended(of_this_machine[1]):
                     shutil.rmtree(folder, ignore_errors=True)
             self.here.mkdir(parents=True)
         except OSError as error:

@@ -13,7 +13,8 @@ from actor.invited import add_key, join
 from protocol.access.key_list import create_invitation, revoke
 from protocol.access.keys import ActorKey, read_allowed
 from protocol.errors import HandshakeRefused, NotAccepted, PeerTimeout
-from protocol.messages import Heartbeat, Hello, Order, Welcome
+from protocol.limits import MAX_REFUSALS
+from protocol.messages import Heartbeat, Hello, NewKey, Order, Welcome
 from protocol.transport import ZmqActorPort
 from shared.config.tree import Config
 from shared.process.entry_point import run_process
@@ -134,6 +135,17 @@ def test_with_an_invitation_nothing_can_be_done_but_adding_a_key(
     with pytest.raises(HandshakeRefused, match="no valid key"):
         add_key(run.endpoint, accepted.invitation, '"' * 40, SILENCE_S)
     assert join(accepted, SILENCE_S), "it is open as before"
+    run.goes_on()
+
+
+def test_who_sends_nonsense_with_an_invitation_again_and_again_is_banned(run: LiveRun, tmp_path: Path) -> None:
+    """Nobody reads the replies: without an end, sending one more would make the learner wait."""
+    accepted = accept(invited(run, "flood"), tmp_path)
+    port = ZmqActorPort(run.endpoint, accepted.invitation)
+    for _ in range(MAX_REFUSALS):
+        port.send(NewKey(public='"' * 40))
+    wait_until(lambda: run.port.allowances.is_banned("flood"), seconds=10)
+    port.close()
     run.goes_on()
 
 

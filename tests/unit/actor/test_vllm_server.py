@@ -143,10 +143,12 @@ def test_the_folders_of_a_killed_actor_are_removed_and_those_of_others_are_not(t
     mine = AdapterFiles(tmp_path, "", b"{}")
     left, running = (tmp_path / f"{mine.owner}-{number}-ab" for number in (ended.pid, os.getpid()))
     foreign = tmp_path / f"tandem-elsewhere-{ended.pid}-ab"
-    for folder in (left, running, foreign):
+    # A machine whose name is this one's and a number: its actor 7 runs.
+    numbered = tmp_path / f"{mine.owner}-{ended.pid}-7-ab"
+    for folder in (left, running, foreign, numbered):
         folder.mkdir()
     mine.open()
-    assert not left.exists() and running.exists() and foreign.exists() and mine.here.is_dir()
+    assert not left.exists() and running.exists() and foreign.exists() and numbered.exists() and mine.here.is_dir()
     assert has_ended(str(ended.pid)) and not has_ended("1") and not has_ended("no number")
 
 

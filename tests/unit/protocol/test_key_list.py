@@ -17,13 +17,14 @@ from protocol.access.key_list import (
     open_invitations,
     revoke,
 )
-from protocol.access.keys import create_actor_key, create_keys, new_pair, read_allowed
+from protocol.access.keys import create_actor_key, create_keys, load_learner_keys, new_pair, read_allowed
 from protocol.access.sparse_log import SparseLog
 from protocol.errors import SecurityError
 from tests.support.disk_faults import kill_before_every_call
 
 OWN = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 NOW, LATER = 1000.0, 2000.0
+NAMES = ("guest1", "actor0")
 
 
 def invite(folder: Path) -> None:
@@ -106,6 +107,22 @@ def test_what_is_no_key_is_not_added(keys: Path) -> None:
         with pytest.raises(SecurityError, match="no valid key"):
             add_key(keys, "guest0", bad, NOW)
     assert is_open(keys) and not is_accepted(keys)
+
+
+def test_a_key_that_the_run_has_had_is_not_added_for_another_actor(keys: Path) -> None:
+    """The learner would not start again with two files of one key, and a revoked key would come back."""
+    create_invitation(keys, "guest1", LATER)
+    invitation, local = (next(one.public for one in list_keys(keys, NOW) if one.actor_id == name) for name in NAMES)
+    add_key(keys, "guest0", OWN, NOW)
+    for known in (OWN, invitation, local):
+        with pytest.raises(SecurityError, match="NewKey of guest1 is no new one: the run has had this key"):
+            add_key(keys, "guest1", known, NOW)
+    revoke(keys, "guest0", "it lied", NOW)
+    with pytest.raises(SecurityError, match="no new one"):
+        add_key(keys, "guest1", OWN, NOW)
+    load_learner_keys(keys)
+    assert "guest1" in open_invitations(keys, NOW).values(), "it is open as before"
+    add_key(keys, "guest1", new_pair()[0], NOW)
 
 
 def test_a_name_is_used_once(keys: Path) -> None:
