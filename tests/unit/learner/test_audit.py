@@ -14,7 +14,7 @@ from learner.durable.journal import Journal
 from learner.durable.recorder import JournalRecorder, RecordedOrders, index_records
 from learner.orders.audit import FIRST_GROUPS, Audit, Chosen, Claim, Draws, Lie, LogprobCheck
 from learner.orders.audited import AuditedOrders
-from learner.orders.second_scores import ScoreCheck, can_score_again
+from learner.orders.second_scores import ScoreCheck, SecondScores, can_score_again
 from learner.update.mismatch import FP32, Gate
 from protocol.errors import ProtocolError
 from protocol.messages import AnyMessage, FilledOrder, Group, Order, Outcome, Policy, Refused
@@ -168,6 +168,15 @@ def test_a_verifier_that_was_cut_short_proves_nothing(unsure: Outcome) -> None:
     again = rescored(outcomes=(Outcome.CORRECT, Outcome.WRONG), scores=(1.0, 0.0))
     assert again.lies([chosen_of(tired, toy_policy(0))]) == []
     assert ScoreCheck(lambda order, answer: None).lies([chosen]) == []
+
+
+def test_a_process_that_cannot_start_leaves_a_group_unchecked_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scores = SecondScores(tmp_path, meanwhile=lambda: None)
+    scores.words = [str(tmp_path / "no_program")]
+    assert ScoreCheck(scores).lies([chosen_of(tiny_group([1.0, 0.0], [2, 2]), toy_policy(0))]) == []
+    assert "scores are not checked this time" in caplog.text
 
 
 def test_whose_answers_are_the_same_each_time() -> None:
