@@ -285,6 +285,17 @@ def check_journal(journal: Journal, orders: list[Order]) -> None:
     assert [plain(one) for one in replay.collect(ids(orders))] == [plain(filled(order, POLICY)) for order in orders]
 
 
+def test_greedy_groups_of_an_evaluation_use_up_no_check_of_sampled_ones() -> None:
+    """Their log-probs are 0 whatever the policy, so false ones could follow unseen."""
+    check = FalseOnes()
+    audit = Audit(Draws(lambda actor_id: SHARE, random.Random(1)), [check])
+    greedy, sampled = (chosen_of(tiny_group([1.0], [2]), toy_policy(0), at).claim for at in (0.0, 1.0))
+    assert audit.lies([greedy] * (FIRST_GROUPS + BLOCK)) == []
+    assert len(check.checked) == FIRST_GROUPS + 1, "these have scores, which are checked too"
+    check.liars = ("guest0",)
+    assert len(audit.lies([sampled])) == 1, "with the first one"
+
+
 def test_an_honest_actor_is_left_alone_and_the_journals_orders_are_not_checked_again(journal: Journal) -> None:
     orders = toy_orders(count=2)
     first = JournalRecorder(journal, 0, lambda group: None)
