@@ -19,11 +19,12 @@ from protocol.plain_text import for_terminal
 from shared.config.load import config_from_json
 from shared.config.processes import LinkConfig, dial_address
 from shared.errors import ConfigError
-from shared.process.invitation import digest, write_invitation
+from shared.process.invitation import TAKEN, digest, write_invitation
 from shared.process.processor import is_open
 from shared.run.run_dir import RunDir
 
 REVOKED_BY_HAND = "by hand"
+MAX_HOURS = 24 * 365
 
 
 def make_key(*, directory: Path, name: str) -> int:
@@ -54,6 +55,7 @@ def invite(*, directory: Path, name: str | None, hours: int) -> int:
             f"{directory} was prepared and has not started, so number type and threads are not chosen yet; start it"
             f" with `resume {directory}` first."
         )
+    refuse_odd(name, hours)
     name = name or next(one for number in count() if not is_taken(run.keys, one := f"guest{number}"))
     expires_at = time.time() + 3600 * hours
     key = create_invitation(run.keys, name, expires_at)
@@ -96,6 +98,16 @@ def in_words(key: ListedKey) -> str:
             how = "joined by invitation" if key.invited else "made here"
             seen = f"last seen at {utc(key.seen_at)}" if key.seen_at else "not seen yet"
             return f"{how}{f' at {utc(key.at)}' if key.at else ''}, {seen}"
+
+
+def refuse_odd(name: str | None, hours: int) -> None:
+    """ConfigError for what the invited machine, or a calendar, could not take."""
+    if name in TAKEN:
+        raise ConfigError(
+            f"An invited actor cannot be called '{name}', as a file beside its key is; choose another name."
+        )
+    if hours > MAX_HOURS:
+        raise ConfigError(f"--hours got {hours}; expected at most {MAX_HOURS}.")
 
 
 def refuse_local(link: LinkConfig, config: Path) -> None:

@@ -1,7 +1,8 @@
 """Checks a share of what actors claim: the learner computes log-probs and scores of some groups itself.
 
     first       of an actor with a share above 0, its first FIRST_GROUPS groups are checked
-    then        one group of each 1 / share, at a random place among them that nobody can foresee
+    then        one group of each 1 / share, at a random place among them that nobody can foresee. Both counts are for
+                sampled groups and, once more, for greedy ones of evaluations
     log-probs   those of the ordered version, by the learner's policy. False if |d| is above the limits of the mismatch
                 gate (learner/update/mismatch.py) times SLACK: a group has few tokens. Finds a wrong version too
     scores      outcomes and scores, by the run's own verifier in a process of its own (second_scores.py)
@@ -70,6 +71,10 @@ class Chosen:
     def group(self) -> Group:
         return self.claim.filled.groups[self.place]
 
+    @property
+    def is_greedy(self) -> bool:
+        return self.claim.order.sampling.temperature == 0.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lie:
@@ -94,29 +99,29 @@ class Draws:
         """share: of an actor, by its id. rng: not one that somebody could foresee."""
         self.share = share
         self.rng = rng or random.SystemRandom()
-        self.seen: Counter[str] = Counter()
-        """Groups of each actor."""
-        self.places: dict[str, int] = {}
+        self.seen: Counter[tuple[str, bool]] = Counter()
+        """Groups of each actor; greedy ones are counted apart, since nothing is known of its log-probs from them."""
+        self.places: dict[tuple[str, bool], int] = {}
         """Which group of the present block is checked."""
         self.liars: set[str] = set()
         """All that they send until they are gone is checked."""
 
-    def takes(self, actor_id: str) -> bool:
-        """Whether the next group of this actor is checked."""
+    def takes(self, actor_id: str, *, greedy: bool = False) -> bool:
+        """Whether the next group of this actor is checked. greedy: whether its tokens are the most likely ones."""
         if actor_id in self.liars:
             return True
         share = self.share(actor_id)
         if share <= 0.0:
             return False
-        block = math.ceil(1.0 / share)
-        number = self.seen[actor_id]
-        self.seen[actor_id] += 1
+        block, which = math.ceil(1.0 / share), (actor_id, greedy)
+        number = self.seen[which]
+        self.seen[which] += 1
         if number < FIRST_GROUPS:
             return True
         place = (number - FIRST_GROUPS) % block
         if place == 0:
-            self.places[actor_id] = self.rng.randrange(block)
-        return place == self.places[actor_id]
+            self.places[which] = self.rng.randrange(block)
+        return place == self.places[which]
 
 
 class Audit:
@@ -128,7 +133,7 @@ class Audit:
 
     def lies(self, claims: Iterable[Claim]) -> list[Lie]:
         """In the groups that are drawn; at most one of each actor."""
-        return self.found([one for one in every_group(claims) if self.draws.takes(one.actor_id)])
+        return self.found([one for one in every_group(claims) if self.draws.takes(one.actor_id, greedy=one.is_greedy)])
 
     def all_lies(self, claims: Iterable[Claim]) -> list[Lie]:
         """In all groups of actors that are checked at all."""
@@ -168,7 +173,7 @@ class LogprobCheck:
         by_version: dict[int, list[Chosen]] = {}
         for one in chosen:
             # The most likely token has log-prob 0 at temperature 0, whatever the policy.
-            if one.claim.order.sampling.temperature > 0.0:
+            if not one.is_greedy:
                 by_version.setdefault(one.claim.policy.version, []).append(one)
         if not by_version:
             return []

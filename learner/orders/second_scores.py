@@ -3,8 +3,8 @@
     learner -> Order, FilledOrder -> python -m actor.score_again -> FilledOrder with the scores found there
 
 The process is started by name when it is first needed, as the launcher starts processes: the learner imports nothing of
-the actor. Its messages are those of the wire, each after 4 bytes of length. If it ends or does not answer within
-LIMIT_S, the groups stay unchecked, a warning says so, and the next ones start a new process.
+the actor. Its messages are those of the wire, each after 4 bytes of length. If it cannot start, ends, or does not
+answer within LIMIT_S, the groups stay unchecked, a warning says so, and the next ones start a new process.
 
 Left out on purpose: reward functions and environments, which may answer differently each time.
 """
@@ -93,10 +93,9 @@ class SecondScores:
         self.process: subprocess.Popen[bytes] | None = None
 
     def __call__(self, order: Order, filled: FilledOrder) -> FilledOrder | None:
-        process = self.process or self.start()
         request = b"".join(framed(pack(encode(message))) for message in (order, filled))
         try:
-            reply = decode(unpack(self.exchange(process, request)))
+            reply = decode(unpack(self.exchange(self.process or self.start(), request)))
         except (OSError, EOFError, TimeoutError) as error:
             log.warning("scores are not checked this time: the process that scores again %s", error)
             self.close()

@@ -32,6 +32,8 @@ MAX_TEXT_BYTES = 65_536
 MAX_JSON_BYTES = 262_144
 DAMAGED = "The invitation is damaged or cut short; copy the whole line that `python -m launch invite RUN` prints."
 CACHE_VARIABLE = "XDG_CACHE_HOME"
+TAKEN = ("config", "lease", "unconfirmed")
+"""Names that no invited actor may have: other files of its folder are called so."""
 
 
 class Invitation(Record, frozen=True, kw_only=True):
@@ -132,6 +134,6 @@ def accept(text: str, cache: Path) -> Accepted:
 
 def file_name(actor_id: str) -> str:
     """Of its key. ConfigError for what no actor is called, such as a path or another file of the folder."""
-    if not ACTOR_ID.fullmatch(actor_id) or actor_id in ("config", "lease", "unconfirmed"):
+    if not ACTOR_ID.fullmatch(actor_id) or actor_id in TAKEN:
         raise ConfigError(DAMAGED)
     return actor_id

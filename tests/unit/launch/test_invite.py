@@ -141,6 +141,21 @@ def test_a_taken_name_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "There is an actor 'box' already" in refused(["key", str(out), "box"], capsys)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["config"], "An invited actor cannot be called 'config'"),
+        (["--hours", "9" * 40], "expected at most 8760"),
+    ],
+)
+def test_what_the_other_machine_could_not_take_is_not_invited(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = prepared(tmp_path / "run")
+    assert said in refused(["invite", str(out), *words], capsys)
+    assert not (out / "keys" / "invited").exists()
+
+
 def packed(content: bytes) -> str:
     return base64.urlsafe_b64encode(zlib.compress(content)).decode()
 

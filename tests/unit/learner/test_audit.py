@@ -14,7 +14,7 @@ from learner.durable.journal import Journal
 from learner.durable.recorder import JournalRecorder, RecordedOrders, index_records
 from learner.orders.audit import FIRST_GROUPS, Audit, Chosen, Claim, Draws, Lie, LogprobCheck
 from learner.orders.audited import AuditedOrders
-from learner.orders.second_scores import ScoreCheck, can_score_again
+from learner.orders.second_scores import ScoreCheck, SecondScores, can_score_again
 from learner.update.mismatch import FP32, Gate
 from protocol.errors import ProtocolError
 from protocol.messages import AnyMessage, FilledOrder, Group, Order, Outcome, Policy, Refused
@@ -170,6 +170,15 @@ def test_a_verifier_that_was_cut_short_proves_nothing(unsure: Outcome) -> None:
     assert ScoreCheck(lambda order, answer: None).lies([chosen]) == []
 
 
+def test_a_process_that_cannot_start_leaves_a_group_unchecked_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scores = SecondScores(tmp_path, meanwhile=lambda: None)
+    scores.words = [str(tmp_path / "no_program")]
+    assert ScoreCheck(scores).lies([chosen_of(tiny_group([1.0, 0.0], [2, 2]), toy_policy(0))]) == []
+    assert "scores are not checked this time" in caplog.text
+
+
 def test_whose_answers_are_the_same_each_time() -> None:
     assert [can_score_again(kind, in_environment=False) for kind in ("gsm8k", "exact", "math")] == [True] * 3
     assert not can_score_again("callable", in_environment=False)
@@ -274,6 +283,17 @@ def check_journal(journal: Journal, orders: list[Order]) -> None:
     replay = RecordedOrders(journal.reading().records())
     replay.submit(orders)
     assert [plain(one) for one in replay.collect(ids(orders))] == [plain(filled(order, POLICY)) for order in orders]
+
+
+def test_greedy_groups_of_an_evaluation_use_up_no_check_of_sampled_ones() -> None:
+    """Their log-probs are 0 whatever the policy, so false ones could follow unseen."""
+    check = FalseOnes()
+    audit = Audit(Draws(lambda actor_id: SHARE, random.Random(1)), [check])
+    greedy, sampled = (chosen_of(tiny_group([1.0], [2]), toy_policy(0), at).claim for at in (0.0, 1.0))
+    assert audit.lies([greedy] * (FIRST_GROUPS + BLOCK)) == []
+    assert len(check.checked) == FIRST_GROUPS + 1, "these have scores, which are checked too"
+    check.liars = ("guest0",)
+    assert len(audit.lies([sampled])) == 1, "with the first one"
 
 
 def test_an_honest_actor_is_left_alone_and_the_journals_orders_are_not_checked_again(journal: Journal) -> None:
