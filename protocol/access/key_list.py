@@ -7,7 +7,7 @@
 
 The file of the later state decides. An invitation is used up if its name is in allowed/, and no key is accepted whose
 name is in revoked/, whatever else is there. So a process may be killed between the two writes of a change: a key is not
-lost, and an invitation is not accepted twice. A name is used once.
+lost, and an invitation is not accepted twice. A name is used once, and so is a key.
 
 Expiry is measured with the clock of the learner's machine. Left out on purpose: a lock. Learner and commands write
 different files, and the first file of a name wins.
@@ -15,6 +15,7 @@ different files, and the first file of a name wins.
 
 import hashlib
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -224,8 +225,8 @@ def write_whole(file: Path, content: Record) -> None:
     """Write a new file that is complete as soon as it has its name. A file that is there stays."""
     if file.exists():
         return
-    new = file.with_name(f"{file.stem}.new")
-    remove(new)
+    # A name of its own: a command may write the same file at the same time as the learner.
+    new = file.with_name(f"{file.stem}.{secrets.token_hex(8)}.new")
     write_new(new, content)
     with suppress(FileExistsError):
         os.link(new, file)

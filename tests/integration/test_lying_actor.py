@@ -26,7 +26,8 @@ from tests.support.fakes import toy_policy
 from tests.support.wire_examples import group, timings
 
 pytestmark = pytest.mark.timeout(300)
-STEPS = 8
+STEPS = 24
+"""So many that the liar, which starts when the run does, fills some of its groups on a busy machine too."""
 
 
 @pytest.fixture(scope="module")

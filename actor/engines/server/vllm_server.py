@@ -143,7 +143,8 @@ class VLLMServer:
 
     def install(self, version: int, adapter: bytes) -> None:
         """This adapter from now on, under a new name; the one before is unloaded."""
-        old, self.adapter = self.adapter, None
+        # Without a reply the old one stays here, and `check` removes its folder.
+        old = self.adapter
         self.adapter = self.loaded(version, adapter)
         if old:
             self.drop(old)

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from actor.engines.engine import EndedCompletion, Identity
 from actor.engines.server.adapter_files import AdapterFiles
-from actor.engines.server.completions import Completions
+from actor.engines.server.completions import Completions, NoReply
 from actor.engines.server.server_engine import FIRST_PAUSE_S, Line, ServerEngine
 from actor.engines.server.vllm_server import Needs, VLLMServer
 from actor.installer import EXACT, CanaryMismatch, Installer
@@ -185,6 +185,18 @@ def test_a_server_that_is_started_again_gets_the_adapter_and_the_rows_that_were_
     assert len(dying.loads) == len(again.loads) == 2
     assert len({body["seed"] for body in again.drawn}) == len(again.drawn) < 8
     again.close()
+
+
+def test_a_server_that_dies_before_it_has_the_next_adapter_leaves_no_folder_of_the_old_one(tmp_path: Path) -> None:
+    with served() as dying:
+        server = line_to(dying.url, tmp_path, needs()).server
+        server.check()
+        server.install(1, b"one")
+    with pytest.raises(NoReply):
+        server.install(2, b"two")
+    with served(port=dying.port):
+        server.check()
+        assert [*next(tmp_path.iterdir()).iterdir()] == []
 
 
 def test_a_server_that_forgets_its_adapter_gets_it_again(server: ServedEngine, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import shutil
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -146,6 +148,28 @@ def test_a_local_key_is_revoked_like_any_other(keys: Path) -> None:
     assert not read_allowed(keys / "allowed").actor_ids
     (row,) = [key for key in list_keys(keys, NOW) if key.actor_id == "actor0"]
     assert (row.state, row.reason, row.at) == ("revoked", "sold", NOW)
+
+
+def test_two_may_revoke_a_key_at_the_same_moment(tmp_path: Path) -> None:
+    """The learner, that has found a lie, and a person. Neither sees half of what the other does."""
+    names = [f"actor{number}" for number in range(40)]
+    create_keys(tmp_path / "keys", names)
+    both, said = threading.Barrier(2), list[str]()
+
+    def revoke_all(reason: str) -> None:
+        for name in names:
+            both.wait(10.0)
+            try:
+                revoke(tmp_path / "keys", name, reason, NOW)
+            except SecurityError as error:
+                said.append(str(error))
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(revoke_all, reason) for reason in ("it lied", "by hand")]:
+            done.result()
+    assert all("revoked already" in sentence or "no key of" in sentence for sentence in said), said
+    assert {key.actor_id for key in list_keys(tmp_path / "keys", NOW) if key.state == "revoked"} == set(names)
+    assert len([*(tmp_path / "keys" / "revoked").iterdir()]) == len(names)
 
 
 def test_when_an_actor_was_seen(keys: Path) -> None:
