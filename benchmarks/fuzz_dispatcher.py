@@ -10,7 +10,7 @@ The port is in memory, so that a conversation takes milliseconds; the codec is f
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from learner.orders.dispatch import MAX_UNREAD_MESSAGES, Dispatcher
 from learner.orders.order_check import OrderCheck
-from learner.orders.orders import training_step
+from learner.orders.orders import NO_FRAMES, training_step
 from learner.orders.peers import MAX_UNREAD_POLICIES
 from protocol.access.sparse_log import SparseLog
 from protocol.errors import MalformedMessage, ProtocolError
@@ -39,6 +39,7 @@ from protocol.messages import (
     Refused,
     Welcome,
 )
+from protocol.transport import Inbound
 from tests.support.fakes import CHECK, filled, hello_of, scripted_identity, toy_orders, toy_policy
 
 NUM_MESSAGES = 24
@@ -61,9 +62,9 @@ class FuzzPort:
         """Nobody reads it."""
         self.sent.setdefault(peer, []).append(message)
 
-    def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage | ProtocolError] | None:
+    def receive(self, timeout_s: float) -> Inbound | None:
         """The oldest."""
-        return self.inbox.pop(0) if self.inbox else None
+        return Inbound(*self.inbox.pop(0), frames=()) if self.inbox else None
 
     def close(self) -> None:
         """Nothing to close."""
@@ -79,7 +80,7 @@ class FuzzRecorder:
         """A new run."""
         return None
 
-    def record(self, filled: Sequence[FilledOrder]) -> None:
+    def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
         """Once each."""
         for filled_order in filled:
             assert filled_order.order_id not in self.recorded, "recorded twice"

@@ -24,7 +24,7 @@ from time import perf_counter, thread_time
 import numpy as np
 
 from protocol.codec import decode, encode, encode_again
-from protocol.errors import PeerGone, ProtocolError
+from protocol.errors import PeerGone
 from protocol.messages import (
     AnyMessage,
     FilledOrder,
@@ -36,7 +36,7 @@ from protocol.messages import (
     Policy,
     Welcome,
 )
-from protocol.transport import Outbound
+from protocol.transport import Inbound, Outbound
 from tests.support.fakes import hello_of, scripted_identity
 from tests.support.wire_examples import timings
 
@@ -143,13 +143,13 @@ class SimulatedPort:
         self.num_events += 1
         heappush(self.events, (when, self.num_events, event))
 
-    def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage | ProtocolError] | None:
+    def receive(self, timeout_s: float) -> Inbound | None:
         with self.clock.stands():
             found = self.next_message(timeout_s)
         if found is None:
             return None
         with self.clock.counts("decode"):
-            return found[0], decode(found[1])
+            return Inbound(found[0], decode(found[1]), found[1])
 
     def next_message(self, timeout_s: float) -> tuple[bytes, list[bytes]] | None:
         now = self.clock.now()

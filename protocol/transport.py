@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import zmq
 
@@ -52,6 +52,17 @@ IDENTITY_BYTES = 16
 """Random bytes of a routing id. A peer that guessed them could take an actor's place on the socket."""
 
 
+class Inbound(NamedTuple):
+    """A message that the learner has received."""
+
+    peer: bytes
+    """Who sent it."""
+    message: AnyMessage | ProtocolError
+    """An error in place of a message that is invalid."""
+    frames: Sequence[bytes]
+    """As they came, for the journal."""
+
+
 class LearnerPort(Protocol):
     """The learner's end of the wire."""
 
@@ -59,8 +70,8 @@ class LearnerPort(Protocol):
         """Queue a message. PeerGone if the peer is not connected, or its queue stayed full for the send timeout."""
         ...
 
-    def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage | ProtocolError] | None:
-        """The next message and its sender; a ProtocolError in place of an invalid message. None at the timeout."""
+    def receive(self, timeout_s: float) -> Inbound | None:
+        """The next message; None at the timeout."""
         ...
 
     def close(self) -> None:
@@ -131,7 +142,7 @@ class ZmqLearnerPort:
         if isinstance(message, Refused):
             self.allowances.count_refusal(claimed_actor_id(peer))
 
-    def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage | ProtocolError] | None:
+    def receive(self, timeout_s: float) -> Inbound | None:
         self.check_threads()
         deadline = time.monotonic() + timeout_s
         while self.socket.poll(milliseconds(deadline - time.monotonic())):
@@ -150,7 +161,7 @@ class ZmqLearnerPort:
                     "continue with `resume`."
                 )
 
-    def receive_one(self) -> tuple[bytes, AnyMessage | ProtocolError] | None:
+    def receive_one(self) -> Inbound | None:
         """The next queued message; None if its sender was cut for it."""
         frames, num_bytes = receive_frames(self.socket, NUM_FRAMES + 1)
         peer, fd = frames[0].bytes, int(frames[0].get(zmq.SRCFD))
@@ -161,8 +172,9 @@ class ZmqLearnerPort:
         if why := self.reason_to_cut(peer, actor_id or invited, num_bytes):
             self.monitor.cut(fd, why)
             return None
+        content = [frame.bytes for frame in frames[1:]]
         try:
-            message = decode([frame.bytes for frame in frames[1:]])
+            message = decode(content)
             check_sender(message, claimed_actor_id(peer))
         except ProtocolError as error:
             message = error
@@ -170,7 +182,7 @@ class ZmqLearnerPort:
             self.admit(peer, fd, invited, message)
             return None
         self.allow_list.saw(claimed_actor_id(peer))
-        return peer, message
+        return Inbound(peer, message, content)
 
     def admit(self, peer: bytes, fd: int, actor_id: str, message: AnyMessage | ProtocolError) -> None:
         """An invited actor may have its own key added, and nothing else."""

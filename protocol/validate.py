@@ -3,31 +3,48 @@
     S = sum(lengths) = len(completion_ids) = len(trained) = len(logprobs) = len(entropies) = len(teacher)
     G = len(lengths) = len(finishes) = len(outcomes) = len(scores)
       = len(rewards[name]) = len(extras[name]) for each name = len(votes)
-    ids >= 0; log-probs and entropies finite; -1000 <= log-prob <= 1e-3; -1e-3 <= entropy <= 22
+    ids >= 0, of completions also < vocabulary; log-probs and entropies finite; -1000 <= log-prob <= 1e-3; -1e-3 <= entropy <= 22
     trained is 0 or 1, and 1 at the end of a completion; where it is 0, log-probs and entropy are 0
 
-Left out on purpose: whether it fits the order, the model and the verifier (learner/orders/order_check.py).
+Left out on purpose: whether it fits the order and the verifier (learner/orders/order_check.py).
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import MalformedMessage
-from protocol.limits import MAX_ENTROPY, MAX_LOGPROB, MIN_LOGPROB
+from protocol.limits import MAX_COUNT, MAX_ENTROPY, MAX_LOGPROB, MIN_LOGPROB
 from protocol.messages import FilledOrder, Group
 from protocol.plain_text import for_log
 
 
-def check_groups(filled_order: FilledOrder) -> None:
-    """MalformedMessage for the first check that fails; it names the group and the completion."""
-    for group in filled_order.groups:
+def check_groups(filled_order: FilledOrder, vocabulary: int = MAX_COUNT + 1) -> None:
+    """MalformedMessage for the first check that fails; it names the group and the completion. All arrays of one kind
+    are looked at together, and one group after the other only where something is wrong."""
+    groups = filled_order.groups
+    for group in groups:
         check_lengths(group)
-        check_values(group)
+    if not are_usable(groups, vocabulary):
+        for group in groups:
+            refuse_wrong_value(group, vocabulary)
 
 
 def check_lengths(group: Group) -> None:
     """One entry per completion, one number per token."""
     num_completions, num_tokens = len(group.lengths), sum(group.lengths)
+    counts = {len(group.finishes), len(group.outcomes), len(group.scores)}
+    counts.update(map(len, group.rewards.values()), map(len, group.extras.values()))
+    if group.votes is not None:
+        counts.add(len(group.votes))
+    sizes = {group.completion_ids.size, group.logprobs.size}
+    sizes.update(array.size for array in (group.trained, group.entropies, group.teacher) if array is not None)
+    if counts != {num_completions} or sizes != {num_tokens}:
+        refuse_wrong_length(group, num_completions, num_tokens)
+
+
+def refuse_wrong_length(group: Group, num_completions: int, num_tokens: int) -> None:
     per_sample = {"finishes": group.finishes, "outcomes": group.outcomes, "scores": group.scores}
     per_sample |= {f"rewards '{for_log(name)}'": values for name, values in group.rewards.items()}
     per_sample |= {f"extras '{for_log(name)}'": texts for name, texts in group.extras.items()}
@@ -45,35 +62,31 @@ def check_lengths(group: Group) -> None:
             )
 
 
-def check_values(group: Group) -> None:
-    """All numbers at once; where one is wrong, one after the other to say which."""
-    if not is_usable(group):
-        refuse_wrong_value(group)
-
-
-def is_usable(group: Group) -> bool:
-    """Comparisons with NaN are false."""
-    logprobs, entropies = group.logprobs, group.entropies
-    return has_usable_mask(group) and bool(
-        group.prompt_ids.min(initial=0) >= 0
-        and group.completion_ids.min(initial=0) >= 0
-        and logprobs.min(initial=0.0) >= MIN_LOGPROB
-        and logprobs.max(initial=MIN_LOGPROB) <= MAX_LOGPROB
-        and has_usable_teacher(group)
-        and (
-            entropies is None
-            or (entropies.min(initial=0.0) >= -MAX_LOGPROB and entropies.max(initial=0.0) <= MAX_ENTROPY)
-        )
+def are_usable(groups: Sequence[Group], vocabulary: int) -> bool:
+    return (
+        are_ids([group.prompt_ids for group in groups], MAX_COUNT + 1)
+        and are_ids([group.completion_ids for group in groups], vocabulary)
+        and are_within([group.logprobs for group in groups], MIN_LOGPROB, MAX_LOGPROB)
+        and are_within([group.entropies for group in groups], -MAX_LOGPROB, MAX_ENTROPY)
+        and are_within([group.teacher for group in groups], MIN_LOGPROB, MAX_LOGPROB)
+        and all(map(has_usable_mask, groups))
     )
 
 
-def has_usable_teacher(group: Group) -> bool:
-    found = group.teacher
-    return found is None or bool(found.min(initial=0.0) >= MIN_LOGPROB and found.max(initial=0.0) <= MAX_LOGPROB)
+def are_ids(arrays: Sequence[NDArray[np.int32]], end: int) -> bool:
+    """Whether 0 <= all of them < end. A negative one is a large one without its sign."""
+    return bool(np.concatenate(arrays).view(np.uint32).max(initial=0) < end)
+
+
+def are_within(arrays: Sequence[NDArray[np.float32] | None], low: float, high: float) -> bool:
+    """Comparisons with NaN are false."""
+    given = [array for array in arrays if array is not None]
+    values = np.concatenate(given) if given else np.zeros(0, np.float32)
+    return bool(values.min(initial=high) >= low and values.max(initial=low) <= high)
 
 
 def has_usable_mask(group: Group) -> bool:
-    return not any(bad.any() for bad in mask_faults(group).values())
+    return group.trained is None or not any(bad.any() for bad in mask_faults(group).values())
 
 
 def mask_faults(group: Group) -> dict[str, NDArray[np.bool_]]:
@@ -96,10 +109,11 @@ def mask_faults(group: Group) -> dict[str, NDArray[np.bool_]]:
     return faults
 
 
-def refuse_wrong_value(group: Group) -> None:
+def refuse_wrong_value(group: Group, vocabulary: int) -> None:
     if (group.prompt_ids < 0).any():
         raise MalformedMessage(f"Group {group.group_id} has a negative token id in its prompt.")
     refuse(group, group.completion_ids < 0, "a negative token id")
+    refuse(group, group.completion_ids >= vocabulary, f"a token id that is not below {vocabulary}")
     for name in ("logprobs", "entropies", "teacher"):
         if name in (arrays := token_arrays(group)):
             refuse(group, ~np.isfinite(arrays[name]), f"a value that is not finite in {name}")

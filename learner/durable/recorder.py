@@ -1,6 +1,7 @@
 """The journal as the dispatcher sees it: record filled orders, find them again, and delete old ones.
 
-    record    one filled order or several that came together, each as three packed frames (protocol/codec.py)
+    record    one filled order or several that came together, each as the three frames that the actor sent, packed
+              (protocol/codec.py)
 
 An fsync takes as long for a hundred groups as for one, so what came together is one record and one fsync.
 Only training orders are recorded; an evaluation can be repeated. A recorded order must match the one that is asked for:
@@ -20,11 +21,11 @@ old as the run. A new segment begins at each checkpoint, so that segments can be
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
-from learner.orders.orders import fills, step_of, training_step
+from learner.orders.orders import NO_FRAMES, fills, step_of, training_step
 from learner.update.budget import Size
 from protocol.codec import decode, encode_again, pack, unpack
 from protocol.errors import WrongVersion
@@ -87,7 +88,7 @@ class JournalRecorder:
         payload = self.found.pop(order.order_id, None)
         return None if payload is None else matching(order, payload)
 
-    def record(self, filled: Sequence[FilledOrder]) -> None:
+    def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
         """Those before one that is not admitted are recorded too."""
         admitted: list[FilledOrder] = []
         try:
@@ -97,11 +98,11 @@ class JournalRecorder:
                         self.admit(group)
                     admitted.append(one)
         finally:
-            self.commit(admitted)
+            self.commit(admitted, frames)
 
-    def commit(self, filled: Sequence[FilledOrder]) -> None:
+    def commit(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]]) -> None:
         """One fsync per record: recovery can tell one torn last record from damage, but not two of them."""
-        for record in records_of(filled):
+        for record in records_of(filled, frames):
             self.journal.append(b"".join(record.values()))
             self.journal.sync()
             self.last_steps[self.journal.tail] = max(*map(step_of, record), self.last_step(self.journal.tail))
@@ -295,13 +296,13 @@ def ranks_from(payload: bytes) -> dict[int, int]:
     return {step: ranks}
 
 
-def records_of(filled: Iterable[FilledOrder]) -> Iterator[dict[str, bytes]]:
+def records_of(filled: Iterable[FilledOrder], frames: Mapping[str, Sequence[bytes]]) -> Iterator[dict[str, bytes]]:
     """Order id -> packed order, of each record."""
     record: dict[str, bytes] = {}
     size = 0
     for one in filled:
-        # It was decoded, and so checked, or made by the learner itself.
-        record[one.order_id] = pack(encode_again(one))
+        # The bytes that came were decoded, and so checked. What the learner has made itself has none.
+        record[one.order_id] = pack(frames.get(one.order_id) or encode_again(one))
         size += len(record[one.order_id])
         if size >= RECORD_BYTES:
             yield record

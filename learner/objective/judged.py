@@ -116,9 +116,9 @@ def admit(group: Group, verifier: VerifierConfig, reward: RewardConfig) -> None:
             " the mean of scores that are 0 or more; let verifier.function return such scores, or start a run with"
             " another advantage."
         )
-    treatments = [verifier.treatment(outcome) for outcome in group.outcomes]
-    if "stop" in treatments:
-        index = treatments.index("stop")
+    stopping = [outcome for outcome in set(group.outcomes) if verifier.treatment(outcome) == "stop"]
+    if stopping:
+        index = min(map(group.outcomes.index, stopping))
         raise StopOnOutcome(
             f"The verifier's outcome for sample {index} of group {group.group_id} is '{group.outcomes[index]}' and"
             f" verifier.on_{group.outcomes[index]} is 'stop'; see logs/actor0.log, fix the verifier, then resume."

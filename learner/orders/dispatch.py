@@ -22,7 +22,7 @@ import msgspec
 
 from learner.orders.order_check import OrderCheck
 from learner.orders.orders import Recorder
-from learner.orders.peers import Peer, Peers, Turns, difference
+from learner.orders.peers import Delivered, Peer, Peers, Turns, difference
 from learner.orders.plan import Unfilled
 from protocol.access.sparse_log import SparseLog
 from protocol.errors import MalformedMessage, PeerGone, PeerTimeout, ProtocolError, WrongVersion
@@ -134,16 +134,16 @@ class Dispatcher:
 
         Reads at most MAX_MESSAGES_A_PUMP messages, so that a peer that floods the learner cannot stop its work.
         """
-        delivered: list[tuple[Peer, FilledOrder]] = []
+        delivered: list[Delivered] = []
         news = False
         reach("before learner receives")
         for _ in range(MAX_MESSAGES_A_PUMP):
             if (inbound := self.port.receive(timeout_s)) is None:
                 break
-            address, message = inbound
-            reach("after learner receives", message)
-            delivered += self.take(address, message)
-            news = news or not isinstance(message, Heartbeat)
+            reach("after learner receives", inbound.message)
+            if one := self.take(*inbound):
+                delivered.append(one)
+            news = news or not isinstance(inbound.message, Heartbeat)
             timeout_s = 0.0
         if delivered:
             self.accept(delivered)
@@ -153,20 +153,18 @@ class Dispatcher:
             self.send_queued()
         self.beat()
 
-    def take(self, address: bytes, message: AnyMessage | ProtocolError) -> list[tuple[Peer, FilledOrder]]:
+    def take(self, address: bytes, message: AnyMessage | ProtocolError, frames: Sequence[bytes]) -> Delivered | None:
         """Handle one message. A filled order is returned, since all that arrive together are recorded together."""
         if isinstance(message, ProtocolError):
             self.reject(address, message)
-            return []
-        if isinstance(message, Hello):
+        elif isinstance(message, Hello):
             self.greet(address, message)
-            return []
-        peer = self.peers.get(address)
-        if peer and isinstance(message, FilledOrder):
-            return [(peer, message)]
-        if peer and isinstance(message, Bye):
-            self.lose(peer, "left", for_log(message.reason))
-        return []
+        elif peer := self.peers.get(address):
+            if isinstance(message, FilledOrder):
+                return Delivered(peer=peer, filled=message, frames=frames)
+            if isinstance(message, Bye):
+                self.lose(peer, "left", for_log(message.reason))
+        return None
 
     def reject(self, address: bytes, fault: ProtocolError) -> None:
         """Tell an unknown peer what is wrong. The message of one that has joined was damaged on the way: it counts as
@@ -217,27 +215,30 @@ class Dispatcher:
             peer.probed_at = self.now()
             self.put(peer.address, Heartbeat(phase="learning"))
 
-    def accept(self, delivered: Sequence[tuple[Peer, FilledOrder]]) -> None:
+    def accept(self, delivered: Sequence[Delivered]) -> None:
         """Check, record durably, then acknowledge, in this order."""
         self.peers.look()
-        fresh: dict[str, tuple[Peer, FilledOrder]] = {}
-        for peer, filled in delivered:
-            if filled.order_id not in fresh and self.wanted(peer, filled):
-                fresh[filled.order_id] = (peer, filled)
-        self.recorder.record([filled for _, filled in fresh.values()])
-        for order_id, (peer, filled) in fresh.items():
+        fresh: dict[str, Delivered] = {}
+        for one in delivered:
+            if one.filled.order_id not in fresh and self.wanted(one.peer, one.filled):
+                fresh[one.filled.order_id] = one
+        frames = {order_id: one.frames for order_id, one in fresh.items()}
+        self.recorder.record([one.filled for one in fresh.values()], frames)
+        for order_id, one in fresh.items():
+            peer, filled = one.peer, one.filled
             self.filled[order_id], self.filled_by[order_id] = filled, peer.actor_id
             del self.orders[order_id]
             self.given_at.pop(order_id, None)
             self.peers.measure(peer, filled, more_wait=bool(self.queue))
             self.peers.has_filled(peer, filled.policy_version)
-        for peer, filled in delivered:
+        for one in delivered:
+            order_id = one.filled.order_id
             # After a restart an actor may be early: its order is not open yet and is not recorded.
-            if filled.order_id not in self.orders and self.recorder.is_durable(filled.order_id):
-                first = fresh.get(filled.order_id)
-                if first is None or first[0] is not peer:
-                    self.note_late(peer, filled)
-                self.settle(peer, filled.order_id)
+            if order_id not in self.orders and self.recorder.is_durable(order_id):
+                first = fresh.get(order_id)
+                if first is None or first.peer is not one.peer:
+                    self.note_late(one.peer, one.filled)
+                self.settle(one.peer, order_id)
 
     def note_late(self, peer: Peer, filled: FilledOrder) -> None:
         """It has filled an order that another one had filled before: it is slower, but it can be relied on."""

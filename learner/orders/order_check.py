@@ -20,10 +20,11 @@ from learner.orders.orders import fills
 from protocol.errors import ProtocolError
 from protocol.messages import FilledOrder, Group, Order, Outcome, Policy
 from protocol.plain_text import for_log
-from protocol.validate import check_groups, refuse
+from protocol.validate import check_groups
 from shared.config.data import VerifierConfig
 from shared.config.named_rewards import weights
 
+CORRECT = Outcome.CORRECT
 FAULTS = (Outcome.TIMEOUT, Outcome.ERROR, Outcome.ABSTAIN)
 """The verifier came to no result, so the score must be 0."""
 
@@ -59,11 +60,7 @@ class OrderCheck:
         if order.teacher and any(group.teacher is None for group in filled.groups):
             return f"The groups of order {order.order_id} came without the log-probs of the teacher."
         try:
-            check_groups(filled)
-            for group in filled.groups:
-                if group.completion_ids.max(initial=0) >= self.vocabulary:
-                    what = f"a token id that is not below {self.vocabulary}"
-                    refuse(group, group.completion_ids >= self.vocabulary, what)
+            check_groups(filled, self.vocabulary)
         except ProtocolError as error:
             return str(error)
         found = (self.group_fault(group, order.sampling.max_new_tokens) for group in filled.groups)
@@ -84,19 +81,20 @@ class OrderCheck:
                 f"Group {group.group_id}, completion {lengths.index(most)} has {most} tokens and {cap} were"
                 " ordered at most."
             )
-        pairs = zip(group.outcomes, group.scores, strict=True)
-        wrong = next((number for number, pair in enumerate(pairs) if not self.is_possible(*pair)), None)
-        if wrong is not None:
+        if not all(possible := self.possible(group)):
+            wrong = possible.index(False)
             return (
                 f"Group {group.group_id}, completion {wrong} has the outcome '{group.outcomes[wrong]}' and a score of"
                 f" {group.scores[wrong]:g}, which do not go together."
             )
         return ""
 
-    def is_possible(self, outcome: Outcome, score: float) -> bool:
+    def possible(self, group: Group) -> list[bool]:
+        """[G] whether outcome and score go together."""
+        pairs = zip(group.outcomes, group.scores, strict=True)
         if self.built_in:
-            return score == (outcome is Outcome.CORRECT)
-        return score == 0.0 or outcome not in FAULTS
+            return [score == (outcome is CORRECT) for outcome, score in pairs]
+        return [score == 0.0 or outcome not in FAULTS for outcome, score in pairs]
 
 
 def shown(names: Iterable[str]) -> str:

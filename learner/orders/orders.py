@@ -8,13 +8,15 @@ written and read here only.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from learner.tasks.tasks import Task
 from protocol.messages import FilledOrder, Group, GroupOrder, Order, Sampling
 from shared.seeding import sample_seeds
 
+NO_FRAMES: Mapping[str, Sequence[bytes]] = MappingProxyType({})
 TRAIN_LANE = "train"
 TRAINING_ORDER = re.compile(rf"{TRAIN_LANE}/([0-9]{{6,}})/u[0-9]{{4,}}")
 
@@ -26,8 +28,9 @@ class Recorder(Protocol):
         """The order as it was filled and recorded; None if it was not."""
         ...
 
-    def record(self, filled: Sequence[FilledOrder]) -> None:
-        """Make these durable. They may be acknowledged once this returns."""
+    def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
+        """Make these durable. They may be acknowledged once this returns. frames: by order id, of those that came as a
+        message."""
         ...
 
     def is_durable(self, order_id: str) -> bool:

@@ -24,9 +24,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
-from protocol.errors import PeerTimeout, ProtocolError
+from protocol.errors import PeerTimeout
 from protocol.messages import AnyMessage
-from protocol.transport import ActorPort, LearnerPort
+from protocol.transport import ActorPort, Inbound, LearnerPort
 from shared.run import disk
 from shared.run.files import disk_errors
 
@@ -87,7 +87,7 @@ class WatchedLearnerPort:
         self.watchdog.progress()
         self.port.send(peer, message)
 
-    def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage | ProtocolError] | None:
+    def receive(self, timeout_s: float) -> Inbound | None:
         self.watchdog.progress()
         return self.port.receive(timeout_s)
 

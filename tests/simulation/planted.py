@@ -3,7 +3,7 @@
 They are subclasses because a bug is the real part with one thing wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, cast
@@ -16,7 +16,8 @@ from actor.rollout import Rollout
 from learner.durable.checkpoint import Checkpoint
 from learner.durable.recorder import JournalRecorder, voided_from
 from learner.durable.state import LearnerState, RunTotals
-from learner.orders.dispatch import Dispatcher
+from learner.orders.dispatch import Delivered, Dispatcher
+from learner.orders.orders import NO_FRAMES
 from learner.orders.peers import Peer
 from learner.orders.plan import Pending, StepPlan
 from learner.reports.run_files import RunFiles
@@ -28,9 +29,9 @@ from tests.simulation.build import Build
 class AckBeforeFsync(Dispatcher):
     """Tells the actor first and writes afterwards."""
 
-    def accept(self, delivered: Sequence[tuple[Peer, FilledOrder]]) -> None:
-        for peer, filled_order in delivered:
-            self.send(peer.address, Ack(order_id=filled_order.order_id))
+    def accept(self, delivered: Sequence[Delivered]) -> None:
+        for one in delivered:
+            self.send(one.peer.address, Ack(order_id=one.filled.order_id))
         super().accept(delivered)
 
 
@@ -45,7 +46,7 @@ class NoDedup(Dispatcher):
 class NoFsync(JournalRecorder):
     """Appends, and leaves the rest to the kernel."""
 
-    def record(self, filled: Sequence[FilledOrder]) -> None:
+    def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
         for filled_order in filled:
             for group in filled_order.groups:
                 self.admit(group)
@@ -56,7 +57,7 @@ class NoFsync(JournalRecorder):
 class OneFsyncLate(JournalRecorder):
     """Syncs what came before, and the last record with the next delivery."""
 
-    def record(self, filled: Sequence[FilledOrder]) -> None:
+    def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
         for filled_order in filled:
             self.journal.sync()
             self.journal.append(pack(encode(filled_order)))
@@ -123,7 +124,7 @@ class CheckpointBeforeJournal(JournalRecorder):
 
     waiting: tuple[FilledOrder, ...] = ()
 
-    def record(self, filled: Sequence[FilledOrder]) -> None:
+    def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
         self.waiting += tuple(filled)
         self.durable.update(filled_order.order_id for filled_order in filled)
         if len(self.waiting) >= 3:

@@ -7,8 +7,10 @@ from actor.link import Link
 from learner.durable.journal import Journal
 from learner.durable.journal_format import HEADER_BYTES
 from learner.orders.dispatch import Dispatcher
+from protocol.codec import encode
 from protocol.errors import PeerGone
 from protocol.messages import AnyMessage
+from protocol.transport import Inbound
 from shared.run.files import LineLog
 from tests.simulation.disk import Disk, orders_of, tail_of
 from tests.simulation.invariants import Watch
@@ -43,7 +45,7 @@ class LearnerEnd:
             raise
         self.point("after the learner sent")
 
-    def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage] | None:
+    def receive(self, timeout_s: float) -> Inbound | None:
         """In."""
         if self.dispatcher:
             self.watch.learner_rests(self.dispatcher, len(self.mailbox.messages))
@@ -52,7 +54,7 @@ class LearnerEnd:
             self.trace.say("learner", f"from {found[0].decode()}:", found[1])
             self.watch.learner_hears(*found)
             self.point("after the learner received")
-        return found
+        return found and Inbound(*found, frames=encode(found[1]))
 
     def close(self) -> None:
         """Nothing to close."""

@@ -1,14 +1,14 @@
 """A dispatcher at one end of a wire in memory, and a list of what it does, in order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from learner.orders.dispatch import Dispatcher
-from protocol.errors import ProtocolError
+from learner.orders.orders import NO_FRAMES
 from protocol.messages import AnyMessage, FilledOrder, Group, Order, Refused, Welcome
-from protocol.transport import LearnerPort
+from protocol.transport import Inbound, LearnerPort
 from tests.support.fakes import CHECK, filled, hello_of, scripted_identity, toy_orders, toy_policy
 from tests.support.memory_transport import MemoryActorPort, MemoryHub
 
@@ -27,7 +27,7 @@ class NotedPort:
         self.port.send(peer, message)
         self.events.append(f"{type(message).__name__} {getattr(message, 'order_id', '')}".strip())
 
-    def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage | ProtocolError] | None:
+    def receive(self, timeout_s: float) -> Inbound | None:
         return self.port.receive(timeout_s)
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class NotedRecorder:
     def find(self, order: Order) -> FilledOrder | None:
         return self.known.get(order.order_id)
 
-    def record(self, filled: Sequence[FilledOrder]) -> None:
+    def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
         if self.broken:
             raise OSError("disk full")
         self.recorded += [filled_order.order_id for filled_order in filled]

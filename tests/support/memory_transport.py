@@ -10,6 +10,7 @@ from protocol.codec import decode, encode
 from protocol.errors import PeerGone, PeerTimeout, ProtocolError
 from protocol.limits import HIGH_WATER_MARK, SEND_TIMEOUT_S
 from protocol.messages import AnyMessage
+from protocol.transport import Inbound
 
 Frames = list[bytes]
 
@@ -51,16 +52,16 @@ class MemoryLearnerPort:
         except queue.Full:
             raise PeerGone(f"Actor {peer.decode()} read nothing for {self.hub.send_timeout_s} s.") from None
 
-    def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage | ProtocolError] | None:
+    def receive(self, timeout_s: float) -> Inbound | None:
         """The next message of any actor."""
         try:
             peer, frames = self.hub.to_learner.get(timeout=timeout_s)
         except queue.Empty:
             return None
         try:
-            return peer, decode(frames)
+            return Inbound(peer, decode(frames), frames)
         except ProtocolError as error:
-            return peer, error
+            return Inbound(peer, error, frames)
 
     def close(self) -> None:
         """Nothing to close."""

@@ -16,8 +16,8 @@ from learner.orders.audit import FIRST_GROUPS, Audit, Chosen, Claim, Draws, Lie,
 from learner.orders.audited import AuditedOrders
 from learner.orders.second_scores import ScoreCheck, SecondScores, can_score_again
 from learner.update.mismatch import FP32, Gate
-from protocol.errors import ProtocolError
 from protocol.messages import AnyMessage, FilledOrder, Group, Order, Outcome, Policy, Refused
+from protocol.transport import Inbound
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_bytes
 from shared.model.policy import Policy as Model
@@ -265,7 +265,7 @@ class AnsweringPort:
     def send(self, peer: bytes, message: AnyMessage) -> None:
         self.port.send(peer, message)
 
-    def receive(self, timeout_s: float) -> tuple[bytes, AnyMessage | ProtocolError] | None:
+    def receive(self, timeout_s: float) -> Inbound | None:
         for order_id in orders_in(self.honest):
             self.given.append(order_id)
             self.honest.send(filled(self.orders[order_id], POLICY))

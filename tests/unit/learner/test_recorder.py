@@ -18,12 +18,12 @@ from learner.durable.recorder import (
     read,
     records_of,
 )
-from learner.orders.orders import build_orders
+from learner.orders.orders import NO_FRAMES, build_orders
 from protocol.codec import encode, pack, to_msgpack
 from protocol.messages import PROTOCOL_VERSION, FilledOrder, Group, Order, Sampling
 from shared.errors import DamageError, TrainingStopped
 from tests.support.fakes import filled, toy_orders, toy_policy, toy_tasks
-from tests.support.wire_examples import plain
+from tests.support.wire_examples import forge, plain
 
 POLICY = toy_policy(0)
 
@@ -142,7 +142,24 @@ def test_a_record_of_several_orders_that_was_torn_holds_none_of_them(journal: Jo
 
 def test_records_have_the_bytes_of_the_messages() -> None:
     orders = [fill(order) for order in toy_orders(count=3)]
-    assert [list(record.values()) for record in records_of(orders)] == [[pack(encode(order)) for order in orders]]
+    (record,) = records_of(orders, NO_FRAMES)
+    assert list(record.values()) == [pack(encode(order)) for order in orders]
+
+
+def test_what_came_as_a_message_is_recorded_as_it_was_spelled(journal: Journal) -> None:
+    """Another implementation need not produce our bytes."""
+    ours, other = (fill(order) for order in toy_orders(count=2))
+    _, body, buffers = encode(other)
+    spelled = forge("FilledOrder", dict(reversed(msgspec.msgpack.decode(body).items())), buffers)
+    assert spelled[1] != body
+    recorder_of(journal).record([ours, other], {other.order_id: spelled})
+    (record,) = journal.reading().records()
+    assert record == pack([*encode(ours), *spelled])
+    found = recorder_of(journal)
+    assert [plain(filled_order) for order in toy_orders(count=2) if (filled_order := found.find(order))] == [
+        plain(ours),
+        plain(other),
+    ]
 
 
 def test_a_group_that_must_stop_the_run_is_not_recorded(journal: Journal) -> None:
