@@ -52,7 +52,16 @@ class ThreadGroup:
 
 
 def on_ranks(size: int, work: Callable[[ThreadGroup], Done]) -> list[Done]:
-    """What each rank returns."""
+    """What each rank returns. Sums have the bits of one thread each."""
     table = Table(size)
     with ThreadPoolExecutor(size) as threads:
-        return [*threads.map(lambda rank: work(ThreadGroup(rank, table)), range(size))]
+        return [*threads.map(lambda rank: alone(work, ThreadGroup(rank, table)), range(size))]
+
+
+def alone(work: Callable[[ThreadGroup], Done], group: ThreadGroup) -> Done:
+    torch.set_num_threads(1)
+    try:
+        return work(group)
+    except BaseException:
+        group.table.barrier.abort()
+        raise
