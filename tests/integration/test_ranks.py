@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from learner.update.placement.placement import ALONE
 from shared.run.failpoints import KILL, PLAN, VARIABLE
 from tests.support.fakes import tiny_policy
 from tests.support.rank_processes import gradients_of
-from tests.support.runs import ROOT, SMALL, launch, num_rows, replayed, rows, sets, summary
+from tests.support.runs import ROOT, SMALL, launch, num_rows, replayed, rows, sets, start, summary, wait_until
 
 pytestmark = pytest.mark.timeout(900)
 NUMBERS = (2, 4)
@@ -134,6 +135,30 @@ def test_a_killed_rank_ends_the_run_with_its_name_and_resume_goes_on(tmp_path: P
     killed = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert killed.returncode == 1 and num_rows(out) < 4, killed.stdout + killed.stderr
     assert "learner1 was ended by SIGKILL" in killed.stderr + killed.stdout
+    resumed = launch("resume", out)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert summary(out)["status"] == "done" and replayed(out)["match"] is True
+
+
+@pytest.mark.long
+def test_ranks_with_a_part_of_the_moments_stop_together_and_lose_nothing(tmp_path: Path) -> None:
+    out, keys = tmp_path / "run", {"run.steps": 16, "checkpoint.every": 16, "compute.parallel": "zero2"}
+    launcher = start("run", "embedded", "--ranks", "2", "--out", out, *sets(SMALL | keys))
+    wait_until(lambda: num_rows(out) >= 1, "the first step")
+    launcher.send_signal(signal.SIGINT)
+    output, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, output
+    stopped = summary(out)
+    assert stopped["status"] == "stopped" and 0 < stopped["steps"] == num_rows(out) < 16
+    assert (out / "checkpoints" / f"step-{stopped['steps']:06d}" / "optimizer.safetensors").is_file()
+    # Now nobody fills their orders.
+    argv = [sys.executable, "-m", "learner", "--run", str(out), "--meeting", "here"]
+    with (tmp_path / "log").open("wb") as log:
+        ranks = [subprocess.Popen([*argv, "--rank", str(rank)], cwd=ROOT, stderr=log) for rank in range(2)]
+    wait_until(lambda: "begins at step" in (tmp_path / "log").read_text(), "the first order")
+    ranks[0].send_signal(signal.SIGTERM)
+    assert [rank.wait(timeout=60) for rank in ranks] == [0, 0], (tmp_path / "log").read_text()
+    assert summary(out)["status"] == "stopped" and summary(out)["steps"] == stopped["steps"]
     resumed = launch("resume", out)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert summary(out)["status"] == "done" and replayed(out)["match"] is True
