@@ -2,14 +2,15 @@
 
     state of rank 0 -> its versions -> steps: orders of rank 0, a share of the micro-batches, the same update
 
-It has neither journal nor actors nor reports, and takes no lease: it computes in the turns of rank 0. It ends after the
-last step, or when rank 0 says that the run stops. Only rank 0 handles SIGTERM. On cards, rank r computes on number
-compute.learner_card + r.
+It has neither journal nor actors nor reports, and takes no lease: it computes in the turns of rank 0. When rank 0
+writes a checkpoint, it sends the part of the state that it alone has. It ends after the last step, or when rank 0 says
+that the run stops. Only rank 0 handles SIGTERM. On cards, rank r computes on number compute.learner_card + r.
 """
 
 import json
 import logging
 import signal
+from functools import partial
 
 from msgspec import structs
 
@@ -18,13 +19,12 @@ from learner.durable.find_adapter import adapters_of
 from learner.durable.state import RunTotals
 from learner.loop import train
 from learner.orders.plan import Unfilled
-from learner.orders.shared import OtherRank
+from learner.orders.shared import OtherRank, agreed
 from learner.quarantine.quarantine import keep_nowhere
-from learner.reports.run_files import NoFiles
+from learner.reports.run_files import ToldState
 from learner.reports.step_report import StepReport
-from learner.update.placement.divided import placement_on
 from learner.update.placement.ranks import RankGroup, meeting
-from learner.wiring import Model, build_learner, load_model
+from learner.wiring import Model, build_learner, load_model, placement_on
 from shared.config.tree import Config
 from shared.process.determinism import record
 from shared.process.lease import NoLease
@@ -55,12 +55,13 @@ def follow(model: Model, group: RankGroup) -> None:
     config, policy = model.config, model.policy
     filler = OtherRank(group, group.meanwhile)
     checkpoint = unpacked_checkpoint(group.from_first())
-    placement = placement_on(group, policy, divides=config.compute.divides_base)
+    placement = placement_on(group, policy, config.compute.parallel)
     learner = build_learner(model, filler, keep_nowhere, notes=filler, placement=placement)
     state = learner.state
     first = checkpoint.step if checkpoint else 0
     totals = state.load(checkpoint) if checkpoint else RunTotals()
-    report = StepReport(config, NoFiles(), totals, lambda: False, state.plan.curriculum.metrics)
+    stop = partial(agreed, group, lambda: False)
+    report = StepReport(config, ToldState(state), totals, stop, state.plan.curriculum.metrics)
     for _, policy_then in sorted(state.publisher.versions.items()):
         filler.publish(policy_then, oldest_needed=0)
     state.plan.submit_pending()
@@ -70,3 +71,4 @@ def follow(model: Model, group: RankGroup) -> None:
         train(learner.parts(report, NoLease()), first, config.run.steps)
     except Unfilled:
         log.info("rank 0 says that the run stops")
+        report.save(max(state.publisher.versions))

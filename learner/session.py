@@ -29,7 +29,7 @@ from learner.objective.judged import admit
 from learner.orders.audited import AuditedOrders
 from learner.orders.dispatch import Dispatcher
 from learner.orders.plan import OrderFiller, Unfilled, nobody_lied
-from learner.orders.shared import STOPS, FirstRank
+from learner.orders.shared import STOPS, FirstRank, agreed
 from learner.orders.written import WrittenOrders
 from learner.quarantine.quarantine import write_batch
 from learner.reports.disk_need import bytes_needed, refuse_if_short
@@ -37,10 +37,9 @@ from learner.reports.rollout_log import Words, answers_of
 from learner.reports.run_files import RunFiles
 from learner.reports.step_report import StepReport
 from learner.tasks.overlap import find_overlap
-from learner.update.placement.divided import placement_on
 from learner.update.placement.placement import ALONE
 from learner.update.placement.ranks import RankGroup, meeting
-from learner.wiring import Model, build_audit, build_learner, load_model
+from learner.wiring import Model, build_audit, build_learner, load_model, placement_on
 from protocol.access.key_list import revoke
 from protocol.access.keys import load_learner_keys
 from protocol.errors import SecurityError
@@ -217,7 +216,7 @@ class Session:
         if ranks:
             ranks.from_first(packed_checkpoint(checkpoint))
             self.filler = notes = FirstRank(ranks, self.filler, recorder)
-            placement = placement_on(ranks, model.policy, divides=config.compute.divides_base)
+            placement = placement_on(ranks, model.policy, config.compute.parallel)
             # The others have used its orders already.
             recheck = nobody_lied
         self.learner = build_learner(model, self.filler, keep, trace, notes, recheck, placement)
@@ -236,8 +235,9 @@ class Session:
     def run_to_end(self) -> None:
         """Train what is left, and say in the summary how it ended."""
         curriculum = self.state.plan.curriculum
+        stop = partial(agreed, self.ranks, self.stop) if self.ranks else self.stop
         report = StepReport(
-            self.model.config, self.files, self.totals, self.stop, curriculum.metrics, self.trace, self.meter
+            self.model.config, self.files, self.totals, stop, curriculum.metrics, self.trace, self.meter
         )
         self.files.resume_at(self.first_step + 1)
         self.files.write_summary("running", self.first_step, report.wall_s())
@@ -247,8 +247,6 @@ class Session:
             done = max(self.state.publisher.versions)
             self.files.write_summary("failed", done, report.wall_s())
             raise with_way_back(error, self.run.path, done + 1)  # noqa: B904
-        if self.ranks and done < self.model.config.run.steps:
-            self.ranks.from_first(STOPS)
         self.files.write_summary(status, done, report.wall_s())
         self.dispatcher.end_run(LEAVE_WAIT_S)
 
@@ -259,6 +257,9 @@ class Session:
         except Unfilled:
             done = max(self.state.publisher.versions)
             log.info("no actor is connected: ending after step %d", done)
+            # After the last step the others have left.
+            if self.ranks and done < self.model.config.run.steps:
+                self.ranks.from_first(STOPS)
             report.save(done)
             return "stopped", done
 

@@ -4,6 +4,7 @@
     build_trainer  collected groups to a batch to an update; alone where a quarantined batch is reproduced
     build_learner  a trainer and everything else with memory, at step 0; `Learner.parts` is what the loop calls
     build_audit    what checks the actors
+    placement_on   who computes and steps what, where a learner has several ranks
 
 Training, replay and tests use the same builder. It is given where filled orders come from (actors or a journal) and
 where batches are quarantined; the report decides what is written of a step.
@@ -36,7 +37,10 @@ from learner.update.forward_pass import ForwardPass
 from learner.update.gradient_check import Norms
 from learner.update.mismatch import BF16, FP32, NF4_PLUGIN, Gate, Limits
 from learner.update.optimizer import Optimizer
+from learner.update.placement.divided import divide_base
+from learner.update.placement.owned import Owned
 from learner.update.placement.placement import ALONE, Placement
+from learner.update.placement.ranks import RankGroup, Ranks
 from learner.update.publisher import Publisher
 from learner.update.rehearsal import Largest, Rehearsal
 from learner.update.stage_end import StageEnd
@@ -48,7 +52,7 @@ from shared.base.cache import cached_base
 from shared.base.load import Place, load_policy, pick_device, pick_dtype
 from shared.config.load import config_to_json, rules_digest
 from shared.config.model import cache_root
-from shared.config.processes import ActorConfig
+from shared.config.processes import ActorConfig, Parallel
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_config, install_adapter, layout_digest
 from shared.model.canary import canary_ids, canary_of
@@ -199,9 +203,10 @@ def build_trainer(
     forward_pass = ForwardPass(policy, config.rollout.temperature, budget, progress, placement)
     in_stages = config.curriculum.needs_stages
     anchor = Anchor(policy.adapter, config.curriculum) if config.curriculum.anchored else None
+    home = torch.device("cpu") if config.compute.parallel == "zero2" else None
     update = Update(
         forward_pass,
-        Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps),
+        Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps, placement.owners, home),
         Norms(config.guard),
         loss=config.loss,
         constraint=config.constraint,
@@ -221,6 +226,17 @@ def build_trainer(
         trace=trace,
     )
     return Trainer(batches=batches, update=update, budget=budget)
+
+
+def placement_on(group: RankGroup, policy: Policy, parallel: Parallel) -> Ranks:
+    """Of one of several ranks. All of them call this at the same time."""
+    parameters = [*policy.adapter.parameters().values()]
+    if parallel == "zero2":
+        owned = Owned(group, parameters)
+        return Ranks(group, parameters, owners=owned, add=owned.added)
+    if parallel == "fsdp2":
+        divide_base(policy, group)
+    return Ranks(group, parameters, in_step=parallel == "fsdp2")
 
 
 def floor_of(policy: Policy, actor: ActorConfig) -> Limits:

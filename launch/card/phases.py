@@ -77,7 +77,8 @@ class MetaTracer:
         self.facts = facts
 
     def learner(self, work: CardWork, layers: int) -> list[Peak]:
-        return learner_peaks(self.policy(work, layers), work.batch, largest_micro_batch(work))
+        on_host = work.compute.parallel == "zero2"
+        return learner_peaks(self.policy(work, layers), work.batch, largest_micro_batch(work), steps_on_host=on_host)
 
     def actor(self, work: CardWork, layers: int) -> list[Peak]:
         if work.actor.engine == "vllm":
@@ -97,8 +98,9 @@ class MetaTracer:
         return meta_policy(architecture_of(facts), work.model, work.lora, DTYPES[work.compute.dtype])
 
 
-def learner_peaks(policy: Policy, batch: BatchConfig, part: MicroBatch) -> list[Peak]:
-    """policy: without values (shared/base/meta.py); its adapter is trained from now on."""
+def learner_peaks(policy: Policy, batch: BatchConfig, part: MicroBatch, *, steps_on_host: bool = False) -> list[Peak]:
+    """policy: without values (shared/base/meta.py); its adapter is trained from now on. steps_on_host: so AdamW takes
+    nothing of the card, and the gradient goes before its step."""
     policy.adapter.requires_grad()
     if batch.recompute == "always":
         policy.recompute_activations()
@@ -106,15 +108,17 @@ def learner_peaks(policy: Policy, batch: BatchConfig, part: MicroBatch) -> list[
     with storages:
         with storages.phase("load"):
             hold(storages, policy)
-            optimizer = Optimizer(policy.adapter.parameters(), OptimizerConfig(), steps=1)
-            name_trained(storages, policy, optimizer)
+            optimizer = None if steps_on_host else Optimizer(policy.adapter.parameters(), OptimizerConfig(), steps=1)
+            if optimizer:
+                name_trained(storages, policy, optimizer)
         storages.release()
         update(storages, policy, part, batch.head_rows)
-        with storages.phase("optimizer"):
-            optimizer.step(0)
-            name_trained(storages, policy, optimizer)
+        if optimizer:
+            with storages.phase("optimizer"):
+                optimizer.step(0)
+                name_trained(storages, policy, optimizer)
         # As after every step (learner/quarantine/guard.py).
-        optimizer.zero_grad()
+        forget_gradients(policy)
         storages.release()
         with storages.phase(WAITING):
             pass
@@ -163,6 +167,11 @@ def update(storages: Storages, policy: Policy, part: MicroBatch, head_rows: int)
         loss.backward()
         del loss
         storages.name(GRADIENTS, gradients(policy))
+
+
+def forget_gradients(policy: Policy) -> None:
+    for parameter in policy.adapter.parameters().values():
+        parameter.grad = None
 
 
 def gradients(policy: Policy) -> Iterator[torch.Tensor]:

@@ -8,8 +8,9 @@ from launch.card.cards import Card, CardProcess, chosen_card
 from launch.card.text import ways
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
 from launch.doctor.machine import Machine, on_card
+from launch.plan.beside_card import memory_beside_card
 from launch.plan.cost import work_of
-from launch.plan.memory import host_memory, memory_beside_card, size
+from launch.plan.memory import host_memory, size
 from launch.plan.remedies import fits, remedies
 from learner.durable.journal import SEGMENT_BYTES
 from shared.model.kernels.toolchain import missing
@@ -140,7 +141,8 @@ def compare_memory(machine: Machine, free: int, found: str, first: str) -> Findi
     if isinstance(shape, Missing):
         return note(f"{found}; {NOT_FETCHED}")
     if on_card(machine):
-        need = memory_beside_card(shape)
+        config = machine.config
+        need = memory_beside_card(shape, config.lora.largest_rank, config.compute.parallel)
         found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.started, ()
     else:
         work = work_of(machine.config, cores=known(machine.processor).cores)

@@ -97,6 +97,7 @@ def work_of(config: Config, *, cores: int) -> Work:
         at_once=min(actors, 1) if one_computes else actors,
         ranks=compute.ranks,
         divides=compute.divides_base,
+        divides_moments=compute.divides_moments,
         in_turns=config.environment.in_turns,
     )
 

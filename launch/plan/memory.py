@@ -49,8 +49,6 @@ SUMMED_BYTES = 16 * MIB
 HOLES = 1.0
 """Freed memory between tensors, as a multiple of a micro-batch's activations: the micro-batches of a step differ in
 size, and the memory of one seldom fits the next."""
-CUDA_RUNTIME_BYTES = 1500 * MIB
-"""A process on a card, in host memory."""
 VALUES_PER_OUTPUT: Mapping[str, float] = {"fp32": 2.5, "bf16": 3.2}
 """Values that the backward pass of a layer keeps for each value that its products give: inputs of norms and products,
 rotated queries and keys, both sides of the gate. In bf16 some of them are kept in fp32."""
@@ -123,6 +121,8 @@ class Work:
     """Processes of the learner, which all compute at the same time."""
     divides: bool = False
     """Whether each rank has a part of the base besides the mapped file."""
+    divides_moments: bool = False
+    """Whether each rank has AdamW's moments of a part of the adapter, and the sum of its gradients."""
     in_turns: bool = False
     """Whether a completion is a conversation, whose keys and values are kept between its turns."""
     packs: bool = True
@@ -231,7 +231,8 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     # The copies of a weight on its way are about as large as a layer.
     part = {"part of the base": dense // work.ranks, "gathered weights": dense // shape.layers} if work.divides else {}
     own_rest = {} if work.is_dense else {"embedding and head": rest}
-    moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * adapter}
+    owned = adapter // work.ranks if work.divides_moments else adapter
+    moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * owned}
     tokenizer = TOKEN_BYTES * shape.vocabulary
     compiled = {"compiled products": int(COMPILED_PRODUCTS * PRODUCT_BYTES)} if work.dtype == "bf16" else {}
     folded = {"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}
@@ -254,7 +255,7 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
             **compiled,
             **moments,
             "adapter as messages": 3 * adapter,
-            **({"gradients of all ranks": adapter + work.ranks * SUMMED_BYTES} if work.ranks > 1 else {}),
+            **({"gradients of all ranks": owned + work.ranks * SUMMED_BYTES} if work.ranks > 1 else {}),
             **part,
         },
         actor=actor if work.actors else {},
@@ -373,20 +374,6 @@ def used_tokens(work: Work, tokens: int) -> int:
     """Of a micro-batch with so many tokens, those of completions: only they meet the head."""
     prompt, completion, group = work.lengths.prompt, work.lengths.completion, work.rollout.group
     return max(1, round(tokens * completion / (prompt / group + completion)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryBesideCard:
-    """What both processes take of the machine's memory while they compute on a card."""
-
-    started: int
-    """From their start to their end. With less, a run cannot start."""
-    total: int
-    """With the file that is read while they load."""
-
-
-def memory_beside_card(shape: ModelShape) -> MemoryBesideCard:
-    return MemoryBesideCard(started=2 * CUDA_RUNTIME_BYTES, total=2 * CUDA_RUNTIME_BYTES + shape.file_bytes)
 
 
 def adapter_bytes(rank: int, shape: ModelShape) -> int:

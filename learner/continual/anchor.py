@@ -24,6 +24,8 @@ from shared.model.lora import PAIR, Adapter
 FISHER = ".fisher"
 START = "start:"
 STAGE = "stage"
+Gradients = Mapping[str, torch.Tensor]
+"""Of `layer.lora_A` and `layer.lora_B`, as far as this process steps them."""
 
 
 class Anchor:
@@ -50,17 +52,18 @@ class Anchor:
             both = merged(older, normalised(fisher), self.config.ewc_decay)
             self.fisher = {name: values.to(torch.bfloat16) for name, values in both.items()}
 
-    def pull(self) -> float:
-        """Add the penalty's gradient to the adapter's; the penalty, 0 before the first stage has ended."""
-        parts = [self.pull_layer(name) for name in sorted(self.fisher)]
+    def pull(self, gradients: Gradients) -> float:
+        """Add the penalty's gradient to these; the penalty, 0 before the first stage has ended."""
+        parts = [self.pull_layer(name, gradients) for name in sorted(self.fisher)]
         return sum(torch.stack(parts).tolist()) if parts else 0.0
 
-    def pull_layer(self, name: str) -> torch.Tensor:
+    def pull_layer(self, name: str, gradients: Gradients) -> torch.Tensor:
         layer = self.adapter.layers[name]
         device = layer.lora_A.device
         a, b = (self.theta[f"{name}.{half}"].to(device) for half in PAIR)
         fisher = self.fisher[name].to(device, torch.float32)
-        return add_penalty(layer, delta(a, b, layer.scale), fisher, self.config.ewc)
+        a_grad, b_grad = (gradients.get(f"{name}.{half}") for half in PAIR)
+        return add_penalty(layer, delta(a, b, layer.scale), fisher, self.config.ewc, a_grad, b_grad)
 
     def reference(self) -> AbstractContextManager[None]:
         """Inside, the model is what the objective's KL is taken to."""

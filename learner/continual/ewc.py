@@ -18,13 +18,21 @@ def delta(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 @torch.no_grad()
-def add_penalty(layer: LoraLinear, anchored: torch.Tensor, fisher: torch.Tensor, weight: float) -> torch.Tensor:
-    """Add the gradient to what A and B have; the penalty, a scalar. anchored: [out, in] dW*, fisher: [out, in] F,
-    both fp32."""
+def add_penalty(
+    layer: LoraLinear,
+    anchored: torch.Tensor,
+    fisher: torch.Tensor,
+    weight: float,
+    a_grad: torch.Tensor | None,
+    b_grad: torch.Tensor | None,
+) -> torch.Tensor:
+    """Add the gradient to that of A and B, where this process has it; the penalty, a scalar. anchored: [out, in] dW*,
+    fisher: [out, in] F, both fp32."""
     a, b = layer.lora_A, layer.lora_B
-    assert a.grad is not None and b.grad is not None
     drift = delta(a, b, layer.scale) - anchored
     pull = weight * fisher * drift
-    a.grad.addmm_(b.t(), pull, alpha=layer.scale)
-    b.grad.addmm_(pull, a.t(), alpha=layer.scale)
+    if a_grad is not None:
+        a_grad.addmm_(b.t().to(a_grad.device), pull.to(a_grad.device), alpha=layer.scale)
+    if b_grad is not None:
+        b_grad.addmm_(pull.to(b_grad.device), a.t().to(b_grad.device), alpha=layer.scale)
     return 0.5 * (pull * drift).sum()

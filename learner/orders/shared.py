@@ -1,8 +1,9 @@
 """Orders of a learner with several ranks: rank 0 has actors and journal, and tells the others what came of both.
 
-    collect   filled orders of rank 0 -> all ranks; or that the run stops, and then there is nothing more to do
+    collect   filled orders of rank 0 -> all ranks; or that nobody fills them, so that the run stops here
     size_of   the size of a step as rank 0's journal has it -> all ranks, which so begin a step when rank 0 has its turn
     publish   all ranks compare digests of their adapters
+    agreed    after a step, whether rank 0 was asked to stop -> all ranks, which so write the same checkpoints
 
 Filled orders cross in the codec of the wire. Ranks see the same groups and compute the same, so digests differ only if
 machines, libraries or memory do; the run ends then, before the version is sampled from or saved.
@@ -95,6 +96,11 @@ class OtherRank:
 
     def note_size(self, step: int, size: Size) -> None:
         """Rank 0 does."""
+
+
+def agreed(others: Others, stop: Callable[[], bool]) -> bool:
+    """stop: of rank 0; what others give does not count."""
+    return bool(others.from_first(b"stop" if stop() else b""))
 
 
 def filled_order(packed: bytes) -> FilledOrder:

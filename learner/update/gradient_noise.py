@@ -10,7 +10,7 @@ sampled too and adds nothing: it is one of the n. The loss's divisor (all respon
 varies a little with the groups. No extra pass: the groups' micro-batches are computed one group after the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +30,12 @@ class GradientNoise:
 class GroupGradients:
     """Takes the gradient of one group after the other, and gives back their sum."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], norm: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+    ) -> None:
+        """norm: of the whole gradient, from that of these parameters."""
         self.parameters = parameters
+        self.norm = norm
         self.total: list[torch.Tensor] = []
         self.norms: list[torch.Tensor] = []
         """|g_j|"""
@@ -39,7 +43,7 @@ class GroupGradients:
     def take(self) -> None:
         """The gradient in the parameters is one group's."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        self.norms.append(nn.utils.get_total_norm(gradients))
+        self.norms.append(self.norm(gradients))
         if self.total:
             for total, gradient in zip(self.total, gradients, strict=True):
                 total += gradient
@@ -51,7 +55,7 @@ class GroupGradients:
         for parameter, gradient in zip(self.parameters, self.total, strict=True):
             parameter.grad = gradient
         squares = sum(norm**2 for norm in torch.stack(self.norms).tolist())
-        return noise_of(squares, float(nn.utils.get_total_norm(self.total)) ** 2, sampled)
+        return noise_of(squares, float(self.norm(self.total)) ** 2, sampled)
 
 
 def noise_of(squares: float, whole: float, sampled: int) -> GradientNoise:

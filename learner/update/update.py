@@ -108,7 +108,7 @@ class Update:
         minibatches = batch.minibatches()
         several = self.loss.passes * len(minibatches) > 1
         # Until the optimizer's step of its only update, a step changes no value.
-        self.begun = Beginning(gate=self.gate.state_dict(), position=self.position() if several else None)
+        self.begun = Beginning(gate=self.gate.state_dict(), position=self.position(whole=False) if several else None)
         old = self.forward_pass.old(batch.used) if several else UNCHANGED
         noisy = self.measures_noise and batch.sampled > 1
         accumulate = partial(self.group_after_group, sampled=batch.sampled) if noisy else self.accumulate
@@ -138,7 +138,7 @@ class Update:
     def gradient(self, samples: Sequence[TrainSample], old: OldLogprobs, accumulate: Accumulate) -> Gradient:
         """The clipped gradient of these samples, in the parameters, and whether it may be used."""
         parts, noise = accumulate(samples, old)
-        penalty = self.anchor.pull() if self.anchor else 0.0
+        penalty = self.anchor.pull(self.optimizer.gradients()) if self.anchor else 0.0
         norm = self.optimizer.clip()
         loss = loss_of(parts) + penalty
         refused = self.norms.refusal(loss, norm)
@@ -146,11 +146,13 @@ class Update:
 
     def accumulate(self, samples: Sequence[TrainSample], old: OldLogprobs) -> Accumulated:
         self.optimizer.zero_grad()
-        return self.forward_pass.gradient_over_cuts(samples, lambda part: self.backward(part, old), PASS_PART), None
+        parts = self.forward_pass.gradient_over_cuts(samples, lambda part: self.backward(part, old), PASS_PART)
+        self.optimizer.bring_home()
+        return parts, None
 
     def group_after_group(self, samples: Sequence[TrainSample], old: OldLogprobs, sampled: int) -> Accumulated:
         """The same gradient from micro-batches of one group each, with its noise. sampled: groups of the step."""
-        gradients = GroupGradients(list(self.optimizer.parameters.values()))
+        gradients = GroupGradients([*self.optimizer.stepped.values()], self.optimizer.owners.total_norm)
         parts: list[PassPart] = []
         for group in grouped(samples):
             parts += self.accumulate(group, old)[0]
@@ -257,11 +259,11 @@ class Update:
             if begun.position:
                 self.restore(begun.position)
 
-    def position(self) -> Position:
-        """What the next update starts from."""
+    def position(self, *, whole: bool = True) -> Position:
+        """What the next update starts from. whole: with the moments of all ranks, on rank 0."""
         return Position(
             adapter=adapter_bytes(self.policy.adapter),
-            optimizer=self.optimizer.state_bytes(),
+            optimizer=self.optimizer.state_bytes() if whole else self.optimizer.own_state_bytes(),
             norms=self.norms.state_dict(),
             anchor=self.anchor.state_bytes() if self.anchor else b"",
         )

@@ -14,6 +14,7 @@ from shared.config.types import NonNegative, Positive, PositiveFloat, Section, S
 from shared.errors import ConfigError
 
 Fold = Literal["auto", "always", "never"]
+Parallel = Literal["ddp", "fsdp2", "zero2"]
 CardNumber = Annotated[int, Meta(ge=0, le=63)]
 MAX_ACTORS = 64
 """Beside one learner."""
@@ -69,9 +70,11 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
     """Processes that share the learner's work, at most 64. Each has `learner_threads` and a copy of all but the base,
     and computes its part of the micro-batches; the number decides the last bits of a result."""
-    parallel: Literal["ddp", "fsdp2"] = "ddp"
-    """What each of several ranks has of the frozen base. `ddp`: all of it. `fsdp2`: a part of every linear, and for
-    each product the ranks gather the whole one; on CPUs only as yet. The results are the same to the bit."""
+    parallel: Parallel = "ddp"
+    """What each of several ranks has. `ddp`: all of the frozen base and of AdamW's moments. `fsdp2`: a part of every
+    linear of the base, and for each product the ranks gather the whole one; on CPUs only as yet. `zero2`: the moments
+    and the gradient's sum of some tensors of the adapter, which this rank steps; on a card, with one rank too, they
+    are in host memory. On CPUs the results are the same to the bit."""
     learner_card: CardNumber = 0
     """Which card the learner computes on, by the number that CUDA gives it, from 0 to 63. Processes on the same card
     take turns, also those of other runs. Further ranks have the cards that follow, and wait for nobody there."""
@@ -101,6 +104,11 @@ class ComputeConfig(Section, frozen=True, kw_only=True):
     def divides_base(self) -> bool:
         """Whether each rank has a part of the base only."""
         return self.parallel == "fsdp2" and self.ranks > 1
+
+    @property
+    def divides_moments(self) -> bool:
+        """Whether each rank has AdamW's moments of some parameters only."""
+        return self.parallel == "zero2" and self.ranks > 1
 
 
 class RayConfig(Section, frozen=True, kw_only=True):

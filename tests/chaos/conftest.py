@@ -80,6 +80,23 @@ def divided_points(calm_divided: Result, points: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="session")
+def owned(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same run with AdamW's moments divided among two ranks."""
+    keys = {"compute.ranks": 2, "compute.parallel": "zero2"}
+    return str(prepare(tmp_path_factory.mktemp("chaos") / "owned", keys))
+
+
+@pytest.fixture(scope="session")
+def calm_owned(hosts: Pool, owned: str) -> Result:
+    return hosts.run_one(Trial(name="calm-owned", run=owned, trace=True))
+
+
+@pytest.fixture(scope="session")
+def owned_points(calm_owned: Result, points: list[str]) -> list[str]:
+    return about_ranks(calm_owned, points)
+
+
+@pytest.fixture(scope="session")
 def rare_points(points: list[str], troubled: Result) -> list[str]:
     """Those of clearing up."""
     assert not troubled.error and not troubled.missed, troubled

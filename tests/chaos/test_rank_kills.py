@@ -15,6 +15,7 @@ from tests.chaos.trial import Result, check
 BATCHES = 4
 DEEP = (50, 97, 150)
 BOTH = ("before learner steps", "after learner steps")
+OWNERS_TELL = ("add gradients", "tell norms", "share parameters", "tell moments")
 
 
 def test_an_undisturbed_run_of_two_ranks_is_sound(calm_ranks: Result, rank_points: list[str]) -> None:
@@ -43,6 +44,17 @@ def test_any_rank_with_a_part_of_the_base_killed_at_every_point_ends_the_same(
     # A pass gathers some dozens of weights.
     deep = [Fault(point=point, hit=hit, act="kill") for point in gathers for hit in DEEP]
     kill_everywhere(hosts, "divided", divided, calm_divided, divided_points, deep)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_any_rank_with_a_part_of_the_moments_killed_at_every_point_ends_the_same(
+    hosts: Pool, owned: str, calm_owned: Result, calm_ranks: Result, owned_points: list[str]
+) -> None:
+    assert calm_owned.outcome == calm_ranks.outcome, "the bits of ranks with all moments"
+    passed = {point.rpartition(" ")[0]: point for point in owned_points}
+    assert {f"{when} ranks {what}" for when in ("before", "after") for what in OWNERS_TELL} <= passed.keys()
+    kill_everywhere(hosts, "owned", owned, calm_owned, owned_points)
 
 
 def kill_everywhere(

@@ -4,9 +4,10 @@ The processes are forked from this one, so that libraries are imported once, and
 it has then to FOLDER/<ranks>-<rank>.safetensors: gradients before clipping, and the adapter after the optimizer's step.
 One more process computes the same in turns: FOLDER/<ranks>-in-turns.safetensors.
 
-The same with a divided base: FOLDER/<ranks>-<rank>-divided.safetensors, and both for other policies. What a rank has
-of the base: FOLDER/<ranks>-<rank>-kept.json. Then the last rank is killed in a step, and what each of the others says
-of it is in FOLDER/<ranks>-<rank>-lost.
+The same with a divided base: FOLDER/<ranks>-<rank>-divided.safetensors, with divided moments: ...-owned.safetensors,
+and all three for other policies. What a rank has of the base: FOLDER/<ranks>-<rank>-kept.json. What two clipped steps
+with whole and with divided moments end with: FOLDER/<ranks>-<rank>-ddp-clipped and -zero2-clipped. Then the last rank
+is killed in a step, and what each of the others says of it is in FOLDER/<ranks>-<rank>-lost.
 """
 
 import gc
@@ -15,7 +16,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,15 +24,17 @@ from typing import Any
 
 import torch
 import torch.distributed.fsdp  # Before the forks: it takes a second.
+from msgspec import structs
 from safetensors.torch import save_file
 
 from learner.objective.batch import StepBatch
 from learner.update.figures import UpdateStats
-from learner.update.placement.divided import frozen_linears, placement_on
+from learner.update.placement.divided import frozen_linears
 from learner.update.placement.placement import InTurns, Placement
-from learner.update.placement.ranks import meeting
-from learner.wiring import build_trainer
+from learner.update.placement.ranks import RankGroup, meeting
+from learner.wiring import build_trainer, placement_on
 from shared.config.model import LoraConfig
+from shared.config.processes import Parallel
 from shared.config.tree import BatchConfig, Config, LossConfig, OptimizerConfig, RolloutConfig
 from shared.errors import RankLost
 from shared.model.canary import canary_ids, canary_of
@@ -47,6 +50,13 @@ CONFIG = Config(
     batch=BatchConfig(token_budget=60, head_rows=5),
 )
 """Several micro-batches of different sizes, a mask over all of them, and a KL."""
+CLIPPED = structs.replace(
+    CONFIG,
+    loss=structs.replace(CONFIG.loss, passes=2),
+    optimizer=OptimizerConfig(lr=0.01, max_grad_norm=0.01, weight_decay=0.1),
+)
+PARALLEL: Mapping[Parallel, str] = {"fsdp2": "-divided", "ddp": "", "zero2": "-owned"}
+"""And how files of it end."""
 
 
 def batch_of_step(policy: Policy) -> StepBatch:
@@ -80,13 +90,14 @@ def policies(model: Path, ranks: int) -> Iterator[tuple[str, Policy]]:
 def one_rank(model: Path, folder: Path, rank: int, ranks: int) -> None:
     torch.set_num_threads(1)
     with meeting(folder, f"{ranks}", rank=rank, size=ranks, wait_s=MEETING_S) as group:
-        for divides in (True, False):
+        for parallel, how in PARALLEL.items():
             for kind, policy in policies(model, ranks):
-                placement = placement_on(group, policy, divides=divides)
-                file = folder / f"{ranks}-{rank}{kind}{'-divided' if divides else ''}"
-                write_step(file, policy, placement)
-                if divides and not kind:
+                placement = placement_on(group, policy, parallel)
+                write_step(folder / f"{ranks}-{rank}{kind}{how}", policy, placement)
+                if parallel == "fsdp2" and not kind:
                     (folder / f"{ranks}-{rank}-kept.json").write_text(json.dumps(kept(policy)))
+        for parallel in ("ddp", "zero2"):
+            write_clipped(folder / f"{ranks}-{rank}-{parallel}-clipped", model, group, parallel)
 
 
 def kept(policy: Policy) -> dict[str, int]:
@@ -109,7 +120,7 @@ def loses(model: Path, folder: Path, rank: int, ranks: int) -> None:
     policy = tiny_policy(model)
     try:
         with meeting(folder, f"{ranks}-loses", rank=rank, size=ranks, wait_s=MEETING_S) as group:
-            placement = placement_on(group, policy, divides=True)
+            placement = placement_on(group, policy, "fsdp2")
             killed = partial(os.kill, os.getpid(), signal.SIGKILL)
             progress = killed if rank == ranks - 1 else lambda: None
             build_trainer(policy, CONFIG, progress, placement=placement).update.apply(0, batch_of_step(policy))
@@ -130,6 +141,17 @@ def write_step(file: Path, policy: Policy, placement: Placement) -> None:
     figures = {"loss": torch.tensor(stats.loss), "norm": torch.tensor(stats.grad_norm)}
     figures["canary"] = torch.from_numpy(canary)
     save_file(found | adapter | figures, file.with_suffix(".safetensors"))
+
+
+def write_clipped(file: Path, model: Path, group: RankGroup, parallel: Parallel) -> None:
+    """Two steps of two updates each, whose gradients are clipped. Moments: all that rank 0 would save, and own ones."""
+    policy = tiny_policy(model)
+    update = build_trainer(policy, CLIPPED, lambda: None, placement=placement_on(group, policy, parallel)).update
+    norms = [update.apply(step, batch_of_step(policy)).grad_norm for step in range(2)]
+    found = {name: value.detach() for name, value in policy.adapter.parameters().items()}
+    save_file(found | {"norms": torch.tensor(norms)}, file.with_suffix(".safetensors"))
+    file.with_suffix(".moments").write_bytes(update.optimizer.state_bytes())
+    file.with_suffix(".own").write_bytes(update.optimizer.own_state_bytes())
 
 
 def forked(work: Callable[[], None]) -> int:

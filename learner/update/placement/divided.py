@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from learner.update.placement.ranks import RankGroup, Ranks, losing
+from learner.update.placement.ranks import RankGroup, losing
 from shared.errors import ModelError
 from shared.model.lora import FrozenLinear
 from shared.model.policy import Policy
@@ -29,14 +29,8 @@ from shared.model.products import gradient_product, weight_product
 from shared.run.failpoints import reach
 
 
-def placement_on(group: RankGroup, policy: Policy, *, divides: bool) -> Ranks:
-    """Of one of several ranks. divides: whether the base. All of them call this at the same time."""
-    if divides:
-        divide_base(policy, group)
-    return Ranks(group, [*policy.adapter.parameters().values()], in_step=divides)
-
-
 def divide_base(policy: Policy, group: RankGroup) -> None:
+    """All ranks call this at the same time."""
     if policy.device.type != "cpu":
         raise ModelError(
             f"compute.parallel = 'fsdp2' computes on CPUs only as yet, and this learner has {policy.device}; set it to"

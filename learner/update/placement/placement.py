@@ -14,6 +14,9 @@ for a number of ranks. Another number gives the same gradient up to rounding.
     ALONE     one process, without any of this
     InTurns   the ranks one after the other in one process, with the bits of several: for replay
     Ranks     several processes (ranks.py), each with the whole base or a part of it (divided.py)
+
+Which of the parameters a process steps is for its Owners to say: ALL of them, or those that it owns (owned.py). Then it
+has the sum of the gradients of these only, and none for the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,6 +34,45 @@ Cut = list[TrainSample]
 Tensors = dict[str, torch.Tensor]
 
 
+class Owners(Protocol):
+    """What the optimizer asks about the parameters that it steps. All ranks call the same methods in the same order."""
+
+    def has(self, number: int) -> bool:
+        """Whether this process steps the parameter with this place in their order."""
+        ...
+
+    def total_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Of all parameters, from those that this process steps."""
+        ...
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        """After a step: all parameters have their new values on all ranks."""
+        ...
+
+    def states(self, mine: bytes) -> list[bytes]:
+        """On rank 0 those of all ranks; elsewhere this rank's own."""
+        ...
+
+
+class Everything:
+    """Of a process that steps all of them."""
+
+    def has(self, number: int) -> bool:
+        return True
+
+    def total_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        return nn.utils.get_total_norm(gradients)
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        """There is nobody without them."""
+
+    def states(self, mine: bytes) -> list[bytes]:
+        return [mine]
+
+
+ALL = Everything()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Form(Generic[Done]):
     """How what was found in a micro-batch is told to other ranks."""
@@ -41,6 +83,11 @@ class Form(Generic[Done]):
 
 class Placement(Protocol):
     """See above. All ranks call the same methods with the same micro-batches, in the same order."""
+
+    @property
+    def owners(self) -> Owners:
+        """Who steps what."""
+        ...
 
     def most_tokens(self, budget: int, total: Callable[[], int]) -> int:
         """Of a micro-batch. budget: what fits. total: tokens of all samples."""
@@ -57,6 +104,8 @@ class Placement(Protocol):
 
 class Alone:
     """One process."""
+
+    owners: Owners = ALL
 
     def most_tokens(self, budget: int, total: Callable[[], int]) -> int:
         return budget
@@ -77,6 +126,8 @@ ALONE = Alone()
 
 class InTurns:
     """So many ranks in one process."""
+
+    owners: Owners = ALL
 
     def __init__(self, parameters: Sequence[nn.Parameter], ranks: int = 1) -> None:
         self.parameters = parameters
@@ -109,12 +160,12 @@ def share_of(budget: int, total: int, ranks: int) -> int:
     return max(1, min(budget, -(-total // ranks)))
 
 
-def rank_of_each(tokens: Sequence[int], ranks: int) -> list[int]:
-    """Of micro-batches with so many tokens."""
-    places, loads = [0] * len(tokens), [0] * ranks
-    for number in sorted(range(len(tokens)), key=lambda number: -tokens[number]):
+def rank_of_each(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Of micro-batches with so many tokens, or of tensors with so many values."""
+    places, loads = [0] * len(sizes), [0] * ranks
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
         places[number] = loads.index(min(loads))
-        loads[places[number]] += tokens[number]
+        loads[places[number]] += sizes[number]
     return places
 
 

@@ -3,6 +3,7 @@
     meeting      a file in the run's folder, then connections of gloo between all ranks
     from_first   bytes of rank 0 -> all ranks
     gathered     bytes of each rank -> those of all, on all ranks
+    to_first     the same, on rank 0
     added        fp32 tensors of each rank -> their sum in the order of the ranks, on all ranks
 
 Only tensors cross: the collectives of torch.distributed for objects pickle. Sums are gathered and added here, since an
@@ -31,9 +32,11 @@ from safetensors.torch import load, save
 from torch import nn
 
 from learner.update.placement.placement import (
+    ALL,
     Cut,
     Done,
     Form,
+    Owners,
     Tensors,
     give_gradients,
     rank_of_each,
@@ -53,6 +56,8 @@ NO_LIMIT = timedelta(days=365)
 SUMMED_AT_ONCE = 2**22
 """Values of a gradient: 16 MiB of each rank."""
 OUT_OF_MEMORY = b""
+Add = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
+"""A gradient of each rank -> the sums that this rank has."""
 
 
 class RankGroup:
@@ -78,6 +83,13 @@ class RankGroup:
         row[: len(data)] = as_tensor(data)
         return [found[:count].numpy().tobytes() for found, count in zip(self.all_of(row), counts, strict=True)]
 
+    def to_first(self, data: bytes) -> list[bytes]:
+        """Elsewhere nothing."""
+        counts = [int(count) for count in self.all_of(torch.tensor([len(data)]))]
+        row = torch.zeros(max(1, *counts), dtype=torch.uint8)
+        row[: len(data)] = as_tensor(data)
+        return [found[:count].numpy().tobytes() for found, count in zip(self.all_at(0, row), counts, strict=False)]
+
     def added(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         flat = torch.cat([tensor.flatten().cpu() for tensor in tensors])
         for part in flat.split(SUMMED_AT_ONCE):
@@ -93,6 +105,16 @@ class RankGroup:
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         self.finish(lambda: dist.all_gather(found, tensor, async_op=True))
         return found
+
+    def all_at(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Those of all ranks on this one; elsewhere nothing."""
+        found = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == rank else None
+        self.finish(lambda: dist.gather(tensor, found, dst=rank, async_op=True))
+        return found or []
+
+    def give_all(self, rank: int, tensor: torch.Tensor) -> None:
+        """What this rank has is written into that of the others."""
+        self.finish(lambda: dist.broadcast(tensor, src=rank, async_op=True))
 
     def finish(self, begin: Callable[[], Any]) -> None:
         """Wait for what `begin` returns."""
@@ -143,11 +165,22 @@ def meeting(folder: Path, name: str, *, rank: int, size: int, wait_s: float) -> 
 class Ranks:
     """One of several processes."""
 
-    def __init__(self, group: RankGroup, parameters: Sequence[nn.Parameter], *, in_step: bool = False) -> None:
-        """in_step: whether all must make as many passes, because every product needs all ranks (divided.py)."""
+    def __init__(
+        self,
+        group: RankGroup,
+        parameters: Sequence[nn.Parameter],
+        *,
+        in_step: bool = False,
+        owners: Owners = ALL,
+        add: Add | None = None,
+    ) -> None:
+        """in_step: whether all must make as many passes, because every product needs all ranks (divided.py). add: the
+        gradients of all ranks, where not every rank gets every sum (owned.py)."""
         self.group = group
         self.parameters = parameters
         self.in_step = in_step
+        self.owners = owners
+        self.add = add
 
     def most_tokens(self, budget: int, total: Callable[[], int]) -> int:
         return share_of(budget, total(), self.group.size)
@@ -172,7 +205,7 @@ class Ranks:
         found = self.each(cuts, tokens, work, form)
         rank = str(self.group.rank)
         reach("before ranks add gradients", rank)
-        sums = self.group.added(take_gradients(self.parameters))
+        sums = (self.add or self.group.added)(take_gradients(self.parameters))
         reach("after ranks add gradients", rank)
         give_gradients(self.parameters, sums)
         return found

@@ -4,9 +4,10 @@ The formulas below follow from what the code keeps, not from how the planner cou
 through L layers of widths H and I; u of them meet the head. Small things (norms, tables, positions) are left out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
+from msgspec import structs
 
 from launch.card.phases import MetaTracer
 from launch.card.plan import Phase, Planner
@@ -154,6 +155,17 @@ def test_every_phase_of_both_processes_is_what_it_is_by_hand(name: str, lengths:
         assert found.keys() == by_hand.keys()
         off = {phase: found[phase] / by_hand[phase] - 1 for phase in found}
         assert {phase: share for phase, share in off.items() if abs(share) > TOLERANCE} == {}
+
+
+def test_moments_on_the_host_are_not_on_the_card() -> None:
+    """compute.parallel = "zero2", also with one rank."""
+    facts = QWEN_05B
+    model, work = Model.of(facts), work_of(facts, 64, 128)
+    divided = replace(work, compute=structs.replace(work.compute, parallel="zero2"))
+    planners = (Planner(model.layers, 2**40, MetaTracer(facts)) for _ in range(2))
+    whole, found = (tensors(next(planners).quick("learner", one)) for one in (work, divided))
+    assert whole.keys() - found.keys() == {"optimizer"}
+    assert {whole[phase] - bytes_then for phase, bytes_then in found.items()} == {2 * model.adapter}
 
 
 def test_activations_that_are_kept_are_those_of_every_layer() -> None:

@@ -15,13 +15,13 @@ from launch.doctor import run_checks
 from launch.doctor.finding import Missing
 from launch.doctor.libraries import look_at_reward
 from launch.doctor.model import Model, ask_hub, look_at_hub, look_at_model
+from launch.plan.beside_card import memory_beside_card
 from launch.plan.cost import work_of
 from launch.plan.memory import (
     HEAD_COLUMNS,
     PRODUCT_BYTES,
     HostMemory,
     host_memory,
-    memory_beside_card,
 )
 from launch.plan.shape import ModelShape, shape_of
 from shared.config.data import VerifierConfig
@@ -320,7 +320,12 @@ def test_a_cpu_has_the_base_once_and_the_actors_sums_if_they_are_wanted() -> Non
     assert needed - half == 4 * (values + QWEN_15B.linear) - (2 * values + compiled)
     assert needed - host_need(Config(), QWEN_15B).weights == 4 * QWEN_15B.linear, "by default a large model has none"
     assert host_need(config(model={"dequantize": "each_call"}), QWEN_15B).weights < needed / 2
-    assert memory_beside_card(QWEN_15B).started < needed / 2
+    assert memory_beside_card(QWEN_15B, 16, "ddp").started < needed / 2
+
+
+def test_an_adapter_that_is_stepped_beside_the_card_counts_four_times() -> None:
+    whole, stepped = (memory_beside_card(QWEN_15B, 16, parallel) for parallel in ("ddp", "zero2"))
+    assert stepped.total - whole.total == stepped.started - whole.started == 4 * 4 * 16 * QWEN_15B.adapter
 
 
 def test_each_key_that_is_named_as_a_remedy_helps() -> None:

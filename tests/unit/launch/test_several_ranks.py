@@ -112,6 +112,16 @@ def test_memory_counts_the_parts_of_a_divided_base_besides_its_file() -> None:
     assert not fewer_ranks(1).apply(replace(work(4), divides=True)).divides
 
 
+def test_memory_counts_the_moments_that_a_rank_owns() -> None:
+    whole, owned = (host_memory(HALF, replace(work(4), divides_moments=owns)).learner for owns in (False, True))
+    assert 4 * owned["Adam's moments"] == whole["Adam's moments"] > 0 and owned["gradient"] == whole["gradient"]
+    saved = whole["adapter"] * 3 // 4
+    assert whole["gradients of all ranks"] - owned["gradients of all ranks"] == saved
+    assert size_of(whole) - size_of(owned) == 3 * saved
+    config = resolve({"compute": {"parallel": "zero2", "ranks": 2}, "model": {"path": "somewhere"}})
+    assert work_of(config, cores=8).divides_moments and not ComputeConfig(parallel="zero2").divides_moments
+
+
 def test_updates_take_a_part_of_the_time() -> None:
     def update(ranks: int) -> float:
         return step_time(HALF, work(ranks, token_budget=600), SPEED, SPEED).update

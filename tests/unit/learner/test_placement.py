@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from learner.orders.plan import Unfilled
-from learner.orders.shared import STOPS, FirstRank, OtherRank
+from learner.orders.shared import STOPS, FirstRank, OtherRank, agreed
 from learner.update.budget import Size
 from learner.update.figures import PASS_PART
 from learner.update.forward_pass import UNCHANGED
@@ -202,6 +202,14 @@ def test_filled_orders_and_sizes_reach_the_other_ranks_as_they_are() -> None:
 def test_a_rank_that_is_told_that_the_run_stops_has_nothing_more_to_do() -> None:
     with pytest.raises(Unfilled):
         OtherRank(Fakes(1, first=[STOPS]), lambda: None).collect(["a"])
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_all_ranks_stop_after_the_step_in_which_the_first_one_was_asked_to(asked: bool) -> None:
+    group = Fakes()
+    assert agreed(group, lambda: asked) is asked
+    for others_flag in (True, False):
+        assert agreed(Fakes(1, first=group.told), lambda flag=others_flag: flag) is asked
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -98,6 +98,7 @@ def test_keys_that_do_not_fit_together_are_refused(overrides: list[str], part: s
         ["constraint.beta=0.1", "constraint.reference=old", "loss.passes=2"],
         ["constraint.beta=0.1", "constraint.reference=old", "batch.updates=2"],
         ["constraint.reference=old"],
+        ["compute.parallel=zero2", "actor.audit=0.5", "constraint.beta=0.1", "model.dequantize=each_call"],
         ["loss.kind=gspo", "loss.dual_clip=3", "loss.importance=sequence_mask", "loss.stale_limit=0.1"],
         ["loss.importance=token_mask", "loss.importance_floor=0.5", "loss.entropy_fraction=0.5"],
         ["loss.kind=sapo", "reward.advantage=batch", "batch.updates=4"],
