@@ -210,7 +210,6 @@ class Session:
         )
         keep = partial(write_batch, run.quarantine)
         self.orders = AuditedOrders(self.dispatcher, recorder.void, partial(revoke_key, run))
-        self.orders.audit = build_audit(model, run, lease, self.orders)
         self.filler, notes, placement = training_filler(model, self.orders, recorder), recorder, ALONE
         recheck = self.orders.recheck
         if ranks:
@@ -220,6 +219,7 @@ class Session:
             # The others have used its orders already.
             recheck = nobody_lied
         self.learner = build_learner(model, self.filler, keep, trace, notes, recheck, placement)
+        self.orders.audit = build_audit(model, run, lease, self.orders, self.learner.update.gate)
         self.state = self.learner.state
         adapter_bytes = self.state.publisher.versions[0].adapter.nbytes
         anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0

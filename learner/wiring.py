@@ -297,15 +297,15 @@ def build_learner(
     )
 
 
-def build_audit(model: Model, run: RunDir, lease: ComputeLease, orders: AuditedOrders) -> Audit | None:
-    """None if nobody is checked."""
+def build_audit(model: Model, run: RunDir, lease: ComputeLease, orders: AuditedOrders, gate: Gate) -> Audit | None:
+    """None if nobody is checked. gate: the one of the steps."""
     config, policy, actor = model.config, model.policy, model.config.actor
     if actor.audit == actor.audit_invited == 0.0:
         return None
     checks: list[Check] = [
         LogprobCheck(
             ForwardPass(policy, config.rollout.temperature, Budget.of(config.batch), orders.pump),
-            lambda: Gate(config.loss.max_mismatch, floor_of(policy, actor)),
+            gate.copy,
             lease,
             driver_of(policy.device),
             newest=lambda: max(orders.policies),

@@ -162,7 +162,7 @@ class LogprobCheck:
         driver: Driver | None,
         newest: Callable[[], int],
     ) -> None:
-        """gate: a new one, with the limits of the run. newest: the version that the policy has now."""
+        """gate: a new one, with the present limits of the run. newest: the version that the policy has now."""
         self.forward_pass = forward_pass
         self.gate = gate
         self.lease = lease

@@ -15,7 +15,7 @@ from learner.durable.recorder import JournalRecorder, RecordedOrders, index_reco
 from learner.orders.audit import FIRST_GROUPS, Audit, Chosen, Claim, Draws, Lie, LogprobCheck
 from learner.orders.audited import AuditedOrders
 from learner.orders.second_scores import ScoreCheck, SecondScores, can_score_again
-from learner.update.mismatch import FP32, Gate
+from learner.update.mismatch import BF16, FP32, Gap, Gate
 from protocol.messages import AnyMessage, FilledOrder, Group, Order, Outcome, Policy, Refused
 from protocol.transport import Inbound
 from shared.config.tree import Config
@@ -123,6 +123,18 @@ def test_true_log_probs_pass_and_false_ones_are_evidence(model: Model) -> None:
         assert lie.actor_id == "guest0" and f"the log-probs of group {group.group_id} differ from those" in lie.evidence
         assert "allowed: 99th percentile, allowed 0.01; mean, allowed 0.001" in lie.evidence
     assert check.lies([chosen_of(changed(group, np.zeros_like), policy, temperature=0.0)]) == [], "greedy has none"
+
+
+def test_what_the_steps_of_a_run_allow_by_now_is_allowed_here_too(model: Model) -> None:
+    shake(model, 1)
+    policy, group = published(model, 0), true_group(model)
+    steps, forward_pass = Gate(0.0, BF16), forward_pass_of(model, Config())
+    check = LogprobCheck(forward_pass, steps.copy, NoLease(), None, newest=lambda: 0)
+    one_token = changed(group, lambda logprobs: np.where(np.arange(len(logprobs)) == 3, logprobs - 0.9, logprobs))
+    assert len(check.lies([chosen_of(one_token, policy)])) == 1
+    assert steps.limits == BF16, "what is measured for one group raises nothing for the run"
+    steps.limits = steps.limits.at_least(Gap(mean=0.05, p95=0.2, p99=0.5, largest=2.0))
+    assert check.lies([chosen_of(one_token, policy)]) == []
 
 
 def test_the_ordered_version_counts_and_the_trained_policy_stays(model: Model) -> None:
