@@ -9,7 +9,8 @@
 Each operation is the one that "ddp" makes on the same whole tensor, so the adapter, the moments and the checkpoint have
 its bits on CPUs, and a run may change from one to the other, or to another number of ranks. Of four fp32 values a
 parameter (adapter, gradient, two moments) a rank keeps the first for all parameters, and the moments and the gradient's
-sum for those that it owns. While it computes it has the gradient of its own micro-batches whole.
+sum for those that it owns. While it computes it has the gradient of its own micro-batches whole; rank 0 has all moments
+while it writes a checkpoint, and every rank while it reads one.
 
 On a card, moments and sums are in host memory and AdamW steps there (learner/update/optimizer.py); gloo goes over the
 host anyway. The norms are then the host's, and last bits may differ from those of "ddp". It has run on CPUs only.
