@@ -86,6 +86,10 @@ class FuzzRecorder:
             assert filled_order.order_id not in self.recorded, "recorded twice"
             self.recorded[filled_order.order_id] = filled_order
 
+    def begin(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]]) -> None:
+        """At once."""
+        self.record(filled, frames)
+
     def is_durable(self, order_id: str) -> bool:
         """By its name."""
         return training_step(order_id) is None or order_id in self.recorded

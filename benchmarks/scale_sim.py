@@ -84,15 +84,24 @@ class TimedJournal:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.journal, name)
 
-    def append(self, payload: bytes) -> None:
-        self.bytes += len(payload)
+    def append(self, *parts: bytes) -> None:
+        self.bytes += sum(map(len, parts))
+        self.end_sync()
         with self.clock.counts("write"):
-            self.journal.append(payload)
+            self.journal.append(*parts)
 
     def sync(self) -> None:
         self.syncs += 1
         with self.clock.waits("fsync"):
             self.journal.sync()
+
+    def begin_sync(self) -> None:
+        self.syncs += 1
+        self.journal.begin_sync()
+
+    def end_sync(self) -> None:
+        with self.clock.waits("fsync"):
+            self.journal.end_sync()
 
 
 class TimedCheck:

@@ -1,8 +1,9 @@
 """Encodes a message as three frames, and decodes it. `encode` and `decode` are pure inverses.
 
     header   msgpack map {version, type, crc32}; crc32 is computed over body, then buffers
-    body     msgpack map of the message's fields; an array is represented as {dtype, shape, offset}
-    buffers  the arrays' little-endian bytes, each at the next multiple of 16, zeros between them, nothing after them
+    body     msgpack map of the message's fields; an array is represented as [dtype, number of elements]
+    buffers  the arrays' little-endian bytes in the order of the body, each at the next multiple of 16, zeros between
+             them, nothing after them
 
 Both ends check a message against the types of messages.py, so an invalid one raises at the sender.
 Decoded arrays are read-only views into the frame. validate.py checks whether a FilledOrder message makes sense.
@@ -40,8 +41,6 @@ MESSAGES: dict[str, type[AnyMessage]] = {kind.__name__: kind for kind in get_arg
 FRAME_LIMITS = (MAX_HEADER_BYTES, MAX_BODY_BYTES, MAX_BUFFER_BYTES)
 LENGTH = struct.Struct("<I")
 
-Extent = Annotated[int, Meta(ge=0, le=MAX_BUFFER_BYTES)]
-
 
 class Header(Record, frozen=True, kw_only=True):
     """First frame."""
@@ -54,15 +53,13 @@ class Header(Record, frozen=True, kw_only=True):
     """Checksum of the second and third frame together."""
 
 
-class Slice(Record, frozen=True, kw_only=True):
-    """Represents an array in the body."""
+class Represented(Record, frozen=True, kw_only=True, array_like=True):
+    """Stands for an array in the body."""
 
     dtype: Literal["uint8", "int32", "float32"]
     """Type of the elements."""
-    shape: tuple[Extent]
-    """[1] number of elements."""
-    offset: Extent
-    """First byte in the buffer frame."""
+    size: Annotated[int, Meta(ge=0, le=MAX_BUFFER_BYTES)]
+    """Their number."""
 
 
 class BufferWriter:
@@ -72,8 +69,8 @@ class BufferWriter:
         self.parts: list[bytes | memoryview] = []
         self.size = 0
 
-    def append(self, array: object) -> dict[str, object]:
-        """Add an array; returns its Slice as a plain map."""
+    def append(self, array: object) -> tuple[str, int]:
+        """Add an array; returns what represents it in the body."""
         if not isinstance(array, np.ndarray):
             raise MalformedMessage(f"A {type(array).__name__} cannot be sent; use Python's own types or a numpy array.")
         values = cast("np.ndarray[Any, np.dtype[Any]]", array)
@@ -85,48 +82,51 @@ class BufferWriter:
             )
         little_endian = np.ascontiguousarray(values, DTYPES[name])
         padding = -self.size % BUFFER_ALIGNMENT
-        offset = self.size + padding
         self.parts += [bytes(padding), little_endian.data]
-        self.size = offset + little_endian.nbytes
+        self.size += padding + little_endian.nbytes
         if self.size > MAX_BUFFER_BYTES:
             raise MalformedMessage(
                 f"The arrays take more than {MAX_BUFFER_BYTES} bytes, the limit of the buffer frame."
             )
-        return {"dtype": name, "shape": [values.size], "offset": offset}
+        return name, values.size
 
     def frame(self) -> bytes:
         return b"".join(self.parts)
 
 
 class BufferReader:
-    """Gives views into the buffer frame, and checks that they use every byte of it."""
+    """Gives views into the buffer frame, one after the other, and checks that they use every byte of it."""
 
     def __init__(self, frame: bytes) -> None:
         self.frame = frame
-        self.spans: list[tuple[int, int]] = []
+        self.end = 0
+        """Of the arrays so far."""
+        self.between: list[bytes] = []
+        """What was left out between the arrays."""
+        self.whole: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
+        """By dtype, the frame from its first byte on: a part of an array is made in half the time of an array."""
 
     def view(self, kind: type, raw: object) -> np.ndarray[Any, np.dtype[Any]]:
-        """The array that a Slice in the body represents. msgspec adds the field's path to a ValueError from here."""
-        where = msgspec.convert(raw, Slice)
-        expected = dtype_name(kind)
-        if where.dtype != expected:
-            raise ValueError(f"Expected dtype {expected}, got {where.dtype}")
-        dtype = DTYPES[where.dtype]
-        num_bytes = where.shape[0] * dtype.itemsize
-        if where.offset + num_bytes > len(self.frame):
-            raise ValueError(f"{num_bytes} bytes at {where.offset} are outside the {len(self.frame)} bytes of buffers")
-        self.spans.append((where.offset, num_bytes))
-        return np.ndarray(where.shape, dtype, self.frame, where.offset)
+        """The next array, as it is represented in the body. msgspec adds the field's path to a ValueError from here."""
+        array, expected = msgspec.convert(raw, Represented), dtype_name(kind)
+        if array.dtype != expected:
+            raise ValueError(f"Expected dtype {expected}, got {array.dtype}")
+        whole = self.whole.get(expected)
+        if whole is None:
+            dtype = DTYPES[expected]
+            whole = self.whole[expected] = np.ndarray(len(self.frame) // dtype.itemsize, dtype, self.frame)
+        before, item = self.end, whole.itemsize
+        start = before + -before % BUFFER_ALIGNMENT
+        self.end = end = start + array.size * item
+        self.between.append(self.frame[before:start])
+        return whole[start // item : end // item]
 
     def check_all_used(self) -> None:
-        """ValueError unless the arrays follow one another, with only the zeros between them that alignment needs."""
-        end = 0
-        for offset, num_bytes in sorted(self.spans):
-            if offset != end + -end % BUFFER_ALIGNMENT or any(self.frame[end:offset]):
-                raise ValueError(f"Arrays overlap or leave a gap at byte {end} of the buffers")
-            end = offset + num_bytes
-        if end != len(self.frame):
-            raise ValueError(f"The arrays fill {end} of {len(self.frame)} bytes of buffers")
+        """ValueError unless all arrays were inside of the frame, with nothing but zeros between and after them."""
+        if any(b"".join(self.between)):
+            raise ValueError("Something other than zeros is between the arrays in the buffers")
+        if self.end != len(self.frame):
+            raise ValueError(f"The arrays fill {self.end} of {len(self.frame)} bytes of buffers")
 
 
 @cache
@@ -256,7 +256,12 @@ def refuse_extension(code: int, _: bytes) -> None:
 
 def pack(frames: Sequence[bytes]) -> bytes:
     """Frames as one byte string for a file: each after its length in 4 bytes, little-endian."""
-    return b"".join(part for frame in frames for part in (LENGTH.pack(len(frame)), frame))
+    return b"".join(packed_parts(frames))
+
+
+def packed_parts(frames: Sequence[bytes]) -> list[bytes]:
+    """The same before they are joined."""
+    return [part for frame in frames for part in (LENGTH.pack(len(frame)), frame)]
 
 
 def unpack(packed: bytes) -> list[bytes]:

@@ -2,7 +2,8 @@
 
 `append` writes a record, `sync` returns once it is on disk, and only then may it be acknowledged. If `append` raises,
 the record is not in the file. If `sync` raises, the journal accepts nothing more: stop, and let `Journal.open` find out
-what is on disk. With one sync per append a crash can tear only the last record.
+what is on disk. With one sync per append a crash can tear only the last record. `begin_sync` does it in a thread, so that the
+caller can work meanwhile.
 
     journal/000001.log, 000002.log, ...   segments; one is synced before the next begins
     journal/start                         only if old segments were deleted: where the journal begins now
@@ -16,6 +17,7 @@ Left out on purpose: what a record means, and which segments are needed (recorde
 """
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -109,6 +111,9 @@ class Journal:
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._tail = AppendFile(segment_path(folder, self.tail))
+        self._thread = ThreadPoolExecutor(1, "journal")
+        """Started by the first `begin_sync`."""
+        self._syncing: Future[None] | None = None
 
     @classmethod
     def open(cls, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> Self:
@@ -134,16 +139,28 @@ class Journal:
     def tail(self) -> int:
         return max(self.firsts)
 
-    def append(self, payload: bytes) -> None:
-        """Write one complete record, or raise and leave the file unchanged. Durable after `sync`."""
+    def append(self, *parts: bytes) -> None:
+        """Write one complete record, or raise and leave the file unchanged. Durable after `sync`. parts: its payload."""
+        self.end_sync()
         if self._tail.end >= self._segment_bytes:
             self.begin_segment()
-        self._tail.append(pack_record(self.next_record, payload))
+        self._tail.append(pack_record(self.next_record, *parts))
         self.next_record += 1
 
     def sync(self) -> None:
         """Everything appended is on disk when this returns."""
+        self.end_sync()
         self._tail.sync()
+
+    def begin_sync(self) -> None:
+        """Sync in a thread. Whatever else is done with the journal waits for its end first."""
+        self._syncing = self._thread.submit(self._tail.sync)
+
+    def end_sync(self) -> None:
+        """What `begin_sync` has begun is done when this returns; raises what it raised."""
+        syncing, self._syncing = self._syncing, None
+        if syncing:
+            syncing.result()
 
     def reading(self) -> Reading:
         """All records, including those appended since `open`."""
@@ -153,7 +170,7 @@ class Journal:
         """Let the next record begin a new segment. Sync first: only the last segment may have a torn end."""
         if self._tail.end == 0:
             return
-        self._tail.sync()
+        self.sync()
         tail = AppendFile(segment_path(self._folder, self.tail + 1))
         self._tail.close()
         self._tail = tail
@@ -170,6 +187,7 @@ class Journal:
         try:
             self.sync()
         finally:
+            self._thread.shutdown()
             self._tail.close()
 
 

@@ -65,9 +65,13 @@ class Fault:
     """Whether it is an interrupted write with no complete record after it."""
 
 
-def pack_record(number: int, payload: bytes) -> bytes:
-    body = BODY.pack(MAGIC, number, len(payload), zlib.crc32(payload))
-    return body + CHECK.pack(zlib.crc32(body)) + payload
+def pack_record(number: int, *parts: bytes) -> bytes:
+    """parts: of the payload, which may be long and so is joined once only."""
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    body = BODY.pack(MAGIC, number, sum(map(len, parts)), crc)
+    return b"".join((body, CHECK.pack(zlib.crc32(body)), *parts))
 
 
 def scan(data: bytes, number: int) -> tuple[list[Record], Fault | None]:

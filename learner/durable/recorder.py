@@ -22,12 +22,13 @@ old as the run. A new segment begins at each checkpoint, so that segments can be
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from learner.durable.checkpoint import CheckpointStore
 from learner.durable.journal import Journal
-from learner.orders.orders import NO_FRAMES, fills, step_of, training_step
+from learner.orders.orders import NO_FRAMES, RECORD_BYTES, fills, step_of, training_step
 from learner.update.budget import Size
-from protocol.codec import decode, encode_again, pack, unpack
+from protocol.codec import decode, encode_again, pack, packed_parts, unpack
 from protocol.errors import WrongVersion
 from protocol.limits import NUM_FRAMES
 from protocol.messages import FilledOrder, Group, Order
@@ -38,8 +39,6 @@ VOID = b"void from step "
 VOID_ORDER = b"void order "
 SIZE = b"size of step "
 RANKS = b"ranks from step "
-RECORD_BYTES = 8 * 2**20
-"""A record that has so many takes no further order."""
 
 
 class JournalRecorder:
@@ -61,6 +60,8 @@ class JournalRecorder:
         for segment in journal.reading().segments:
             self.last_steps[segment.number] = max(map(self.load, segment.payloads()), default=-1)
         self.durable = set(self.found)
+        self.written: set[str] = set()
+        """Orders that a sync has or may have made durable since the last `record`."""
 
     def load(self, payload: bytes) -> int:
         """Remember a record of an earlier start; returns its step, or -1 for a void."""
@@ -90,6 +91,20 @@ class JournalRecorder:
 
     def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
         """Those before one that is not admitted are recorded too."""
+        try:
+            self.commit(filled, frames, self.journal.sync)
+        finally:
+            self.journal.end_sync()
+            self.durable.update(self.written)
+            self.written.clear()
+
+    def begin(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]]) -> None:
+        self.commit(filled, frames, self.journal.begin_sync)
+
+    def commit(
+        self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]], sync: Callable[[], None]
+    ) -> None:
+        """One fsync per record: recovery can tell one torn last record from damage, but not two of them."""
         admitted: list[FilledOrder] = []
         try:
             for one in filled:
@@ -98,15 +113,11 @@ class JournalRecorder:
                         self.admit(group)
                     admitted.append(one)
         finally:
-            self.commit(admitted, frames)
-
-    def commit(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]]) -> None:
-        """One fsync per record: recovery can tell one torn last record from damage, but not two of them."""
-        for record in records_of(filled, frames):
-            self.journal.append(b"".join(record.values()))
-            self.journal.sync()
-            self.last_steps[self.journal.tail] = max(*map(step_of, record), self.last_step(self.journal.tail))
-            self.durable.update(record)
+            for record in records_of(admitted, frames):
+                self.journal.append(*chain.from_iterable(record.values()))
+                self.last_steps[self.journal.tail] = max(*map(step_of, record), self.last_step(self.journal.tail))
+                sync()
+                self.written.update(record)
 
     def void(self, order_ids: Iterable[str]) -> None:
         """Cancel the records of these orders, which will be filled and recorded again."""
@@ -296,14 +307,16 @@ def ranks_from(payload: bytes) -> dict[int, int]:
     return {step: ranks}
 
 
-def records_of(filled: Iterable[FilledOrder], frames: Mapping[str, Sequence[bytes]]) -> Iterator[dict[str, bytes]]:
-    """Order id -> packed order, of each record."""
-    record: dict[str, bytes] = {}
+def records_of(
+    filled: Iterable[FilledOrder], frames: Mapping[str, Sequence[bytes]]
+) -> Iterator[dict[str, list[bytes]]]:
+    """Order id -> parts of the packed order, of each record."""
+    record: dict[str, list[bytes]] = {}
     size = 0
     for one in filled:
         # The bytes that came were decoded, and so checked. What the learner has made itself has none.
-        record[one.order_id] = pack(frames.get(one.order_id) or encode_again(one))
-        size += len(record[one.order_id])
+        record[one.order_id] = packed_parts(frames.get(one.order_id) or encode_again(one))
+        size += sum(map(len, record[one.order_id]))
         if size >= RECORD_BYTES:
             yield record
             record, size = {}, 0

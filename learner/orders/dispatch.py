@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from learner.orders.arrived import Arrived, Delivered
 from learner.orders.order_check import OrderCheck
 from learner.orders.orders import Recorder
-from learner.orders.peers import Delivered, Peer, Peers, Turns, difference
+from learner.orders.peers import Peer, Peers, Turns, difference
 from learner.orders.plan import Unfilled
 from protocol.access.sparse_log import SparseLog
 from protocol.errors import MalformedMessage, PeerGone, PeerTimeout, ProtocolError, WrongVersion
@@ -134,7 +135,7 @@ class Dispatcher:
 
         Reads at most MAX_MESSAGES_A_PUMP messages, so that a peer that floods the learner cannot stop its work.
         """
-        delivered: list[Delivered] = []
+        arrived = Arrived(self.wanted, self.recorder)
         news = False
         reach("before learner receives")
         for _ in range(MAX_MESSAGES_A_PUMP):
@@ -142,11 +143,11 @@ class Dispatcher:
                 break
             reach("after learner receives", inbound.message)
             if one := self.take(*inbound):
-                delivered.append(one)
+                arrived.add(one)
             news = news or not isinstance(inbound.message, Heartbeat)
             timeout_s = 0.0
-        if delivered:
-            self.accept(delivered)
+        if arrived.all:
+            self.accept(arrived)
         for peer in self.peers.silent():
             self.lose(peer, "was silent for too long")
         if news or self.now() - self.looked_at >= LOOK_EVERY_S:
@@ -215,27 +216,22 @@ class Dispatcher:
             peer.probed_at = self.now()
             self.put(peer.address, Heartbeat(phase="learning"))
 
-    def accept(self, delivered: Sequence[Delivered]) -> None:
+    def accept(self, arrived: Arrived) -> None:
         """Check, record durably, then acknowledge, in this order."""
         self.peers.look()
-        fresh: dict[str, Delivered] = {}
-        for one in delivered:
-            if one.filled.order_id not in fresh and self.wanted(one.peer, one.filled):
-                fresh[one.filled.order_id] = one
-        frames = {order_id: one.frames for order_id, one in fresh.items()}
-        self.recorder.record([one.filled for one in fresh.values()], frames)
-        for order_id, one in fresh.items():
+        arrived.record()
+        for order_id, one in arrived.fresh.items():
             peer, filled = one.peer, one.filled
             self.filled[order_id], self.filled_by[order_id] = filled, peer.actor_id
             del self.orders[order_id]
             self.given_at.pop(order_id, None)
             self.peers.measure(peer, filled, more_wait=bool(self.queue))
             self.peers.has_filled(peer, filled.policy_version)
-        for one in delivered:
+        for one in arrived.all:
             order_id = one.filled.order_id
             # After a restart an actor may be early: its order is not open yet and is not recorded.
             if order_id not in self.orders and self.recorder.is_durable(order_id):
-                first = fresh.get(order_id)
+                first = arrived.fresh.get(order_id)
                 if first is None or first.peer is not one.peer:
                     self.note_late(one.peer, one.filled)
                 self.settle(one.peer, order_id)

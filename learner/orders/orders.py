@@ -17,6 +17,8 @@ from protocol.messages import FilledOrder, Group, GroupOrder, Order, Sampling
 from shared.seeding import sample_seeds
 
 NO_FRAMES: Mapping[str, Sequence[bytes]] = MappingProxyType({})
+RECORD_BYTES = 8 * 2**20
+"""A record that has so many takes no further order."""
 TRAIN_LANE = "train"
 TRAINING_ORDER = re.compile(rf"{TRAIN_LANE}/([0-9]{{6,}})/u[0-9]{{4,}}")
 
@@ -29,8 +31,12 @@ class Recorder(Protocol):
         ...
 
     def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
-        """Make these durable. They may be acknowledged once this returns. frames: by order id, of those that came as a
-        message."""
+        """Make these durable, and those that were begun. All may be acknowledged once this returns. frames: by order id,
+        of those that came as a message."""
+        ...
+
+    def begin(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]]) -> None:
+        """Begin to make these durable. `record` must follow before any is acknowledged."""
         ...
 
     def is_durable(self, order_id: str) -> bool:

@@ -17,7 +17,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heapify, heappop, heapreplace
@@ -114,18 +114,6 @@ class Peer:
         if not self.marked:
             self.mark, self.marked = 1 + secrets.randbits(62), True
         return self.mark
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Delivered:
-    """A filled order that has come."""
-
-    peer: Peer
-    """From whom."""
-    filled: FilledOrder
-    """The order."""
-    frames: Sequence[bytes]
-    """Its bytes, as they came."""
 
 
 class Peers:

@@ -16,7 +16,8 @@ from actor.rollout import Rollout
 from learner.durable.checkpoint import Checkpoint
 from learner.durable.recorder import JournalRecorder, voided_from
 from learner.durable.state import LearnerState, RunTotals
-from learner.orders.dispatch import Delivered, Dispatcher
+from learner.orders.arrived import Arrived
+from learner.orders.dispatch import Dispatcher
 from learner.orders.orders import NO_FRAMES
 from learner.orders.peers import Peer
 from learner.orders.plan import Pending, StepPlan
@@ -29,10 +30,10 @@ from tests.simulation.build import Build
 class AckBeforeFsync(Dispatcher):
     """Tells the actor first and writes afterwards."""
 
-    def accept(self, delivered: Sequence[Delivered]) -> None:
-        for one in delivered:
+    def accept(self, arrived: Arrived) -> None:
+        for one in arrived.all:
             self.send(one.peer.address, Ack(order_id=one.filled.order_id))
-        super().accept(delivered)
+        super().accept(arrived)
 
 
 class NoDedup(Dispatcher):

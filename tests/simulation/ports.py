@@ -133,12 +133,13 @@ class WatchedJournal:
         """`tail`, `firsts`, `reading`, `begin_segment`, `drop_before`."""
         return getattr(self.journal, name)
 
-    def append(self, payload: bytes) -> None:
+    def append(self, *parts: bytes) -> None:
         """A death within the write leaves a part of it."""
+        payload = b"".join(parts)
         self.point("before an append")
         folder = self.disk.run.journal
         before = tail_of(self.journal, folder)
-        self.journal.append(payload)
+        self.journal.append(*parts)
         path = tail_of(self.journal, folder)
         if path != before:
             self.disk.cover(before)  # a full segment is synced before the next is begun

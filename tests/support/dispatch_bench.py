@@ -52,6 +52,9 @@ class NotedRecorder:
         self.recorded += [filled_order.order_id for filled_order in filled]
         self.events += [f"record {filled_order.order_id}" for filled_order in filled]
 
+    def begin(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]]) -> None:
+        self.record(filled, frames)
+
     def is_durable(self, order_id: str) -> bool:
         return order_id in self.recorded or order_id in self.known
 

@@ -10,7 +10,6 @@ import pytest
 
 from learner.durable.journal import Journal
 from learner.durable.recorder import (
-    RECORD_BYTES,
     JournalRecorder,
     RecordedOrders,
     index_records,
@@ -18,7 +17,7 @@ from learner.durable.recorder import (
     read,
     records_of,
 )
-from learner.orders.orders import NO_FRAMES, build_orders
+from learner.orders.orders import NO_FRAMES, RECORD_BYTES, build_orders
 from protocol.codec import encode, pack, to_msgpack
 from protocol.messages import PROTOCOL_VERSION, FilledOrder, Group, Order, Sampling
 from shared.errors import DamageError, TrainingStopped
@@ -79,8 +78,8 @@ class NotedJournal(Journal):
 
     events: tuple[str, ...] = ()
 
-    def append(self, payload: bytes) -> None:
-        super().append(payload)
+    def append(self, *parts: bytes) -> None:
+        super().append(*parts)
         self.events += ("append",)
 
     def sync(self) -> None:
@@ -143,7 +142,7 @@ def test_a_record_of_several_orders_that_was_torn_holds_none_of_them(journal: Jo
 def test_records_have_the_bytes_of_the_messages() -> None:
     orders = [fill(order) for order in toy_orders(count=3)]
     (record,) = records_of(orders, NO_FRAMES)
-    assert list(record.values()) == [pack(encode(order)) for order in orders]
+    assert [b"".join(parts) for parts in record.values()] == [pack(encode(order)) for order in orders]
 
 
 def test_what_came_as_a_message_is_recorded_as_it_was_spelled(journal: Journal) -> None:

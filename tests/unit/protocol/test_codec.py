@@ -111,12 +111,17 @@ def test_decoded_arrays_are_read_only_views_of_the_frame() -> None:
 
 def test_arrays_start_at_multiples_of_sixteen_with_zeros_between() -> None:
     _, body, buffers = encode(filled_order())
-    offsets = [
-        msgpack.unpackb(body)["groups"][0][name]["offset"] for name in ("prompt_ids", "completion_ids", "logprobs")
+    found = msgpack.unpackb(body)["groups"][0]
+    assert [found[name] for name in ("prompt_ids", "completion_ids", "logprobs")] == [
+        ["int32", 2],
+        ["int32", 3],
+        ["float32", 3],
     ]
-    assert offsets == [0, 16, 32]
+    assert buffers[:8] == np.array([1, 7], "<i4").tobytes()
     assert buffers[8:16] == bytes(8)
     assert buffers[16:28] == np.array([5, 6, 9], "<i4").tobytes()
+    assert buffers[28:32] == bytes(4)
+    assert buffers[32:44] == np.array([-0.5, -1.0, 0.0], "<f4").tobytes()
 
 
 def test_big_endian_and_strided_arrays_are_sent_as_their_values() -> None:

@@ -64,31 +64,32 @@ def test_bounds_inside_an_order(path: tuple[Any, ...], value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "where",
+    "array",
     [
-        {"dtype": "float32"},
-        {"dtype": "float64"},
-        {"dtype": "object"},
-        {"dtype": ">i4"},
-        {"shape": []},
-        {"shape": [3, 1]},
-        {"shape": [-3]},
-        {"shape": [2]},
-        {"shape": [4]},
-        {"shape": 3},
-        {"shape": [2**62]},
-        {"offset": -4},
-        {"offset": 4},
-        {"offset": 16},
-        {"offset": 2**62},
-        {"extra": 0},
+        ["float32", 3],
+        ["float64", 3],
+        ["object", 3],
+        [">i4", 3],
+        [None, 3],
+        ["int32", -3],
+        ["int32", 2],
+        ["int32", 4],
+        ["int32", [3]],
+        ["int32", 3.0],
+        ["int32", True],
+        ["int32", 2**62],
+        ["int32"],
+        ["int32", 3, 0],
+        {"dtype": "int32", "size": 3},
+        "int32",
+        3,
     ],
     ids=str,
 )
-def test_a_slice_that_does_not_fit(where: dict[str, Any]) -> None:
-    slice_ = {"dtype": "int32", "shape": [3], "offset": 0} | where
+def test_an_array_that_does_not_fit(array: Any) -> None:
+    assert decode(changed(order(), ("groups", 0, "prompt_ids"), ["int32", 3]))
     with pytest.raises(MalformedMessage):
-        decode(changed(order(), ("groups", 0, "prompt_ids"), slice_))
+        decode(changed(order(), ("groups", 0, "prompt_ids"), array))
 
 
 @pytest.mark.parametrize(
@@ -108,9 +109,18 @@ def test_every_byte_of_the_buffers_is_accounted_for(spoil: Callable[[bytes], byt
         decode(forge("FilledOrder", body, spoil(buffers)))
 
 
-def test_two_arrays_may_not_share_bytes() -> None:
-    with pytest.raises(MalformedMessage, match="overlap"):
-        decode(changed(filled_order(), ("groups", 0, "entropies", "offset"), 32))
+@pytest.mark.parametrize(
+    ("name", "array", "said"),
+    [
+        ("completion_ids", ["int32", 5], "other than zeros"),
+        ("prompt_ids", ["int32", 1], "other than zeros"),
+        ("entropies", ["float32", 2**28], "arrays fill"),
+    ],
+)
+def test_arrays_that_do_not_follow_one_another(name: str, array: list[Any], said: str) -> None:
+    """One takes bytes of the next, one leaves some of its own, one leaves the frame."""
+    with pytest.raises(MalformedMessage, match=f"{said}.*buffers"):
+        decode(changed(filled_order(), ("groups", 0, name), array))
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_every_limit() -> None:
 
 def test_limits_are_a_decision() -> None:
     """They belong to the protocol version: change a limit only with the version, here and in the document."""
-    assert PROTOCOL_VERSION == 9
+    assert PROTOCOL_VERSION == 10
     assert LIMITS == {
         "NUM_FRAMES": 3,
         "MAX_HEADER_BYTES": 256,
