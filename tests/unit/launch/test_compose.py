@@ -65,14 +65,15 @@ def test_services_share_the_run_directory(services: dict[str, Any]) -> None:
 
 def mounts(service: dict[str, Any]) -> dict[str, bool]:
     """Where in the run directory something is mounted -> whether it may be written."""
-    binds = [volume for volume in service["volumes"] if volume["target"].startswith("/run/tandem")]
-    return {volume["target"]: not volume.get("read_only", False) for volume in binds}
+    ours = [volume for volume in service["volumes"] if volume["target"].startswith("/run/tandem")]
+    return {volume["target"]: not volume.get("read_only", False) for volume in ours}
 
 
 def test_only_the_learner_may_write_journal_and_checkpoints(services: dict[str, Any]) -> None:
     for name, service in services.items():
         if name.startswith("actor"):
-            assert mounts(service) == {"/run/tandem": False, "/run/tandem/lease": True, "/run/tandem/logs": True}
+            writable = {"/run/tandem/lease": True, "/run/tandem/logs": True}
+            assert mounts(service) == {"/run/tandem": False, "/run/tandem/keys": False} | writable
         else:
             assert mounts(service) == {"/run/tandem": True}
 
@@ -109,13 +110,17 @@ def test_the_actor_gets_its_key_as_a_secret_and_no_other(
     compose: dict[str, Any], services: dict[str, Any], actor: str
 ) -> None:
     arguments = parse_actor(services[actor]["command"])
-    assert services[actor]["secrets"] == ["actor_key"]
-    assert str(arguments.key) == "/run/secrets/actor_key"
-    assert compose["secrets"]["actor_key"]["file"].endswith("/keys/actor0.json")
-    assert "/run/tandem/keys" in services[actor]["tmpfs"], "the run directory's keys are covered"
+    assert services[actor]["secrets"] == ["actor0"]
+    assert str(arguments.key) == "/run/secrets/actor0"
+    assert compose["secrets"]["actor0"]["file"].endswith("/keys/actor0.json")
+    # The run directory's keys are covered, and not by a tmpfs: Podman copies into it what it covers.
+    (cover,) = [volume for volume in services[actor]["volumes"] if volume["target"] == "/run/tandem/keys"]
+    assert cover["type"] == "volume" and cover["read_only"] and cover["volume"] == {"nocopy": True}
+    assert services[actor]["tmpfs"] == ["/tmp"]
+    others = [volume for service in services.values() for volume in service["volumes"] if volume != cover]
+    assert cover["source"] not in {volume["source"] for volume in others}, "nothing ever writes into it"
     for learner in LEARNERS:
         assert "secrets" not in services[learner]
-        assert "/run/tandem/keys" not in services[learner]["tmpfs"]
 
 
 @pytest.mark.parametrize("actor", ACTORS)
@@ -249,14 +254,14 @@ def test_on_two_machines_the_actor_has_a_folder_with_its_key_and_nothing_of_the_
     service = read["services"][actor]
     arguments = parse_actor(service["command"])
     assert arguments.connect == f"tcp://box.example:{PORT}" and arguments.run is None
-    assert (str(arguments.key), str(arguments.config)) == ("/run/secrets/actor_key", "/run/join/config.json")
+    assert (str(arguments.key), str(arguments.config)) == ("/run/secrets/actor0", "/run/join/config.json")
     assert not service.get("depends_on"), "the learner is on another machine"
     assert service["volumes"] == ["cache:/home/tandem/.cache"], "nothing of a run is mounted"
     assert {"source": "config", "target": str(arguments.config)} in service["secrets"]
     # The lease is a file beside the configuration, and all else is read-only.
     assert set(service["tmpfs"]) == {"/tmp", "/run/join"} and service["read_only"] is True
     files = {name: secret["file"] for name, secret in read["secrets"].items()}
-    assert files == {"actor_key": f"{join}/actor0.json", "config": f"{join}/config.json"}
+    assert files == {"actor0": f"{join}/actor0.json", "config": f"{join}/config.json"}
 
 
 @pytest.mark.parametrize("learner", LEARNERS)

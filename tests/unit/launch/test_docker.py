@@ -1,6 +1,5 @@
-"""docker/Dockerfile as its parser reads it, and an image where a builder is to be had."""
+"""docker/Dockerfile as its parser reads it, and its images at work where Podman and a base image are to be had."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from dockerfile_parse import DockerfileParser
+
+from tests.support.containers import TARGETS, USER, containers, missing
+from tests.support.runs import launch, num_rows, rows, summary, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCKER = ROOT / "docker"
@@ -96,7 +98,7 @@ def test_kinds_differ_in_their_packages_only(stages: dict[str, Stage]) -> None:
     assert stages["user-cpu"].steps == stages["user-cuda"].steps
     (made,) = stages["user-cpu"].values("RUN")
     assert "--create-home tandem" in made
-    assert "install -d -o ${UID} -g tandem /run/tandem /home/tandem/.cache" in made
+    assert "install -d -o ${UID} -g tandem /run/tandem /app/runs /home/tandem/.cache" in made
 
 
 def test_triton_can_start_in_the_cuda_image(stages: dict[str, Stage]) -> None:
@@ -147,16 +149,31 @@ def test_what_is_installed_is_what_the_project_names(extras: list[str], tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_cpu_image_builds_and_starts() -> None:
-    """Takes a base image of this machine, named in TANDEM_TEST_BASE, because tests fetch nothing from registries."""
-    builder = shutil.which("buildah") or shutil.which("podman")
-    base = os.environ.get("TANDEM_TEST_BASE")
-    if not builder or not base:
-        pytest.skip("needs buildah or podman, and a local base image with Python named in TANDEM_TEST_BASE")
-    build = [builder, "build", "--file", "docker/Dockerfile", "--target", "cpu", "--tag", "tandem:test"]
-    local = ["--build-arg", f"CPU_BASE={base}", "--build-arg", "PIP_EXTRA_INDEX_URL=", "--network", "host", "."]
-    subprocess.run([*build, *local], cwd=ROOT, check=True)
-    if builder.endswith("podman"):
-        shown = subprocess.run([builder, "run", "--rm", "tandem:test"], capture_output=True, text=True, check=True)
-        assert "usage: python -m launch" in shown.stdout
+@pytest.mark.timeout(4000)
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_images_build_and_train_in_two_containers(tmp_path: Path) -> None:
+    """`cpu` prepares the run, `learner` and `actor` train it. Settings of the machine are in TANDEM_TEST_*."""
+    with containers(tmp_path / "inside") as ours:
+        for service in TARGETS:
+            ours.build(service)
+        ours.prepare()
+        ours.train("-d")
+        wait_until(lambda: num_rows(ours.run) >= 3, "three steps in containers", 300)
+        learner, actor = (ours.look_inside(service) for service in PROCESSES)
+        ours.compose("down")
+        stopped = summary(ours.run)
+        ours.train()
+    for process in (learner, actor):
+        assert (process["user"], process["capabilities"], process["may_gain_rights"]) == (USER, 0, False)
+        assert "/app" not in process["writable"]
+    assert (learner["code"], actor["code"]) == (["learner"], ["actor"])
+    assert {"learner.json", "actor0.json"} <= set(learner["keys"]) and actor["keys"] == []
+    assert actor["writable"] == ["/run/tandem/lease", "/run/tandem/logs"]
+    assert (stopped["status"], num_rows(ours.run)) == ("stopped", 40)
+    outside = launch("run", "embedded", "--out", tmp_path / "outside", wait_s=900)
+    assert outside.returncode == 0, outside.stdout + outside.stderr
+    inside, reward = summary(ours.run), [row["reward/mean"] for row in rows(ours.run)]
+    assert inside["adapter_sha256"] == summary(tmp_path / "outside")["adapter_sha256"]
+    assert sum(reward[-5:]) > sum(reward[:5]) + 1
+    done = subprocess.run(["podman", "run", "--rm", "tandem:cpu"], capture_output=True, text=True, check=True)
+    assert "usage: python -m launch" in done.stdout
