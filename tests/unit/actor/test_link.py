@@ -206,9 +206,9 @@ def hello_after(table: Table) -> bool:
 def wait_for(table: Table, kind: type) -> AnyMessage:
     """The learner's next message of this kind."""
     while (inbound := table.learner.receive(30.0)) is not None:
-        if isinstance(inbound[1], kind):
-            assert not isinstance(inbound[1], Exception)
-            return inbound[1]
+        if isinstance(inbound.message, kind):
+            assert not isinstance(inbound.message, Exception)
+            return inbound.message
     raise AssertionError(f"no {kind.__name__} came")
 
 

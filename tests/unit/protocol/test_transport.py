@@ -84,7 +84,7 @@ def hear(port: LearnerPort) -> tuple[bytes, AnyMessage | ProtocolError]:
     """The learner's next message, which must come."""
     inbound = port.receive(DEADLINE_S)
     assert inbound is not None
-    return inbound
+    return inbound.peer, inbound.message
 
 
 def meet(learner: LearnerPort, actor: ActorPort) -> bytes:
