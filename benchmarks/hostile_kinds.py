@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from actor.rollout import Rollout
 from benchmarks.fuzz_dispatcher import SPOILS
+from learner.durable.journal import Journal
+from learner.durable.recorder import VOID_ORDER, orders_in, read
 from protocol.access.key_list import add_key, list_keys
 from protocol.access.keys import create_actor_key, load_actor_key
 from protocol.codec import decode, encode
@@ -53,11 +55,11 @@ class Hostile:
             public = self.key.public.decode()
             (run.keys / "allowed" / "evil.json").unlink()
             add_key(run.keys, "evil", public, time.time())
-        self.keys = run.keys
+        self.keys, self.journal = run.keys, run.journal
         self.honest = honest
         self.num_true = 0
-        self.false: set[str] = set()
-        """Ids of groups about which it said something false; an order may come to it twice."""
+        self.lies: dict[str, Group] = {}
+        """Groups about which it said something false, by id; an order may come to it twice."""
         self.endpoint = dial_address(config.link, run.path)
         self.context = zmq.Context()
         self.hello = replace(hello, actor_id="evil", credits=1024)
@@ -135,7 +137,7 @@ class Hostile:
             self.num_true += len(groups) * tells_truth
             stale = not tells_truth and used.sha256 != ordered.sha256
             pairs = zip(groups, done.groups, strict=True)
-            self.false |= {told.group_id for told, found in pairs if stale or is_false(told, found)}
+            self.lies |= {told.group_id: told for told, found in pairs if stale or is_false(told, found)}
             self.say(replace(done, policy_version=ordered.version, adapter_sha256=ordered.sha256, groups=groups))
         self.orders.clear()
 
@@ -143,11 +145,18 @@ class Hostile:
         """Why its key was revoked; empty if it was not."""
         return next((key.reason for key in list_keys(self.keys, 0.0) if key.state == "revoked"), "")
 
+    def recorded_lies(self) -> int:
+        """Lies that the learner recorded before it found the first one. Another actor's group may have come sooner."""
+        payloads = [one for one in Journal.read(self.journal).records() if not one.startswith(VOID_ORDER)]
+        orders = [read(packed) for payload in payloads for packed in orders_in(payload).values()]
+        return sum(is_same(group, self.lies.get(group.group_id)) for order in orders for group in order.groups)
+
     def figures(self) -> dict[str, Any]:
-        """What it did and what it was sent."""
+        """What it did and what it was sent; after the run."""
         return {
             "true_groups": self.num_true,
-            "false_groups": len(self.false),
+            "false_groups": self.recorded_lies(),
+            "false_groups_sent": len(self.lies),
             "revoked_for": self.revoked_for(),
             "messages_sent": self.num_sent,
             "orders": len(self.orders),
@@ -219,7 +228,11 @@ def comes_and_goes(actor: Hostile) -> None:
 
 
 def is_false(told: Group, true: Group) -> bool:
-    return told.outcomes != true.outcomes or not np.array_equal(told.logprobs, true.logprobs)
+    return not is_same(told, true)
+
+
+def is_same(one: Group, other: Group | None) -> bool:
+    return other is not None and one.outcomes == other.outcomes and np.array_equal(one.logprobs, other.logprobs)
 
 
 def with_false_logprobs(group: Group) -> Group:
