@@ -3,7 +3,8 @@
     S = sum(lengths) = len(completion_ids) = len(trained) = len(logprobs) = len(entropies) = len(teacher)
     G = len(lengths) = len(finishes) = len(outcomes) = len(scores)
       = len(rewards[name]) = len(extras[name]) for each name = len(votes)
-    ids >= 0, of completions also < vocabulary; log-probs and entropies finite; -1000 <= log-prob <= 1e-3; -1e-3 <= entropy <= 22
+    0 <= ids, of completions < vocabulary; log-probs and entropies finite; -1000 <= log-prob <= 1e-3
+    -1e-3 <= entropy <= 22
     trained is 0 or 1, and 1 at the end of a completion; where it is 0, log-probs and entropy are 0
 
 Left out on purpose: whether it fits the order and the verifier (learner/orders/order_check.py).

@@ -31,8 +31,8 @@ class Recorder(Protocol):
         ...
 
     def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
-        """Make these durable, and those that were begun. All may be acknowledged once this returns. frames: by order id,
-        of those that came as a message."""
+        """Make these durable, and those that were begun. All may be acknowledged once this returns. frames: by order
+        id, of those that came as a message."""
         ...
 
     def begin(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]]) -> None:
