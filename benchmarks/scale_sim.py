@@ -1,10 +1,10 @@
 """How many actors can one learner serve, what breaks first, and what does a group cost it?
 
-    python -m benchmarks.scale_sim [--rounds 5] [--quick] [--profile 1000]     results/scale_sim.json and .svg
+    python -m benchmarks.scale_sim [--rounds 5] [--only alone] [--quick]     results/scale_sim.json, .svg, _memory.svg
 
 Dispatcher, journal, codec, checks and the building of orders are the project's and work on a real disk; the actors are
-simulated (simulated_actors.py has their distributions). A group is eight completions of a stated mean length, with
-log-probs and entropies, after a prompt of 100 tokens.
+simulated (simulated_actors.py has their distributions, simulated_learner.py the rest). A group is eight completions of
+a stated mean length, with log-probs and entropies, after a prompt of 100 tokens.
 
     alone    1,000 actors that have every answer ready: how fast messages are decoded, checked, journaled (one fsync for
              all that came together) and acknowledged. Orders are given out beforehand, outside of that time
@@ -17,15 +17,15 @@ Asked: TARGET groups a second alone, and a memory that does not grow.
 """
 
 import argparse
-import cProfile
 import gc
 import json
-import pstats
-import resource
+import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,154 +33,21 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks import curves
 from benchmarks.bars import picture
 from benchmarks.machine import RESULTS, write_result
-from benchmarks.simulated_actors import (
-    EACH_FACTOR,
-    HANG,
-    HANG_SHARE,
-    HEARTBEAT_S,
-    OWN_FACTOR,
-    SILENCE_S,
-    VOCABULARY,
-    Clock,
-    Load,
-    SimulatedPort,
-)
-from learner.durable.journal import Journal
-from learner.durable.recorder import JournalRecorder
-from learner.objective.judged import admit
-from learner.orders.dispatch import Dispatcher
-from learner.orders.order_check import OrderCheck
-from learner.orders.orders import build_orders
-from learner.tasks.tasks import Task
-from learner.update.publisher import policy_message
-from protocol.messages import FilledOrder, Order, Policy, Sampling, Welcome
-from shared.config.load import resolve
-from tests.support.fakes import hello_of, scripted_identity
+from benchmarks.simulated_actors import EACH_FACTOR, HANG, HANG_SHARE, OWN_FACTOR, Load
+from benchmarks.simulated_learner import GROUPS, LAG, PROMPT, SAMPLES, Bench
 
 TARGET = 20_000
 ACTORS = (1, 10, 100, 1000, 10_000)
-SAMPLES, PROMPT, GROUPS = 8, 100, 8
-"""Completions of a group, tokens of a prompt, groups of an order."""
-LATE_S, UPDATE_S, PUMP_EVERY_S = 120.0, 5.0, 0.05
-LAG = 1
+UPDATE_S = 5.0
 MOST_GROUPS = 16_000
 """Of a round; all of them are in memory."""
 ADAPTER_MB = 35
-WELCOME = Welcome(run_id="scale", heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S, mark=0)
 MIB = 2**20
 TITLE = "Learner's time for a group of 8 completions, in microseconds, by number of actors"
-
-
-class TimedJournal:
-    """The real journal; the time of its syncs and its bytes are noted."""
-
-    def __init__(self, journal: Journal, clock: Clock) -> None:
-        self.journal = journal
-        self.clock = clock
-        self.bytes = self.syncs = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.journal, name)
-
-    def append(self, *parts: bytes) -> None:
-        self.bytes += sum(map(len, parts))
-        self.end_sync()
-        with self.clock.counts("write"):
-            self.journal.append(*parts)
-
-    def sync(self) -> None:
-        self.syncs += 1
-        with self.clock.waits("fsync"):
-            self.journal.sync()
-
-    def begin_sync(self) -> None:
-        self.syncs += 1
-        self.journal.begin_sync()
-
-    def end_sync(self) -> None:
-        with self.clock.waits("fsync"):
-            self.journal.end_sync()
-
-
-class TimedCheck:
-    """The real check."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.check = OrderCheck(vocabulary=VOCABULARY, rewards=frozenset(), built_in=True)
-        self.clock = clock
-
-    def fault(self, order: Order, policy: Policy, filled: FilledOrder) -> str:
-        with self.clock.counts("check"):
-            return self.check.fault(order, policy, filled)
-
-
-class Bench:
-    """A learner without a model, and its actors."""
-
-    def __init__(self, folder: Path, load: Load, groups_per_order: int = GROUPS, adapter_mb: float = 1.0) -> None:
-        self.load = load
-        self.groups_per_order = groups_per_order
-        self.clock = Clock()
-        self.port = SimulatedPort(load, self.clock)
-        config = resolve({})
-        self.journal: Any = TimedJournal(Journal.open(folder), self.clock)
-        self.recorder = JournalRecorder(self.journal, 0, partial(admit, verifier=config.verifier, reward=config.reward))
-        check: Any = TimedCheck(self.clock)
-        expected = hello_of(scripted_identity())
-        self.dispatcher = Dispatcher(
-            self.port, self.recorder, expected, WELCOME, check, now=self.clock.now, late_s=LATE_S
-        )
-        self.adapter = np.zeros(round(adapter_mb * 10**6), np.uint8)
-        self.published: dict[int, float] = {}
-        prompt = np.arange(PROMPT, dtype=np.int32)
-        self.tasks = [
-            Task(prompt_ids=prompt + number, columns={"question": "How many coins now? " * 8, "answer": str(number)})
-            for number in range(64)
-        ]
-
-    def publish(self, version: int) -> None:
-        with self.clock.stands():
-            self.adapter[:8] = np.frombuffer(np.int64(version).tobytes(), np.uint8)
-            policy = policy_message(version, self.adapter.tobytes())
-        self.dispatcher.publish(policy, oldest_needed=version - LAG)
-        self.published[version] = self.clock.now()
-
-    def orders(self, step: int, version: int, count: int) -> list[Order]:
-        tasks = [self.tasks[number % len(self.tasks)] for number in range(count * self.groups_per_order)]
-        with self.clock.counts("build orders"):
-            return build_orders(
-                tasks,
-                seed=0,
-                lane="train",
-                step=step,
-                first_slot=0,
-                samples=SAMPLES,
-                version=version,
-                sampling=Sampling(temperature=1.0, max_new_tokens=2 * self.load.tokens),
-                groups_per_order=self.groups_per_order,
-            )
-
-    def all_join(self) -> None:
-        while len(self.dispatcher.peers.by_address) < self.load.actors:
-            self.dispatcher.pump(0.1)
-
-    def update(self, seconds: float) -> None:
-        """The learner computes, and serves its actors meanwhile."""
-        end = self.clock.now() + seconds
-        while self.clock.now() < end:
-            self.dispatcher.pump()
-            # The pump's own time is part of the update's.
-            self.clock.skipped += PUMP_EVERY_S
-
-    def forget(self, step: int) -> None:
-        """As after a checkpoint."""
-        self.recorder.checkpointed(step)
-        self.recorder.forget_before(step)
-
-    def close(self) -> None:
-        self.journal.close()
+MEMORY_TITLE = "Resident memory in MB after each step of 8,000 groups by 1,000 actors"
 
 
 def in_a_folder(work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
@@ -273,6 +140,7 @@ def steps(folder: Path, actors: int, num_steps: int) -> dict[str, Any]:
         "learner_busy_share": round(busy / passed, 4),
         "us_a_group_by_part": parts_of(bench, busy, groups),
         "deaths": bench.port.deaths,
+        "resident_mb": round(psutil.Process().memory_info().rss / MIB),
         "staleness_versions": LAG,
         "age_of_the_policy_s": round(statistics.mean(ages[1:]), 1),
         "waits_for_the_last_order_s": round(statistics.mean(waits[1:]), 1),
@@ -326,6 +194,7 @@ def memory(folder: Path, num_steps: int) -> dict[str, Any]:
         "first_mb": round(found[0], 1),
         "after_a_quarter_mb": round(later[0], 1),
         "last_mb": round(found[-1], 1),
+        "mb_of_each_step": [round(one, 1) for one in found],
         "mb_per_100_000_groups": round(
             float(np.polyfit(np.arange(len(later)), later, 1)[0]) * 1e5 / (1000 * GROUPS), 3
         ),
@@ -352,42 +221,73 @@ def stated() -> dict[str, Any]:
     }
 
 
-def profile(actors: int) -> None:
-    """Where the learner's time goes."""
-    with cProfile.Profile() as found:
-        in_a_folder(partial(steps, actors=actors, num_steps=2))
-    pstats.Stats(found).sort_stats("tottime").print_stats(35)
+def alone_of_all(rounds: int, quick: bool) -> list[dict[str, Any]]:
+    shapes = [(64, 1), (64, 8), (64, 32), (256, 8)]
+    return [in_a_folder(partial(alone, tokens=each, groups_per_order=size, rounds=rounds)) for each, size in shapes]
+
+
+def steps_of_all(rounds: int, quick: bool) -> dict[str, Any]:
+    counts = ACTORS[:3] if quick else ACTORS
+    return {
+        f"{one:,}": in_a_folder(partial(steps, actors=one, num_steps=min(rounds, most_steps(one)))) for one in counts
+    }
+
+
+def most_steps(actors: int) -> int:
+    return 2 if actors > 1000 else 6
+
+
+def publish_to_all(rounds: int, quick: bool) -> list[dict[str, Any]]:
+    return [in_a_folder(partial(published, actors=one)) for one in ACTORS[: 2 if quick else 4]]
+
+
+def memory_over_time(rounds: int, quick: bool) -> dict[str, Any]:
+    return in_a_folder(partial(memory, num_steps=4 if quick else 8 * rounds))
+
+
+PARTS = {"alone": alone_of_all, "memory": memory_over_time, "publish": publish_to_all, "steps": steps_of_all}
+
+
+def measured(part: str, rounds: int, quick: bool) -> dict[str, Any]:
+    """One part, with what its figures depend on besides the code."""
+    began, load = time.monotonic(), os.getloadavg()[0]
+    found = PARTS[part](rounds, quick)
+    print(json.dumps({part: found}), flush=True)
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "rounds": rounds,
+        "load_before": round(load, 1),
+        "took_s": round(time.monotonic() - began),
+        "found": found,
+    }
+
+
+def draw(figures: dict[str, Any]) -> None:
+    """The pictures of what was measured."""
+    if "steps" in figures:
+        bars = {name: one["us_a_group_by_part"] for name, one in figures["steps"]["found"].items()}
+        (RESULTS / "scale_sim.svg").write_text(picture(TITLE, bars))
+    if "memory" in figures:
+        line = {"learner and simulation together": figures["memory"]["found"]["mb_of_each_step"]}
+        (RESULTS / "scale_sim_memory.svg").write_text(curves.picture(MEMORY_TITLE, "step", line))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds and actors; writes no result")
-    parser.add_argument("--rounds", type=int, default=5, help="of each measurement")
-    parser.add_argument("--profile", type=int, metavar="ACTORS")
+    parser.add_argument("--rounds", type=int, default=5, help="of each measurement, and steps at most")
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure this part; the result keeps the others")
     args = parser.parse_args()
-    if args.profile:
-        profile(args.profile)
-        return 0
-    rounds, counts, long = (1, ACTORS[:3], 4) if args.quick else (args.rounds, ACTORS, 8 * args.rounds)
-    shapes = [(64, 1), (64, 8), (64, 32), (256, 8)]
-    figures: dict[str, Any] = stated() | {"alone": [], "steps": {}}
-    for tokens, groups in shapes:
-        figures["alone"].append(in_a_folder(partial(alone, tokens=tokens, groups_per_order=groups, rounds=rounds)))
-        print(json.dumps(figures["alone"][-1]), flush=True)
-    figures["memory"] = in_a_folder(partial(memory, num_steps=long))
-    print(json.dumps(figures["memory"]), flush=True)
-    figures["publish"] = [in_a_folder(partial(published, actors=actors)) for actors in counts if actors <= 1000]
-    for actors in counts:
-        num_steps = 2 if actors > 1000 else 6
-        figures["steps"][f"{actors:,}"] = in_a_folder(partial(steps, actors=actors, num_steps=num_steps))
-        print(json.dumps(figures["steps"][f"{actors:,}"]), flush=True)
-    figures["peak_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
-    best = max(one["groups_per_s"] for one in figures["alone"])
-    figures["target"] = {"groups_per_s": TARGET, "reached": best >= TARGET}
+    file = RESULTS / "scale_sim.json"
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    found = {part: measured(part, 1 if args.quick else args.rounds, args.quick) for part in args.only or PARTS}
     if args.quick:
         return 0
-    bars = {name: one["us_a_group_by_part"] for name, one in figures["steps"].items()}
-    (RESULTS / "scale_sim.svg").write_text(picture(TITLE, bars))
+    figures = stated() | {part: (known | found)[part] for part in PARTS if part in known | found}
+    if "alone" in figures:
+        best = max(one["groups_per_s"] for one in figures["alone"]["found"])
+        figures["target"] = {"groups_per_s": TARGET, "reached": best >= TARGET}
+    draw(figures)
     print(write_result("scale_sim", figures))
     return 0
 

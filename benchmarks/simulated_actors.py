@@ -84,12 +84,9 @@ class Clock:
     def now(self) -> float:
         return self.worked() + self.skipped
 
-    @contextmanager
-    def stands(self) -> Iterator[None]:
+    def stands(self) -> "Standing":
         """While the simulation itself works."""
-        began = thread_time()
-        yield
-        self.outside += thread_time() - began
+        return Standing(self)
 
     @contextmanager
     def waits(self, part: str) -> Iterator[None]:
@@ -99,12 +96,36 @@ class Clock:
         self.waited += (perf_counter() - began) - (thread_time() - computed)
         self.parts[part] += perf_counter() - began
 
-    @contextmanager
-    def counts(self, part: str) -> Iterator[None]:
+    def counts(self, part: str) -> "Counting":
         """The learner's time in here belongs to this part."""
-        began = self.worked()
-        yield
-        self.parts[part] += self.worked() - began
+        return Counting(self, part)
+
+
+class Standing:
+    """No generator, since each message is measured several times and this counts as the learner's work."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def __enter__(self) -> None:
+        self.began = thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.clock.outside += thread_time() - self.began
+
+
+class Counting:
+    """The same for a part of the learner's work."""
+
+    def __init__(self, clock: Clock, part: str) -> None:
+        self.clock = clock
+        self.part = part
+
+    def __enter__(self) -> None:
+        self.began = self.clock.worked()
+
+    def __exit__(self, *_: object) -> None:
+        self.clock.parts[self.part] += self.clock.worked() - self.began
 
 
 class SimulatedActor:

@@ -2,8 +2,8 @@
 
 `append` writes a record, `sync` returns once it is on disk, and only then may it be acknowledged. If `append` raises,
 the record is not in the file. If `sync` raises, the journal accepts nothing more: stop, and let `Journal.open` find out
-what is on disk. With one sync per append a crash can tear only the last record. `begin_sync` syncs in a thread, so that
-the caller can go on meanwhile.
+what is on disk. With one sync per append a crash can tear only the last record. `begin_sync` does it in a thread, for
+callers that work meanwhile.
 
     journal/000001.log, 000002.log, ...   segments; one is synced before the next begins
     journal/start                         only if old segments were deleted: where the journal begins now
@@ -140,7 +140,8 @@ class Journal:
         return max(self.firsts)
 
     def append(self, *parts: bytes) -> None:
-        """Write one complete record, or raise and leave the file unchanged; durable after `sync`. parts: of it."""
+        """Write one complete record, or raise and leave the file unchanged. Durable after `sync`. parts: of the
+        payload."""
         self.end_sync()
         if self._tail.end >= self._segment_bytes:
             self.begin_segment()

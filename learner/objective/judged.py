@@ -104,8 +104,8 @@ class Judge:
 def admit(group: Group, verifier: VerifierConfig, reward: RewardConfig) -> None:
     """Raise if a run cannot go on with this group: it has other rewards, a score that the advantage is not defined for,
     or an outcome whose treatment is `stop`."""
-    wanted = set(weights(verifier.rewards))
-    if group.rewards.keys() != wanted:
+    wanted = weights(verifier.rewards)
+    if group.rewards.keys() != wanted.keys():
         raise TrainingStopped(
             f"Group {group.group_id} came with the rewards {sorted(group.rewards)} and the run asks for"
             f" {sorted(wanted)}; start the actor with this run's config.json."

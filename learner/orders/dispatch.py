@@ -286,9 +286,12 @@ class Dispatcher:
 
     def send_to_helpers(self) -> None:
         """Give idle peers the orders that need a second actor."""
+        late, unsure = self.now() - self.late_s, self.peers.unsure()
+        # First whether any needs it, since the idle ones are put in order, and there may be thousands.
+        if not unsure and min(self.given_at.values(), default=late) >= late:
+            return
         if not self.given_at or not (helpers := deque(self.peers.idle())):
             return
-        late, unsure = self.now() - self.late_s, self.peers.unsure()
         for order_id, given_at in list(self.given_at.items()):
             why = self.needs_help(order_id, helpers[0]) if given_at < late or order_id in unsure else ""
             if why and helpers[0].takes(self.orders[order_id].policy_version):

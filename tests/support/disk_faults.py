@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,17 +25,19 @@ CALLS = frozenset({"open", "write", "fsync", "rename", "link", "unlink", "rmdir"
 
 @contextmanager
 def before_each_call(react: Callable[[str], None]) -> Iterator[None]:
-    """Call `react` with the name of every file call before it happens."""
+    """Call `react` with the name of every file call before it happens, here and in threads that start meanwhile."""
 
     def hook(_frame: FrameType, event: str, arg: Any) -> None:
         if event == "c_call" and getattr(arg, "__module__", "") == "posix" and arg.__name__ in CALLS:
             react(arg.__name__)
 
+    threading.setprofile(hook)
     sys.setprofile(hook)
     try:
         yield
     finally:
         sys.setprofile(None)
+        threading.setprofile(None)
 
 
 def list_calls(action: Callable[[], object]) -> list[str]:

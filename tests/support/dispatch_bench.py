@@ -53,7 +53,8 @@ class NotedRecorder:
         self.events += [f"record {filled_order.order_id}" for filled_order in filled]
 
     def begin(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]]) -> None:
-        self.record(filled, frames)
+        self.recorded += [filled_order.order_id for filled_order in filled]
+        self.events += [f"begin {filled_order.order_id}" for filled_order in filled]
 
     def is_durable(self, order_id: str) -> bool:
         return order_id in self.recorded or order_id in self.known

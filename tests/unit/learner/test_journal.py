@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,20 @@ def test_failed_sync_ends_the_journal_and_reopening_begins_again(tmp_path: Path)
         with pytest.raises(RunDirError, match="failed earlier"):
             again()
     assert list(Journal.open(tmp_path).reading().records()) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    "then",
+    [lambda journal: journal.append(b"b"), Journal.sync, Journal.end_sync, Journal.begin_segment, Journal.close],
+    ids=["append", "sync", "end_sync", "begin_segment", "close"],
+)
+def test_whatever_follows_waits_for_a_sync_in_the_thread(tmp_path: Path, then: Callable[[Journal], None]) -> None:
+    journal = Journal.open(tmp_path)
+    journal.append(b"a")
+    with failing("fsync", errno.EIO), pytest.raises(RunDirError, match="Input/output error"):
+        journal.begin_sync()
+        then(journal)
+    assert contents(tmp_path) == [b"a"]
 
 
 def test_failed_sync_at_rotation_ends_it_too(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The journal as the dispatcher sees it: on real files."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from learner.durable.recorder import (
 from learner.orders.orders import NO_FRAMES, RECORD_BYTES, build_orders
 from protocol.codec import encode, pack, to_msgpack
 from protocol.messages import PROTOCOL_VERSION, FilledOrder, Group, Order, Sampling
-from shared.errors import DamageError, TrainingStopped
+from shared.errors import DamageError, RunDirError, TrainingStopped
+from tests.support.disk_faults import failing
 from tests.support.fakes import filled, toy_orders, toy_policy, toy_tasks
 from tests.support.wire_examples import forge, plain
 
@@ -159,6 +161,30 @@ def test_what_came_as_a_message_is_recorded_as_it_was_spelled(journal: Journal) 
         plain(ours),
         plain(other),
     ]
+
+
+def test_what_was_begun_is_durable_after_the_next_record(journal: Journal) -> None:
+    first, second = toy_orders(count=2)
+    recorder = recorder_of(journal)
+    recorder.begin([fill(first)], NO_FRAMES)
+    assert not recorder.is_durable(first.order_id)
+    recorder.record([fill(second)])
+    assert recorder.is_durable(first.order_id) and recorder.is_durable(second.order_id)
+    assert [list(orders_in(payload)) for payload in journal.reading().records()] == [
+        [first.order_id],
+        [second.order_id],
+    ]
+
+
+def test_what_was_begun_is_not_durable_if_the_disk_fails(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal")
+    recorder, (order,) = recorder_of(journal), toy_orders(count=1)
+    with failing("fsync", errno.EIO), pytest.raises(RunDirError, match="Input/output error"):
+        recorder.begin([fill(order)], NO_FRAMES)
+        recorder.record([])
+    assert not recorder.is_durable(order.order_id)
+    with pytest.raises(RunDirError, match="failed earlier"):
+        journal.close()
 
 
 def test_a_group_that_must_stop_the_run_is_not_recorded(journal: Journal) -> None:
