@@ -2,7 +2,7 @@
 
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
 from learner.orders.dispatch import Dispatcher
+from learner.orders.orders import NO_FRAMES
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.messages import FilledOrder, Order, Welcome
 from protocol.transport import ZmqActorPort, ZmqLearnerPort
@@ -43,8 +44,11 @@ class OnceRecorder:
     def find(self, order: Order) -> FilledOrder | None:
         return None
 
-    def record(self, filled: Sequence[FilledOrder]) -> None:
+    def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
         self.recorded += filled
+
+    def begin(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]]) -> None:
+        self.record(filled, frames)
 
     def is_durable(self, order_id: str) -> bool:
         return any(filled_order.order_id == order_id for filled_order in self.recorded)

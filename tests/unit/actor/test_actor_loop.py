@@ -1,6 +1,6 @@
 """The real dispatcher and real actors' loops, each in its own thread: every order is filled once, by either actor."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +11,7 @@ from actor.link import Link
 from actor.loop import serve
 from actor.rollout import Rollout
 from learner.orders.dispatch import Dispatcher
+from learner.orders.orders import NO_FRAMES
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
 from protocol.endpoint import local_endpoint
 from protocol.errors import HandshakeRefused
@@ -46,8 +47,11 @@ class MemoryRecorder:
     def find(self, order: Order) -> FilledOrder | None:
         return None
 
-    def record(self, filled: Sequence[FilledOrder]) -> None:
+    def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
         self.recorded += [filled_order.order_id for filled_order in filled]
+
+    def begin(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]]) -> None:
+        self.record(filled, frames)
 
     def is_durable(self, order_id: str) -> bool:
         return order_id in self.recorded

@@ -1,7 +1,7 @@
 """What a warm start learns: which rows become examples, their prompts, and exactly which tokens carry the loss."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from learner.orders.orders import build_orders
+from learner.orders.orders import NO_FRAMES, build_orders
 from learner.orders.written import WrittenOrders
 from learner.tasks.tasks import TaskSet, load_tasks
 from learner.tasks.written_answers import load_written
@@ -186,9 +186,12 @@ class Notes:
     def find(self, order: Order) -> FilledOrder | None:
         return self.recorded.get(order.order_id)
 
-    def record(self, filled: Sequence[FilledOrder]) -> None:
+    def record(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]] = NO_FRAMES) -> None:
         self.count += len(filled)
         self.recorded |= {one.order_id: one for one in filled}
+
+    def begin(self, filled: Sequence[FilledOrder], frames: Mapping[str, Sequence[bytes]]) -> None:
+        self.record(filled, frames)
 
     def is_durable(self, order_id: str) -> bool:
         return order_id in self.recorded
