@@ -14,7 +14,7 @@ import zmq
 
 from protocol import limits
 from protocol.access.keys import ActorKey, LearnerKeys, create_keys, load_actor_key, load_learner_keys
-from protocol.codec import encode
+from protocol.codec import decode, encode
 from protocol.errors import (
     AddressError,
     MalformedMessage,
@@ -84,6 +84,8 @@ def hear(port: LearnerPort) -> tuple[bytes, AnyMessage | ProtocolError]:
     """The learner's next message, which must come."""
     inbound = port.receive(DEADLINE_S)
     assert inbound is not None
+    if not isinstance(inbound.message, ProtocolError):
+        assert plain(decode(inbound.frames)) == plain(inbound.message)
     return inbound.peer, inbound.message
 
 
