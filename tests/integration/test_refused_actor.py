@@ -59,7 +59,7 @@ def test_a_configuration_that_no_learner_has_completed_is_copied_again(tmp_path:
     done = actor("--connect", "tcp://127.0.0.1:9", "--key", key, "--config", config)
     assert done.returncode == 2, done.stderr
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"error: {config} is of a run that was prepared") and "copy" in last
+    assert last.startswith(f"error: {config} belongs to a run that was prepared") and "copy" in last
 
 
 def test_an_actor_of_a_prepared_run_waits_for_the_learner_as_long_as_for_any(tmp_path: Path) -> None:

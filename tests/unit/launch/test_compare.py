@@ -149,7 +149,7 @@ def test_a_missing_evaluation_says_how_to_make_one(tmp_path: Path, capsys: pytes
     sentence = refused(capsys, a, a, "--label", "step-000010")
     assert "no evaluation 'step-000010' (there are: final)" in sentence and f"launch eval {a}" in sentence
     old = run_of(tmp_path / "old", [True] * 4, task_results=())
-    assert "has no result of each task" in refused(capsys, a, old)
+    assert "has no results per task" in refused(capsys, a, old)
 
 
 @pytest.mark.parametrize(("up", "down"), [(4, 0), (5, 0), (7, 1), (6, 0)])

@@ -104,7 +104,7 @@ def test_a_request_without_end_is_cut_off(page: Window) -> None:
 
 def test_a_page_of_one_run_starts_no_other(folder: Path) -> None:
     with window(folder / "first", control=True) as opened:
-        assert "This page is of one run" in opened.tell("train", NEW).problem
+        assert "This page shows one run" in opened.tell("train", NEW).problem
 
 
 # --- commands
@@ -154,7 +154,7 @@ def test_every_key_has_its_meaning_range_and_default() -> None:
 def test_only_a_learner_is_stopped(tmp_path: Path) -> None:
     run: RunDir = made_up(tmp_path / "held", steps=3, status="running")
     with run.locked(), window(tmp_path, control=True) as opened:
-        assert "held by a process that is no learner" in opened.tell("runs/held/stop", {}).problem
+        assert "held by a process that is not a learner" in opened.tell("runs/held/stop", {}).problem
     run.lock.write_text("../../1")
     with pytest.raises(UserError, match="no learner"):
         learner_of(run.path)

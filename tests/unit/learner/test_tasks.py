@@ -141,7 +141,7 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(tmp_path: Path, promp
             "no task to train on: 10 with a prompt of more than tasks.max_prompt_tokens = 1",
         ),
         ({"held_out": "nowhere.jsonl"}, "the file 'nowhere.jsonl', which does not exist"),
-        ({"held_out": "test"}, "'test' is no .jsonl.* file, and a file has no splits"),
+        ({"held_out": "test"}, "'test' is not a .jsonl.* file, and a file has no splits"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(
