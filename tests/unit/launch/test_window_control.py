@@ -156,7 +156,7 @@ def test_only_a_learner_is_stopped(tmp_path: Path) -> None:
     with run.locked(), window(tmp_path, control=True) as opened:
         assert "held by a process that is not a learner" in opened.tell("runs/held/stop", {}).problem
     run.lock.write_text("../../1")
-    with pytest.raises(UserError, match="no learner"):
+    with pytest.raises(UserError, match="not a learner"):
         learner_of(run.path)
 
 
