@@ -15,6 +15,8 @@ class SupervisorLimits:
     """Time between two checks of the processes."""
     silence_s: float = 120.0
     """A process that is stopped for longer is given up. Same value as `link.silence_s`, when its peer gives it up."""
+    leaving_s: float = 3.0
+    """Time for actors to leave by themselves when the learner has ended, before they are asked to stop."""
     grace_s: float = 10.0
     """An actor that was asked to stop is killed after this time."""
     restarts: int = 5

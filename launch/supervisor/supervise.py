@@ -247,14 +247,20 @@ class Supervisor:
             self.note("finishing the step; Ctrl-C again stops at once")
 
     def stop_actors(self) -> None:
+        """The learner has told them to leave. SIGTERM, which would cut short what they clean up, is for one that had
+        not joined."""
         actors = [self.children[actor.name] for actor in self.plan.actors]
+        self.wait_for(actors, self.limits.leaving_s)
         for actor in actors:
             actor.ask_to_stop()
-        deadline = time.monotonic() + self.limits.grace_s
+        self.wait_for(actors, self.limits.grace_s)
+        self.update_screen()
+
+    def wait_for(self, actors: list[Child], longest_s: float) -> None:
+        deadline = time.monotonic() + longest_s
         while any(actor.exit_code() is None for actor in actors) and time.monotonic() < deadline:
             self.handle_interrupts()
             time.sleep(self.limits.tick_s)
-        self.update_screen()
 
     def kill_all(self) -> None:
         for child in self.children.values():

@@ -137,6 +137,8 @@ class Control:
 
     def resume(self, opened: OpenRun, body: bytes) -> dict[str, Any]:
         options = given({"--steps": asked(body, Resume).steps})
+        if opened.run.state() != "running":
+            self.jobs.wait_for_launcher(opened.name)
         return self.start("run", opened.name, ["resume", self.place(opened.name), *options])
 
     def stop(self, opened: OpenRun, body: bytes) -> dict[str, Any]:

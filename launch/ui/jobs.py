@@ -29,6 +29,8 @@ MOST_ENDED = 12
 """That are still known."""
 MOST_BYTES = 256 * 1024
 """Of what a process has said, in one answer."""
+LAUNCHER_ENDS_S = 10.0
+"""Longest wait for the launcher of a run that has stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,8 @@ class Job:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        threading.Thread(target=self.wait, daemon=True).start()
+        self.waiting = threading.Thread(target=self.wait, daemon=True)
+        self.waiting.start()
 
     def wait(self) -> None:
         self.process.wait()
@@ -139,6 +142,12 @@ class Jobs:
             job = Job(next(self.numbers), command, self.here)
             self.known[job.number] = job
             return job
+
+    def wait_for_launcher(self, run: str) -> None:
+        """Of a run that has stopped: it writes the report then, so it ends a moment later."""
+        for job in list(self.known.values()):
+            if (job.command.kind, job.command.run) == ("run", run):
+                job.waiting.join(LAUNCHER_ENDS_S)
 
     def forget(self) -> None:
         """The oldest ended ones."""

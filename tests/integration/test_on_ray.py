@@ -39,7 +39,7 @@ from tests.support.runs import (
 )
 
 NODES, STEPS = 4, 16
-QUICK = SupervisorLimits(tick_s=0.02, grace_s=1.0, pause_s=0.02, after_exit_s=0.2)
+QUICK = SupervisorLimits(tick_s=0.02, leaving_s=0.2, grace_s=1.0, pause_s=0.02, after_exit_s=0.2)
 needs_ray = pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="ray is not installed; it is an extra")
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from shared.run.history import restarts
 from tests.support.runs import alive, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = SupervisorLimits(tick_s=0.02, grace_s=1.0, pause_s=0.02, after_exit_s=0.2)
+QUICK = SupervisorLimits(tick_s=0.02, leaving_s=0.2, grace_s=1.0, pause_s=0.02, after_exit_s=0.2)
 DEADLINE_S = 30.0
 
 PROLOGUE = """
@@ -134,6 +135,13 @@ def test_when_the_learner_is_done_the_actor_is_asked_to_stop(folder: Path) -> No
     assert "learner | hello" in listener.lines
     assert "actor0 | asked to stop" in listener.lines
     assert listener.notes == []
+
+
+def test_an_actor_that_leaves_by_itself_may_clean_up(folder: Path) -> None:
+    cleaning = ON_TERM + "time.sleep(0.5)\nprint('cleaned up')"
+    listener, patient = Listener(), replace(QUICK, leaving_s=20.0)
+    Supervisor(plan(folder, "wait_for('actor0.ready')", cleaning), listener, FreshStarter(), patient).run()
+    assert listener.lines == ["actor0 | cleaned up"]
 
 
 def test_an_actor_that_does_not_stop_is_killed_with_its_workers(folder: Path) -> None:

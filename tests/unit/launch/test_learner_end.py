@@ -10,7 +10,7 @@ from launch.supervisor.restarts import SupervisorLimits
 from launch.supervisor.supervise import Supervisor
 from launch.supervisor.topology import Process, ProcessFailed, Topology
 
-QUICK = SupervisorLimits(tick_s=0.0, grace_s=0.0)
+QUICK = SupervisorLimits(tick_s=0.0, leaving_s=0.0, grace_s=0.0)
 
 
 class Scripted:

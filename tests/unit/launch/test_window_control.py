@@ -252,6 +252,16 @@ def test_a_run_is_asked_to_stop(jobs: Jobs) -> None:
     assert ended(job)["code"] == -15
 
 
+def test_a_stopped_run_is_resumed_when_its_launcher_has_ended(jobs: Jobs) -> None:
+    (jobs.here / "ends_soon.py").write_text("import time; time.sleep(0.5)")
+    first = jobs.start(command("run", "ends_soon"))
+    jobs.wait_for_launcher("second")
+    assert first.ended is None
+    jobs.wait_for_launcher("first")
+    assert first.ended is not None
+    jobs.start(command("run", "sleeper"))
+
+
 def test_helpers_end_with_the_page_and_runs_do_not(jobs: Jobs) -> None:
     helper, run = jobs.start(command("eval", "sleeper")), jobs.start(command("run", "sleeper", run="second"))
     assert jobs.end() == ["second"]
