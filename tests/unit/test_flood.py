@@ -54,7 +54,7 @@ print(json.dumps({"descriptors": max(seen), "memory": grown, "steps": run.steps,
 """A run of its own in a process that may have no more descriptors than most systems give, until stdin says stop."""
 
 
-@pytest.mark.parametrize("kind", ["connects", "all"])
+@pytest.mark.parametrize("kind", [pytest.param("connects", marks=pytest.mark.long), "all"])
 def test_unauthenticated_peers_leave_a_run_its_descriptors(tmp_path: Path, kind: str) -> None:
     argv = [sys.executable, "-c", NARROW, str(tmp_path)]
     pipe = subprocess.PIPE

@@ -60,6 +60,7 @@ def test_a_function_of_the_user_s_own_cannot_say_what_means_the_same(capsys: pyt
     assert "needs 'gsm8k', 'exact' or 'math'" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_kill_loses_one_batch_at_most_and_changes_no_byte(tmp_path: Path) -> None:
     more = ("rollout.prompts=1", "curriculum.samples=3", "tasks.limit=8")
     whole, killed = tmp_path / "whole.json", tmp_path / "killed.json"

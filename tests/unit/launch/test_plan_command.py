@@ -70,6 +70,7 @@ def test_a_preset_for_8_gib_fits_there_as_it_is_written(preset: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_7b_fits_only_if_the_base_of_the_other_process_waits_elsewhere() -> None:
     plan = plan_of("qwen7b_8gb", "compute.residency=release")
     assert not plan.fits

@@ -190,7 +190,11 @@ def test_nothing_is_found_in_a_healthy_run(name: str, run_path: Path) -> None:
     assert [(each.name, each.fault) for each in found] == [(expected, False)], found
 
 
-@pytest.mark.parametrize("name", REAL)
+SLOW = {"gsm8k", "math", "seed 2"}
+REAL_RUNS = [pytest.param(name, marks=[pytest.mark.long] if name in SLOW else []) for name in REAL]
+
+
+@pytest.mark.parametrize("name", REAL_RUNS)
 def test_nothing_is_found_in_a_short_run_of_a_preset(name: str, run_path: Path) -> None:
     found = verdicts(view_of(Run(REAL[name](run_path).path)))
     assert not any(each.fault for each in found), found
