@@ -69,6 +69,7 @@ def test_the_run_learned_something_in_bf16_and_says_so(whole: Path) -> None:
     assert info["compute"] | {"dtype": "bf16", "learner_threads": 1, "actor_threads": 1} == info["compute"]
 
 
+@pytest.mark.long
 def test_twice_and_after_a_kill_and_in_a_replay_it_is_one_adapter(whole: Path, tmp_path: Path) -> None:
     completed(run_words(tmp_path / "again"))
     kill_after(tmp_path / "killed", steps=3)

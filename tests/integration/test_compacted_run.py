@@ -53,6 +53,7 @@ def test_a_replay_goes_from_the_oldest_checkpoint_that_the_journal_reaches(
     assert report["adapter_sha256"] == expected["adapter_sha256"]
 
 
+@pytest.mark.long
 def test_a_whole_journal_that_is_compacted_after_a_kill_ends_the_same(
     tmp_path: Path, compacted: tuple[Path, dict[str, Any]]
 ) -> None:

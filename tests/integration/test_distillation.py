@@ -88,6 +88,7 @@ def teaching(port: int = 0) -> TeacherServer:
     return TeacherServer(logprobs_of(forward_pass), lambda token: prompter.as_the_model_sees([token]), port)
 
 
+@pytest.mark.long
 def test_a_teacher_elsewhere_is_waited_for_and_recorded(tmp_path: Path) -> None:
     whole, out, port = tmp_path / "whole", tmp_path / "waited", free_port()
     keys = REMOTE | {"teacher.url": f"http://127.0.0.1:{port}/v1"}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from learner.durable.journal import Journal
 from learner.durable.recorder import orders_in, read
@@ -49,6 +50,7 @@ def test_a_run_that_is_evaluated_beside_is_the_same_run(tmp_path: Path) -> None:
     assert not processes_of(out, "launch.evaluator")
 
 
+@pytest.mark.long
 def test_a_run_is_followed_by_hand_until_it_ends(tmp_path: Path) -> None:
     out = tmp_path / "run"
     longer = SMALL | {"run.steps": 30, "checkpoint.keep": 30, "eval.problems": 4}

@@ -30,6 +30,7 @@ def question_of(step: int) -> str:
     return tasks[asked[-1][1]].columns["question"]
 
 
+@pytest.mark.long
 def test_a_reward_beyond_measure_is_set_aside_replayed_alone_and_left_out(run_path: Path, tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(REWARD.format(question=question_of(3)))
     config = SMALL | {

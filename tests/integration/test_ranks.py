@@ -120,7 +120,7 @@ def test_two_ranks_then_four_then_one_and_a_replay(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parallel", "point"),
     [
-        ("ddp", "after ranks add gradients 1"),
+        pytest.param("ddp", "after ranks add gradients 1", marks=pytest.mark.long),
         pytest.param("zero2", "after ranks share parameters 1", marks=pytest.mark.long),
     ],
 )

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from learner.durable.journal import Journal
 from learner.durable.recorder import orders_in, read
@@ -39,6 +40,7 @@ def spoil(run: Path) -> None:
     (run / "summary.json").unlink()
 
 
+@pytest.mark.long
 def test_a_step_that_the_gate_refuses_is_sampled_again_and_the_run_ends_as_undisturbed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     undisturbed = train(run)["adapter_sha256"]

@@ -50,6 +50,7 @@ def learned(out: Path, **given: Any) -> str:
     return summary(out)["adapter_sha256"]
 
 
+@pytest.mark.long
 def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path: Path) -> None:
     out, keys = tmp_path / "killed", {"run.steps": 160, "eval.problems": 8, "checkpoint.every": 20}
     expected = learned(tmp_path / "whole", **keys)
@@ -88,6 +89,7 @@ def test_chats_without_an_actor_then_a_run_from_the_result(tmp_path: Path) -> No
     assert replayed(tmp_path / "run")["match"]
 
 
+@pytest.mark.long
 def test_a_warm_start_goes_on_from_an_adapter_and_further(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     learned(first, **{"run.steps": 2})

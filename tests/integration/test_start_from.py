@@ -48,6 +48,7 @@ def test_a_run_goes_on_from_another_after_that_is_gone(first: Path, tmp_path: Pa
     assert json.loads((moved / "config.json").read_text())["lora"]["start_from"] == str(source)
 
 
+@pytest.mark.long
 def test_an_export_is_started_from_and_eval_and_generate_work(first: Path, tmp_path: Path) -> None:
     exported = tmp_path / "exported"
     assert launch("export", first, "--out", exported).returncode == 0
@@ -87,6 +88,7 @@ def test_an_adapter_of_the_hub_is_taken_from_its_cache(first: Path, tmp_path: Pa
     assert kept.read_bytes() == (newest / "adapter_model.safetensors").read_bytes()
 
 
+@pytest.mark.long
 def test_what_cannot_be_started_from(first: Path, tmp_path: Path) -> None:
     def tried(start_from: Path | str, **given: Any) -> str:
         keys = QUICK | {"lora.start_from": str(start_from)} | given

@@ -125,6 +125,7 @@ def test_sigterm_to_one_process(out: Path, who: str) -> None:
     check_stopped(out)
 
 
+@pytest.mark.long
 def test_the_processes_of_two_containers_stopped_one_after_the_other(out: Path, expected: str) -> None:
     """As `docker compose down` does: first who depends on the other. There is no launcher, so the learner chooses what
     the prepared run left open, and the actor waits for it."""
@@ -220,6 +221,7 @@ def test_a_fork_server_cannot_be_asked_to_end(out: Path) -> None:
     check_stopped(out)
 
 
+@pytest.mark.long
 def test_a_long_wait_for_the_lease_is_no_silence(out: Path) -> None:
     """Learner and actor both wait, for longer than either may be silent."""
     turns = {"compute.learner_threads": CORES, "compute.actor_threads": CORES}

@@ -94,6 +94,7 @@ def test_a_learner_killed_in_mid_step_goes_on_where_its_journal_ends(
     assert_ended_as(undisturbed, out)
 
 
+@pytest.mark.long
 def test_a_learner_killed_between_two_updates_of_a_step_does_the_whole_step_again(
     tmp_path: Path, undisturbed: tuple[Path, Any]
 ) -> None:
@@ -164,7 +165,7 @@ def test_resume_trains_a_finished_run_further(tmp_path: Path, undisturbed: tuple
     assert replayed(out)["match"] is True
 
 
-@pytest.mark.parametrize("disturb", [False, True])
+@pytest.mark.parametrize("disturb", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_lag_is_as_repeatable_as_strict_turns(tmp_path: Path, disturb: bool) -> None:
     lagging = {"pipeline__max_lag": 2, "rollout__groups_per_order": 2, "rollout__replacement_rounds": 1}
     expected = train(tmp_path / "a", **lagging)["adapter_sha256"]

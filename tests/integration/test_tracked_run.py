@@ -254,6 +254,7 @@ def tracker_pids(out: Path) -> list[int]:
 @pytest.mark.parametrize("kind", ["tensorboard"], indirect=True)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_the_tracker_is_killed_again_and_again_and_the_run_goes_on(kind: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     overrides: dict[str, Any] = SMALL | {"run.steps": 30, "checkpoint.every": 1000, "tracking.kind": kind}

@@ -76,6 +76,7 @@ def test_a_run_goes_on_when_its_server_is_killed_and_started_again(servers: Serv
     assert list(adapters.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_run_without_its_server_ends_with_a_sentence_and_resumes(servers: Servers, tmp_path: Any) -> None:
     out = tmp_path / "run"
     patience = {"server.patience_s": 1.0}
