@@ -2,10 +2,11 @@
 # Every check of the project, after the set-up with development tools, `gguf`, the trackers, `ui`, and what
 # launch/examples needs. All stages run; any failure fails the call.
 #
-#   tests/run.sh                      format, lint, types, unit tests with their coverage, other tests, chaos, browser
+#   tests/run.sh                      format, lint, types, unit tests, other tests, chaos, browser
 #   tests/run.sh static               format, lint, types
 #   tests/run.sh unit [PYTEST ARGS]   the tests of one folder below tests/ (unit, integration, ...)
 #   tests/run.sh long [PYTEST ARGS]   what would make the rest too long: one more kind of run each, kills of these
+#   tests/run.sh coverage             all unit tests, and whether they reach each line of the files in pyproject.toml
 #   tests/run.sh browser [PYTEST ARGS]  the page of `ui` in Chromium, which is installed if that is possible
 #   tests/run.sh kernels [PYTEST ARGS]  the Triton kernels in Triton's interpreter, or on a card
 #   tests/run.sh vllm [PYTEST ARGS]   tests/vllm with real vLLM, in an environment of its own: .venv-vllm. Ends with 3,
@@ -108,8 +109,7 @@ browser() {
 
 everything() {
     static
-    # Coverage is asked of the unit tests alone: they must reach every line of the listed files without processes.
-    stage unit in_parallel tests/unit -m "not long" --dist load --cov --cov-report=term
+    stage unit in_waiting tests/unit -m "not long" --dist load
     stage kernels kernels
     stage simulation in_parallel tests/simulation --dist load
     stage integration in_waiting tests/integration -m "not long"
@@ -127,7 +127,10 @@ elif [[ $1 == kernels ]]; then
 elif [[ $1 == browser ]]; then
     stage browser browser "${@:2}"
 elif [[ $1 == long ]]; then
-    stage long in_waiting tests/unit tests/integration tests/chaos -m long "${@:2}"
+    stage long in_waiting tests/unit tests/integration tests/acceptance tests/chaos -m long "${@:2}"
+elif [[ $1 == coverage ]]; then
+    # Asked of the unit tests alone: they must reach every line of the listed files without processes.
+    stage coverage in_waiting tests/unit --dist load --cov --cov-report=term "${@:2}"
 elif [[ $1 == integration ]]; then
     stage integration in_waiting tests/integration "${@:2}"
 elif [[ $1 == unit || $1 == simulation ]]; then

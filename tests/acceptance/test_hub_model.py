@@ -45,7 +45,7 @@ def even(prompts, completions, completion_ids, **columns):
 """
 
 
-@pytest.mark.parametrize("form", ["folder", "gguf"])
+@pytest.mark.parametrize("form", ["folder", pytest.param("gguf", marks=pytest.mark.long)])
 def test_a_llama_is_trained_replayed_and_taken_home(tmp_path: Path, form: str) -> None:
     source, reward = tmp_path / "tiny.gguf", tmp_path / "reward.py"
     if form == "folder":

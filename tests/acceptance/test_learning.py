@@ -12,7 +12,7 @@ WINDOW = 5
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
 def test_the_preset_learns(tmp_path: Path, seed: int) -> None:
     out = tmp_path / "run"
     done = launch("run", "embedded", "--out", out, "--seed", str(seed), wait_s=600)

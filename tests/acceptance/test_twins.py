@@ -9,6 +9,8 @@ from launch.presets.load import PRESETS_DIR
 from tests.support.runs import launch, rows, sets, summary
 
 TWINS = sorted(path.stem for path in PRESETS_DIR.glob("*_embedded.toml"))
+SLOW = pytest.mark.long
+"""One measures its tasks first."""
 FEW = {
     "run.steps": 3,
     "tasks.limit": 24,
@@ -23,7 +25,7 @@ FEW = {
 }
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", [pytest.param(twin, marks=SLOW if "sent" in twin else []) for twin in TWINS])
 def test_a_twin_trains(tmp_path: Path, twin: str) -> None:
     out, overrides = tmp_path / "run", sets(FEW | ({"curriculum.stage_steps": 2} if "3stage" in twin else {}))
     if "sent" in twin:

@@ -34,6 +34,7 @@ def silent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.long
 def test_a_base_that_answers_nothing_learns_after_a_warm_start(tmp_path: Path, silent: Path) -> None:
     alone, warm, trained = (tmp_path / name for name in ("alone", "warm", "trained"))
     model = str(silent)

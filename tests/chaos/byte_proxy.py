@@ -97,9 +97,13 @@ class ByteProxy:
             self.listening = False
 
     def take_call(self) -> None:
-        """A new connection, and one to the real port."""
+        """A new connection, and one to the real port. Between two lives of the learner nobody listens there."""
         near, _ = self.listener.accept()
-        far = socket.create_connection(("127.0.0.1", self.target))
+        try:
+            far = socket.create_connection(("127.0.0.1", self.target))
+        except OSError:
+            near.close()
+            return
         self.other |= {near: (far, "to learner"), far: (near, "to actor")}
         for end in (near, far):
             self.selector.register(end, selectors.EVENT_READ)

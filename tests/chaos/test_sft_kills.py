@@ -48,6 +48,7 @@ def test_an_undisturbed_warm_start_is_sound(calm: Result) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.long
 def test_killed_at_every_point_a_warm_start_ends_the_same(hosts: Pool, warm: str, calm: Result) -> None:
     points = [point for point in kinds(calm.passed) if "actor" not in point]
     batches = [*split(kill_faults(points, seed=1), BATCHES), (*TROUBLE,)]

@@ -15,6 +15,7 @@ SENTENCE = re.compile(r"error: /\S+ cannot be used \(.+\); .+\.")
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.long
 def test_if_any_write_is_refused_the_run_says_so_and_ends_the_same(
     hosts: Pool, prepared: str, undisturbed: Result, points: list[str], rare_points: list[str]
 ) -> None:
