@@ -4,8 +4,8 @@ what it costs a run that is watched.
     page     50 runs, one of them with 10,000 steps and a group every tenth step. From the start of the process to all
              runs on the screen; then each page REPEATS times, from the change of the address to its last part on the
              screen; steps that are logged, until the page shows them; resident memory of the process at the end
-    watched  the embedded run, in turns of TURN_S seconds: a program asks what a Monitor and a Samples page ask once a
-             second, nobody looks, Chromium shows Monitor on the same cores, nobody looks, and so on. The cost is the
+    watched  the embedded run, in turns of TURN_S seconds: a program asks what a Monitor and a Samples page ask, nobody
+             looks, Chromium shows Monitor on the same cores, nobody looks, and so on. The cost is the
              difference between the mean step of a turn and that of the next, in which nobody looks, over the latter,
              with a 95 % interval of the paired bootstrap. The first steps, which warm up, are left out. Beside it
              the share of all cores that the process of the page took in these turns
@@ -51,7 +51,9 @@ from tests.support.window_runs import group, log_groups, long_run, sample, usual
 RUNS = 50
 REPEATS = 20
 TURN_S = 6.0
-CURVES_EVERY, VERDICT_EVERY = 2, 10
+EVERY_S = 1.5
+"""Between two looks of a page."""
+CURVES_EVERY, VERDICT_EVERY = 2, 7
 """Looks."""
 WARM_STEPS = 20
 TOKENS = 500
@@ -218,6 +220,8 @@ def measure_watched(minutes: float) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory() as name, tab() as page:
         folder = Path(name)
         argv = ["run", "embedded", "--out", str(folder / "run"), "--steps", STEPS, "--set", "eval.problems=0"]
+        # The policy stays as it is, so that all steps are alike.
+        argv += ["--set", "optimizer.lr=1e-9"]
         with subprocess.Popen([sys.executable, "-m", "launch", *argv], stdout=subprocess.DEVNULL) as training:
             while not (folder / "run" / "metrics.jsonl").is_file():
                 assert training.poll() is None, "the run has ended"
@@ -255,7 +259,7 @@ def in_turns(found: Served, page: Page, run: Run, end: float) -> Iterator[Turn]:
             before, began, used = len(run.metrics), time.monotonic(), processor_s(found)
             while time.monotonic() < began + TURN_S:
                 looks[who]()
-                time.sleep(1.0)
+                time.sleep(EVERY_S)
             share = (processor_s(found) - used) / (time.monotonic() - began) / len(os.sched_getaffinity(0))
             # The first step of a turn began in the one before.
             steps = run.metrics.column("time/step_s")[max(before + 1, WARM_STEPS) :].tolist()

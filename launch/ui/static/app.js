@@ -1,4 +1,4 @@
-// The frame around the pages: which page the address names, once a second the question what is new, and the keys.
+// The frame around the pages: which page the address names, now and then the question what is new, and the keys.
 //
 // A page is a module with `show(root, route)`. It returns `{ update(route), poll(), keys }`: `update` if the
 // address changed and the page is still right, `poll` for what is new, `keys` from a key to what it does.
@@ -18,7 +18,7 @@ import * as train from "./train.js";
 // A page that was written as files has some of them.
 const PAGES = { runs, monitor, samples, compare, evaluate, chat, train };
 const HOME = bundle ? address("samples", bundle.run) : "#/runs";
-const EVERY_MS = 1000;
+const EVERY_MS = 1500;
 const main = document.getElementById("page");
 const wrong = h("p", { class: "problem", role: "alert", hidden: true });
 let route = null;

@@ -13,7 +13,7 @@ import { drawSpent } from "./spent.js";
 
 const EVENTS_SHOWN = 40;
 // Of a live run: its curves are drawn every second time that the page asks, verdicts are made less often still.
-const CURVES_MS = 1500;
+const CURVES_MS = 2500;
 const VERDICT_MS = 10000;
 
 export async function show(root, route) {
