@@ -12,7 +12,7 @@ where batches are quarantined; the report decides what is written of a step.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -302,25 +302,24 @@ def build_audit(model: Model, run: RunDir, lease: ComputeLease, orders: AuditedO
     config, policy, actor = model.config, model.policy, model.config.actor
     if actor.audit == actor.audit_invited == 0.0:
         return None
-    checks: list[Check] = [
-        LogprobCheck(
-            ForwardPass(policy, config.rollout.temperature, Budget.of(config.batch), orders.pump),
-            gate.copy,
-            lease,
-            driver_of(policy.device),
-            newest=lambda: max(orders.policies),
-        )
-    ]
+    check_logprobs = partial(
+        LogprobCheck,
+        ForwardPass(policy, config.rollout.temperature, Budget.of(config.batch), orders.pump),
+        gate.copy,
+        lease,
+        driver_of(policy.device),
+        newest=lambda: max(orders.policies),
+    )
     kind = config.verifier.kind
+    scores: Check = NoScoreCheck(f"the verifier ({kind}) or an environment may answer differently each time")
     if can_score_again(kind, in_environment=config.environment.is_used):
-        checks.append(ScoreCheck(SecondScores(run.path, orders.pump)))
-    else:
-        checks.append(NoScoreCheck(f"the verifier ({kind}) or an environment may answer differently each time"))
+        scores = ScoreCheck(SecondScores(run.path, orders.pump))
 
     def share(actor_id: str) -> float:
         return actor.audit_invited if is_invited(run.keys, actor_id) else actor.audit
 
-    return Audit(Draws(cache(share)), checks)
+    checks, of_refused = [check_logprobs(), scores], [check_logprobs(together=True), scores]
+    return Audit(Draws(cache(share)), checks, of_refused)
 
 
 def largest_step(config: Config, tasks: TaskSet) -> Largest:

@@ -8,9 +8,10 @@
     scores      outcomes and scores, by the run's own verifier in a process of its own (second_scores.py)
 
 So a lie in every group is found with the first one, or within 2 / share - 1 groups if it begins later; a lie in a share
-p of the groups within 1 / (p share) groups on average. False log-probs that the mismatch gate
-finds before are caught in their step: it is audited as a whole then (audited.py). Smaller ones than the limits are not
-found; the truncated importance weight bounds what they do.
+p of the groups within 1 / (p share) groups on average. False log-probs that the mismatch gate finds before are caught
+in their step, which is audited as a whole then (audited.py): all groups of an actor together, without SLACK, since so
+many tokens need none and somebody is to blame. Smaller ones than the limits are not found; the truncated importance
+weight bounds what they do.
 
 Left out on purpose: tokens that the policy did not sample but that have their true log-probs (the best of many
 attempts, say), outcomes that are faults (a slow machine has more timeouts), rewards of functions, the teacher's
@@ -127,22 +128,26 @@ class Draws:
 class Audit:
     """All checks on a share of the groups."""
 
-    def __init__(self, draws: Draws, checks: Sequence[Check]) -> None:
+    def __init__(self, draws: Draws, checks: Sequence[Check], of_refused: Sequence[Check] = ()) -> None:
+        """of_refused: the checks of a step that the mismatch gate has refused; none: the same ones."""
         self.draws = draws
         self.checks = checks
+        self.of_refused = of_refused or checks
 
     def lies(self, claims: Iterable[Claim]) -> list[Lie]:
         """In the groups that are drawn; at most one of each actor."""
-        return self.found([one for one in every_group(claims) if self.draws.takes(one.actor_id, greedy=one.is_greedy)])
+        drawn = [one for one in every_group(claims) if self.draws.takes(one.actor_id, greedy=one.is_greedy)]
+        return self.found(drawn, self.checks)
 
     def all_lies(self, claims: Iterable[Claim]) -> list[Lie]:
-        """In all groups of actors that are checked at all."""
-        return self.found([one for one in every_group(claims) if self.draws.share(one.actor_id) > 0.0])
+        """In all groups of actors that are checked at all, of a refused step."""
+        theirs = [one for one in every_group(claims) if self.draws.share(one.actor_id) > 0.0]
+        return self.found(theirs, self.of_refused)
 
-    def found(self, chosen: Sequence[Chosen]) -> list[Lie]:
+    def found(self, chosen: Sequence[Chosen], checks: Sequence[Check]) -> list[Lie]:
         if not chosen:
             return []
-        found = [lie for check in self.checks for lie in check.lies(chosen)]
+        found = [lie for check in checks for lie in check.lies(chosen)]
         self.draws.liars |= {lie.actor_id for lie in found}
         return list({lie.actor_id: lie for lie in reversed(found)}.values())
 
@@ -161,13 +166,17 @@ class LogprobCheck:
         lease: ComputeLease,
         driver: Driver | None,
         newest: Callable[[], int],
+        *,
+        together: bool = False,
     ) -> None:
-        """gate: a new one, with the present limits of the run. newest: the version that the policy has now."""
+        """gate: a new one, with the present limits of the run. newest: the version that the policy has now. together:
+        all groups of an actor at once, without SLACK."""
         self.forward_pass = forward_pass
         self.gate = gate
         self.lease = lease
         self.attempts = Attempts(forward_pass.budget, NothingToUndo(), NO_NOTES, driver)
         self.newest = newest
+        self.together = together
 
     def lies(self, chosen: Sequence[Chosen]) -> list[Lie]:
         by_version: dict[int, list[Chosen]] = {}
@@ -187,31 +196,39 @@ class LogprobCheck:
     def under(self, version: int, chosen: Sequence[Chosen]) -> list[Lie]:
         """The lies about one version."""
         if version == self.newest():
-            return [lie for one in chosen for lie in self.compared(one)]
+            return self.all_compared(chosen)
         adapter = self.forward_pass.policy.adapter
         current = adapter_bytes(adapter)
         try:
             install_adapter(adapter, chosen[0].claim.policy.adapter.tobytes())
-            return [lie for one in chosen for lie in self.compared(one)]
+            return self.all_compared(chosen)
         finally:
             install_adapter(adapter, current, finite=False)
+
+    def all_compared(self, chosen: Sequence[Chosen]) -> list[Lie]:
+        parts: dict[str, list[Chosen]] = {}
+        for place, one in enumerate(chosen):
+            parts.setdefault(one.actor_id if self.together else str(place), []).append(one)
+        return [lie for part in parts.values() for lie in self.compared(part)]
 
     def samples(self, one: Chosen) -> list[TrainSample]:
         return [whole(sample) for sample in all_samples(one.group, np.zeros(len(one.group.lengths)))]
 
-    def compared(self, one: Chosen) -> list[Lie]:
-        samples = self.samples(one)
-        computed = self.forward_pass.recomputed(samples, one.claim.order.sampling.temperature)
+    def compared(self, part: Sequence[Chosen]) -> list[Lie]:
+        """Groups of one actor."""
+        samples = [sample for one in part for sample in self.samples(one)]
+        computed = self.forward_pass.recomputed(samples, part[0].claim.order.sampling.temperature)
         told = np.concatenate([sample.sample.actor_logprobs[sample.used] for sample in samples])
-        gap, gate = gap_of(np.abs(told - computed)), self.gate()
-        if gate.admits(eased(gap), roundings(self.forward_pass, samples)):
+        gap, gate, slack = gap_of(np.abs(told - computed)), self.gate(), 1.0 if self.together else SLACK
+        if gate.admits(eased(gap, slack), roundings(self.forward_pass, samples)):
             return []
+        more = f" and {len(part) - 1} more" if len(part) > 1 else ""
         evidence = (
-            f"the log-probs of group {one.group.group_id} differ from those of policy {one.claim.policy.version} by"
-            f" {gap.mean:.3g} on average and {gap.p99:.3g} at the 99th percentile, and {SLACK:g} times these are"
-            f" allowed: {gate.limits}"
+            f"the log-probs of group {part[0].group.group_id}{more} differ from those of policy"
+            f" {part[0].claim.policy.version} by {gap.mean:.3g} on average and {gap.p99:.3g} at the 99th percentile,"
+            f" and {slack:g} times these are allowed: {gate.limits}"
         )
-        return [Lie(actor_id=one.actor_id, evidence=evidence)]
+        return [Lie(actor_id=part[0].actor_id, evidence=evidence)]
 
 
 class NothingToUndo:
@@ -221,5 +238,5 @@ class NothingToUndo:
         """No gradient and no update."""
 
 
-def eased(gap: Gap) -> Gap:
-    return replace(gap, mean=gap.mean / SLACK, p99=gap.p99 / SLACK)
+def eased(gap: Gap, slack: float) -> Gap:
+    return replace(gap, mean=gap.mean / slack, p99=gap.p99 / slack)

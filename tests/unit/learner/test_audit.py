@@ -84,7 +84,7 @@ def true_group(model: Model) -> Group:
     return group
 
 
-def chosen_of(group: Group, policy: Policy, temperature: float = 1.0) -> Chosen:
+def chosen_of(group: Group, policy: Policy, temperature: float = 1.0, actor_id: str = "guest0") -> Chosen:
     order = toy_orders(version=policy.version)[0]
     sampling = msgspec.structs.replace(order.sampling, temperature=temperature)
     answer = FilledOrder(
@@ -95,12 +95,12 @@ def chosen_of(group: Group, policy: Policy, temperature: float = 1.0) -> Chosen:
         timings=timings(),
     )
     order = msgspec.structs.replace(order, sampling=sampling)
-    return Chosen(claim=Claim(actor_id="guest0", order=order, filled=answer, policy=policy), place=0)
+    return Chosen(claim=Claim(actor_id=actor_id, order=order, filled=answer, policy=policy), place=0)
 
 
-def check_of(model: Model, newest: int) -> LogprobCheck:
-    forward_pass = forward_pass_of(model, Config())
-    return LogprobCheck(forward_pass, lambda: Gate(0.0, FP32), NoLease(), None, newest=lambda: newest)
+def check_of(model: Model, newest: int, *, together: bool = False) -> LogprobCheck:
+    forward_pass, newest_one = forward_pass_of(model, Config()), lambda: newest
+    return LogprobCheck(forward_pass, lambda: Gate(0.0, FP32), NoLease(), None, newest_one, together=together)
 
 
 def changed(group: Group, change: Callable[[np.ndarray], np.ndarray]) -> Group:
@@ -123,6 +123,25 @@ def test_true_log_probs_pass_and_false_ones_are_evidence(model: Model) -> None:
         assert lie.actor_id == "guest0" and f"the log-probs of group {group.group_id} differ from those" in lie.evidence
         assert "allowed: 99th percentile, allowed 0.01; mean, allowed 0.001" in lie.evidence
     assert check.lies([chosen_of(changed(group, np.zeros_like), policy, temperature=0.0)]) == [], "greedy has none"
+
+
+def test_in_a_refused_step_a_smaller_lie_is_found(model: Model) -> None:
+    """One and a half times what is allowed: too little for one group, but the gate has refused the step."""
+    shake(model, 1)
+    policy, group = published(model, 0), true_group(model)
+    off = changed(group, lambda logprobs: logprobs + 0.0015)
+    chosen = [chosen_of(off, policy), chosen_of(group, policy, actor_id="guest1"), chosen_of(off, policy)]
+    assert check_of(model, newest=0).lies(chosen) == []
+    (lie,) = check_of(model, newest=0, together=True).lies(chosen)
+    assert lie.actor_id == "guest0" and "and 1 more differ from those of policy 0 by 0.0015" in lie.evidence
+    assert "1 times these are allowed" in lie.evidence
+
+
+def test_a_refused_step_has_checks_of_its_own() -> None:
+    audit = Audit(Draws(lambda actor_id: 1.0), [FalseOnes()], [FalseOnes("guest0")])
+    claim = chosen_of(tiny_group([1.0, 0.0], [2, 2]), toy_policy(0)).claim
+    assert audit.lies([claim]) == []
+    assert [lie.actor_id for lie in audit.all_lies([claim])] == ["guest0"]
 
 
 def test_what_the_steps_of_a_run_allow_by_now_is_allowed_here_too(model: Model) -> None:
