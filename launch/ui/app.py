@@ -7,8 +7,8 @@
     GET /api/compare                             compare.py
     GET /api/control                             whether the page may do more than look: control_routes.py
 
-A question with `stamp` is answered by the stamp alone if nothing has changed since: that is what a page asks all
-the time, and it costs a few `stat`s. Answers are made in threads, one at a time for each run. An error that a person can
+A question with `stamp` is answered by the stamp alone if nothing has changed since: that is what a page asks all the
+time, and it costs a few `stat`s. Answers are made in threads, one at a time for each run. An error that a person can
 fix is answered with one sentence; texts of models are JSON strings here and text nodes in the page.
 """
 
