@@ -311,9 +311,11 @@ def build_audit(model: Model, run: RunDir, lease: ComputeLease, orders: AuditedO
         newest=lambda: max(orders.policies),
     )
     kind = config.verifier.kind
-    scores: Check = NoScoreCheck(f"the verifier ({kind}) or an environment may answer differently each time")
-    if can_score_again(kind, in_environment=config.environment.is_used):
-        scores = ScoreCheck(SecondScores(run.path, orders.pump))
+    scores: Check = (
+        ScoreCheck(SecondScores(run.path, orders.pump))
+        if can_score_again(kind, in_environment=config.environment.is_used)
+        else NoScoreCheck(f"the verifier ({kind}) or an environment may answer differently each time")
+    )
 
     def share(actor_id: str) -> float:
         return actor.audit_invited if is_invited(run.keys, actor_id) else actor.audit

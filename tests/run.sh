@@ -131,10 +131,10 @@ elif [[ $1 == long ]]; then
 elif [[ $1 == coverage ]]; then
     # Asked of the unit tests alone: they must reach every line of the listed files without processes.
     stage coverage in_waiting tests/unit --dist load --cov --cov-report=term "${@:2}"
-elif [[ $1 == integration ]]; then
-    stage integration in_waiting tests/integration "${@:2}"
-elif [[ $1 == unit || $1 == simulation ]]; then
-    stage "$1" in_parallel "tests/$1" "${@:2}"
+elif [[ $1 == integration || $1 == unit ]]; then
+    stage "$1" in_waiting "tests/$1" "${@:2}"
+elif [[ $1 == simulation ]]; then
+    stage simulation in_parallel tests/simulation "${@:2}"
 elif [[ -d tests/$1 ]]; then
     stage "$1" "$python" -m pytest "tests/$1" "${@:2}"
 else

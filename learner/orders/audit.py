@@ -156,6 +156,13 @@ def every_group(claims: Iterable[Claim]) -> list[Chosen]:
     return [Chosen(claim=claim, place=place) for claim in claims for place in range(len(claim.filled.groups))]
 
 
+def by_actor(chosen: Sequence[Chosen]) -> list[list[Chosen]]:
+    found: dict[str, list[Chosen]] = {}
+    for one in chosen:
+        found.setdefault(one.actor_id, []).append(one)
+    return list(found.values())
+
+
 class LogprobCheck:
     """Computes log-probs of the ordered version once more."""
 
@@ -206,10 +213,8 @@ class LogprobCheck:
             install_adapter(adapter, current, finite=False)
 
     def all_compared(self, chosen: Sequence[Chosen]) -> list[Lie]:
-        parts: dict[str, list[Chosen]] = {}
-        for place, one in enumerate(chosen):
-            parts.setdefault(one.actor_id if self.together else str(place), []).append(one)
-        return [lie for part in parts.values() for lie in self.compared(part)]
+        parts = by_actor(chosen) if self.together else [[one] for one in chosen]
+        return [lie for part in parts for lie in self.compared(part)]
 
     def samples(self, one: Chosen) -> list[TrainSample]:
         return [whole(sample) for sample in all_samples(one.group, np.zeros(len(one.group.lengths)))]
@@ -223,10 +228,11 @@ class LogprobCheck:
         if gate.admits(eased(gap, slack), roundings(self.forward_pass, samples)):
             return []
         more = f" and {len(part) - 1} more" if len(part) > 1 else ""
+        allowed = "these are" if self.together else f"{SLACK:g} times these are"
         evidence = (
             f"the log-probs of group {part[0].group.group_id}{more} differ from those of policy"
             f" {part[0].claim.policy.version} by {gap.mean:.3g} on average and {gap.p99:.3g} at the 99th percentile,"
-            f" and {slack:g} times these are allowed: {gate.limits}"
+            f" and {allowed} allowed: {gate.limits}"
         )
         return [Lie(actor_id=part[0].actor_id, evidence=evidence)]
 

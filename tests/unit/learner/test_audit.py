@@ -134,7 +134,7 @@ def test_in_a_refused_step_a_smaller_lie_is_found(model: Model) -> None:
     assert check_of(model, newest=0).lies(chosen) == []
     (lie,) = check_of(model, newest=0, together=True).lies(chosen)
     assert lie.actor_id == "guest0" and "and 1 more differ from those of policy 0 by 0.0015" in lie.evidence
-    assert "1 times these are allowed" in lie.evidence
+    assert "99th percentile, and these are allowed" in lie.evidence
 
 
 def test_a_refused_step_has_checks_of_its_own() -> None:
