@@ -320,8 +320,8 @@ def build_audit(model: Model, run: RunDir, lease: ComputeLease, orders: AuditedO
     def share(actor_id: str) -> float:
         return actor.audit_invited if is_invited(run.keys, actor_id) else actor.audit
 
-    checks, of_refused = [check_logprobs(), scores], [check_logprobs(together=True), scores]
-    return Audit(Draws(cache(share)), checks, of_refused)
+    checks, checks_of_refused = [check_logprobs(), scores], [check_logprobs(together=True), scores]
+    return Audit(Draws(cache(share)), checks, checks_of_refused)
 
 
 def largest_step(config: Config, tasks: TaskSet) -> Largest:

@@ -128,11 +128,11 @@ class Draws:
 class Audit:
     """All checks on a share of the groups."""
 
-    def __init__(self, draws: Draws, checks: Sequence[Check], of_refused: Sequence[Check] = ()) -> None:
-        """of_refused: the checks of a step that the mismatch gate has refused; none: the same ones."""
+    def __init__(self, draws: Draws, checks: Sequence[Check], checks_of_refused: Sequence[Check] = ()) -> None:
+        """checks_of_refused: the checks of a step that the mismatch gate has refused; none: the same ones."""
         self.draws = draws
         self.checks = checks
-        self.of_refused = of_refused or checks
+        self.checks_of_refused = checks_of_refused or checks
 
     def lies(self, claims: Iterable[Claim]) -> list[Lie]:
         """In the groups that are drawn; at most one of each actor."""
@@ -142,7 +142,7 @@ class Audit:
     def all_lies(self, claims: Iterable[Claim]) -> list[Lie]:
         """In all groups of actors that are checked at all, of a refused step."""
         theirs = [one for one in every_group(claims) if self.draws.share(one.actor_id) > 0.0]
-        return self.found(theirs, self.of_refused)
+        return self.found(theirs, self.checks_of_refused)
 
     def found(self, chosen: Sequence[Chosen], checks: Sequence[Check]) -> list[Lie]:
         if not chosen:

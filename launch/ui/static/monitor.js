@@ -12,7 +12,7 @@ import { specs } from "./figures.js";
 import { drawSpent } from "./spent.js";
 
 const EVENTS_SHOWN = 40;
-// Of a live run: its curves are drawn every second time that the page asks, verdicts are made less often still.
+// Of a live run, whose page asks every 1.5 s: curves are drawn every other time, verdicts are made less often still.
 const CURVES_MS = 2500;
 const VERDICT_MS = 10000;
 
