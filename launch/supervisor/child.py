@@ -21,6 +21,8 @@ from shared.run.growing_file import GrowingFile
 
 WRITING_S = 2.0
 """Longest wait for stacks."""
+CONTINUED_S = 0.5
+"""The same, for those that a continued process writes by itself."""
 LOOK_EVERY_S = 0.05
 
 
@@ -46,13 +48,14 @@ class Stacks:
             file.seek(self.start)
             return any(line.startswith(FIRED.encode()) for line in file)
 
-    def wait_for_more(self, before: int) -> None:
-        """Wait until the file has grown and stops growing, for at most WRITING_S."""
-        deadline = time.monotonic() + WRITING_S
+    def wait_for_more(self, before: int, seconds: float) -> bool:
+        """Wait until the file has grown and stops growing, for at most so long. Whether it has grown."""
+        deadline = time.monotonic() + seconds
         sizes = [before]
         while time.monotonic() < deadline and not (sizes[-1] > before and sizes[-1] == sizes[-2]):
             time.sleep(LOOK_EVERY_S)
             sizes.append(self.size())
+        return sizes[-1] > before
 
 
 class Child:
@@ -93,11 +96,16 @@ class Child:
     def write_stacks(self) -> None:
         """Ask it for its stacks. A stopped process is continued, since it could not write them otherwise."""
         # The signal would kill a process that is still loading. Then its first line is not in the file yet.
-        if self.exit_code() is None and self.stacks.is_open():
-            before = self.stacks.size()
-            self.started.send_signal(ASK)
+        if self.pid is None or self.exit_code() is not None or not self.stacks.is_open():
+            return
+        before = self.stacks.size()
+        if is_stopped(self.pid):
             self.started.send_signal(signal.SIGCONT)
-            self.stacks.wait_for_more(before)
+            # Its watchdog may find that its time has passed. If both wrote at once, their lines would be mixed up.
+            if self.stacks.wait_for_more(before, CONTINUED_S):
+                return
+        self.started.send_signal(ASK)
+        self.stacks.wait_for_more(before, WRITING_S)
 
     def ask_to_stop(self) -> None:
         """SIGTERM to the process only: it may need what it has started in order to finish."""
