@@ -15,7 +15,7 @@ trackio keeps its data here, and the policy stays as it is (a learning rate of 1
 
 Left out: the network of Weights & Biases, which delays the tracker and not the run.
 
-    PYTHONPATH=FOLDER python -m benchmarks.tracker_cost [--rounds 10] [--steps 8]      FOLDER: where the trackers are
+    PYTHONPATH=FOLDER python -m benchmarks.tracker_cost [--rounds 10] [--steps 24]      FOLDER: where the trackers are
 """
 
 import argparse
@@ -261,7 +261,7 @@ def main() -> None:
     """Measure, write, print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=8, help="of a block")
+    parser.add_argument("--steps", type=int, default=24, help="of a block")
     args = parser.parse_args()
     order = interleaved(args.rounds)
     steps = WARM + args.steps * len(order)

@@ -22,11 +22,14 @@ from shared.run.rollout_index import RolloutIndex
 from shared.run.rollouts import RolloutGroup
 from shared.run.run_dir import RunDir
 
-LOOK_EVERY_S = 1.0
+SEND_EVERY_S = 5.0
+"""Steps are sent several at a time: a tracker's file is opened, locked and synced as often as it is written."""
+LOOK_EVERY_S = 0.2
+"""Whether it was asked to stop."""
 GROUPS = 2
 """Of a step that are sent: hundreds of completions a step would not be read there. rollouts.jsonl has all."""
-GROUPS_EVERY_S = 1.0
-"""Of the run's time: groups are most of what a tracker costs, and nobody reads those of ten steps a second."""
+GROUPS_EVERY_S = 5.0
+"""Of the run's time: groups cost a tracker more than figures, and nobody reads those of ten steps a second."""
 ID_DIGITS = 8
 """Of the run's id in the tracked run's name: folders in two places may have the same name."""
 
@@ -57,6 +60,13 @@ def note_tracked(run: RunDir, tracked: Tracked) -> None:
     write_whole(tracking_file(run), msgspec.json.format(msgspec.json.encode(tracked), indent=2), durable=False)
 
 
+def wait(seconds: float, stop: Callable[[], bool]) -> None:
+    """Or until asked to stop."""
+    end = time.monotonic() + seconds
+    while not stop() and time.monotonic() < end:
+        time.sleep(min(seconds, LOOK_EVERY_S))
+
+
 class MetricsSender:
     """What of a run has been sent."""
 
@@ -69,15 +79,14 @@ class MetricsSender:
         self.groups_at = -math.inf
         """Time of the run when the last sent groups were trained on."""
 
-    def send_until(self, stop: Callable[[], bool], pause_s: float = LOOK_EVERY_S) -> None:
+    def send_until(self, stop: Callable[[], bool], every_s: float = SEND_EVERY_S) -> None:
         """Send what there is, until asked to stop; then the rest."""
         stopping = False
         while not stopping:
             # Asked first: what was written before the request is read after it.
             stopping = stop()
             self.send_new_steps()
-            if not stopping:
-                time.sleep(pause_s)
+            wait(every_s, stop)
 
     def send_new_steps(self) -> None:
         for line in self.metrics.new_lines():

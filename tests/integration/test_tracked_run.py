@@ -231,13 +231,13 @@ def test_rollouts_are_traces(kind: str, tmp_path: Path) -> None:
     from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
 
     run = made_run(tmp_path / "run", kind)
-    add_steps(run, (1, 2, 3, 4))
+    add_steps(run, range(1, 14))
     finish_tracker(run)
     at = json.loads((run.path / "tracking.json").read_text())
     traces = SQLiteStorage.get_traces(at["project"], at["name"])
     found = {tuple(message["content"] for message in trace["messages"]) for trace in traces}
-    assert found == {(f"question {step}", f"answer {step}.{index}") for step in (1, 3) for index in (0, 1)}, (
-        "of steps of half a second every second one"
+    assert found == {(f"question {step}", f"answer {step}.{index}") for step in (1, 11) for index in (0, 1)}, (
+        "of steps of half a second every tenth one"
     )
     assert {trace["metadata"]["outcome"] for trace in traces} == {"correct"}
 
