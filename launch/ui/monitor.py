@@ -15,7 +15,7 @@ from launch.ui.runs_folder import OpenRun, verdict_row
 from shared.run.evaluation import Decoded, Evaluation
 from shared.run.forecast import Figures, read_prediction
 from shared.run.history import Phase
-from shared.run.metrics import Thinned
+from shared.run.metrics import Curves
 from shared.run.summary import RunVerdict
 
 POINTS = 240
@@ -104,27 +104,28 @@ def curves(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
     points = whole(query, "points", POINTS, most=MOST_POINTS)
     keys = metrics.keys()
     wanted = [key for key in keys if (key in asked.split(",") if asked else key not in NO_CURVES)]
-    found = metrics.thinned(wanted, points, first, last)
-    measured = {key: one for key, one in found.items() if asked or any(value is not None for value in one.mean)}
-    thinned = len(next(iter(found.values())).step) < last - first + 1 if found else False
+    found = metrics.curves(wanted, points, first, last)
+    thinned = len(found.step) < last - first + 1
     return {
         "first": max(first, begin),
         "last": min(last, end),
-        "steps": next((one.step for one in found.values()), []),
-        "keys": drawn(measured, thinned=thinned),
+        "steps": found.step,
+        "keys": drawn(wanted, found, thinned=thinned, all_of_them=bool(asked)),
     }
 
 
-def drawn(curves: Mapping[str, Thinned], *, thinned: bool) -> dict[str, dict[str, list[float]]]:
-    """low, high: only where a point stands for several steps."""
-    parts = ("mean", "low", "high") if thinned else ("mean",)
-    found = {part: shortened([getattr(one, part) for one in curves.values()]) for part in parts}
-    return {key: {part: found[part][place] for part in parts} for place, key in enumerate(curves)}
+def drawn(
+    keys: Sequence[str], curves: Curves, *, thinned: bool, all_of_them: bool
+) -> dict[str, dict[str, list[float]]]:
+    """low, high: only where a point stands for several steps. Curves without any point only if all are wanted."""
+    parts = {"mean": curves.mean, "low": curves.low, "high": curves.high} if thinned else {"mean": curves.mean}
+    shown = [place for place in range(len(keys)) if all_of_them or not np.isnan(curves.mean[place]).all()]
+    found = {part: shortened(values[shown]) for part, values in parts.items()}
+    return {keys[place]: {part: rows[row] for part, rows in found.items()} for row, place in enumerate(shown)}
 
 
-def shortened(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
-    """[keys, points] with as many digits as a chart shows; NaN, which JSON writes as null, for None."""
-    values = np.array(rows, dtype=np.float64)
+def shortened(values: np.ndarray) -> list[list[float]]:
+    """[keys, points] with as many digits as a chart shows. JSON writes NaN as null."""
     with np.errstate(divide="ignore", invalid="ignore"):
         power = np.floor(np.log10(np.abs(values))) - (DIGITS - 1)
     # Powers of ten are exact only upwards.

@@ -282,6 +282,18 @@ class Thinned:
     """The largest."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """Several of them, with the same points. NaN: not measured in any step of the point."""
+
+    step: list[int]
+    """As in Thinned."""
+    mean: np.ndarray
+    """[curves, points] float64, like the next two."""
+    low: np.ndarray
+    high: np.ndarray
+
+
 class MetricsTable:
     """The metrics of one run. Each call looks at the file again first."""
 
@@ -349,31 +361,40 @@ class MetricsTable:
     def known_row(self, place: int) -> Row:
         return {key: None if math.isnan(column[place]) else column[place] for key, column in self.columns.items()}
 
-    def thinned(self, keys: Sequence[str], points: int, first: int = 0, last: int | None = None) -> dict[str, Thinned]:
-        """Curves for a chart that is so many points wide, of the steps `first` to `last`. All have the same points."""
+    def curves(self, keys: Sequence[str], points: int, first: int = 0, last: int | None = None) -> Curves:
+        """For charts that are so many points wide, of the steps `first` to `last`."""
         self.look()
         steps = self.known_column("step")
         inside = (steps >= first) & (steps <= (np.inf if last is None else last))
         count = int(inside.sum())
         starts = np.unique(np.linspace(0, count, min(points, count) + 1).astype(int))[:-1]
         values = np.array([self.known_column(key)[inside] for key in keys]).reshape(len(keys), count)
-        return dict(zip(keys, thin(steps[inside], values, starts), strict=True))
+        return thin(steps[inside], values, starts)
+
+    def thinned(self, keys: Sequence[str], points: int, first: int = 0, last: int | None = None) -> dict[str, Thinned]:
+        """The same by their keys."""
+        found = self.curves(keys, points, first, last)
+        rows = zip(*map(with_gaps, (found.mean, found.low, found.high)), strict=True)
+        curves = (Thinned(step=found.step, mean=mean, low=low, high=high) for mean, low, high in rows)
+        return dict(zip(keys, curves, strict=True))
 
 
-def thin(steps: np.ndarray, values: np.ndarray, starts: np.ndarray) -> list[Thinned]:
+def thin(steps: np.ndarray, values: np.ndarray, starts: np.ndarray) -> Curves:
     """values: [keys, steps]. starts: place of the first step of each point."""
     if not len(starts):
-        return [Thinned(step=[], mean=[], low=[], high=[]) for _ in values]
+        return Curves(step=[], mean=values, low=values, high=values)
+    last = steps[np.append(starts[1:], len(steps)) - 1].astype(int).tolist()
+    if len(starts) == len(steps):
+        return Curves(step=last, mean=values, low=values, high=values)
     known = ~np.isnan(values)
     counts = np.add.reduceat(known.astype(np.int64), starts, axis=1)
     sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis=1)
-    means = with_gaps(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
-    lows = with_gaps(np.fmin.reduceat(values, starts, axis=1))
-    highs = with_gaps(np.fmax.reduceat(values, starts, axis=1))
-    last = steps[np.append(starts[1:], len(steps)) - 1].astype(int).tolist()
-    return [
-        Thinned(step=last, mean=mean, low=low, high=high) for mean, low, high in zip(means, lows, highs, strict=True)
-    ]
+    return Curves(
+        step=last,
+        mean=np.where(counts > 0, sums / np.maximum(counts, 1), np.nan),
+        low=np.fmin.reduceat(values, starts, axis=1),
+        high=np.fmax.reduceat(values, starts, axis=1),
+    )
 
 
 def with_gaps(values: np.ndarray) -> list[list[float | None]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("starlette", reason="needs the extra `ui`")
@@ -314,6 +315,6 @@ def test_a_chart_has_five_digits_of_any_value() -> None:
     draw = random.Random(0)
     values = [draw.choice((-1, 1)) * 10 ** draw.uniform(-12, 12) for _ in range(2000)]
     values += [0.0, 1.0, 0.3, 99999.5, 123456.0, 1e300, -1e-300]
-    (short,) = shortened([values])
+    (short,) = shortened(np.array([values]))
     assert short == [float(f"{value:.5g}") for value in values]
-    assert math.isnan(shortened([[None, 1.0]])[0][0])
+    assert math.isnan(shortened(np.array([[math.nan, 1.0]]))[0][0])
