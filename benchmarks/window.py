@@ -54,7 +54,7 @@ REPEATS = 20
 TURN_S = 15.0
 EVERY_S = 1.5
 """Between two looks of a page."""
-CURVES_EVERY, VERDICT_EVERY = 2, 7
+CURVES_EVERY, ANSWERS_EVERY, VERDICT_EVERY = 2, 2, 7
 """Looks."""
 WARM_STEPS = 20
 TOKENS = 500
@@ -291,7 +291,8 @@ class Tabs:
             seldom = {"curves": CURVES_EVERY, "lanes": CURVES_EVERY, "why": VERDICT_EVERY}
             for path in (path for path, every in seldom.items() if self.num_looks % every == 0):
                 self.found.ask(f"runs/run/{path}")
-        if (answer := self.news("steps")) and answer["steps"]:
+        answer = self.news("steps")
+        if answer and answer["steps"] and self.num_looks % ANSWERS_EVERY == 0:
             for path in ("", "/0", "/0/0"):
                 self.found.ask(f"runs/run/steps/{answer['steps'][-1]}{path}")
 

@@ -11,11 +11,11 @@ import numpy as np
 from msgspec import structs
 
 from launch.ui.questions import whole
-from launch.ui.runs_folder import OpenRun, verdict_row
+from launch.ui.runs_folder import OpenRun, state_of, verdict_row
 from shared.run.evaluation import Decoded, Evaluation
 from shared.run.forecast import Figures, read_prediction
 from shared.run.history import Phase
-from shared.run.metrics import Curves
+from shared.run.metrics import Curves, Row
 from shared.run.summary import RunVerdict
 
 POINTS = 240
@@ -47,7 +47,7 @@ def overview(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
     run, stamp = opened.run, opened.stamp()
     if query.get("stamp") == stamp:
         return {"stamp": stamp}
-    metrics, config = run.metrics, run.config()
+    metrics = run.metrics
     last = metrics.row(-1) if len(metrics) else {}
     logged = run.rollouts.steps()
     return {
@@ -55,15 +55,29 @@ def overview(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
         "name": opened.name,
         "status": run.state(),
         "steps": len(metrics),
-        "planned": config.run.steps,
         "last": last,
-        "events": run.events(),
-        "evaluations": [evaluation_row(found) for found in run.evaluations()],
-        "predicted": read_prediction(run.files) or Figures(),
+        **happened(opened, last),
         "spent": run.spent(),
         "last_logged": logged[-1] if logged else None,
         "damaged": {"metrics.jsonl": metrics.damaged, "rollouts.jsonl": run.rollouts.damaged},
     }
+
+
+def happened(opened: OpenRun, last: Row) -> dict[str, Any]:
+    """What few steps change. Made again when one of its files has changed, or the stage of the last row."""
+    run, files = opened.run, opened.run.files
+    logs = (files.logs / "learner.log", files.logs / "supervisor.log")
+    watched = (files.config, files.plan, files.eval, files.checkpoints, files.quarantine, *logs)
+    state = (*map(state_of, watched), last.get("curriculum/stage"), run.metrics.generation)
+    if opened.happened[0] != state:
+        found = {
+            "planned": run.config().run.steps,
+            "events": run.events(),
+            "evaluations": [evaluation_row(found) for found in run.evaluations()],
+            "predicted": read_prediction(files) or Figures(),
+        }
+        opened.happened = (state, found)
+    return opened.happened[1]
 
 
 def why(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from shared.run.run_dir import RunDir
 from shared.run.summary import RunVerdict
 
 CURVE_POINTS = 60
-VERDICT_SHARE = 0.005
+VERDICT_SHARE = 0.002
 """Of the time, at most, goes into the verdict of a run that goes on: with many steps it is made again less often."""
 
 
@@ -38,6 +38,8 @@ class OpenRun:
         self.run = Run(path)
         self.lock = threading.Lock()
         self.described: tuple[str, dict[str, Any]] = ("", {})
+        self.happened: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        """The state of some files, and what monitor.py made of them."""
         self.judged: tuple[str, float, list[RunVerdict]] = ("", 0.0, [])
 
     def stamp(self) -> str:

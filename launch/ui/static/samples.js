@@ -10,6 +10,9 @@ import { drawFilters, drawList, matches, sorted, SORTS } from "./groups.js";
 import { COLOURS, drawTokens } from "./tokens.js";
 import { choice, h, pill, put, short } from "./dom.js";
 
+// Of a live run, whose page asks every 1.5 s: the newest answers are drawn every other time.
+const ANSWERS_MS = 2500;
+
 export async function show(root, route) {
   const page = new Samples(root, route.run);
   await page.poll();
@@ -20,6 +23,8 @@ class Samples {
   constructor(root, run) {
     this.run = run;
     this.stamp = "";
+    this.news = false;
+    this.drawnAt = -Infinity;
     this.turn = 0;
     this.known = { steps: [] };
     this.loaded = {};
@@ -74,8 +79,9 @@ class Samples {
       if (found.groups < this.known.groups) this.loaded = {};
       this.stamp = found.stamp;
       this.known = found;
-      if (this.query) await this.update({ query: this.query });
+      this.news = true;
     }
+    if (this.news && this.query && performance.now() >= this.drawnAt + ANSWERS_MS) await this.update({ query: this.query });
     return this.known.status === "running" ? `live, ${this.known.groups} groups` : "";
   }
 
@@ -95,6 +101,8 @@ class Samples {
   async update({ query }) {
     const turn = ++this.turn;
     this.query = query;
+    this.news = false;
+    this.drawnAt = performance.now();
     const { steps } = this.known;
     if (!steps.length) {
       put(this.bar, h("h1", {}, this.run));

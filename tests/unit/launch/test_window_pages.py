@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,12 +16,13 @@ pytest.importorskip("starlette", reason="needs the extra `ui`")
 pytest.importorskip("uvicorn", reason="needs the extra `ui`")
 
 from launch.ui.monitor import shortened
+from shared.run.evaluation import write_evaluation
 from shared.run.files import LineLog
 from shared.run.metrics import MetricsLog
 from shared.run.run_dir import RunDir
 from tests.support.planted_runs import LEARNS, made_up, step_of
 from tests.support.window import Window, window
-from tests.support.window_runs import SCRIPT, hacked_run, log_groups, long_run, usual_groups, usual_run
+from tests.support.window_runs import SCRIPT, evaluation, hacked_run, log_groups, long_run, usual_groups, usual_run
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,27 @@ def test_a_step_more_changes_the_stamp_and_is_told(tmp_path: Path) -> None:
         assert after["runs"]["runs"][0]["steps"] == 9
         assert after["runs/going/overview"]["steps"] == 9
         assert after["runs/going/steps"]["steps"] == [9]
+
+
+def test_what_happens_later_is_told(tmp_path: Path) -> None:
+    run = made_up(tmp_path / "going", steps=8)
+    with window(tmp_path) as opened:
+
+        def happened() -> tuple[int, int, list[str]]:
+            found = opened.ask("runs/going/overview")
+            return found["planned"], len(found["evaluations"]), [event["kind"] for event in found["events"]]
+
+        planned, evaluations, kinds = happened()
+        assert (evaluations, kinds) == (0, [])
+        write_evaluation(run.eval, evaluation("base", 0, [True, False]))
+        assert happened() == (planned, 1, ["evaluation"])
+        config = msgspec.json.decode(run.config.read_bytes())
+        config["run"]["steps"] = planned + 5
+        run.config.write_bytes(msgspec.json.encode(config))
+        MetricsLog(LineLog(run.metrics)).log(msgspec.structs.replace(step_of(9, 9, {}), curriculum_stage=1))
+        assert happened() == (planned + 5, 1, ["evaluation", "stage"])
+        (run.logs / "supervisor.log").write_text("2026-01-02 03:04:05 after step 9: actor0 died; starting it again\n")
+        assert happened() == (planned + 5, 1, ["evaluation", "stage", "restart"])
 
 
 def test_a_run_whose_learner_is_gone_is_dead(tmp_path: Path) -> None:
