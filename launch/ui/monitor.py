@@ -18,7 +18,7 @@ from shared.run.history import Phase
 from shared.run.metrics import Curves, Row
 from shared.run.summary import RunVerdict
 
-POINTS = 240
+POINTS = 160
 MOST_POINTS = 1000
 DIGITS = 5
 """Of a value, as a chart shows it."""

@@ -104,10 +104,10 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
 def spent(metrics: MetricsTable, unread: Mapping[str, str]) -> Spent:
     """unread: what the learner could not read, and why."""
-    points = points_gained(metrics.column("reward/mean"))
-    sums = {part: total(metrics.column(f"time/{part}_s")) for part in PARTS}
-    used = {source: total(metrics.column(f"energy/{source}_j")) for source in SOURCES}
     known_keys = set(metrics.keys())
+    points = points_gained(metrics.known_column("reward/mean"))
+    sums = {part: total(metrics.known_column(f"time/{part}_s")) for part in PARTS}
+    used = {source: total(metrics.known_column(f"energy/{source}_j")) for source in SOURCES}
     partly = {source: "partly" for source in SOURCES if f"energy/{source}_j" in known_keys and used[source] is None}
     seconds, joules = known(sums), known(used)
     return Spent(

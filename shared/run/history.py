@@ -14,6 +14,7 @@ Left out on purpose: what several actors did at once, and overlap under a lag. A
 """
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ def step_phases(
     """Figures that were not measured have no phase."""
     begin = end_s - step_s
     # The times of several actors are summed, so they may be longer than the step.
-    scored = min(begin + np.nan_to_num(rollout_s), end_s)
+    scored = min(begin + (0.0 if math.isnan(rollout_s) else rollout_s), end_s)
     rows = (
         ("actor", "decode", begin, min(begin + rollout_s, end_s)),
         ("actor", "score", scored, min(scored + verify_s, end_s)),

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from shared.config.load import config_from_json
@@ -139,12 +140,10 @@ class Run:
         """Of these steps, from their times in the metrics: the actors decode and score, then the learner updates. With
         a lag they overlapped, which only a trace shows."""
         steps, names = self.metrics.column("step"), ("time_s", "time/step_s", "time/rollout_s", "time/verify_s")
-        columns = [self.metrics.column(name) for name in (*names, "time/update_s")]
-        found: list[Phase] = []
-        for place, step in enumerate(steps):
-            if first <= step and (last is None or step <= last):
-                found += step_phases(int(step), *(float(column[place]) for column in columns))
-        return found
+        columns = [self.metrics.known_column(name) for name in (*names, "time/update_s")]
+        places = np.flatnonzero((steps >= first) & (steps <= (np.inf if last is None else last)))
+        rows = zip(steps[places].tolist(), *(column[places].tolist() for column in columns), strict=True)
+        return [phase for step, *times in rows for phase in step_phases(int(step), *times)]
 
     def trace(self) -> list[Phase]:
         """As measured with --trace; empty without it."""
