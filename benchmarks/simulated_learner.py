@@ -2,7 +2,6 @@
 each part is noted. Left out on purpose: sockets, as in simulated_actors.py, and what an update computes.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from benchmarks.simulated_actors import HEARTBEAT_S, SILENCE_S, VOCABULARY, Clock, Load, SimulatedPort
 from learner.durable.journal import Journal
 from learner.durable.recorder import JournalRecorder
-from learner.objective.judged import admit
+from learner.objective.judged import Admission
 from learner.orders.dispatch import Dispatcher
 from learner.orders.order_check import OrderCheck
 from learner.orders.orders import build_orders
@@ -81,7 +80,7 @@ class Bench:
         self.port = SimulatedPort(load, self.clock)
         config = resolve({})
         self.journal: Any = TimedJournal(Journal.open(folder), self.clock)
-        self.recorder = JournalRecorder(self.journal, 0, partial(admit, verifier=config.verifier, reward=config.reward))
+        self.recorder = JournalRecorder(self.journal, 0, Admission.of(config.verifier, config.reward))
         check: Any = TimedCheck(self.clock)
         expected = hello_of(scripted_identity())
         self.dispatcher = Dispatcher(

@@ -25,7 +25,7 @@ from learner.durable.state import RunTotals
 from learner.evaluation.evaluate import Evaluator, digest_of
 from learner.evaluation.schedule import NO_EVALUATIONS, BesideSchedule, EvalSchedule, NoEvaluations
 from learner.loop import train
-from learner.objective.judged import admit
+from learner.objective.judged import Admission
 from learner.orders.audited import AuditedOrders
 from learner.orders.dispatch import Dispatcher
 from learner.orders.plan import OrderFiller, Unfilled, nobody_lied
@@ -195,9 +195,7 @@ class Session:
         self.lease, residency = lease, lease.residency
         checkpoint = store.load_latest()
         self.first_step = checkpoint.step if checkpoint else 0
-        recorder = JournalRecorder(
-            journal, self.first_step, admit=partial(admit, verifier=config.verifier, reward=config.reward)
-        )
+        recorder = JournalRecorder(journal, self.first_step, Admission.of(config.verifier, config.reward))
         recorder.note_ranks(config.compute.ranks)
         self.dispatcher = Dispatcher(
             port,

@@ -1,6 +1,6 @@
 """What became of one group, worked out once, when its step is collected.
 
-    group -> admit (before the journal) -> Judge -> JudgedGroup -> curriculum, replacements, batch, metrics, rollout log
+    group -> Admission (before the journal) -> Judge -> JudgedGroup -> curriculum, replacements, batch, metrics, log
 
     kept      the sample enters means: the verifier's treatment of its outcome is `train` or `mask`
     trained   it enters the loss as well: `train`
@@ -14,6 +14,7 @@ a group can teach follows from right and wrong, and p (1 - p) needs nothing else
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -78,8 +79,8 @@ class Judge:
     """Whether a group teaches only if its scores differ."""
 
     def __call__(self, group: Group) -> JudgedGroup:
-        """Raises as `admit` does: the journal of an earlier start may have what the configuration now refuses."""
-        admit(group, self.verifier, self.reward)
+        """Raises as Admission does: the journal of an earlier start may have what the configuration now refuses."""
+        Admission.of(self.verifier, self.reward)(group)
         treatments = [self.verifier.treatment(outcome) for outcome in group.outcomes]
         kept = np.array([treatment != "drop" for treatment in treatments])
         trained = kept & np.array([treatment != "mask" for treatment in treatments])
@@ -101,28 +102,43 @@ class Judge:
         )
 
 
-def admit(group: Group, verifier: VerifierConfig, reward: RewardConfig) -> None:
-    """Raise if a run cannot go on with this group: it has other rewards, a score that the advantage is not defined for,
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """Raises if a run cannot go on with a group: it has other rewards, a score that the advantage is not defined for,
     or an outcome whose treatment is `stop`."""
-    wanted = weights(verifier.rewards)
-    if group.rewards.keys() != wanted.keys():
-        raise TrainingStopped(
-            f"Group {group.group_id} came with the rewards {sorted(group.rewards)} and the run asks for"
-            f" {sorted(wanted)}; start the actor with this run's config.json."
+
+    rewards: frozenset[str]
+    """Names of those that the run asks for."""
+    from_zero: bool
+    """Whether a score must not be negative."""
+    stopping: frozenset[Outcome]
+
+    @classmethod
+    def of(cls, verifier: VerifierConfig, reward: RewardConfig) -> Self:
+        return cls(
+            rewards=frozenset(weights(verifier.rewards)),
+            from_zero=reward.advantage == "maxrl",
+            stopping=frozenset(outcome for outcome in Outcome if verifier.treatment(outcome) == "stop"),
         )
-    if reward.advantage == "maxrl" and min(group.scores) < 0.0:
-        raise TrainingStopped(
-            f"Group {group.group_id} has a score of {min(group.scores):g}, and reward.advantage = 'maxrl' divides by"
-            " the mean of scores that are 0 or more; let verifier.function return such scores, or start a run with"
-            " another advantage."
-        )
-    stopping = [outcome for outcome in set(group.outcomes) if verifier.treatment(outcome) == "stop"]
-    if stopping:
-        index = min(map(group.outcomes.index, stopping))
-        raise StopOnOutcome(
-            f"The verifier's outcome for sample {index} of group {group.group_id} is '{group.outcomes[index]}' and"
-            f" verifier.on_{group.outcomes[index]} is 'stop'; see logs/actor0.log, fix the verifier, then resume."
-        )
+
+    def __call__(self, group: Group) -> None:
+        if group.rewards.keys() != self.rewards:
+            raise TrainingStopped(
+                f"Group {group.group_id} came with the rewards {sorted(group.rewards)} and the run asks for"
+                f" {sorted(self.rewards)}; start the actor with this run's config.json."
+            )
+        if self.from_zero and min(group.scores) < 0.0:
+            raise TrainingStopped(
+                f"Group {group.group_id} has a score of {min(group.scores):g}, and reward.advantage = 'maxrl' divides"
+                " by the mean of scores that are 0 or more; let verifier.function return such scores, or start a run"
+                " with another advantage."
+            )
+        if self.stopping and not self.stopping.isdisjoint(group.outcomes):
+            index = next(place for place, outcome in enumerate(group.outcomes) if outcome in self.stopping)
+            raise StopOnOutcome(
+                f"The verifier's outcome for sample {index} of group {group.group_id} is '{group.outcomes[index]}' and"
+                f" verifier.on_{group.outcomes[index]} is 'stop'; see logs/actor0.log, fix the verifier, then resume."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,6 @@ import math
 import resource
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ import numpy as np
 from protocol.messages import Outcome
 from shared.run.files import BLOCK, LineLog
 from shared.run.growing_file import GrowingFile
+from shared.run.thinning import Curves, Thinned, one_by_one, thin
 
 Row = Mapping[str, float | None]
 """The metrics of one step, as they are in the file."""
@@ -268,32 +268,6 @@ def peak_memory_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class Thinned:
-    """A curve in few points; each stands for neighbouring steps. None: not measured in any of them."""
-
-    step: list[int]
-    """The last of its steps."""
-    mean: list[float | None]
-    """Of its steps."""
-    low: list[float | None]
-    """The smallest."""
-    high: list[float | None]
-    """The largest."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curves:
-    """Several of them, with the same points. NaN: not measured in any step of the point."""
-
-    step: list[int]
-    """As in Thinned."""
-    mean: np.ndarray
-    """[curves, points] float64, like the next two."""
-    low: np.ndarray
-    high: np.ndarray
-
-
 class MetricsTable:
     """The metrics of one run. Each call looks at the file again first."""
 
@@ -366,42 +340,12 @@ class MetricsTable:
         self.look()
         steps = self.known_column("step")
         inside = (steps >= first) & (steps <= (np.inf if last is None else last))
-        count = int(inside.sum())
-        starts = np.unique(np.linspace(0, count, min(points, count) + 1).astype(int))[:-1]
-        values = np.array([self.known_column(key)[inside] for key in keys]).reshape(len(keys), count)
-        return thin(steps[inside], values, starts)
+        values = np.array([self.known_column(key)[inside] for key in keys]).reshape(len(keys), int(inside.sum()))
+        return thin(steps[inside], values, points)
 
     def thinned(self, keys: Sequence[str], points: int, first: int = 0, last: int | None = None) -> dict[str, Thinned]:
         """The same by their keys."""
-        found = self.curves(keys, points, first, last)
-        rows = zip(*map(with_gaps, (found.mean, found.low, found.high)), strict=True)
-        curves = (Thinned(step=found.step, mean=mean, low=low, high=high) for mean, low, high in rows)
-        return dict(zip(keys, curves, strict=True))
-
-
-def thin(steps: np.ndarray, values: np.ndarray, starts: np.ndarray) -> Curves:
-    """values: [keys, steps]. starts: place of the first step of each point."""
-    if not len(starts):
-        return Curves(step=[], mean=values, low=values, high=values)
-    last = steps[np.append(starts[1:], len(steps)) - 1].astype(int).tolist()
-    if len(starts) == len(steps):
-        return Curves(step=last, mean=values, low=values, high=values)
-    known = ~np.isnan(values)
-    counts = np.add.reduceat(known.astype(np.int64), starts, axis=1)
-    sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis=1)
-    return Curves(
-        step=last,
-        mean=np.where(counts > 0, sums / np.maximum(counts, 1), np.nan),
-        low=np.fmin.reduceat(values, starts, axis=1),
-        high=np.fmax.reduceat(values, starts, axis=1),
-    )
-
-
-def with_gaps(values: np.ndarray) -> list[list[float | None]]:
-    """None for NaN."""
-    found = values.astype(object)
-    found[np.isnan(values)] = None
-    return found.tolist()
+        return dict(zip(keys, one_by_one(self.curves(keys, points, first, last)), strict=True))
 
 
 def parsed(line: str) -> Row | None:

@@ -16,7 +16,7 @@ from learner.durable.recorder import Compaction
 from learner.durable.resample import sample_again
 from learner.durable.state import RunTotals
 from learner.loop import Parts, train
-from learner.objective.judged import admit
+from learner.objective.judged import Admission
 from learner.orders.plan import Unfilled
 from learner.quarantine.guard import Guard
 from learner.quarantine.quarantine import keep_nowhere
@@ -105,9 +105,7 @@ class LearnerStart:
         self.first_step = checkpoint.step if checkpoint else 0
         watch.learner_is_new(recorded_in(self.journal), self.first_step)
         journal = cast(Journal, WatchedJournal(self.journal, disk, watch, point))
-        recorder = build.recorder(
-            journal, self.first_step, admit=lambda group: admit(group, config.verifier, config.reward)
-        )
+        recorder = build.recorder(journal, self.first_step, Admission.of(config.verifier, config.reward))
         self.dispatcher = port.dispatcher = build.dispatcher(
             port, recorder, expected(), welcome(config), CHECK, clock, config.link.late_s, stop
         )

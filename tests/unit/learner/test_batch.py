@@ -15,7 +15,7 @@ from learner.objective.batch import (
     first_ordered,
     outcome_counts,
 )
-from learner.objective.judged import admit
+from learner.objective.judged import Admission
 from learner.update.microbatch import cut, micro_batch
 from protocol.messages import Finish, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
@@ -159,7 +159,7 @@ def test_an_outcome_that_says_stop_stops_and_names_the_sample() -> None:
     outcomes = [Outcome.CORRECT, Outcome.ERROR]
     group = tiny_group([1.0, 0.0], [2, 2], group_id="train/000007/002", outcomes=outcomes)
     with pytest.raises(match=r"sample 1 of group train/000007/002 is 'error' and verifier\.on_error"):
-        admit(group, Config().verifier, Config().reward)
+        Admission.of(Config().verifier, Config().reward)(group)
 
 
 @pytest.mark.parametrize(

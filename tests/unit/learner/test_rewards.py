@@ -5,7 +5,7 @@ import pytest
 from msgspec import structs
 
 from launch.presets.load import load_config
-from learner.objective.judged import admit
+from learner.objective.judged import Admission
 from learner.reports.step_metrics import reward_means
 from protocol.messages import Finish, Outcome
 from shared.config.data import RewardConfig, VerifierConfig
@@ -79,7 +79,7 @@ def test_whether_form_alone_teaches_is_configured(shaped: str, expected: bool) -
 def test_a_group_with_other_rewards_is_refused_before_it_is_kept() -> None:
     for stray in (tiny_group([1.0, 0.0], [2, 2]), structs.replace(GROUP, rewards=GROUP.rewards | {"x": (0.0,) * 3})):
         with pytest.raises(TrainingStopped, match="start the actor with this run's"):
-            admit(stray, CONFIG.verifier, CONFIG.reward)
+            Admission.of(CONFIG.verifier, CONFIG.reward)(stray)
     assert np.all(judge_of(CONFIG)(GROUP).kept)
     assert GROUP.outcomes[0] is Outcome.CORRECT
 
