@@ -21,9 +21,9 @@ from actor.scoring.votes import CastVotes, nobody_votes
 from actor.verifiers.verdict import Context, ScoreJob, Verdict
 from protocol.limits import MAX_KEYS
 from protocol.messages import FilledOrder, Finish, Group, GroupOrder, Order, Policy, Timings
+from shared.process.free_memory import peak_memory_mb
 from shared.process.lease import ComputeLease
 from shared.process.trace import NO_TRACE, Trace
-from shared.run.metrics import peak_memory_mb
 
 Beat = Callable[[str], None]
 NO_CONTEXT = Context()

@@ -20,7 +20,6 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from learner.curriculum.curriculum import Shuffled
 from learner.durable.journal import Journal
 from learner.durable.recorder import JournalRecorder
 from learner.objective.batch import flat
-from learner.objective.judged import admit
+from learner.objective.judged import Admission
 from learner.orders.dispatch import Dispatcher
 from learner.orders.plan import StepPlan
 from protocol.access.keys import create_keys, load_actor_key, load_learner_keys
@@ -150,7 +149,7 @@ def learn(folder: Path, num_actors: int, steps: int, prompts: int) -> dict[str, 
     config = resolve({"rollout": rollout, "run": {"steps": WARM_UP + steps}})
     port = ZmqLearnerPort(local_endpoint(folder), load_learner_keys(folder / "keys"), allowance=float("inf"))
     journal = Journal.open(folder / "journal")
-    recorder = JournalRecorder(journal, 0, partial(admit, verifier=config.verifier, reward=config.reward))
+    recorder = JournalRecorder(journal, 0, Admission.of(config.verifier, config.reward))
     dispatcher = Dispatcher(port, recorder, hello_of(scripted_identity()), WELCOME, CHECK)
     while len(dispatcher.peers.by_address) < num_actors:
         dispatcher.pump(0.1)

@@ -26,7 +26,7 @@ from actor.verifiers.verdict import ScoreJob, Verdict
 from actor.verifiers.verifier import score_job
 from learner.durable.journal import Journal
 from learner.durable.recorder import JournalRecorder
-from learner.objective.judged import admit
+from learner.objective.judged import Admission
 from learner.orders.dispatch import Dispatcher
 from learner.update.publisher import Publisher
 from learner.wiring import Model
@@ -132,7 +132,7 @@ class On:
         self.lease: ComputeLease = Lease(folder / "lease")
         self.journal = Journal.open(folder / "journal")
         self.port = ZmqLearnerPort(local_endpoint(folder), load_learner_keys(keys))
-        recorder = JournalRecorder(self.journal, 0, admit=lambda group: admit(group, config.verifier, config.reward))
+        recorder = JournalRecorder(self.journal, 0, Admission.of(config.verifier, config.reward))
         self.dispatcher = Dispatcher(self.port, recorder, model.expected(), WELCOME, model.order_check())
         ids = canary_ids(config.run.seed, len(model.policy.head), config.guard.canary_tokens)
         self.publisher = Publisher(model.policy.adapter, lambda: canary_of(model.policy, ids))

@@ -15,9 +15,8 @@ from launch.ui.runs_folder import OpenRun, state_of, verdict_row
 from shared.run.evaluation import Decoded, Evaluation
 from shared.run.forecast import Figures, read_prediction
 from shared.run.history import Phase
-from shared.run.metrics import Row
+from shared.run.metrics import Curves, Row
 from shared.run.summary import RunVerdict
-from shared.run.thinning import Curves
 
 POINTS = 160
 MOST_POINTS = 1000

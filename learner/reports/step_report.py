@@ -13,9 +13,10 @@ from learner.reports.step_metrics import Clock, Shown, step_metrics
 from learner.update.figures import StepResult
 from shared.config.tree import Config
 from shared.process.energy import NO_METER, EnergyMeter
+from shared.process.free_memory import peak_memory_mb
 from shared.process.lease import Turn
 from shared.process.trace import NO_TRACE, Trace
-from shared.run.metrics import StepMetrics, peak_memory_mb
+from shared.run.metrics import StepMetrics
 
 
 class Files(Protocol):

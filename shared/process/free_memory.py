@@ -1,10 +1,12 @@
-"""How much memory this machine and the container have free, and the container's share of processor time.
+"""How much memory this machine and the container have free and a process has taken, and the container's share of
+processor time.
 
 A container's limit (cgroups, version 2 or 1) may be set on any level above this process, so every level is read; the
 smallest limit counts. On a system without these files nothing is known, and nothing is refused.
 """
 
 import platform
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,3 +84,8 @@ def free_memory() -> int | None:
     except (OSError, KeyError, ValueError):
         return None
     return min(amount for amount in found if amount is not None)
+
+
+def peak_memory_mb() -> float:
+    """Largest resident size of this process so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -14,9 +14,9 @@ again from its start. Left out on purpose: smoothing, averages over steps, and p
 """
 
 import math
-import resource
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ import numpy as np
 from protocol.messages import Outcome
 from shared.run.files import BLOCK, LineLog
 from shared.run.growing_file import GrowingFile
-from shared.run.thinning import Curves, Thinned, one_by_one, thin
 
 Row = Mapping[str, float | None]
 """The metrics of one step, as they are in the file."""
@@ -263,9 +262,29 @@ class MetricsLog:
         self._lines.truncate_from(step)
 
 
-def peak_memory_mb() -> float:
-    """Largest resident size of this process so far, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+@dataclass(frozen=True, kw_only=True)
+class Thinned:
+    """A curve in few points; each stands for neighbouring steps. None: not measured in any of them."""
+
+    step: list[int]
+    """The last of its steps."""
+    mean: list[float | None]
+    """Of its steps."""
+    low: list[float | None]
+    """The smallest."""
+    high: list[float | None]
+    """The largest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """Several of them, with the steps of Thinned. NaN: not measured in any of them."""
+
+    step: list[int]
+    mean: np.ndarray
+    """[curves, points] float64, like the next two."""
+    low: np.ndarray
+    high: np.ndarray
 
 
 class MetricsTable:
@@ -345,7 +364,32 @@ class MetricsTable:
 
     def thinned(self, keys: Sequence[str], points: int, first: int = 0, last: int | None = None) -> dict[str, Thinned]:
         """The same by their keys."""
-        return dict(zip(keys, one_by_one(self.curves(keys, points, first, last)), strict=True))
+        found = self.curves(keys, points, first, last)
+        rows = zip(*map(with_gaps, (found.mean, found.low, found.high)), strict=True)
+        curves = (Thinned(step=found.step, mean=mean, low=low, high=high) for mean, low, high in rows)
+        return dict(zip(keys, curves, strict=True))
+
+
+def thin(steps: np.ndarray, values: np.ndarray, points: int) -> Curves:
+    """values: [curves, steps]. At most so many points, of about as many steps each; starts: where each begins."""
+    starts = np.unique(np.linspace(0, len(steps), min(max(points, 1), len(steps)) + 1).astype(int))[:-1]
+    if len(starts) == len(steps):
+        return Curves(step=steps.astype(int).tolist(), mean=values, low=values, high=values)
+    counts = np.add.reduceat((~np.isnan(values)).astype(np.int64), starts, axis=1)
+    sums = np.add.reduceat(np.nan_to_num(values, nan=0.0), starts, axis=1)
+    return Curves(
+        step=steps[np.append(starts[1:], len(steps)) - 1].astype(int).tolist(),
+        mean=np.where(counts > 0, sums / np.maximum(counts, 1), np.nan),
+        low=np.fmin.reduceat(values, starts, axis=1),
+        high=np.fmax.reduceat(values, starts, axis=1),
+    )
+
+
+def with_gaps(values: np.ndarray) -> list[list[float | None]]:
+    """None for NaN."""
+    found = values.astype(object)
+    found[np.isnan(values)] = None
+    return found.tolist()
 
 
 def parsed(line: str) -> Row | None:

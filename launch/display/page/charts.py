@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launch.display.watch import PHASES
-from shared.run.metrics import MetricsTable
-from shared.run.thinning import Thinned
+from shared.run.metrics import MetricsTable, Thinned
 
 POINTS = 240
 WIDTH, HEIGHT = 420, 150

@@ -20,9 +20,9 @@ from launch.why.view import view_of
 from shared.config.tree import Config
 from shared.run.evaluation import Decoded, Evaluation
 from shared.run.history import Event
+from shared.run.metrics import Thinned
 from shared.run.reader import Run
 from shared.run.summary import RunVerdict
-from shared.run.thinning import Thinned
 
 ACCURACY = "Held-out accuracy (greedy), with 95 % intervals"
 MOST_EVENTS = 200

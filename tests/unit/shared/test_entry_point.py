@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.run.metrics import peak_memory_mb
+from shared.process.free_memory import peak_memory_mb
 
 BODY = """
 import logging, sys
