@@ -57,6 +57,8 @@ EVERY_S = 1.5
 CURVES_EVERY, ANSWERS_EVERY, VERDICT_EVERY = 2, 2, 7
 """Looks."""
 WARM_STEPS = 20
+POINTS = 160
+"""Of a curve, which Monitor asks for where it is 1280 pixels wide."""
 TOKENS = 500
 """Of the answer that is compared with Gradio's."""
 STEPS = "20000"
@@ -288,7 +290,7 @@ class Tabs:
         """At what is new."""
         self.num_looks += 1
         if self.news("overview"):
-            seldom = {"curves": CURVES_EVERY, "lanes": CURVES_EVERY, "why": VERDICT_EVERY}
+            seldom = {f"curves?points={POINTS}": CURVES_EVERY, "lanes": CURVES_EVERY, "why": VERDICT_EVERY}
             for path in (path for path, every in seldom.items() if self.num_looks % every == 0):
                 self.found.ask(f"runs/run/{path}")
         answer = self.news("steps")

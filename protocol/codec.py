@@ -108,18 +108,17 @@ class BufferReader:
 
     def view(self, kind: type, raw: object) -> np.ndarray[Any, np.dtype[Any]]:
         """The next array, as it is represented in the body. msgspec adds the field's path to a ValueError from here."""
-        expected = dtype_name(kind)
-        size = size_of(raw, expected)
+        array, expected = msgspec.convert(raw, Represented), dtype_name(kind)
+        if array.dtype != expected:
+            raise ValueError(f"Expected dtype {expected}, got {array.dtype}")
         whole = self.whole.get(expected)
         if whole is None:
             dtype = DTYPES[expected]
             whole = self.whole[expected] = np.ndarray(len(self.frame) // dtype.itemsize, dtype, self.frame)
-        item, before = whole.itemsize, self.end
-        start = before
-        if padding := -before % BUFFER_ALIGNMENT:
-            start += padding
-            self.between.append(self.frame[before:start])
-        self.end = end = start + size * item
+        before, item = self.end, whole.itemsize
+        start = before + -before % BUFFER_ALIGNMENT
+        self.end = end = start + array.size * item
+        self.between.append(self.frame[before:start])
         return whole[start // item : end // item]
 
     def check_all_used(self) -> None:
@@ -128,18 +127,6 @@ class BufferReader:
             raise ValueError("Something other than zeros is between the arrays in the buffers")
         if self.end != len(self.frame):
             raise ValueError(f"The arrays fill {self.end} of {len(self.frame)} bytes of buffers")
-
-
-def size_of(raw: object, expected: str) -> int:
-    """Of the array that is represented so. ValueError if it is none, or of another type."""
-    # What msgspec would find out as well, in a third of the time: a message has many arrays.
-    parts = cast("list[object]", raw) if type(raw) is list else []
-    if len(parts) == 2:
-        dtype, size = parts
-        if dtype == expected and type(size) is int and 0 <= size <= MAX_BUFFER_BYTES:
-            return size
-    array = msgspec.convert(raw, Represented)
-    raise ValueError(f"Expected dtype {expected}, got {array.dtype}")
 
 
 @cache

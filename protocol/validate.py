@@ -35,16 +35,13 @@ def check_groups(filled_order: FilledOrder, vocabulary: int = MAX_COUNT + 1) -> 
 def check_lengths(group: Group) -> None:
     """One entry per completion, one number per token."""
     num_completions, num_tokens = len(group.lengths), sum(group.lengths)
-    votes = (group.votes,) if group.votes is not None else ()
-    rest = (*group.rewards.values(), *group.extras.values(), *votes)
-    if (
-        not len(group.finishes) == len(group.outcomes) == len(group.scores) == num_completions
-        or any(len(values) != num_completions for values in rest)
-        or not group.completion_ids.size == group.logprobs.size == num_tokens
-        or any(
-            array is not None and array.size != num_tokens for array in (group.trained, group.entropies, group.teacher)
-        )
-    ):
+    counts = {len(group.finishes), len(group.outcomes), len(group.scores)}
+    counts.update(map(len, group.rewards.values()), map(len, group.extras.values()))
+    if group.votes is not None:
+        counts.add(len(group.votes))
+    sizes = {group.completion_ids.size, group.logprobs.size}
+    sizes.update(array.size for array in (group.trained, group.entropies, group.teacher) if array is not None)
+    if counts != {num_completions} or sizes != {num_tokens}:
         refuse_wrong_length(group, num_completions, num_tokens)
 
 

@@ -22,7 +22,7 @@ from shared.run.growing_file import GrowingFile
 WRITING_S = 2.0
 """Longest wait for stacks."""
 CONTINUED_S = 0.5
-"""The same, for those that a continued process writes by itself."""
+"""Longest wait for the stacks that the watchdog of a process may write as soon as the process is continued."""
 LOOK_EVERY_S = 0.05
 
 
@@ -49,7 +49,7 @@ class Stacks:
             return any(line.startswith(FIRED.encode()) for line in file)
 
     def wait_for_more(self, before: int, seconds: float) -> bool:
-        """Wait until the file has grown and stops growing, for at most so long. Whether it has grown."""
+        """Wait until the file has grown and stops growing, but no longer than this. Returns whether it has grown."""
         deadline = time.monotonic() + seconds
         sizes = [before]
         while time.monotonic() < deadline and not (sizes[-1] > before and sizes[-1] == sizes[-2]):
@@ -101,7 +101,7 @@ class Child:
         before = self.stacks.size()
         if is_stopped(self.pid):
             self.started.send_signal(signal.SIGCONT)
-            # Its watchdog may find that its time has passed. If both wrote at once, their lines would be mixed up.
+            # Its watchdog may fire at once. If it wrote at the same time as the process, their lines would be mixed up.
             if self.stacks.wait_for_more(before, CONTINUED_S):
                 return
         self.started.send_signal(ASK)

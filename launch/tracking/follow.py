@@ -23,9 +23,9 @@ from shared.run.rollouts import RolloutGroup
 from shared.run.run_dir import RunDir
 
 SEND_EVERY_S = 5.0
-"""Steps are sent several at a time: a tracker's file is opened, locked and synced as often as it is written."""
+"""By the clock, for all trackers. Several steps go together, because each write of a tracker has a cost of its own."""
 LOOK_EVERY_S = 0.2
-"""Whether it was asked to stop."""
+"""How often it checks whether it was asked to stop."""
 GROUPS = 2
 """Of a step that are sent: hundreds of completions a step would not be read there. rollouts.jsonl has all."""
 GROUPS_EVERY_S = 5.0
@@ -61,7 +61,7 @@ def note_tracked(run: RunDir, tracked: Tracked) -> None:
 
 
 def wait(seconds: float, stop: Callable[[], bool]) -> None:
-    """Or until asked to stop."""
+    """Returns earlier if it is asked to stop."""
     end = time.monotonic() + seconds
     while not stop() and time.monotonic() < end:
         time.sleep(min(seconds, LOOK_EVERY_S))

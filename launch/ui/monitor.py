@@ -18,7 +18,8 @@ from shared.run.history import Phase
 from shared.run.metrics import Curves, Row
 from shared.run.summary import RunVerdict
 
-POINTS = 160
+POINTS = 240
+"""Unless the page asks for another number, as Monitor does (static/monitor.js)."""
 MOST_POINTS = 1000
 DIGITS = 5
 """Of a value, as a chart shows it."""
@@ -64,7 +65,8 @@ def overview(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def happened(opened: OpenRun, last: Row) -> dict[str, Any]:
-    """What few steps change. Made again when one of its files has changed, or the stage of the last row."""
+    """The part of the overview that few steps change. It is made again when one of its files or the stage of the last
+    row has changed."""
     run, files = opened.run, opened.run.files
     logs = (files.logs / "learner.log", files.logs / "supervisor.log")
     watched = (files.config, files.plan, files.eval, files.checkpoints, files.quarantine, *logs)
@@ -119,21 +121,16 @@ def curves(opened: OpenRun, query: Mapping[str, str]) -> dict[str, Any]:
     keys = metrics.keys()
     wanted = [key for key in keys if (key in asked.split(",") if asked else key not in NO_CURVES)]
     found = metrics.curves(wanted, points, first, last)
+    first, last = max(first, begin), min(last, end)
     thinned = len(found.step) < last - first + 1
-    return {
-        "first": max(first, begin),
-        "last": min(last, end),
-        "steps": found.step,
-        "keys": drawn(wanted, found, thinned=thinned, all_of_them=bool(asked)),
-    }
+    keys = drawn(wanted, found, thinned=thinned, keep_empty=bool(asked))
+    return {"first": first, "last": last, "steps": found.step, "keys": keys}
 
 
-def drawn(
-    keys: Sequence[str], curves: Curves, *, thinned: bool, all_of_them: bool
-) -> dict[str, dict[str, list[float]]]:
-    """low, high: only where a point stands for several steps. Curves without any point only if all are wanted."""
+def drawn(keys: Sequence[str], curves: Curves, *, thinned: bool, keep_empty: bool) -> dict[str, dict[str, list[float]]]:
+    """low, high: only where a point stands for several steps. Curves without any value are left out unless kept."""
     parts = {"mean": curves.mean, "low": curves.low, "high": curves.high} if thinned else {"mean": curves.mean}
-    shown = [place for place in range(len(keys)) if all_of_them or not np.isnan(curves.mean[place]).all()]
+    shown = [place for place in range(len(keys)) if keep_empty or not np.isnan(curves.mean[place]).all()]
     found = {part: shortened(values[shown]) for part, values in parts.items()}
     return {keys[place]: {part: rows[row] for part, rows in found.items()} for row, place in enumerate(shown)}
 

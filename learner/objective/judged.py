@@ -104,20 +104,20 @@ class Judge:
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """Raises if a run cannot go on with a group: it has other rewards, a score that the advantage is not defined for,
-    or an outcome whose treatment is `stop`."""
+    """Raises, and so stops the run, for a group that it cannot go on with: the names of its rewards are not those that
+    the run asks for, the advantage is not defined for a score, or the treatment of an outcome is `stop`."""
 
     rewards: frozenset[str]
     """Names of those that the run asks for."""
-    from_zero: bool
-    """Whether a score must not be negative."""
+    no_negative_scores: bool
     stopping: frozenset[Outcome]
+    """Those whose treatment is `stop`."""
 
     @classmethod
     def of(cls, verifier: VerifierConfig, reward: RewardConfig) -> Self:
         return cls(
             rewards=frozenset(weights(verifier.rewards)),
-            from_zero=reward.advantage == "maxrl",
+            no_negative_scores=reward.advantage == "maxrl",
             stopping=frozenset(outcome for outcome in Outcome if verifier.treatment(outcome) == "stop"),
         )
 
@@ -127,7 +127,7 @@ class Admission:
                 f"Group {group.group_id} came with the rewards {sorted(group.rewards)} and the run asks for"
                 f" {sorted(self.rewards)}; start the actor with this run's config.json."
             )
-        if self.from_zero and min(group.scores) < 0.0:
+        if self.no_negative_scores and min(group.scores) < 0.0:
             raise TrainingStopped(
                 f"Group {group.group_id} has a score of {min(group.scores):g}, and reward.advantage = 'maxrl' divides"
                 " by the mean of scores that are 0 or more; let verifier.function return such scores, or start a run"

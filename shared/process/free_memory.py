@@ -1,5 +1,5 @@
-"""How much memory this machine and the container have free and a process has taken, and the container's share of
-processor time.
+"""Memory that this machine and the container have free, the most that this process has used, and the container's
+share of processor time.
 
 A container's limit (cgroups, version 2 or 1) may be set on any level above this process, so every level is read; the
 smallest limit counts. On a system without these files nothing is known, and nothing is refused.

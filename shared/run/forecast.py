@@ -104,6 +104,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
 def spent(metrics: MetricsTable, unread: Mapping[str, str]) -> Spent:
     """unread: what the learner could not read, and why."""
+    # The only look at the file, so all columns have the same steps.
     known_keys = set(metrics.keys())
     points = points_gained(metrics.known_column("reward/mean"))
     sums = {part: total(metrics.known_column(f"time/{part}_s")) for part in PARTS}

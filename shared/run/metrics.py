@@ -10,7 +10,7 @@ Readers get the file as columns while it grows:
 
 10,000 steps are 5 MB as columns, and ten times as much as rows, so rows are made of columns when they are asked for. A
 line that cannot be read is skipped and counted. A file that was replaced, because a resumed run dropped rows, is read
-again from its start. Left out on purpose: smoothing, averages over steps, and plots; whoever shows them makes them.
+again from its start. Left out on purpose: moving averages, and plots; whoever shows them makes them.
 """
 
 import math
@@ -278,7 +278,7 @@ class Thinned:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Several of them, with the steps of Thinned. NaN: not measured in any of them."""
+    """Several curves with the same steps, which are those of Thinned. NaN: not measured in any of a point's steps."""
 
     step: list[int]
     mean: np.ndarray
@@ -363,7 +363,7 @@ class MetricsTable:
         return thin(steps[inside], values, points)
 
     def thinned(self, keys: Sequence[str], points: int, first: int = 0, last: int | None = None) -> dict[str, Thinned]:
-        """The same by their keys."""
+        """The same curves, by key."""
         found = self.curves(keys, points, first, last)
         rows = zip(*map(with_gaps, (found.mean, found.low, found.high)), strict=True)
         curves = (Thinned(step=found.step, mean=mean, low=low, high=high) for mean, low, high in rows)
@@ -371,7 +371,7 @@ class MetricsTable:
 
 
 def thin(steps: np.ndarray, values: np.ndarray, points: int) -> Curves:
-    """values: [curves, steps]. At most so many points, of about as many steps each; starts: where each begins."""
+    """values: [curves, steps]. At most so many points, each of about as many steps as the others."""
     starts = np.unique(np.linspace(0, len(steps), min(max(points, 1), len(steps)) + 1).astype(int))[:-1]
     if len(starts) == len(steps):
         return Curves(step=steps.astype(int).tolist(), mean=values, low=values, high=values)

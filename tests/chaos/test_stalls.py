@@ -156,6 +156,7 @@ def test_a_stopped_actor_is_replaced_and_changes_nothing(tmp_path: Path) -> None
     assert [row["step"] for row in rows(out)] == list(range(1, SMALL["run.steps"] + 1))
     # Of its own accord once it is continued, or asked for: launcher, watchdog and its own wait have the same limit.
     assert re.search(r"\(most recent call (first|last)\)", stacks(out, "actor0"))
+    assert '/actor/loop.py", line ' in stacks(out, "actor0"), "where it stood"
 
 
 def test_a_stopped_learner_is_named_with_what_was_awaited(tmp_path: Path) -> None:

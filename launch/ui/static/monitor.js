@@ -14,6 +14,7 @@ import { drawSpent } from "./spent.js";
 const EVENTS_SHOWN = 40;
 // Of a live run, whose page asks every 1.5 s: curves are drawn every other time, verdicts are made less often still.
 const CURVES_MS = 2500;
+const PIXELS_A_POINT = 8; // Of the page's width; a chart is a third of it.
 const VERDICT_MS = 10000;
 
 export async function show(root, route) {
@@ -183,7 +184,7 @@ class Monitor {
     const curves = await ask(of(this.run, "curves"), {
       first,
       last,
-      points: Math.min(400, Math.max(120, (innerWidth / 4) | 0)),
+      points: Math.min(400, Math.max(120, (innerWidth / PIXELS_A_POINT) | 0)),
     });
     for (const [label, value] of [
       [this.first, curves.first],
