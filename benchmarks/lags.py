@@ -12,8 +12,10 @@ The staleness itself is no measurement: groups of step s come from version max(0
 are the outer loop, so that a slow hour meets every arm.
 
     python -m benchmarks.lags --work DIR [--seeds 0 1 2] [--lags 0 1 2 4] [--arms none token sequence_mask] [--steps 50]
+    python -m benchmarks.lags --work DIR --seeds 0 1 2 3 4 --lags 2 4 --arms token stale --out lags_default
 
-Each run's figures are kept in DIR as it ends; the same DIR again continues. 36 runs of 20 seconds.
+The second measures what `loss.stale_limit` is by default. Each run's figures are kept in DIR as it ends; the same DIR
+again continues. 36 and 20 runs of 20 seconds.
 """
 
 import argparse
@@ -42,6 +44,7 @@ def main() -> None:
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=["none", "token", "sequence_mask"])
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--out", default="lags", help="name of the result file")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     runs = [
@@ -49,7 +52,7 @@ def main() -> None:
     ]
     table = {f"lag {lag}": {arm: summary(runs, arm, lag) for arm in args.arms} for lag in args.lags}
     print(json.dumps(table, indent=2))
-    print(write_result("lags", {"steps": args.steps, "target": TARGET, "table": table, "runs": runs}))
+    print(write_result(args.out, {"steps": args.steps, "target": TARGET, "table": table, "runs": runs}))
 
 
 def measured(work: Path, arm: str, lag: int, seed: int, steps: int) -> dict[str, Any]:

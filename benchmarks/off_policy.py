@@ -28,17 +28,19 @@ from shared.config.tree import Config
 from shared.errors import TrainingStopped
 
 STEPS, WINDOW, TARGET, HELD = 40, 5, 0.85, 0.8
+ALL = {"loss.stale_limit": 0.0}
+"""No completion is left out."""
 ARMS: dict[str, dict[str, Any]] = {
-    "none": {"loss.importance_cap": 0},
-    "token": {},
-    "token_mask": {"loss.importance": "token_mask", "loss.importance_floor": 0.5},
-    "sequence": {"loss.importance": "sequence"},
-    "sequence_mask": {"loss.importance": "sequence_mask"},
-    "stale": {"loss.stale_limit": 0.1},
+    "none": {"loss.importance_cap": 0, **ALL},
+    "token": {**ALL},
+    "token_mask": {"loss.importance": "token_mask", "loss.importance_floor": 0.5, **ALL},
+    "sequence": {"loss.importance": "sequence", **ALL},
+    "sequence_mask": {"loss.importance": "sequence_mask", **ALL},
+    "stale": {},
     "dppo": {"loss.kind": "dppo", "reward.advantage": "std"},
-    "updates": {"batch.updates": 4},
+    "updates": {"batch.updates": 4, **ALL},
 }
-"""Changes of the preset, which is `dapo` with truncated weights by token."""
+"""Changes of the preset: `dapo` with truncated weights by token, from a lag of 2 on with a stale_limit."""
 PLAIN = "token"
 
 

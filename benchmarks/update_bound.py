@@ -116,7 +116,7 @@ def drawn_batch(config: Config, vocabulary: int, args: argparse.Namespace) -> St
         (),
         idle_groups=0,
         on_policy=False,
-        loss=config.loss,
+        loss=config.objective,
         constraint=config.constraint,
         max_new_tokens=args.tokens,
         most_updates=1,

@@ -208,7 +208,7 @@ def build_trainer(
         forward_pass,
         Optimizer(policy.adapter.parameters(), config.optimizer, config.run.steps, placement.owners, home),
         Norms(config.guard),
-        loss=config.loss,
+        loss=config.objective,
         constraint=config.constraint,
         gate=Gate(config.loss.max_mismatch, floor_of(policy, config.actor)),
         measures_noise=config.growth.max_prompts > 0,
@@ -216,7 +216,7 @@ def build_trainer(
     )
     batches = Batches(
         forward_pass,
-        loss=config.loss,
+        loss=config.objective,
         constraint=config.constraint,
         rollout=config.rollout,
         advantage=config.advantage,

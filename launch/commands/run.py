@@ -275,7 +275,7 @@ def describe(plan: Topology, config: Config) -> str:
             f"run directory  {plan.run_dir}",
             f"model          {config.model.path} ({config.model.quantization}, {adapter(config.lora)})",
             f"tasks          {config.tasks.source}",
-            f"objective      {objective(config.loss, config.advantage)}",
+            f"objective      {objective(config.objective, config.advantage)}",
             f"amount         {amount(config.rollout, config.run.steps, config.most_prompts)}",
             f"evaluation     {evaluation(config.eval)}",
             f"endpoint       {plan.endpoint}",
@@ -313,7 +313,8 @@ def objective(loss: LossConfig, advantage: Advantage) -> str:
     lowest, highest = loss.ratio_bounds
     what = "change of probability" if loss.kind == "dppo" else "ratio"
     lowest, highest = (lowest - 1, highest - 1) if loss.kind == "dppo" else (lowest, highest)
-    return f"{loss.kind}, {what} from {lowest:g} to {highest:g}, advantage {ADVANTAGES[advantage]}"
+    stale = f", stale_limit {loss.stale_limit:g}" if loss.stale_limit else ""
+    return f"{loss.kind}, {what} from {lowest:g} to {highest:g}, advantage {ADVANTAGES[advantage]}{stale}"
 
 
 def amount(rollout: RolloutConfig, steps: int, most_prompts: int) -> str:

@@ -153,7 +153,7 @@ def policy_loss(tokens: TokenBatch, config: LossConfig) -> LossTerms:
         log_ratio = sample_mean(log_ratio, tokens)
     log_importance = importance_level(log_importance, tokens, config)
     ratio = log_ratio.exp()
-    stale = is_stale(tokens, config.stale_limit)
+    stale = is_stale(tokens, config.stale_limit or 0.0)
     correction = corrected(log_importance, config)
     correction = correction.masked_fill(stale, 0.0) if config.stale_limit else correction
     advantages = token_advantages(tokens)

@@ -46,7 +46,7 @@ class StepReport:
     ) -> None:
         """totals: of the run before this start. curriculum: its figures when a step is recorded."""
         self.config = config
-        self.shown = Shown(loss=config.loss, constraint=config.constraint, curriculum=config.curriculum)
+        self.shown = Shown(loss=config.objective, constraint=config.constraint, curriculum=config.curriculum)
         self.files = files
         self.curriculum = curriculum
         self.started = time.monotonic() - totals.wall_s

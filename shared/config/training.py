@@ -59,9 +59,10 @@ class LossConfig(Section, frozen=True, kw_only=True):
     weight off."""
     importance_floor: NonNegativeFloat = 0.0
     """Smallest importance weight, for the two masks. 0 sets no limit."""
-    stale_limit: NonNegativeFloat = 0.0
+    stale_limit: NonNegativeFloat | None = None
     """A completion with a negative advantage is left out once the mean of log pi_actor - log pi_learner over its tokens
-    is larger than this (off-policy sequence masking). Needs entropy_fraction = 1. 0 turns it off."""
+    is larger than this (off-policy sequence masking). Needs entropy_fraction = 1. 0 turns it off. If not given: 0.1
+    with `pipeline.max_lag` of 2 or more, if entropy_fraction is 1 and rewards decide; 0 for `dppo` and otherwise."""
     kl_beta: NonNegativeFloat = 0.0
     """Weight of the KL to the reference (`curriculum.kl_to`, by default the policy without its adapter), over all
     tokens of the step. 0 skips the reference pass. Above 0 every token goes through lm_head, masked or not."""

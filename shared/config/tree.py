@@ -39,6 +39,10 @@ from shared.config.training import (
 )
 from shared.config.types import NonNegative, Positive, Section
 
+OLD = 2
+"""pipeline.max_lag from which samples are so old that a weight alone does not keep all runs learning."""
+STALE_LIMIT = 0.1
+
 
 class RunConfig(Section, frozen=True, kw_only=True):
     """Length and seed of the run."""
@@ -99,6 +103,15 @@ class Config(Section, frozen=True, kw_only=True):
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @property
+    def objective(self) -> LossConfig:
+        """[loss], with a stale_limit where none is given: old samples need one (benchmarks/off_policy.py)."""
+        if self.loss.stale_limit is not None:
+            return self.loss
+        needs_one = self.pipeline.max_lag >= OLD and self.compares and self.loss.kind != "dppo"
+        fits = self.loss.entropy_fraction == 1.0
+        return replace(self.loss, stale_limit=STALE_LIMIT if needs_one and fits else 0.0)
 
     @property
     def advantage(self) -> Advantage:

@@ -143,7 +143,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, rename=KEYS):
     importance_ess: float
     """Their effective sample size as a share of their number, (sum c)^2 / (n sum c^2): 1 where all are equal."""
     stale_fraction: float
-    """Share of the objective's tokens that loss.stale_limit left out. NaN if it is 0."""
+    """Share of the objective's tokens that loss.stale_limit left out. NaN where there is none."""
     mismatch_mean: float
     """Mean |actor - learner| log-prob."""
     mismatch_p95: float

@@ -109,7 +109,7 @@ PINNED: dict[str, object] = {
     "loss.importance": "token",
     "loss.importance_cap": None,
     "loss.importance_floor": 0.0,
-    "loss.stale_limit": 0.0,
+    "loss.stale_limit": None,
     "loss.kl_beta": 0.0,
     "loss.kl_gradient": "kl",
     "loss.entropy_fraction": 1.0,

@@ -61,7 +61,7 @@ class Truth:
         masks = reference.top_tokens(entropies, config.loss.entropy_fraction) if samples else []
         rollouts = [self.rollout(s, mask, old) for s, mask in zip(samples, masks, strict=True)]
         rollouts += [self.rollout(s, [True] * s.length, old) for s in idle]
-        objective = objective_of(config.loss, config.rollout.max_new_tokens)
+        objective = objective_of(config.objective, config.rollout.max_new_tokens)
         strengths = penalty_strengths(samples, config) if config.constraint.beta else []
         strengths += [[0.0] * s.length for s in idle if strengths]
         if not strengths:
@@ -91,7 +91,7 @@ def objective_of(loss: LossConfig, longest: int) -> reference.Objective:
         cap=loss.cap,
         correction=loss.importance,
         floor=loss.importance_floor,
-        stale=loss.stale_limit,
+        stale=loss.stale_limit or 0.0,
         dual=loss.dual_clip,
         taus=(loss.tau_positive, loss.tau_negative),
         beta=loss.kl_beta,

@@ -56,7 +56,7 @@ def step_batch(
         idle,
         idle_groups=idle_groups,
         on_policy=on_policy,
-        loss=config.loss,
+        loss=config.objective,
         constraint=config.constraint,
         max_new_tokens=config.rollout.max_new_tokens,
         most_updates=config.batch.updates,

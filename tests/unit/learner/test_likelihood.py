@@ -104,7 +104,7 @@ def test_a_row_has_no_figures_of_what_was_not_sampled(policy: Policy) -> None:
         timings=timings(),
     )
     clock = Clock(time_s=1.0, step_s=1.0, update_s=0.5, learner_mb=1.0)
-    shown = Shown(loss=config.loss, constraint=config.constraint, curriculum=config.curriculum)
+    shown = Shown(loss=config.objective, constraint=config.constraint, curriculum=config.curriculum)
     figures = CurriculumFigures(stage=0, pass_rate=1.0, effective_tasks=5)
     row = step_metrics(0, collected_of([order], config), batch, result, clock, figures, shown).to_row()
     absent = ("reward/mean", "reward/max", "advantage/mean", "ratio/mean", "clip/fraction", "mismatch/p99", "kl")

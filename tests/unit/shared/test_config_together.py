@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from protocol.codec import encode
 from protocol.limits import MAX_INBOUND_BYTES
@@ -146,6 +147,28 @@ def test_masks_have_caps_of_their_own() -> None:
     caps = {kind: resolve({"loss": {"importance": kind}}).loss.cap for kind in ("token_mask", "sequence_mask")}
     assert caps == {"token_mask": 5.0, "sequence_mask": 3.0}
     assert resolve({"loss": {"importance": "token_mask", "importance_cap": 4}}).loss.cap == 4.0
+
+
+@pytest.mark.parametrize(
+    ("lag", "loss", "limit"),
+    [
+        (0, {}, 0.0),
+        (1, {}, 0.0),
+        (2, {}, 0.1),
+        (4, {"kind": "gspo", "importance": "sequence"}, 0.1),
+        (2, {"stale_limit": 0.0}, 0.0),
+        (0, {"stale_limit": 0.3}, 0.3),
+        (2, {"entropy_fraction": 0.2}, 0.0),
+        (2, {"kind": "dppo"}, 0.0),
+        (2, {"kind": "opd"}, 0.0),
+    ],
+)
+def test_old_samples_have_a_stale_limit_if_none_is_given(lag: int, loss: dict[str, object], limit: float) -> None:
+    teacher = {"adapter": "x"} if loss.get("kind") == "opd" else {}
+    config = resolve({"pipeline": {"max_lag": lag}, "loss": loss, "teacher": teacher})
+    assert config.objective.stale_limit == limit
+    assert replace(config.objective, stale_limit=None) == replace(config.loss, stale_limit=None)
+    assert config_from_json(config_to_json(config)).objective == config.objective
 
 
 def test_a_key_that_is_given_goes_before_the_kinds_own() -> None:
