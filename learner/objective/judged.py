@@ -137,7 +137,7 @@ class Admission:
             index = next(place for place, outcome in enumerate(group.outcomes) if outcome in self.stopping)
             raise StopOnOutcome(
                 f"The verifier's outcome for sample {index} of group {group.group_id} is '{group.outcomes[index]}' and"
-                f" verifier.on_{group.outcomes[index]} is 'stop'; see logs/actor0.log, fix the verifier, then resume."
+                f" verifier.on_{group.outcomes[index]} is 'stop'; see logs/actor*.log, fix the verifier, then resume."
             )
 
 
