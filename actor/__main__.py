@@ -87,6 +87,7 @@ def main(arguments: argparse.Namespace) -> None:
     # Without a run directory, the actors of this machine share the lease file beside their common config.json.
     lease = None if elsewhere else files.get("lease", files["config"].with_name("lease"))
     with stacks_of(arguments) as stacks:
+        from actor.passed_on import passed_on
         from actor.wiring import serve_orders
 
         connected = ZmqActorPort(endpoint, key, silence_s=config.link.silence_s)
@@ -94,7 +95,8 @@ def main(arguments: argparse.Namespace) -> None:
         trace = open_trace(arguments.run, key.actor_id, wanted=arguments.trace)
         planned = planned_on_card(RunDir(arguments.run), "actor") if arguments.run else 0
         lends = arguments.run is not None and not elsewhere and config.actor.engine == "hf"
-        serve_orders(config, port, endpoint, key.actor_id, lease, trace, planned, lends=lends)
+        passes = passed_on(endpoint, key.learner_public)
+        serve_orders(config, port, endpoint, key.actor_id, lease, trace, planned, passes, lends=lends)
 
 
 def stacks_of(arguments: argparse.Namespace) -> AbstractContextManager[TextIO]:

@@ -7,6 +7,9 @@
               repeats the mark of the last Welcome, which shows that the actor read everything sent before it. What
               the learner still expects of the actor was then lost, and the learner sends it again. A policy that is
               still on its way over a slow line is not sent twice
+    machine:  a Policy without its adapter comes from another actor of this machine (passed_on.py). Its orders wait. If
+              it has not come after `silence_s`, they are forgotten, and with the next Hello, which names no machine,
+              the learner sends them and the whole policy again
     silence:  no message for `silence_s`: PeerTimeout
 
 An actor keeps nothing that a restart needs: the learner orders again what was not acknowledged.
@@ -20,6 +23,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from actor.engines.engine import Identity
+from actor.passed_on import PassedOn
 from protocol.errors import HandshakeRefused, MalformedMessage, PeerTimeout, WrongVersion
 from protocol.messages import (
     Ack,
@@ -38,6 +42,8 @@ from protocol.transport import ActorPort
 from shared.run.failpoints import reach
 
 HELLO_EVERY_S = 1.0
+LOOK_EVERY_S = 0.05
+"""For an adapter that another actor passes on."""
 
 log = logging.getLogger("actor.link")
 
@@ -54,10 +60,13 @@ class Link:
         credits: int,
         rules_digest: str,
         now: Callable[[], float] = time.monotonic,
+        passed_on: PassedOn | None = None,
     ) -> None:
+        """passed_on: where this actor and others of its machine pass adapters on."""
         self.port = port
         self.now = now
         self.learner = learner
+        self.passed_on = passed_on
         self.hello = Hello(
             actor_id=actor_id,
             engine=identity.engine,
@@ -65,6 +74,7 @@ class Link:
             tokenizer_digest=identity.tokenizer_digest,
             lora_digest=identity.lora_digest,
             rules_digest=rules_digest,
+            machine=passed_on.machine if passed_on else None,
             mark=0,
             version=None,
             credits=credits,
@@ -72,6 +82,8 @@ class Link:
         self.welcome: Welcome | None = None
         self.orders: deque[Order] = deque()
         self.policies: dict[int, Policy] = {}
+        self.awaited: dict[int, tuple[Policy, float]] = {}
+        """Version -> a policy whose adapter another actor passes on, and since when it is awaited."""
         self.last_version = -1
         self.unacknowledged: dict[str, FilledOrder] = {}
         self.draining = False
@@ -88,17 +100,18 @@ class Link:
         return self.welcome
 
     def send_hello(self) -> None:
-        mark = self.welcome.mark if self.welcome else 0
+        # One that awaits a policy has not read everything.
+        mark = self.welcome.mark if self.welcome and not self.awaited else 0
         version = None if self.last_version < 0 else self.last_version
         self.send(replace(self.hello, mark=mark, version=version))
 
     def next_order(self) -> tuple[Order, Policy] | None:
         """The next order with the policy it names; None when the learner wants no more work."""
         self.hello_at = self.now()
-        while not self.orders:
-            if self.draining:
+        while not self.orders or self.orders[0].policy_version in self.awaited:
+            if self.draining and not self.orders:
                 return None
-            self.wait_once("an order")
+            self.wait_once("a policy" if self.orders else "an order")
         order = self.orders.popleft()
         return order, self.policies[order.policy_version]
 
@@ -151,8 +164,7 @@ class Link:
             case Order():
                 self.queue_order(message)
             case Policy():
-                self.policies[message.version] = message
-                self.last_version = message.version
+                self.take_policy(message)
             case Ack():
                 self.unacknowledged.pop(message.order_id, None)
             case Welcome():
@@ -163,6 +175,36 @@ class Link:
                 self.draining = True
             case _:
                 pass
+
+    def take_policy(self, policy: Policy) -> None:
+        """Keep a policy. One whose adapter another actor passes on is awaited."""
+        if len(policy.adapter):
+            self.have_policy(policy)
+            if self.passed_on:
+                self.passed_on.keep(policy)
+        elif self.passed_on:
+            self.awaited[policy.version] = policy, self.now()
+
+    def have_policy(self, policy: Policy) -> None:
+        self.awaited.pop(policy.version, None)
+        self.policies[policy.version] = policy
+        self.last_version = policy.version
+
+    def look_for_awaited(self) -> None:
+        """Take what other actors have passed on meanwhile, or give up on it."""
+        for policy, since in list(self.awaited.values()):
+            if self.passed_on and (found := self.passed_on.find(policy)):
+                self.have_policy(found)
+            elif self.welcome and self.now() - since > self.welcome.silence_s:
+                self.stop_awaiting()
+                return
+
+    def stop_awaiting(self) -> None:
+        """From now on get each policy from the learner. It sends these again after our next Hellos."""
+        log.warning("no actor here passes policy %s on; the learner will send it to this one too", max(self.awaited))
+        self.awaited.clear()
+        self.hello = replace(self.hello, machine=None)
+        self.orders = deque(order for order in self.orders if order.policy_version in self.policies)
 
     def on_welcome(self, welcome: Welcome) -> None:
         """The reply to a Hello: the first one, or a later one, perhaps of a learner that was restarted."""
@@ -176,7 +218,7 @@ class Link:
         """Queue an order. One that comes again after a broken connection is not filled twice."""
         if order.order_id in self.unacknowledged:
             self.send(self.unacknowledged[order.order_id])
-        elif order.policy_version not in self.policies:
+        elif order.policy_version not in self.policies.keys() | self.awaited.keys():
             # Its Policy was lost with a broken connection. The learner sends both again after our next Hello.
             log.info("ignored order %s, because policy %d did not come", order.order_id, order.policy_version)
         elif order.order_id not in {queued.order_id for queued in self.orders}:
@@ -186,6 +228,7 @@ class Link:
         """One round of waiting: receive, send what is due. PeerTimeout after `silence_s` without a message."""
         assert self.welcome is not None
         self.receive(self.receive_timeout_s())
+        self.look_for_awaited()
         self.beat(f"waiting for {awaited}")
         now = self.now()
         if now - self.received_at > self.welcome.silence_s:
@@ -195,7 +238,9 @@ class Link:
             self.send_hello()
 
     def receive_timeout_s(self) -> float:
-        """Short enough that the next heartbeat or Hello is on time."""
+        """Short enough that the next heartbeat or Hello is on time, and an adapter that is passed on is found soon."""
+        if self.awaited:
+            return LOOK_EVERY_S
         return self.welcome.heartbeat_s / 2 if self.welcome else HELLO_EVERY_S
 
     def forget_policies(self) -> None:

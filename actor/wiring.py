@@ -21,6 +21,7 @@ from actor.environments.pool import EnvironmentPool
 from actor.installer import EXACT, Allowed, CanaryMismatch, Installer
 from actor.link import Link
 from actor.loop import serve
+from actor.passed_on import PassedOn
 from actor.rollout import Installs, Rollout
 from actor.scoring.pool import ScorePool
 from actor.scoring.teacher import RemoteTeacher, no_teacher
@@ -243,12 +244,13 @@ def serve_orders(
     lease_file: Path | None,
     trace: Trace = NO_TRACE,
     planned: int = 0,
+    passes: PassedOn | None = None,
     *,
     lends: bool = False,
 ) -> None:
     """Build the engine and the scorers, join the run, fill orders until the learner sends Drain. lease_file: None for
-    cores of its own. planned: bytes of the card, as of a lease. lends: whether the learner is on this machine, so that
-    its base may be used."""
+    cores of its own. planned: bytes of the card, as of a lease. passes: where adapters are passed on. lends: whether
+    the learner is on this machine, so that its base may be used."""
     fits = partial(fitting, "actor", planned, lighter(config.compute, config.model, config.lora))
     with fits():
         device, lease = place_of(config, lease_file, trace, planned)
@@ -280,7 +282,7 @@ def serve_orders(
             installer_of(engine),
         )
         rules = rules_digest(config.verifier, config.rollout, config.environment)
-        link = Link(port, endpoint, actor_id, engine.identity, config.link.credits, rules)
+        link = Link(port, endpoint, actor_id, engine.identity, config.link.credits, rules, passed_on=passes)
         welcome = link.join(config.link.silence_s)
         log.info("joined run %s", welcome.run_id)
         serve_or_send_bye(link, rollout)

@@ -93,6 +93,7 @@ class Model:
             tokenizer_digest=self.prompter.digest,
             lora_digest=layout_digest(self.policy.adapter),
             rules_digest=rules_digest(self.config.verifier, self.config.rollout, self.config.environment),
+            machine=None,
             mark=0,
             version=None,
             credits=1,

@@ -28,7 +28,7 @@ from protocol.limits import (
 )
 from protocol.outcome import Outcome
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
@@ -87,6 +87,8 @@ class Hello(Message, frozen=True, kw_only=True):
     """sha256 over the adapter layout: names, shapes, dtype, scale."""
     rules_digest: Digest
     """sha256 over the sections [verifier], [rollout], [environment] of config.json: how a run samples and scores."""
+    machine: Name | None
+    """Actors with the same one pass adapters on to each other; nil for an actor that gets each from the learner."""
     mark: Mark
     """Mark of the last Welcome: the actor has read everything sent before it; 0 before the first."""
     version: Count | None
@@ -121,9 +123,9 @@ class Policy(Message, frozen=True, kw_only=True):
     version: Count
     """Number of steps that made this adapter."""
     adapter: NDArray[np.uint8]
-    """[bytes] uint8, a safetensors file."""
+    """[bytes] uint8, a safetensors file; empty if another actor with the same `machine` gets it and passes it on."""
     sha256: Digest
-    """Digest of `adapter`."""
+    """Digest of that file."""
     canary_ids: NDArray[np.int32]
     """[n + 1] int32, tokens whose log-probs are compared after installing; empty if none are."""
     canary_logprobs: NDArray[np.float32]

@@ -46,7 +46,7 @@ PRODUCT_BYTES = 0.65 * MIB
 """A product that oneDNN has compiled for bf16 (shared/process/determinism.py)."""
 SUMMED_BYTES = 16 * MIB
 """Of each rank's gradient at a time (learner/update/placement/ranks.py)."""
-HOLES = 1.0
+HOLES = 0.1
 """Freed memory between tensors, as a multiple of a micro-batch's activations: the micro-batches of a step differ in
 size, and the memory of one seldom fits the next."""
 VALUES_PER_OUTPUT: Mapping[str, float] = {"fp32": 2.5, "bf16": 3.2}

@@ -102,6 +102,7 @@ class Dispatcher:
         reach("before learner publishes", policy)
         self.policies[policy.version] = policy
         self.policies = {v: p for v, p in self.policies.items() if v >= oldest_needed}
+        self.peers.forget_before(oldest_needed)
         self.helped = {name: order for name, order in self.helped.items() if order.policy_version >= oldest_needed}
         self.filled_by = {name: actor_id for name, actor_id in self.filled_by.items() if name in self.filled}
 
@@ -322,8 +323,7 @@ class Dispatcher:
         self.given_at.setdefault(order.order_id, self.now())
         self.peers.gave(peer, order)
         if order.policy_version != peer.version:
-            peer.sent(order.policy_version)
-            self.send(peer.address, self.policies[order.policy_version])
+            self.send(peer.address, self.peers.gave_policy(peer, self.policies[order.policy_version]))
         self.send(peer.address, order)
 
     def beat(self) -> None:

@@ -6,6 +6,8 @@ the orders it has; too long a silence ends it. The orders of a peer that is gone
     read      A peer that names the mark of a Welcome has read all that was sent before it. A peer that fills an
               order correctly has read its policy. Before that the policy is not sent again, and at most two are on
               their way.
+    machine   Of the actors that share one, the first that a policy is sent to passes it on, and the others get it
+              without its adapter. One that leaves passes nothing on.
     trusted   The peer has filled the last order it was given. While any peer is trusted, others get one order at a
               time. Among equals the next order goes by measured speed (pace.py).
 
@@ -22,9 +24,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heapify, heappop, heapreplace
 
+from msgspec.structs import replace
+
 from learner.orders.pace import Busy, Pace, Paces
 from protocol.limits import MAX_CONNECTIONS
-from protocol.messages import FilledOrder, Hello, Order
+from protocol.messages import FilledOrder, Hello, Order, Policy
 from shared.run.summary import ActorsReport
 
 MAX_UNREAD_POLICIES = 2
@@ -138,6 +142,8 @@ class Peers:
         self.heard_at = now()
         self.oldest = -math.inf
         """No peer was heard of before that for the last time."""
+        self.bringers: dict[int, dict[str, Peer]] = {}
+        """Version -> machine -> the peer that was sent the adapter, and passes it on."""
         self.paces = Paces(self.heard_at)
 
     def get(self, address: bytes) -> Peer | None:
@@ -270,6 +276,22 @@ class Peers:
         """What the actors did since the last one."""
         self.look()
         return self.paces.report(self.now(), {peer.actor_id for peer in self.by_address.values()})
+
+    def gave_policy(self, peer: Peer, policy: Policy) -> Policy:
+        """It is sent this policy. Returns what is sent: no adapter, if another actor of its machine passes it on."""
+        peer.sent(policy.version)
+        machine, bringers = peer.hello.machine, self.bringers.setdefault(policy.version, {})
+        if machine is None:
+            return policy
+        bringer = bringers.get(machine, peer)
+        if bringer is not peer and bringer.hello.machine == machine and bringer.address in self.by_address:
+            return replace(policy, adapter=policy.adapter[:0])
+        bringers[machine] = peer
+        return policy
+
+    def forget_before(self, version: int) -> None:
+        """No order names an earlier policy."""
+        self.bringers = {v: bringers for v, bringers in self.bringers.items() if v >= version}
 
     def has_filled(self, peer: Peer, version: int) -> None:
         """Note that it correctly filled an order that names this policy."""

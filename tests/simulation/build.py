@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from actor.link import Link
+from actor.passed_on import PassedOn
 from actor.rollout import Rollout
 from learner.durable.recorder import JournalRecorder
 from learner.durable.state import LearnerState
@@ -27,6 +28,8 @@ class Build:
     """Metrics and checkpoints."""
     link: type[Link] = Link
     """The actor's end of the wire."""
+    passed_on: type[PassedOn] = PassedOn
+    """Between the actors of a machine."""
     rollout: type[Rollout] = Rollout
     """Fills orders."""
 

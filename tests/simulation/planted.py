@@ -179,6 +179,13 @@ class NewestPolicy(Link):
         return found and (found[0], self.policies[self.last_version])
 
 
+class WaitsForEver(Link):
+    """Never asks the learner for a policy that no other actor passes on."""
+
+    def stop_awaiting(self) -> None:
+        pass
+
+
 class InstallsOnce(Installer):
     """Takes a version's number for its bytes: what a new policy brings under an old number stays out."""
 
@@ -269,6 +276,7 @@ PLANTED = {
     "credits ignored": planted("credits", dispatcher=CreditsIgnored),
     "stale policy after a reconnect": planted("policy version", link=StaleAfterReconnect),
     "newest policy instead of the one ordered": planted("policy version", link=NewestPolicy),
+    "policy awaited for ever": planted("liveness", link=WaitsForEver),
     "adapter installed once": planted("policy version", rollout=RolloutThatInstallsOnce),
     "no reply to a second hello": planted("credits", "liveness", dispatcher=HelloIgnored),
     "policy not repeated": planted("liveness", dispatcher=PolicyNotRepeated),

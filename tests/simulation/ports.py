@@ -9,7 +9,7 @@ from learner.durable.journal_format import HEADER_BYTES
 from learner.orders.dispatch import Dispatcher
 from protocol.codec import encode
 from protocol.errors import PeerGone
-from protocol.messages import AnyMessage
+from protocol.messages import AnyMessage, Policy
 from protocol.transport import Inbound
 from shared.run.files import LineLog
 from tests.simulation.disk import Disk, orders_of, tail_of
@@ -38,6 +38,8 @@ class LearnerEnd:
         self.point("before the learner sends")
         self.trace.say("learner", f"to {peer.decode()}:", message)
         self.watch.learner_sends(peer, message)
+        if isinstance(message, Policy) and not len(message.adapter):
+            self.trace.count("passed on")
         try:
             self.network.to_actor(peer, message)
         except PeerGone:

@@ -120,6 +120,10 @@ class Schedule:
     """Orders that are first filled from a stale adapter: the gate refuses them, and their step is sampled again."""
     hostile: bool
     """Somebody with a key of the run says well-formed nonsense until the calm."""
+    one_machine: bool
+    """The actors pass adapters on to each other."""
+    loses_files: bool
+    """What a dead actor had written for others is gone."""
 
     @property
     def config(self) -> Config:
@@ -190,12 +194,14 @@ def undisturbed(shape: Shape) -> Schedule:
         new_names=False,
         stale=0,
         hostile=False,
+        one_machine=False,
+        loses_files=False,
     )
 
 
 def draw(seed: int) -> Schedule:
     """The schedule of a seed."""
-    rng = random.Random(f"schedule {seed}")
+    rng, machines = random.Random(f"schedule {seed}"), random.Random(f"machines {seed}")
     actors = rng.choice((1, 1, 2, 2, 3))
     return Schedule(
         seed=seed,
@@ -210,6 +216,8 @@ def draw(seed: int) -> Schedule:
         new_names=rng.random() < 0.25,
         hostile=rng.random() < 0.3,
         stale=rng.choice((0, 0, 0, 1, 2)),
+        one_machine=machines.random() < 0.5,
+        loses_files=machines.random() < 0.5,
     )
 
 

@@ -2,13 +2,14 @@
 `actor/wiring.py` do it.
 
 Real: dispatcher, peers, recorder, journal, plan, orders, publisher, state, step report, run files, both loops, link,
-rollout. Toy: the update, the engine, the scorer. In memory: wire, checkpoints, time.
+rollout, the folder of a machine. Toy: the update, the engine, the scorer. In memory: wire, checkpoints, time.
 """
 
 from collections.abc import Callable
 from typing import Any, cast
 
 from actor.loop import serve
+from actor.passed_on import PassedOn
 from actor.rollout import Rollout
 from learner.curriculum.curriculum import Shuffled
 from learner.durable.journal import Journal
@@ -215,11 +216,12 @@ def run_as_actor(
     clock: Callable[[], float],
     work: Callable[[Callable[[], None]], None],
     stale: Callable[[], bool],
+    passed_on: PassedOn | None,
 ) -> None:
     """Join, serve, leave. work: lets a group's decoding time pass. stale: whether the next filled order is wrong."""
     engine = ToyEngine(work, stale)
     rollout = build.rollout(engine, ScriptedScorer(begins_even), NoLease(), spelled)
-    port.link = link = build.link(port, "the learner", name, IDENTITY, config.link.credits, RULES, clock)
+    port.link = link = build.link(port, "the learner", name, IDENTITY, config.link.credits, RULES, clock, passed_on)
     link.join(config.link.silence_s)
     serve(link, cast(Rollout, WatchedRollout(rollout, engine, watch)))
 

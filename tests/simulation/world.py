@@ -43,6 +43,7 @@ class World:
         self.trace = Trace(self.virtual_time.clock, traced)
         self.watch = Watch(self.config, expected)
         self.disk = Disk(folder, self.rng)
+        self.machine = folder / "machine"
         self.network = Network(self.virtual_time, schedule, self.trace, self.rng)
         self.living: dict[int, Process] = {}
         self.armed: dict[int, list[Crash]] = {}
@@ -150,9 +151,17 @@ class World:
                 clock=self.virtual_time.clock,
                 work=work,
                 stale=self.stale,
+                passed_on=self.build.passed_on(self.machine) if self.schedule.one_machine else None,
             )
         finally:
             wire.died_at = self.virtual_time.now
+            self.lose_files()
+
+    def lose_files(self) -> None:
+        """What actors pass on to each other is gone, as after a restart of their machine."""
+        if self.schedule.loses_files:
+            for path in self.machine.glob("*.safetensors"):
+                path.unlink()
 
     def stale(self) -> bool:
         """Whether the next order is filled from a stale adapter."""

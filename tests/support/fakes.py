@@ -300,11 +300,9 @@ def hello_of(identity: Identity, actor_id: str = "actor0", num_credits: int = 2,
     """How an actor that holds this greets a learner."""
     hello = Hello(
         actor_id=actor_id,
-        engine=identity.engine,
-        base_digest=identity.base_digest,
-        tokenizer_digest=identity.tokenizer_digest,
-        lora_digest=identity.lora_digest,
+        **msgspec.structs.asdict(identity),
         rules_digest=RULES,
+        machine=None,
         mark=0,
         version=None,
         credits=num_credits,

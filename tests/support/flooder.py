@@ -40,6 +40,7 @@ def hello(key: ActorKey) -> Hello:
         tokenizer_digest=DIGEST,
         lora_digest=DIGEST,
         rules_digest=DIGEST,
+        machine=None,
         mark=0,
         version=None,
         credits=1024,

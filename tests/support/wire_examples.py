@@ -118,6 +118,7 @@ def examples() -> list[AnyMessage]:
             tokenizer_digest=DIGEST,
             lora_digest=DIGEST,
             rules_digest=DIGEST,
+            machine=None,
             mark=0,
             version=None,
             credits=2,

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from learner.orders.peers import Peer, Peers, Turns
 from protocol.messages import Hello
-from tests.support.fakes import hello_of, scripted_identity, toy_orders
+from tests.support.fakes import hello_of, scripted_identity, toy_orders, toy_policy
 
 FOREVER_S = 3600.0
 
@@ -265,3 +265,48 @@ def test_after_somebody_left_all_are_looked_at_again() -> None:
     peers.leave(b"a")
     assert not turns.hold(0)
     turns.gave()
+
+
+def on_machine(actor_id: str, machine: str | None) -> Hello:
+    return structs.replace(hello(actor_id), machine=machine)
+
+
+def gets_adapter(peers: Peers, address: bytes, version: int) -> bool:
+    """Whether this peer is sent the policy with its adapter."""
+    return len(peers.gave_policy(peers.by_address[address], toy_policy(version)).adapter) > 0
+
+
+def test_one_actor_of_a_machine_gets_the_adapter_and_passes_it_on() -> None:
+    peers = Peers(FOREVER_S)
+    for name, machine in (("a", "m"), ("b", "m"), ("c", "m"), ("d", "other"), ("e", None), ("f", None)):
+        peers.join(name.encode(), on_machine(name, machine))
+    got = {name: gets_adapter(peers, name.encode(), 0) for name in "abcdef"}
+    assert got == {"a": True, "b": False, "c": False, "d": True, "e": True, "f": True}
+    sent = peers.gave_policy(peers.by_address[b"b"], toy_policy(1))
+    assert len(sent.adapter), "whoever needs a version first passes it on"
+    assert (sent.version, peers.by_address[b"b"].version, peers.by_address[b"b"].unread) == (1, 1, {0, 1})
+    assert not gets_adapter(peers, b"a", 1)
+
+
+def test_one_that_asks_again_or_has_left_passes_nothing_on() -> None:
+    peers = Peers(FOREVER_S)
+    for name in "abc":
+        peers.join(name.encode(), on_machine(name, "m"))
+    assert gets_adapter(peers, b"a", 0)
+    assert gets_adapter(peers, b"a", 0), "it may have lost it"
+    peers.leave(b"a")
+    assert gets_adapter(peers, b"b", 0)
+    assert not gets_adapter(peers, b"c", 0)
+    peers.greet_again(peers.by_address[b"b"], on_machine("b", None))
+    assert gets_adapter(peers, b"c", 0), "b says it gets each from the learner now"
+    peers.join(b"a2", on_machine("a", "m"))
+    assert not gets_adapter(peers, b"a2", 0)
+
+
+def test_who_passes_on_is_forgotten_with_its_policy() -> None:
+    peers = Peers(FOREVER_S)
+    peers.join(b"a", on_machine("a", "m"))
+    for version in range(4):
+        gets_adapter(peers, b"a", version)
+    peers.forget_before(2)
+    assert sorted(peers.bringers) == [2, 3]

@@ -27,6 +27,7 @@ WORDS = {
     "Count": "count",
     "Mark": "mark",
     "Count | None": "count or nil",
+    "Name | None": "name or nil",
     "bool": "boolean",
     "Seconds": "seconds",
     "NDArray[np.uint8]": "uint8 array",
@@ -117,7 +118,7 @@ def test_every_limit() -> None:
 
 def test_limits_are_a_decision() -> None:
     """They belong to the protocol version: change a limit only with the version, here and in the document."""
-    assert PROTOCOL_VERSION == 10
+    assert PROTOCOL_VERSION == 11
     assert LIMITS == {
         "NUM_FRAMES": 3,
         "MAX_HEADER_BYTES": 256,
