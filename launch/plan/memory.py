@@ -47,8 +47,8 @@ PRODUCT_BYTES = 0.65 * MIB
 SUMMED_BYTES = 16 * MIB
 """Of each rank's gradient at a time (learner/update/placement/ranks.py)."""
 HOLES = 0.1
-"""Freed memory between tensors, as a multiple of a micro-batch's activations: the micro-batches of a step differ in
-size, and the memory of one seldom fits the next."""
+"""Freed memory between tensors, as a share of a micro-batch's activations: the micro-batches of a step differ in size,
+and not all of the memory of one fits the next. Measured as much after six steps as after fourteen, or after forty."""
 VALUES_PER_OUTPUT: Mapping[str, float] = {"fp32": 2.5, "bf16": 3.2}
 """Values that the backward pass of a layer keeps for each value that its products give: inputs of norms and products,
 rotated queries and keys, both sides of the gate. In bf16 some of them are kept in fp32."""
