@@ -194,6 +194,9 @@ class Link:
         """Take what other actors have passed on meanwhile, or give up on it."""
         for policy, since in list(self.awaited.values()):
             if self.passed_on and (found := self.passed_on.find(policy)):
+                log.log(
+                    logging.DEBUG if self.policies else logging.INFO, "got policy %d from another actor", found.version
+                )
                 self.have_policy(found)
             elif self.welcome and self.now() - since > self.welcome.silence_s:
                 self.stop_awaiting()

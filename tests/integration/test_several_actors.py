@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from actor.passed_on import KEPT
 from protocol.access.key_list import create_invitation
 from protocol.access.keys import load_actor_key, read_allowed
 from shared.config.load import config_from_json
@@ -54,6 +55,20 @@ def test_two_actors_a_trace_and_a_resume_with_three(tmp_path: Path, alone: str) 
     assert (out / "logs" / "actor2.log").is_file()
     assert summary(out)["adapter_sha256"] == alone
     assert replayed(out)["match"] is True
+
+
+def test_two_actors_on_a_network_pass_adapters_on(tmp_path: Path, alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, shared = tmp_path / "run", tmp_path / "runtime"
+    shared.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(shared))
+    network = ORDERS | {"link.endpoint": f"tcp://127.0.0.1:{free_port()}"}
+    done = launch("run", "embedded", "--actors", "2", "--out", out, *sets(network))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert summary(out)["adapter_sha256"] == alone
+    logs = "".join((out / "logs" / f"actor{number}.log").read_text() for number in range(2))
+    assert "from another actor" in logs and "passes policy" not in logs
+    (folder,) = shared.glob("tandem-*/adapters-*")
+    assert 1 <= len(list(folder.glob("*.safetensors"))) <= KEPT
 
 
 @pytest.mark.long
