@@ -62,8 +62,8 @@ def follow(model: Model, group: RankGroup) -> None:
     totals = state.load(checkpoint) if checkpoint else RunTotals()
     stop = partial(agreed, group, lambda: False)
     report = StepReport(config, ToldState(state), totals, stop, state.plan.curriculum.metrics)
-    for _, policy_then in sorted(state.publisher.versions.items()):
-        filler.publish(policy_then, oldest_needed=0)
+    for _, version in sorted(state.publisher.versions.items()):
+        filler.publish(version.policy, oldest_needed=0)
     state.plan.submit_pending()
     if policy.device.type != "cpu" and first < config.run.steps:
         learner.rehearsal.run()

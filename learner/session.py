@@ -219,7 +219,7 @@ class Session:
         self.learner = build_learner(model, self.filler, keep, trace, notes, recheck, placement)
         self.orders.audit = build_audit(model, run, lease, self.orders, self.learner.update.gate)
         self.state = self.learner.state
-        adapter_bytes = self.state.publisher.versions[0].adapter.nbytes
+        adapter_bytes = len(self.state.publisher.versions[0].file)
         anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0
         refuse_if_short(run, bytes_needed(config, adapter_bytes, self.first_step, anchor_bytes))
         self.totals = self.state.load(checkpoint) if checkpoint else RunTotals()
@@ -296,7 +296,7 @@ class Session:
     def reopen(self) -> None:
         """Publish the versions that pending orders name, and have those orders filled."""
         for version in sorted(self.state.publisher.versions):
-            self.filler.publish(self.state.publisher.versions[version], oldest_needed=0)
+            self.filler.publish(self.state.publisher.versions[version].policy, oldest_needed=0)
         if self.ranks:
             # Actors are served once there is a policy for them.
             self.ranks.meanwhile = self.dispatcher.pump

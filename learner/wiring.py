@@ -52,7 +52,7 @@ from shared.base.cache import cached_base
 from shared.base.load import Place, load_policy, pick_device, pick_dtype
 from shared.config.load import config_to_json, rules_digest
 from shared.config.model import cache_root
-from shared.config.processes import ActorConfig, Parallel
+from shared.config.processes import ActorConfig, LinkConfig, Parallel
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_config, install_adapter, layout_digest
 from shared.model.canary import canary_ids, canary_of
@@ -211,7 +211,7 @@ def build_trainer(
         Norms(config.guard),
         loss=config.objective,
         constraint=config.constraint,
-        gate=Gate(config.loss.max_mismatch, floor_of(policy, config.actor)),
+        gate=Gate(config.loss.max_mismatch, floor_of(policy, config.actor, config.link)),
         measures_noise=config.growth.max_prompts > 0,
         anchor=anchor,
     )
@@ -240,11 +240,11 @@ def placement_on(group: RankGroup, policy: Policy, parallel: Parallel) -> Ranks:
     return Ranks(group, parameters, in_step=parallel == "fsdp2")
 
 
-def floor_of(policy: Policy, actor: ActorConfig) -> Limits:
+def floor_of(policy: Policy, actor: ActorConfig, link: LinkConfig) -> Limits:
     """What the mismatch gate lets through without a measurement."""
     if actor.engine != "hf" and actor.weights == "nf4":
         return NF4_PLUGIN
-    return BF16 if policy.dtype == torch.bfloat16 else FP32
+    return BF16 if policy.dtype == torch.bfloat16 or link.adapter_dtype == "bf16" else FP32
 
 
 def build_learner(
@@ -260,7 +260,7 @@ def build_learner(
     of a step whose log-probs are false. placement: who computes micro-batches."""
     config, policy = model.config, model.policy
     ids = canary_ids(config.run.seed, len(policy.head), config.guard.canary_tokens)
-    publisher = Publisher(policy.adapter, lambda: canary_of(policy, ids), trace)
+    publisher = Publisher(policy.adapter, lambda: canary_of(policy, ids), trace, config.link.adapter_dtype)
     publisher.snapshot(version=0)
     curriculum = build_curriculum(config, model.tasks.train, policy.base_digest, model.prompter.digest)
     trainer = build_trainer(policy, config, filler.pump, curriculum.metrics, trace, model.teacher, placement)
@@ -309,7 +309,7 @@ def build_audit(model: Model, run: RunDir, lease: ComputeLease, orders: AuditedO
         gate.copy,
         lease,
         driver_of(policy.device),
-        newest=lambda: max(orders.policies),
+        newest=lambda: max(orders.policies) if config.link.adapter_dtype == "fp32" else None,
     )
     kind = config.verifier.kind
     scores: Check = (

@@ -115,14 +115,14 @@ class LearnerState:
             "budget": self.budget.state_dict(),
         }
         files = {
-            ADAPTER: versions[step].adapter.tobytes(),
+            ADAPTER: versions[step].file,
             "adapter_config.json": self.adapter_config,
             "optimizer.safetensors": self.optimizer.state_bytes(),
             "state.json": json.dumps(facts, indent=2).encode(),
         }
         if self.anchor:
             files[ANCHOR] = self.anchor.state_bytes()
-        older = {version_file(v, step): versions[v].adapter.tobytes() for v in versions if v < step}
+        older = {version_file(v, step): versions[v].file for v in versions if v < step}
         return Checkpoint(step=step, files=files | older)
 
     def load(self, checkpoint: Checkpoint) -> RunTotals:

@@ -172,12 +172,12 @@ class LogprobCheck:
         gate: Callable[[], Gate],
         lease: ComputeLease,
         driver: Driver | None,
-        newest: Callable[[], int],
+        newest: Callable[[], int | None],
         *,
         together: bool = False,
     ) -> None:
-        """gate: a new one, with the present limits of the run. newest: the version that the policy has now. together:
-        all groups of an actor at once, without SLACK."""
+        """gate: a new one, with the present limits of the run. newest: the version that the policy has now; None
+        if actors have rounded ones. together: all groups of an actor at once, without SLACK."""
         self.forward_pass = forward_pass
         self.gate = gate
         self.lease = lease

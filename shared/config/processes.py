@@ -45,6 +45,9 @@ class LinkConfig(Section, frozen=True, kw_only=True):
     than `heartbeat_s`, at most 86,400."""
     credits: Annotated[int, Meta(ge=1, le=1024)] = 2
     """Number of orders that an actor may have at once, from 1 to 1024."""
+    adapter_dtype: Literal["fp32", "bf16"] = "fp32"
+    """How adapters are sent to actors. `bf16` halves the bytes, for a slow network: actors sample from a rounded
+    adapter, whose small difference the importance weight corrects. Checkpoints are fp32 all the same."""
     late_s: PositiveFloat = 300.0
     """An order that is not filled after this many seconds is also given to an idle actor. The first result counts."""
 

@@ -2,8 +2,9 @@
 
     layer [out, in] -> base_model.model.<layer>.lora_A.weight [R, in] and .lora_B.weight [out, R], fp32
 
-and `adapter_config.json`. Names, shapes and dtype must match the model exactly, no name may appear twice, and every
-value must be finite; otherwise nothing is installed. The sha256 of the file identifies the adapter everywhere.
+and `adapter_config.json`. On the wire the values may be bf16 (`link.adapter_dtype`); they are widened when installed.
+Names, shapes and dtype must match the model exactly, no name may appear twice, and every value must be finite;
+otherwise nothing is installed. The sha256 of the file identifies the adapter everywhere.
 
 `LoraLayout` says which tensors an adapter of a base has. It is read from the base's files without loading them, for a
 process that never builds the policy (vLLM's actor) but must agree with the learner in the handshake.
@@ -28,11 +29,14 @@ from shared.model.nf4 import STATE_KEY, WEIGHTS, read_facts
 PREFIX = "base_model.model."
 LENGTH_BYTES = 8
 MAX_ENTRY_BYTES = 1024
+DTYPES = (torch.float32, torch.bfloat16)
 
 
-def adapter_bytes(adapter: Adapter) -> bytes:
-    """The adapter as a safetensors file. Equal values give equal bytes."""
-    tensors = {peft_name(name): value.detach().cpu().contiguous() for name, value in adapter.parameters().items()}
+def adapter_bytes(adapter: Adapter, *, rounded: bool = False) -> bytes:
+    """The adapter as a safetensors file. Equal values give equal bytes. rounded: to bf16."""
+    dtype = torch.bfloat16 if rounded else torch.float32
+    values = adapter.parameters().items()
+    tensors = {peft_name(name): value.detach().to("cpu", dtype).contiguous() for name, value in values}
     return save(tensors, metadata={"format": "pt"})
 
 
@@ -57,7 +61,7 @@ def read_adapter(data: bytes, shapes: Mapping[str, Sequence[int]], *, finite: bo
         raise DamageError(f"The adapter does not fit the model: '{missing[0]}' is in only one of the two.")
     for name, shape in wanted.items():
         check_tensor(name, tensors[name], shape, finite)
-    return {name: tensors[peft_name(name)] for name in shapes}
+    return {name: tensors[peft_name(name)].float() for name in shapes}
 
 
 def check_header(data: bytes, num_tensors: int) -> None:
@@ -79,7 +83,7 @@ def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def check_tensor(name: str, tensor: torch.Tensor, shape: Sequence[int], finite: bool) -> None:
-    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != torch.float32:
+    if tuple(tensor.shape) != tuple(shape) or tensor.dtype not in DTYPES:
         got, expected = (tuple(tensor.shape), tensor.dtype), (tuple(shape), torch.float32)
         raise DamageError(f"Adapter entry '{name}' is {got}, the model needs {expected}.")
     if finite and not bool(torch.isfinite(tensor).all()):

@@ -239,6 +239,20 @@ class Adapter:
                 layer.fold()
 
     @contextmanager
+    def rounded(self) -> Iterator[None]:
+        """Inside the block, all values are the nearest that bf16 has."""
+        before = {name: value.detach().clone() for name, value in self.parameters().items()}
+        with torch.no_grad():
+            for value in self.parameters().values():
+                value.copy_(value.to(torch.bfloat16))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in self.parameters().items():
+                    value.copy_(before[name])
+
+    @contextmanager
     def drawn(self) -> Iterator[None]:
         """Inside the block, A and B are random: for a check of what computes with them, since B = 0 hides faults."""
         generator, before = torch.Generator().manual_seed(0), dict[str, torch.Tensor]()

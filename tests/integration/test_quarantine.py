@@ -103,8 +103,8 @@ class Start:
         checkpoint = store.load_latest()
         self.first = checkpoint.step if checkpoint else 0
         totals = self.state.load(checkpoint) if checkpoint else RunTotals()
-        for policy in self.state.publisher.versions.values():
-            self.filler.publish(policy, oldest_needed=0)
+        for version in self.state.publisher.versions.values():
+            self.filler.publish(version.policy, oldest_needed=0)
         self.state.plan.submit_pending()
         recorder = JournalRecorder(Journal.open(run.journal), self.first, admit=lambda group: None)
         compaction = Compaction(config.journal, store, recorder)

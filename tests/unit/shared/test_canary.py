@@ -54,6 +54,24 @@ def test_an_adapter_that_went_in_is_proved_within_a_tenth_of_the_tolerance(check
         assert adapter_bytes(actor.adapter) == adapter_bytes(learner.adapter)
 
 
+def test_a_rounded_adapter_goes_in_with_a_canary_of_its_own(checkpoint: Path) -> None:
+    learner, actor = tiny_policy(checkpoint), tiny_policy(checkpoint, shaken=False)
+    shake(learner, 1)
+    before = adapter_bytes(learner.adapter)
+    exact, rounded = publisher_of(learner), Publisher(learner.adapter, lambda: canary_of(learner, IDS), dtype="bf16")
+    sent = rounded.snapshot(1)
+    Installer(HFEngine(actor, tiny_prompter()), Allowed(largest=TOLERANCE / 10)).install(sent, woken=False)
+    assert adapter_bytes(learner.adapter) == before == rounded.versions[1].file, (
+        "the learner goes on from its own values"
+    )
+    assert rounded.versions[1].sha256 == exact.snapshot(1).sha256 != sent.sha256
+    assert len(sent.adapter) < 0.6 * len(before)
+    difference = np.abs(sent.canary_logprobs - exact.versions[1].policy.canary_logprobs).max()
+    assert 0.0 < difference < 0.05
+    for name, value in actor.adapter.parameters().items():
+        assert torch.equal(value, learner.adapter.parameters()[name].to(torch.bfloat16).float()), name
+
+
 class StaleEngine(HFEngine):
     """Takes no adapter, and does not say so."""
 
@@ -93,9 +111,10 @@ def test_versions_of_a_checkpoint_come_back_with_their_own_canaries(checkpoint: 
         publisher.snapshot(version)
     again = tiny_policy(checkpoint, shaken=False)
     restored = publisher_of(again)
-    restored.restore({v: p.adapter.tobytes() for v, p in publisher.versions.items()})
+    restored.restore({v: kept.file for v, kept in publisher.versions.items()})
     for version, published in publisher.versions.items():
-        assert restored.versions[version].canary_logprobs.tolist() == published.canary_logprobs.tolist()
+        canaries = [kept.policy.canary_logprobs.tolist() for kept in (restored.versions[version], published)]
+        assert canaries[0] == canaries[1]
         assert restored.versions[version].sha256 == published.sha256
-    assert len({tuple(p.canary_logprobs) for p in restored.versions.values()}) == 3
+    assert len({tuple(kept.policy.canary_logprobs) for kept in restored.versions.values()}) == 3
     assert adapter_bytes(again.adapter) == adapter_bytes(policy.adapter)
