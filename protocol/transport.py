@@ -9,8 +9,8 @@ its connection. A peer whose id does not match its key is cut, and so is one tha
 and owns its ZeroMQ context.
 Publishing. What is sent is queued, and ZeroMQ's own thread encrypts and sends it while the learner computes. A policy
 is encoded once for all actors, they share its bytes, and it goes in parts, so no more than a part for each is encrypted
-at a time. Left out on purpose: retries and liveness (the dispatcher and the link do that), any socket without keys, and
-relays: the learner's thread queues 35 MB for 64 actors in milliseconds (benchmarks/publishing.py).
+at a time. Of several actors on one machine only the first is sent it (actor/passed_on.py). Left out on purpose: retries
+and liveness (the dispatcher and the link do that), and any socket without keys.
 """
 
 import math
