@@ -124,11 +124,14 @@ def run_once(folder: Path | None, args: argparse.Namespace, out: Path, steps: in
 
 
 def at_lengths(run: RunDir, predicted: Figures, measured: Figures) -> Figures:
-    """The prediction for completions as long as those that were sampled, on the average."""
+    """The prediction for completions as long as those that were sampled: time for their average, memory for the average
+    of the longest step."""
     config = config_from_json(run.config.read_bytes())
     work = work_of(config, cores=len(os.sched_getaffinity(0)))
     mean = measured.completion_tokens or work.lengths.completion
-    work = replace(work, lengths=replace(work.lengths, completion=max(1, round(mean))))
+    longest = max(json.loads(row)["length/mean"] for row in run.metrics.read_text().splitlines())
+    lengths = replace(work.lengths, completion=max(1, round(mean)), longest=max(1, round(longest)))
+    work = replace(work, lengths=lengths)
     shape = find_shape(config.model, config.lora.targets)
     memory = host_memory(shape, work)
     found = msgspec.structs.replace(
