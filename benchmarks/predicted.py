@@ -27,7 +27,7 @@ import msgspec
 
 from benchmarks import parity_reward
 from benchmarks.machine import write_result
-from benchmarks.process_tree import POLL_S, run_watched
+from benchmarks.process_tree import run_watched
 from launch.commands.run import speeds_of
 from launch.plan.cost import find_shape, work_of
 from launch.plan.duration import step_time
@@ -49,8 +49,8 @@ SMALL = {
 }
 ENDS = 32
 """Every so many-th token of the small model ends an answer."""
-LARGE_POLL_S = 0.5
-"""More often, and the look at its memory slows a model down."""
+POLL_S = 0.5
+"""Ten looks at the memory in a second make a step twice as long."""
 COMPARED = ("all_mb", "learner_mb", "actor_mb", "rollout_s", "update_s", "step_s")
 
 
@@ -119,7 +119,7 @@ def run_once(folder: Path | None, args: argparse.Namespace, out: Path, steps: in
     words += [word for given in args.set for word in ("--set", given)]
     argv = [sys.executable, "-m", "launch", "run", "embedded", "--out", str(out), *words]
     log = out.with_suffix(".log")
-    found = run_watched(argv, log, dict(os.environ), poll_s=LARGE_POLL_S if folder else POLL_S)
+    found = run_watched(argv, log, dict(os.environ), poll_s=POLL_S)
     if found.code != 0:
         raise SystemExit(f"the run of {folder or 'embedded'} ended with {found.code}:\n{log.read_text()[-3000:]}")
     return found.pss_mb
