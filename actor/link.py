@@ -8,8 +8,8 @@
               the learner still expects of the actor was then lost, and the learner sends it again. A policy that is
               still on its way over a slow line is not sent twice
     machine:  a Policy without its adapter comes from another actor of this machine (passed_on.py). Its orders wait. If
-              it has not come after `silence_s`, they are forgotten, and with the next Hello, which names no machine,
-              the learner sends them and the whole policy again
+              it has not come after PATIENCE_S, they are forgotten, and with the next Hello, which names no machine, the
+              learner sends them and the whole policy again
     silence:  no message for `silence_s`: PeerTimeout
 
 An actor keeps nothing that a restart needs: the learner orders again what was not acknowledged.
@@ -44,6 +44,8 @@ from shared.run.failpoints import reach
 HELLO_EVERY_S = 1.0
 LOOK_EVERY_S = 0.05
 """For an adapter that another actor passes on."""
+PATIENCE_S = 60.0
+"""For it to come: long enough for a slow line."""
 
 log = logging.getLogger("actor.link")
 
@@ -102,15 +104,19 @@ class Link:
     def send_hello(self) -> None:
         # One that awaits a policy has not read everything.
         mark = self.welcome.mark if self.welcome and not self.awaited else 0
-        version = None if self.last_version < 0 else self.last_version
+        version = None if self.last_version < 0 or self.last_version in self.awaited else self.last_version
         self.send(replace(self.hello, mark=mark, version=version))
 
     def next_order(self) -> tuple[Order, Policy] | None:
         """The next order with the policy it names; None when the learner wants no more work."""
         self.hello_at = self.now()
         while not self.orders or self.orders[0].policy_version in self.awaited:
-            if self.draining and not self.orders:
-                return None
+            if self.draining:
+                # Nobody needs what waits for a policy any more.
+                self.keep_orders_with_policies()
+                if not self.orders:
+                    return None
+                continue
             self.wait_once("a policy" if self.orders else "an order")
         order = self.orders.popleft()
         return order, self.policies[order.policy_version]
@@ -177,18 +183,22 @@ class Link:
                 pass
 
     def take_policy(self, policy: Policy) -> None:
-        """Keep a policy. One whose adapter another actor passes on is awaited."""
+        """Keep a policy. One whose adapter another actor passes on is awaited, unless it is here already."""
+        self.last_version = policy.version
+        held = self.policies.get(policy.version)
         if len(policy.adapter):
             self.have_policy(policy)
             if self.passed_on:
                 self.passed_on.keep(policy)
-        elif self.passed_on:
+                self.hello = replace(self.hello, machine=self.passed_on.machine)
+        elif held is None or held.sha256 != policy.sha256:
+            # A learner that was restarted may use a version number again for other bytes.
+            self.policies.pop(policy.version, None)
             self.awaited[policy.version] = policy, self.now()
 
     def have_policy(self, policy: Policy) -> None:
         self.awaited.pop(policy.version, None)
         self.policies[policy.version] = policy
-        self.last_version = policy.version
 
     def look_for_awaited(self) -> None:
         """Take what other actors have passed on meanwhile, or give up on it."""
@@ -198,15 +208,20 @@ class Link:
                     logging.DEBUG if self.policies else logging.INFO, "got policy %d from another actor", found.version
                 )
                 self.have_policy(found)
-            elif self.welcome and self.now() - since > self.welcome.silence_s:
+            elif self.now() - since > PATIENCE_S:
                 self.stop_awaiting()
                 return
 
     def stop_awaiting(self) -> None:
-        """From now on get each policy from the learner. It sends these again after our next Hellos."""
+        """Get these from the learner, which sends them again after our next Hellos."""
         log.warning("no actor here passes policy %s on; the learner will send it to this one too", max(self.awaited))
+        if self.last_version in self.awaited:
+            self.last_version = -1
         self.awaited.clear()
         self.hello = replace(self.hello, machine=None)
+        self.keep_orders_with_policies()
+
+    def keep_orders_with_policies(self) -> None:
         self.orders = deque(order for order in self.orders if order.policy_version in self.policies)
 
     def on_welcome(self, welcome: Welcome) -> None:

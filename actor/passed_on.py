@@ -8,14 +8,17 @@
         <sha256>.safetensors  the newest few versions
 
 Only actors that reach their learner over TCP do this; a local socket costs no more than a file. The learner's part is
-in learner/orders/peers.py. A file that does not come costs time and nothing else: the actor asks the learner for it,
-and from then on gets each version itself (link.py). So nothing here is synced, and a disk that is full is a warning.
+in learner/orders/peers.py. A file that does not come costs time and nothing else: the actor asks the learner for it
+(link.py). So nothing here is synced, and a disk that is full is a warning.
 Left out: a process of its own that passes on, which would have to be started, watched and trusted with a key.
 """
 
 import logging
 import os
+import re
 import secrets
+import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,13 +26,17 @@ import numpy as np
 from msgspec.structs import replace
 
 from protocol.endpoint import make_private, runtime_dir
+from protocol.errors import SecurityError
 from protocol.limits import MAX_BUFFER_BYTES
 from protocol.messages import Policy
 from shared.model.adapter_file import digest
 
-KEPT = 8
+KEPT = 4
 """Files of a folder: the version of this step, and those that orders of the steps before still name."""
 MACHINE = "machine"
+NAME = re.compile(r"[0-9a-f]{32}")
+FORGOTTEN_S = 86_400.0
+"""A folder that no actor has written to for so long is removed by the next actor that starts."""
 
 log = logging.getLogger("actor")
 
@@ -47,9 +54,8 @@ class PassedOn:
         target = self.path(policy)
         part = self.folder / f"{secrets.token_hex(8)}.part"
         try:
-            if not target.exists():
-                part.write_bytes(policy.adapter.data)
-                os.replace(part, target)
+            part.write_bytes(policy.adapter.data)
+            os.replace(part, target)
             self.forget_old()
         except OSError as error:
             part.unlink(missing_ok=True)
@@ -79,6 +85,9 @@ class PassedOn:
 def name_of(folder: Path) -> str:
     """The name in this folder; the first actor makes it up."""
     target, part = folder / MACHINE, folder / f"{secrets.token_hex(8)}.part"
+    if target.exists() and not NAME.fullmatch(target.read_text()):
+        # As after a power cut, since nothing here is synced.
+        target.unlink()
     if not target.exists():
         part.write_text(secrets.token_hex(16))
         # Of two actors that start at once, one links first.
@@ -89,9 +98,17 @@ def name_of(folder: Path) -> str:
 
 
 def passed_on(endpoint: str, learner_key: bytes) -> PassedOn | None:
-    """For an actor of the learner with this public key; None if it reaches the learner by a local socket."""
+    """For an actor of the learner with this public key; None if it reaches the learner by a local socket, or if there
+    is no place for files."""
     if not endpoint.startswith("tcp"):
         return None
     shared = runtime_dir() / f"tandem-{os.getuid()}"
-    make_private(shared)
-    return PassedOn(shared / f"adapters-{digest(learner_key)[:16]}")
+    try:
+        make_private(shared)
+        for folder in shared.glob("adapters-*"):
+            if time.time() - folder.stat().st_mtime > FORGOTTEN_S:
+                shutil.rmtree(folder, ignore_errors=True)
+        return PassedOn(shared / f"adapters-{digest(learner_key)[:16]}")
+    except (OSError, SecurityError) as error:
+        log.warning("this actor gets each adapter from the learner, and passes none on: %s", error)
+        return None

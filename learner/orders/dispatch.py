@@ -102,7 +102,7 @@ class Dispatcher:
         reach("before learner publishes", policy)
         self.policies[policy.version] = policy
         self.policies = {v: p for v, p in self.policies.items() if v >= oldest_needed}
-        self.peers.forget_before(oldest_needed)
+        self.peers.machines.forget_before(oldest_needed)
         self.helped = {name: order for name, order in self.helped.items() if order.policy_version >= oldest_needed}
         self.filled_by = {name: actor_id for name, actor_id in self.filled_by.items() if name in self.filled}
 

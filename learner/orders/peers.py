@@ -6,8 +6,7 @@ the orders it has; too long a silence ends it. The orders of a peer that is gone
     read      A peer that names the mark of a Welcome has read all that was sent before it. A peer that fills an
               order correctly has read its policy. Before that the policy is not sent again, and at most two are on
               their way.
-    machine   Of the actors that share one, the first that a policy is sent to passes it on, and the others get it
-              without its adapter. One that leaves passes nothing on.
+    machine   Of the actors that share one, one gets the adapter of a policy and passes it on (machines.py).
     trusted   The peer has filled the last order it was given. While any peer is trusted, others get one order at a
               time. Among equals the next order goes by measured speed (pace.py).
 
@@ -26,6 +25,7 @@ from heapq import heapify, heappop, heapreplace
 
 from msgspec.structs import replace
 
+from learner.orders.machines import Machines
 from learner.orders.pace import Busy, Pace, Paces
 from protocol.limits import MAX_CONNECTIONS
 from protocol.messages import FilledOrder, Hello, Order, Policy
@@ -142,8 +142,7 @@ class Peers:
         self.heard_at = now()
         self.oldest = -math.inf
         """No peer was heard of before that for the last time."""
-        self.bringers: dict[int, dict[str, Peer]] = {}
-        """Version -> machine -> the peer that was sent the adapter, and passes it on."""
+        self.machines = Machines()
         self.paces = Paces(self.heard_at)
 
     def get(self, address: bytes) -> Peer | None:
@@ -170,12 +169,15 @@ class Peers:
     def greet_again(self, peer: Peer, hello: Hello) -> list[str]:
         """A peer says Hello. Returns its orders if it has read all that was sent, and so does not have them."""
         peer.heard_at = self.heard_at = self.now()
+        if hello.machine != peer.hello.machine:
+            self.machines.forget(peer.hello.machine, peer.address)
         peer.hello = hello
         if not (peer.marked and hello.mark == peer.mark):
             peer.doubted = set(peer.orders)
             return []
         peer.has_read()
         peer.version = hello.version
+        self.machines.forget(hello.machine, peer.address)
         return self.take_back(peer)
 
     def take_back(self, peer: Peer) -> list[str]:
@@ -218,6 +220,7 @@ class Peers:
             # It has left before. What is still on its way to it is not forgotten.
             return []
         self.num_left += 1
+        self.machines.forget(peer.hello.machine, address)
         del self.by_actor[peer.actor_id]
         if connected:
             self.left[address] = peer
@@ -280,24 +283,16 @@ class Peers:
     def gave_policy(self, peer: Peer, policy: Policy) -> Policy:
         """It is sent this policy. Returns what is sent: no adapter, if another actor of its machine passes it on."""
         peer.sent(policy.version)
-        machine, bringers = peer.hello.machine, self.bringers.setdefault(policy.version, {})
-        if machine is None:
-            return policy
-        bringer = bringers.get(machine, peer)
-        if bringer is not peer and bringer.hello.machine == machine and bringer.address in self.by_address:
-            return replace(policy, adapter=policy.adapter[:0])
-        bringers[machine] = peer
-        return policy
-
-    def forget_before(self, version: int) -> None:
-        """No order names an earlier policy."""
-        self.bringers = {v: bringers for v, bringers in self.bringers.items() if v >= version}
+        is_idle = len(peer.orders) <= 1
+        whole = self.machines.gets_adapter(peer.hello.machine, policy.version, peer.address, is_idle=is_idle)
+        return policy if whole else replace(policy, adapter=policy.adapter[:0])
 
     def has_filled(self, peer: Peer, version: int) -> None:
         """Note that it correctly filled an order that names this policy."""
         self.have_filled.add(peer.actor_id)
         self.owed.pop(peer.actor_id, None)
         peer.has_read(version)
+        self.machines.has_read(peer.hello.machine, version, peer.address)
 
     def trusted(self, peer: Peer) -> bool:
         """Whether it has filled the last orders it was given."""

@@ -6,8 +6,8 @@
 Always the whole adapter: it is self-contained against the frozen base, so a late joiner needs one message and nothing
 has to be replayed. Versions that open orders may still name are kept, and saved with a checkpoint. With each goes the
 canary (shared/model/canary.py): what an actor must find once it has installed that version, so it is computed with the
-rounded values. The difference between both adapters is one of sampling, which the importance weight corrects. Left out:
-differences between versions, which no actor could use that has missed one.
+rounded values. The difference between both adapters is one of sampling, which the importance weight corrects if there
+is one. Left out: differences between versions, which no actor could use that has missed one.
 """
 
 from collections.abc import Callable, Mapping

@@ -303,10 +303,35 @@ def test_one_that_asks_again_or_has_left_passes_nothing_on() -> None:
     assert not gets_adapter(peers, b"a2", 0)
 
 
+def test_one_that_shows_that_its_policy_was_lost_passes_nothing_on() -> None:
+    peers = Peers(FOREVER_S)
+    for name in "ab":
+        peers.join(name.encode(), on_machine(name, "m"))
+    assert gets_adapter(peers, b"a", 0)
+    peer = peers.by_address[b"a"]
+    peers.greet_again(peer, structs.replace(on_machine("a", "m"), mark=peer.fresh_mark()))
+    assert gets_adapter(peers, b"b", 0)
+
+
+def test_idle_actors_do_not_wait_for_a_busy_one() -> None:
+    peers = Peers(FOREVER_S)
+    for name in ("busy", "busy too", "idle", "idle too"):
+        peers.join(name.encode(), on_machine(name, "m"))
+    for name in (b"busy", b"busy too"):
+        peers.by_address[name].orders += ["older", "newer"]
+    assert gets_adapter(peers, b"busy", 1)
+    assert not gets_adapter(peers, b"busy too", 1), "it reads no sooner than the other"
+    assert gets_adapter(peers, b"idle", 1)
+    assert not gets_adapter(peers, b"idle too", 1)
+    assert gets_adapter(peers, b"busy", 2)
+    peers.has_filled(peers.by_address[b"busy"], 2)
+    assert not gets_adapter(peers, b"idle", 2), "it has read it"
+
+
 def test_who_passes_on_is_forgotten_with_its_policy() -> None:
     peers = Peers(FOREVER_S)
     peers.join(b"a", on_machine("a", "m"))
     for version in range(4):
         gets_adapter(peers, b"a", version)
-    peers.forget_before(2)
-    assert sorted(peers.bringers) == [2, 3]
+    peers.machines.forget_before(2)
+    assert sorted(peers.machines.bringers) == [2, 3]
