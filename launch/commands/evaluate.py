@@ -76,9 +76,11 @@ def overridden(config: EvalConfig, given: dict[str, int | None]) -> EvalConfig:
 class AdapterEvaluator:
     """Evaluates one adapter after the other with the same actor."""
 
-    def __init__(self, evaluator: "Evaluator", filler: "LocalFiller") -> None:
+    def __init__(self, evaluator: "Evaluator", filler: "LocalFiller", *, rounds: bool = False) -> None:
+        """rounds: to bf16, as the run does for its actors, so that both find the same."""
         self.evaluator = evaluator
         self.filler = filler
+        self.rounds = rounds
 
     @property
     def tasks_sha256(self) -> str:
@@ -87,10 +89,11 @@ class AdapterEvaluator:
     def run(self, label: str, version: int, adapter: bytes) -> Evaluation:
         """adapter: its file."""
         from learner.update.publisher import policy_message
+        from shared.model.adapter_file import digest, rounded_file
 
-        policy = policy_message(version, adapter)
+        policy = policy_message(version, rounded_file(adapter) if self.rounds else adapter)
         self.filler.publish(policy, oldest_needed=version)
-        return self.evaluator.run(label, version, policy.sha256)
+        return self.evaluator.run(label, version, digest(adapter))
 
 
 def evaluate(evaluator: AdapterEvaluator, checkpoint: Checkpoint | None, base: bytes, *, of: str) -> Evaluation:
@@ -130,7 +133,8 @@ def adapter_evaluator(
         if not tasks or config.eval.problems == 0:
             raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
         filler = LocalFiller(actor.rollout, beat, on_filled)
-        yield AdapterEvaluator(Evaluator(config, tasks, filler, actor.prompter.text), filler)
+        evaluator = Evaluator(config, tasks, filler, actor.prompter.text)
+        yield AdapterEvaluator(evaluator, filler, rounds=config.link.adapter_dtype == "bf16")
 
 
 def base_adapter(run: RunDir, model: ModelConfig, lora: LoraConfig, seed: int) -> bytes:

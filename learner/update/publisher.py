@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from protocol.messages import Policy as PolicyMessage
-from shared.model.adapter_file import adapter_bytes, digest, install_adapter
+from shared.model.adapter_file import adapter_bytes, digest, install_adapter, rounded_file
 from shared.model.canary import NO_CANARY, Canary
 from shared.model.lora import Adapter
 from shared.process.trace import NO_TRACE, Trace
@@ -69,8 +69,7 @@ class Publisher:
     def numbered(self, version: int, file: bytes) -> Version:
         """file: of the adapter as it is now."""
         with self.adapter.rounded() if self.rounds else nullcontext():
-            sent = adapter_bytes(self.adapter, rounded=True) if self.rounds else file
-            policy = policy_message(version, sent, self.canary())
+            policy = policy_message(version, rounded_file(file) if self.rounds else file, self.canary())
         return Version(file=file, sha256=digest(file) if self.rounds else policy.sha256, policy=policy)
 
     def forget_before(self, version: int) -> None:

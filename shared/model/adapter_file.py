@@ -32,12 +32,15 @@ MAX_ENTRY_BYTES = 1024
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def adapter_bytes(adapter: Adapter, *, rounded: bool = False) -> bytes:
-    """The adapter as a safetensors file. Equal values give equal bytes. rounded: to bf16."""
-    dtype = torch.bfloat16 if rounded else torch.float32
-    values = adapter.parameters().items()
-    tensors = {peft_name(name): value.detach().to("cpu", dtype).contiguous() for name, value in values}
+def adapter_bytes(adapter: Adapter) -> bytes:
+    """The adapter as a safetensors file. Equal values give equal bytes."""
+    tensors = {peft_name(name): value.detach().cpu().contiguous() for name, value in adapter.parameters().items()}
     return save(tensors, metadata={"format": "pt"})
+
+
+def rounded_file(data: bytes) -> bytes:
+    """The same adapter with values of bf16."""
+    return save({name: value.to(torch.bfloat16) for name, value in load(data).items()}, metadata={"format": "pt"})
 
 
 def install_adapter(adapter: Adapter, data: bytes, *, finite: bool = True) -> None:

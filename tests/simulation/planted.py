@@ -167,7 +167,7 @@ class StaleAfterReconnect(Link):
 
     def queue_order(self, order: Order) -> None:
         if order.policy_version not in self.policies and self.policies:
-            self.policies[order.policy_version] = self.policies[self.last_version]
+            self.policies[order.policy_version] = self.policies[max(self.policies)]
         super().queue_order(order)
 
 
@@ -176,7 +176,7 @@ class NewestPolicy(Link):
 
     def next_order(self) -> tuple[Order, Policy] | None:
         found = super().next_order()
-        return found and (found[0], self.policies[self.last_version])
+        return found and (found[0], self.policies[max(self.policies)])
 
 
 class WaitsForEver(Link):

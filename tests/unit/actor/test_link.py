@@ -3,10 +3,8 @@
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from actor.link import Link
 from actor.passed_on import PassedOn
@@ -20,7 +18,6 @@ from protocol.messages import (
     FilledOrder,
     Heartbeat,
     Hello,
-    Policy,
     Refused,
     Welcome,
 )
@@ -337,61 +334,3 @@ def test_a_further_hello_tells_what_was_read_and_which_policy_came_last() -> Non
     waiting.join(30.0)
     assert isinstance(first, Hello) and (first.mark, first.version) == (0, None)
     assert isinstance(again, Hello) and (again.mark, again.version) == (77, 3)
-
-
-def without_adapter(policy: Policy) -> Policy:
-    return replace(policy, adapter=policy.adapter[:0])
-
-
-def test_an_order_waits_for_the_policy_that_another_actor_passes_on(tmp_path: Path) -> None:
-    passes = PassedOn(tmp_path / "adapters")
-    table = Table(passed_on=passes)
-    table.join()
-    policy, (order,) = toy_policy(0), toy_orders(1)
-    table.say(without_adapter(policy), order)
-    # The first look finds nothing.
-    table.link.wait_once("a policy")
-    assert not table.link.policies and [queued.order_id for queued in table.link.orders] == [order.order_id]
-    passes.keep(policy)
-    taken, found = table.link.next_order() or pytest.fail("no order")
-    assert taken.order_id == order.order_id
-    assert found.adapter.tobytes() == policy.adapter.tobytes()
-    assert not table.link.awaited and table.link.last_version == 0
-
-
-def test_what_comes_over_the_network_is_written_for_the_others(tmp_path: Path) -> None:
-    passes = PassedOn(tmp_path / "adapters")
-    table = Table(passed_on=passes)
-    table.join()
-    table.say(toy_policy(0), *toy_orders(1))
-    assert table.link.next_order()
-    assert passes.find(without_adapter(toy_policy(0))) is not None
-
-
-def test_a_policy_that_nobody_passes_on_is_asked_of_the_learner(tmp_path: Path) -> None:
-    seconds = [0.0]
-    table = Table(passed_on=PassedOn(tmp_path / "adapters"), now=lambda: seconds[0])
-    table.join(heartbeat_s=2.0, silence_s=60.0)
-    table.say(without_adapter(toy_policy(3)), replace(toy_orders(1)[0], policy_version=3))
-    table.link.wait_once("a policy")
-    seconds[0] = 7.0
-    table.link.wait_once("a policy")
-    hello = next(message for message in table.received() if isinstance(message, Hello))
-    assert hello.machine == table.link.hello.machine is not None
-    assert hello.mark == 0, "it has not read everything"
-    seconds[0] = 59.0
-    table.say(Welcome(run_id="run-1", heartbeat_s=2.0, silence_s=60.0, mark=9))
-    table.link.wait_once("a policy")
-    assert table.link.orders
-    table.received()
-    seconds[0] = 61.0
-    table.say(Heartbeat(phase="learning"))
-    table.link.wait_once("a policy")
-    assert not table.link.orders and not table.link.awaited
-    seconds[0] = 66.0
-    table.link.wait_once("an order")
-    hello = next(message for message in table.received() if isinstance(message, Hello))
-    assert (hello.machine, hello.mark, hello.version) == (None, 9, None)
-    table.say(toy_policy(3), replace(toy_orders(1)[0], policy_version=3))
-    taken, found = table.link.next_order() or pytest.fail("no order")
-    assert (taken.policy_version, found.version) == (3, 3)
