@@ -8,8 +8,7 @@ from launch.card.cards import Card, CardProcess, chosen_card
 from launch.card.text import ways
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
 from launch.doctor.machine import Machine, on_card
-from launch.plan.beside_card import memory_beside_card
-from launch.plan.cost import work_of
+from launch.plan.cost import memory_beside_card, work_of
 from launch.plan.memory import host_memory, size
 from launch.plan.remedies import fits, remedies
 from learner.durable.journal import SEGMENT_BYTES

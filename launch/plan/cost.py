@@ -1,8 +1,8 @@
 """The plan of a run: its memory and its time, whether it fits, and what would make it fit; as text and as JSON.
 
 `run` makes it before anything is started, from the configuration, the files of the model and this machine's measured
-speed; `doctor` judges memory by the same figures. Runs on a card have a plan of their own (launch/card/plan.py). Left
-out: runs whose model has to be fetched first, which start without a plan.
+speed; `doctor` judges memory by the same figures. Runs on a card have a plan of their own (launch/card/plan.py); what
+they take of the machine's memory is here. Left out: runs whose model has to be fetched first, which start without a plan.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +14,12 @@ from msgspec import structs
 from launch.display.watch import seconds
 from launch.plan.duration import StepTime, evaluation_s, step_time, total_s
 from launch.plan.machine import NotMeasured, Speed
-from launch.plan.memory import MIB, Dtype, HostMemory, Items, Lengths, Work, host_memory, size, size_of
+from launch.plan.memory import MIB, Dtype, HostMemory, Items, Lengths, Work, adapter_bytes, host_memory, size, size_of
 from launch.plan.remedies import Remedy, fits, remedies
 from launch.plan.shape import ModelShape, local_folder, shape_of
 from shared.config.data import TasksConfig
 from shared.config.model import ModelConfig, hub_cache_folder
+from shared.config.processes import Parallel
 from shared.config.tree import Config
 from shared.errors import ModelError
 from shared.run.forecast import Figures
@@ -28,6 +29,10 @@ QUESTION_TOKENS = 64
 SOLUTION_TOKENS = 100
 """Of a solved example there."""
 CHARACTERS_PER_TOKEN = 4
+CUDA_RUNTIME_BYTES = 1500 * MIB
+"""A process on a card, in host memory."""
+STEPPED_COPIES = 4
+"""Of the adapter with compute.parallel = "zero2": values, gradient and two moments."""
 EMBEDDED = Lengths(prompt=46, completion=22, longest=44)
 """The embedded model answers its own problems in so many tokens."""
 
@@ -257,3 +262,20 @@ def phases(parts: Mapping[str, Items]) -> list[dict[str, Any]]:
 
 def times(time: StepTime) -> dict[str, float]:
     return {"rollout_s": time.rollout, "update_s": time.update}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryBesideCard:
+    """Of both processes."""
+
+    started: int
+    """From their start to their end. With less, a run cannot start."""
+    total: int
+    """At the peak."""
+
+
+def memory_beside_card(shape: ModelShape, rank: int, parallel: Parallel) -> MemoryBesideCard:
+    """rank: of the adapter."""
+    stepped = STEPPED_COPIES * adapter_bytes(rank, shape) if parallel == "zero2" else 0
+    started = 2 * CUDA_RUNTIME_BYTES + stepped
+    return MemoryBesideCard(started=started, total=started + shape.file_bytes)

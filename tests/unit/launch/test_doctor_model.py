@@ -15,8 +15,7 @@ from launch.doctor import run_checks
 from launch.doctor.finding import Missing
 from launch.doctor.libraries import look_at_reward
 from launch.doctor.model import Model, ask_hub, look_at_hub, look_at_model
-from launch.plan.beside_card import memory_beside_card
-from launch.plan.cost import work_of
+from launch.plan.cost import memory_beside_card, work_of
 from launch.plan.memory import (
     HEAD_COLUMNS,
     PRODUCT_BYTES,
