@@ -2,7 +2,8 @@
 
 `run` makes it before anything is started, from the configuration, the files of the model and this machine's measured
 speed; `doctor` judges memory by the same figures. Runs on a card have a plan of their own (launch/card/plan.py); what
-they take of the machine's memory is here. Left out: runs whose model has to be fetched first, which start without a plan.
+they take of the machine's memory is here. Left out: runs whose model has to be fetched first, which start without a
+plan.
 """
 
 from collections.abc import Callable, Mapping, Sequence
