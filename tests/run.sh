@@ -114,7 +114,7 @@ everything() {
     stage simulation in_parallel tests/simulation --dist load
     stage integration in_waiting tests/integration -m "not long"
     stage acceptance in_parallel tests/acceptance tests/gpu -m "not long" --dist load
-    stage chaos "$python" -m pytest tests/chaos -m "not long"
+    stage chaos in_parallel tests/chaos -m "not long"
     stage browser browser
 }
 
@@ -133,8 +133,8 @@ elif [[ $1 == coverage ]]; then
     stage coverage in_waiting tests/unit --dist load --cov --cov-report=term "${@:2}"
 elif [[ $1 == integration || $1 == unit ]]; then
     stage "$1" in_waiting "tests/$1" "${@:2}"
-elif [[ $1 == simulation ]]; then
-    stage simulation in_parallel tests/simulation "${@:2}"
+elif [[ $1 == simulation || $1 == chaos ]]; then
+    stage "$1" in_parallel "tests/$1" "${@:2}"
 elif [[ -d tests/$1 ]]; then
     stage "$1" "$python" -m pytest "tests/$1" "${@:2}"
 else
