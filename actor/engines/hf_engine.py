@@ -115,7 +115,7 @@ class HFEngine:
         self.folds = is_folded(config.fold, dense_bytes(policy.adapter))
         cached = torch.float32 if policy.device.type == "cpu" else policy.dtype
         self.token_bytes = token_bytes(policy.config.to_dict(), cached.itemsize)
-        self.layers = layers_of(policy)
+        self.layers, self.head = layers_of(policy), RowProduct(policy.head)
         self.packing = Packing()
         self.prepare()
         self.base = BaseChecksum(self.residency.sums)
@@ -228,7 +228,7 @@ class HFEngine:
         self.load_prompts(decoding)
         hidden = decoding.last_hidden[decoding.prompt_of_row]
         while True:
-            logits = self.policy.logits(hidden, sampling.temperature or 1.0)
+            logits = self.policy.logits(hidden, sampling.temperature or 1.0, self.head)
             told(decoding.append(logits, self.end_ids))
             if not len(decoding.rows):
                 return
@@ -287,8 +287,8 @@ class HFEngine:
         self.prepare()
 
     def row_products(self) -> list[RowProduct]:
-        """All of a decode step but the head, whose copy is not worth its memory."""
-        return self.layers.row_products() if self.layers else []
+        """Of a decode step: of the layers where they are our own, and of the head."""
+        return [*(self.layers.row_products() if self.layers else ()), self.head]
 
     def forget(self) -> None:
         """All memory but the model's."""

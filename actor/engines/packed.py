@@ -4,18 +4,17 @@
     packed    read a weight that was rearranged once, before the order
 
 With few rows, rearranging takes as long as all the rest: with packed weights, a decode step of 8 rows of half a billion
-parameters takes 0.7 of the time. The values are the same to the bit, so what is packed may depend on the machine and on
+parameters takes 0.5 of the time. The values are the same to the bit, so what is packed may depend on the machine and on
 its free memory.
 
-The copy is as large as the layers of the base and lasts for an order. Where the processes take turns it is gone before
-an update, which takes the most memory. An order is packed if
+The copy is as large as the layers and the head of the base, and lasts for an order. Where the processes take turns it is
+gone before an update, which takes the most memory. An order is packed if
 
     its completions may have PACKED_TOKENS    packing takes as long as some twenty token steps
     there is memory for two such copies       none is given up for it
     it helps here                             equal and faster for the largest weight; measured once in a process
 
-Left out: fp32, whose kernels take a weight as it is; the head, which would add 0.27 GB of a vocabulary of 150,000 and
-save a tenth of a step; and cards.
+Left out: fp32, whose kernels take a weight as it is, and cards.
 """
 
 import time

@@ -180,7 +180,7 @@ def choose_recompute(work: Work, plan: Callable[[Work], Plan]) -> Plan:
 
 
 def choose_packing(work: Work, plan: Callable[[Work], Plan]) -> Plan:
-    """Without packed layers only if the run does not fit otherwise: then the actor packs none."""
+    """Without packed weights only if the run does not fit otherwise: then the actor packs none."""
     cost = plan(work)
     return cost if cost.fits else plan(replace(work, packs=False))
 

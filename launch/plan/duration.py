@@ -98,7 +98,9 @@ def token_step_s(shape: ModelShape, work: Work, speed: Speed, *, groups: float, 
     rates, packed = speed.rates[work.dtype], work.packs_for(lengths.longest)
     weights = shape.linear * (1.0 if work.folds(shape) else THIN_PRODUCTS)
     products = weights * speed.product_s(work.dtype, rows, packed=packed)
-    more_rows = speed.product_s(work.dtype, rows) - speed.product_s(work.dtype, SAMPLER_ROWS)
+    more_rows = speed.product_s(work.dtype, rows, packed=packed) - speed.product_s(
+        work.dtype, SAMPLER_ROWS, packed=True
+    )
     head = shape.vocabulary * shape.hidden * max(rates.head_step + more_rows, rates.product[0])
     sampler = rows * shape.vocabulary * speed.sampler
     seen = groups * lengths.prompt + rows * lengths.longest / 2

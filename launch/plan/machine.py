@@ -39,7 +39,7 @@ from shared.process.determinism import Blas, cpu_environment
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 4
+FORMAT = 5
 """Changes with what is measured."""
 MAX_AGE_DAYS = 30.0
 LIMIT_S = 60.0
@@ -65,7 +65,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     head: float
     """Seconds per weight of the head and row, forward and backward."""
     head_step: float
-    """Seconds per weight of the head for the logits of SAMPLER_ROWS rows."""
+    """Seconds per weight of the head for the logits of SAMPLER_ROWS rows, packed where weights are."""
     packed: tuple[float, ...]
     """As `product`, with packed weights."""
     packing: float
@@ -247,10 +247,10 @@ def measure_rates(dtype: Any) -> Rates:
 
     whole = best_time(both_ways) / (head.numel() * HEAD_ROWS)
     packs = dtype == torch.bfloat16 and packed_is_faster(weights[0])
-    every = [RowProduct(weight) for weight in weights]
+    every, of_head, few = [RowProduct(weight) for weight in weights], RowProduct(head), hidden[:SAMPLER_ROWS]
     with torch.inference_mode():
-        head_step = best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0)) / head.numel()
-        packing = time_to_pack(every) if packs else 0.0
+        packing = time_to_pack([*every, of_head]) if packs else 0.0
+        head_step = best_time(lambda: head_logits(few, head, 1.0, rounded=of_head)) / head.numel()
         packed = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product
     return Rates(
         product=product,

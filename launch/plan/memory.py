@@ -5,7 +5,7 @@
 
     shared   libraries, and the base as a mapped file: pages that all processes have in common, counted once
     rollout  keys and values of an order's prompts and completions, the sampler's rows over the vocabulary, in bf16 a
-             packed copy of the layers; an evaluation has a prompt for each row and may have a larger cap
+             packed copy of the weights; an evaluation has a prompt for each row and may have a larger cap
     update   activations of the largest micro-batch, and the tiles of the head
 
 On a CPU freed memory goes back to the system after a turn, but for a little, so only the larger of the two peaks counts
@@ -126,7 +126,7 @@ class Work:
     in_turns: bool = False
     """Whether a completion is a conversation, whose keys and values are kept between its turns."""
     packs: bool = True
-    """Whether there is memory for packed layers while an order is decoded (actor/engines/packed.py)."""
+    """Whether there is memory for packed weights while an order is decoded (actor/engines/packed.py)."""
 
     @property
     def order_groups(self) -> int:
@@ -297,8 +297,8 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
 
 
 def packed_bytes(shape: ModelShape, work: Work) -> int:
-    """Of the layers, where the decode loop is our own."""
-    return work.value_bytes * shape.linear if shape.own_layers else 0
+    """Of the layers where the decode loop is our own, and of the head."""
+    return work.value_bytes * ((shape.linear if shape.own_layers else 0) + shape.vocabulary * shape.hidden)
 
 
 def longest_prompt(work: Work, cap: int) -> int:

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import torch
 
-from shared.model.products import product_of_largest, product_tiles
+from shared.model.products import RowsTimesWeight, product_of_largest, product_tiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,10 +189,14 @@ def token_stats(
 
 
 def head_logits(
-    hidden: torch.Tensor, weight: torch.Tensor, temperature: float, form: LogitForm = PLAIN
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    temperature: float,
+    form: LogitForm = PLAIN,
+    rounded: RowsTimesWeight | None = None,
 ) -> torch.Tensor:
-    """[n, H] x [V, H] -> [n, V] fp32 to sample from."""
-    logits = form.logits(product_of_largest(hidden, weight.t()))
+    """[n, H] x [V, H] -> [n, V] fp32 to sample from. rounded: as in `product_of_largest`."""
+    logits = form.logits(product_of_largest(hidden, weight, rounded))
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from shared.errors import ModelError
 from shared.model.head import PLAIN, LogitForm, Sums, SumsOf, TokenStats, head_logits, token_stats
 from shared.model.lora import Adapter, AddLowRank, add_low_rank
+from shared.model.products import RowsTimesWeight
 from shared.model.sampler import Draw, draw
 from shared.model.sequences import Sequences, hidden_rows, recompute_activations
 from shared.model.trained_layers import TrainedLayers
@@ -86,9 +87,9 @@ class Policy:
             sums=self.kernels.sums,
         )
 
-    def logits(self, hidden: torch.Tensor, temperature: float) -> torch.Tensor:
-        """Hidden rows [n, H] -> [n, V] fp32"""
-        return head_logits(hidden, self.head, temperature, self.form)
+    def logits(self, hidden: torch.Tensor, temperature: float, rounded: RowsTimesWeight | None = None) -> torch.Tensor:
+        """Hidden rows [n, H] -> [n, V] fp32. rounded: multiplies by the head in bf16."""
+        return head_logits(hidden, self.head, temperature, self.form, rounded)
 
     def refuse_if_too_long(self, prompt: int, completion: int) -> None:
         """ModelError if the model has no positions for so many tokens. It would compute some answer beyond them."""

@@ -10,7 +10,7 @@ sums in fp32. Factors that were widened lose nothing by that, and the bf16 units
 `weight_product` is the exception: the product with a weight, in the type of its factors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -32,6 +32,8 @@ BLOCK = 128
 """Columns of which the maximum is looked at first."""
 AT_ONCE = 4096
 """Columns that are turned into rows at once: few enough to stay in the cache of the core."""
+RowsTimesWeight = Callable[[torch.Tensor], torch.Tensor]
+"""[n, k] -> [n, m], the product with a weight that is known."""
 
 
 def weight_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -89,20 +91,21 @@ def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def product_of_largest(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """[n, k] x [k, m] -> [n, m] fp32; from bf16 factors on a CPU, the EXACT largest values of a row are computed in
+def product_of_largest(x: torch.Tensor, weight: torch.Tensor, rounded: RowsTimesWeight | None = None) -> torch.Tensor:
+    """[n, k], [m, k] -> [n, m] fp32; from bf16 factors on a CPU, the EXACT largest values of a row are computed in
     fp32 and the others rounded to bf16. In a softmax the largest decide; the errors of the others cancel in the sum.
+    rounded: computes the product in bf16; None for `weight_product`.
 
     Takes a third of the time of widening, which is half a decode step at a vocabulary of 150,000."""
-    if a.dtype == torch.float32 or not a.is_cpu:
-        return product_fp32(a, b)
-    result, rounded = torch.empty(len(a), b.shape[1]), weight_product(a, b.t())
-    for part in slices(b.shape[1], AT_ONCE):
-        result[:, part] = rounded[:, part]
-    columns = largest_columns(result, min(EXACT, b.shape[1]))
+    if x.dtype == torch.float32 or not x.is_cpu:
+        return product_fp32(x, weight.t())
+    result, product = torch.empty(len(x), len(weight)), rounded(x) if rounded else weight_product(x, weight)
+    for part in slices(len(weight), AT_ONCE):
+        result[:, part] = product[:, part]
+    columns = largest_columns(result, min(EXACT, len(weight)))
     # A vector product for each entry, summed in fp32.
-    factors = b.t()[columns.flatten()].float().unflatten(0, columns.shape)
-    return result.scatter_(1, columns, (factors @ a.float()[:, :, None]).squeeze(2))
+    factors = weight[columns.flatten()].float().unflatten(0, columns.shape)
+    return result.scatter_(1, columns, (factors @ x.float()[:, :, None]).squeeze(2))
 
 
 def largest_columns(values: torch.Tensor, count: int) -> torch.Tensor:
