@@ -7,8 +7,8 @@ With few rows, rearranging takes as long as all the rest: with packed weights, a
 parameters takes 0.5 of the time. The values are the same to the bit, so what is packed may depend on the machine and on
 its free memory.
 
-The copy is as large as the layers and the head of the base, and lasts for an order. Where the processes take turns it is
-gone before an update, which takes the most memory. An order is packed if
+The copy is as large as the layers and the head of the base, and lasts for an order. Where the processes take turns it
+is gone before an update, which takes the most memory. An order is packed if
 
     its completions may have PACKED_TOKENS    packing takes as long as some twenty token steps
     there is memory for two such copies       none is given up for it

@@ -218,7 +218,8 @@ def temperature_cause(found: float, ordered: float) -> str:
 
 
 def scale_cause(factor: float) -> str:
-    return f"a wrong scale: the actor applies its adapter {factor:g} times (lora.alpha or lora.rank)"
+    what = "a wrong scale" if factor > 1.0 else "a wrong scale or half an adapter"
+    return f"{what}: the actor applies its adapter {factor:g} times (lora.alpha or lora.rank)"
 
 
 def explains(left: Gap, gap: Gap, limits: Limits) -> bool:
