@@ -119,13 +119,14 @@ class Link:
                 continue
             self.wait_once("a policy" if self.orders else "an order")
         order = self.orders.popleft()
-        return order, self.policies[order.policy_version]
+        policy = self.policies[order.policy_version]
+        self.forget_policies()
+        return order, policy
 
     def deliver(self, filled_order: FilledOrder) -> None:
         """Send a filled order, and keep it until it is acknowledged."""
         self.unacknowledged[filled_order.order_id] = filled_order
         self.send(filled_order)
-        self.forget_policies()
 
     def beat(self, phase: str) -> None:
         """Send a heartbeat if one is due. Called where work is done, so that an actor that hangs falls silent."""

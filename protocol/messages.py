@@ -117,7 +117,7 @@ class Refused(Message, frozen=True, kw_only=True):
     """One sentence a user can act on."""
 
 
-class Policy(Message, frozen=True, kw_only=True):
+class Policy(Message, frozen=True, kw_only=True, gc=True, weakref=True):
     """Learner -> actor: the whole adapter at a version. Self-contained, so a late joiner needs only the newest."""
 
     version: Count

@@ -16,6 +16,7 @@ and liveness (the dispatcher and the link do that), and any socket without keys.
 import math
 import secrets
 import time
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol, cast
@@ -45,8 +46,6 @@ from protocol.sockets import HandshakeWatch, set_up_actor, set_up_learner, start
 SILENCE_S = 120.0
 """How long an actor retries handshakes that fail without a reason before it reports a wrong key; the default of
 `link.silence_s`."""
-KEPT_POLICIES = 4
-"""Encoded ones: that of this step, and those that orders of the steps before still name."""
 MOST_FRAMES = NUM_FRAMES + MAX_BUFFER_BYTES // PART_BYTES
 IDENTITY_BYTES = 16
 """Random bytes of a routing id. A peer that guessed them could take an actor's place on the socket."""
@@ -223,21 +222,21 @@ class ZmqLearnerPort:
 
 
 class Outbound:
-    """Messages as the learner sends them: buffers in parts, and a policy encoded once for all actors."""
+    """Messages as the learner sends them: buffers in parts, and a policy encoded once for all actors, for as long as
+    the learner has it."""
 
     def __init__(self) -> None:
-        self.policies: list[tuple[Policy, Sequence[zmq.Frame]]] = []
+        self.policies: dict[int, Sequence[zmq.Frame]] = {}
+        """By the id of the message, which is another one's only after it is gone."""
 
     def frames(self, message: AnyMessage) -> Sequence[bytes | memoryview | zmq.Frame]:
         if not isinstance(message, Policy):
             return in_parts(encode(message))
-        for policy, frames in self.policies:
-            if policy is message:
-                return frames
-        # A Frame is shared by all messages that it is part of; bytes would be copied for each.
-        frames = [zmq.Frame(part, copy=False) for part in in_parts(encode(message))]
-        self.policies = [*self.policies, (message, frames)][-KEPT_POLICIES:]
-        return frames
+        if id(message) not in self.policies:
+            # A Frame is shared by all messages that it is part of; bytes would be copied for each.
+            self.policies[id(message)] = [zmq.Frame(part, copy=False) for part in in_parts(encode(message))]
+            weakref.finalize(message, self.policies.pop, id(message))
+        return self.policies[id(message)]
 
 
 def in_parts(frames: Sequence[bytes]) -> list[bytes | memoryview]:

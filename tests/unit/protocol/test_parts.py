@@ -12,7 +12,7 @@ from protocol.codec import decode, encode
 from protocol.errors import MalformedMessage
 from protocol.limits import PART_BYTES
 from protocol.messages import Drain, Heartbeat
-from protocol.transport import KEPT_POLICIES, Outbound, ZmqActorPort, ZmqLearnerPort, from_parts, in_parts
+from protocol.transport import Outbound, ZmqActorPort, ZmqLearnerPort, from_parts, in_parts
 from tests.support.wire_examples import plain, policy
 
 DEADLINE_S = 10.0
@@ -44,7 +44,7 @@ def test_what_are_no_parts_of_one_buffer_is_no_message(parts: list[bytes]) -> No
     assert from_parts([]) == []
 
 
-def test_a_policy_is_encoded_once_for_all_actors_and_few_are_kept() -> None:
+def test_a_policy_is_encoded_once_for_all_actors_and_kept_as_long_as_the_learner_has_it() -> None:
     outbound, versions = Outbound(), [policy(2 * PART_BYTES, version) for version in range(10)]
     first = outbound.frames(versions[0])
     assert outbound.frames(versions[0]) is first and len(first) == 2 + 3
@@ -53,7 +53,11 @@ def test_a_policy_is_encoded_once_for_all_actors_and_few_are_kept() -> None:
     ]
     for version in versions:
         outbound.frames(version)
-    assert len(outbound.policies) == KEPT_POLICIES
+    assert len(outbound.policies) == 10
+    del versions[:7], version
+    assert len(outbound.policies) == 3
+    outbound.frames(policy(PART_BYTES, 11))
+    assert len(outbound.policies) == 3
 
 
 def test_many_actors_get_one_policy_whole(tmp_path: Path) -> None:
