@@ -7,7 +7,9 @@ the median time between two tokens of a real order in the real engine, adapter i
 products, attention, head and sampling. The widths take turns, so that other load on the machine falls on all of them
 alike. The folder is a Hugging Face model; the base is cached as a run caches it.
 
-    python -m benchmarks.decode_bound MODEL_FOLDER [--dtype bf16] [--threads 2] [--rows 8 32] [--rounds 5]
+    python -m benchmarks.decode_bound MODEL_FOLDER [--dtype bf16] [--threads 2] [--rows 8 32] [--rounds 5] [--packed 1]
+
+--packed: the share of the weights that may be packed, as `actor.packed`.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
 from shared.base.load import DTYPES, load_policy
 from shared.config.model import LoraConfig, ModelConfig
+from shared.config.processes import ActorConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.linears import is_decoder_linear
 from shared.model.policy import Policy
@@ -42,9 +45,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--packed", type=float, default=1.0)
     args = parser.parse_args()
     pin_torch(args.threads)
-    engine = opened(args.folder, args.dtype)
+    engine = opened(args.folder, args.dtype, args.packed)
     reads: list[float] = []
     steps: dict[int, list[float]] = {rows: [] for rows in args.rows}
     for _ in range(args.rounds):
@@ -58,6 +62,7 @@ def main() -> None:
         "model": Path(args.folder).name,
         "dtype": args.dtype,
         "threads": args.threads,
+        "packed": args.packed,
         "prompt_tokens": PROMPT,
         "weights_mb": round(weights / 2**20),
         "bandwidth_gb_per_s": [round(read, 2) for read in reads],
@@ -77,7 +82,7 @@ def main() -> None:
     print(write_result(f"decode_bound_{figures['model']}_{args.dtype}", figures))
 
 
-def opened(folder: str, dtype: str) -> HFEngine:
+def opened(folder: str, dtype: str, packed: float) -> HFEngine:
     """An engine whose completions never end, with an adapter that is not zero."""
     model, lora = ModelConfig(path=folder), LoraConfig()
     base = cached_base(model)
@@ -86,7 +91,7 @@ def opened(folder: str, dtype: str) -> HFEngine:
     generator = torch.Generator().manual_seed(1)
     for layer in policy.adapter.layers.values():
         layer.lora_B.data.normal_(0, 1e-3, generator=generator)
-    engine = HFEngine(policy, load_prompter(base.folder))
+    engine = HFEngine(policy, load_prompter(base.folder), ActorConfig(packed=packed))
     engine.end_ids = engine.end_ids[:0]
     engine.install(1, adapter_bytes(policy.adapter))
     return engine

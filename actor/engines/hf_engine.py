@@ -116,7 +116,7 @@ class HFEngine:
         cached = torch.float32 if policy.device.type == "cpu" else policy.dtype
         self.token_bytes = token_bytes(policy.config.to_dict(), cached.itemsize)
         self.layers, self.head = layers_of(policy), RowProduct(policy.head)
-        self.packing = Packing()
+        self.packing = Packing(config.packed)
         self.prepare()
         self.base = BaseChecksum(self.residency.sums)
         self.end_ids = torch.tensor(prompter.end_ids, dtype=torch.int64, device=policy.device)
@@ -180,7 +180,7 @@ class HFEngine:
     ) -> list[list[Completion]]:
         order, count = Unfinished(groups, progress), sum(len(group.seeds) for group in groups)
         width = self.fitting.of(min(self.width(groups, sampling), count))
-        self.packing.pack(self.row_products(), sampling.max_new_tokens)
+        self.packing.prepare(self.row_products(), sampling.max_new_tokens)
         while reason := self.shortage(order, sampling, width):
             # Outside of the handler, whose exception keeps the tensors of all that it has left.
             self.free_memory()

@@ -95,12 +95,11 @@ def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: 
 
 def token_step_s(shape: ModelShape, work: Work, speed: Speed, *, groups: float, rows: float, lengths: Lengths) -> float:
     """One token of each row."""
-    rates, packed = speed.rates[work.dtype], work.packs_for(lengths.longest)
+    rates, packed = speed.rates[work.dtype], work.actor.packed if work.packs_for(lengths.longest) else 0.0
     weights = shape.linear * (1.0 if work.folds(shape) else THIN_PRODUCTS)
-    products = weights * speed.product_s(work.dtype, rows, packed=packed)
-    more_rows = speed.product_s(work.dtype, rows, packed=packed) - speed.product_s(
-        work.dtype, SAMPLER_ROWS, packed=True
-    )
+    plain = speed.product_s(work.dtype, rows)
+    products = weights * (packed * speed.product_s(work.dtype, rows, packed=True) + (1.0 - packed) * plain)
+    more_rows = plain - speed.product_s(work.dtype, SAMPLER_ROWS)
     head = shape.vocabulary * shape.hidden * max(rates.head_step + more_rows, rates.product[0])
     sampler = rows * shape.vocabulary * speed.sampler
     seen = groups * lengths.prompt + rows * lengths.longest / 2

@@ -65,7 +65,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     head: float
     """Seconds per weight of the head and row, forward and backward."""
     head_step: float
-    """Seconds per weight of the head for the logits of SAMPLER_ROWS rows, packed where weights are."""
+    """Seconds per weight of the head for the logits of SAMPLER_ROWS rows."""
     packed: tuple[float, ...]
     """As `product`, with packed weights."""
     packing: float
@@ -226,16 +226,18 @@ def measure(threads: int) -> Speed:
 def measure_rates(dtype: Any) -> Rates:
     import torch
 
-    from actor.engines.packed import RowProduct, packed_is_faster
+    from actor.engines.packed import RowProduct, measured
     from shared.model.head import head_logits, token_stats
-    from shared.model.products import weight_product
 
     count = WEIGHTS_BYTES // (OUT * IN * dtype.itemsize)
     weights = [torch.randn(OUT, IN).to(dtype) for _ in range(count)]
+    kinds, every = measured(weights), [RowProduct(weight) for weight in weights]
+    for one in every:
+        one.prefer(kinds)
     xs = [torch.randn(rows, IN).to(dtype) for rows in ROWS]
     grad = torch.randn(ROWS[-1], OUT).to(dtype)
     with torch.inference_mode():
-        product = tuple(best_time(*(partial(weight_product, x, w) for w in weights)) / (OUT * IN) for x in xs)
+        product = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs)
         gradient = gradient_time(grad, weights[:4]) / (OUT * IN)
     # Logits as a model has them: probabilities so small that they are denormal would take many times as long.
     head = (0.1 * torch.randn(VOCABULARY, IN)).to(dtype)
@@ -246,12 +248,14 @@ def measure_rates(dtype: Any) -> Rates:
         token_stats(hidden, head, targets, temperature=1.0, rows=HEAD_ROWS).logprobs.sum().backward()
 
     whole = best_time(both_ways) / (head.numel() * HEAD_ROWS)
-    packs = dtype == torch.bfloat16 and packed_is_faster(weights[0])
-    every, of_head, few = [RowProduct(weight) for weight in weights], RowProduct(head), hidden[:SAMPLER_ROWS]
+    of_head = RowProduct(head)
+    of_head.prefer(kinds)
     with torch.inference_mode():
-        packing = time_to_pack([*every, of_head]) if packs else 0.0
-        head_step = best_time(lambda: head_logits(few, head, 1.0, rounded=of_head)) / head.numel()
-        packed = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product
+        head_step = best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0, rounded=of_head)) / head.numel()
+        packing = time_to_pack(every) if kinds.packed else 0.0
+        packed = (
+            tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if kinds.packed else product
+        )
     return Rates(
         product=product,
         gradient=gradient,

@@ -297,8 +297,9 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
 
 
 def packed_bytes(shape: ModelShape, work: Work) -> int:
-    """Of the layers where the decode loop is our own, and of the head."""
-    return work.value_bytes * ((shape.linear if shape.own_layers else 0) + shape.vocabulary * shape.hidden)
+    """Of the layers where the decode loop is our own, and of the head, as far as `actor.packed` allows."""
+    values = (shape.linear if shape.own_layers else 0) + shape.vocabulary * shape.hidden
+    return int(work.actor.packed * work.value_bytes * values)
 
 
 def longest_prompt(work: Work, cap: int) -> int:

@@ -198,8 +198,8 @@ class TrackingConfig(Section, frozen=True, kw_only=True):
 
 class ActorConfig(Section, frozen=True, kw_only=True):
     """The rollout engine, and how far actors are trusted. `audit` and `audit_invited` are for the learner,
-    `max_sequences` is for all engines, `fold` and `graphs` are for `hf`; all others are options of `vllm`, which the
-    extra `vllm` installs."""
+    `max_sequences` is for all engines, `fold`, `packed` and `graphs` are for `hf`; all others are options of `vllm`,
+    which the extra `vllm` installs."""
 
     audit: Share = 0.0
     """Share of the groups of an actor that the learner checks, from 0 to 1: it computes their log-probs and scores
@@ -231,6 +231,10 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     """Whether `hf` samples from the sum of base and adapter, which takes one product instead of three and a second copy
     of the linears in this process. Only dense fp32 weights can be summed. `auto` does so up to 64 MiB of weights, where
     the number of products counts and the copy is small."""
+    packed: Share = 0.5
+    """Share of the base, from 0 to 1, of which `hf` on a CPU has a copy as bf16 units want it while it decodes, where
+    that is faster. With 0.5, decoding needs no more memory than an update; 1 is fastest. The tokens do not depend on
+    it."""
     graphs: Literal["auto", "never"] = "auto"
     """Whether `hf` on a card repeats its token step as a CUDA graph. `auto` does so if the step can be captured. The
     tokens do not depend on it."""

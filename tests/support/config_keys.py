@@ -64,6 +64,7 @@ PINNED: dict[str, object] = {
     "actor.give_back": "auto",
     "actor.max_sequences": 0,
     "actor.fold": "auto",
+    "actor.packed": 0.5,
     "actor.graphs": "auto",
     "server.urls": (),
     "server.folder": "/dev/shm",

@@ -1,4 +1,4 @@
-"""Packed weights: the same bits, for the time of an order, and only where there is memory and they help."""
+"""Weights for few rows: the same bits in each kind of product, and copies only as far as they help and are allowed."""
 
 from itertools import chain
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actor.engines.hf_engine import HFEngine
-from actor.engines.packed import Packing, RowProduct, has_room, packed_is_faster
+from actor.engines.packed import FEW, MEASURED, Kinds, Packing, RowProduct, can_be_packed, measured, typical
 from protocol.messages import Sampling
 from shared.config.processes import PACKED_TOKENS
 from shared.model.products import weight_product
@@ -36,6 +36,9 @@ def test_a_packed_product_has_the_bits_of_the_plain_one(rows: int, has_bias: boo
     assert torch.equal(product(x, bias), plain)
     product.unpack()
     assert product.packed is None
+    product.prefer(Kinds(packed=False, right=True))
+    assert product.right_rows == FEW
+    assert torch.equal(product(x, bias), plain)
 
 
 @needs_bf16
@@ -44,8 +47,9 @@ def test_an_order_gives_the_same_completions_with_packed_weights_and_leaves_none
     engine = HFEngine(policy, tiny_prompter(*range(6)))
     sampling = Sampling(temperature=1.0, max_new_tokens=PACKED_TOKENS)
     found = {}
+    engine.packing.share = 1.0
     for helps in (False, True):
-        engine.packing.helps = helps
+        engine.packing.kinds = Kinds(packed=helps, right=False)
         found[helps] = list(chain.from_iterable(engine.generate(groups(), sampling, unheard)))
         assert all((product.packed is not None) == helps for product in engine.row_products())
         engine.sleep()
@@ -59,7 +63,7 @@ def test_an_order_gives_the_same_completions_with_packed_weights_and_leaves_none
 def test_a_new_adapter_is_used_with_packed_weights(tmp_path: Path) -> None:
     policy = policy_of(tmp_path, "Qwen2", torch.bfloat16, ADAPTED[1])
     engine = HFEngine(policy, tiny_prompter(*range(6)))
-    engine.packing.helps = True
+    engine.packing.share, engine.packing.kinds = 1.0, Kinds(packed=True, right=False)
     sampling = Sampling(temperature=0.0, max_new_tokens=PACKED_TOKENS)
     first = engine.generate(groups(), sampling, unheard)
     for layer in policy.adapter.layers.values():
@@ -67,39 +71,70 @@ def test_a_new_adapter_is_used_with_packed_weights(tmp_path: Path) -> None:
     engine.prepare()
     packed = engine.generate(groups(), sampling, unheard)
     engine.sleep()
-    engine.packing.helps = False
+    engine.packing.kinds = Kinds(packed=False, right=True)
     plain = engine.generate(groups(), sampling, unheard)
     numbers = [[one.logprobs.tobytes() for group in found for one in group] for found in (first, packed, plain)]
     assert numbers[1] == numbers[2] != numbers[0]
 
 
+def packs(share: float = 1.0) -> Packing:
+    packing = Packing(share)
+    packing.kinds = Kinds(packed=True, right=True)
+    return packing
+
+
 def test_what_is_not_worth_it_is_not_packed() -> None:
-    packing, product = Packing(), RowProduct(weight_of(64, 64))
-    packing.helps = True
-    packing.pack([product], PACKED_TOKENS - 1)
+    product = RowProduct(weight_of(64, 64))
+    packs().prepare([product], PACKED_TOKENS - 1)
     assert product.packed is None, "a short order"
     dense = RowProduct(weight_of(64, 64, torch.float32))
-    packing.pack([dense, product], PACKED_TOKENS)
+    packs().prepare([dense, product], PACKED_TOKENS)
     assert dense.packed is None and product.packed is None, "fp32"
-    packing.helps = False
-    packing.pack([product], PACKED_TOKENS)
+    packing = packs()
+    packing.kinds = Kinds(packed=False, right=False)
+    packing.prepare([product], PACKED_TOKENS)
     assert product.packed is None, "not faster on this machine"
 
 
-def test_without_room_for_two_copies_nothing_is_packed() -> None:
+@needs_bf16
+def test_as_much_is_packed_as_is_allowed() -> None:
+    products = [RowProduct(weight_of(64, 64)) for _ in range(4)]
+    packs(0.5).prepare(products, PACKED_TOKENS)
+    assert [product.packed is not None for product in products] == [True, True, False, False]
+    packs(0.5).prepare(products, PACKED_TOKENS)
+    assert sum(product.packed is not None for product in products) == 2, "what is packed already counts"
+    packs(0.0).prepare(untouched := [RowProduct(weight_of(64, 64))], PACKED_TOKENS)
+    assert untouched[0].packed is None
+
+
+def test_without_free_memory_nothing_is_packed() -> None:
     enormous = RowProduct(torch.empty(1, 1, dtype=torch.bfloat16).expand(2**23, 2**23))
-    assert not has_room([enormous])
-    assert has_room([RowProduct(weight_of(64, 64))])
-    packing = Packing()
-    packing.helps = True
-    packing.pack([enormous], PACKED_TOKENS)
+    packs().prepare([enormous], PACKED_TOKENS)
     assert enormous.packed is None
+
+
+def test_only_a_weight_with_more_outputs_than_inputs_may_be_the_right_factor() -> None:
+    wide, long = RowProduct(weight_of(128, 64)), RowProduct(weight_of(64, 128))
+    for product in (wide, long):
+        product.prefer(Kinds(packed=False, right=True))
+    assert (wide.right_rows, long.right_rows) == (FEW, 0)
+    wide.prefer(Kinds(packed=False, right=False))
+    assert wide.right_rows == 0
+
+
+def test_kinds_are_measured_with_a_large_weight_but_not_with_a_head() -> None:
+    head = RowProduct(torch.empty(1, 1, dtype=torch.bfloat16).expand(2**16, 2**10))
+    small, large = RowProduct(weight_of(64, 64)), RowProduct(weight_of(64, 128))
+    assert [dense is large.dense for dense in typical([small, large, head])] == [True]
+    assert typical([head])[0] is head.dense
+    assert len(typical([RowProduct(weight_of(64, 128)) for _ in range(20)])) == MEASURED
+    assert can_be_packed([small, head]) and not can_be_packed([])
 
 
 @needs_bf16
 def test_measuring_takes_no_random_number_and_no_weight() -> None:
     weight = weight_of(2048, 512)
     before, state = weight.clone(), torch.get_rng_state()
-    assert packed_is_faster(weight) in {False, True}
+    measured([weight, before])
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(weight, before)
