@@ -2,13 +2,16 @@
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 POLL_S = 0.1
+GROWN = 1.005
+"""A resident sum that counts as larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,27 +29,41 @@ class Watched:
 
 
 def run_watched(argv: Sequence[str], log: Path, environment: dict[str, str], poll_s: float = POLL_S) -> Watched:
-    """The command, its descendants, and their memory at its largest. To count the pages of gigabytes takes milliseconds
-    in which a process waits for new ones, so large models are asked less often."""
+    """The command, its descendants, and their memory at its largest. To count the pages of gigabytes takes dozens of
+    milliseconds in which a process waits for new ones. So they are counted only when the resident sum, which costs
+    nothing to read, is larger than ever before."""
     start = time.monotonic()
     pss = rss = 0.0
     with log.open("wb") as output:
         process = subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, env=environment)
         while process.poll() is None:
-            now = memory_mb(process.pid)
-            pss, rss = max(pss, now[0]), max(rss, now[1])
+            tree = with_descendants(process.pid)
+            if (now := resident_mb(tree)) > GROWN * rss:
+                pss, rss = max(pss, proportional_mb(tree)), now
             time.sleep(poll_s)
     return Watched(code=process.returncode, wall_s=time.monotonic() - start, pss_mb=pss, rss_mb=rss)
 
 
-def memory_mb(pid: int) -> tuple[float, float]:
-    """Proportional and resident sum over the process and its descendants."""
-    pss = rss = 0
+def with_descendants(pid: int) -> list[psutil.Process]:
     try:
         root = psutil.Process(pid)
-        for process in [root, *root.children(recursive=True)]:
-            memory = process.memory_full_info()
-            pss, rss = pss + memory.pss, rss + memory.rss
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        pass
-    return pss / 2**20, rss / 2**20
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def resident_mb(tree: Sequence[psutil.Process]) -> float:
+    return summed_mb(lambda process: process.memory_info().rss, tree)
+
+
+def proportional_mb(tree: Sequence[psutil.Process]) -> float:
+    return summed_mb(lambda process: process.memory_full_info().pss, tree)
+
+
+def summed_mb(size: Callable[[psutil.Process], int], tree: Sequence[psutil.Process]) -> float:
+    """Over the processes that are still there."""
+    total = 0
+    for process in tree:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            total += size(process)
+    return total / 2**20

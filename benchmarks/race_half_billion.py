@@ -46,7 +46,7 @@ PRESET = "cpu_05b"
 TRL_SIDES = {"trl_fp32": "fp32", "trl_bf16": "bf16"}
 SIDES = ("tandem", *TRL_SIDES)
 GROUP = 8
-POLL_S = 0.5
+POLL_S = 0.2
 FULL = 0.95
 """Of the tokens of a step that are there."""
 

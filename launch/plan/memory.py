@@ -40,7 +40,7 @@ WORKER_BYTES = 8 * MIB
 """A process that scores completions."""
 TOKEN_BYTES = 500
 """What a tokenizer takes for each token of the vocabulary."""
-UNRETURNED_BYTES = 128 * MIB
+UNRETURNED_BYTES = 96 * MIB
 """Freed memory that a process may keep between its turns (shared/process/lease.py)."""
 PRODUCT_BYTES = 0.65 * MIB
 """A product that oneDNN has compiled for bf16 (shared/process/determinism.py)."""

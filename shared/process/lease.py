@@ -47,7 +47,7 @@ from shared.run.files import make_folder, remove_unfinished, write_whole
 if TYPE_CHECKING:
     import torch
 
-WORTH_RETURNING = 128 * 2**20
+WORTH_RETURNING = 96 * 2**20
 """Bytes. To return a gigabyte and get it again takes a tenth of a second, too long for the step of a small model."""
 FIRST_POLL_S = 0.0005
 LONGEST_POLL_S = 0.01
