@@ -79,7 +79,8 @@ def main() -> None:
     }
     for name, value in figures.items():
         print(name, value)
-    print(write_result(f"decode_bound_{figures['model']}_{args.dtype}", figures))
+    part = "" if args.packed == 1.0 else f"_packed_{args.packed:g}"
+    print(write_result(f"decode_bound_{figures['model']}_{args.dtype}{part}", figures))
 
 
 def opened(folder: str, dtype: str, packed: float) -> HFEngine:
