@@ -11,7 +11,7 @@ import psutil
 
 POLL_S = 0.1
 GROWN = 1.005
-"""A resident sum that counts as larger."""
+"""A sum that counts as larger than before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,16 +30,18 @@ class Watched:
 
 def run_watched(argv: Sequence[str], log: Path, environment: dict[str, str], poll_s: float = POLL_S) -> Watched:
     """The command, its descendants, and their memory at its largest. To count the pages of gigabytes takes dozens of
-    milliseconds in which a process waits for new ones. So they are counted only when the resident sum, which costs
-    nothing to read, is larger than ever before."""
+    milliseconds in which a process waits for new ones. So they are counted only when the resident sum, or its part
+    that is not of files, is larger than ever before; these cost nothing to read."""
     start = time.monotonic()
-    pss = rss = 0.0
+    pss = rss = own = 0.0
     with log.open("wb") as output:
         process = subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, env=environment)
         while process.poll() is None:
             tree = with_descendants(process.pid)
-            if (now := resident_mb(tree)) > GROWN * rss:
-                pss, rss = max(pss, proportional_mb(tree)), now
+            resident, private = resident_mb(tree), private_mb(tree)
+            if resident > GROWN * rss or private > GROWN * own:
+                pss = max(pss, proportional_mb(tree))
+            rss, own = max(rss, resident), max(own, private)
             time.sleep(poll_s)
     return Watched(code=process.returncode, wall_s=time.monotonic() - start, pss_mb=pss, rss_mb=rss)
 
@@ -54,6 +56,11 @@ def with_descendants(pid: int) -> list[psutil.Process]:
 
 def resident_mb(tree: Sequence[psutil.Process]) -> float:
     return summed_mb(lambda process: process.memory_info().rss, tree)
+
+
+def private_mb(tree: Sequence[psutil.Process]) -> float:
+    """Without the pages of files."""
+    return summed_mb(lambda process: process.memory_info().rss - process.memory_info().shared, tree)
 
 
 def proportional_mb(tree: Sequence[psutil.Process]) -> float:

@@ -120,6 +120,8 @@ class Refused(Message, frozen=True, kw_only=True):
 class Policy(Message, frozen=True, kw_only=True, gc=True, weakref=True):
     """Learner -> actor: the whole adapter at a version. Self-contained, so a late joiner needs only the newest."""
 
+    # Its encoded form is kept as long as it lives (transport.py). msgspec has weak references only with gc.
+
     version: Count
     """Number of steps that made this adapter."""
     adapter: NDArray[np.uint8]

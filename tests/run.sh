@@ -67,7 +67,7 @@ static() {
     stage types "$python" -m pyright --pythonpath "$python"
 }
 
-# On all cores: tests of one thread each.
+# On all cores.
 in_parallel() {
     "$python" -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile "$@"
 }

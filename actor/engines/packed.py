@@ -7,15 +7,16 @@ With few rows, rearranging takes as long as all the rest: with all weights packe
 billion parameters takes half the time. The values are the same to the bit, so what is packed may depend on the machine
 and on its free memory.
 
-The copy lasts for an order. Where the processes take turns it is gone before an update, which takes more memory than
-decoding: a copy of half of the base leaves the peak of a usual run where it is, and `actor.packed` may allow more.
-Weights are packed, one after the other, as far as that and free memory allow, if
+The copy lasts for an order. Where the processes take turns it is gone before an update, which usually takes more memory
+than decoding: then a copy of half of the base leaves the peak of a run where it is. `actor.packed` may allow more.
+Weights are packed, one after the other, up to that share, if
 
     the completions may have PACKED_TOKENS    packing takes as long as some twenty token steps
-    it helps here                             equal and faster for a large weight; measured once in a process
+    there is memory for two such copies       none is given up for it
+    it helps here                             equal and faster for large weights; measured once in a process
 
-oneDNN rearranges the right factor. Whether a weight that is not packed is rather the left or the right one of a product
-with few rows is measured, too: with AMX, rearranging takes longer than the product.
+oneDNN rearranges the right factor. Whether a weight that is not packed should be the left or the right factor of a
+product with few rows is measured, too: with AMX, rearranging takes longer than the product.
 
 Left out: fp32, whose kernels take a weight as it is, and cards.
 """
@@ -40,8 +41,8 @@ FASTER = 0.85
 """A kind of product that is preferred takes at most this share of the time of the other."""
 TRIALS = 7
 """Of each kind."""
-MEASURED, MEASURED_BYTES = 6, 64 * 2**20
-"""How many weights to measure with, so that they come from memory as in a step, and the largest size."""
+MEASURED_BYTES = 64 * 2**20
+"""Of all weights to measure with: few enough to pack them anywhere, and too many for most caches."""
 
 
 class RowProduct:
@@ -77,14 +78,14 @@ class Kinds:
 
     packed: bool
     right: bool
-    """Of a weight that is not packed, as the right factor."""
+    """Whether a weight that is not packed should be the right factor."""
 
 
 class Packing:
     """Prepares the weights of a decode loop for an order."""
 
     def __init__(self, share: float) -> None:
-        """share: of their bytes that may be packed."""
+        """share: of the weights' bytes, how much may be packed."""
         self.share = share
         self.kinds: Kinds | None = None
         """None until it was measured."""
@@ -95,16 +96,17 @@ class Packing:
             return
         if self.kinds is None:
             self.kinds = measured(typical(products))
-            for product in products:
-                product.prefer(self.kinds)
+        for product in products:
+            product.prefer(self.kinds)
         if tokens >= PACKED_TOKENS and self.kinds.packed:
             self.pack(products)
 
     def pack(self, products: Sequence[RowProduct]) -> None:
-        """As many as are allowed. Half of the free memory stays free; if it is unknown, none is packed."""
+        """As many as are allowed, or none without memory for twice as much. Unknown memory is taken for none."""
         kept = sum(product.dense.nbytes for product in products if product.packed is not None)
-        allowed = int(self.share * sum(product.dense.nbytes for product in products))
-        room = min(allowed - kept, (free_memory() or 0) // 2)
+        room = int(self.share * sum(product.dense.nbytes for product in products)) - kept
+        if 2 * room > (free_memory() or 0):
+            return
         for product in products:
             if product.packed is None and product.dense.nbytes <= room:
                 product.pack()
@@ -118,35 +120,37 @@ def can_be_packed(products: Sequence[RowProduct]) -> bool:
 
 
 def typical(products: Sequence[RowProduct]) -> list[torch.Tensor]:
-    """The weights to measure with: of the size of the largest that is not too large."""
-    by_size = sorted((product.dense for product in products), key=lambda dense: dense.nbytes)
-    shape = [by_size[0], *(dense for dense in by_size if dense.nbytes <= MEASURED_BYTES)][-1].shape
-    return [dense for dense in by_size if dense.shape == shape][:MEASURED]
+    """The weights to measure with: some of the largest that are not too large, and have more outputs than inputs."""
+    wide = [product.dense for product in products if len(product.dense) > product.dense.shape[1]]
+    largest = max((dense.nbytes for dense in wide if dense.nbytes <= MEASURED_BYTES), default=0)
+    return [dense for dense in wide if dense.nbytes == largest][: MEASURED_BYTES // max(1, largest)]
 
 
 def measured(weights: Sequence[torch.Tensor]) -> Kinds:
-    """With some weights of one shape. A kind is worth using if it is faster and gives the same bits. All take turns, so
-    that other load slows each."""
-    weight = weights[0]
+    """With some weights of one shape: a kind is worth using if it is faster and gives the same bits."""
     supported = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if weight.dtype != torch.bfloat16 or not supported:
+    if not weights or weights[0].dtype != torch.bfloat16 or not supported:
         return Kinds(packed=False, right=False)
-    x = torch.randn(ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    x = torch.randn(ROWS, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
     packed = [RowProduct(weight) for weight in weights]
     for product in packed:
         product.pack()
-    kinds: dict[str, Callable[[], list[torch.Tensor]]] = {
-        "left": lambda: [weight_product(x, weight) for weight in weights],
-        "right": lambda: [F.linear(x, weight) for weight in weights],
-        "packed": lambda: [product(x) for product in packed],
-    }
-    times, found = dict.fromkeys(kinds, math.inf), {}
+    (by_left, left), (by_right, right), (by_packed, packing) = results_in_turn(
+        lambda: [weight_product(x, weight) for weight in weights],
+        lambda: [F.linear(x, weight) for weight in weights],
+        lambda: [product(x) for product in packed],
+    )
+    is_right = all(map(torch.equal, by_right, by_left)) and right <= FASTER * left
+    is_packed = all(map(torch.equal, by_packed, by_left)) and packing <= FASTER * (right if is_right else left)
+    return Kinds(packed=is_packed, right=is_right)
+
+
+def results_in_turn(*works: Callable[[], list[torch.Tensor]]) -> list[tuple[list[torch.Tensor], float]]:
+    """What each gives, and its seconds at best. They take turns, so that other load slows all of them."""
+    found: list[tuple[list[torch.Tensor], float]] = [([], math.inf) for _ in works]
     for _ in range(TRIALS):
-        for name, compute in kinds.items():
+        for place, work in enumerate(works):
             start = time.perf_counter()
-            found[name] = compute()
-            times[name] = min(times[name], time.perf_counter() - start)
-    same = {name: all(map(torch.equal, found[name], found["left"])) for name in kinds}
-    right = same["right"] and times["right"] <= FASTER * times["left"]
-    plain = times["right"] if right else times["left"]
-    return Kinds(packed=same["packed"] and times["packed"] <= FASTER * plain, right=right)
+            result = work()
+            found[place] = result, min(found[place][1], time.perf_counter() - start)
+    return found

@@ -95,7 +95,7 @@ def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: 
 
 def token_step_s(shape: ModelShape, work: Work, speed: Speed, *, groups: float, rows: float, lengths: Lengths) -> float:
     """One token of each row."""
-    rates, packed = speed.rates[work.dtype], work.actor.packed if work.packs_for(lengths.longest) else 0.0
+    rates, packed = speed.rates[work.dtype], packed_share(shape, work) if work.packs_for(lengths.longest) else 0.0
     weights = shape.linear * (1.0 if work.folds(shape) else THIN_PRODUCTS)
     plain = speed.product_s(work.dtype, rows)
     products = weights * (packed * speed.product_s(work.dtype, rows, packed=True) + (1.0 - packed) * plain)
@@ -106,6 +106,11 @@ def token_step_s(shape: ModelShape, work: Work, speed: Speed, *, groups: float, 
     cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.element
     calls = (shape.layers * layer_calls(shape, work) + STEP_CALLS) * speed.operation
     return products + head + sampler + cache + calls
+
+
+def packed_share(shape: ModelShape, work: Work) -> float:
+    """Of the layers, which are packed before the head."""
+    return min(1.0, packed_bytes(shape, work) / (work.value_bytes * shape.linear)) if shape.own_layers else 0.0
 
 
 def layer_calls(shape: ModelShape, work: Work) -> int:

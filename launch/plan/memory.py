@@ -298,8 +298,10 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
 
 def packed_bytes(shape: ModelShape, work: Work) -> int:
     """Of the layers where the decode loop is our own, and of the head, as far as `actor.packed` allows."""
-    values = (shape.linear if shape.own_layers else 0) + shape.vocabulary * shape.hidden
-    return int(work.actor.packed * work.value_bytes * values)
+    head = work.value_bytes * shape.vocabulary * shape.hidden
+    if not shape.own_layers:
+        return head if work.actor.packed == 1.0 else 0
+    return int(work.actor.packed * (work.value_bytes * shape.linear + head))
 
 
 def longest_prompt(work: Work, cap: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actor.engines.hf_engine import HFEngine
-from actor.engines.packed import FEW, MEASURED, Kinds, Packing, RowProduct, can_be_packed, measured, typical
+from actor.engines.packed import FEW, MEASURED_BYTES, Kinds, Packing, RowProduct, can_be_packed, measured, typical
 from protocol.messages import Sampling
 from shared.config.processes import PACKED_TOKENS
 from shared.model.products import weight_product
@@ -107,8 +107,13 @@ def test_as_much_is_packed_as_is_allowed() -> None:
     assert untouched[0].packed is None
 
 
+def large(out: int, size: int) -> RowProduct:
+    """Of a weight that takes no memory."""
+    return RowProduct(torch.empty(1, 1, dtype=torch.bfloat16).expand(out, size))
+
+
 def test_without_free_memory_nothing_is_packed() -> None:
-    enormous = RowProduct(torch.empty(1, 1, dtype=torch.bfloat16).expand(2**23, 2**23))
+    enormous = large(2**23, 2**23)
     packs().prepare([enormous], PACKED_TOKENS)
     assert enormous.packed is None
 
@@ -123,11 +128,13 @@ def test_only_a_weight_with_more_outputs_than_inputs_may_be_the_right_factor() -
 
 
 def test_kinds_are_measured_with_a_large_weight_but_not_with_a_head() -> None:
-    head = RowProduct(torch.empty(1, 1, dtype=torch.bfloat16).expand(2**16, 2**10))
-    small, large = RowProduct(weight_of(64, 64)), RowProduct(weight_of(64, 128))
-    assert [dense is large.dense for dense in typical([small, large, head])] == [True]
-    assert typical([head])[0] is head.dense
-    assert len(typical([RowProduct(weight_of(64, 128)) for _ in range(20)])) == MEASURED
+    head, long = large(2**16, 2**10), large(2**10, 2**13)
+    small, wide = RowProduct(weight_of(128, 64)), large(2**13, 2**10)
+    assert [dense is wide.dense for dense in typical([small, wide, long, head])] == [True]
+    assert typical([head, long]) == []
+    assert measured([]) == Kinds(packed=False, right=False)
+    several = [large(2**13, 2**10) for _ in range(20)]
+    assert sum(dense.nbytes for dense in typical(several)) == MEASURED_BYTES
     assert can_be_packed([small, head]) and not can_be_packed([])
 
 
