@@ -52,7 +52,7 @@ and not all of the memory of one fits the next. Measured as much after six steps
 VALUES_PER_OUTPUT: Mapping[str, float] = {"fp32": 2.5, "bf16": 3.2}
 """Values that the backward pass of a layer keeps for each value that its products give: inputs of norms and products,
 rotated queries and keys, both sides of the gate. In bf16 some of them are kept in fp32."""
-OWN_VALUES_PER_OUTPUT = 1.6
+OWN_VALUES_PER_OUTPUT = 1.4
 """The same where the layers are computed without their modules."""
 WORKING_LAYERS = 1.5
 """What the backward pass of one layer computes with, as a multiple of what the layer keeps."""
@@ -254,7 +254,7 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
             **own_rest,
             **compiled,
             **moments,
-            "adapter as messages": 3 * adapter,
+            "adapter as messages": 2 * adapter,
             **({"gradients of all ranks": owned + work.ranks * SUMMED_BYTES} if work.ranks > 1 else {}),
             **part,
         },
