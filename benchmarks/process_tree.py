@@ -11,7 +11,7 @@ import psutil
 
 POLL_S = 0.1
 GROWN = 1.005
-"""A sum that counts as larger than before."""
+"""By so much, from one count to the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +31,18 @@ class Watched:
 def run_watched(argv: Sequence[str], log: Path, environment: dict[str, str], poll_s: float = POLL_S) -> Watched:
     """The command, its descendants, and their memory at its largest. To count the pages of gigabytes takes dozens of
     milliseconds in which a process waits for new ones. So they are counted only when the resident sum, or its part
-    that is not of files, is larger than ever before; these cost nothing to read."""
+    that is not of files, has grown beyond the last count; these cost nothing to read."""
     start = time.monotonic()
-    pss = rss = own = 0.0
+    pss = rss = counted_rss = counted_private = 0.0
     with log.open("wb") as output:
         process = subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, env=environment)
         while process.poll() is None:
             tree = with_descendants(process.pid)
             resident, private = resident_mb(tree), private_mb(tree)
-            if resident > GROWN * rss or private > GROWN * own:
+            if resident > GROWN * counted_rss or private > GROWN * counted_private:
                 pss = max(pss, proportional_mb(tree))
-            rss, own = max(rss, resident), max(own, private)
+                counted_rss, counted_private = max(counted_rss, resident), max(counted_private, private)
+            rss = max(rss, resident)
             time.sleep(poll_s)
     return Watched(code=process.returncode, wall_s=time.monotonic() - start, pss_mb=pss, rss_mb=rss)
 
