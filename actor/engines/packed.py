@@ -60,8 +60,8 @@ class RowProduct:
             return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
         return F.linear(x, self.dense, bias) if len(x) <= self.right_rows else weight_product(x, self.dense, bias)
 
-    def prefer(self, kinds: "Kinds") -> None:
-        """Of weights with more inputs than outputs, whose sums are long, the left factor is faster everywhere."""
+    def choose_side(self, kinds: "FasterKinds") -> None:
+        """The left one, as for all weights with more inputs than outputs, unless the right one is faster here."""
         self.right_rows = FEW if kinds.right and len(self.dense) > self.dense.shape[1] else 0
 
     def pack(self) -> None:
@@ -73,8 +73,8 @@ class RowProduct:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kinds:
-    """Which products are worth using on this machine."""
+class FasterKinds:
+    """Which kinds of product are faster on this machine, with the same bits."""
 
     packed: bool
     right: bool
@@ -87,7 +87,7 @@ class Packing:
     def __init__(self, share: float) -> None:
         """share: of the weights' bytes, how much may be packed."""
         self.share = share
-        self.kinds: Kinds | None = None
+        self.kinds: FasterKinds | None = None
         """None until it was measured."""
 
     def prepare(self, products: Sequence[RowProduct], tokens: int) -> None:
@@ -95,9 +95,9 @@ class Packing:
         if not can_be_packed(products):
             return
         if self.kinds is None:
-            self.kinds = measured(typical(products))
+            self.kinds = faster_kinds(weights_to_measure(products))
         for product in products:
-            product.prefer(self.kinds)
+            product.choose_side(self.kinds)
         if tokens >= PACKED_TOKENS and self.kinds.packed:
             self.pack(products)
 
@@ -119,18 +119,18 @@ def can_be_packed(products: Sequence[RowProduct]) -> bool:
     )
 
 
-def typical(products: Sequence[RowProduct]) -> list[torch.Tensor]:
+def weights_to_measure(products: Sequence[RowProduct]) -> list[torch.Tensor]:
     """The weights to measure with: some of the largest that are not too large, and have more outputs than inputs."""
     wide = [product.dense for product in products if len(product.dense) > product.dense.shape[1]]
     largest = max((dense.nbytes for dense in wide if dense.nbytes <= MEASURED_BYTES), default=0)
     return [dense for dense in wide if dense.nbytes == largest][: MEASURED_BYTES // max(1, largest)]
 
 
-def measured(weights: Sequence[torch.Tensor]) -> Kinds:
+def faster_kinds(weights: Sequence[torch.Tensor]) -> FasterKinds:
     """With some weights of one shape: a kind is worth using if it is faster and gives the same bits."""
     supported = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if not weights or weights[0].dtype != torch.bfloat16 or not supported:
-        return Kinds(packed=False, right=False)
+        return FasterKinds(packed=False, right=False)
     x = torch.randn(ROWS, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
     packed = [RowProduct(weight) for weight in weights]
     for product in packed:
@@ -142,7 +142,7 @@ def measured(weights: Sequence[torch.Tensor]) -> Kinds:
     )
     is_right = all(map(torch.equal, by_right, by_left)) and right <= FASTER * left
     is_packed = all(map(torch.equal, by_packed, by_left)) and packing <= FASTER * (right if is_right else left)
-    return Kinds(packed=is_packed, right=is_right)
+    return FasterKinds(packed=is_packed, right=is_right)
 
 
 def results_in_turn(*works: Callable[[], list[torch.Tensor]]) -> list[tuple[list[torch.Tensor], float]]:

@@ -226,14 +226,14 @@ def measure(threads: int) -> Speed:
 def measure_rates(dtype: Any) -> Rates:
     import torch
 
-    from actor.engines.packed import RowProduct, measured
+    from actor.engines.packed import RowProduct, faster_kinds
     from shared.model.head import head_logits, token_stats
 
     count = WEIGHTS_BYTES // (OUT * IN * dtype.itemsize)
     weights = [torch.randn(OUT, IN).to(dtype) for _ in range(count)]
-    kinds, every = measured(weights), [RowProduct(weight) for weight in weights]
+    kinds, every = faster_kinds(weights), [RowProduct(weight) for weight in weights]
     for one in every:
-        one.prefer(kinds)
+        one.choose_side(kinds)
     xs = [torch.randn(rows, IN).to(dtype) for rows in ROWS]
     grad = torch.randn(ROWS[-1], OUT).to(dtype)
     with torch.inference_mode():
@@ -249,7 +249,7 @@ def measure_rates(dtype: Any) -> Rates:
 
     whole = best_time(both_ways) / (head.numel() * HEAD_ROWS)
     of_head = RowProduct(head)
-    of_head.prefer(kinds)
+    of_head.choose_side(kinds)
     with torch.inference_mode():
         head_step = best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0, rounded=of_head)) / head.numel()
         packing = time_to_pack(every) if kinds.packed else 0.0

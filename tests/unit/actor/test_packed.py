@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from actor.engines.hf_engine import HFEngine
-from actor.engines.packed import FEW, MEASURED_BYTES, Kinds, Packing, RowProduct, can_be_packed, measured, typical
+from actor.engines.packed import (
+    FEW,
+    MEASURED_BYTES,
+    FasterKinds,
+    Packing,
+    RowProduct,
+    can_be_packed,
+    faster_kinds,
+    weights_to_measure,
+)
 from protocol.messages import Sampling
 from shared.config.processes import PACKED_TOKENS
 from shared.model.products import weight_product
@@ -36,7 +45,7 @@ def test_a_packed_product_has_the_bits_of_the_plain_one(rows: int, has_bias: boo
     assert torch.equal(product(x, bias), plain)
     product.unpack()
     assert product.packed is None
-    product.prefer(Kinds(packed=False, right=True))
+    product.choose_side(FasterKinds(packed=False, right=True))
     assert product.right_rows == FEW
     assert torch.equal(product(x, bias), plain)
 
@@ -49,7 +58,7 @@ def test_an_order_gives_the_same_completions_with_packed_weights_and_leaves_none
     found = {}
     engine.packing.share = 1.0
     for helps in (False, True):
-        engine.packing.kinds = Kinds(packed=helps, right=False)
+        engine.packing.kinds = FasterKinds(packed=helps, right=False)
         found[helps] = list(chain.from_iterable(engine.generate(groups(), sampling, unheard)))
         assert all((product.packed is not None) == helps for product in engine.row_products())
         engine.sleep()
@@ -63,7 +72,7 @@ def test_an_order_gives_the_same_completions_with_packed_weights_and_leaves_none
 def test_a_new_adapter_is_used_with_packed_weights(tmp_path: Path) -> None:
     policy = policy_of(tmp_path, "Qwen2", torch.bfloat16, ADAPTED[1])
     engine = HFEngine(policy, tiny_prompter(*range(6)))
-    engine.packing.share, engine.packing.kinds = 1.0, Kinds(packed=True, right=False)
+    engine.packing.share, engine.packing.kinds = 1.0, FasterKinds(packed=True, right=False)
     sampling = Sampling(temperature=0.0, max_new_tokens=PACKED_TOKENS)
     first = engine.generate(groups(), sampling, unheard)
     for layer in policy.adapter.layers.values():
@@ -71,7 +80,7 @@ def test_a_new_adapter_is_used_with_packed_weights(tmp_path: Path) -> None:
     engine.prepare()
     packed = engine.generate(groups(), sampling, unheard)
     engine.sleep()
-    engine.packing.kinds = Kinds(packed=False, right=True)
+    engine.packing.kinds = FasterKinds(packed=False, right=True)
     plain = engine.generate(groups(), sampling, unheard)
     numbers = [[one.logprobs.tobytes() for group in found for one in group] for found in (first, packed, plain)]
     assert numbers[1] == numbers[2] != numbers[0]
@@ -79,7 +88,7 @@ def test_a_new_adapter_is_used_with_packed_weights(tmp_path: Path) -> None:
 
 def packs(share: float = 1.0) -> Packing:
     packing = Packing(share)
-    packing.kinds = Kinds(packed=True, right=True)
+    packing.kinds = FasterKinds(packed=True, right=True)
     return packing
 
 
@@ -91,7 +100,7 @@ def test_what_is_not_worth_it_is_not_packed() -> None:
     packs().prepare([dense, product], PACKED_TOKENS)
     assert dense.packed is None and product.packed is None, "fp32"
     packing = packs()
-    packing.kinds = Kinds(packed=False, right=False)
+    packing.kinds = FasterKinds(packed=False, right=False)
     packing.prepare([product], PACKED_TOKENS)
     assert product.packed is None, "not faster on this machine"
 
@@ -121,20 +130,20 @@ def test_without_free_memory_nothing_is_packed() -> None:
 def test_only_a_weight_with_more_outputs_than_inputs_may_be_the_right_factor() -> None:
     wide, long = RowProduct(weight_of(128, 64)), RowProduct(weight_of(64, 128))
     for product in (wide, long):
-        product.prefer(Kinds(packed=False, right=True))
+        product.choose_side(FasterKinds(packed=False, right=True))
     assert (wide.right_rows, long.right_rows) == (FEW, 0)
-    wide.prefer(Kinds(packed=False, right=False))
+    wide.choose_side(FasterKinds(packed=False, right=False))
     assert wide.right_rows == 0
 
 
 def test_kinds_are_measured_with_a_large_weight_but_not_with_a_head() -> None:
     head, long = large(2**16, 2**10), large(2**10, 2**13)
     small, wide = RowProduct(weight_of(128, 64)), large(2**13, 2**10)
-    assert [dense is wide.dense for dense in typical([small, wide, long, head])] == [True]
-    assert typical([head, long]) == []
-    assert measured([]) == Kinds(packed=False, right=False)
+    assert [dense is wide.dense for dense in weights_to_measure([small, wide, long, head])] == [True]
+    assert weights_to_measure([head, long]) == []
+    assert faster_kinds([]) == FasterKinds(packed=False, right=False)
     several = [large(2**13, 2**10) for _ in range(20)]
-    assert sum(dense.nbytes for dense in typical(several)) == MEASURED_BYTES
+    assert sum(dense.nbytes for dense in weights_to_measure(several)) == MEASURED_BYTES
     assert can_be_packed([small, head]) and not can_be_packed([])
 
 
@@ -142,6 +151,6 @@ def test_kinds_are_measured_with_a_large_weight_but_not_with_a_head() -> None:
 def test_measuring_takes_no_random_number_and_no_weight() -> None:
     weight = weight_of(2048, 512)
     before, state = weight.clone(), torch.get_rng_state()
-    measured([weight, before])
+    faster_kinds([weight, before])
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(weight, before)
