@@ -120,7 +120,7 @@ class Refused(Message, frozen=True, kw_only=True):
 class Policy(Message, frozen=True, kw_only=True, gc=True, weakref=True):
     """Learner -> actor: the whole adapter at a version. Self-contained, so a late joiner needs only the newest."""
 
-    # Its encoded form is kept as long as it lives (transport.py). msgspec has weak references only with gc.
+    # transport.py keeps the encoded form for as long as this object lives. msgspec has weak references only with gc.
 
     version: Count
     """Number of steps that made this adapter."""

@@ -222,21 +222,21 @@ class ZmqLearnerPort:
 
 
 class Outbound:
-    """Messages as the learner sends them: buffers in parts, and a policy encoded once for all actors, for as long as
-    the learner has it."""
+    """Encodes what the learner sends, large buffers in parts. The frames of a policy are kept until the Policy is freed,
+    and all actors share them."""
 
     def __init__(self) -> None:
-        self.policies: dict[int, Sequence[zmq.Frame]] = {}
-        """By the id of the message, which is another one's only after it is gone."""
+        self.encoded: dict[int, Sequence[zmq.Frame]] = {}
+        """Of policies, by `id(message)`: a version may be sent with and without its adapter."""
 
     def frames(self, message: AnyMessage) -> Sequence[bytes | memoryview | zmq.Frame]:
         if not isinstance(message, Policy):
             return in_parts(encode(message))
-        if id(message) not in self.policies:
+        if id(message) not in self.encoded:
             # A Frame is shared by all messages that it is part of; bytes would be copied for each.
-            self.policies[id(message)] = [zmq.Frame(part, copy=False) for part in in_parts(encode(message))]
-            weakref.finalize(message, self.policies.pop, id(message))
-        return self.policies[id(message)]
+            self.encoded[id(message)] = [zmq.Frame(part, copy=False) for part in in_parts(encode(message))]
+            weakref.finalize(message, self.encoded.pop, id(message), None)
+        return self.encoded[id(message)]
 
 
 def in_parts(frames: Sequence[bytes]) -> list[bytes | memoryview]:

@@ -291,7 +291,7 @@ class HFEngine:
         return [*(self.layers.row_products() if self.layers else ()), self.head]
 
     def forget(self) -> None:
-        """All memory but the model's."""
+        """Free all memory but the model's: packed weights, graphs and buffers."""
         for product in self.row_products():
             product.unpack()
         if self.fixed:

@@ -1,4 +1,4 @@
-"""Weights as the processor's bf16 units want them, while an order is decoded.
+"""Copies of weights in oneDNN's bf16 layout, for the time of an order.
 
     plain     read a weight + rearrange it, which oneDNN does in each product
     packed    read a weight that was rearranged once, before the order
@@ -7,16 +7,17 @@ With few rows, rearranging takes as long as all the rest: with all weights packe
 billion parameters takes half the time. The values are the same to the bit, so what is packed may depend on the machine
 and on its free memory.
 
-The copy lasts for an order. Where the processes take turns it is gone before an update, which usually takes more memory
-than decoding: then a copy of half of the base leaves the peak of a run where it is. `actor.packed` may allow more.
-Weights are packed, one after the other, up to that share, if
+`HFEngine.sleep` frees the copies after the order. Where the processes take turns, they are gone before an update, which
+usually takes more memory than decoding: then a copy of half of the base does not raise the peak of a run. That share is
+`actor.packed`. Weights are packed one after the other, up to it, if
 
-    the completions may have PACKED_TOKENS    packing takes as long as some twenty token steps
-    there is memory for two such copies       none is given up for it
-    it helps here                             equal and faster for large weights; measured once in a process
+    completions may have PACKED_TOKENS or more    packing takes as long as some twenty token steps
+    twice that memory is free                     so packing never takes what something else needs
+    it helps here                                 same bits and faster, measured once in a process on large weights
 
-oneDNN rearranges the right factor. Whether a weight that is not packed should be the left or the right factor of a
-product with few rows is measured, too: with AMX, rearranging takes longer than the product.
+In `x W^T`, oneDNN rearranges W, the right factor; in `W x^T`, where the weight is the left one, x. For weights that are
+not packed, which of the two is faster with few rows is measured, too: with AMX, rearranging W takes longer than the
+product.
 
 Left out: fp32, whose kernels take a weight as it is, and cards.
 """
@@ -38,11 +39,11 @@ ROWS = 8
 FEW = 24
 """Up to this number of rows, what was measured with ROWS decides which factor a weight is."""
 FASTER = 0.85
-"""A kind of product that is preferred takes at most this share of the time of the other."""
+"""A kind of product is preferred if it takes at most this share of the other's time."""
 TRIALS = 7
 """Of each kind."""
 MEASURED_BYTES = 64 * 2**20
-"""Of all weights to measure with: few enough to pack them anywhere, and too many for most caches."""
+"""Limit for the weights that are measured: few enough to pack them anywhere, and too many for most caches."""
 
 
 class RowProduct:
@@ -61,7 +62,7 @@ class RowProduct:
         return F.linear(x, self.dense, bias) if len(x) <= self.right_rows else weight_product(x, self.dense, bias)
 
     def choose_side(self, kinds: "FasterKinds") -> None:
-        """The left one, as for all weights with more inputs than outputs, unless the right one is faster here."""
+        """Have the weight on the left, unless it has more outputs than inputs and the right is faster here."""
         self.right_rows = FEW if kinds.right and len(self.dense) > self.dense.shape[1] else 0
 
     def pack(self) -> None:
@@ -91,7 +92,7 @@ class Packing:
         """None until it was measured."""
 
     def prepare(self, products: Sequence[RowProduct], tokens: int) -> None:
-        """For an order whose completions may have so many tokens."""
+        """Measure if that was not done yet, and pack if it helps an order whose completions may have so many tokens."""
         if not can_be_packed(products):
             return
         if self.kinds is None:
@@ -102,7 +103,7 @@ class Packing:
             self.pack(products)
 
     def pack(self, products: Sequence[RowProduct]) -> None:
-        """As many as are allowed, or none without memory for twice as much. Unknown memory is taken for none."""
+        """Pack up to the share; none if less than twice that memory is free, or nobody knows."""
         kept = sum(product.dense.nbytes for product in products if product.packed is not None)
         room = int(self.share * sum(product.dense.nbytes for product in products)) - kept
         if 2 * room > (free_memory() or 0):
@@ -120,7 +121,7 @@ def can_be_packed(products: Sequence[RowProduct]) -> bool:
 
 
 def weights_to_measure(products: Sequence[RowProduct]) -> list[torch.Tensor]:
-    """The weights to measure with: some of the largest that are not too large, and have more outputs than inputs."""
+    """Weights of the largest shape that fits MEASURED_BYTES and has more outputs than inputs."""
     wide = [product.dense for product in products if len(product.dense) > product.dense.shape[1]]
     largest = max((dense.nbytes for dense in wide if dense.nbytes <= MEASURED_BYTES), default=0)
     return [dense for dense in wide if dense.nbytes == largest][: MEASURED_BYTES // max(1, largest)]
@@ -135,13 +136,13 @@ def faster_kinds(weights: Sequence[torch.Tensor]) -> FasterKinds:
     packed = [RowProduct(weight) for weight in weights]
     for product in packed:
         product.pack()
-    (by_left, left), (by_right, right), (by_packed, packing) = results_in_turn(
+    (by_left, left_s), (by_right, right_s), (by_packed, packed_s) = results_in_turn(
         lambda: [weight_product(x, weight) for weight in weights],
         lambda: [F.linear(x, weight) for weight in weights],
         lambda: [product(x) for product in packed],
     )
-    is_right = all(map(torch.equal, by_right, by_left)) and right <= FASTER * left
-    is_packed = all(map(torch.equal, by_packed, by_left)) and packing <= FASTER * (right if is_right else left)
+    is_right = all(map(torch.equal, by_right, by_left)) and right_s <= FASTER * left_s
+    is_packed = all(map(torch.equal, by_packed, by_left)) and packed_s <= FASTER * (right_s if is_right else left_s)
     return FasterKinds(packed=is_packed, right=is_right)
 
 

@@ -32,7 +32,7 @@ DECODE_CALLS = 700
 """Small operations that take as long as all Python of one layer in a token step."""
 ADAPTER_CALLS = 1200
 """The same for what the adapter of one layer adds, unless it is folded into the base."""
-NARROW_CALLS = 1300
+BF16_CALLS = 1300
 """The same for what bf16 adds: conversions to fp32 and back."""
 STEP_CALLS = 500
 """The same for one token step outside the layers: sampler, bookkeeping, scoring."""
@@ -115,7 +115,7 @@ def packed_share(shape: ModelShape, work: Work) -> float:
 
 def layer_calls(shape: ModelShape, work: Work) -> int:
     adapter = 0 if work.folds(shape) else ADAPTER_CALLS
-    return DECODE_CALLS + adapter + (NARROW_CALLS if work.dtype == "bf16" else 0)
+    return DECODE_CALLS + adapter + (BF16_CALLS if work.dtype == "bf16" else 0)
 
 
 def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:

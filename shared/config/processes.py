@@ -232,9 +232,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     of the linears in this process. Only dense fp32 weights can be summed. `auto` does so up to 64 MiB of weights, where
     the number of products counts and the copy is small."""
     packed: Share = 0.5
-    """Share of the base, from 0 to 1, that `hf` on a CPU copies into the layout of bf16 units while it decodes, where
-    that is faster. With 0.5, a run whose processes take turns usually needs no more memory than without; 1 is fastest.
-    The tokens do not depend on it."""
+    """Largest share of the base, from 0 to 1, that `hf` on a CPU keeps a second time, in the layout of bf16 units,
+    while it decodes an order of 32 tokens or more: in bf16, where that is faster, and if twice that memory is free. 0.5
+    usually leaves the peak of a run whose processes take turns as it is with 0. The tokens do not depend on it."""
     graphs: Literal["auto", "never"] = "auto"
     """Whether `hf` on a card repeats its token step as a CUDA graph. `auto` does so if the step can be captured. The
     tokens do not depend on it."""

@@ -51,11 +51,11 @@ def test_a_policy_is_encoded_once_for_all_actors_and_kept_as_long_as_the_learner
     assert [frame.bytes for frame in first if isinstance(frame, zmq.Frame)] == [
         bytes(part) for part in in_parts(encode(versions[0]))
     ]
-    assert len([outbound.frames(version) for version in versions]) == len(outbound.policies) == 10
+    assert len([outbound.frames(version) for version in versions]) == len(outbound.encoded) == 10
     del versions[:7]
-    assert len(outbound.policies) == 3
+    assert len(outbound.encoded) == 3
     outbound.frames(policy(PART_BYTES, 11))
-    assert len(outbound.policies) == 3
+    assert len(outbound.encoded) == 3
 
 
 def test_many_actors_get_one_policy_whole(tmp_path: Path) -> None:
