@@ -222,7 +222,7 @@ class ZmqLearnerPort:
 
 
 class Outbound:
-    """Encodes what the learner sends, large buffers in parts. The frames of a policy are kept until the Policy is freed,
+    """Encodes what the learner sends, large buffers in parts. Frames of a policy are kept until the Policy is freed,
     and all actors share them."""
 
     def __init__(self) -> None:
