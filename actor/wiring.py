@@ -14,6 +14,8 @@ from actor.engines.server.adapter_files import AdapterFiles
 from actor.engines.server.completions import Completions
 from actor.engines.server.server_engine import Line, ServerEngine
 from actor.engines.server.vllm_server import Needs, VLLMServer
+from actor.engines.token_step.coded import Codes, reads_codes
+from actor.engines.token_step.layers import dense_bytes
 from actor.engines.vllm_options import MOST_SEQUENCES, RANKS, check_engine, longest
 from actor.environments.agents import Agents
 from actor.environments.episodes import Episodes, Player
@@ -30,9 +32,11 @@ from actor.verifiers.verdict import Context
 from protocol.messages import Bye
 from protocol.transport import ActorPort
 from shared.base.cache import CachedBase, cached_base, dense_base
+from shared.base.interleaved import interleaved_base
 from shared.base.lending import Borrower
 from shared.base.load import check_once, load_policy, pick_device, pick_dtype
 from shared.base.loading import fitting, lighter
+from shared.base.mapped import map_file
 from shared.base.residency import borrow, residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
@@ -40,11 +44,12 @@ from shared.config.named_rewards import form_in_words, runs_functions
 from shared.config.processes import ComputeConfig
 from shared.config.training import TeacherConfig
 from shared.config.tree import Config
-from shared.errors import DamageError, UserError
+from shared.errors import DamageError, ModelError, UserError
 from shared.model.adapter_file import LoraLayout, adapter_config, read_layout
 from shared.model.conversation import Conversation
 from shared.model.kernels.choice import policy_with_kernels
 from shared.model.nf4 import WEIGHTS
+from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
 from shared.process.card import driver_of
 from shared.process.determinism import pin_torch, record
@@ -58,7 +63,8 @@ BF16_TOLERANCE = 0.25
 """vLLM's kernels sum in another order than the learner's: in bf16 this much in the log-prob of an unlikely token."""
 
 ENGINES = Path(__file__).parent / "engines"
-"""The source that computes a completion."""
+OWN_CODE = (ENGINES, ENGINES / "token_step")
+"""Folders whose source computes a completion."""
 
 log = logging.getLogger("actor")
 
@@ -77,9 +83,25 @@ def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engi
     place = borrower.place if borrower else None
     policy = load_policy(base, config.model, config.lora, device, dtype, place)
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
-    engine = HFEngine(policy, prompter, config.actor, residency_of(config.compute, policy, borrower))
-    check_once(policy, base, engine.loop, engine.check, ENGINES)
+    residency = residency_of(config.compute, policy, borrower)
+    engine = HFEngine(policy, prompter, config.actor, residency, codes_for(config, base, policy))
+    check_once(policy, base, engine.loop, engine.check, OWN_CODE)
     return engine, prompter
+
+
+def codes_for(config: Config, base: CachedBase, policy: Policy) -> Codes | None:
+    """What a token step of `hf` on a CPU may read in place of the dense base; None where it does not."""
+    wanted = config.actor.weights
+    if wanted == "dense" or config.model.quantization != "nf4" or policy.device.type != "cpu":
+        return None
+    if policy.dtype == torch.bfloat16 and dense_bytes(policy.adapter) and reads_codes():
+        return Codes(map_file(interleaved_base(base).folder / WEIGHTS))
+    if wanted == "nf4":
+        raise ModelError(
+            "actor.weights is 'nf4', but on a CPU `hf` reads codes in bf16 only, with AVX512-BF16 on Linux, beside the"
+            ' dense base (model.dequantize = "once"); use actor.weights=auto, which reads them where it can.'
+        )
+    return None
 
 
 def build_vllm(

@@ -17,18 +17,21 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
 from actor.engines.engine import EndedCompletion
 from actor.engines.hf_engine import HFEngine
+from actor.wiring import codes_for
 from benchmarks.machine import write_result
 from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
 from shared.base.load import DTYPES, load_policy
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig
+from shared.config.tree import Config
 from shared.model.adapter_file import adapter_bytes
 from shared.model.linears import is_decoder_linear
 from shared.model.policy import Policy
@@ -46,9 +49,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--packed", type=float, default=1.0)
+    parser.add_argument("--weights", choices=("auto", "dense"), default="auto")
     args = parser.parse_args()
     pin_torch(args.threads)
-    engine = opened(args.folder, args.dtype, args.packed)
+    engine = opened(args.folder, args.dtype, args.packed, args.weights)
     reads: list[float] = []
     steps: dict[int, list[float]] = {rows: [] for rows in args.rows}
     for _ in range(args.rounds):
@@ -83,7 +87,7 @@ def main() -> None:
     print(write_result(f"decode_bound_{figures['model']}_{args.dtype}{part}", figures))
 
 
-def opened(folder: str, dtype: str, packed: float) -> HFEngine:
+def opened(folder: str, dtype: str, packed: float, weights: Literal["auto", "dense"]) -> HFEngine:
     """An engine whose completions never end, with an adapter that is not zero."""
     model, lora = ModelConfig(path=folder), LoraConfig()
     base = cached_base(model)
@@ -92,7 +96,8 @@ def opened(folder: str, dtype: str, packed: float) -> HFEngine:
     generator = torch.Generator().manual_seed(1)
     for layer in policy.adapter.layers.values():
         layer.lora_B.data.normal_(0, 1e-3, generator=generator)
-    engine = HFEngine(policy, load_prompter(base.folder), ActorConfig(packed=packed))
+    config = Config(model=model, actor=ActorConfig(packed=packed, weights=weights))
+    engine = HFEngine(policy, load_prompter(base.folder), config.actor, codes=codes_for(config, base, policy))
     engine.end_ids = engine.end_ids[:0]
     engine.install(1, adapter_bytes(policy.adapter))
     return engine

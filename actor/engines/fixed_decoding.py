@@ -23,9 +23,9 @@ import torch
 from actor.engines.engine import Completion, EndedCompletion, Progress
 from actor.engines.fixed_cache import FixedShape
 from actor.engines.fixed_rows import FixedBuffers, TokenStep
-from actor.engines.layers import Layers
 from actor.engines.prompts import pieces
 from actor.engines.replay import Capture, Replay, StepShape
+from actor.engines.token_step.layers import Layers
 from actor.engines.turns import Turns, run_groups
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.model.policy import Policy

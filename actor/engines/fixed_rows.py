@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from actor.engines.fixed_cache import FixedCache, FixedShape, KeySizes
-from actor.engines.layers import Layers
+from actor.engines.token_step.layers import Layers
 from shared.model.policy import Policy
 
 

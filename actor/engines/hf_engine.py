@@ -26,10 +26,11 @@ from transformers import DynamicCache
 from actor.engines.decoding import Decoding
 from actor.engines.engine import Completion, EndedCompletion, Identity, Progress, in_order
 from actor.engines.fixed_decoding import FixedLoop, Grain
-from actor.engines.layers import dense_bytes, layers_of
-from actor.engines.packed import Packing, RowProduct
 from actor.engines.prompts import PIECE_TOKENS, last_hidden, pieces
 from actor.engines.replay import CudaGraphs
+from actor.engines.token_step.coded import Codes
+from actor.engines.token_step.layers import dense_bytes, layers_of
+from actor.engines.token_step.packed import Packable, Packing, RowProduct
 from actor.engines.turns import Turns, run_groups
 from actor.engines.vllm_options import token_bytes
 from protocol.messages import GroupOrder, Sampling
@@ -109,16 +110,18 @@ class HFEngine:
         prompter: Prompter,
         config: ActorConfig = DEFAULTS,
         residency: Residency | None = None,
+        codes: Codes | None = None,
     ) -> None:
+        """codes: of the weights that a token step may read as such."""
         self.policy, self.max_sequences = policy, config.max_sequences
         self.residency = residency or Resident(policy)
         self.folds = is_folded(config.fold, dense_bytes(policy.adapter))
         cached = torch.float32 if policy.device.type == "cpu" else policy.dtype
         self.token_bytes = token_bytes(policy.config.to_dict(), cached.itemsize)
-        self.layers, self.head = layers_of(policy), RowProduct(policy.head)
+        self.layers, self.head, self.codes = layers_of(policy, codes), RowProduct(policy.head), codes
         self.packing = Packing(config.packed)
         self.prepare()
-        self.base = BaseChecksum(self.residency.sums)
+        self.base = BaseChecksum(self.sums)
         self.end_ids = torch.tensor(prompter.end_ids, dtype=torch.int64, device=policy.device)
         self.fitting = Width()
         self.turns: Turns | None = None
@@ -140,13 +143,18 @@ class HFEngine:
     def loop(self) -> str:
         """Which decode loop this is, for the mark of its check."""
         graphs = self.fixed is not None and self.fixed.replay.capture is not None
-        return "decode loop" + (", folded" if self.folds else "") + (", graphs" if graphs else "")
+        parts = {"folded": self.folds, "codes": self.codes, "graphs": graphs}
+        return ", ".join(["decode loop", *(part for part, used in parts.items() if used)])
 
     def install(self, version: int, adapter: bytes) -> None:
         """Copy the adapter in, after a check that the base still is what was loaded."""
         self.base.check()
         install_adapter(self.policy.adapter, adapter)
         self.prepare()
+
+    def sums(self) -> dict[str, int]:
+        """Of all that is frozen."""
+        return self.residency.sums() | (self.codes.sums() if self.codes else {})
 
     def prepare(self) -> None:
         """Compute once for an adapter what every step needs of it."""
@@ -180,7 +188,8 @@ class HFEngine:
     ) -> list[list[Completion]]:
         order, count = Unfinished(groups, progress), sum(len(group.seeds) for group in groups)
         width = self.fitting.of(min(self.width(groups, sampling), count))
-        self.packing.prepare(self.row_products(), sampling.max_new_tokens)
+        thin = self.layers.thin_products() if self.layers else []
+        self.packing.prepare(self.row_products(), thin, sampling.max_new_tokens, width)
         while reason := self.shortage(order, sampling, width):
             # Outside of the handler, whose exception keeps the tensors of all that it has left.
             self.free_memory()
@@ -290,9 +299,12 @@ class HFEngine:
         """Of a decode step: of the layers where they are our own, and of the head."""
         return [*(self.layers.row_products() if self.layers else ()), self.head]
 
+    def packable(self) -> list[Packable]:
+        return [*self.row_products(), *(self.layers.thin_products() if self.layers else ())]
+
     def forget(self) -> None:
         """Free all memory but the model's: packed weights, graphs and buffers."""
-        for product in self.row_products():
+        for product in self.packable():
             product.unpack()
         if self.fixed:
             self.fixed.forget()
@@ -301,6 +313,8 @@ class HFEngine:
         """Nothing but the model is kept until the next order, and the model only where the residency keeps it."""
         self.forget()
         self.turns = None
+        if self.codes:
+            self.codes.release()
         self.residency.sleep()
 
     def wake(self) -> bool:

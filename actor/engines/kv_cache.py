@@ -221,6 +221,10 @@ class LayerCache:
         self.rows, self.prompt_keys, self.prompt_values = rows, prompt_keys, prompt_values
         self.keys, self.values = keys, values
 
+    @property
+    def count(self) -> int:
+        return self.rows.count
+
     def add_prompts(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.prompt_keys = torch.cat([self.prompt_keys, keys])
         self.prompt_values = torch.cat([self.prompt_values, values])

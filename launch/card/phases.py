@@ -24,8 +24,8 @@ import torch
 from actor.engines.fixed_decoding import Grain, shape_of
 from actor.engines.fixed_rows import FixedBuffers, TokenStep, key_sizes
 from actor.engines.kv_cache import KVCache, LayerCache
-from actor.engines.layers import Layers, layers_of
 from actor.engines.prompts import PIECE_TOKENS, PromptPass, last_hidden, pieces, run_prompts
+from actor.engines.token_step.layers import Layers, layers_of
 from actor.engines.turns import run_continued
 from launch.card.items import (
     ADAM,

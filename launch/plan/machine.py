@@ -1,7 +1,8 @@
 """How fast this machine computes: a measurement of two to five seconds, kept in the cache folder.
 
     product     seconds per weight of `x W^T` for 1 to 512 rows; with one row it is the time to read a weight
-    packed      the same with packed weights, where they are packed (actor/engines/packed.py); and packing itself
+    packed      the same with packed weights where they help (actor/engines/token_step/packed.py); and packing itself
+    coded       the same with codes where they are read, up to 32 rows (actor/engines/token_step/coded.py)
     gradient    seconds per weight of `dy W` for 512 rows
     head        the same of logits with log-probs, forward and backward, as the learner computes them
     sampler     seconds per row and token of the vocabulary
@@ -226,7 +227,7 @@ def measure(threads: int) -> Speed:
 def measure_rates(dtype: Any) -> Rates:
     import torch
 
-    from actor.engines.packed import RowProduct, faster_kinds
+    from actor.engines.token_step.packed import RowProduct, faster_kinds
     from shared.model.head import head_logits, token_stats
 
     count = WEIGHTS_BYTES // (OUT * IN * dtype.itemsize)

@@ -126,7 +126,7 @@ class Work:
     in_turns: bool = False
     """Whether a completion is a conversation, whose keys and values are kept between its turns."""
     packs: bool = True
-    """Whether there is memory for packed weights while an order is decoded (actor/engines/packed.py)."""
+    """Whether there is memory for packed weights while an order is decoded (actor/engines/token_step/packed.py)."""
 
     @property
     def order_groups(self) -> int:

@@ -19,8 +19,8 @@ from typing import Protocol
 import msgspec
 import torch
 
-from shared.base.cache import SAFETENSORS_TYPES
 from shared.base.checksum import word_sum
+from shared.base.mapped import SAFETENSORS_TYPES
 from shared.model.nf4 import PARTS, STATE_KEY
 
 ALIGNMENT = 512

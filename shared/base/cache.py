@@ -17,14 +17,14 @@ It is made once, beside the cached base, under a name with that base's digest, s
 Learner, actors, `eval`, `generate` and `chat` map its weight file: all processes share the pages, and none has a copy
 of its own. `export` reads the codes, one tensor after another. The file takes two bytes per weight in bf16, four in
 fp32. Tensors are converted and written one after another, which needs the memory of the largest one only. Weights with
-the same input are neighbours in the file, so that a decode step multiplies by them at once (actor/engines/layers.py).
+the same input are neighbours in the file, so that a decode step multiplies by them at once
+(actor/engines/token_step/stacks.py).
 
 Left out on purpose: sharded output, and code that ships with a model (`trust_remote_code`).
 """
 
 import hashlib
 import json
-import mmap
 import os
 import re
 import shutil
@@ -39,6 +39,7 @@ from safetensors.torch import save_file
 
 from shared.base.architecture import empty_model, read_architecture
 from shared.base.gguf import is_gguf, open_gguf, read_tensors, write_files
+from shared.base.mapped import header
 from shared.config.model import CACHE_DIR_KEY, ModelConfig, cache_root
 from shared.embedded import EMBEDDED
 from shared.errors import DamageError, ModelError
@@ -51,18 +52,6 @@ DIGESTS = "DIGESTS.json"
 CACHE_FORMAT = 4
 """Changes with the content of a cached folder, so that older folders are not used."""
 SUFFIXES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-SAFETENSORS_TYPES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-ALIGNMENT = 64
-"""Bytes; the first tensor begins at a multiple of it, and so do the others of a usual model, by their sizes."""
 NEIGHBOURS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Linears that follow each other in the file of a dense base, their biases apart."""
 CPU = torch.device("cpu")
@@ -327,35 +316,6 @@ def place_in_file(name: str) -> tuple[str, str, int, str]:
     if linear in NEIGHBOURS:
         return parent, kind, NEIGHBOURS.index(linear), name
     return rest, kind, 0, name
-
-
-def header(plan: list[DenseTensor]) -> bytes:
-    """The length of the JSON, and the JSON: type, shape and place of every tensor."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for tensor in plan:
-        start, end = end, end + tensor.shape.numel() * tensor.dtype.itemsize
-        kind = SAFETENSORS_TYPES[tensor.dtype]
-        entries[tensor.name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(entries).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
-
-
-def mapped_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a file, as views of one mapping. Those that `safetensors` maps cannot be joined. The mapping is
-    private and may be written to, because PyTorch asks for that; nothing writes to it, so its pages are shared."""
-    with file.open("rb") as opened:
-        pages = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-    length = int.from_bytes(pages[:8], "little")
-    entries: dict[str, Any] = json.loads(pages[8 : 8 + length])
-    entries.pop("__metadata__", None)
-    whole = torch.frombuffer(pages, dtype=torch.uint8)[8 + length :]
-    types = {kind: dtype for dtype, kind in SAFETENSORS_TYPES.items()}
-    return {
-        name: whole[slice(*entry["data_offsets"])].view(types[entry["dtype"]]).view(entry["shape"])
-        for name, entry in entries.items()
-    }
 
 
 def dense_tensor(reader: Any, tensor: DenseTensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -44,7 +44,8 @@ from shared.base.architecture import (
     read_architecture,
     unsupported,
 )
-from shared.base.cache import CachedBase, dense_base, mapped_tensors
+from shared.base.cache import CachedBase, dense_base
+from shared.base.mapped import map_file
 from shared.config.model import CACHE_DIR_KEY, LoraConfig, ModelConfig
 from shared.errors import ModelError, in_words
 from shared.model.lora import PAIR, Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
@@ -110,7 +111,7 @@ def load_policy(
     once = model.dequantize == "once" or (model.dequantize == "auto" and device.type == "cpu")
     log.info(linears_sentence(lm, tensor_names(base)))
     file = (dense_base(base, dtype) if once else base).folder / WEIGHTS
-    tensors = mapped_tensors(file) if once or place else load_file(file)
+    tensors = map_file(file).tensors if once or place else load_file(file)
     if place:
         tensors = place(tensors, dtype)
     policy = filled_policy(lm, tensors, lora, device, dtype, base.digest)
@@ -221,11 +222,11 @@ def adapter_to(adapter: Adapter, device: torch.device) -> None:
 
 
 def check_once(
-    policy: Policy, base: CachedBase, path: str, check: Callable[[], None], code: Path | None = None
+    policy: Policy, base: CachedBase, path: str, check: Callable[[], None], code: Sequence[Path] = ()
 ) -> None:
-    """Run a check unless this base has passed it before. `path` names what is checked; `code` is a folder whose source
+    """Run a check unless this base has passed it before. `path` names what is checked; `code` are folders whose source
     takes part in it, beside this one."""
-    facts = check_facts(policy, path, (*OWN_CODE, *([code] if code else [])))
+    facts = check_facts(policy, path, (*OWN_CODE, *code))
     key = hashlib.sha256(facts).hexdigest()[:16]
     # Outside the base's own folder, whose files are exactly those that were written with it.
     mark = base.folder.with_name(f"{base.folder.name}.passed-{key}.json")

@@ -198,8 +198,8 @@ class TrackingConfig(Section, frozen=True, kw_only=True):
 
 class ActorConfig(Section, frozen=True, kw_only=True):
     """The rollout engine, and how far actors are trusted. `audit` and `audit_invited` are for the learner,
-    `max_sequences` is for all engines, `fold`, `packed` and `graphs` are for `hf`; all others are options of `vllm`,
-    which the extra `vllm` installs."""
+    `max_sequences` and `weights` are for all engines, `fold`, `packed` and `graphs` are for `hf`; all others are
+    options of `vllm`, which the extra `vllm` installs."""
 
     audit: Share = 0.0
     """Share of the groups of an actor that the learner checks, from 0 to 1: it computes their log-probs and scores
@@ -211,9 +211,11 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     engine: Literal["hf", "vllm", "vllm_server"] = "hf"
     """`hf`: our own decode loop. `vllm`: vLLM inside the process of the actor. `vllm_server`: servers that somebody
     else has started, here or on other machines; see [server]."""
-    weights: Literal["dense", "nf4"] = "dense"
-    """What `vllm` or a server serves. `dense`: the dequantised values in the type of `compute.dtype`. `nf4`: the codes
-    themselves, through vllm-bnb-plugin; a quarter of the memory, and a larger difference from the learner."""
+    weights: Literal["auto", "dense", "nf4"] = "auto"
+    """What completions are sampled from. `dense`: the dequantised values in the type of `compute.dtype`. `nf4`: the
+    codes themselves. With `vllm` or a server, codes are read through vllm-bnb-plugin; they take a quarter of the memory
+    and differ more from the learner, so `auto` takes dense values. With `hf` on a CPU, codes take less time where few
+    rows are decoded in bf16 and the processor has AVX512-BF16; `auto` reads them there."""
     install: Literal["memory", "files"] = "memory"
     """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
     shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""
@@ -233,8 +235,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     the number of products counts and the copy is small."""
     packed: Share = 0.5
     """Largest share of the base, from 0 to 1, that `hf` on a CPU keeps a second time, in the layout of bf16 units,
-    while it decodes an order of 32 tokens or more: in bf16, where that is faster, and if twice that memory is free. 0.5
-    usually leaves the peak of a run whose processes take turns as it is with 0. The tokens do not depend on it."""
+    while it decodes an order of 32 tokens or more: in bf16, where that is faster, and if twice that memory is free.
+    Weights that are read as codes are not packed. 0.5 usually leaves the peak of a run whose processes take turns as it
+    is with 0. The tokens do not depend on it."""
     graphs: Literal["auto", "never"] = "auto"
     """Whether `hf` on a card repeats its token step as a CUDA graph. `auto` does so if the step can be captured. The
     tokens do not depend on it."""
@@ -327,7 +330,7 @@ FOLDED_BYTES = 64 * 2**20
 """At the 3 MiB of the embedded model folding saves a tenth of a step of 128 rows and a quarter of one of 8; beyond this
 size the second copy is what counts."""
 PACKED_TOKENS = 32
-"""From this cap on `hf` packs the weights for an order (actor/engines/packed.py)."""
+"""From this cap on `hf` packs the weights for an order (actor/engines/token_step/packed.py)."""
 
 
 def rows_at_once(max_sequences: int, cached_bytes: int, vocabulary: int, *, on_card: bool) -> int:

@@ -50,8 +50,7 @@ class NF4Weight:
         """[out, in] the values of the codes. In slices, because intermediate results are three times as large, and
         memory that is freed between weights that stay is not returned to the system."""
         facts = read_facts(self.facts)
-        scales = self.nested_absmax.repeat_interleave(facts["nested_blocksize"])[: len(self.absmax)]
-        absmax = self.nested_quant_map[self.absmax.long()] * scales + facts["nested_offset"]
+        absmax = block_scales(self)
         blocks = self.packed.view(-1, facts["blocksize"] // 2)
         values = torch.empty(len(blocks), facts["blocksize"], dtype=dtype, device=self.packed.device)
         for start in range(0, len(blocks), SLICE_BLOCKS):
@@ -65,6 +64,13 @@ class NF4Weight:
         """The file entries of this weight under `name`."""
         values = (self.absmax, self.quant_map, self.nested_absmax, self.nested_quant_map, self.facts)
         return {name: self.packed} | {f"{name}.{part}": value for part, value in zip(PARTS, values, strict=True)}
+
+
+def block_scales(weight: NF4Weight) -> torch.Tensor:
+    """[out * in / 64] fp32 the scale of each block."""
+    facts = read_facts(weight.facts)
+    scales = weight.nested_absmax.repeat_interleave(facts["nested_blocksize"])[: len(weight.absmax)]
+    return weight.nested_quant_map[weight.absmax.long()] * scales + facts["nested_offset"]
 
 
 def from_tensors(name: str, tensors: dict[str, torch.Tensor], device: torch.device) -> NF4Weight:

@@ -9,10 +9,12 @@ import torch
 
 from actor.engines.engine import Completion
 from actor.engines.hf_engine import HFEngine
-from actor.engines.layers import Layers, frozen, layers_of, neighbours
+from actor.engines.token_step.layers import Layers, layers_of
+from actor.engines.token_step.stacks import frozen
 from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
 from shared.base.load import load_policy
+from shared.base.mapped import neighbours
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig
 from shared.model.policy import Policy
@@ -170,8 +172,9 @@ def test_another_version_is_copied_to_the_memory_of_the_last_one(
 def versioned(layers: Layers) -> list[torch.Tensor]:
     """What is made of an adapter, and the biases beside it."""
     stacks = [stack for layer in layers.layers for stack in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    found = [stack.low for stack in stacks]
-    found += [tensor for stack in stacks for product in stack.products for tensor in (product.high, product.bias)]
+    found = [stack.low and stack.low.dense for stack in stacks]
+    for product in (product for stack in stacks for product in stack.products):
+        found += [product.high and product.high.dense, product.bias]
     return [tensor for tensor in found if tensor is not None]
 
 

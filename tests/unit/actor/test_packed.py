@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from actor.engines.hf_engine import HFEngine
-from actor.engines.packed import (
+from actor.engines.token_step.packed import (
     FEW,
     MEASURED_BYTES,
+    ROWS,
     FasterKinds,
     Packing,
     RowProduct,
@@ -94,25 +95,25 @@ def packs(share: float = 1.0) -> Packing:
 
 def test_what_is_not_worth_it_is_not_packed() -> None:
     product = RowProduct(weight_of(64, 64))
-    packs().prepare([product], PACKED_TOKENS - 1)
+    packs().prepare([product], [], PACKED_TOKENS - 1, ROWS)
     assert product.packed is None, "a short order"
     dense = RowProduct(weight_of(64, 64, torch.float32))
-    packs().prepare([dense, product], PACKED_TOKENS)
+    packs().prepare([dense, product], [], PACKED_TOKENS, ROWS)
     assert dense.packed is None and product.packed is None, "fp32"
     packing = packs()
     packing.kinds = FasterKinds(packed=False, right=False)
-    packing.prepare([product], PACKED_TOKENS)
+    packing.prepare([product], [], PACKED_TOKENS, ROWS)
     assert product.packed is None, "not faster on this machine"
 
 
 @needs_bf16
 def test_as_much_is_packed_as_is_allowed() -> None:
     products = [RowProduct(weight_of(64, 64)) for _ in range(4)]
-    packs(0.5).prepare(products, PACKED_TOKENS)
+    packs(0.5).prepare(products, [], PACKED_TOKENS, ROWS)
     assert [product.packed is not None for product in products] == [True, True, False, False]
-    packs(0.5).prepare(products, PACKED_TOKENS)
+    packs(0.5).prepare(products, [], PACKED_TOKENS, ROWS)
     assert sum(product.packed is not None for product in products) == 2, "what is packed already counts"
-    packs(0.0).prepare(untouched := [RowProduct(weight_of(64, 64))], PACKED_TOKENS)
+    packs(0.0).prepare(untouched := [RowProduct(weight_of(64, 64))], [], PACKED_TOKENS, ROWS)
     assert untouched[0].packed is None
 
 
@@ -123,7 +124,7 @@ def large(out: int, size: int) -> RowProduct:
 
 def test_without_free_memory_nothing_is_packed() -> None:
     enormous = large(2**23, 2**23)
-    packs().prepare([enormous], PACKED_TOKENS)
+    packs().prepare([enormous], [], PACKED_TOKENS, ROWS)
     assert enormous.packed is None
 
 

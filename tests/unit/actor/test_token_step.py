@@ -15,7 +15,7 @@ from actor.engines.fixed_cache import FixedShape
 from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.fixed_rows import FixedBuffers, TokenStep
 from actor.engines.hf_engine import HFEngine
-from actor.engines.layers import layers_of
+from actor.engines.token_step.layers import layers_of
 from launch.card.published import QWEN_15B
 from protocol.messages import GroupOrder, Sampling
 from shared.base.architecture import architecture_of

@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.base.cache import CachedBase, cached_base, dense_base, mapped_tensors
+from shared.base.cache import CachedBase, cached_base, dense_base
 from shared.base.checksum import frozen_tensors
 from shared.base.load import load_policy
+from shared.base.mapped import map_file
 from shared.config.model import LoraConfig, ModelConfig
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes, layout_digest, read_layout
@@ -52,7 +53,7 @@ def test_whole_numbers_keep_their_type(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     found = load_file(dense_base(CachedBase(folder=tmp_path, digest="a" * 64), torch.bfloat16).folder / WEIGHTS)
     assert torch.equal(found["table"], stored["table"]) and torch.equal(found["w"], stored["w"].bfloat16())
-    mapped = mapped_tensors(dense_base(CachedBase(folder=tmp_path, digest="a" * 64), torch.bfloat16).folder / WEIGHTS)
+    mapped = map_file(dense_base(CachedBase(folder=tmp_path, digest="a" * 64), torch.bfloat16).folder / WEIGHTS).tensors
     assert mapped.keys() == stored.keys() and all(torch.equal(mapped[name], found[name]) for name in found), "aligned"
 
 
@@ -77,7 +78,7 @@ def test_a_mapped_file_has_the_tensors_that_were_written(tmp_path: Path, base: C
     written = {"table": torch.arange(5), "mask": torch.tensor([True, False]), "w": torch.rand(3, 5).bfloat16()}
     save_file(written, tmp_path / WEIGHTS, metadata={"format": "pt"})
     for file in (tmp_path / WEIGHTS, dense_base(base, torch.bfloat16).folder / WEIGHTS):
-        found, expected = mapped_tensors(file), load_file(file)
+        found, expected = map_file(file).tensors, load_file(file)
         assert found.keys() == expected.keys()
         for name, value in found.items():
             assert value.dtype == expected[name].dtype and torch.equal(value, expected[name]), name

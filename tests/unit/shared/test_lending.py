@@ -19,10 +19,11 @@ from learner.wiring import load_trained_policy
 from protocol.errors import PeerGone, PeerTimeout
 from protocol.messages import GroupOrder, Sampling
 from shared.base.block import ALIGNMENT, CudaBlocks, CudaHandle, Table, table_of, views
-from shared.base.cache import cached_base, mapped_tensors
+from shared.base.cache import cached_base
 from shared.base.checksum import BaseChecksum
 from shared.base.lending import AGREED, Agreed, Borrower, Lender, read, write
 from shared.base.load import load_policy
+from shared.base.mapped import map_file
 from shared.base.residency import Borrowed, Resident, borrow, is_shared, lend, residency_of
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ComputeConfig
@@ -67,7 +68,7 @@ def meet(folder: Path, lends: HostBlocks, borrows: HostBlocks, card: str = CARD,
 
 
 def tensors_of(model: ModelConfig) -> dict[str, torch.Tensor]:
-    return mapped_tensors(cached_base(model).folder / WEIGHTS)
+    return map_file(cached_base(model).folder / WEIGHTS).tensors
 
 
 def logprobs(policy: Policy) -> bytes:

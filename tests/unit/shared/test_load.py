@@ -116,10 +116,10 @@ def test_each_path_and_each_edition_of_the_code_is_checked(loaded: tuple[Policy,
     done: list[str] = []
     (tmp_path / "engine.py").write_text("one = 1\n")
     for name in ("first", "first", "second"):
-        check_once(policy, base, f"{tmp_path}/{name}", lambda name=name: done.append(name), tmp_path)
+        check_once(policy, base, f"{tmp_path}/{name}", lambda name=name: done.append(name), [tmp_path])
     assert done == ["first", "second"]
     (tmp_path / "engine.py").write_text("one = 2\n")
-    check_once(policy, base, f"{tmp_path}/first", lambda: done.append("edited"), tmp_path)
+    check_once(policy, base, f"{tmp_path}/first", lambda: done.append("edited"), [tmp_path])
     assert done == ["first", "second", "edited"]
 
 

@@ -26,10 +26,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
+from actor.engines.token_step.coded import CODED_ROWS, CodedWeight
 from shared.config.processes import PACKED_TOKENS
 from shared.model.products import weight_product
 from shared.process.free_memory import free_memory
@@ -46,17 +48,31 @@ MEASURED_BYTES = 64 * 2**20
 """Limit for the weights that are measured: few enough to pack them anywhere, and too many for most caches."""
 
 
+class Packable(Protocol):
+    """A product with a weight that may be packed."""
+
+    dense: torch.Tensor
+    """The weight."""
+    packed: torch.Tensor | None
+    """Its copy."""
+
+    def pack(self) -> None: ...
+
+    def unpack(self) -> None: ...
+
+
 class RowProduct:
     """The product of a frozen weight with the few rows of a decode step."""
 
-    def __init__(self, dense: torch.Tensor) -> None:
-        self.dense = dense
+    def __init__(self, dense: torch.Tensor, coded: CodedWeight | None = None, right_rows: int = 0) -> None:
+        """coded: the same weight. right_rows: up to so many rows, it is the right factor while it is not packed."""
+        self.dense, self.coded, self.right_rows = dense, coded, right_rows
         self.packed: torch.Tensor | None = None
-        self.right_rows = 0
-        """Up to so many rows, the weight is the right factor while it is not packed."""
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[n, in] -> [n, out]"""
+        if self.coded is not None and len(x) <= CODED_ROWS:
+            return self.coded.product(x, bias)
         if self.packed is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
         return F.linear(x, self.dense, bias) if len(x) <= self.right_rows else weight_product(x, self.dense, bias)
@@ -68,6 +84,30 @@ class RowProduct:
     def pack(self) -> None:
         if self.packed is None:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.dense, ROWS)
+
+    def unpack(self) -> None:
+        self.packed = None
+
+
+class AddedProduct:
+    """y + s x W, into y unless W is packed."""
+
+    def __init__(self, dense: torch.Tensor, scale: float) -> None:
+        """[in, out]"""
+        self.dense, self.scale = dense, scale
+        self.packed: torch.Tensor | None = None
+
+    def __call__(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """[n, out], [n, in] -> [n, out]"""
+        if self.packed is None:
+            return y.addmm_(x, self.dense, alpha=self.scale)
+        return torch.ops.mkldnn._linear_pointwise.binary(x, y, self.packed, None, "add")
+
+    def pack(self) -> None:
+        """The scale goes into W, if that rounds nothing."""
+        if self.packed is None and math.frexp(self.scale)[0] == 0.5:
+            scaled = (self.dense * self.scale).t().contiguous()
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(scaled, ROWS)
 
     def unpack(self) -> None:
         self.packed = None
@@ -91,8 +131,10 @@ class Packing:
         self.kinds: FasterKinds | None = None
         """None until it was measured."""
 
-    def prepare(self, products: Sequence[RowProduct], tokens: int) -> None:
-        """Measure if that was not done yet, and pack if it helps an order whose completions may have so many tokens."""
+    def prepare(self, products: Sequence[RowProduct], thin: Sequence[Packable], tokens: int, rows: int) -> None:
+        """Measure if that was not done yet, and pack if it helps an order whose completions may have so many tokens.
+
+        thin: of the adapter. rows: of the order's steps."""
         if not can_be_packed(products):
             return
         if self.kinds is None:
@@ -100,15 +142,18 @@ class Packing:
         for product in products:
             product.choose_side(self.kinds)
         if tokens >= PACKED_TOKENS and self.kinds.packed:
-            self.pack(products)
+            self.pack(products, thin, rows)
 
-    def pack(self, products: Sequence[RowProduct]) -> None:
+    def pack(self, products: Sequence[RowProduct], thin: Sequence[Packable], rows: int) -> None:
         """Pack up to the share; none if less than twice that memory is free, or nobody knows."""
-        kept = sum(product.dense.nbytes for product in products if product.packed is not None)
-        room = int(self.share * sum(product.dense.nbytes for product in products)) - kept
+        room = int(self.share * sum(product.dense.nbytes for product in products))
+        used = [*thin, *(product for product in products if product.coded is None or rows > CODED_ROWS)]
+        room = min(room, sum(product.dense.nbytes for product in used))
+        kept = sum(product.dense.nbytes for product in used if product.packed is not None)
+        room -= kept
         if 2 * room > (free_memory() or 0):
             return
-        for product in products:
+        for product in used:
             if product.packed is None and product.dense.nbytes <= room:
                 product.pack()
                 room -= product.dense.nbytes

@@ -1,0 +1,102 @@
+"""Products of few rows that read a weight as its NF4 codes.
+
+    W[i] = code[q[i]] * absmax[i / 64],    absmax rounded to bf16,    x and W x in bf16, sums in fp32
+
+With few rows, a decode step on a CPU takes as long as reading the weights. The codes are a quarter of the bytes of
+bf16, and bitsandbytes has a product that reads them, for processors with AVX512-BF16: with 8 rows it takes 0.6 of the
+time of packed weights (packed.py), with 32 about as long. So codes are read with up to CODED_ROWS rows, the dense base
+with more. The file of the codes (shared/base/interleaved.py) is mapped, and `Codes.release` gives its pages back after
+an order.
+
+What is sampled from differs from the learner's policy by rounding: here each scale is rounded to 8 bits, in the dense
+base each weight. `benchmarks/coded_mismatch.py` finds about the same mismatch as with the dense base, where sums are
+rounded differently as well. The importance weight covers both.
+
+The function is called by its name in bitsandbytes' library, because to import that package takes seconds and 120 MB.
+Its threads are PyTorch's: both libraries use the OpenMP runtime that was loaded first.
+Left out: other processors, whose products dequantise first, and systems other than Linux, where OpenMP may be another.
+"""
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shared.base.checksum import word_sum
+from shared.base.interleaved import CODES, SCALES
+from shared.base.mapped import MappedFile, neighbours
+from shared.model.nf4 import BLOCK
+
+CODED_ROWS = 32
+"""With more, dense weights are faster."""
+LIBRARY = "libbitsandbytes_cpu.so"
+SIZE, ADDRESS = ctypes.c_longlong, ctypes.c_void_p
+
+
+@cache
+def kernel() -> Any:
+    """`gemv_4bit_inference`: M, N, K, x, codes, scales, y, block size, strides of the rows of x and y. None where
+    library or processor have none."""
+    package = find_spec("bitsandbytes")
+    if sys.platform != "linux" or package is None or package.origin is None:
+        return None
+    try:
+        library = ctypes.CDLL(str(Path(package.origin).with_name(LIBRARY)))
+        supported, found = library.has_avx512bf16_cpu, library.gemv_4bit_inference_cpu_nf4_bf16
+    except (OSError, AttributeError):
+        return None
+    supported.restype = ctypes.c_bool
+    found.argtypes, found.restype = [SIZE, SIZE, SIZE, *[ADDRESS] * 4, SIZE, SIZE, SIZE], None
+    return found if supported() else None
+
+
+def reads_codes() -> bool:
+    """Whether this machine multiplies by codes."""
+    return kernel() is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodedWeight:
+    """Codes of one matrix, or of several with the same input."""
+
+    codes: torch.Tensor
+    """[out, in / 2] uint8."""
+    scales: torch.Tensor
+    """[in / 64, out] bf16."""
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """[n, in] bf16, [out] -> [n, out]"""
+        x = x.contiguous()
+        (rows, inputs), outputs = x.shape, len(self.codes)
+        y = x.new_empty(rows, outputs)
+        weight = self.codes.data_ptr(), self.scales.data_ptr()
+        kernel()(rows, outputs, inputs, x.data_ptr(), *weight, y.data_ptr(), BLOCK, inputs, outputs)
+        return y if bias is None else y.add_(bias)
+
+
+class Codes:
+    """The file with the codes of a base."""
+
+    def __init__(self, file: MappedFile) -> None:
+        self.file = file
+
+    def of(self, names: Sequence[str]) -> CodedWeight | None:
+        """Of linears that are computed at once, by name; they are neighbours in the file. None if one has no codes."""
+        found = neighbours([self.file.tensors.get(f"{name}.{CODES}") for name in names])
+        if found is None:
+            return None
+        scales = torch.cat([self.file.tensors[f"{name}.{SCALES}"] for name in names], dim=1)
+        return CodedWeight(codes=found, scales=scales)
+
+    def sums(self) -> dict[str, int]:
+        """Of all codes, as in shared/base/checksum.py."""
+        return {name: word_sum(tensor) for name, tensor in self.file.tensors.items()}
+
+    def release(self) -> None:
+        self.file.release()

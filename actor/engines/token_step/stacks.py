@@ -1,0 +1,200 @@
+"""Products of linears that read the same input, with their adapter.
+
+    y = W x + b + s B (A x)        q, k, v;  o;  gate, up;  down
+
+Such linears are one product where they are folded, or where their weights are neighbours in the mapped file
+(shared/base/cache.py). Their A matrices are one product too, and so are their B, as blocks on the diagonal of one
+matrix. A and B are cast to the compute type once for each version, into the memory of the last one: a CUDA graph reads
+what it has read before. With few rows, a weight may be read as its codes (coded.py).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from actor.engines.token_step.coded import CodedWeight
+from actor.engines.token_step.packed import AddedProduct, Packable, RowProduct
+from shared.base.mapped import neighbours
+from shared.model.lora import AddLowRank, DenseMatmul, FrozenLinear, LoraLinear, Matmul, add_low_rank
+
+Linear = LoraLinear | FrozenLinear
+FindCodes = Callable[[Sequence[Linear]], CodedWeight | None]
+"""Of linears that are computed at once; None where they are not read as codes."""
+ALL_ROWS = 2**31
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """Linears of a stack that are computed at once."""
+
+    linears: tuple[Linear, ...]
+    """What they are."""
+    matmul: Matmul | RowProduct
+    bias: torch.Tensor | None
+    sizes: tuple[int, ...]
+    """How many outputs each has."""
+    columns: slice
+    """Their part of A x."""
+    high: AddedProduct | None
+    """By B of their adapters, as blocks on the diagonal; None without an adapter, or if it is in the weight."""
+
+    @staticmethod
+    def of(
+        linears: tuple[Linear, ...], matmul: Matmul | RowProduct, first: int, high: torch.Tensor | None
+    ) -> "Product":
+        """matmul: of all their weights. first: the column of A x where their part begins. high: [R, out]"""
+        sizes, biases = tuple(outputs(linear) for linear in linears), [frozen(linear).bias for linear in linears]
+        bias, found = biases[0], [one for one in biases if one is not None]
+        if len(linears) > 1 and found:
+            zeros = (found[0].new_zeros(size) for size in sizes)
+            bias = torch.cat([zero if one is None else one for zero, one in zip(zeros, biases, strict=True)])
+        columns = slice(first, first + (0 if high is None else len(high)))
+        scale = next((linear.scale for linear in linears if isinstance(linear, LoraLinear)), 1.0)
+        added = None if high is None else AddedProduct(high, scale)
+        return Product(linears=linears, matmul=matmul, bias=bias, sizes=sizes, columns=columns, high=added)
+
+    def __call__(self, x: torch.Tensor, low: torch.Tensor | None) -> Sequence[torch.Tensor]:
+        """[n, in], [n, R] -> [n, out] of each."""
+        y = self.matmul(x, self.bias)
+        if low is not None and self.high is not None:
+            y = self.high(y, low[:, self.columns])
+        return y.split(self.sizes, dim=1) if len(self.sizes) > 1 else [y]
+
+    def by_kernel(self, x: torch.Tensor, low: torch.Tensor, add: AddLowRank) -> torch.Tensor:
+        """[n, in], [R, in] A of the whole stack -> [n, out] of a single linear."""
+        y = self.matmul(x, self.bias)
+        return y if self.high is None else add(y, x, low[self.columns], self.high.dense.t(), self.high.scale)
+
+    def take_high(self) -> None:
+        """B as it is now, into its blocks."""
+        if self.high is None:
+            return
+        self.high.unpack()
+        row = column = 0
+        for linear, size in zip(self.linears, self.sizes, strict=True):
+            if isinstance(linear, LoraLinear):
+                rank = linear.lora_B.shape[1]
+                self.high.dense[row : row + rank, column : column + size] = linear.lora_B.detach().t()
+                row += rank
+            column += size
+
+
+class Stack:
+    """Linears that read the same input."""
+
+    def __init__(self, linears: Sequence[Any], find_codes: FindCodes) -> None:
+        self.linears: tuple[Linear, ...] = tuple(linears)
+        self.find_codes = find_codes
+        adapted = [linear for linear in self.linears if isinstance(linear, LoraLinear)]
+        self.add_low_rank = adapted[0].add_low_rank if adapted else add_low_rank
+        """PyTorch's version multiplies by all A of a stack at once; a kernel has a launch for each linear."""
+        self.folded: torch.Tensor | None = None
+        """The sums of all linears, one below the other."""
+        self.low: RowProduct | None = None
+        """By all A."""
+        self.products: list[Product] = []
+
+    def prepare(self, dtype: torch.dtype) -> None:
+        """Take the adapter as it is now. What was made for an earlier version is overwritten."""
+        adapted = [linear for linear in self.linears if isinstance(linear, LoraLinear)]
+        folded = [linear.folded for linear in adapted if linear.folded is not None]
+        if len(folded) == len(self.linears):
+            self.sum_up(self.joined(adapted, folded))
+            return
+        if not self.products or self.folded is not None:
+            self.folded = None
+            self.build(adapted, dtype)
+        self.take_low(adapted)
+        for product in self.products:
+            product.take_high()
+
+    def take_low(self, adapted: list[LoraLinear]) -> None:
+        """A as it is now."""
+        if self.low is None:
+            return
+        self.low.unpack()
+        row = 0
+        for linear in adapted:
+            self.low.dense[row : row + len(linear.lora_A)] = linear.lora_A.detach()
+            row += len(linear.lora_A)
+
+    def sum_up(self, whole: torch.Tensor) -> None:
+        """Multiply by the sums from now on."""
+        if whole is not self.folded:
+            self.folded, self.low = whole, None
+            self.products = [Product.of(self.linears, DenseMatmul(whole), 0, None)]
+
+    def build(self, adapted: list[LoraLinear], dtype: torch.dtype) -> None:
+        """Products without the adapter's values."""
+        if adapted:
+            first = adapted[0].lora_A
+            low = first.new_zeros(sum(len(linear.lora_A) for linear in adapted), first.shape[1], dtype=dtype)
+            self.low = RowProduct(low, right_rows=ALL_ROWS)
+        whole = neighbours([frozen(linear).matmul.dense for linear in self.linears])
+        at_once = [(self.linears, RowProduct(whole, self.find_codes(self.linears)))] if whole is not None else None
+        one_by_one = [((linear,), self.of_rows(linear)) for linear in self.linears]
+        self.products, first = [], 0
+        for linears, matmul in at_once or one_by_one:
+            self.products.append(Product.of(linears, matmul, first, room_for_high(linears, dtype)))
+            first = self.products[-1].columns.stop
+
+    def of_rows(self, linear: Linear) -> Matmul | RowProduct:
+        matmul = frozen(linear).matmul
+        return matmul if matmul.dense is None else RowProduct(matmul.dense, self.find_codes([linear]))
+
+    def joined(self, linears: list[LoraLinear], folded: list[torch.Tensor]) -> torch.Tensor:
+        """One weight, of which the folded ones become views, so that nothing is in memory twice. Later versions are
+        computed into these views."""
+        if self.folded is not None and all(
+            part.untyped_storage().data_ptr() == self.folded.data_ptr() for part in folded
+        ):
+            return self.folded
+        whole = torch.cat(folded)
+        for linear, part in zip(linears, whole.split([len(part) for part in folded]), strict=True):
+            linear.folded = part
+        return whole
+
+    def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """[n, in] -> [n, out] of each."""
+        alone = len(self.products) == len(self.linears)
+        if self.low is not None and alone and self.add_low_rank is not add_low_rank:
+            return [product.by_kernel(x, self.low.dense, self.add_low_rank) for product in self.products]
+        low = None if self.low is None else self.low(x)
+        return [part for product in self.products for part in product(x, low)]
+
+    def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual + W x + b, of a single linear."""
+        if self.folded is not None and self.products[0].bias is None:
+            return torch.addmm(residual, x, self.folded.t())
+        return residual + self(x)[0]
+
+    def row_products(self) -> list[RowProduct]:
+        """Of weights that are in memory as they are."""
+        return [product.matmul for product in self.products if isinstance(product.matmul, RowProduct)]
+
+    def thin_products(self) -> Iterator[Packable]:
+        """Of the adapter."""
+        if self.low is not None:
+            yield self.low
+        yield from (product.high for product in self.products if product.high is not None)
+
+
+def frozen(linear: Linear) -> FrozenLinear:
+    return linear.base if isinstance(linear, LoraLinear) else linear
+
+
+def outputs(linear: Linear) -> int:
+    """How many a linear has; 0 if only codes are in memory, which are never joined."""
+    weight = linear.lora_B if isinstance(linear, LoraLinear) else linear.matmul.dense
+    return 0 if weight is None else len(weight)
+
+
+def room_for_high(linears: Sequence[Linear], dtype: torch.dtype) -> torch.Tensor | None:
+    """[R, out] for the B of all; zeros stay where a linear has no part of another's A x. None without an adapter."""
+    adapted = [linear for linear in linears if isinstance(linear, LoraLinear)]
+    if not adapted:
+        return None
+    ranks, columns = (linear.lora_B.shape[1] for linear in adapted), (outputs(linear) for linear in linears)
+    return adapted[0].lora_B.new_zeros(sum(ranks), sum(columns), dtype=dtype)
