@@ -262,10 +262,10 @@ class LayerCache:
         weights = torch.softmax(scores if bias is None else scores.add_(bias), dim=-1)
         # Rounded as in the modules, wherever they are multiplied.
         weights = weights.to(query.dtype).to(values.dtype)
-        of_prompt = by_prompt(rows.in_slots(weights[..., :width])) @ prompt_values
+        of_prompt = torch.bmm(by_prompt(rows.in_slots(weights[..., :width])), prompt_values)
         mixed = torch.empty((*queries.shape[:3], values.shape[-1]), dtype=values.dtype, device=query.device)
         rows.write(of_prompt.view(prompts, heads, rows.places, -1, mixed.shape[-1]), mixed)
-        mixed += (weights[..., width:].flatten(0, 1) @ values).view(mixed.shape)
+        mixed += torch.bmm(weights[..., width:].flatten(0, 1), values).view(mixed.shape)
         return mixed.view(count, 1, -1, mixed.shape[-1]).to(query.dtype)
 
 

@@ -77,6 +77,9 @@ class RowProduct:
             return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
         return F.linear(x, self.dense, bias) if len(x) <= self.right_rows else weight_product(x, self.dense, bias)
 
+    def reads_codes(self, rows: int) -> bool:
+        return self.coded is not None and rows <= CODED_ROWS
+
     def choose_side(self, kinds: "FasterKinds") -> None:
         """Have the weight on the left, unless it has more outputs than inputs and the right is faster here."""
         self.right_rows = FEW if kinds.right and len(self.dense) > self.dense.shape[1] else 0
@@ -141,18 +144,18 @@ class Packing:
             self.kinds = faster_kinds(weights_to_measure(products))
         for product in products:
             product.choose_side(self.kinds)
-        if tokens >= PACKED_TOKENS and self.kinds.packed:
-            self.pack(products, thin, rows)
+        if self.share and tokens >= PACKED_TOKENS and self.kinds.packed:
+            self.pack([product for product in products if not product.reads_codes(rows)], thin, products)
 
-    def pack(self, products: Sequence[RowProduct], thin: Sequence[Packable], rows: int) -> None:
-        """Pack up to the share; none if less than twice that memory is free, or nobody knows."""
+    def pack(self, used: Sequence[RowProduct], thin: Sequence[Packable], products: Sequence[RowProduct]) -> None:
+        """Pack what is used up to the share of all; nothing if less than twice that memory is free, or nobody knows."""
         room = int(self.share * sum(product.dense.nbytes for product in products))
-        used = [*thin, *(product for product in products if product.coded is None or rows > CODED_ROWS)]
         room = min(room, sum(product.dense.nbytes for product in used))
-        kept = sum(product.dense.nbytes for product in used if product.packed is not None)
-        room -= kept
+        room -= sum(product.dense.nbytes for product in used if product.packed is not None)
         if 2 * room > (free_memory() or 0):
             return
+        for product in thin:
+            product.pack()
         for product in used:
             if product.packed is None and product.dense.nbytes <= room:
                 product.pack()
