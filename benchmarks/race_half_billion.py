@@ -34,6 +34,7 @@ from benchmarks.time_to_reward import trl_command
 from launch.presets.load import load_config
 from learner.tasks.tasks import load_rows
 from shared.base.cache import cached_base, dense_base
+from shared.base.interleaved import interleaved_base
 from shared.config.data import TasksConfig
 from shared.config.tree import Config
 from shared.model.nf4 import WEIGHTS
@@ -106,8 +107,10 @@ def unused_token(model: Path) -> tuple[str, int]:
 
 
 def prepared_mb(config: Config) -> int:
-    """Makes the base in both forms; the size of the one that the processes map."""
-    dense = dense_base(cached_base(config.model), torch.bfloat16)
+    """Makes the base in all its forms; the size of the dense one."""
+    base = cached_base(config.model)
+    interleaved_base(base)
+    dense = dense_base(base, torch.bfloat16)
     return round((dense.folder / WEIGHTS).stat().st_size / 2**20)
 
 

@@ -58,7 +58,7 @@ PINNED: dict[str, object] = {
     "actor.audit": 0.0,
     "actor.audit_invited": 0.1,
     "actor.engine": "hf",
-    "actor.weights": "dense",
+    "actor.weights": "auto",
     "actor.install": "memory",
     "actor.kv_mb": 0,
     "actor.give_back": "auto",
