@@ -129,7 +129,7 @@ def started_config(path: Path, *, may_wait: bool) -> Config:
     may_wait: the learner writes this file, so wait as long as for a peer to appear; a copy does not change."""
     config = read_config(path)
     until = time.monotonic() + (config.link.silence_s if may_wait else 0.0)
-    while is_open(config.compute):
+    while is_open(config):
         if time.monotonic() >= until:
             remedy = "start the learner" if may_wait else "start the learner, then copy the run's config.json again"
             raise RunDirError(

@@ -44,7 +44,7 @@ from shared.config.named_rewards import form_in_words, runs_functions
 from shared.config.processes import ComputeConfig
 from shared.config.training import TeacherConfig
 from shared.config.tree import Config
-from shared.errors import DamageError, ModelError, UserError
+from shared.errors import DamageError, UserError
 from shared.model.adapter_file import LoraLayout, adapter_config, read_layout
 from shared.model.conversation import Conversation
 from shared.model.kernels.choice import policy_with_kernels
@@ -91,17 +91,13 @@ def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engi
 
 def codes_for(config: Config, base: CachedBase, policy: Policy) -> Codes | None:
     """What a token step of `hf` on a CPU may read in place of the dense base; None where it does not."""
-    wanted = config.actor.weights
-    if wanted == "dense" or config.model.quantization != "nf4" or policy.device.type != "cpu":
+    if config.actor.weights != "nf4" or policy.device.type != "cpu" or not dense_bytes(policy.adapter):
         return None
-    if policy.dtype == torch.bfloat16 and dense_bytes(policy.adapter) and reads_codes():
-        return Codes(map_file(interleaved_base(base).folder / WEIGHTS))
-    if wanted == "nf4":
-        raise ModelError(
-            "actor.weights is 'nf4', but on a CPU `hf` reads codes in bf16 only, with AVX512-BF16 on Linux, beside the"
-            ' dense base (model.dequantize = "once"); use actor.weights=auto, which reads them where it can.'
-        )
-    return None
+    if policy.dtype != torch.bfloat16 or not reads_codes():
+        log.warning("actor.weights is 'nf4', which takes bf16 and a processor with AVX512-BF16: it reads dense weights")
+        return None
+    log.info("a token step of few rows reads the NF4 codes")
+    return Codes(map_file(interleaved_base(base).folder / WEIGHTS))
 
 
 def build_vllm(

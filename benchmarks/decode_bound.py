@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--packed", type=float, default=1.0)
-    parser.add_argument("--weights", choices=("auto", "dense"), default="auto")
+    parser.add_argument("--weights", choices=("nf4", "dense"), default="nf4")
     args = parser.parse_args()
     pin_torch(args.threads)
     engine = opened(args.folder, args.dtype, args.packed, args.weights)
@@ -87,7 +87,7 @@ def main() -> None:
     print(write_result(f"decode_bound_{figures['model']}_{args.dtype}{part}", figures))
 
 
-def opened(folder: str, dtype: str, packed: float, weights: Literal["auto", "dense"]) -> HFEngine:
+def opened(folder: str, dtype: str, packed: float, weights: Literal["nf4", "dense"]) -> HFEngine:
     """An engine whose completions never end, with an adapter that is not zero."""
     model, lora = ModelConfig(path=folder), LoraConfig()
     base = cached_base(model)

@@ -1,13 +1,16 @@
 """Products of a decode step at half a billion parameters: bf16 weights against weights of 8 and 4 bits, read directly.
 
-    bf16          what the decode loop uses: `weight_product` with the dense base that both processes map
+    bf16          `weight_product` with the dense base that both processes map
+    bf16 packed   the same in oneDNN's layout (actor/engines/token_step/packed.py)
+    nf4 codes     bitsandbytes' product with NF4 codes (actor/engines/token_step/coded.py), with AVX512-BF16 only
     int8 weights  torch's `_weight_int8pack_mm`: W in int8 with a scale for each row, x in bf16
     int4 weights  torch's `_weight_int4pack_mm_for_cpu`: groups of 64 with scale and zero, x in bf16
     int8 both     oneDNN's `qlinear`: W in int8, x in int8 with a scale for each of its rows, sums in int32
 
 Each time is of one product of the gate's shape (4864 x 896), averaged over the 24 matrices of a model one after the
 other, so that weights come from memory and not from a cache. The error is that of the result against fp32, relative to
-its norm; the weights are random, which is harder for 4 bits than real ones.
+its norm; the weights are random, which is harder for 4 bits than real ones. For NF4 it is against the values of the
+codes, which are the base: the policy itself is the quantised model.
 Left out: bitsandbytes' `gemm_4bit` for CPUs, which needs a package that it downloads at the first use.
 
     python -m benchmarks.low_bit [--threads 2]
@@ -18,12 +21,27 @@ from typing import Any
 
 import torch
 
+from actor.engines.token_step.coded import CodedWeight, reads_codes
+from actor.engines.token_step.packed import RowProduct
 from benchmarks.timed_shapes import in_turn, time_shapes
+from shared.base.interleaved import interleaved, scales_of
+from shared.model.nf4 import NF4Weight, quantize
 from shared.model.products import weight_product
 
 LAYERS, OUT, IN, BLOCK = 24, 4864, 896, 64
 SHAPES = {f"{rows} rows": (rows,) for rows in (1, 8, 32, 128)}
 Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def bf16_packed(weight: torch.Tensor) -> Product:
+    product = RowProduct(weight.bfloat16())
+    product.pack()
+    return product
+
+
+def nf4_codes(weight: NF4Weight) -> Product:
+    coded = CodedWeight(codes=interleaved(weight), scales=scales_of(weight).contiguous())
+    return lambda x: coded.product(x, None)
 
 
 def int8_weights(weight: torch.Tensor) -> Product:
@@ -68,14 +86,19 @@ def measured(rows: int) -> dict[str, Any]:
         "int8 weights": [int8_weights(weight) for weight in weights],
         "int4 weights": [int4_weights(weight) for weight in weights],
         "int8 both": [int8_both(weight) for weight in weights],
+        "bf16 packed": [bf16_packed(weight) for weight in weights],
     }
+    base = [quantize(weight) for weight in weights] if reads_codes() else []
+    if base:
+        products["nf4 codes"] = [nf4_codes(weight) for weight in base]
     times = in_turn(*(lambda kind=kind: [product(x) for product in kind] for kind in products.values()))
-    exact = x.float() @ weights[0].t()
+    wanted = {"nf4 codes": base[0].dequantize(torch.float32)} if base else {}
+    exact = {name: x.float() @ wanted.get(name, weights[0]).t() for name in products}
     return {
         name: {
             "us": round(time / LAYERS, 1),
             "times_faster": round(times[0] / time, 2),
-            "error": round(float((kind[0](x).float() - exact).norm() / exact.norm()), 4),
+            "error": round(float((kind[0](x).float() - exact[name]).norm() / exact[name].norm()), 4),
         }
         for (name, kind), time in zip(products.items(), times, strict=True)
     }

@@ -164,7 +164,18 @@ def assume_speed(place: Place, cache: Path) -> None:
     """A dry run plans with made-up times, since to measure a machine takes seconds."""
     if place.small:
         alike = (1e-9,) * len(ROWS)
-        rates = Rates(product=alike, packed=alike, packing=0.0, gradient=1e-9, head=1e-9, head_step=1e-9)
+        rates = Rates(
+            product=alike,
+            packed=alike,
+            packing=0.0,
+            gradient=1e-9,
+            head=1e-9,
+            head_step=1e-9,
+            coded=(),
+            layer_step=1e-4,
+            folded_step=1e-4,
+            layer_update=1e-3,
+        )
         made_up = Speed(rates=dict.fromkeys(DTYPES, rates), sampler=1e-9, operation=1e-6, element=1e-10)
         machine_speed(cache, SMALL["compute.learner_threads"], "fast", measure=lambda threads, blas: made_up)
 

@@ -50,7 +50,7 @@ def invite(*, directory: Path, name: str | None, hours: int) -> int:
     run = RunDir.open(directory)
     config = config_from_json(run.config.read_bytes())
     refuse_local(config.link, run.config)
-    if is_open(config.compute):
+    if is_open(config):
         raise ConfigError(
             f"{directory} was prepared and has not started, so number type and threads are not chosen yet; start it"
             f" with `resume {directory}` first."

@@ -6,9 +6,8 @@
               / ranks, as if there were cores for all
 
 Times per weight and row are those of launch/plan/machine.py. Decoding a few rows takes little longer than decoding one;
-an update costs its arithmetic. Work besides the products is counted by bytes and by calls. The factors were fitted to
-runs on a busy machine, so times are rough: the embedded preset is predicted at twice the time of a quiet machine.
-`benchmarks/predicted.py` compares both.
+an update costs its arithmetic. Work besides the products is measured layer by layer and counted by bytes.
+`benchmarks/predicted.py` compares predictions with runs.
 Lengths are assumed: every completion has the largest length, except for the embedded model, whose lengths are known.
 
 Left out: how many groups teach nothing and cost no update, replacements, and time that a user's reward takes.
@@ -28,21 +27,16 @@ from launch.plan.memory import (
 )
 from launch.plan.shape import ModelShape
 
-DECODE_CALLS = 700
-"""Small operations that take as long as all Python of one layer in a token step."""
-ADAPTER_CALLS = 1200
-"""The same for what the adapter of one layer adds, unless it is folded into the base."""
-BF16_CALLS = 1300
-"""The same for what bf16 adds: conversions to fp32 and back."""
 STEP_CALLS = 500
-"""The same for one token step outside the layers: sampler, bookkeeping, scoring."""
-UPDATE_CALLS = 3000
-"""The same for one layer and one micro-batch, forward and backward."""
+"""Small operations that take as long as one token step outside the layers: sampler, bookkeeping, scoring."""
 ELEMENT_PASSES = 210.0
 """How often an update reads and writes what the products of the layers give for each token. Less often than that, but
 most of it is not in a cache, where the measured operation has its operands."""
 THIN_PRODUCTS = 1.15
-"""Products of the adapter beside those of the base."""
+"""Products of the adapter beside those of the base, in an update."""
+COLD = 1.0
+"""How much longer a layer's calls take where weights that do not fit into the cache are read between them."""
+ROUNDING = 0.01
 OPTIMIZER_PASSES = 16
 """How often clipping and AdamW read and write a value of the adapter."""
 ORDER_S = 0.02
@@ -83,39 +77,53 @@ def step_time(shape: ModelShape, work: Work, actor: Speed, learner: Speed) -> St
 def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: int, lengths: Lengths) -> float:
     """One order: its prompts once, then one token of each row at a time; rows that have ended cost nothing."""
     prefill = shape.linear * speed.product_s(work.dtype, groups * lengths.prompt)
-    if work.packs_for(lengths.longest):
-        prefill += speed.rates[work.dtype].packing * packed_bytes(shape, work) / work.value_bytes
     width = min(rows, decoded_at_once(shape, work, lengths.longest))
+    if work.packs_for(lengths.longest):
+        prefill += speed.rates[work.dtype].packing * packed_bytes(shape, work, width) / work.value_bytes
     # A row that has ended is taken over by the next completion; the last ones end one after the other.
     steps = lengths.longest + max(0.0, rows / width - 1) * lengths.completion
     active = rows * lengths.completion / steps
     at_once = groups * width / rows
-    return prefill + steps * token_step_s(shape, work, speed, groups=at_once, rows=active, lengths=lengths)
+    share = Packed.of(shape, work, width, lengths.longest)
+    return prefill + steps * token_step_s(shape, work, speed, share, groups=at_once, rows=active, lengths=lengths)
 
 
-def token_step_s(shape: ModelShape, work: Work, speed: Speed, *, groups: float, rows: float, lengths: Lengths) -> float:
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """Which share of the weights is packed while an order is decoded."""
+
+    layers: float
+    head: float
+
+    @staticmethod
+    def of(shape: ModelShape, work: Work, rows: int, cap: int) -> "Packed":
+        """The layers come first, unless they are read as codes."""
+        packed = packed_bytes(shape, work, rows) / work.value_bytes if work.packs_for(cap) else 0.0
+        layers = 0.0 if work.codes_for(shape, rows) or not shape.own_layers else min(1.0, packed / shape.linear)
+        head = (packed - layers * shape.linear) / (shape.vocabulary * shape.hidden)
+        return Packed(layers=layers, head=float(head > 1.0 - ROUNDING))
+
+
+def token_step_s(
+    shape: ModelShape, work: Work, speed: Speed, packed: Packed, *, groups: float, rows: float, lengths: Lengths
+) -> float:
     """One token of each row."""
-    rates, packed = speed.rates[work.dtype], packed_share(shape, work) if work.packs_for(lengths.longest) else 0.0
-    weights = shape.linear * (1.0 if work.folds(shape) else THIN_PRODUCTS)
-    plain = speed.product_s(work.dtype, rows)
-    products = weights * (packed * speed.product_s(work.dtype, rows, packed=True) + (1.0 - packed) * plain)
+    rates, plain = speed.rates[work.dtype], speed.product_s(work.dtype, rows)
+    of_layers = packed.layers * speed.packed_s(work.dtype, rows) + (1.0 - packed.layers) * plain
+    if work.codes_for(shape, rows):
+        of_layers = speed.coded_s(work.dtype, rows)
+    products = shape.linear * of_layers
     more_rows = plain - speed.product_s(work.dtype, SAMPLER_ROWS)
-    head = shape.vocabulary * shape.hidden * max(rates.head_step + more_rows, rates.product[0])
+    if packed.head:
+        of_head = rates.head_step + speed.packed_s(work.dtype, rows) - speed.product_s(work.dtype, SAMPLER_ROWS)
+    else:
+        of_head = rates.head_step + more_rows
+    head = shape.vocabulary * shape.hidden * max(of_head, rates.packed[0])
     sampler = rows * shape.vocabulary * speed.sampler
     seen = groups * lengths.prompt + rows * lengths.longest / 2
     cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.element
-    calls = (shape.layers * layer_calls(shape, work) + STEP_CALLS) * speed.operation
-    return products + head + sampler + cache + calls
-
-
-def packed_share(shape: ModelShape, work: Work) -> float:
-    """Of the layers, which are packed before the head."""
-    return min(1.0, packed_bytes(shape, work) / (work.value_bytes * shape.linear)) if shape.own_layers else 0.0
-
-
-def layer_calls(shape: ModelShape, work: Work) -> int:
-    adapter = 0 if work.folds(shape) else ADAPTER_CALLS
-    return DECODE_CALLS + adapter + (BF16_CALLS if work.dtype == "bf16" else 0)
+    calls = shape.layers * (rates.folded_step if work.folds(shape) else COLD * rates.layer_step)
+    return products + head + sampler + cache + calls + STEP_CALLS * speed.operation
 
 
 def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
@@ -132,7 +140,7 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     backward = forward * rates.gradient / rates.product[-1]
     again = 2 if work.recomputes else 1
     elements = ELEMENT_PASSES * largest * shape.outputs * work.value_bytes * speed.element
-    calls = shape.layers * UPDATE_CALLS * speed.operation
+    calls = shape.layers * COLD * rates.layer_update
     beside = (elements + calls) * (1 + again) / 2
     head = shape.vocabulary * shape.hidden * rates.head * used
     optimizer = OPTIMIZER_PASSES * adapter_bytes(work.rank, shape) * speed.element

@@ -6,6 +6,7 @@
     gradient    seconds per weight of `dy W` for 512 rows
     head        the same of logits with log-probs, forward and backward, as the learner computes them
     sampler     seconds per row and token of the vocabulary
+    layer       seconds of a layer besides its products: a token step, an update (launch/plan/small_model.py)
     operation   seconds of an operation on a tensor so small that only the call counts
     element     seconds per byte that an operation on a large tensor reads, or writes to memory that is new to it
 
@@ -35,12 +36,13 @@ from typing import Any
 
 import msgspec
 
+from shared.config.processes import CODED_ROWS
 from shared.errors import UserError
 from shared.process.determinism import Blas, cpu_environment
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 5
+FORMAT = 6
 """Changes with what is measured."""
 MAX_AGE_DAYS = 30.0
 LIMIT_S = 60.0
@@ -48,7 +50,7 @@ LIMIT_S = 60.0
 ROWS = (1, 8, 32, 128, 512)
 DTYPES = ("fp32", "bf16")
 WEIGHTS_BYTES = 64 * 2**20
-OUT, IN = 2048, 1024
+OUT, IN, BLOCK = 2048, 1024, 64
 VOCABULARY, HEAD_ROWS, SAMPLER_ROWS = 4096, 128, 8
 ENOUGH_S = 0.08
 """Each measurement is repeated for about this long."""
@@ -71,6 +73,14 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """As `product`, with packed weights."""
     packing: float
     """Seconds to pack a weight; 0 where nothing is packed."""
+    coded: tuple[float, ...]
+    """As `product` for the first of ROWS, with weights that are read as codes; empty where none are."""
+    layer_step: float
+    """Seconds of a layer in a token step, besides its products."""
+    folded_step: float
+    """The same with sums of base and adapter."""
+    layer_update: float
+    """Seconds of a layer in an update of one micro-batch, besides its products."""
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,16 +95,28 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     element: float
     """Seconds per byte."""
 
-    def product_s(self, dtype: str, rows: float, *, packed: bool = False) -> float:
-        """Seconds per weight for this many rows: between two measurements a straight line, beyond the last one
-        proportional."""
-        times = self.rates[dtype].packed if packed else self.rates[dtype].product
-        if rows >= ROWS[-1]:
-            return times[-1] * rows / ROWS[-1]
-        for (low, high), (first, second) in zip(pairwise(ROWS), pairwise(times), strict=True):
-            if rows <= high:
-                return first + (second - first) * max(rows - low, 0) / (high - low)
-        raise AssertionError("the last of ROWS was compared above")
+    def product_s(self, dtype: str, rows: float) -> float:
+        """Seconds per weight for this many rows."""
+        return between(self.rates[dtype].product, rows)
+
+    def packed_s(self, dtype: str, rows: float) -> float:
+        """The same with packed weights."""
+        return between(self.rates[dtype].packed, rows)
+
+    def coded_s(self, dtype: str, rows: float) -> float:
+        """The same with codes, where they are read."""
+        return between(self.rates[dtype].coded, rows) if self.rates[dtype].coded else self.product_s(dtype, rows)
+
+
+def between(times: Sequence[float], rows: float) -> float:
+    """Between two measurements a straight line, beyond the last one proportional. times: for the first of ROWS."""
+    measured = ROWS[: len(times)]
+    if rows >= measured[-1]:
+        return times[-1] * rows / measured[-1]
+    for (low, high), (first, second) in zip(pairwise(measured), pairwise(times), strict=True):
+        if rows <= high:
+            return first + (second - first) * max(rows - low, 0) / (high - low)
+    raise AssertionError("the last number of rows was compared above")
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +177,8 @@ def read(file: Path) -> Measured | None:
 def is_sound(speed: Speed) -> bool:
     """Whether every figure is a time."""
     rates = [speed.rates[dtype] for dtype in DTYPES if dtype in speed.rates]
-    times = [t for one in rates for t in (*one.product, *one.packed, one.gradient, one.head, one.head_step)]
+    times = [t for one in rates for t in (*one.product, *one.packed, *one.coded, one.gradient, one.head, one.head_step)]
+    times += [t for one in rates for t in (one.layer_step, one.folded_step, one.layer_update)]
     times += [speed.sampler, speed.operation, speed.element]
     whole = len(rates) == len(DTYPES) and all(len(one.product) == len(one.packed) == len(ROWS) for one in rates)
     return whole and all(math.isfinite(t) and t > 0 for t in times)
@@ -228,6 +251,7 @@ def measure_rates(dtype: Any) -> Rates:
     import torch
 
     from actor.engines.token_step.packed import RowProduct, faster_kinds
+    from launch.plan.small_model import layer_calls
     from shared.model.head import head_logits, token_stats
 
     count = WEIGHTS_BYTES // (OUT * IN * dtype.itemsize)
@@ -257,6 +281,7 @@ def measure_rates(dtype: Any) -> Rates:
         packed = (
             tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if kinds.packed else product
         )
+    calls = layer_calls(dtype, best_time)
     return Rates(
         product=product,
         gradient=gradient,
@@ -264,7 +289,28 @@ def measure_rates(dtype: Any) -> Rates:
         head_step=head_step,
         packed=packed,
         packing=packing,
+        coded=coded_times(dtype, xs),
+        layer_step=calls.step,
+        folded_step=calls.folded_step,
+        layer_update=calls.update,
     )
+
+
+def coded_times(dtype: Any, xs: Sequence[Any]) -> tuple[float, ...]:
+    """Seconds per weight, up to CODED_ROWS."""
+    import torch
+
+    from actor.engines.token_step.coded import CodedWeight, reads_codes
+
+    if dtype != torch.bfloat16 or not reads_codes():
+        return ()
+    count = WEIGHTS_BYTES // (OUT * IN // 2)
+    scales = torch.full((IN // BLOCK, OUT), 0.01, dtype=dtype)
+    weights = [
+        CodedWeight(codes=torch.randint(256, (OUT, IN // 2), dtype=torch.uint8), scales=scales) for _ in range(count)
+    ]
+    few = [x for x in xs if len(x) <= CODED_ROWS]
+    return tuple(best_time(*(partial(one.product, x, None) for one in weights)) / (OUT * IN) for x in few)
 
 
 def gradient_time(grad: Any, weights: Sequence[Any]) -> float:

@@ -22,7 +22,15 @@ from typing import Literal
 from launch.plan.shape import ModelShape
 from shared.config.data import CurriculumConfig
 from shared.config.model import ModelConfig
-from shared.config.processes import LOGIT_BYTES, PACKED_TOKENS, ActorConfig, EvalConfig, is_folded, rows_at_once
+from shared.config.processes import (
+    CODED_ROWS,
+    LOGIT_BYTES,
+    PACKED_TOKENS,
+    ActorConfig,
+    EvalConfig,
+    is_folded,
+    rows_at_once,
+)
 from shared.config.training import BatchConfig
 from shared.config.tree import RolloutConfig
 from shared.process.determinism import COMPILED_PRODUCTS
@@ -149,6 +157,11 @@ class Work:
     def packs_for(self, cap: int) -> bool:
         """Whether weights are packed for an order whose completions may have so many tokens."""
         return self.packs and self.is_dense and self.dtype == "bf16" and cap >= PACKED_TOKENS
+
+    def codes_for(self, shape: ModelShape, rows: float) -> bool:
+        """Whether a token step of so many rows reads codes."""
+        reads = self.actor.weights == "nf4" and self.actor.engine == "hf" and self.model.quantization == "nf4"
+        return reads and shape.own_layers and self.is_dense and self.dtype == "bf16" and rows <= CODED_ROWS
 
     def folds(self, shape: ModelShape) -> bool:
         """Whether the actor has sums of weights and adapter."""
@@ -286,9 +299,11 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     prompts = at_once if work.in_turns else min(prompts, at_once)
     fed = prompts * (cap // 2 if work.in_turns else prompt)
     kept = {"earlier turns": rows * prompt * token_bytes(shape)} if work.in_turns else {}
-    packed = {"packed weights": packed_bytes(shape, work)} if work.packs_for(cap) else {}
+    packed = {"packed weights": packed_bytes(shape, work, at_once)} if work.packs_for(cap) else {}
+    codes = {"codes": int(NF4_BYTES * shape.linear)} if work.codes_for(shape, at_once) else {}
     return {
         **packed,
+        **codes,
         "keys and values": (prompts * prompt + at_once * cap) * token_bytes(shape),
         **kept,
         "sampler": at_once * shape.vocabulary * LOGIT_BYTES,
@@ -296,12 +311,16 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     }
 
 
-def packed_bytes(shape: ModelShape, work: Work) -> int:
-    """Of the layers where the decode loop is our own, and of the head, as far as `actor.packed` allows."""
+def packed_bytes(shape: ModelShape, work: Work, rows: int) -> int:
+    """Of the layers where the decode loop is our own and reads no codes, and of the head, as far as `actor.packed`
+    allows."""
     head = work.value_bytes * shape.vocabulary * shape.hidden
     if not shape.own_layers:
         return head if work.actor.packed == 1.0 else 0
-    return int(work.actor.packed * (work.value_bytes * shape.linear + head))
+    allowed = int(work.actor.packed * (work.value_bytes * shape.linear + head))
+    if work.codes_for(shape, rows):
+        return head if head <= allowed else 0
+    return allowed
 
 
 def longest_prompt(work: Work, cap: int) -> int:

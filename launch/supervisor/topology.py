@@ -99,13 +99,15 @@ def topology(run_dir: Path, config: Config, *, trace: bool = False, meeting: str
     )
 
 
-def arithmetic(compute: ComputeConfig, model: ModelConfig) -> str:
-    """What a run computes with, as chosen when it was made or started, and what was assumed for that."""
+def arithmetic(compute: ComputeConfig, model: ModelConfig, weights: str) -> str:
+    """What a run computes with, as chosen when it was made or started, and what was assumed for that. weights: what is
+    sampled from."""
     actors = "an actor" if compute.actors == 1 else f"each of {compute.actors} actors"
     learner = "the learner" if compute.ranks == 1 else f"each of {compute.ranks} ranks of the learner"
     threads = f"{compute.learner_threads} threads for {learner} and {compute.actor_threads} for {actors}"
     assumed = f"; '{model.path}' is not on this machine yet and counts as large where that is to be chosen"
-    return f"{compute.dtype}, {threads}{assumed if weight_bytes(model) is None else ''}"
+    sampled = ", few rows from NF4 codes" if weights == "nf4" else ""
+    return f"{compute.dtype}{sampled}, {threads}{assumed if weight_bytes(model) is None else ''}"
 
 
 def process(name: str, module: tuple[str, ...], threads: int, blas: Blas, run_dir: Path) -> Process:

@@ -214,8 +214,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     weights: Literal["auto", "dense", "nf4"] = "auto"
     """What completions are sampled from. `dense`: the dequantised values in the type of `compute.dtype`. `nf4`: the
     codes themselves. With `vllm` or a server, codes are read through vllm-bnb-plugin; they take a quarter of the memory
-    and differ more from the learner, so `auto` takes dense values. With `hf` on a CPU, codes take less time where few
-    rows are decoded in bf16 and the processor has AVX512-BF16; `auto` reads them there."""
+    and differ more from the learner, so `auto` takes dense values. With `hf` on a CPU, codes take less time where at
+    most 32 rows are decoded in bf16 and the processor has AVX512-BF16; `auto` takes them there. Another processor
+    reads dense values in place of them."""
     install: Literal["memory", "files"] = "memory"
     """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
     shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""
@@ -329,6 +330,9 @@ LOGIT_BYTES = 8
 FOLDED_BYTES = 64 * 2**20
 """At the 3 MiB of the embedded model folding saves a tenth of a step of 128 rows and a quarter of one of 8; beyond this
 size the second copy is what counts."""
+CODED_ROWS = 32
+"""Up to this number of rows `hf` reads codes in a token step (actor/engines/token_step/coded.py). With more, dense
+weights are faster."""
 PACKED_TOKENS = 32
 """From this cap on `hf` packs the weights for an order (actor/engines/token_step/packed.py)."""
 

@@ -1,12 +1,13 @@
 """What a run computes with on this machine: the values that `auto` and 0 in [compute] become, once, when a run starts.
 
     dtype    bf16 on a card; on a CPU with instructions for it, if the weights are large enough to gain; else fp32
+    weights  for a run whose own loop samples in bf16 on a CPU with AVX512-BF16: the codes, in a step of few rows
     threads  all physical cores that the container allows; half of them for each process if both compute at once
 
-They are kept in the run's config.json. Resume, actors that join later, replay and eval take them from there: another
-choice on another machine would give other numbers. `run` chooses when it makes a run; a run that was only prepared has
-no choice yet, and who starts it first, `resume` or the learner, makes it for that machine (`start_config`).
-Only files are read, since torch must not be loaded before the environment of a run is set.
+`weights` is that of [actor]. They are kept in the run's config.json. Resume, actors that join later, replay and eval
+take them from there: another choice on another machine would give other numbers. `run` chooses when it makes a run; a
+run that was only prepared has no choice yet, and who starts it first, `resume` or the learner, makes it for that
+machine (`start_config`). Only files are read, since torch must not be loaded before the environment of a run is set.
 
 With small matrices, bf16 is slower where it counts: at 8 rows, as in decoding, a product with a 384 x 128 weight takes
 1.6 times as long as in fp32, one of 1152 x 384 takes 0.8 times and one of 1728 x 576 0.35 times (one core with AMX).
@@ -21,6 +22,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from msgspec import structs
 
@@ -35,6 +37,8 @@ from shared.run.run_dir import CPUINFO, RunDir
 
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
 """As Linux lists them: x86 and Arm."""
+CODES_FLAG = "avx512_bf16"
+"""Of processors that multiply by codes (actor/engines/token_step/coded.py)."""
 WEIGHT_FILES = ("*.safetensors", "*.gguf")
 LARGE_BYTES = 40 * 10**6
 """Weight files from which on bf16 gains: 20 million parameters in two bytes."""
@@ -89,7 +93,7 @@ def start_config(run: RunDir, found: Capacity | None = None) -> Config:
     cannot be used here."""
     config = config_from_json(run.config.read_bytes())
     card = {} if found else check_cards(config.compute, ("learner",))
-    if not is_open(config.compute):
+    if not is_open(config):
         return config
     config = settled_config(config, found)
     # config.json comes last, because it decides: if this is cut off, the next start chooses again.
@@ -99,18 +103,40 @@ def start_config(run: RunDir, found: Capacity | None = None) -> Config:
 
 
 def settled_config(config: Config, found: Capacity | None = None) -> Config:
-    """With nothing left to choose in [compute]. found: None looks at this machine."""
-    compute = settled(config.compute, config.model, config.pipeline.max_lag, found or look_at_capacity())
-    return structs.replace(config, compute=compute)
+    """With nothing left to choose. found: None looks at this machine."""
+    found = found or look_at_capacity()
+    compute = settled(config.compute, config.model, config.pipeline.max_lag, found)
+    weights = config.actor.weights
+    if weights == "auto":
+        weights = sampled_weights(config.actor.engine, config.model, compute, found)
+    return structs.replace(config, compute=compute, actor=structs.replace(config.actor, weights=weights))
 
 
-def is_open(compute: ComputeConfig) -> bool:
+def is_open(config: Config) -> bool:
     """Whether something is left to choose. `device = auto` may stay: only torch knows whether a card can be used."""
-    return compute.dtype == "auto" or not (compute.learner_threads and compute.actor_threads)
+    compute = config.compute
+    threads = compute.learner_threads and compute.actor_threads
+    return compute.dtype == "auto" or config.actor.weights == "auto" or not threads
+
+
+def sampled_weights(
+    engine: str, model: ModelConfig, compute: ComputeConfig, found: Capacity
+) -> Literal["dense", "nf4"]:
+    """What an actor samples from. On a card, `hf` has what `model.dequantize` leaves in memory."""
+    if engine != "hf" or model.quantization == "none":
+        return "dense"
+    if is_on_card(compute, found):
+        return "dense" if model.dequantize == "once" else "nf4"
+    few_rows = compute.dtype == "bf16" and compute.blas == "fast" and model.dequantize != "each_call"
+    return "nf4" if few_rows and CODES_FLAG in found.flags else "dense"
+
+
+def is_on_card(compute: ComputeConfig, found: Capacity) -> bool:
+    return compute.device == "cuda" or (compute.device == "auto" and found.card)
 
 
 def settled(compute: ComputeConfig, model: ModelConfig, max_lag: int, found: Capacity) -> ComputeConfig:
-    on_card = compute.device == "cuda" or (compute.device == "auto" and found.card)
+    on_card = is_on_card(compute, found)
     large = is_large(model)
     share = max(found.cores // (2 if max_lag else 1), 1)
     small = 1 if found.others >= BUSY and not on_card else MAX_THREADS_SMALL

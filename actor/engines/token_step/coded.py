@@ -33,8 +33,6 @@ from shared.base.interleaved import CODES, SCALES
 from shared.base.mapped import MappedFile, neighbours
 from shared.model.nf4 import BLOCK
 
-CODED_ROWS = 32
-"""With more, dense weights are faster."""
 LIBRARY = "libbitsandbytes_cpu.so"
 SIZE, ADDRESS = ctypes.c_longlong, ctypes.c_void_p
 

@@ -31,8 +31,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from actor.engines.token_step.coded import CODED_ROWS, CodedWeight
-from shared.config.processes import PACKED_TOKENS
+from actor.engines.token_step.coded import CodedWeight
+from shared.config.processes import CODED_ROWS, PACKED_TOKENS
 from shared.model.products import weight_product
 from shared.process.free_memory import free_memory
 

@@ -11,6 +11,7 @@ from actor.engines.token_step.packed import (
     FEW,
     MEASURED_BYTES,
     ROWS,
+    AddedProduct,
     FasterKinds,
     Packing,
     RowProduct,
@@ -155,3 +156,40 @@ def test_measuring_takes_no_random_number_and_no_weight() -> None:
     faster_kinds([weight, before])
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(weight, before)
+
+
+@needs_bf16
+@pytest.mark.parametrize("rows", [1, 8, 24, 40])
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_a_packed_sum_has_the_bits_of_the_plain_one(rows: int, scale: float) -> None:
+    """In a model's shapes; both round once."""
+    product = AddedProduct(0.1 * weight_of(32, 320), scale)
+    y, x = weight_of(rows, 320), weight_of(rows, 32)
+    plain = product(y.clone(), x)
+    product.pack()
+    assert product.packed is not None
+    assert torch.equal(product(y.clone(), x), plain)
+    product.unpack()
+    assert product.packed is None
+
+
+def test_a_scale_that_would_be_rounded_leaves_the_sum_as_it_is() -> None:
+    product = AddedProduct(weight_of(32, 320), 1.5)
+    product.pack()
+    assert product.packed is None
+
+
+@needs_bf16
+def test_thin_products_are_packed_beside_the_share(tmp_path: Path) -> None:
+    thin, weight = AddedProduct(weight_of(32, 320), 2.0), RowProduct(weight_of(64, 64))
+    packs(0.0).prepare([weight], [thin], PACKED_TOKENS, ROWS)
+    assert thin.packed is None and weight.packed is None, "nothing may be packed"
+    packs(0.01).prepare([weight], [thin], PACKED_TOKENS, ROWS)
+    assert thin.packed is not None and weight.packed is None, "the share is of the base"
+    policy = policy_of(tmp_path, "Qwen2", torch.bfloat16, ADAPTED[1])
+    engine = HFEngine(policy, tiny_prompter(*range(6)))
+    assert engine.layers is not None
+    low = engine.layers.thin_products()[0]
+    low.pack()
+    engine.prepare()
+    assert low.packed is None, "a new version"

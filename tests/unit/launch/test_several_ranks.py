@@ -27,7 +27,18 @@ from shared.process.processor import Capacity, settled
 from tests.support.machines import HALF, but, configured, sound
 
 TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
-RATES = Rates(product=TIMES, packed=TIMES, packing=0.0, gradient=8e-9, head=5e-11, head_step=1e-9)
+RATES = Rates(
+    product=TIMES,
+    packed=TIMES,
+    packing=0.0,
+    gradient=8e-9,
+    head=5e-11,
+    head_step=1e-9,
+    coded=(),
+    layer_step=1e-4,
+    folded_step=1e-4,
+    layer_update=1e-3,
+)
 SPEED = Speed(rates=dict.fromkeys(DTYPES, RATES), sampler=5e-9, operation=1e-6, element=1e-10)
 
 
@@ -78,7 +89,7 @@ def test_the_threads_of_all_ranks_count(tmp_path: Path) -> None:
     compute = ComputeConfig(learner_threads=1, actor_threads=1, ranks=all_cores)
     assert not isinstance(lease_for(compute, torch.device("cpu"), tmp_path / "lease"), NoLease)
     assert "1 threads for each of 3 ranks of the learner" in arithmetic(
-        ComputeConfig(ranks=3, learner_threads=1, actor_threads=1), ModelConfig()
+        ComputeConfig(ranks=3, learner_threads=1, actor_threads=1), ModelConfig(), "dense"
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from launch.__main__ import main
-from shared.config.load import config_from_json
+from shared.config.load import config_from_json, resolve
 from shared.config.model import ModelConfig
 from shared.config.processes import ComputeConfig
 from shared.process.processor import (
@@ -25,6 +25,7 @@ from shared.process.processor import (
     look_at_capacity,
     others_running,
     settled,
+    settled_config,
     start_config,
     usable_cores,
     weight_bytes,
@@ -61,6 +62,31 @@ def test_the_number_type_follows_from_instructions_and_size(
     assert settled(ComputeConfig(**compute), model, 0, found).dtype == dtype
 
 
+@pytest.mark.parametrize(
+    ("keys", "found", "weights"),
+    [
+        ({"compute.dtype": "bf16"}, capacity("avx512_bf16"), "nf4"),
+        ({"compute.dtype": "bf16"}, capacity("amx_bf16"), "dense"),
+        ({"compute.dtype": "fp32"}, capacity("avx512_bf16"), "dense"),
+        ({"compute.dtype": "bf16", "compute.blas": "portable"}, capacity("avx512_bf16"), "dense"),
+        ({"compute.dtype": "bf16", "model.quantization": "none"}, capacity("avx512_bf16"), "dense"),
+        ({"compute.dtype": "bf16", "model.dequantize": "each_call"}, capacity("avx512_bf16"), "dense"),
+        ({"compute.dtype": "bf16", "actor.engine": "vllm"}, capacity("avx512_bf16"), "dense"),
+        ({"compute.dtype": "bf16", "actor.weights": "dense"}, capacity("avx512_bf16"), "dense"),
+        ({"compute.device": "cuda"}, capacity(card=True), "nf4"),
+        ({"compute.device": "cuda", "model.dequantize": "once"}, capacity(card=True), "dense"),
+    ],
+)
+def test_what_is_sampled_from_follows_from_type_and_processor(
+    keys: dict[str, str], found: Capacity, weights: str
+) -> None:
+    sections: dict[str, dict[str, str]] = {}
+    for key, value in keys.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    assert settled_config(resolve(sections), found).actor.weights == weights
+
+
 def prepared(path: Path) -> RunDir:
     """A run with a model that is not here, prepared for any machine."""
     assert main(["run", "embedded", "--prepare", "--out", str(path), "--set", f"model.path={HUB.path}"]) == 0
@@ -70,7 +96,7 @@ def prepared(path: Path) -> RunDir:
 def test_a_prepared_run_leaves_everything_open_until_it_starts(tmp_path: Path) -> None:
     run = prepared(tmp_path / "run")
     config = config_from_json(run.config.read_bytes())
-    assert config.compute == ComputeConfig() and is_open(config.compute)
+    assert config.compute == ComputeConfig() and is_open(config)
     assert run.read_info().compute["dtype"] == "auto"
 
 
