@@ -3,10 +3,9 @@
 Each model is run twice with the command that a user types: once to fill the cache, then for a few steps that count. The
 prediction is that of `run` (launch/plan), made before the start. Memory is the largest proportional sum of all
 processes (a shared page counts once) and the largest resident size of learner and actor; times are medians of steps.
-Lengths are not known before the start, so all is predicted once more with the lengths that were sampled. They must
-differ as in a real run, or memory has no holes: the model with random weights ends an answer with one token in
-thirty-two. The reward is the parity of token ids, because groups without differences would not be trained on; only the
-embedded model solves its own tasks.
+Lengths are not known before the start, so all is predicted once more with the lengths that were sampled. They differ as
+in a real run: the model with random weights ends an answer with one token in thirty-two. The reward is the parity of
+token ids, because groups without differences would not be trained on; only the embedded model solves its own tasks.
 
     python -m benchmarks.predicted [--models FOLDER ...] [--steps 12] [--prompts 2] [--tokens 128] [--set KEY=VALUE ...]
 

@@ -29,7 +29,7 @@ from launch.plan.shape import ModelShape
 
 STEP_CALLS = 500
 """Small operations that take as long as one token step outside the layers: sampler, bookkeeping, scoring."""
-ELEMENT_PASSES = 210.0
+ELEMENT_PASSES = 120.0
 """How often an update reads and writes what the products of the layers give for each token. Less often than that, but
 most of it is not in a cache, where the measured operation has its operands."""
 THIN_PRODUCTS = 1.15

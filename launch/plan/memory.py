@@ -52,15 +52,14 @@ UNRETURNED_BYTES = 96 * MIB
 """Freed memory that a process may keep between its turns (shared/process/lease.py)."""
 PRODUCT_BYTES = 0.65 * MIB
 """A product that oneDNN has compiled for bf16 (shared/process/determinism.py)."""
+PRODUCTS_BESIDE_CODES = COMPILED_PRODUCTS // 2
+"""That an actor compiles whose token steps read codes."""
 SUMMED_BYTES = 16 * MIB
 """Of each rank's gradient at a time (learner/update/placement/ranks.py)."""
-HOLES = 0.1
-"""Freed memory between tensors, as a share of a micro-batch's activations: the micro-batches of a step differ in size,
-and not all of the memory of one fits the next. Measured as much after six steps as after fourteen, or after forty."""
 VALUES_PER_OUTPUT: Mapping[str, float] = {"fp32": 2.5, "bf16": 3.2}
 """Values that the backward pass of a layer keeps for each value that its products give: inputs of norms and products,
 rotated queries and keys, both sides of the gate. In bf16 some of them are kept in fp32."""
-OWN_VALUES_PER_OUTPUT = 1.4
+OWN_VALUES_PER_OUTPUT = 1.3
 """The same where the layers are computed without their modules."""
 WORKING_LAYERS = 1.5
 """What the backward pass of one layer computes with, as a multiple of what the layer keeps."""
@@ -248,10 +247,11 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * owned}
     tokenizer = TOKEN_BYTES * shape.vocabulary
     compiled = {"compiled products": int(COMPILED_PRODUCTS * PRODUCT_BYTES)} if work.dtype == "bf16" else {}
+    few = {"compiled products": int(PRODUCTS_BESIDE_CODES * PRODUCT_BYTES)} if work.codes_for(shape, 1) else compiled
     folded = {"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}
     actor = {
         "Python, tokenizer": ACTOR_BYTES + tokenizer,
-        **({} if work.actor.is_elsewhere else own_rest | compiled | folded),
+        **({} if work.actor.is_elsewhere else own_rest | few | folded),
         "adapter": adapter,
         "adapter as messages": 2 * adapter,
     }
@@ -357,7 +357,6 @@ def update_items(shape: ModelShape, work: Work) -> Items:
     activations = int(tokens * (shape.layers * kept + recomputed))
     return {
         "activations": activations,
-        "holes between activations": int(HOLES * activations) if tokens < step_tokens(work) else 0,
         "a layer's backward pass": int(WORKING_LAYERS * tokens * layer),
         "head": FP32_BYTES * (HEAD_TILES * rows * HEAD_COLUMNS + HEAD_ROWS * used_tokens(work, tokens) * shape.hidden),
     }
