@@ -15,7 +15,7 @@ from actor.engines.server.completions import Completions
 from actor.engines.server.server_engine import Line, ServerEngine
 from actor.engines.server.vllm_server import Needs, VLLMServer
 from actor.engines.token_step.coded import Codes, reads_codes
-from actor.engines.token_step.layers import dense_bytes
+from actor.engines.token_step.stacks import dense_bytes
 from actor.engines.vllm_options import MOST_SEQUENCES, RANKS, check_engine, longest
 from actor.environments.agents import Agents
 from actor.environments.episodes import Episodes, Player

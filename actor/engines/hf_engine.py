@@ -29,8 +29,9 @@ from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.prompts import PIECE_TOKENS, last_hidden, pieces
 from actor.engines.replay import CudaGraphs
 from actor.engines.token_step.coded import Codes
-from actor.engines.token_step.layers import dense_bytes, layers_of
+from actor.engines.token_step.layers import layers_of
 from actor.engines.token_step.packed import Packable, Packing, RowProduct
+from actor.engines.token_step.stacks import dense_bytes
 from actor.engines.turns import Turns, run_groups
 from actor.engines.vllm_options import token_bytes
 from protocol.messages import GroupOrder, Sampling

@@ -218,10 +218,7 @@ def actor_peaks(policy: Policy, orders: Iterable[LargestOrder]) -> list[Peak]:
 
 def prepared(layers: Layers) -> Iterator[torch.Tensor]:
     """Adapters in the compute type, of all stacks."""
-    for layer in layers.layers:
-        for stack in (layer.qkv, layer.out, layer.gate_up, layer.down):
-            found = [stack.low, *(product.high for product in stack.products)]
-            yield from (tensor for tensor in found if tensor is not None)
+    yield from (product.dense for product in layers.thin_products())
 
 
 def dense_values(func: Any, args: Sequence[Any]) -> int:

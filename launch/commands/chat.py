@@ -124,7 +124,7 @@ def chat(
 
 def open_conversations(config: Config, checkpoint: "Checkpoint | None") -> list[Conversation]:
     """With the base, and with the trained policy if there is a checkpoint."""
-    from actor.engines.token_step.layers import dense_bytes
+    from actor.engines.token_step.stacks import dense_bytes
     from learner.durable.state import ADAPTER
     from shared.base.cache import cached_base
     from shared.base.load import load_policy, pick_device, pick_dtype

@@ -16,16 +16,8 @@ Left out: how many groups teach nothing and cost no update, replacements, and ti
 from dataclasses import dataclass
 
 from launch.plan.machine import SAMPLER_ROWS, Speed
-from launch.plan.memory import (
-    Lengths,
-    Work,
-    adapter_bytes,
-    decoded_at_once,
-    micro_batch_tokens,
-    packed_bytes,
-    used_tokens,
-)
-from launch.plan.shape import ModelShape
+from launch.plan.memory import Work, adapter_bytes, decoded_at_once, micro_batch_tokens, packed_bytes, used_tokens
+from launch.plan.shape import Lengths, ModelShape
 
 STEP_CALLS = 500
 """Small operations that take as long as one token step outside the layers: sampler, bookkeeping, scoring."""

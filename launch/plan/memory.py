@@ -9,8 +9,7 @@
     update   activations of the largest micro-batch, and the tiles of the head
 
 On a CPU freed memory goes back to the system after a turn, but for a little, so only the larger of the two peaks counts
-when the processes take turns.
-The constants were measured with `benchmarks/predicted.py`, which compares every prediction with a run.
+when the processes take turns. The constants were measured with `benchmarks/predicted.py`.
 
 Left out: the first start, which converts the model (its pages can be dropped while it is read).
 """
@@ -19,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.plan.shape import ModelShape
+from launch.plan.shape import Lengths, ModelShape
 from shared.config.data import CurriculumConfig
 from shared.config.model import ModelConfig
 from shared.config.processes import (
@@ -52,8 +51,8 @@ UNRETURNED_BYTES = 96 * MIB
 """Freed memory that a process may keep between its turns (shared/process/lease.py)."""
 PRODUCT_BYTES = 0.65 * MIB
 """A product that oneDNN has compiled for bf16 (shared/process/determinism.py)."""
-PRODUCTS_BESIDE_CODES = COMPILED_PRODUCTS // 2
-"""That an actor compiles whose token steps read codes."""
+BESIDE_CODES = 0.5
+"""Share of the products that an actor compiles whose token steps read codes."""
 SUMMED_BYTES = 16 * MIB
 """Of each rank's gradient at a time (learner/update/placement/ranks.py)."""
 VALUES_PER_OUTPUT: Mapping[str, float] = {"fp32": 2.5, "bf16": 3.2}
@@ -74,22 +73,9 @@ HEAD_ROWS = 2
 SHORT = 128 * 128
 """As in shared/model/attention.py, up to this number of scores per head they are kept for the backward pass."""
 FP32_BYTES = 4
-BF16_BYTES = 2
-VALUE_BYTES: Mapping[str, int] = {"fp32": FP32_BYTES, "bf16": BF16_BYTES}
+VALUE_BYTES: Mapping[str, int] = {"fp32": FP32_BYTES, "bf16": 2}
 
 Dtype = Literal["fp32", "bf16"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """Tokens of a sample."""
-
-    prompt: int
-    """Of a prompt."""
-    completion: int
-    """Of a completion, on average."""
-    longest: int
-    """Of the longest completion that is decoded with others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +233,8 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * owned}
     tokenizer = TOKEN_BYTES * shape.vocabulary
     compiled = {"compiled products": int(COMPILED_PRODUCTS * PRODUCT_BYTES)} if work.dtype == "bf16" else {}
-    few = {"compiled products": int(PRODUCTS_BESIDE_CODES * PRODUCT_BYTES)} if work.codes_for(shape, 1) else compiled
+    share = BESIDE_CODES if work.codes_for(shape, 1) else 1.0
+    few = {name: int(share * part) for name, part in compiled.items()}
     folded = {"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}
     actor = {
         "Python, tokenizer": ACTOR_BYTES + tokenizer,
@@ -312,8 +299,7 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
 
 
 def packed_bytes(shape: ModelShape, work: Work, rows: int) -> int:
-    """Of the layers where the decode loop is our own and reads no codes, and of the head, as far as `actor.packed`
-    allows."""
+    """Of the layers where our own loop reads no codes, and of the head, as far as `actor.packed` allows."""
     head = work.value_bytes * shape.vocabulary * shape.hidden
     if not shape.own_layers:
         return head if work.actor.packed == 1.0 else 0
@@ -354,9 +340,8 @@ def update_items(shape: ModelShape, work: Work) -> Items:
     kept = shape.hidden * work.value_bytes if work.recomputes else layer
     recomputed = layer if work.recomputes else 0
     rows = min(work.batch.head_rows, used_tokens(work, tokens))
-    activations = int(tokens * (shape.layers * kept + recomputed))
     return {
-        "activations": activations,
+        "activations": int(tokens * (shape.layers * kept + recomputed)),
         "a layer's backward pass": int(WORKING_LAYERS * tokens * layer),
         "head": FP32_BYTES * (HEAD_TILES * rows * HEAD_COLUMNS + HEAD_ROWS * used_tokens(work, tokens) * shape.hidden),
     }

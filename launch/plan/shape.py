@@ -23,6 +23,18 @@ MAX_HEADER_BYTES = 100 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Tokens of a sample."""
+
+    prompt: int
+    """Of a prompt."""
+    completion: int
+    """Of a completion, on average."""
+    longest: int
+    """Of the longest completion that is decoded with others."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """What the files of a model say about its size."""
 

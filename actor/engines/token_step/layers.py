@@ -20,7 +20,6 @@ import torch
 from actor.engines.token_step.coded import CodedWeight, Codes
 from actor.engines.token_step.packed import Packable, RowProduct
 from actor.engines.token_step.stacks import FindCodes, Linear, Stack
-from shared.model.lora import Adapter
 from shared.model.policy import Policy
 from shared.model.trained_layers import Norm, covers, signed
 
@@ -44,12 +43,6 @@ class KeptTokens(Protocol):
     def attend(self, query: torch.Tensor, scaling: float, window: int | None) -> torch.Tensor:
         """query [n, heads, 1, D] -> [n, 1, heads, D]"""
         ...
-
-
-def dense_bytes(adapter: Adapter) -> int:
-    """Of the linears whose values are in memory."""
-    dense = [layer.base.matmul.dense for layer in adapter.layers.values()]
-    return sum(weight.nbytes for weight in dense if weight is not None)
 
 
 class Layer:

@@ -17,7 +17,7 @@ import torch
 from actor.engines.token_step.coded import CodedWeight
 from actor.engines.token_step.packed import AddedProduct, Packable, RowProduct
 from shared.base.mapped import neighbours
-from shared.model.lora import AddLowRank, DenseMatmul, FrozenLinear, LoraLinear, Matmul, add_low_rank
+from shared.model.lora import Adapter, AddLowRank, DenseMatmul, FrozenLinear, LoraLinear, Matmul, add_low_rank
 
 Linear = LoraLinear | FrozenLinear
 FindCodes = Callable[[Sequence[Linear]], CodedWeight | None]
@@ -179,6 +179,12 @@ class Stack:
         if self.low is not None:
             yield self.low
         yield from (product.high for product in self.products if product.high is not None)
+
+
+def dense_bytes(adapter: Adapter) -> int:
+    """Of the linears whose values are in memory."""
+    dense = [layer.base.matmul.dense for layer in adapter.layers.values()]
+    return sum(weight.nbytes for weight in dense if weight is not None)
 
 
 def frozen(linear: Linear) -> FrozenLinear:

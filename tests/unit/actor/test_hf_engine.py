@@ -12,7 +12,7 @@ import torch
 
 from actor.engines.engine import Completion, EndedCompletion
 from actor.engines.hf_engine import HFEngine
-from actor.engines.token_step.layers import dense_bytes
+from actor.engines.token_step.stacks import dense_bytes
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.config.processes import FOLDED_BYTES, ActorConfig, is_folded
 from shared.errors import ModelError

@@ -8,22 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
 from launch.__main__ import main
 from launch.commands.run import speeds_of
 from launch.plan.cost import Plan, make_plan, plan_as_json, table, work_of
-from launch.plan.duration import COLD, decode_s, step_time
+from launch.plan.duration import decode_s, step_time
 from launch.plan.machine import DTYPES, ROWS, NotMeasured, Rates, Speed, machine_speed, measure_elsewhere
 from launch.plan.memory import (
     HEAD_COLUMNS,
     HEAD_ROWS,
     HEAD_TILES,
-    NF4_BYTES,
     OWN_VALUES_PER_OUTPUT,
     UNRETURNED_BYTES,
     WORKING_LAYERS,
-    Lengths,
     Work,
     host_memory,
     micro_batch_tokens,
@@ -31,7 +28,7 @@ from launch.plan.memory import (
     used_tokens,
 )
 from launch.plan.remedies import fits, refuse_if_too_large
-from launch.plan.shape import ModelShape, shape_of
+from launch.plan.shape import Lengths, ModelShape, shape_of
 from shared.config.load import resolve
 from shared.config.model import hub_cache_folder
 from shared.config.processes import LOGIT_BYTES, ComputeConfig
@@ -42,18 +39,8 @@ from tests.support.machines import GIB, HALF, QWEN_15B, write_model
 
 LENGTHS = Lengths(prompt=64, completion=64, longest=64)
 TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
-RATES = Rates(
-    product=TIMES,
-    packed=TIMES,
-    packing=0.0,
-    gradient=8e-9,
-    head=5e-11,
-    head_step=1e-9,
-    coded=(),
-    layer_step=1e-4,
-    folded_step=1e-4,
-    layer_update=1e-3,
-)
+CALLS = {"layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
+RATES = Rates(product=TIMES, packed=TIMES, packing=0.0, gradient=8e-9, head=5e-11, head_step=1e-9, coded=(), **CALLS)
 SPEED = Speed(rates=dict.fromkeys(DTYPES, RATES), sampler=5e-9, operation=1e-6, element=1e-10)
 
 
@@ -108,20 +95,6 @@ def test_half_the_bytes_in_bf16_and_no_sums_in_the_actor() -> None:
     assert "base + adapter" not in bf16.actor
     assert "base + adapter" not in host_memory(HALF, work()).actor, "only small models are folded by default"
     assert bf16.learner["adapter"] == fp32.learner["adapter"], "always fp32"
-
-
-def test_with_codes_only_the_head_is_packed_and_the_codes_are_read() -> None:
-    bf16, head, linears = {"dtype": "bf16"}, 2 * 151_936 * 896, HALF.linear
-    dense = host_memory(HALF, work(compute=bf16)).rollout
-    assert dense["packed weights"] == (2 * linears + head) // 2 and "codes" not in dense
-    nf4 = host_memory(HALF, work(compute=bf16, actor={"weights": "nf4"})).rollout
-    assert nf4["packed weights"] == head and nf4["codes"] == int(NF4_BYTES * linears)
-    little = host_memory(HALF, work(compute=bf16, actor={"weights": "nf4", "packed": 0.2})).rollout
-    assert little["packed weights"] == 0, "a part of the head is of no use"
-    many = work(compute=bf16, actor={"weights": "nf4"}, rollout={"prompts": 5})
-    assert "codes" not in host_memory(HALF, many).rollout, "40 rows"
-    wide = host_memory(HALF, work(actor={"weights": "nf4"})).rollout
-    assert "codes" not in wide, "in fp32 nothing multiplies by them"
 
 
 def test_only_the_larger_peak_counts_where_processes_take_turns() -> None:
@@ -284,28 +257,6 @@ def test_decoding_costs_what_reading_the_weights_costs() -> None:
     assert longer == pytest.approx(2 * found, rel=0.05)
     ended_early = decode_s(HALF, one, SPEED, groups=1, rows=8, lengths=replace(LENGTHS, completion=32))
     assert ended_early < found
-
-
-def test_codes_take_a_quarter_of_the_time_of_what_they_are_read_for() -> None:
-    quick = structs.replace(RATES, coded=(25e-11, 25e-11, 5e-10), packed=(5e-10,) * 5)
-    speed = structs.replace(SPEED, rates={"bf16": quick, "fp32": RATES})
-    one = work(compute={"dtype": "bf16"}, actor={"weights": "nf4"})
-    found = decode_s(HALF, one, speed, groups=1, rows=8, lengths=LENGTHS)
-    head, linears, prompt = 151_936 * 896, HALF.linear, HALF.linear * SPEED.product_s("bf16", 64)
-    weights = 64 * (25e-11 * linears + 5e-10 * head)
-    assert prompt + weights < found < prompt + 1.4 * weights
-    no_codes = structs.replace(quick, coded=())
-    slow = structs.replace(SPEED, rates={"bf16": no_codes, "fp32": RATES})
-    assert decode_s(HALF, one, slow, groups=1, rows=8, lengths=LENGTHS) > 1.5 * found, "a machine that reads none"
-
-
-def test_a_layers_own_time_counts_once_for_each_token() -> None:
-    more = structs.replace(RATES, layer_step=11e-4)
-    speed = structs.replace(SPEED, rates=dict.fromkeys(DTYPES, more))
-    found, longer = (decode_s(HALF, work(), one, groups=1, rows=8, lengths=LENGTHS) for one in (SPEED, speed))
-    assert longer - found == pytest.approx(64 * HALF.layers * COLD * 1e-3)
-    update = structs.replace(SPEED, rates=dict.fromkeys(DTYPES, structs.replace(RATES, layer_update=11e-3)))
-    assert step_time(HALF, work(), SPEED, update).update > step_time(HALF, work(), SPEED, SPEED).update + 0.2
 
 
 def test_a_step_has_its_parts_after_one_another_or_at_the_same_time() -> None:

@@ -1,0 +1,45 @@
+"""The plan of a run whose token steps read codes, and of the time that layers take besides their products."""
+
+import pytest
+from msgspec import structs
+
+from launch.plan.duration import COLD, decode_s, step_time
+from launch.plan.machine import DTYPES
+from launch.plan.memory import NF4_BYTES, host_memory
+from tests.unit.launch.test_plan import HALF, LENGTHS, RATES, SPEED, work
+
+
+def test_with_codes_only_the_head_is_packed_and_the_codes_are_read() -> None:
+    bf16, head, linears = {"dtype": "bf16"}, 2 * 151_936 * 896, HALF.linear
+    dense = host_memory(HALF, work(compute=bf16)).rollout
+    assert dense["packed weights"] == (2 * linears + head) // 2 and "codes" not in dense
+    nf4 = host_memory(HALF, work(compute=bf16, actor={"weights": "nf4"})).rollout
+    assert nf4["packed weights"] == head and nf4["codes"] == int(NF4_BYTES * linears)
+    little = host_memory(HALF, work(compute=bf16, actor={"weights": "nf4", "packed": 0.2})).rollout
+    assert little["packed weights"] == 0, "a part of the head is of no use"
+    many = work(compute=bf16, actor={"weights": "nf4"}, rollout={"prompts": 5})
+    assert "codes" not in host_memory(HALF, many).rollout, "40 rows"
+    wide = host_memory(HALF, work(actor={"weights": "nf4"})).rollout
+    assert "codes" not in wide, "in fp32 nothing multiplies by them"
+
+
+def test_codes_take_a_quarter_of_the_time_of_what_they_are_read_for() -> None:
+    quick = structs.replace(RATES, coded=(25e-11, 25e-11, 5e-10), packed=(5e-10,) * 5)
+    speed = structs.replace(SPEED, rates={"bf16": quick, "fp32": RATES})
+    one = work(compute={"dtype": "bf16"}, actor={"weights": "nf4"})
+    found = decode_s(HALF, one, speed, groups=1, rows=8, lengths=LENGTHS)
+    head, linears, prompt = 151_936 * 896, HALF.linear, HALF.linear * SPEED.product_s("bf16", 64)
+    weights = 64 * (25e-11 * linears + 5e-10 * head)
+    assert prompt + weights < found < prompt + 1.4 * weights
+    no_codes = structs.replace(quick, coded=())
+    slow = structs.replace(SPEED, rates={"bf16": no_codes, "fp32": RATES})
+    assert decode_s(HALF, one, slow, groups=1, rows=8, lengths=LENGTHS) > 1.5 * found, "a machine that reads none"
+
+
+def test_a_layers_own_time_counts_once_for_each_token() -> None:
+    more = structs.replace(RATES, layer_step=11e-4)
+    speed = structs.replace(SPEED, rates=dict.fromkeys(DTYPES, more))
+    found, longer = (decode_s(HALF, work(), one, groups=1, rows=8, lengths=LENGTHS) for one in (SPEED, speed))
+    assert longer - found == pytest.approx(64 * HALF.layers * COLD * 1e-3)
+    update = structs.replace(SPEED, rates=dict.fromkeys(DTYPES, structs.replace(RATES, layer_update=11e-3)))
+    assert step_time(HALF, work(), SPEED, update).update > step_time(HALF, work(), SPEED, SPEED).update + 0.2
