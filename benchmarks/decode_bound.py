@@ -9,7 +9,8 @@ alike. The folder is a Hugging Face model; the base is cached as a run caches it
 
     python -m benchmarks.decode_bound MODEL_FOLDER [--dtype bf16] [--threads 2] [--rows 8 32] [--rounds 5] [--packed 1]
 
---packed: the share of the weights that may be packed, as `actor.packed`.
+--packed: the share of the weights that may be packed, as `actor.packed`. --weights dense: codes are not read. The bytes
+of the bound are those of the bf16 weights all the same.
 """
 
 import argparse
@@ -67,6 +68,7 @@ def main() -> None:
         "dtype": args.dtype,
         "threads": args.threads,
         "packed": args.packed,
+        "weights": args.weights,
         "prompt_tokens": PROMPT,
         "weights_mb": round(weights / 2**20),
         "bandwidth_gb_per_s": [round(read, 2) for read in reads],
@@ -83,7 +85,7 @@ def main() -> None:
     }
     for name, value in figures.items():
         print(name, value)
-    part = "" if args.packed == 1.0 else f"_packed_{args.packed:g}"
+    part = ("" if args.packed == 1.0 else f"_packed_{args.packed:g}") + ("_dense" if args.weights == "dense" else "")
     print(write_result(f"decode_bound_{figures['model']}_{args.dtype}{part}", figures))
 
 

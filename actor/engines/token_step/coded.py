@@ -13,8 +13,9 @@ base each weight. `benchmarks/coded_mismatch.py` finds about the same mismatch a
 rounded differently as well. The importance weight covers both.
 
 The function is called by its name in bitsandbytes' library, because to import that package takes seconds and 120 MB.
-Its threads are PyTorch's: both libraries use the OpenMP runtime that was loaded first.
-Left out: other processors, whose products dequantise first, and systems other than Linux, where OpenMP may be another.
+Its threads are PyTorch's where both name OpenMP's runtime alike, as in PyTorch's builds for CPUs; else it has as many
+of its own (OMP_NUM_THREADS).
+Left out: other processors, whose products dequantise first, and systems other than Linux.
 """
 
 import ctypes
