@@ -51,6 +51,7 @@ from shared.model.kernels.choice import policy_with_kernels
 from shared.model.nf4 import WEIGHTS
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
+from shared.model.trained_layers import covers
 from shared.process.card import driver_of
 from shared.process.determinism import pin_torch, record
 from shared.process.lease import ComputeLease, NoLease, lease_for
@@ -84,14 +85,21 @@ def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engi
     policy = load_policy(base, config.model, config.lora, device, dtype, place)
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
     residency = residency_of(config.compute, policy, borrower)
-    engine = HFEngine(policy, prompter, config.actor, residency, codes_for(config, base, policy))
+    codes = codes_for(config, base, policy)
+    engine = HFEngine(policy, prompter, config.actor, residency, codes)
+    if codes:
+        # Orders of many rows read the dense base.
+        check_once(
+            policy, base, "decode loop", lambda: HFEngine(policy, prompter, config.actor, residency).check(), OWN_CODE
+        )
     check_once(policy, base, engine.loop, engine.check, OWN_CODE)
     return engine, prompter
 
 
 def codes_for(config: Config, base: CachedBase, policy: Policy) -> Codes | None:
     """What a token step of `hf` on a CPU may read in place of the dense base; None where it does not."""
-    if config.actor.weights != "nf4" or policy.device.type != "cpu" or not dense_bytes(policy.adapter):
+    is_dense = policy.device.type == "cpu" and dense_bytes(policy.adapter) > 0
+    if config.actor.weights != "nf4" or not is_dense or not covers(policy.backbone):
         return None
     if policy.dtype != torch.bfloat16 or not reads_codes():
         log.warning("actor.weights is 'nf4', which takes bf16 and a processor with AVX512-BF16: it reads dense weights")

@@ -5,12 +5,13 @@ decoded at once, and a row whose completion has ended is taken over by the next 
 
     width = actor.max_sequences, or as many as 512 MiB of keys, values and logits allow (2 GiB on a card), at most 256
 
-On a CPU the shapes of a step follow the tokens (actor/engines/decoding.py). On a card, a model that layers.py covers is
-decoded in fixed shapes (actor/engines/fixed_decoding.py).
+On a CPU the shapes of a step follow the tokens (actor/engines/decoding.py). On a card, a model that
+token_step/layers.py covers is decoded in fixed shapes (actor/engines/fixed_decoding.py).
 
 Tokens, log-probs and entropies come from the same logits. The result is a function of the order and the adapter alone:
 batch shapes follow from the tokens, and each completion draws from its own stream. Where memory does not suffice, half
-as many rows are decoded at once, and what has not ended begins again; the tokens stay what they are.
+as many rows are decoded at once, and what has not ended begins again; the tokens stay what they are, unless the rows
+are now few enough to be read as codes, which rounds differently.
 Left out on purpose: top-k, top-p, beams (see shared/model/sampler.py), speculative decoding.
 """
 

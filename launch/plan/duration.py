@@ -26,9 +26,8 @@ ELEMENT_PASSES = 120.0
 most of it is not in a cache, where the measured operation has its operands."""
 THIN_PRODUCTS = 1.15
 """Products of the adapter beside those of the base, in an update."""
-COLD = 1.0
-"""How much longer a layer's calls take where weights that do not fit into the cache are read between them."""
 ROUNDING = 0.01
+"""A share of the head that is as good as all of it."""
 OPTIMIZER_PASSES = 16
 """How often clipping and AdamW read and write a value of the adapter."""
 ORDER_S = 0.02
@@ -110,11 +109,11 @@ def token_step_s(
         of_head = rates.head_step + speed.packed_s(work.dtype, rows) - speed.product_s(work.dtype, SAMPLER_ROWS)
     else:
         of_head = rates.head_step + more_rows
-    head = shape.vocabulary * shape.hidden * max(of_head, rates.packed[0])
+    head = shape.vocabulary * shape.hidden * max(of_head, rates.packed[0] if packed.head else rates.product[0])
     sampler = rows * shape.vocabulary * speed.sampler
     seen = groups * lengths.prompt + rows * lengths.longest / 2
     cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.element
-    calls = shape.layers * (rates.folded_step if work.folds(shape) else COLD * rates.layer_step)
+    calls = shape.layers * (rates.folded_step if work.folds(shape) else rates.layer_step)
     return products + head + sampler + cache + calls + STEP_CALLS * speed.operation
 
 
@@ -132,7 +131,7 @@ def update_s(shape: ModelShape, work: Work, speed: Speed) -> float:
     backward = forward * rates.gradient / rates.product[-1]
     again = 2 if work.recomputes else 1
     elements = ELEMENT_PASSES * largest * shape.outputs * work.value_bytes * speed.element
-    calls = shape.layers * COLD * rates.layer_update
+    calls = shape.layers * rates.layer_update
     beside = (elements + calls) * (1 + again) / 2
     head = shape.vocabulary * shape.hidden * rates.head * used
     optimizer = OPTIMIZER_PASSES * adapter_bytes(work.rank, shape) * speed.element

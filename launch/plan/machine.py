@@ -180,7 +180,10 @@ def is_sound(speed: Speed) -> bool:
     times = [t for one in rates for t in (*one.product, *one.packed, *one.coded, one.gradient, one.head, one.head_step)]
     times += [t for one in rates for t in (one.layer_step, one.folded_step, one.layer_update)]
     times += [speed.sampler, speed.operation, speed.element]
-    whole = len(rates) == len(DTYPES) and all(len(one.product) == len(one.packed) == len(ROWS) for one in rates)
+    few = sum(rows <= CODED_ROWS for rows in ROWS)
+    whole = len(rates) == len(DTYPES) and all(
+        len(one.product) == len(one.packed) == len(ROWS) and len(one.coded) in (0, few) for one in rates
+    )
     return whole and all(math.isfinite(t) and t > 0 for t in times)
 
 

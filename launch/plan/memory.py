@@ -287,7 +287,8 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     fed = prompts * (cap // 2 if work.in_turns else prompt)
     kept = {"earlier turns": rows * prompt * token_bytes(shape)} if work.in_turns else {}
     packed = {"packed weights": packed_bytes(shape, work, at_once)} if work.packs_for(cap) else {}
-    codes = {"codes": int(NF4_BYTES * shape.linear)} if work.codes_for(shape, at_once) else {}
+    # The last rows of a wide order are few.
+    codes = {"codes": int(NF4_BYTES * shape.linear)} if work.codes_for(shape, 1) else {}
     return {
         **packed,
         **codes,

@@ -20,8 +20,8 @@ EXAMPLES_DIR = PRESETS_DIR.parent / "examples"
 
 
 def load_config(source: str, overrides: Iterable[str] = (), *, here: bool = True) -> Config:
-    """source: a preset's name or a file. overrides: `section.key=value`, applied on top. What [compute] leaves
-    open is chosen for this machine; not here: it stays open until the run starts, perhaps on another one."""
+    """source: a preset's name or a file. overrides: `section.key=value`, applied on top. What is left open
+    (number type, threads, what is sampled from) is chosen for this machine; not here: when the run starts."""
     config = with_tools(read_config(find_source(source), overrides))
     return settled_config(config) if here else config
 

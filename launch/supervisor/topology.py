@@ -106,7 +106,7 @@ def arithmetic(compute: ComputeConfig, model: ModelConfig, weights: str) -> str:
     learner = "the learner" if compute.ranks == 1 else f"each of {compute.ranks} ranks of the learner"
     threads = f"{compute.learner_threads} threads for {learner} and {compute.actor_threads} for {actors}"
     assumed = f"; '{model.path}' is not on this machine yet and counts as large where that is to be chosen"
-    sampled = ", few rows from NF4 codes" if weights == "nf4" else ""
+    sampled = ", sampled from NF4 codes" if weights == "nf4" else ""
     return f"{compute.dtype}{sampled}, {threads}{assumed if weight_bytes(model) is None else ''}"
 
 

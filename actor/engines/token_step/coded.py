@@ -6,7 +6,7 @@ With few rows, a decode step on a CPU takes as long as reading the weights. The 
 bf16, and bitsandbytes has a product that reads them, for processors with AVX512-BF16: with 8 rows it takes 0.6 of the
 time of packed weights (packed.py), with 32 about as long. So codes are read with up to CODED_ROWS rows, the dense base
 with more. The file of the codes (shared/base/interleaved.py) is mapped, and `Codes.release` gives its pages back after
-an order.
+an order; only the scales, a thirtieth of a byte per weight, stay.
 
 What is sampled from differs from the learner's policy by rounding: here each scale is rounded to 8 bits, in the dense
 base each weight. `benchmarks/coded_mismatch.py` finds about the same mismatch as with the dense base, where sums are
@@ -84,6 +84,8 @@ class Codes:
 
     def __init__(self, file: MappedFile) -> None:
         self.file = file
+        self.used: dict[str, CodedWeight] = {}
+        """By the first of its linears."""
 
     def of(self, names: Sequence[str]) -> CodedWeight | None:
         """Of linears that are computed at once, by name; they are neighbours in the file. None if one has no codes."""
@@ -91,11 +93,14 @@ class Codes:
         if found is None:
             return None
         scales = torch.cat([self.file.tensors[f"{name}.{SCALES}"] for name in names], dim=1)
-        return CodedWeight(codes=found, scales=scales)
+        self.used[names[0]] = CodedWeight(codes=found, scales=scales)
+        return self.used[names[0]]
 
     def sums(self) -> dict[str, int]:
-        """Of all codes, as in shared/base/checksum.py."""
-        return {name: word_sum(tensor) for name, tensor in self.file.tensors.items()}
+        """Of all that is multiplied, as in shared/base/checksum.py."""
+        parts = {f"{name}.{CODES}": one.codes for name, one in self.used.items()}
+        parts |= {f"{name}.{SCALES}": one.scales for name, one in self.used.items()}
+        return {name: word_sum(tensor) for name, tensor in parts.items()}
 
     def release(self) -> None:
         self.file.release()

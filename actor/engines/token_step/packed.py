@@ -15,6 +15,8 @@ usually takes more memory than decoding: then a copy of half of the base does no
     twice that memory is free                     so packing never takes what something else needs
     it helps here                                 same bits and faster, measured once in a process on large weights
 
+The thin products of the adapter are packed as well, beside the share, if those of a layer give the same bits.
+
 In `x W^T`, oneDNN rearranges W, the right factor; in `W x^T`, where the weight is the left one, x. For weights that are
 not packed, which of the two is faster with few rows is measured, too: with AMX, rearranging W takes longer than the
 product.
@@ -24,7 +26,7 @@ Left out: fp32, whose kernels take a weight as it is, and cards.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +44,8 @@ FEW = 24
 """Up to this number of rows, what was measured with ROWS decides which factor a weight is."""
 FASTER = 0.85
 """A kind of product is preferred if it takes at most this share of the other's time."""
+FEW_THIN = 8
+"""Products of the adapter that are looked at: those of a layer."""
 TRIALS = 7
 """Of each kind."""
 MEASURED_BYTES = 64 * 2**20
@@ -59,6 +63,10 @@ class Packable(Protocol):
     def pack(self) -> None: ...
 
     def unpack(self) -> None: ...
+
+    def sample(self) -> torch.Tensor:
+        """With rows of random numbers."""
+        ...
 
 
 class RowProduct:
@@ -91,6 +99,9 @@ class RowProduct:
     def unpack(self) -> None:
         self.packed = None
 
+    def sample(self) -> torch.Tensor:
+        return self(drawn(ROWS, self.dense.shape[1]))
+
 
 class AddedProduct:
     """y + s x W, into y unless W is packed."""
@@ -115,6 +126,9 @@ class AddedProduct:
     def unpack(self) -> None:
         self.packed = None
 
+    def sample(self) -> torch.Tensor:
+        return self(drawn(ROWS, self.dense.shape[1]), drawn(ROWS, len(self.dense)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class FasterKinds:
@@ -133,6 +147,8 @@ class Packing:
         self.share = share
         self.kinds: FasterKinds | None = None
         """None until it was measured."""
+        self.thin: bool | None = None
+        """The same: whether the products of the adapter have the same bits when they are packed."""
 
     def prepare(self, products: Sequence[RowProduct], thin: Sequence[Packable], tokens: int, rows: int) -> None:
         """Measure if that was not done yet, and pack if it helps an order whose completions may have so many tokens.
@@ -147,19 +163,30 @@ class Packing:
         if self.share and tokens >= PACKED_TOKENS and self.kinds.packed:
             self.pack([product for product in products if not product.reads_codes(rows)], thin, products)
 
+    def packs_thin(self, thin: Sequence[Packable]) -> bool:
+        """Whether the first few give the same bits, packed and as they are; known after the first call."""
+        if self.thin is None and thin:
+            self.thin = all(has_same_bits(product) for product in thin[:FEW_THIN])
+        return bool(self.thin)
+
     def pack(self, used: Sequence[RowProduct], thin: Sequence[Packable], products: Sequence[RowProduct]) -> None:
         """Pack what is used up to the share of all; nothing if less than twice that memory is free, or nobody knows."""
-        room = int(self.share * sum(product.dense.nbytes for product in products))
-        room = min(room, sum(product.dense.nbytes for product in used))
-        room -= sum(product.dense.nbytes for product in used if product.packed is not None)
+        room = int(self.share * size_of(products)) - size_of(
+            product for product in products if product.packed is not None
+        )
+        room = min(room, size_of(product for product in used if product.packed is None))
         if 2 * room > (free_memory() or 0):
             return
-        for product in thin:
+        for product in thin if self.packs_thin(thin) else ():
             product.pack()
         for product in used:
             if product.packed is None and product.dense.nbytes <= room:
                 product.pack()
                 room -= product.dense.nbytes
+
+
+def size_of(products: Iterable[RowProduct]) -> int:
+    return sum(product.dense.nbytes for product in products)
 
 
 def can_be_packed(products: Sequence[RowProduct]) -> bool:
@@ -192,6 +219,19 @@ def faster_kinds(weights: Sequence[torch.Tensor]) -> FasterKinds:
     is_right = all(map(torch.equal, by_right, by_left)) and right_s <= FASTER * left_s
     is_packed = all(map(torch.equal, by_packed, by_left)) and packed_s <= FASTER * (right_s if is_right else left_s)
     return FasterKinds(packed=is_packed, right=is_right)
+
+
+def has_same_bits(product: Packable) -> bool:
+    """Packed and as it is; it is not packed afterwards."""
+    plain = product.sample()
+    product.pack()
+    packed = product.sample()
+    product.unpack()
+    return torch.equal(plain, packed)
+
+
+def drawn(rows: int, columns: int) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(columns)).bfloat16()
 
 
 def results_in_turn(*works: Callable[[], list[torch.Tensor]]) -> list[tuple[list[torch.Tensor], float]]:

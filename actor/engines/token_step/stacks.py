@@ -132,13 +132,15 @@ class Stack:
             first = adapted[0].lora_A
             low = first.new_zeros(sum(len(linear.lora_A) for linear in adapted), first.shape[1], dtype=dtype)
             self.low = RowProduct(low, right_rows=ALL_ROWS)
-        whole = neighbours([frozen(linear).matmul.dense for linear in self.linears])
-        at_once = [(self.linears, RowProduct(whole, self.find_codes(self.linears)))] if whole is not None else None
-        one_by_one = [((linear,), self.of_rows(linear)) for linear in self.linears]
         self.products, first = [], 0
-        for linears, matmul in at_once or one_by_one:
+        for linears, matmul in self.at_once() or [((linear,), self.of_rows(linear)) for linear in self.linears]:
             self.products.append(Product.of(linears, matmul, first, room_for_high(linears, dtype)))
             first = self.products[-1].columns.stop
+
+    def at_once(self) -> list[tuple[tuple[Linear, ...], RowProduct]]:
+        """All as one product; empty if their weights are not neighbours."""
+        whole = neighbours([frozen(linear).matmul.dense for linear in self.linears])
+        return [] if whole is None else [(self.linears, RowProduct(whole, self.find_codes(self.linears)))]
 
     def of_rows(self, linear: Linear) -> Matmul | RowProduct:
         matmul = frozen(linear).matmul

@@ -168,8 +168,14 @@ def test_a_changed_code_stops_the_next_install(tmp_path: Path) -> None:
     sampled.engine.install(1, adapter)
     name = f"model.layers.1.mlp.up_proj.{CODES}"
     sampled.codes.file.tensors[name].view(-1)[7] ^= 1
-    with pytest.raises(DamageError, match=name):
+    with pytest.raises(DamageError, match=r"gate_proj.codes"):
         sampled.engine.install(2, adapter)
+    sampled.codes.file.tensors[name].view(-1)[7] ^= 1
+    sampled.engine.install(3, adapter)
+    used = sampled.codes.used["model.layers.0.self_attn.q_proj"]
+    used.scales.view(torch.int16)[0, 0] ^= 1
+    with pytest.raises(DamageError, match=r"q_proj.scales"):
+        sampled.engine.install(4, adapter)
 
 
 def resident_kb(file: Path) -> int:
@@ -198,7 +204,7 @@ def test_after_an_order_the_file_takes_no_memory_and_is_read_again(tmp_path: Pat
     assert found[0] == found[1]
 
 
-def test_the_file_has_whole_blocks_only_and_belongs_to_its_base(tmp_path: Path) -> None:
+def test_the_file_belongs_to_its_base_and_damage_is_found(tmp_path: Path) -> None:
     model = ModelConfig(path=str(architecture_model(tmp_path, "Qwen2")), cache_dir=str(tmp_path / "cache"))
     base = cached_base(model)
     made = interleaved_base(base)
@@ -224,6 +230,8 @@ def test_codes_are_read_where_the_run_says_so(tmp_path: Path, caplog: pytest.Log
     base = cached_base(ModelConfig(path=str(architecture_model(tmp_path, "Qwen2")), cache_dir=str(tmp_path / "cache")))
     assert not read("dense", base, policy) and not read("auto", base, policy)
     assert read("nf4", base, policy) == reads_codes()
+    other = policy_of(tmp_path, "Mistral", torch.bfloat16, ADAPTED[1])
+    assert not read("nf4", base, other), "its layers are not ours"
     wide = policy_of(tmp_path, "Qwen2", torch.float32, ADAPTED[1])
     with caplog.at_level(logging.WARNING):
         assert not read("nf4", base, wide)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from actor.engines.hf_engine import HFEngine
+from actor.engines.token_step.coded import CodedWeight
 from actor.engines.token_step.packed import (
     FEW,
     MEASURED_BYTES,
@@ -20,7 +21,7 @@ from actor.engines.token_step.packed import (
     weights_to_measure,
 )
 from protocol.messages import Sampling
-from shared.config.processes import PACKED_TOKENS
+from shared.config.processes import CODED_ROWS, PACKED_TOKENS
 from shared.model.products import weight_product
 from tests.support.fakes import tiny_prompter, unheard
 from tests.unit.actor.test_layers import ADAPTED, groups, policy_of
@@ -193,3 +194,41 @@ def test_thin_products_are_packed_beside_the_share(tmp_path: Path) -> None:
     low.pack()
     engine.prepare()
     assert low.packed is None, "a new version"
+
+
+class Rounding:
+    """A product of the adapter that has other bits when it is packed."""
+
+    def __init__(self) -> None:
+        self.dense = weight_of(32, 320)
+        self.packed: torch.Tensor | None = None
+
+    def pack(self) -> None:
+        self.packed = self.dense
+
+    def unpack(self) -> None:
+        self.packed = None
+
+    def sample(self) -> torch.Tensor:
+        return self.dense if self.packed is None else self.dense * 1.01
+
+
+def test_thin_products_with_other_bits_stay_as_they_are() -> None:
+    thin, weight = [Rounding(), Rounding()], RowProduct(weight_of(64, 64))
+    packs(0.0001).prepare([weight], thin, PACKED_TOKENS, ROWS)
+    assert [product.packed for product in thin] == [None, None]
+
+
+@needs_bf16
+def test_what_an_earlier_order_has_packed_counts() -> None:
+    """A wide order packs what a narrow one reads as codes."""
+    codes = CodedWeight(codes=torch.zeros(64, 32, dtype=torch.uint8), scales=torch.zeros(1, 64, dtype=torch.bfloat16))
+    products, packing = [RowProduct(weight_of(64, 64), codes), RowProduct(weight_of(64, 64))], packs(0.5)
+    packing.prepare(products, [], PACKED_TOKENS, CODED_ROWS + 1)
+    assert [product.packed is not None for product in products] == [True, False]
+    packing.prepare(products, [], PACKED_TOKENS, CODED_ROWS)
+    assert products[1].packed is None, "half of both is packed already"
+    for product in products:
+        product.unpack()
+    packing.prepare(products, [], PACKED_TOKENS, CODED_ROWS)
+    assert [product.packed is not None for product in products] == [False, True]
