@@ -18,13 +18,7 @@ from shared.config.load import config_from_json
 from shared.errors import ConfigError, UserError
 from shared.process.invitation import MAX_JSON_BYTES, Invitation, accept, read_invitation
 
-SETTLED = (
-    "compute.dtype=fp32",
-    "compute.learner_threads=1",
-    "compute.actor_threads=1",
-    "actor.weights=dense",
-    "rollout.prompts=6",
-)
+SETTLED = ("compute.dtype=fp32", "compute.learner_threads=1", "compute.actor_threads=1", "rollout.prompts=6")
 
 
 def prepared(out: Path, *keys: str) -> Path:
