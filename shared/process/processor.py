@@ -113,8 +113,8 @@ def settled_config(config: Config, found: Capacity | None = None) -> Config:
 
 
 def is_open(config: Config) -> bool:
-    """Whether something is left to choose. `device = auto` may stay: only torch knows whether a card can be used. So may
-    `weights = auto` where codes are not read in any case."""
+    """Whether something is left to choose. `device = auto` may stay: only torch knows whether a card can be used.
+    `weights = auto` may stay where codes are not read in any case."""
     compute, actor = config.compute, config.actor
     weights = actor.weights == "auto" and actor.engine == "hf" and compute.dtype != "fp32"
     return compute.dtype == "auto" or weights or not (compute.learner_threads and compute.actor_threads)
