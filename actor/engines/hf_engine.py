@@ -123,7 +123,8 @@ class HFEngine:
         self.layers, self.head, self.codes = layers_of(policy, codes), RowProduct(policy.head), codes
         self.packing = Packing(config.packed)
         self.prepare()
-        self.base = BaseChecksum(self.sums)
+        # A method of this object would refer to it in a circle, and keep its tensors until a garbage collection.
+        self.base = BaseChecksum(partial(all_sums, self.residency, codes))
         self.end_ids = torch.tensor(prompter.end_ids, dtype=torch.int64, device=policy.device)
         self.fitting = Width()
         self.turns: Turns | None = None
@@ -153,10 +154,6 @@ class HFEngine:
         self.base.check()
         install_adapter(self.policy.adapter, adapter)
         self.prepare()
-
-    def sums(self) -> dict[str, int]:
-        """Of all that is frozen."""
-        return self.residency.sums() | (self.codes.sums() if self.codes else {})
 
     def prepare(self) -> None:
         """Compute once for an adapter what every step needs of it."""
@@ -321,6 +318,11 @@ class HFEngine:
 
     def wake(self) -> bool:
         return self.residency.wake()
+
+
+def all_sums(residency: Residency, codes: Codes | None) -> dict[str, int]:
+    """Of all that is frozen."""
+    return residency.sums() | (codes.sums() if codes else {})
 
 
 def stream(

@@ -1,7 +1,9 @@
 """Codes that are multiplied directly: the layout, the numbers, which rows read them, and what protects them."""
 
+import gc
 import logging
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,6 +178,22 @@ def test_a_changed_code_stops_the_next_install(tmp_path: Path) -> None:
     used.scales.view(torch.int16)[0, 0] ^= 1
     with pytest.raises(DamageError, match=r"q_proj.scales"):
         sampled.engine.install(4, adapter)
+
+
+@needs_kernel
+def test_an_engine_that_nobody_uses_is_gone_at_once(tmp_path: Path) -> None:
+    """Without a garbage collection: it has packed weights and a file."""
+    sampled = Sampled(tmp_path)
+    sampled.engine.install(1, adapter_bytes(sampled.policy.adapter))
+    sampled.engine.generate(groups(), Sampling(temperature=1.0, max_new_tokens=4), unheard)
+    gc.collect()
+    gc.disable()
+    try:
+        engine = weakref.ref(sampled.engine)
+        del sampled.engine
+        assert engine() is None
+    finally:
+        gc.enable()
 
 
 def resident_kb(file: Path) -> int:
