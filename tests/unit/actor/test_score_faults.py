@@ -1,6 +1,7 @@
 """Everything a reward function can do wrong, one fault a time: its outcome, and the others' scores untouched."""
 
 import contextlib
+import gc
 import os
 import signal
 import tempfile
@@ -121,6 +122,8 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScorePool]
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     file = tmp_path / "reward.py"
     file.write_text(source(FAULTS | HARMLESS))
+    # What earlier tests have left must not be collected in between: a mapped file has a descriptor.
+    gc.collect()
     before = footprint()
     config = VerifierConfig(kind="callable", function=f"{file}:reward", workers=2, limit_s=1.0, memory_mb=200)
     with contextlib.closing(ScorePool(config)) as pool:
