@@ -1,4 +1,4 @@
-"""One decode step's attention on a CPU: the cache that shares prompts (actor/engines/kv_cache.py) against PyTorch's
+"""One token step's attention on a CPU: the cache that shares prompts (actor/engines/kv_cache.py) against PyTorch's
 fused kernel over keys that were copied for each row.
 
     python -m benchmarks.decode_attention [--threads 2]

@@ -1,4 +1,4 @@
-"""How close a decode step is to the time that it takes to read the weights once.
+"""How close a token step is to the time that it takes to read the weights once.
 
     bound = bytes of the weights of all products / bandwidth        ratio = step / bound
 

@@ -1,4 +1,4 @@
-"""Products of a decode step at half a billion parameters: bf16 weights against weights of 8 and 4 bits, read directly.
+"""Products of a token step at half a billion parameters: bf16 weights against weights of 8 and 4 bits, read directly.
 
     bf16          `weight_product` with the dense base that both processes map
     bf16 packed   the same in oneDNN's layout (actor/engines/token_step/packed.py)

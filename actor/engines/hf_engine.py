@@ -187,8 +187,7 @@ class HFEngine:
     ) -> list[list[Completion]]:
         order, count = Unfinished(groups, progress), sum(len(group.seeds) for group in groups)
         width = self.fitting.of(min(self.width(groups, sampling), count))
-        thin = self.layers.thin_products() if self.layers else []
-        self.packing.prepare(self.row_products(), thin, sampling.max_new_tokens, width)
+        self.packing.prepare(self.row_products(), self.thin_products(), sampling.max_new_tokens, width)
         while reason := self.shortage(order, sampling, width):
             # Outside of the handler, whose exception keeps the tensors of all that it has left.
             self.free_memory()
@@ -295,15 +294,16 @@ class HFEngine:
         self.prepare()
 
     def row_products(self) -> list[RowProduct]:
-        """Of a decode step: of the layers where they are our own, and of the head."""
+        """Of a token step: of the layers where they are our own, and of the head."""
         return [*(self.layers.row_products() if self.layers else ()), self.head]
 
-    def packable(self) -> list[Packable]:
-        return [*self.row_products(), *(self.layers.thin_products() if self.layers else ())]
+    def thin_products(self) -> list[Packable]:
+        """Of the adapter, where the layers are our own."""
+        return self.layers.thin_products() if self.layers else []
 
     def forget(self) -> None:
         """Free all memory but the model's: packed weights, graphs and buffers."""
-        for product in self.packable():
+        for product in (*self.row_products(), *self.thin_products()):
             product.unpack()
         if self.fixed:
             self.fixed.forget()

@@ -74,9 +74,10 @@ def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: 
     # A row that has ended is taken over by the next completion; the last ones end one after the other.
     steps = lengths.longest + max(0.0, rows / width - 1) * lengths.completion
     active = rows * lengths.completion / steps
-    at_once = groups * width / rows
+    groups_in_step = groups * width / rows
     share = Packed.of(shape, work, width, lengths.longest)
-    return prefill + steps * token_step_s(shape, work, speed, share, groups=at_once, rows=active, lengths=lengths)
+    one = token_step_s(shape, work, speed, share, groups=groups_in_step, rows=active, lengths=lengths)
+    return prefill + steps * one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -159,7 +159,7 @@ def facts_of(threads: int, blas: Blas) -> dict[str, Any]:
         "format": FORMAT,
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "torch": version("torch"),
+        "versions": [version(name) for name in ("torch", "transformers", "bitsandbytes")],
         "threads": threads,
         "blas": blas,
     }

@@ -321,7 +321,7 @@ def token_bytes(shape: ModelShape) -> int:
 
 
 def decoded_at_once(shape: ModelShape, work: Work, cap: int) -> int:
-    """Rows of a decode step, for completions of at most `cap` tokens."""
+    """Rows of a token step, for completions of at most `cap` tokens."""
     cached = (longest_prompt(work, cap) + cap) * token_bytes(shape)
     return rows_at_once(work.actor.max_sequences, cached, shape.vocabulary, on_card=False)
 

@@ -2,9 +2,9 @@
 
     a layer's calls = (time with DEEP layers - time with SHALLOW layers) / (DEEP - SHALLOW)
 
-This is Python and hundreds of small operations, for a token step of the decode loop and for forward and backward of a
-micro-batch. They are the functions of a run, with an adapter on every linear. How long a call takes differs by more
-than two between machines, and not as one operation by itself does.
+This is Python and hundreds of small operations: in a token step of the decode loop, and in forward and backward of a
+micro-batch. The measured functions are those of a run, with an adapter on every linear. How long they take differs more
+than twofold between machines, and timing one operation does not predict it.
 """
 
 from collections.abc import Callable

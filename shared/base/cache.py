@@ -17,7 +17,7 @@ It is made once, beside the cached base, under a name with that base's digest, s
 Learner, actors, `eval`, `generate` and `chat` map its weight file: all processes share the pages, and none has a copy
 of its own. `export` reads the codes, one tensor after another. The file takes two bytes per weight in bf16, four in
 fp32. Tensors are converted and written one after another, which needs the memory of the largest one only. Weights with
-the same input are neighbours in the file, so that a decode step multiplies by them at once
+the same input are neighbours in the file, so that a token step multiplies by them at once
 (actor/engines/token_step/stacks.py).
 
 Left out on purpose: sharded output, and code that ships with a model (`trust_remote_code`).
@@ -28,7 +28,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -261,25 +261,30 @@ def dense_base(base: CachedBase, dtype: torch.dtype) -> CachedBase:
     with safe_open(base.folder / WEIGHTS, framework="pt") as reader:
         if all(tensor.is_as_stored for tensor in planned(reader, dtype)):
             return base
-    folder = base.folder.with_name(f"{base.folder.name}-{SUFFIXES[dtype]}-{base.digest[:16]}")
+    return made_from(base, SUFFIXES[dtype], lambda work: write_dense(base.folder, work, dtype))
+
+
+def made_from(base: CachedBase, name: str, write: Callable[[Path], None]) -> CachedBase:
+    """The folder of this name that belongs to the base, made now if it does not exist. write: fills it."""
+    folder = base.folder.with_name(f"{base.folder.name}-{name}-{base.digest[:16]}")
     with exclusive(folder.with_name(f"{folder.name}.lock"), CACHE_DIR_KEY):
         if not folder.is_dir():
-            write_dense(base.folder, folder, dtype)
+            remove_unfinished(folder)
+            with made_whole(folder, CACHE_DIR_KEY) as work:
+                write(work)
+                list_digests(work)
     return CachedBase(folder=folder, digest=checked_digests(folder)[WEIGHTS])
 
 
-def write_dense(source: Path, folder: Path, dtype: torch.dtype) -> None:
-    remove_unfinished(folder)
-    with made_whole(folder, CACHE_DIR_KEY) as work:
-        for file in source.iterdir():
-            if file.name not in (WEIGHTS, DIGESTS):
-                shutil.copyfile(file, work / file.name)
-        config = json.loads((source / "config.json").read_text())
-        config.pop("quantization_config", None)
-        (work / "config.json").write_text(json.dumps(config, indent=2))
-        with safe_open(source / WEIGHTS, framework="pt") as reader:
-            write_tensors(reader, work / WEIGHTS, dtype)
-        list_digests(work)
+def write_dense(source: Path, work: Path, dtype: torch.dtype) -> None:
+    for file in source.iterdir():
+        if file.name not in (WEIGHTS, DIGESTS):
+            shutil.copyfile(file, work / file.name)
+    config = json.loads((source / "config.json").read_text())
+    config.pop("quantization_config", None)
+    (work / "config.json").write_text(json.dumps(config, indent=2))
+    with safe_open(source / WEIGHTS, framework="pt") as reader:
+        write_tensors(reader, work / WEIGHTS, dtype)
 
 
 def write_tensors(reader: Any, file: Path, dtype: torch.dtype) -> None:

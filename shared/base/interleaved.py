@@ -18,16 +18,13 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from shared.base.cache import CPU, CachedBase, checked_digests, list_digests, place_in_file
+from shared.base.cache import CPU, CachedBase, made_from, place_in_file
 from shared.base.mapped import header
-from shared.config.model import CACHE_DIR_KEY
 from shared.model.nf4 import BLOCK, PARTS, STATE_KEY, WEIGHTS, NF4Weight, block_scales, from_tensors, read_facts
-from shared.run.file_lock import exclusive
-from shared.run.files import made_whole, remove_unfinished
 
 CODES, SCALES = "codes", "scales"
-ROWS = 32
-"""That are stored together."""
+ROWS_TOGETHER = 32
+"""Rows of a weight that are stored together."""
 FORMAT = 1
 """Changes with the content, so that older files are not used."""
 
@@ -45,14 +42,7 @@ class Entry:
 
 def interleaved_base(base: CachedBase) -> CachedBase:
     """The folder with the codes of this base, made now if it does not exist. It has its own digest."""
-    folder = base.folder.with_name(f"{base.folder.name}-codes-{FORMAT}-{base.digest[:16]}")
-    with exclusive(folder.with_name(f"{folder.name}.lock"), CACHE_DIR_KEY):
-        if not folder.is_dir():
-            remove_unfinished(folder)
-            with made_whole(folder, CACHE_DIR_KEY) as work:
-                write_codes(base.folder / WEIGHTS, work / WEIGHTS)
-                list_digests(work)
-    return CachedBase(folder=folder, digest=checked_digests(folder)[WEIGHTS])
+    return made_from(base, f"codes-{FORMAT}", lambda work: write_codes(base.folder / WEIGHTS, work / WEIGHTS))
 
 
 def write_codes(source: Path, file: Path) -> None:
@@ -73,7 +63,7 @@ def planned(reader: Any) -> Iterator[Entry]:
     fitting: dict[str, tuple[int, int]] = {}
     for name in sorted((name for name in names if f"{name}.{STATE_KEY}" in names), key=place_in_file):
         outputs, inputs = read_facts(reader.get_tensor(f"{name}.{STATE_KEY}"))["shape"]
-        if outputs % ROWS == 0 and inputs % BLOCK == 0:
+        if outputs % ROWS_TOGETHER == 0 and inputs % BLOCK == 0:
             fitting[name] = outputs, inputs
     for name, (outputs, inputs) in fitting.items():
         shape, linear = torch.Size((inputs // BLOCK, outputs)), name.removesuffix(".weight")
@@ -86,8 +76,8 @@ def planned(reader: Any) -> Iterator[Entry]:
 def interleaved(weight: NF4Weight) -> torch.Tensor:
     """[out, in / 2]"""
     outputs, inputs = read_facts(weight.facts)["shape"]
-    packed = weight.packed.view(outputs // ROWS, ROWS, inputs // 2)
-    codes = torch.stack([packed >> 4, packed & 15], dim=3).transpose(1, 2).reshape(-1, 2, ROWS)
+    packed = weight.packed.view(outputs // ROWS_TOGETHER, ROWS_TOGETHER, inputs // 2)
+    codes = torch.stack([packed >> 4, packed & 15], dim=3).transpose(1, 2).reshape(-1, 2, ROWS_TOGETHER)
     return (codes[:, 1] << 4 | codes[:, 0]).view(outputs, inputs // 2)
 
 

@@ -97,7 +97,7 @@ def product_of_largest(x: torch.Tensor, weight: torch.Tensor, rounded: RowsTimes
     fp32 and the others rounded to bf16. In a softmax the largest decide; the errors of the others cancel in the sum.
     rounded: computes the product in bf16; None for `weight_product`.
 
-    Takes a third of the time of widening, which is half a decode step at a vocabulary of 150,000."""
+    Takes a third of the time of widening, which is half a token step at a vocabulary of 150,000."""
     if x.dtype == torch.float32 or not x.is_cpu:
         return product_fp32(x, weight.t())
     result = widened_rows(rounded(x) if rounded else weight_product(x, weight))

@@ -15,7 +15,7 @@ once, waking them takes longer than many an operation of a small model (benchmar
 on it.
 
 In bf16, oneDNN compiles a product of every new shape and keeps it: 0.7 MB each, and the shapes of micro-batches and of
-decode steps are many. By default it and PyTorch keep a thousand each, up to a gigabyte in each process, which also
+token steps are many. By default it and PyTorch keep a thousand each, up to a gigabyte in each process, which also
 leaves holes in the heap. Two hundred are more than an order or a micro-batch needs.
 
 Left out: pages of 2 MB for the heap (GLIBC_TUNABLES). Alone an update is a tenth faster with them, but in a run, where

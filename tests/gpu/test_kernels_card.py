@@ -36,7 +36,7 @@ def test_a_kernel_agrees_with_pytorch(toolchain: torch.device, name: str, shape:
 
 
 def test_a_kernel_can_be_captured(toolchain: torch.device) -> None:
-    """The decode step is a graph, so a kernel must neither wait nor allocate in a way that a graph forbids."""
+    """The token step is a graph, so a kernel must neither wait nor allocate in a way that a graph forbids."""
     trial = TRIALS["draw"](random_policy(argparse.Namespace(**SHAPES["1.5B"], dtype="bf16"), toolchain))
     example = trial.example()
     expected = [part.clone() for part in trial.by_triton(*example)]

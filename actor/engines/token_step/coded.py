@@ -2,11 +2,11 @@
 
     W[i] = code[q[i]] * absmax[i / 64],    absmax rounded to bf16,    x and W x in bf16, sums in fp32
 
-With few rows, a decode step on a CPU takes as long as reading the weights. The codes are a quarter of the bytes of
-bf16, and bitsandbytes has a product that reads them, for processors with AVX512-BF16: with 8 rows it takes 0.6 of the
-time of packed weights (packed.py), with 32 about as long. So codes are read with up to CODED_ROWS rows, the dense base
-with more. The file of the codes (shared/base/interleaved.py) is mapped, and `Codes.release` gives its pages back after
-an order; only the scales, a thirtieth of a byte per weight, stay.
+With few rows, a token step on a CPU takes as long as reading the weights. The codes are a quarter of the bytes of
+bf16, and bitsandbytes has a product that reads them, for processors with AVX512-BF16: with 8 rows it takes half of the
+time of packed weights (packed.py), with 32 about as long. So codes are read with up to CODED_ROWS rows
+(shared/config/processes.py), the dense base with more. The file of the codes (shared/base/interleaved.py) is mapped,
+and `Codes.release` gives its pages back after an order; only the scales, a thirtieth of a byte per weight, stay.
 
 What is sampled from differs from the learner's policy by rounding: here each scale is rounded to 8 bits, in the dense
 base each weight. `benchmarks/coded_mismatch.py` finds about the same mismatch as with the dense base, where sums are
@@ -15,7 +15,7 @@ rounded differently as well. The importance weight covers both.
 The function is called by its name in bitsandbytes' library, because to import that package takes seconds and 120 MB.
 Its threads are PyTorch's where both name OpenMP's runtime alike, as in PyTorch's builds for CPUs; else it has as many
 of its own (OMP_NUM_THREADS).
-Left out: other processors, whose products dequantise first, and systems other than Linux.
+Left out: processors for which bitsandbytes dequantises first, and systems other than Linux.
 """
 
 import ctypes

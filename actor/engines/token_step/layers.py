@@ -1,4 +1,4 @@
-"""Runs a decode step of a Llama, Qwen2 or Qwen3 model without calling the modules of its layers.
+"""Runs a token step of a Llama, Qwen2 or Qwen3 model without calling the modules of its layers.
 
     q, k, v = rotate(W_qkv norm(x)),   x += W_o attend(q),   x += W_down (silu(W_gate h) W_up h),   h = norm(x)
 
@@ -6,7 +6,7 @@ For one token a row, a small model spends most of its time between the operation
 or three linears with the same input (stacks.py), in rotary tables for each call. In fp32 operations are also joined
 where that changes the last bit only. In bf16 each is rounded exactly as in the modules, because the learner computes
 with those, and rounding changes a value by up to 0.4 % there; where weights are read as codes, sums are rounded
-differently (coded.py). (On a card, norms round once less in both.)
+differently (coded.py). (On a card, norms round once less in fp32 and in bf16.)
 
 Modules and weights are the policy's own, and the engine compares its decode loop with the model's class before it is
 used (HFEngine.check). Prompts, and models of other types, go through transformers' layers.
@@ -100,7 +100,7 @@ class Layers:
             yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
 
     def row_products(self) -> list[RowProduct]:
-        """Of all weights that are in memory as they are."""
+        """Of all dense weights."""
         return [product for stack in self.stacks() for product in stack.row_products()]
 
     def thin_products(self) -> list[Packable]:

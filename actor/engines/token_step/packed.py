@@ -3,7 +3,7 @@
     plain     read a weight + rearrange it, which oneDNN does in each product
     packed    read a weight that was rearranged once, before the order
 
-With few rows, rearranging takes as long as all the rest: with all weights packed, a decode step of 8 rows of half a
+With few rows, rearranging takes as long as all the rest: with all weights packed, a token step of 8 rows of half a
 billion parameters takes half the time. The values are the same to the bit, so what is packed may depend on the machine
 and on its free memory.
 
@@ -70,7 +70,7 @@ class Packable(Protocol):
 
 
 class RowProduct:
-    """The product of a frozen weight with the few rows of a decode step."""
+    """The product of a frozen weight with the few rows of a token step."""
 
     def __init__(self, dense: torch.Tensor, coded: CodedWeight | None = None, right_rows: int = 0) -> None:
         """coded: the same weight. right_rows: up to so many rows, it is the right factor while it is not packed."""

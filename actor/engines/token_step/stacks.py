@@ -30,53 +30,50 @@ class Product:
     """Linears of a stack that are computed at once."""
 
     linears: tuple[Linear, ...]
-    """What they are."""
     matmul: Matmul | RowProduct
     bias: torch.Tensor | None
     sizes: tuple[int, ...]
     """How many outputs each has."""
     columns: slice
     """Their part of A x."""
-    high: AddedProduct | None
+    by_b: AddedProduct | None
     """By B of their adapters, as blocks on the diagonal; None without an adapter, or if it is in the weight."""
 
     @staticmethod
-    def of(
-        linears: tuple[Linear, ...], matmul: Matmul | RowProduct, first: int, high: torch.Tensor | None
-    ) -> "Product":
-        """matmul: of all their weights. first: the column of A x where their part begins. high: [R, out]"""
+    def of(linears: tuple[Linear, ...], matmul: Matmul | RowProduct, first: int, b: torch.Tensor | None) -> "Product":
+        """matmul: of all their weights. first: the column of A x where their part begins. b: [R, out]"""
         sizes, biases = tuple(outputs(linear) for linear in linears), [frozen(linear).bias for linear in linears]
         bias, found = biases[0], [one for one in biases if one is not None]
         if len(linears) > 1 and found:
             zeros = (found[0].new_zeros(size) for size in sizes)
             bias = torch.cat([zero if one is None else one for zero, one in zip(zeros, biases, strict=True)])
-        columns = slice(first, first + (0 if high is None else len(high)))
+        columns = slice(first, first + (0 if b is None else len(b)))
         scale = next((linear.scale for linear in linears if isinstance(linear, LoraLinear)), 1.0)
-        added = None if high is None else AddedProduct(high, scale)
-        return Product(linears=linears, matmul=matmul, bias=bias, sizes=sizes, columns=columns, high=added)
+        added = None if b is None else AddedProduct(b, scale)
+        return Product(linears=linears, matmul=matmul, bias=bias, sizes=sizes, columns=columns, by_b=added)
 
     def __call__(self, x: torch.Tensor, low: torch.Tensor | None) -> Sequence[torch.Tensor]:
         """[n, in], [n, R] -> [n, out] of each."""
         y = self.matmul(x, self.bias)
-        if low is not None and self.high is not None:
-            y = self.high(y, low[:, self.columns])
+        if low is not None and self.by_b is not None:
+            y = self.by_b(y, low[:, self.columns])
         return y.split(self.sizes, dim=1) if len(self.sizes) > 1 else [y]
 
-    def by_kernel(self, x: torch.Tensor, low: torch.Tensor, add: AddLowRank) -> torch.Tensor:
+    def by_kernel(self, x: torch.Tensor, a: torch.Tensor, add: AddLowRank) -> torch.Tensor:
         """[n, in], [R, in] A of the whole stack -> [n, out] of a single linear."""
         y = self.matmul(x, self.bias)
-        return y if self.high is None else add(y, x, low[self.columns], self.high.dense.t(), self.high.scale)
+        return y if self.by_b is None else add(y, x, a[self.columns], self.by_b.dense.t(), self.by_b.scale)
 
-    def take_high(self) -> None:
+    def take_b(self) -> None:
         """B as it is now, into its blocks."""
-        if self.high is None:
+        if self.by_b is None:
             return
-        self.high.unpack()
+        self.by_b.unpack()
         row = column = 0
         for linear, size in zip(self.linears, self.sizes, strict=True):
             if isinstance(linear, LoraLinear):
                 rank = linear.lora_B.shape[1]
-                self.high.dense[row : row + rank, column : column + size] = linear.lora_B.detach().t()
+                self.by_b.dense[row : row + rank, column : column + size] = linear.lora_B.detach().t()
                 row += rank
             column += size
 
@@ -92,7 +89,7 @@ class Stack:
         """PyTorch's version multiplies by all A of a stack at once; a kernel has a launch for each linear."""
         self.folded: torch.Tensor | None = None
         """The sums of all linears, one below the other."""
-        self.low: RowProduct | None = None
+        self.by_a: RowProduct | None = None
         """By all A."""
         self.products: list[Product] = []
 
@@ -106,24 +103,24 @@ class Stack:
         if not self.products or self.folded is not None:
             self.folded = None
             self.build(adapted, dtype)
-        self.take_low(adapted)
+        self.take_a(adapted)
         for product in self.products:
-            product.take_high()
+            product.take_b()
 
-    def take_low(self, adapted: list[LoraLinear]) -> None:
+    def take_a(self, adapted: list[LoraLinear]) -> None:
         """A as it is now."""
-        if self.low is None:
+        if self.by_a is None:
             return
-        self.low.unpack()
+        self.by_a.unpack()
         row = 0
         for linear in adapted:
-            self.low.dense[row : row + len(linear.lora_A)] = linear.lora_A.detach()
+            self.by_a.dense[row : row + len(linear.lora_A)] = linear.lora_A.detach()
             row += len(linear.lora_A)
 
     def sum_up(self, whole: torch.Tensor) -> None:
         """Multiply by the sums from now on."""
         if whole is not self.folded:
-            self.folded, self.low = whole, None
+            self.folded, self.by_a = whole, None
             self.products = [Product.of(self.linears, DenseMatmul(whole), 0, None)]
 
     def build(self, adapted: list[LoraLinear], dtype: torch.dtype) -> None:
@@ -131,10 +128,10 @@ class Stack:
         if adapted:
             first = adapted[0].lora_A
             low = first.new_zeros(sum(len(linear.lora_A) for linear in adapted), first.shape[1], dtype=dtype)
-            self.low = RowProduct(low, right_rows=ALL_ROWS)
+            self.by_a = RowProduct(low, right_rows=ALL_ROWS)
         self.products, first = [], 0
-        for linears, matmul in self.at_once() or [((linear,), self.of_rows(linear)) for linear in self.linears]:
-            self.products.append(Product.of(linears, matmul, first, room_for_high(linears, dtype)))
+        for linears, matmul in self.at_once() or [((linear,), self.single_product(linear)) for linear in self.linears]:
+            self.products.append(Product.of(linears, matmul, first, room_for_b(linears, dtype)))
             first = self.products[-1].columns.stop
 
     def at_once(self) -> list[tuple[tuple[Linear, ...], RowProduct]]:
@@ -142,7 +139,7 @@ class Stack:
         whole = neighbours([frozen(linear).matmul.dense for linear in self.linears])
         return [] if whole is None else [(self.linears, RowProduct(whole, self.find_codes(self.linears)))]
 
-    def of_rows(self, linear: Linear) -> Matmul | RowProduct:
+    def single_product(self, linear: Linear) -> Matmul | RowProduct:
         matmul = frozen(linear).matmul
         return matmul if matmul.dense is None else RowProduct(matmul.dense, self.find_codes([linear]))
 
@@ -161,9 +158,9 @@ class Stack:
     def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:
         """[n, in] -> [n, out] of each."""
         alone = len(self.products) == len(self.linears)
-        if self.low is not None and alone and self.add_low_rank is not add_low_rank:
-            return [product.by_kernel(x, self.low.dense, self.add_low_rank) for product in self.products]
-        low = None if self.low is None else self.low(x)
+        if self.by_a is not None and alone and self.add_low_rank is not add_low_rank:
+            return [product.by_kernel(x, self.by_a.dense, self.add_low_rank) for product in self.products]
+        low = None if self.by_a is None else self.by_a(x)
         return [part for product in self.products for part in product(x, low)]
 
     def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -173,14 +170,14 @@ class Stack:
         return residual + self(x)[0]
 
     def row_products(self) -> list[RowProduct]:
-        """Of weights that are in memory as they are."""
+        """Of dense weights."""
         return [product.matmul for product in self.products if isinstance(product.matmul, RowProduct)]
 
     def thin_products(self) -> Iterator[Packable]:
         """Of the adapter."""
-        if self.low is not None:
-            yield self.low
-        yield from (product.high for product in self.products if product.high is not None)
+        if self.by_a is not None:
+            yield self.by_a
+        yield from (product.by_b for product in self.products if product.by_b is not None)
 
 
 def dense_bytes(adapter: Adapter) -> int:
@@ -199,7 +196,7 @@ def outputs(linear: Linear) -> int:
     return 0 if weight is None else len(weight)
 
 
-def room_for_high(linears: Sequence[Linear], dtype: torch.dtype) -> torch.Tensor | None:
+def room_for_b(linears: Sequence[Linear], dtype: torch.dtype) -> torch.Tensor | None:
     """[R, out] for the B of all; zeros stay where a linear has no part of another's A x. None without an adapter."""
     adapted = [linear for linear in linears if isinstance(linear, LoraLinear)]
     if not adapted:

@@ -152,7 +152,7 @@ def trial_of_sums(policy: Policy) -> Trial:
 
 
 def trial_of_low_rank(policy: Policy) -> Trial:
-    """The largest adapter of a decode step."""
+    """The largest adapter of a token step."""
     from shared.model.kernels.lora import add_low_rank as by_kernel
 
     layer = max(policy.adapter.layers.values(), key=lambda one: one.lora_A.numel() + one.lora_B.numel())
@@ -186,7 +186,7 @@ def trial_of_low_rank(policy: Policy) -> Trial:
 
 
 def trial_of_draw(policy: Policy) -> Trial:
-    """A decode step's tokens."""
+    """A token step's tokens."""
     from shared.model.kernels.sampler import draw as by_kernel
 
     vocabulary, device = len(policy.head), policy.device

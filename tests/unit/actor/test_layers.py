@@ -172,9 +172,9 @@ def test_another_version_is_copied_to_the_memory_of_the_last_one(
 def versioned(layers: Layers) -> list[torch.Tensor]:
     """What is made of an adapter, and the biases beside it."""
     stacks = [stack for layer in layers.layers for stack in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    found = [stack.low and stack.low.dense for stack in stacks]
+    found = [stack.by_a and stack.by_a.dense for stack in stacks]
     for product in (product for stack in stacks for product in stack.products):
-        found += [product.high and product.high.dense, product.bias]
+        found += [product.by_b and product.by_b.dense, product.bias]
     return [tensor for tensor in found if tensor is not None]
 
 
