@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -110,6 +111,11 @@ class Endpoint(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             self.connections.discard(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has left is no fault."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def answer(self, path: str, key: str, body: bytes | None) -> Answer:
         """body: None for a GET."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import Visit
+from tests.support.local_server import LocalServer
 from tests.support.window_runs import SCRIPT
 
 
@@ -64,7 +65,7 @@ def other_site() -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Blank)
+    server = LocalServer(("127.0.0.1", 0), Blank)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()

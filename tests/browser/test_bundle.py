@@ -12,6 +12,7 @@ import pytest
 
 from launch.__main__ import main
 from tests.browser.conftest import WAIT_MS, Visit
+from tests.support.local_server import LocalServer
 from tests.support.window import Window
 from tests.support.window_runs import SCRIPT
 
@@ -48,7 +49,7 @@ def place(written: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
         yield Place(port=0, token="", folder=f"{written.as_uri()}/")
         return
     handler = functools.partial(Quiet, directory=str(written))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = LocalServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield Place(port=server.server_port, token="", folder=f"http://127.0.0.1:{server.server_port}/")
     server.shutdown()

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from actor.engines.engine import Engine
 from protocol.messages import GroupOrder, Sampling
 from tests.support.fakes import unheard
+from tests.support.local_server import LocalServer
 
 BASE = "served"
 TOP = 5
@@ -109,7 +110,7 @@ class ServedEngine:
 
             def log_message(self, format: str, *args: object) -> None: ...
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server = LocalServer(("127.0.0.1", port), Handler)
         self.port = self.server.server_address[1]
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 

@@ -3,13 +3,14 @@
 import json
 import threading
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import numpy as np
 
 from learner.objective.batch import Sample
 from learner.update.forward_pass import ForwardPass, whole
+from tests.support.local_server import LocalServer
 
 Logprobs = Callable[[Sequence[int]], Sequence[float]]
 """From the ids of a text to the log-prob of each but the first."""
@@ -63,7 +64,7 @@ class TeacherServer:
 
             def log_message(self, format: str, *args: object) -> None: ...
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server = LocalServer(("127.0.0.1", port), Handler)
         self.port = self.server.server_address[1]
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 

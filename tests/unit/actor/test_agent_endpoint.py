@@ -2,6 +2,8 @@
 
 import json
 import socket
+import struct
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from actor.environments.chat_api import Asked, ChatMessage, Refused, Said
 from actor.environments.contract import ToolCall, describe_in_process
+from actor.environments.endpoint import Endpoint
 from actor.environments.pool import EnvironmentPool, fault_of
 from actor.environments.worker import Act, Acted, Say
 from protocol.outcome import Outcome
@@ -337,3 +340,16 @@ def test_a_file_without_an_agent_is_refused(file: Path, name: str, said: str) ->
 
 def test_an_agent_has_nothing_to_describe(file: Path) -> None:
     assert describe_in_process(config_of(file, "tell"), scores=True) == ""
+
+
+def test_a_client_that_is_killed_leaves_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with Endpoint(lambda asked: Refused(reason="", code="")) as endpoint:
+        threading.Thread(target=endpoint.serve_forever, args=(0.01,), daemon=True).start()
+        client = socket.create_connection(("127.0.0.1", endpoint.server_port))
+        client.sendall(b"POST /1/v1/chat/completions HTTP/1.1\r\nContent-Length: 5\r\n\r\n")
+        wait_until(lambda: bool(endpoint.connections))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        wait_until(lambda: not endpoint.connections)
+        endpoint.shutdown()
+    assert capsys.readouterr().err == ""

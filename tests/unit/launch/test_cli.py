@@ -68,7 +68,7 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return err.removeprefix("error: ").strip()
 
 
-# --- speed
+# --- what a reply needs
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,10 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (("doctor", "--set", "optimizer.lrr=1"), 2),
     ],
 )
-def test_replies_within_a_second_and_without_torch(argv: tuple[str, ...], code: int) -> None:
+def test_replies_without_torch_whose_import_alone_takes_seconds(argv: tuple[str, ...], code: int) -> None:
     if "--dry-run" in argv:
         launch(*argv)  # The first one measures this machine.
-    before = os.times()
     done = launch(*argv)
-    after = os.times()
-    # Processor time of the child: nothing here waits, and a busy machine must not fail the test.
-    assert after.children_user - before.children_user + after.children_system - before.children_system < 1.0
     assert f"code={code} torch=False" in done.stderr
     assert "Traceback" not in done.stderr
 

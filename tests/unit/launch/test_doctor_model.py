@@ -5,7 +5,7 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ from shared.config.model import ModelConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED_DIR
 from shared.process.determinism import COMPILED_PRODUCTS
+from tests.support.local_server import LocalServer
 from tests.support.machines import GIB, QWEN_15B, SMALL, config, sound, write_model
 
 INFO = {"id": "owner/name", "_id": "0", "sha": "f" * 40, "siblings": [], "gated": False, "private": False}
@@ -77,7 +78,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     fake = FakeHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), fake.handler())
+    server = LocalServer(("127.0.0.1", 0), fake.handler())
     fake.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()

@@ -5,7 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -14,16 +14,15 @@ from actor.scoring.pool import ScorePool
 from actor.verifiers.verdict import Context, ScoreJob
 from protocol.messages import Outcome
 from shared.config.data import VerifierConfig
+from tests.support.local_server import LocalServer
 
 JUDGE = Path(__file__).resolve().parents[3] / "launch/examples/judge.py"
 VARIABLES = ("JUDGE_URL", "JUDGE_MODEL", "JUDGE_KEY", "JUDGE_LIMIT_S")
 Reply = Callable[[str], str]
 
 
-class JudgeServer(ThreadingHTTPServer):
+class JudgeServer(LocalServer):
     """Answers /v1/chat/completions with what `reply` says of the question, and keeps what it was asked."""
-
-    daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
