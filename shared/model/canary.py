@@ -49,10 +49,10 @@ def canary_of(policy: Policy, ids: np.ndarray) -> Canary:
 def sequence_logprobs(policy: Policy, ids: np.ndarray) -> np.ndarray:
     """[n + 1] ids -> [n] fp32 log-probs of all but the first."""
     tokens = torch.from_numpy(ids.astype(np.int64)).to(policy.device)
-    lengths = torch.tensor([len(ids)], device=policy.device)
-    whole = Sequences(prompts=tokens[None], lengths=lengths, completions=None, owner=lengths[:0])
+    lengths = torch.tensor([len(ids) - 1], device=policy.device)
+    whole = Sequences(prompts=tokens[None, :-1], lengths=lengths, completions=None, owner=lengths[:0])
     with one_thread() if policy.head.numel() < FEW_WEIGHTS else nullcontext():
-        stats = policy.stats(policy.hidden(whole)[:-1], tokens[1:], temperature=1.0, rows=len(ids))
+        stats = policy.stats(policy.hidden(whole), tokens[1:], temperature=1.0, rows=len(ids))
     return stats.logprobs.cpu().numpy()
 
 

@@ -105,8 +105,11 @@ def test_a_vocabulary_of_several_tiles_is_one_distribution(form: LogitForm, entr
 
 
 @pytest.mark.parametrize("sharpness", [0.3, 3.0])
-def test_in_bf16_only_the_factors_of_the_gradient_are_rounded(sharpness: float) -> None:
-    """p and the result have 8 bits; the rounding of a row is at most 2^-8 of its own length."""
+def test_in_bf16_logits_are_rounded_by_their_distance_from_the_target_and_the_gradient_in_its_factors(
+    sharpness: float,
+) -> None:
+    """A logit is wrong by 2^-8 of its distance from the target's; p and the result have 8 bits, so the rounding of a row
+    is at most 2^-8 of its own length."""
     hidden, weight, targets, arriving = inputs(vocab=WIDE)
     hidden, weight = (sharpness * hidden).bfloat16(), weight.bfloat16()
     # Some rows are sure of their target, and the gradient is a small difference.
@@ -115,10 +118,18 @@ def test_in_bf16_only_the_factors_of_the_gradient_are_rounded(sharpness: float) 
     leaf = hidden.clone().requires_grad_()
     stats = token_stats(leaf, weight, targets, temperature=0.7, rows=64)
     (stats.logprobs * arriving).sum().backward()
-    torch.testing.assert_close(stats.logprobs.double(), logprobs, rtol=1e-6, atol=2e-5)
-    torch.testing.assert_close(stats.entropies.double(), entropies, rtol=1e-5, atol=2e-5)
+
+    logits = hidden.double() @ weight.double().t() / 0.7
+    shares = logits.softmax(dim=1)
+    # A twentieth more for what is of second order.
+    wrong = 1.05 * 2**-8 * (logits - logits.gather(1, targets[:, None])).abs()
+    mean = (shares * wrong).sum(dim=1)
+    assert ((stats.logprobs - logprobs).abs() <= mean + 2e-5).all()
+    of_entropy = (shares * (shares.log() + entropies[:, None]).abs() * wrong).sum(dim=1)
+    assert ((stats.entropies - entropies).abs() <= of_entropy + 2e-5).all()
     assert leaf.grad is not None and leaf.grad.dtype == torch.bfloat16
-    assert ((leaf.grad.double() - gradient).norm(dim=1) <= 2**-8 * gradient.norm(dim=1)).all()
+    of_gradient = (shares * (wrong + mean[:, None]) * weight.double().norm(dim=1)).sum(dim=1) * arriving.abs() / 0.7
+    assert ((leaf.grad.double() - gradient).norm(dim=1) <= 2**-8 * gradient.norm(dim=1) + of_gradient).all()
 
 
 def exact_stats(
@@ -235,7 +246,21 @@ def test_a_bf16_product_is_summed_and_kept_in_fp32(rows: int, vocab: int) -> Non
     assert found.dtype == torch.float32
     bound = 200 * 2**-24 * (a.double().abs() @ b.double().abs().t())
     assert ((found.double() - exact).abs() <= bound).all()
-    tiles = torch.cat([tile for _, tile in product_tiles(a, b.t(), 64)], dim=1)
-    assert ((tiles.double() - exact).abs() <= bound).all()
     # Other products of fp32 factors are not rounded.
     assert torch.backends.mkldnn.matmul.fp32_precision == before  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("rows", [1, 8, 40])
+@pytest.mark.parametrize("vocab", [100, WIDE])
+def test_tiles_of_a_bf16_product_are_exact_around_a_column_of_each_row(rows: int, vocab: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    a, b = (torch.randn(n, 200, generator=generator).bfloat16() for n in (rows, vocab))
+    centers = torch.randint(vocab, (rows,), generator=generator)
+    found = torch.cat([tile for _, tile in product_tiles(a, b.t(), 64, centers)], dim=1)
+    exact = a.double() @ b.double().t()
+    center = exact.gather(1, centers[:, None])
+    assert found.dtype == torch.float32
+    # The center itself has 8 bits when it is subtracted.
+    distance = (exact - center).abs() + 2**-8 * center.abs()
+    sums = 400 * 2**-24 * (a.double().abs() @ b.double().abs().t())
+    assert ((found - exact).abs() <= 2**-8 * distance + sums).all()
