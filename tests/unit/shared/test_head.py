@@ -108,8 +108,8 @@ def test_a_vocabulary_of_several_tiles_is_one_distribution(form: LogitForm, entr
 def test_in_bf16_logits_are_rounded_by_their_distance_from_the_target_and_the_gradient_in_its_factors(
     sharpness: float,
 ) -> None:
-    """A logit is wrong by 2^-8 of its distance from the target's; p and the result have 8 bits, so the rounding of a row
-    is at most 2^-8 of its own length."""
+    """A logit is wrong by 2^-8 of its distance from the target's. p and the result have 8 bits, so the rounding of a
+    row is at most 2^-8 of its own length."""
     hidden, weight, targets, arriving = inputs(vocab=WIDE)
     hidden, weight = (sharpness * hidden).bfloat16(), weight.bfloat16()
     # Some rows are sure of their target, and the gradient is a small difference.
