@@ -33,7 +33,7 @@ def measured(
     passed = PromptPass(torch.zeros(prompts, dtype=torch.int64), prompt_tokens)
     passed.update(*torch.randn(2, prompts, kv_heads, prompt_tokens, size), layer=0)
     cache.add_prompts(passed)
-    cache.rows.assign(owner)
+    cache.assign(owner)
     for token in range(completion_tokens):
         cache.rows.step(torch.full((rows,), token + 1))
         cache.update(*torch.randn(2, rows, kv_heads, 1, size), layer=0)

@@ -169,7 +169,7 @@ class Decoding:
             len(self.loaded), device=self.device
         )
         self.prompt_of_row = place_of_group[self.group_of[self.rows]]
-        self.cache.rows.assign(self.prompt_of_row)
+        self.cache.assign(self.prompt_of_row)
 
     def with_first(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, H] of this step; rows whose completion has no token yet get the last one of their prompt."""

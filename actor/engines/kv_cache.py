@@ -3,7 +3,9 @@
     scores = [ q K_prompt^T | q K_completion^T ] + bias        output = p_prompt V_prompt + p_completion V_completion
 
 The new token of a row attends to both. The completions of a prompt are queries side by side over the same keys, so a
-prompt is read from memory once a step instead of G times, and is never copied. Prompts are left-padded.
+prompt is read from memory once a step instead of G times. Prompts are left-padded. On a CPU, prompts that are small are
+copied to their rows instead: attention is then five operations instead of twenty, and these take longer than reading up
+to COPIED_BYTES a layer.
 
 Rows differ in length, because a row that has ended is taken over by another completion. All rows write
 the token of one step into the same column, and columns are used again in turn: a completion has at most `room` tokens,
@@ -24,6 +26,9 @@ import torch
 from actor.engines.prompts import PromptPass
 from shared.model.attention import capped
 from shared.model.products import product_fp32
+
+COPIED_BYTES = 2**20
+"""Of keys and values in a layer."""
 
 
 class SeenRows(Protocol):
@@ -148,8 +153,11 @@ class KVCache:
 
     is_compileable = False
 
-    def __init__(self, most: int, room: int, width: int, device: torch.device) -> None:
-        self.most = most
+    def __init__(
+        self, most: int, room: int, width: int, device: torch.device, copied_bytes: int = COPIED_BYTES
+    ) -> None:
+        """copied_bytes: up to so many in a layer, prompts are copied to their rows."""
+        self.most, self.copied_bytes = most, copied_bytes if device.type == "cpu" else 0
         self.rows = Rows(room, width, device)
         self.layers: list[LayerCache] = []
 
@@ -163,8 +171,17 @@ class KVCache:
                 self.layers[layer].add_prompts(widened(keys), widened(values))
 
     def new_layer(self, keys: torch.Tensor, values: torch.Tensor) -> "LayerCache":
-        answers = (t.new_zeros((self.most, t.shape[1], self.rows.room, t.shape[3])) for t in (keys, values))
-        return LayerCache(self.rows, keys.contiguous(), values.contiguous(), *answers)
+        """[P, heads, width, D]"""
+        copied = self.most * (keys[0].nbytes + values[0].nbytes) <= self.copied_bytes
+        columns = self.rows.room + (self.rows.width if copied else 0)
+        rows = (t.new_zeros((self.most, t.shape[1], columns, t.shape[3])) for t in (keys, values))
+        return LayerCache(self.rows, keys.contiguous(), values.contiguous(), *rows, copied=copied)
+
+    def assign(self, prompt_of_row: torch.Tensor) -> None:
+        """[n] the prompt in memory that each row continues."""
+        self.rows.assign(prompt_of_row)
+        for layer in self.layers:
+            layer.copy_prompts(prompt_of_row)
 
     def keep_prompts(self, needed: torch.Tensor) -> None:
         """[P'] indices of those that stay in memory. `assign` follows."""
@@ -216,10 +233,15 @@ class LayerCache:
         prompt_values: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
+        *,
+        copied: bool = False,
     ) -> None:
-        """[P, heads, width, D] of prompts, [most, heads, room, D] of completions."""
+        """[P, heads, width, D] of prompts, [most, heads, room, D] of completions. copied: with room for a copy of the
+        prompt before those of the completion, [most, heads, width + room, D]."""
         self.rows, self.prompt_keys, self.prompt_values = rows, prompt_keys, prompt_values
-        self.keys, self.values = keys, values
+        width = prompt_keys.shape[2] if copied else 0
+        self.keys, self.values = keys[:, :, width:], values[:, :, width:]
+        self.whole = (keys, values) if copied else None
 
     @property
     def count(self) -> int:
@@ -228,6 +250,12 @@ class LayerCache:
     def add_prompts(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.prompt_keys = torch.cat([self.prompt_keys, keys])
         self.prompt_values = torch.cat([self.prompt_values, values])
+
+    def copy_prompts(self, prompt_of_row: torch.Tensor) -> None:
+        """[n] To the rows that continue them."""
+        if self.whole:
+            for whole, prompts in zip(self.whole, (self.prompt_keys, self.prompt_values), strict=True):
+                whole[: len(prompt_of_row), :, : prompts.shape[2]] = prompts[prompt_of_row]
 
     def fed(
         self, prompt: int, seen: torch.Tensor, row: int, columns: torch.Tensor
@@ -245,6 +273,8 @@ class LayerCache:
         self, query: torch.Tensor, scaling: float, window: int | None = None, cap: float | None = None
     ) -> torch.Tensor:
         """query [n, heads, 1, D] -> [n, 1, heads, D]; h stands for a key's head and q for the queries that share it."""
+        if self.whole:
+            return self.attend_to_copies(self.whole, query, scaling, window, cap)
         rows, (_, heads, width, size) = self.rows, self.prompt_keys.shape
         count, columns, prompts = rows.count, rows.columns, rows.prompts
         prompt_keys, prompt_values = (t[:prompts].flatten(0, 1) for t in (self.prompt_keys, self.prompt_values))
@@ -267,6 +297,24 @@ class LayerCache:
         rows.write(of_prompt.view(prompts, heads, rows.places, -1, mixed.shape[-1]), mixed)
         mixed += torch.bmm(weights[..., width:].flatten(0, 1), values).view(mixed.shape)
         return mixed.view(count, 1, -1, mixed.shape[-1]).to(query.dtype)
+
+    def attend_to_copies(
+        self,
+        whole: tuple[torch.Tensor, torch.Tensor],
+        query: torch.Tensor,
+        scaling: float,
+        window: int | None,
+        cap: float | None,
+    ) -> torch.Tensor:
+        """The same where prompt and completion of a row are side by side."""
+        count, used = self.rows.count, self.prompt_keys.shape[2] + self.rows.columns
+        keys, values = (t[:count, :, :used].flatten(0, 1) for t in whole)
+        queries = (query.float() * scaling).view(len(keys), -1, keys.shape[2])
+        scores = capped(torch.bmm(queries, keys.transpose(1, 2)), cap)
+        if (bias := self.rows.bias(window)) is not None:
+            scores.view(count, -1, used).add_(bias[:, 0])
+        weights = torch.softmax(scores, dim=-1).to(query.dtype).to(values.dtype)
+        return torch.bmm(weights, values).view(count, 1, -1, values.shape[2]).to(query.dtype)
 
 
 def widened(cached: torch.Tensor) -> torch.Tensor:

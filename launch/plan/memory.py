@@ -67,7 +67,7 @@ NF4_BYTES = 0.53
 HEAD_COLUMNS = 2048
 """Of the vocabulary, in a tile of shared/model/head.py."""
 HEAD_TILES = 3
-"""Logits, their exponentials and the widened weights."""
+"""Logits, their exponentials, and both in bf16."""
 HEAD_ROWS = 2
 """For each used token, directions of the gradient with the hidden size in fp32: those of all, and those in work."""
 SHORT = 128 * 128

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaConfig
 
-from actor.engines.kv_cache import LayerCache, Rows
+from actor.engines.kv_cache import KVCache
+from actor.engines.prompts import PromptPass
 from actor.engines.token_step.layers import Layers
 from shared.base.architecture import empty_model
 from shared.base.load import filled_policy
@@ -73,21 +74,18 @@ def token_step(policy: Policy) -> Callable[[], object]:
     """One token of each of some rows that continue a prompt."""
     layers = Layers(policy)
     layers.prepare()
-    rows = Rows(TOKENS, PROMPT, CPU)
-    rows.visible = torch.ones((1, PROMPT), dtype=torch.bool)
-    rows.assign(torch.zeros(ROWS, dtype=torch.int64))
-    rows.step(torch.ones(ROWS, dtype=torch.int64))
-    size = HIDDEN // HEADS
-    prompt, completion = (1, HEADS // 2, PROMPT, size), (ROWS, HEADS // 2, TOKENS, size)
-    cached = [
-        LayerCache(rows, torch.randn(prompt), torch.randn(prompt), torch.zeros(completion), torch.zeros(completion))
-        for _ in layers.layers
-    ]
+    cache, passed = KVCache(ROWS, TOKENS, PROMPT, CPU), PromptPass(torch.zeros(1, dtype=torch.int64), PROMPT)
+    keys, values = torch.randn(2, 1, HEADS // 2, PROMPT, HIDDEN // HEADS)
+    for layer, _ in enumerate(layers.layers):
+        passed.update(keys, values, layer)
+    cache.add_prompts(passed)
+    cache.assign(torch.zeros(ROWS, dtype=torch.int64))
+    cache.rows.step(torch.ones(ROWS, dtype=torch.int64))
     ids, positions = torch.arange(ROWS), torch.full((ROWS,), PROMPT)
 
     @torch.inference_mode()
     def work() -> torch.Tensor:
-        return layers(ids, positions, cached)
+        return layers(ids, positions, cache.layers)
 
     return work
 

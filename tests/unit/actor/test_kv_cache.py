@@ -4,7 +4,7 @@ packed."""
 import pytest
 import torch
 
-from actor.engines.kv_cache import KVCache
+from actor.engines.kv_cache import COPIED_BYTES, KVCache
 from actor.engines.prompts import PromptPass
 from shared.model.products import product_fp32
 
@@ -51,13 +51,13 @@ def passed(padding: torch.Tensor, keys: list[tuple[torch.Tensor, torch.Tensor]])
 class Rows:
     """A cache, its twins, and how many tokens each row has."""
 
-    def __init__(self, layers: int = 2, room: int = ROOM) -> None:
-        self.cache = KVCache(len(PROMPT_OF_ROW), room, WIDTH, PADDING.device)
+    def __init__(self, copied_bytes: int, layers: int = 2) -> None:
+        self.cache = KVCache(len(PROMPT_OF_ROW), ROOM, WIDTH, PADDING.device, copied_bytes)
         made = [tuple(torch.randn(2, len(PADDING), KV_HEADS, WIDTH, SIZE)) for _ in range(layers)]
         self.cache.add_prompts(passed(PADDING, [(key, value) for key, value in made]))
         self.twins = [Twin(key, value) for key, value in made]
         self.prompt_of_row, self.tokens = PROMPT_OF_ROW, torch.zeros(len(PROMPT_OF_ROW), dtype=torch.int64)
-        self.cache.rows.assign(PROMPT_OF_ROW)
+        self.cache.assign(PROMPT_OF_ROW)
 
     def step(self, window: int | None = None, cap: float | None = None) -> None:
         """One token of every row through every layer, compared."""
@@ -83,7 +83,7 @@ class Rows:
         for twin in self.twins:
             twin.rows = [twin.rows[row] for row in rows]
         if rows:
-            self.cache.rows.assign(self.prompt_of_row)
+            self.cache.assign(self.prompt_of_row)
 
     def take_over(self, place: int, prompt: int) -> None:
         """Another completion, of this prompt, begins in a row."""
@@ -91,11 +91,17 @@ class Rows:
         self.prompt_of_row[place], self.tokens[place] = prompt, 0
         for twin in self.twins:
             twin.begin(place, prompt)
-        self.cache.rows.assign(self.prompt_of_row)
+        self.cache.assign(self.prompt_of_row)
 
 
-def test_every_row_attends_to_its_prompt_and_to_itself() -> None:
-    rows = Rows()
+@pytest.fixture(params=[0, COPIED_BYTES], ids=["shared", "copied"])
+def copied_bytes(request: pytest.FixtureRequest) -> int:
+    """Prompts are read where they are, or copied to their rows."""
+    return request.param
+
+
+def test_every_row_attends_to_its_prompt_and_to_itself(copied_bytes: int) -> None:
+    rows = Rows(copied_bytes)
     for _ in range(3):
         rows.step()
     assert rows.cache.get_seq_length() == WIDTH + 3
@@ -103,8 +109,8 @@ def test_every_row_attends_to_its_prompt_and_to_itself() -> None:
 
 @pytest.mark.parametrize("cap", [None, 0.7])
 @pytest.mark.parametrize("window", [1, 3, 5])
-def test_a_window_leaves_the_prompt_behind_column_by_column(window: int, cap: float | None) -> None:
-    rows = Rows()
+def test_a_window_leaves_the_prompt_behind_column_by_column(window: int, cap: float | None, copied_bytes: int) -> None:
+    rows = Rows(copied_bytes)
     for _ in range(3):
         rows.step(window, cap)
     rows.end(0, 1, 4, 5)
@@ -114,9 +120,11 @@ def test_a_window_leaves_the_prompt_behind_column_by_column(window: int, cap: fl
 
 
 @pytest.mark.parametrize("window", [None, 2, 6])
-def test_a_row_that_is_taken_over_sees_nothing_of_the_one_before_and_columns_are_used_again(window: int | None) -> None:
+def test_a_row_that_is_taken_over_sees_nothing_of_the_one_before_and_columns_are_used_again(
+    window: int | None, copied_bytes: int
+) -> None:
     """Twenty steps in nine columns; no completion is longer than those."""
-    rows = Rows()
+    rows = Rows(copied_bytes)
     for step in range(20):
         for place in range(len(PROMPT_OF_ROW)):
             if (step + place) % (5 + place % 4) == 0 or rows.tokens[place] == ROOM:
@@ -125,9 +133,9 @@ def test_a_row_that_is_taken_over_sees_nothing_of_the_one_before_and_columns_are
     assert len(set(rows.tokens.tolist())) > 3
 
 
-def test_a_token_that_does_not_count_is_seen_by_none() -> None:
+def test_a_token_that_does_not_count_is_seen_by_none(copied_bytes: int) -> None:
     """The step in which a row's new prompt is run: its row is computed with a token that must leave no trace."""
-    rows = Rows(layers=1)
+    rows = Rows(copied_bytes, layers=1)
     rows.step()
     rows.take_over(3, 1)
     tokens = rows.tokens + 1
@@ -145,7 +153,7 @@ def test_a_token_that_does_not_count_is_seen_by_none() -> None:
     rows.step()
 
 
-def test_scores_are_scaled_in_fp32_and_not_the_bf16_query() -> None:
+def test_scores_are_scaled_in_fp32_and_not_the_bf16_query(copied_bytes: int) -> None:
     """Scores of some tens of nats: a query that is rounded once more would move them by a tenth."""
     generator = torch.Generator().manual_seed(0)
     keys, values, mine, more = (
@@ -153,9 +161,9 @@ def test_scores_are_scaled_in_fp32_and_not_the_bf16_query() -> None:
         for rows, width in ((1, WIDTH), (1, WIDTH), (9, 1), (9, 1))
     )
     query = 60 * torch.randn(9, KV_HEADS * SHARED, 1, SIZE, generator=generator).bfloat16()
-    cache = KVCache(9, ROOM, WIDTH, PADDING.device)
+    cache = KVCache(9, ROOM, WIDTH, PADDING.device, copied_bytes)
     cache.add_prompts(passed(torch.tensor([0]), [(keys, values)]))
-    cache.rows.assign(torch.zeros(9, dtype=torch.int64))
+    cache.assign(torch.zeros(9, dtype=torch.int64))
     cache.rows.step(torch.ones(9, dtype=torch.int64))
     cached, _ = cache.update(mine, more, 0)
     every = [torch.cat([a.expand(9, -1, -1, -1), b], 2).double() for a, b in ((keys, mine), (values, more))]
@@ -165,8 +173,8 @@ def test_scores_are_scaled_in_fp32_and_not_the_bf16_query() -> None:
     torch.testing.assert_close(found, (weights @ v).transpose(1, 2), rtol=0.01, atol=0.01)
 
 
-def test_rows_that_end_leave_the_others_as_they_were() -> None:
-    rows = Rows()
+def test_rows_that_end_leave_the_others_as_they_were(copied_bytes: int) -> None:
+    rows = Rows(copied_bytes)
     rows.step()
     rows.end(1, 6)
     rows.step()
@@ -175,8 +183,8 @@ def test_rows_that_end_leave_the_others_as_they_were() -> None:
         rows.step()
 
 
-def test_prompts_that_no_row_continues_can_leave_and_others_come() -> None:
-    rows = Rows()
+def test_prompts_that_no_row_continues_can_leave_and_others_come(copied_bytes: int) -> None:
+    rows = Rows(copied_bytes)
     rows.step()
     rows.end(4, 5)
     assert not (rows.prompt_of_row == 1).any()
@@ -195,7 +203,7 @@ def test_prompts_that_no_row_continues_can_leave_and_others_come() -> None:
 def test_a_group_of_one_completion_each_takes_a_slot_a_prompt() -> None:
     cache = KVCache(2, ROOM, 2, PADDING.device)
     cache.add_prompts(PromptPass(torch.tensor([0, 1]), 2))
-    cache.rows.assign(torch.tensor([0, 1]))
+    cache.assign(torch.tensor([0, 1]))
     assert (cache.rows.places, len(cache.rows.of_slot), cache.rows.full) == (1, 2, True)
 
 
@@ -216,3 +224,9 @@ def test_products_of_bf16_are_summed_and_kept_in_fp32(shape: tuple[int, ...]) ->
     assert product.dtype == torch.float32
     torch.testing.assert_close(product, (a.double() @ b.double()).float(), rtol=1e-5, atol=1e-5)
     assert not torch.equal(product, (a @ b).float()), "rounding to bf16 would show"
+
+
+def test_prompts_are_copied_up_to_a_size_in_a_layer() -> None:
+    needed = 2 * 4 * len(PROMPT_OF_ROW) * KV_HEADS * WIDTH * SIZE
+    assert [layer.whole is None for layer in Rows(needed).cache.layers] == [False, False]
+    assert [layer.whole is None for layer in Rows(needed - 1).cache.layers] == [True, True]
