@@ -309,7 +309,7 @@ class LayerCache:
         """The same where prompt and completion of a row are side by side."""
         count, used = self.rows.count, self.prompt_keys.shape[2] + self.rows.columns
         keys, values = (t[:count, :, :used].flatten(0, 1) for t in whole)
-        queries = (query.float() * scaling).view(len(keys), -1, keys.shape[2])
+        queries = (query.float() * scaling).reshape(len(keys), -1, keys.shape[2])
         scores = capped(torch.bmm(queries, keys.transpose(1, 2)), cap)
         if (bias := self.rows.bias(window)) is not None:
             scores.view(count, -1, used).add_(bias[:, 0])

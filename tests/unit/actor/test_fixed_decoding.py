@@ -111,18 +111,18 @@ def test_the_temperature_is_that_of_the_order(policies: dict[str, Policy], tempe
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_in_shapes_of_equal_size_it_is_the_same_to_the_bit(policies: dict[str, Policy], name: str) -> None:
-    """Products of other shapes may sum in another order. Shapes are equal if no row ends early, so that none leaves,
-    and if no column is read that is not used."""
+def test_in_shapes_of_equal_size_it_is_the_same_to_the_last_bits(policies: dict[str, Policy], name: str) -> None:
+    """Only attention to the prompt sums in another order: on a CPU the other loop copies prompts to the rows. Shapes are
+    equal if no row ends early, so that none leaves, and if no column is read that is not used."""
     asked, never = orders(3, 3), VOCAB + 1
     expected = dynamic(policies[name], never).generate(asked, sampling(), unheard)
     grain = Grain(look=1, prompt=1, parts=CAP)
     found = fixed(policies[name], never, grain=grain).generate(asked, sampling(), unheard)
     for mine, theirs in zip(flat(found), flat(expected), strict=True):
         assert mine.ids.tolist() == theirs.ids.tolist() and len(mine.ids) == CAP
-        assert mine.logprobs.tobytes() == theirs.logprobs.tobytes()
+        np.testing.assert_allclose(mine.logprobs, theirs.logprobs, rtol=1e-6, atol=1e-6)
         assert mine.entropies is not None and theirs.entropies is not None
-        assert mine.entropies.tobytes() == theirs.entropies.tobytes()
+        np.testing.assert_allclose(mine.entropies, theirs.entropies, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("grain", [Grain(look=1), Grain(look=5, prompt=1), Grain(look=64, parts=1), Grain(parts=24)])
