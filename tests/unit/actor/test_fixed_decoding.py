@@ -112,8 +112,8 @@ def test_the_temperature_is_that_of_the_order(policies: dict[str, Policy], tempe
 
 @pytest.mark.parametrize("name", OURS)
 def test_in_shapes_of_equal_size_it_is_the_same_to_the_last_bits(policies: dict[str, Policy], name: str) -> None:
-    """Only attention to the prompt sums in another order: on a CPU the other loop copies prompts to the rows. Shapes are
-    equal if no row ends early, so that none leaves, and if no column is read that is not used."""
+    """Only attention to the prompt sums in another order, because on a CPU the other loop copies prompts to the rows.
+    Shapes are equal if no row ends early, so that none leaves, and if no column is read that is not used."""
     asked, never = orders(3, 3), VOCAB + 1
     expected = dynamic(policies[name], never).generate(asked, sampling(), unheard)
     grain = Grain(look=1, prompt=1, parts=CAP)
