@@ -13,6 +13,7 @@ where batches are quarantined; the report decides what is written of a step.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Literal
 
 import torch
 
@@ -41,7 +42,7 @@ from learner.update.placement.divided import divide_base
 from learner.update.placement.owned import Owned
 from learner.update.placement.placement import ALONE, Placement
 from learner.update.placement.ranks import RankGroup, Ranks
-from learner.update.publisher import Publisher
+from learner.update.publisher import Publisher, canary_of_sent
 from learner.update.rehearsal import Largest, Rehearsal
 from learner.update.stage_end import StageEnd
 from learner.update.teacher import Teacher, TeacherFacts
@@ -52,10 +53,10 @@ from shared.base.cache import cached_base
 from shared.base.load import Place, load_policy, pick_device, pick_dtype
 from shared.config.load import config_to_json, rules_digest
 from shared.config.model import cache_root
-from shared.config.processes import ActorConfig, LinkConfig, Parallel
+from shared.config.processes import ActorConfig, Parallel, sent_dtype
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_config, install_adapter, layout_digest
-from shared.model.canary import canary_ids, canary_of
+from shared.model.canary import canary_ids
 from shared.model.conversation import Conversation
 from shared.model.given_adapter import NONE_GIVEN, GivenAdapters
 from shared.model.kernels.choice import policy_with_kernels
@@ -211,7 +212,7 @@ def build_trainer(
         Norms(config.guard),
         loss=config.objective,
         constraint=config.constraint,
-        gate=Gate(config.loss.max_mismatch, floor_of(policy, config.actor, config.link)),
+        gate=Gate(config.loss.max_mismatch, floor_of(policy, config.actor, sent_dtype(config.link, config.compute))),
         measures_noise=config.growth.max_prompts > 0,
         anchor=anchor,
     )
@@ -240,11 +241,11 @@ def placement_on(group: RankGroup, policy: Policy, parallel: Parallel) -> Ranks:
     return Ranks(group, parameters, in_step=parallel == "fsdp2")
 
 
-def floor_of(policy: Policy, actor: ActorConfig, link: LinkConfig) -> Limits:
+def floor_of(policy: Policy, actor: ActorConfig, sent: Literal["fp32", "bf16"]) -> Limits:
     """What the mismatch gate lets through without a measurement."""
     if actor.engine != "hf" and actor.weights == "nf4":
         return NF4_PLUGIN
-    return BF16 if policy.dtype == torch.bfloat16 or link.adapter_dtype == "bf16" else FP32
+    return BF16 if policy.dtype == torch.bfloat16 or sent == "bf16" else FP32
 
 
 def build_learner(
@@ -260,7 +261,8 @@ def build_learner(
     of a step whose log-probs are false. placement: who computes micro-batches."""
     config, policy = model.config, model.policy
     ids = canary_ids(config.run.seed, len(policy.head), config.guard.canary_tokens)
-    publisher = Publisher(policy.adapter, lambda: canary_of(policy, ids), trace, config.link.adapter_dtype)
+    sent = sent_dtype(config.link, config.compute)
+    publisher = Publisher(policy.adapter, lambda: canary_of_sent(policy, ids, sent), trace, sent)
     publisher.snapshot(version=0)
     curriculum = build_curriculum(config, model.tasks.train, policy.base_digest, model.prompter.digest)
     trainer = build_trainer(policy, config, filler.pump, curriculum.metrics, trace, model.teacher, placement)
@@ -303,13 +305,14 @@ def build_audit(model: Model, run: RunDir, lease: ComputeLease, orders: AuditedO
     config, policy, actor = model.config, model.policy, model.config.actor
     if actor.audit == actor.audit_invited == 0.0:
         return None
+    rounded = policy.dtype == torch.float32 and sent_dtype(config.link, config.compute) == "bf16"
     check_logprobs = partial(
         LogprobCheck,
         ForwardPass(policy, config.rollout.temperature, Budget.of(config.batch), orders.pump),
         gate.copy,
         lease,
         driver_of(policy.device),
-        newest=lambda: max(orders.policies) if config.link.adapter_dtype == "fp32" else None,
+        newest=lambda: None if rounded else max(orders.policies),
     )
     kind = config.verifier.kind
     scores: Check = (

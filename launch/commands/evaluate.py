@@ -20,7 +20,7 @@ from learner.durable.checkpoint import Checkpoint, choose_checkpoint
 from learner.durable.find_adapter import adapters_of
 from shared.config.data import TasksConfig, VerifierKind
 from shared.config.model import LoraConfig, ModelConfig
-from shared.config.processes import EvalConfig
+from shared.config.processes import EvalConfig, sent_dtype
 from shared.config.tree import Config
 from shared.errors import DataError
 from shared.process.entry_point import keep_to_itself
@@ -134,7 +134,7 @@ def adapter_evaluator(
             raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
         filler = LocalFiller(actor.rollout, beat, on_filled)
         evaluator = Evaluator(config, tasks, filler, actor.prompter.text)
-        yield AdapterEvaluator(evaluator, filler, rounds=config.link.adapter_dtype == "bf16")
+        yield AdapterEvaluator(evaluator, filler, rounds=sent_dtype(config.link, config.compute) == "bf16")
 
 
 def base_adapter(run: RunDir, model: ModelConfig, lora: LoraConfig, seed: int) -> bytes:

@@ -240,7 +240,8 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
         "Python, tokenizer": ACTOR_BYTES + tokenizer,
         **({} if work.actor.is_elsewhere else own_rest | few | folded),
         "adapter": adapter,
-        "adapter as messages": 2 * adapter,
+        # Two, in the type that is computed with.
+        "adapter as messages": 2 * adapter * work.value_bytes // FP32_BYTES,
     }
     evaluation, beside = evaluation_items(shape, work), work.evaluation.beside
     # It is started by itself, so its libraries are its own.

@@ -1,26 +1,30 @@
 """The adapter after each step, as the message that actors sample from.
 
     file     fp32, as a checkpoint has it: what the learner goes on from; its sha256 identifies the version
-    policy   what actors get: the same bytes, or with `link.adapter_dtype = "bf16"` half as many, every value rounded
+    policy   what actors get: the same bytes, or half as many with every value rounded to bf16 (`link.adapter_dtype`)
 
 Always the whole adapter: it is self-contained against the frozen base, so a late joiner needs one message and nothing
 has to be replayed. Versions that open orders may still name are kept, and saved with a checkpoint. With each goes the
-canary (shared/model/canary.py): what an actor must find once it has installed that version, so it is computed with the
-rounded values. The difference between both adapters is one of sampling, which the importance weight corrects if there
-is one. Left out: differences between versions, which no actor could use that has missed one.
+canary (shared/model/canary.py): what an actor must find once it has installed that version. A policy in bf16 computes
+with rounded values itself. One in fp32 differs from what its actors sample from, which the importance weight corrects;
+there, the canary is computed with the rounded values. Left out: differences between versions, which no actor could use
+that has missed one.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
+import torch
 
 from protocol.messages import Policy as PolicyMessage
 from shared.model.adapter_file import adapter_bytes, digest, install_adapter, rounded_file
-from shared.model.canary import NO_CANARY, Canary
+from shared.model.canary import NO_CANARY, Canary, canary_of
 from shared.model.lora import Adapter
+from shared.model.policy import Policy
 from shared.process.trace import NO_TRACE, Trace
 
 
@@ -30,10 +34,13 @@ class Version:
 
     file: bytes
     """fp32."""
-    sha256: str
-    """Of the file."""
     policy: PolicyMessage
     """For the actors."""
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the file. Where another is sent, it is not needed before that is done."""
+        return self.policy.sha256 if len(self.policy.adapter) == len(self.file) else digest(self.file)
 
 
 class Publisher:
@@ -46,7 +53,7 @@ class Publisher:
         trace: Trace = NO_TRACE,
         dtype: Literal["fp32", "bf16"] = "fp32",
     ) -> None:
-        """canary: what the policy as it is now makes of the run's canary. dtype: of what actors get."""
+        """canary: what actors must find of the policy as it is now. dtype: of what they get."""
         self.adapter = adapter
         self.canary = canary
         self.trace = trace
@@ -68,14 +75,20 @@ class Publisher:
 
     def numbered(self, version: int, file: bytes) -> Version:
         """file: of the adapter as it is now."""
-        with self.adapter.rounded() if self.rounds else nullcontext():
-            policy = policy_message(version, rounded_file(file) if self.rounds else file, self.canary())
-        return Version(file=file, sha256=digest(file) if self.rounds else policy.sha256, policy=policy)
+        policy = policy_message(version, rounded_file(file) if self.rounds else file, self.canary())
+        return Version(file=file, policy=policy)
 
     def forget_before(self, version: int) -> None:
         """Drop what nothing names any more; the newest always stays."""
         newest = max(self.versions)
         self.versions = {v: kept for v, kept in self.versions.items() if v >= version or v == newest}
+
+
+def canary_of_sent(policy: Policy, ids: np.ndarray, dtype: Literal["fp32", "bf16"]) -> Canary:
+    """What actors must find who get the adapter in this type."""
+    rounds = dtype == "bf16" and policy.dtype == torch.float32
+    with policy.adapter.rounded() if rounds else nullcontext():
+        return canary_of(policy, ids)
 
 
 def policy_message(version: int, data: bytes, canary: Canary = NO_CANARY) -> PolicyMessage:

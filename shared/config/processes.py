@@ -45,9 +45,11 @@ class LinkConfig(Section, frozen=True, kw_only=True):
     than `heartbeat_s`, at most 86,400."""
     credits: Annotated[int, Meta(ge=1, le=1024)] = 2
     """Number of orders that an actor may have at once, from 1 to 1024."""
-    adapter_dtype: Literal["fp32", "bf16"] = "fp32"
-    """How adapters are sent to actors. `bf16` halves the bytes, for a slow network: actors sample from a rounded
-    adapter, whose small difference the importance weight corrects. Checkpoints are fp32 all the same."""
+    adapter_dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    """How adapters are sent to actors. `auto` is the number type of [compute], in which both sides compute with them:
+    in bf16 that halves the bytes and changes no value. `bf16` does so for a run in fp32 and a slow network: then actors
+    sample from a rounded adapter, whose small difference the importance weight corrects. Checkpoints are fp32 all the
+    same."""
     late_s: PositiveFloat = 300.0
     """An order that is not filled after this many seconds is also given to an idle actor. The first result counts."""
 
@@ -346,6 +348,13 @@ def rows_at_once(max_sequences: int, cached_bytes: int, vocabulary: int, *, on_c
 def is_folded(fold: Fold, dense_bytes: int) -> bool:
     """Whether `hf` samples from sums of base and adapter. dense_bytes: of the linears that can be summed."""
     return fold == "always" or (fold == "auto" and dense_bytes <= FOLDED_BYTES)
+
+
+def sent_dtype(link: LinkConfig, compute: ComputeConfig) -> Literal["fp32", "bf16"]:
+    """How adapters are sent."""
+    if link.adapter_dtype != "auto":
+        return link.adapter_dtype
+    return "bf16" if compute.dtype == "bf16" else "fp32"
 
 
 def dial_address(link: LinkConfig, run_dir: Path) -> str:

@@ -15,8 +15,10 @@ launcher.
     CPU     the lease is the run's, unless the cores are enough for the threads of all processes: then nobody waits, and
             with `pipeline.max_lag` above zero sampling and learning overlap. On a cluster each has cores of its own
 
-At the end of a turn, memory that was freed in it goes back to the system, and cached memory of a card to its driver.
-glibc and PyTorch would keep it for the next turn, and both processes together would need what each needs at its peak.
+At the end of a turn, cached memory of a card goes back to its driver. Memory that was freed in the turn goes back to
+the system SOON_S later, while what the turn made is sent: that takes longer, and only then does the other process need
+it. glibc and PyTorch would keep both for the next turn, and the processes together would need what each needs at its
+peak.
 On a card a turn begins once the memory that it needs is free: the lock of a killed process is free a moment before its
 memory is. That is what the plan says beyond what this process has kept, or the most that one of its turns gave back.
 Another program may have taken it, so this wait ends with a warning.
@@ -32,6 +34,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
 
 WORTH_RETURNING = 96 * 2**20
 """Bytes. To return a gigabyte and get it again takes a tenth of a second, too long for the step of a small model."""
+SOON_S = 0.02
+"""Between the end of a turn and the return of its memory: a message is handed to its socket in less."""
 FIRST_POLL_S = 0.0005
 LONGEST_POLL_S = 0.01
 PLACES = 16
@@ -107,6 +112,7 @@ class Lease:
         self.room = Room(driver, planned) if driver else None
         self.trace = trace
         self.peak = NO_MEMORY
+        self.returning = Timer(SOON_S, return_freed_memory)
 
     @contextmanager
     def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[Turn]:
@@ -118,16 +124,19 @@ class Lease:
                 if self.room:
                     self.room.wait(meanwhile)
             turn = Turn(waited_s=time.monotonic() - start)
+            self.returning.cancel()
             try:
                 remove_unfinished(self.note)
                 self.write_note(role)
                 with self.trace.phase("turn"):
                     yield turn
             finally:
-                return_freed_memory()
                 if self.room:
                     self.peak = turn.peak = self.room.give_back()
                 self.note.unlink(missing_ok=True)
+                self.returning = Timer(SOON_S, return_freed_memory)
+                self.returning.daemon = True
+                self.returning.start()
         finally:
             os.close(fd)
 

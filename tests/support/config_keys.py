@@ -158,7 +158,7 @@ PINNED: dict[str, object] = {
     "link.heartbeat_s": 2.0,
     "link.silence_s": 120.0,
     "link.credits": 2,
-    "link.adapter_dtype": "fp32",
+    "link.adapter_dtype": "auto",
     "link.late_s": 300.0,
     "compute.device": "auto",
     "compute.dtype": "auto",

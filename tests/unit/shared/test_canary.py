@@ -8,7 +8,7 @@ import torch
 
 from actor.engines.hf_engine import HFEngine
 from actor.installer import TOLERANCE, Allowed, CanaryMismatch, Installer
-from learner.update.publisher import Publisher
+from learner.update.publisher import Publisher, canary_of_sent
 from shared.model.adapter_file import adapter_bytes
 from shared.model.canary import NO_CANARY, canary_ids, canary_of, sequence_logprobs
 from shared.model.policy import Policy
@@ -58,7 +58,10 @@ def test_a_rounded_adapter_goes_in_with_a_canary_of_its_own(checkpoint: Path) ->
     learner, actor = tiny_policy(checkpoint), tiny_policy(checkpoint, shaken=False)
     shake(learner, 1)
     before = adapter_bytes(learner.adapter)
-    exact, rounded = publisher_of(learner), Publisher(learner.adapter, lambda: canary_of(learner, IDS), dtype="bf16")
+    exact, rounded = (
+        publisher_of(learner),
+        Publisher(learner.adapter, lambda: canary_of_sent(learner, IDS, "bf16"), dtype="bf16"),
+    )
     sent = rounded.snapshot(1)
     Installer(HFEngine(actor, tiny_prompter()), Allowed(largest=TOLERANCE / 10)).install(sent, woken=False)
     assert adapter_bytes(learner.adapter) == before == rounded.versions[1].file, (

@@ -233,7 +233,7 @@ def test_an_executed_program_does_not_keep_it(tmp_path: Path) -> None:
 
 
 FREES = """
-import re, sys
+import re, sys, time
 from pathlib import Path
 from shared.process.lease import Lease
 
@@ -247,6 +247,9 @@ with Lease(Path(sys.argv[1])).hold("learner"):
     last = bytearray(50_000)
     del blocks
     within = resident_mb() - before
+until = time.monotonic() + 30
+while resident_mb() - before >= 50 and time.monotonic() < until:
+    time.sleep(0.01)
 print(within, resident_mb() - before)
 """
 
