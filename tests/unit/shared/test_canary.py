@@ -1,14 +1,18 @@
 """The canary on the real policy: what it says is true, two processes agree on it, and one wrong weight shows."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from actor.engines.engine import Completion
 from actor.engines.hf_engine import HFEngine
 from actor.installer import TOLERANCE, Allowed, CanaryMismatch, Installer
 from learner.update.publisher import Publisher, canary_of_sent
+from protocol.messages import GroupOrder, Sampling
+from shared.config.processes import ComputeConfig, LinkConfig, sent_dtype
 from shared.model.adapter_file import adapter_bytes
 from shared.model.canary import NO_CANARY, canary_ids, canary_of, sequence_logprobs
 from shared.model.policy import Policy
@@ -58,10 +62,8 @@ def test_a_rounded_adapter_goes_in_with_a_canary_of_its_own(checkpoint: Path) ->
     learner, actor = tiny_policy(checkpoint), tiny_policy(checkpoint, shaken=False)
     shake(learner, 1)
     before = adapter_bytes(learner.adapter)
-    exact, rounded = (
-        publisher_of(learner),
-        Publisher(learner.adapter, lambda: canary_of_sent(learner, IDS, "bf16"), dtype="bf16"),
-    )
+    exact = publisher_of(learner)
+    rounded = Publisher(learner.adapter, lambda: canary_of_sent(learner, IDS, "bf16"), dtype="bf16")
     sent = rounded.snapshot(1)
     Installer(HFEngine(actor, tiny_prompter()), Allowed(largest=TOLERANCE / 10)).install(sent, woken=False)
     assert adapter_bytes(learner.adapter) == before == rounded.versions[1].file, (
@@ -73,6 +75,28 @@ def test_a_rounded_adapter_goes_in_with_a_canary_of_its_own(checkpoint: Path) ->
     assert 0.0 < difference < 0.05
     for name, value in actor.adapter.parameters().items():
         assert torch.equal(value, learner.adapter.parameters()[name].to(torch.bfloat16).float()), name
+
+
+def test_a_policy_in_bf16_is_the_same_to_the_bit_with_a_rounded_adapter(checkpoint: Path) -> None:
+    """So `link.adapter_dtype = "auto"` sends half of the bytes there."""
+    assert sent_dtype(LinkConfig(), ComputeConfig(dtype="bf16")) == "bf16"
+    assert sent_dtype(LinkConfig(), ComputeConfig(dtype="fp32")) == "fp32"
+    assert sent_dtype(LinkConfig(adapter_dtype="fp32"), ComputeConfig(dtype="bf16")) == "fp32"
+    learner = tiny_policy(checkpoint, dtype=torch.bfloat16)
+    shake(learner, 1)
+    order = GroupOrder(group_id="0", prompt_ids=IDS[:5], columns={}, seeds=(1, 2, 3))
+    found: list[list[Completion]] = []
+    canaries: list[bytes] = []
+    for dtype in ("fp32", "bf16"):
+        publisher = Publisher(learner.adapter, partial(canary_of_sent, learner, IDS, dtype), dtype=dtype)
+        sent = publisher.snapshot(1)
+        engine = HFEngine(tiny_policy(checkpoint, shaken=False, dtype=torch.bfloat16), tiny_prompter(0))
+        Installer(engine, Allowed(largest=0.0)).install(sent, woken=False)
+        found += engine.generate((order,), Sampling(temperature=1.0, max_new_tokens=9), lambda ended: None)
+        canaries.append(sent.canary_logprobs.tobytes())
+    assert canaries[0] == canaries[1]
+    for mine, theirs in zip(*found, strict=True):
+        assert mine.ids.tolist() == theirs.ids.tolist() and mine.logprobs.tobytes() == theirs.logprobs.tobytes()
 
 
 class StaleEngine(HFEngine):
