@@ -55,6 +55,7 @@ from shared.model.trained_layers import covers
 from shared.process.card import driver_of
 from shared.process.determinism import pin_torch, record
 from shared.process.lease import ComputeLease, NoLease, lease_for
+from shared.process.spinning import spin_less_beside_others
 from shared.process.trace import NO_TRACE, Trace
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ log = logging.getLogger("actor")
 def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engine, Prompter]:
     """The rollout engine and the tokenizer it decodes with. borrower: of the learner's base."""
     pin_torch(config.compute.actor_threads)
+    spin_less_beside_others(config.compute.actor_threads)
     base = cached_base(config.model)
     prompter = load_prompter(base.folder, config.environment.described, agent=config.environment.is_agent)
     if config.actor.is_elsewhere:

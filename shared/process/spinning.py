@@ -1,0 +1,125 @@
+"""Threads that spin less while other processes compute.
+
+The threads of a product wait for each other at its end. They spin first, since to wake one takes longer than most
+products (determinism.py). Beside busy processes that is the wrong way round: a thread that spins uses up its share of
+the core, and does not run at once when it is needed. Each of a thousand products of a step may then take as long as the
+scheduler lets another process run, and a step of a small model twenty times as long as on a quiet machine.
+
+    share = time ready / (time ready + time running)    of all threads since the last look, as Linux counts it
+
+libgomp hardly spins while it has more threads than cores. So above BUSY another thread has a team of its own, which
+computes nothing, and below QUIET that ends. Bits do not depend on it. Which is better where can change while a process
+runs, so it is not chosen at its start (benchmarks/busy_machine.py).
+Left out: fewer threads than cores, which seldom wait for another process, and systems without these counts.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+TASKS = Path("/proc/self/task")
+NAME = "spinning"
+LOOK_S = 0.5
+BUSY, QUIET = 0.15, 0.05
+"""On a quiet machine the share is 0.00 to 0.02, beside a busy process for each core 0.3 to 0.5."""
+LARGE = 2**17
+"""Elements that PyTorch divides among threads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Nanoseconds of all threads of this process."""
+
+    running: int
+    """On a core."""
+    ready: int
+    """Waiting for one."""
+
+    def share_since(self, before: "Times") -> float:
+        ready, running = self.ready - before.ready, self.running - before.running
+        # Threads that have ended are missing in the sums.
+        return ready / (ready + running) if ready > 0 and running >= 0 else 0.0
+
+
+def read_times() -> Times:
+    fields = [line.split() for line in schedule_lines()]
+    return Times(running=sum(int(one[0]) for one in fields), ready=sum(int(one[1]) for one in fields))
+
+
+def schedule_lines() -> Iterator[str]:
+    """Of each thread that has not ended meanwhile."""
+    for task in TASKS.iterdir():
+        try:
+            yield (task / "schedstat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+
+
+class Team(Protocol):
+    """Threads beyond those that compute."""
+
+    def begin(self) -> None:
+        """Nothing if they are there."""
+        ...
+
+    def end(self) -> None: ...
+
+
+class IdleTeam:
+    """OpenMP's threads of a thread that waits."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.owner: threading.Thread | None = None
+
+    def begin(self) -> None:
+        if self.owner is None:
+            self.ended.clear()
+            self.owner = threading.Thread(target=self.have_threads, daemon=True)
+            self.owner.start()
+
+    def have_threads(self) -> None:
+        torch.zeros(LARGE).add_(1)
+        self.ended.wait()
+
+    def end(self) -> None:
+        if self.owner is not None:
+            self.ended.set()
+            self.owner.join()
+            self.owner = None
+
+
+class Watch:
+    """Decides from one look to the next."""
+
+    def __init__(self, team: Team, times: Callable[[], Times] = read_times) -> None:
+        self.team, self.times = team, times
+        self.last = times()
+
+    def look(self) -> None:
+        now = self.times()
+        share, self.last = now.share_since(self.last), now
+        if share > BUSY:
+            self.team.begin()
+        elif share < QUIET:
+            self.team.end()
+
+
+def watch(look: Callable[[], None]) -> None:
+    while True:
+        time.sleep(LOOK_S)
+        look()
+
+
+def spin_less_beside_others(threads: int) -> None:
+    """From now on, in a process that computes with so many threads. Call it after `pin_torch`; once is enough."""
+    watched = any(thread.name == NAME for thread in threading.enumerate())
+    if watched or threads < max(2, len(os.sched_getaffinity(0))):
+        return
+    threading.Thread(target=watch, args=(Watch(IdleTeam()).look,), name=NAME, daemon=True).start()
