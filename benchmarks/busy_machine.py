@@ -2,7 +2,7 @@
 
 A step of actor and learner (local_run.py) is measured in a process of its own, quiet and beside one process for each
 core that counts until its time is up. OpenMP's threads wait for each other at the end of each parallel part. `spin`:
-libgomp's own default, a loop of some milliseconds, which takes a core from the thread that is waited for. `short`: a
+libgomp's default, a loop of some milliseconds, which takes a core from the thread that is waited for. `short`: a
 loop a fifth as long, then sleep, which is what a run uses. `passive`: sleep at once. Beside busy processes,
 shared/process/spinning.py makes the loop shorter still. The policies alternate, several rounds; medians of all steps.
 

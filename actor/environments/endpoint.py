@@ -113,8 +113,8 @@ class Endpoint(ThreadingHTTPServer):
             self.connections.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has left is no fault."""
-        if not isinstance(sys.exception(), OSError):
+        """A client that has left, or is too slow, is no fault."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
     def answer(self, path: str, key: str, body: bytes | None) -> Answer:

@@ -255,7 +255,8 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
             **own_rest,
             **compiled,
             **moments,
-            "adapter as messages": 2 * adapter,
+            # Two as files, and in bf16 each once more as it is sent.
+            "adapter as messages": 2 * adapter + (adapter if work.dtype == "bf16" else 0),
             **({"gradients of all ranks": owned + work.ranks * SUMMED_BYTES} if work.ranks > 1 else {}),
             **part,
         },

@@ -177,7 +177,7 @@ class LogprobCheck:
         together: bool = False,
     ) -> None:
         """gate: a new one, with the present limits of the run. newest: the version that the policy has now; None
-        if actors have rounded ones. together: all groups of an actor at once, without SLACK."""
+        if actors compute with other values. together: all groups of an actor at once, without SLACK."""
         self.forward_pass = forward_pass
         self.gate = gate
         self.lease = lease

@@ -47,9 +47,9 @@ class LinkConfig(Section, frozen=True, kw_only=True):
     """Number of orders that an actor may have at once, from 1 to 1024."""
     adapter_dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """How adapters are sent to actors. `auto` is the number type of [compute], in which both sides compute with them:
-    in bf16 that halves the bytes and changes no value. `bf16` does so for a run in fp32 and a slow network: then actors
-    sample from a rounded adapter, whose small difference the importance weight corrects. Checkpoints are fp32 all the
-    same."""
+    in bf16 that halves the bytes and changes no value. (Several ranks send fp32, because they compare what they send.)
+    `bf16` does so for a run in fp32 and a slow network: then actors sample from a rounded adapter, whose small
+    difference the importance weight corrects. Checkpoints are fp32 all the same."""
     late_s: PositiveFloat = 300.0
     """An order that is not filled after this many seconds is also given to an idle actor. The first result counts."""
 
@@ -354,7 +354,7 @@ def sent_dtype(link: LinkConfig, compute: ComputeConfig) -> Literal["fp32", "bf1
     """How adapters are sent."""
     if link.adapter_dtype != "auto":
         return link.adapter_dtype
-    return "bf16" if compute.dtype == "bf16" else "fp32"
+    return "bf16" if compute.dtype == "bf16" and compute.ranks == 1 else "fp32"
 
 
 def dial_address(link: LinkConfig, run_dir: Path) -> str:

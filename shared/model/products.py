@@ -2,7 +2,7 @@
 
     fp32 x fp32              the product
     bf16 x bf16 on a card    summed and kept in fp32
-    bf16 x bf16 on a CPU     factors widened to fp32, a wide second factor in tiles that stay in the cache
+    bf16 x bf16 on a CPU     factors widened to fp32
 
 PyTorch has no bf16 product with an fp32 result on a CPU. With `narrowed`, oneDNN multiplies fp32 factors in bf16 and
 sums in fp32. Factors that were widened lose nothing by that, and the bf16 units of the processor do the work.
@@ -25,8 +25,6 @@ BETWEEN = range(769, 2048)
 FEW = 16
 """Below this number of rows, reading the weight takes longer than the product, and `narrowed` costs more than it
 saves."""
-TILE, NARROW_TILE = 1024, 256
-"""Columns that are widened at once, for many rows and for few."""
 EXACT = 64
 """How many of the largest values of a row."""
 BLOCK = 128
@@ -83,14 +81,8 @@ def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if not a.is_cpu:
         flat = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]), out_dtype=torch.float32)
         return flat.view(*a.shape[:-1], b.shape[-1])
-    if a.dim() > 2 or b.shape[1] <= NARROW_TILE:
-        with narrowed(a.shape[-2]):
-            return a.float() @ b.float()
-    result, wide = torch.empty(a.shape[0], b.shape[1]), a.float()
-    for part, tile in widened_columns(b, NARROW_TILE if a.shape[0] < FEW else TILE):
-        with narrowed(a.shape[0]):
-            torch.mm(wide, tile, out=result[:, part])
-    return result
+    with narrowed(a.shape[-2]):
+        return a.float() @ b.float()
 
 
 def product_of_largest(x: torch.Tensor, weight: torch.Tensor, rounded: RowsTimesWeight | None = None) -> torch.Tensor:
@@ -146,9 +138,9 @@ def product_tiles(
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     """[n, k] x [k, m] -> the fp32 product in tiles [n, columns], each with its columns.
 
-    centers [n]: a column of each row, around whose value bf16 factors on a CPU give the best accuracy. That value is
-    subtracted from the row before it is rounded to bf16, and added afterwards, so a result is wrong by at most 2^-8 of
-    its distance to it. Without bf16 units for fp32 factors, widening them takes twice as long."""
+    centers [n]: a column of each row, which bf16 factors on a CPU need. Its value c, rounded to bf16, is taken from the
+    row's results before these are rounded, and added afterwards: a result is wrong by at most 2^-8 of its distance from
+    c. So choose a likely column. To widen the factors takes twice as long on a CPU without units for that."""
     if a.dtype == torch.float32 or not a.is_cpu:
         for part in slices(b.shape[1], columns):
             yield part, product_fp32(a, b[:, part])
@@ -156,17 +148,6 @@ def product_tiles(
     center = torch.linalg.vecdot(b.t()[centers].float(), a.float()).to(a.dtype)[:, None]
     for part in slices(b.shape[1], columns):
         yield part, torch.addmm(-center, a, b[:, part]).float().add_(center)
-
-
-def widened_columns(b: torch.Tensor, columns: int) -> Iterator[tuple[slice, torch.Tensor]]:
-    """[k, m] -> tiles [k, columns] in fp32, all in the same memory; its layout is that of b."""
-    transposed = b.stride(0) == 1
-    memory = torch.empty(columns * b.shape[0])
-    for part in slices(b.shape[1], columns):
-        width = part.stop - part.start
-        tile = memory[: width * b.shape[0]]
-        tile = tile.view(width, b.shape[0]).t() if transposed else tile.view(b.shape[0], width)
-        yield part, tile.copy_(b[:, part])
 
 
 def slices(length: int, size: int) -> Iterator[slice]:

@@ -16,9 +16,9 @@ launcher.
             with `pipeline.max_lag` above zero sampling and learning overlap. On a cluster each has cores of its own
 
 At the end of a turn, cached memory of a card goes back to its driver. Memory that was freed in the turn goes back to
-the system SOON_S later, while what the turn made is sent: that takes longer, and only then does the other process need
-it. glibc and PyTorch would keep both for the next turn, and the processes together would need what each needs at its
-peak.
+the system SOON_S later, while what the turn made is sent. That takes longer, and a turn does not need much in its first
+tenth of a second. glibc and PyTorch would keep both for the next turn, and the processes together would need what each
+needs at its peak.
 On a card a turn begins once the memory that it needs is free: the lock of a killed process is free a moment before its
 memory is. That is what the plan says beyond what this process has kept, or the most that one of its turns gave back.
 Another program may have taken it, so this wait ends with a warning.

@@ -3,7 +3,8 @@
 The threads of a product wait for each other at its end. They spin first, since to wake one takes longer than most
 products (determinism.py). Beside busy processes that is the wrong way round: a thread that spins uses up its share of
 the core, and does not run at once when it is needed. Each of a thousand products of a step may then take as long as the
-scheduler lets another process run, and a step of a small model twenty times as long as on a quiet machine.
+scheduler lets another process run: a step of 135 million parameters took up to twenty times as long as on a quiet
+machine.
 
     share = time ready / (time ready + time running)    of all threads since the last look, as Linux counts it
 
@@ -26,6 +27,8 @@ import torch
 TASKS = Path("/proc/self/task")
 NAME = "spinning"
 LOOK_S = 0.5
+LEAST = 10**8
+"""Nanoseconds of running in a look that says something: who only waits for the other process has next to none."""
 BUSY, QUIET = 0.15, 0.05
 """On a quiet machine the share is 0.00 to 0.02, beside a busy process for each core 0.3 to 0.5."""
 LARGE = 2**17
@@ -41,10 +44,10 @@ class Times:
     ready: int
     """Waiting for one."""
 
-    def share_since(self, before: "Times") -> float:
+    def share_since(self, before: "Times") -> float | None:
+        """None if too little ran. Threads that have ended are missing in the sums."""
         ready, running = self.ready - before.ready, self.running - before.running
-        # Threads that have ended are missing in the sums.
-        return ready / (ready + running) if ready > 0 and running >= 0 else 0.0
+        return ready / (ready + running) if ready >= 0 and running >= LEAST else None
 
 
 def read_times() -> Times:
@@ -105,6 +108,8 @@ class Watch:
     def look(self) -> None:
         now = self.times()
         share, self.last = now.share_since(self.last), now
+        if share is None:
+            return
         if share > BUSY:
             self.team.begin()
         elif share < QUIET:

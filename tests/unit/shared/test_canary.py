@@ -82,6 +82,7 @@ def test_a_policy_in_bf16_is_the_same_to_the_bit_with_a_rounded_adapter(checkpoi
     assert sent_dtype(LinkConfig(), ComputeConfig(dtype="bf16")) == "bf16"
     assert sent_dtype(LinkConfig(), ComputeConfig(dtype="fp32")) == "fp32"
     assert sent_dtype(LinkConfig(adapter_dtype="fp32"), ComputeConfig(dtype="bf16")) == "fp32"
+    assert sent_dtype(LinkConfig(), ComputeConfig(dtype="bf16", ranks=2)) == "fp32", "ranks compare all bits"
     learner = tiny_policy(checkpoint, dtype=torch.bfloat16)
     shake(learner, 1)
     order = GroupOrder(group_id="0", prompt_ids=IDS[:5], columns={}, seeds=(1, 2, 3))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from shared.process.spinning import BUSY, QUIET, IdleTeam, Times, Watch, read_times
+from shared.process.spinning import BUSY, LEAST, QUIET, IdleTeam, Times, Watch, read_times
 from tests.support.runs import wait_until
 
 SECOND = 10**9
@@ -46,13 +46,14 @@ def test_threads_spin_less_while_they_have_to_wait_for_a_core() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [((0, 0), (0, 0)), ((9, 5), (4, 2)), ((9, 1), (3, 5))],
-    ids=["nothing ran", "threads have ended", "a thread that ran much has ended"],
+    ("running", "ready"),
+    [(0, 0), (LEAST - 1, SECOND), (-SECOND, SECOND), (SECOND, -1)],
+    ids=["nothing ran", "too little ran", "a thread that ran much has ended", "one that was ready has ended"],
 )
-def test_sums_that_say_nothing_are_no_share(before: tuple[int, int], after: tuple[int, int]) -> None:
-    times = [Times(running=running, ready=ready) for running, ready in (before, after)]
-    assert times[1].share_since(times[0]) == 0.0
+def test_a_look_that_says_nothing_changes_nothing(running: int, ready: int) -> None:
+    team, times = ListedTeam(), iter([Times(running=0, ready=0), Times(running=running, ready=ready)])
+    Watch(team, lambda: next(times)).look()
+    assert team.told == []
 
 
 def test_the_times_are_those_of_this_process() -> None:
@@ -88,6 +89,30 @@ print("same bits")
 def test_a_team_of_openmp_comes_and_goes_and_changes_no_bit() -> None:
     done = subprocess.run([sys.executable, "-c", SPINS_LESS], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "same bits\n", done.stderr
+
+
+WATCHED = """
+import os, sys, threading
+from shared.process.spinning import NAME, spin_less_beside_others
+
+cores = len(os.sched_getaffinity(0))
+
+def watches():
+    return sum(thread.name == NAME for thread in threading.enumerate())
+
+for threads in (1, cores - 1):
+    spin_less_beside_others(threads)
+    assert watches() == 0, threads
+for _ in range(2):
+    spin_less_beside_others(cores)
+    assert watches() == int(cores > 1)
+print("watched")
+"""
+
+
+def test_a_process_with_a_thread_for_each_core_is_watched_once() -> None:
+    done = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "watched\n", done.stderr
 
 
 def test_a_team_ends_with_its_owner() -> None:
