@@ -13,7 +13,6 @@ where batches are quarantined; the report decides what is written of a step.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Literal
 
 import torch
 
@@ -42,7 +41,7 @@ from learner.update.placement.divided import divide_base
 from learner.update.placement.owned import Owned
 from learner.update.placement.placement import ALONE, Placement
 from learner.update.placement.ranks import RankGroup, Ranks
-from learner.update.publisher import Publisher, canary_of_sent
+from learner.update.publisher import Publisher, canary_of_sent, loses_bits
 from learner.update.rehearsal import Largest, Rehearsal
 from learner.update.stage_end import StageEnd
 from learner.update.teacher import Teacher, TeacherFacts
@@ -53,7 +52,7 @@ from shared.base.cache import cached_base
 from shared.base.load import Place, load_policy, pick_device, pick_dtype
 from shared.config.load import config_to_json, rules_digest
 from shared.config.model import cache_root
-from shared.config.processes import ActorConfig, Parallel, sent_dtype
+from shared.config.processes import ActorConfig, Parallel, SentDtype, sent_dtype
 from shared.config.tree import Config
 from shared.model.adapter_file import adapter_config, install_adapter, layout_digest
 from shared.model.canary import canary_ids
@@ -243,7 +242,7 @@ def placement_on(group: RankGroup, policy: Policy, parallel: Parallel) -> Ranks:
     return Ranks(group, parameters, in_step=parallel == "fsdp2")
 
 
-def floor_of(policy: Policy, actor: ActorConfig, sent: Literal["fp32", "bf16"]) -> Limits:
+def floor_of(policy: Policy, actor: ActorConfig, sent: SentDtype) -> Limits:
     """What the mismatch gate lets through without a measurement."""
     if actor.engine != "hf" and actor.weights == "nf4":
         return NF4_PLUGIN
@@ -307,14 +306,14 @@ def build_audit(model: Model, run: RunDir, lease: ComputeLease, orders: AuditedO
     config, policy, actor = model.config, model.policy, model.config.actor
     if actor.audit == actor.audit_invited == 0.0:
         return None
-    rounded = policy.dtype == torch.float32 and sent_dtype(config.link, config.compute) == "bf16"
+    differs = loses_bits(policy, sent_dtype(config.link, config.compute))
     check_logprobs = partial(
         LogprobCheck,
         ForwardPass(policy, config.rollout.temperature, Budget.of(config.batch), orders.pump),
         gate.copy,
         lease,
         driver_of(policy.device),
-        newest=lambda: None if rounded else max(orders.policies),
+        newest=lambda: None if differs else max(orders.policies),
     )
     kind = config.verifier.kind
     scores: Check = (

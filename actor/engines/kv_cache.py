@@ -3,9 +3,9 @@
     scores = [ q K_prompt^T | q K_completion^T ] + bias        output = p_prompt V_prompt + p_completion V_completion
 
 The new token of a row attends to both. The completions of a prompt are queries side by side over the same keys, so a
-prompt is read from memory once a step instead of G times. Prompts are left-padded. On a CPU, prompts that are small are
-copied to their rows instead: attention is then five operations instead of twenty, and these take longer than reading up
-to COPIED_BYTES a layer.
+prompt is read from memory once a step instead of G times. Prompts are left-padded. On a CPU, small prompts are copied
+to their rows instead. Then attention is five operations instead of twenty, which saves more time than it takes to read
+up to COPIED_BYTES more in each layer.
 
 Rows differ in length, because a row that has ended is taken over by another completion. All rows write
 the token of one step into the same column, and columns are used again in turn: a completion has at most `room` tokens,
@@ -28,7 +28,7 @@ from shared.model.attention import capped
 from shared.model.products import product_fp32
 
 COPIED_BYTES = 2**20
-"""Of keys and values in a layer."""
+"""Keys and values of all copies in a layer. launch/plan/memory.py does not count them."""
 
 
 class SeenRows(Protocol):
@@ -156,7 +156,7 @@ class KVCache:
     def __init__(
         self, most: int, room: int, width: int, device: torch.device, copied_bytes: int = COPIED_BYTES
     ) -> None:
-        """copied_bytes: up to so many in a layer, prompts are copied to their rows."""
+        """copied_bytes: the most that copies of prompts may take in a layer."""
         self.most, self.copied_bytes = most, copied_bytes if device.type == "cpu" else 0
         self.rows = Rows(room, width, device)
         self.layers: list[LayerCache] = []

@@ -6,21 +6,21 @@
 Always the whole adapter: it is self-contained against the frozen base, so a late joiner needs one message and nothing
 has to be replayed. Versions that open orders may still name are kept, and saved with a checkpoint. With each goes the
 canary (shared/model/canary.py): what an actor must find once it has installed that version. A policy in bf16 computes
-with rounded values itself. One in fp32 differs from what its actors sample from, which the importance weight corrects;
-there, the canary is computed with the rounded values. Left out: differences between versions, which no actor could use
-that has missed one.
+with rounded values itself. If the policy is in fp32 and its adapter is sent in bf16, actors sample from slightly other
+values: the canary is computed with those, and the importance weight corrects the difference. Left out: differences
+between versions, which no actor could use that has missed one.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
 
 from protocol.messages import Policy as PolicyMessage
+from shared.config.processes import SentDtype
 from shared.model.adapter_file import adapter_bytes, digest, install_adapter, rounded_file
 from shared.model.canary import NO_CANARY, Canary, canary_of
 from shared.model.lora import Adapter
@@ -39,8 +39,8 @@ class Version:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the file. Where another is sent, it is not needed before that is done."""
-        return self.policy.sha256 if len(self.policy.adapter) == len(self.file) else digest(self.file)
+        """Of the file. Computed when it is asked for first, which is after the policy was sent."""
+        return digest(self.file)
 
 
 class Publisher:
@@ -51,7 +51,7 @@ class Publisher:
         adapter: Adapter,
         canary: Callable[[], Canary] = lambda: NO_CANARY,
         trace: Trace = NO_TRACE,
-        dtype: Literal["fp32", "bf16"] = "fp32",
+        dtype: SentDtype = "fp32",
     ) -> None:
         """canary: what actors must find of the policy as it is now. dtype: of what they get."""
         self.adapter = adapter
@@ -84,11 +84,15 @@ class Publisher:
         self.versions = {v: kept for v, kept in self.versions.items() if v >= version or v == newest}
 
 
-def canary_of_sent(policy: Policy, ids: np.ndarray, dtype: Literal["fp32", "bf16"]) -> Canary:
-    """What actors must find who get the adapter in this type."""
-    rounds = dtype == "bf16" and policy.dtype == torch.float32
-    with policy.adapter.rounded() if rounds else nullcontext():
+def canary_of_sent(policy: Policy, ids: np.ndarray, dtype: SentDtype) -> Canary:
+    """Of the policy as its actors have it, who get the adapter in this type."""
+    with policy.adapter.rounded() if loses_bits(policy, dtype) else nullcontext():
         return canary_of(policy, ids)
+
+
+def loses_bits(policy: Policy, dtype: SentDtype) -> bool:
+    """Whether actors who get the adapter in this type compute with other values than the learner."""
+    return policy.dtype == torch.float32 and dtype == "bf16"
 
 
 def policy_message(version: int, data: bytes, canary: Canary = NO_CANARY) -> PolicyMessage:

@@ -15,6 +15,8 @@ from shared.errors import ConfigError
 
 Fold = Literal["auto", "always", "never"]
 Parallel = Literal["ddp", "fsdp2", "zero2"]
+SentDtype = Literal["fp32", "bf16"]
+"""Of an adapter on its way to actors."""
 CardNumber = Annotated[int, Meta(ge=0, le=63)]
 MAX_ACTORS = 64
 """Beside one learner."""
@@ -350,7 +352,7 @@ def is_folded(fold: Fold, dense_bytes: int) -> bool:
     return fold == "always" or (fold == "auto" and dense_bytes <= FOLDED_BYTES)
 
 
-def sent_dtype(link: LinkConfig, compute: ComputeConfig) -> Literal["fp32", "bf16"]:
+def sent_dtype(link: LinkConfig, compute: ComputeConfig) -> SentDtype:
     """How adapters are sent."""
     if link.adapter_dtype != "auto":
         return link.adapter_dtype

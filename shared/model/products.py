@@ -138,9 +138,9 @@ def product_tiles(
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     """[n, k] x [k, m] -> the fp32 product in tiles [n, columns], each with its columns.
 
-    centers [n]: a column of each row, which bf16 factors on a CPU need. Its value c, rounded to bf16, is taken from the
-    row's results before these are rounded, and added afterwards: a result is wrong by at most 2^-8 of its distance from
-    c. So choose a likely column. To widen the factors takes twice as long on a CPU without units for that."""
+    centers [n]: one column for each row. With bf16 factors on a CPU, results are bf16(a b - c) + c, where c is the
+    row's value in that column, rounded to bf16. So a result is wrong by at most 2^-8 of its distance from c; choose a
+    column whose neighbours matter. A product of widened factors would be exact, but takes twice as long without AMX."""
     if a.dtype == torch.float32 or not a.is_cpu:
         for part in slices(b.shape[1], columns):
             yield part, product_fp32(a, b[:, part])

@@ -16,9 +16,9 @@ launcher.
             with `pipeline.max_lag` above zero sampling and learning overlap. On a cluster each has cores of its own
 
 At the end of a turn, cached memory of a card goes back to its driver. Memory that was freed in the turn goes back to
-the system SOON_S later, while what the turn made is sent. That takes longer, and a turn does not need much in its first
-tenth of a second. glibc and PyTorch would keep both for the next turn, and the processes together would need what each
-needs at its peak.
+the system SOON_S later, while the result of the turn is being sent. A turn needs little memory in its first tenth of a
+second, so it does not have to wait for that. glibc and PyTorch would keep both for the next turn, and the processes
+together would need what each needs at its peak.
 On a card a turn begins once the memory that it needs is free: the lock of a killed process is free a moment before its
 memory is. That is what the plan says beyond what this process has kept, or the most that one of its turns gave back.
 Another program may have taken it, so this wait ends with a warning.
@@ -112,7 +112,6 @@ class Lease:
         self.room = Room(driver, planned) if driver else None
         self.trace = trace
         self.peak = NO_MEMORY
-        self.returning = Timer(SOON_S, return_freed_memory)
 
     @contextmanager
     def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[Turn]:
@@ -124,7 +123,6 @@ class Lease:
                 if self.room:
                     self.room.wait(meanwhile)
             turn = Turn(waited_s=time.monotonic() - start)
-            self.returning.cancel()
             try:
                 remove_unfinished(self.note)
                 self.write_note(role)
@@ -134,9 +132,7 @@ class Lease:
                 if self.room:
                     self.peak = turn.peak = self.room.give_back()
                 self.note.unlink(missing_ok=True)
-                self.returning = Timer(SOON_S, return_freed_memory)
-                self.returning.daemon = True
-                self.returning.start()
+                return_soon()
         finally:
             os.close(fd)
 
@@ -195,6 +191,13 @@ class HeapSizes(ctypes.Structure):
 
 
 FREE = 8
+
+
+def return_soon() -> None:
+    """In a thread of its own, so that the result of the turn can be sent meanwhile."""
+    timer = Timer(SOON_S, return_freed_memory)
+    timer.daemon = True
+    timer.start()
 
 
 def return_freed_memory() -> None:

@@ -1,17 +1,18 @@
-"""Threads that spin less while other processes compute.
+"""OpenMP's threads spin less while other processes compute.
 
-The threads of a product wait for each other at its end. They spin first, since to wake one takes longer than most
-products (determinism.py). Beside busy processes that is the wrong way round: a thread that spins uses up its share of
-the core, and does not run at once when it is needed. Each of a thousand products of a step may then take as long as the
-scheduler lets another process run: a step of 135 million parameters took up to twenty times as long as on a quiet
-machine.
+The threads that share a product wait for each other at its end. They spin at first, because waking a thread takes
+longer than most products; determinism.py sets for how long. Beside busy processes, spinning does harm: a thread that
+spins uses up its share of the core, and has to wait for the core when there is work. Then each of the thousand products
+of a step may take as long as the scheduler lets another process run. A step of 135 million parameters took up to twenty
+times as long as on a quiet machine.
 
     share = time ready / (time ready + time running)    of all threads since the last look, as Linux counts it
 
-libgomp hardly spins while it has more threads than cores. So above BUSY another thread has a team of its own, which
-computes nothing, and below QUIET that ends. Bits do not depend on it. Which is better where can change while a process
-runs, so it is not chosen at its start (benchmarks/busy_machine.py).
-Left out: fewer threads than cores, which seldom wait for another process, and systems without these counts.
+PyTorch's OpenMP library, libgomp, reads how long to spin once, when it is loaded. But it hardly spins at all while it
+has made more threads than there are cores. So when the share is above BUSY, this module has libgomp make a few more
+threads, which then sleep; when it is below QUIET, they end. Bits do not depend on it (benchmarks/busy_machine.py).
+
+Left out: processes with fewer threads than cores, which seldom wait for a core, and systems without these counts.
 """
 
 import os
@@ -27,8 +28,8 @@ import torch
 TASKS = Path("/proc/self/task")
 NAME = "spinning"
 LOOK_S = 0.5
-LEAST = 10**8
-"""Nanoseconds of running in a look that says something: who only waits for the other process has next to none."""
+LEAST_RUNNING = 10**8
+"""Nanoseconds between two looks. A process that ran for less was waiting for its turn, and its share says nothing."""
 BUSY, QUIET = 0.15, 0.05
 """On a quiet machine the share is 0.00 to 0.02, beside a busy process for each core 0.3 to 0.5."""
 LARGE = 2**17
@@ -47,7 +48,7 @@ class Times:
     def share_since(self, before: "Times") -> float | None:
         """None if too little ran. Threads that have ended are missing in the sums."""
         ready, running = self.ready - before.ready, self.running - before.running
-        return ready / (ready + running) if ready >= 0 and running >= LEAST else None
+        return ready / (ready + running) if ready >= 0 and running >= LEAST_RUNNING else None
 
 
 def read_times() -> Times:
@@ -64,7 +65,7 @@ def schedule_lines() -> Iterator[str]:
             continue
 
 
-class Team(Protocol):
+class MoreThreads(Protocol):
     """Threads beyond those that compute."""
 
     def begin(self) -> None:
@@ -74,8 +75,8 @@ class Team(Protocol):
     def end(self) -> None: ...
 
 
-class IdleTeam:
-    """OpenMP's threads of a thread that waits."""
+class SleepingThreads:
+    """libgomp makes threads for each thread that computes, and keeps them as long as that one lives."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -84,10 +85,10 @@ class IdleTeam:
     def begin(self) -> None:
         if self.owner is None:
             self.ended.clear()
-            self.owner = threading.Thread(target=self.have_threads, daemon=True)
+            self.owner = threading.Thread(target=self.make_threads, daemon=True)
             self.owner.start()
 
-    def have_threads(self) -> None:
+    def make_threads(self) -> None:
         torch.zeros(LARGE).add_(1)
         self.ended.wait()
 
@@ -101,8 +102,8 @@ class IdleTeam:
 class Watch:
     """Decides from one look to the next."""
 
-    def __init__(self, team: Team, times: Callable[[], Times] = read_times) -> None:
-        self.team, self.times = team, times
+    def __init__(self, more: MoreThreads, times: Callable[[], Times] = read_times) -> None:
+        self.more, self.times = more, times
         self.last = times()
 
     def look(self) -> None:
@@ -111,9 +112,9 @@ class Watch:
         if share is None:
             return
         if share > BUSY:
-            self.team.begin()
+            self.more.begin()
         elif share < QUIET:
-            self.team.end()
+            self.more.end()
 
 
 def watch(look: Callable[[], None]) -> None:
@@ -127,4 +128,4 @@ def spin_less_beside_others(threads: int) -> None:
     watched = any(thread.name == NAME for thread in threading.enumerate())
     if watched or threads < max(2, len(os.sched_getaffinity(0))):
         return
-    threading.Thread(target=watch, args=(Watch(IdleTeam()).look,), name=NAME, daemon=True).start()
+    threading.Thread(target=watch, args=(Watch(SleepingThreads()).look,), name=NAME, daemon=True).start()

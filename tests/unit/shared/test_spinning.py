@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from shared.process.spinning import BUSY, LEAST, QUIET, IdleTeam, Times, Watch, read_times
+from shared.process.spinning import BUSY, LEAST_RUNNING, QUIET, SleepingThreads, Times, Watch, read_times
 from tests.support.runs import wait_until
 
 SECOND = 10**9
 
 
-class ListedTeam:
-    """Notes what it is told."""
+class Noted:
+    """What was told, in order."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -27,16 +27,16 @@ class ListedTeam:
 
 
 def looks(shares: Sequence[float]) -> list[str]:
-    """What a team is told after looks that find these shares."""
+    """What is told after looks that find these shares."""
     passed = [Times(running=0, ready=0)]
     for share in shares:
         ready = int(share * SECOND)
         passed.append(Times(running=passed[-1].running + SECOND - ready, ready=passed[-1].ready + ready))
-    team, times = ListedTeam(), iter(passed)
-    watch = Watch(team, lambda: next(times))
+    more, times = Noted(), iter(passed)
+    watch = Watch(more, lambda: next(times))
     for _ in shares:
         watch.look()
-    return team.told
+    return more.told
 
 
 def test_threads_spin_less_while_they_have_to_wait_for_a_core() -> None:
@@ -47,13 +47,13 @@ def test_threads_spin_less_while_they_have_to_wait_for_a_core() -> None:
 
 @pytest.mark.parametrize(
     ("running", "ready"),
-    [(0, 0), (LEAST - 1, SECOND), (-SECOND, SECOND), (SECOND, -1)],
+    [(0, 0), (LEAST_RUNNING - 1, SECOND), (-SECOND, SECOND), (SECOND, -1)],
     ids=["nothing ran", "too little ran", "a thread that ran much has ended", "one that was ready has ended"],
 )
 def test_a_look_that_says_nothing_changes_nothing(running: int, ready: int) -> None:
-    team, times = ListedTeam(), iter([Times(running=0, ready=0), Times(running=running, ready=ready)])
-    Watch(team, lambda: next(times)).look()
-    assert team.told == []
+    more, times = Noted(), iter([Times(running=0, ready=0), Times(running=running, ready=ready)])
+    Watch(more, lambda: next(times)).look()
+    assert more.told == []
 
 
 def test_the_times_are_those_of_this_process() -> None:
@@ -64,29 +64,29 @@ def test_the_times_are_those_of_this_process() -> None:
 SPINS_LESS = """
 import os, sys, time
 import torch
-from shared.process.spinning import IdleTeam
+from shared.process.spinning import SleepingThreads
 
 def threads():
     return len(os.listdir("/proc/self/task"))
 
 torch.set_num_threads(2)
 a = torch.randn(300, 300, generator=torch.Generator().manual_seed(0))
-first, before, team = a @ a, threads(), IdleTeam()
+first, before, more = a @ a, threads(), SleepingThreads()
 for _ in range(2):
-    team.begin()
-    team.begin()
+    more.begin()
+    more.begin()
     while threads() < before + 2:
         time.sleep(0.01)
     assert torch.equal(a @ a, first) and threads() == before + 2
-    team.end()
-    team.end()
+    more.end()
+    more.end()
     while threads() > before:
         time.sleep(0.01)
 print("same bits")
 """
 
 
-def test_a_team_of_openmp_comes_and_goes_and_changes_no_bit() -> None:
+def test_sleeping_threads_come_and_go_and_change_no_bit() -> None:
     done = subprocess.run([sys.executable, "-c", SPINS_LESS], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "same bits\n", done.stderr
 
@@ -115,10 +115,10 @@ def test_a_process_with_a_thread_for_each_core_is_watched_once() -> None:
     assert done.stdout == "watched\n", done.stderr
 
 
-def test_a_team_ends_with_its_owner() -> None:
-    team = IdleTeam()
-    team.begin()
-    assert team.owner is not None and team.owner.daemon
-    owner = team.owner
-    team.end()
+def test_the_thread_that_made_them_ends_with_them() -> None:
+    more = SleepingThreads()
+    more.begin()
+    assert more.owner is not None and more.owner.daemon
+    owner = more.owner
+    more.end()
     assert not owner.is_alive() and torch.get_num_threads() >= 1
