@@ -256,7 +256,7 @@ def test_a_stale_adapter_after_a_restart_is_caught_too(tmp_path: Path) -> None:
 def test_one_of_two_servers_with_another_base_is_named(tmp_path: Path) -> None:
     with (
         # So slow that it cannot fill the order alone before the other one has answered.
-        served(Options(delay_s=1.0)) as good,
+        served(Options(delay_s=0.2)) as good,
         served(Options(stale=b"other")) as bad,
         pytest.raises(CanaryMismatch, match=rf"The vLLM server at {bad.url} computes other values"),
     ):
