@@ -11,6 +11,7 @@ from outside meanwhile (measured.py).
 """
 
 import json
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -46,28 +47,44 @@ from tests.support.runs import (
     wait_until,
 )
 
+TESTS_S = 110
+"""Of those that run together, and of those that have the card for themselves."""
 CARD_KEYS = ("time/", "mem/", "energy/", "mismatch/", "length/", "tokens_per_s", "grad_norm")
 
 
 def tests(place: Place, note: Note) -> None:
-    """Warnings are no errors here: the versions on a card's machine are not the ones that are tested with."""
-    report = place.work / "tests.xml"
-    words = [sys.executable, "-m", "pytest", "tests/gpu", "-W", "default", "-p", "no:cacheprovider", "-q"]
-    words += ["--collect-only"] if place.small else []
-    with (place.work / "tests.log").open("w+") as log:
-        code = subprocess.run(
-            [*words, f"--junitxml={report}"], cwd=ROOT, stdout=log, stderr=log, check=False
-        ).returncode
-        log.seek(0)
-        note(exit_code=code, said=last_words(log.read()))
-    cases = [case_of(case) for case in ElementTree.parse(report).iter("testcase")]
-    note(
-        counts=Counter(case["outcome"] for case in cases),
-        cases=[case for case in cases if case["outcome"] != "skipped"],
-    )
-    note(reasons=Counter(case["message"] for case in cases if case["outcome"] == "skipped"))
-    if code:
+    """Warnings are no errors here: the versions on a card's machine are not the ones that are tested with. Tests that
+    look at the memory of the whole card have it for themselves."""
+    cases: list[dict[str, Any]] = []
+    for name, words in {
+        "together": ["-n", "4", "--dist", "loadfile", "-m", "not alone"],
+        "alone": ["-m", "alone"],
+    }.items():
+        code, said = tests_of(place, name, words)
+        cases += [case_of(case) for case in ElementTree.parse(place.work / f"{name}.xml").iter("testcase")]
+        note(**{name: {"exit_code": code, "said": said}})
+        note(
+            counts=Counter(case["outcome"] for case in cases),
+            cases=[case for case in cases if case["outcome"] != "skipped"],
+            reasons=Counter(case["message"] for case in cases if case["outcome"] == "skipped"),
+        )
+    if any(case["outcome"] in ("failure", "error") for case in cases):
         raise SystemExit("tests failed")
+
+
+def tests_of(place: Place, name: str, words: Sequence[str]) -> tuple[int, str]:
+    """Exit code, and the end of what they said. At the limit they are interrupted, and those that ended are told."""
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-W", "default", "-p", "no:cacheprovider", "-q", *words]
+    command += ["--tb=short", f"--junitxml={place.work / name}.xml", *(["--collect-only"] if place.small else [])]
+    with (place.work / f"{name}.log").open("w+") as log:
+        running = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            running.wait(TESTS_S)
+        except subprocess.TimeoutExpired:
+            running.send_signal(signal.SIGINT)
+            running.wait()
+        log.seek(0)
+        return running.returncode, last_words(log.read())
 
 
 def case_of(case: ElementTree.Element) -> dict[str, Any]:

@@ -96,6 +96,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.alone
 def test_the_memory_of_a_killed_actor_comes_back(card: torch.device) -> None:
     torch.zeros(1, device=card)
     before = torch.cuda.mem_get_info()[0]

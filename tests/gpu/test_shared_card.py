@@ -12,7 +12,7 @@ import torch
 from shared.base.block import CudaBlocks
 from tests.support.runs import ROOT, SMALL, kill, launch, num_rows, processes_of, sets, start, summary, wait_until
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(600)]
 KEYS = SMALL | {"compute.device": "cuda"}
 MIB = 2**20
 SIZE = 1024 * MIB

@@ -13,7 +13,7 @@ from shared.process.lease import Lease
 from tests.support.card_sides import Sides, make_sides, release
 from tests.support.fakes import unheard
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 MIB = 2**20
 SLACK = 24 * MIB
 """PyTorch takes memory in pieces of 2 and 20 MiB, and returns whole ones."""

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA card here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.alone,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA card here"),
+]
 
 
 @pytest.mark.parametrize("part", ["kv", "weights", "stop"])

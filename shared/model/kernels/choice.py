@@ -104,7 +104,7 @@ def facts_of(policy: Policy, setting: Setting, toolchain: Toolchain, card: CardF
     return {
         "setting": setting,
         "card": [card.name, card.driver],
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "triton": toolchain.triton,
         "code": sources.hexdigest(),
         "dtype": str(policy.dtype),

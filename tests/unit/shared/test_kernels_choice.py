@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -170,7 +171,7 @@ def test_the_linears_are_told(checkpoint: Path) -> None:
 
 def test_the_choice_depends_on_card_versions_code_setting_and_shapes(policy: Policy) -> None:
     def key(policy: Policy = policy, setting: Any = "auto", tools: Toolchain = TOOLS, **card: Any) -> str:
-        return json.dumps(facts_of(policy, setting, tools, replace(CARD, **card)), sort_keys=True)
+        return msgspec.json.encode(facts_of(policy, setting, tools, replace(CARD, **card)), order="sorted").decode()
 
     taller = replace(policy, head=torch.zeros(98, policy.head.shape[1]))
     keys = [
