@@ -99,20 +99,12 @@ def times(run: Callable[..., Tensors], example: Tensors, floor: float) -> dict[s
         run(*example)
 
     calls = card_seconds(once)
-    graph = card_seconds(captured(once))
+    graph = card_seconds(once, in_graph=True)
     return {
         "calls_us": round(calls * 1e6, 2),
         "graph_us": round(graph * 1e6, 2),
         "roofline": round(floor / graph, 3),
     }
-
-
-def captured(work: Callable[[], None]) -> Callable[[], None]:
-    """One CUDA graph; the work has run before."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ class HFEngine:
         self.piece_tokens = PIECE_TOKENS if policy.device.type == "cuda" else None
         self.fixed: FixedLoop | None = None
         if policy.device.type == "cuda" and self.layers:
-            capture = partial(CudaGraphs, policy.device) if config.graphs == "auto" else None
+            capture = partial(CudaGraphs, torch.cuda.Stream(policy.device)) if config.graphs == "auto" else None
             grain = Grain(piece=self.piece_tokens)
             self.fixed = FixedLoop(policy, self.layers, self.end_ids, grain, capture)
         self.identity = Identity(

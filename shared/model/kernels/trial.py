@@ -3,8 +3,9 @@
     agree     |kernel - torch| <= tolerance |torch| for every result, as vectors; whole numbers are equal
     quicker   seconds of the kernel < QUICKER x seconds of the torch version
 
-What is measured is what a process will run: the policy's own head, its largest adapter, its vocabulary. The examples
-are random, the same in every process, and take some ten megabytes.
+What is measured is what a process will run: the policy's own head, its largest adapter, its vocabulary; as a CUDA graph
+if it is part of a token step. Launched one by one, four times as many launches can take four times as long and still be
+quicker in a graph. The examples are random, the same in every process, and take some ten megabytes.
 """
 
 from collections.abc import Callable
@@ -21,8 +22,8 @@ from shared.model.policy import Policy
 from shared.model.sampler import Draw, draw
 
 Tensors = tuple[torch.Tensor, ...]
-Seconds = Callable[[Callable[[], object]], float]
-"""How long one call takes."""
+Seconds = Callable[[Callable[[], object], bool], float]
+"""How long one call takes, and whether as a graph."""
 
 HEAD_ROWS, FEW_ROWS = 256, 16
 """Tokens of an update, and completions that are decoded together."""
@@ -52,6 +53,8 @@ class Trial:
     """Of the results."""
     bytes_moved: int
     """That must be read or written once; for the benchmark."""
+    in_graph: bool
+    """Whether it is part of a token step, which is a CUDA graph."""
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +79,8 @@ def judge(make: Callable[[], Trial], *, forced: bool, seconds: Seconds) -> Judge
         if forced:
             return Judgement(use="triton", why="as configured")
         example = trial.example()
-        ours, theirs = (seconds(lambda run=run: run(*example)) for run in (trial.by_triton, trial.by_torch))
+        runs = (trial.by_triton, trial.by_torch)
+        ours, theirs = (seconds(lambda run=run: run(*example), trial.in_graph) for run in runs)
     # Triton, the C compiler and the driver raise what they like, and the torch version is there.
     except Exception as error:
         return Judgement(use="torch", why=f"the kernel cannot be used ({in_words(error)})", lasting=False)
@@ -97,10 +101,23 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
-def card_seconds(work: Callable[[], object]) -> float:
-    """By the card's own clock, with what the host adds where it is slower than the card."""
+def card_seconds(work: Callable[[], object], in_graph: bool = False) -> float:
+    """By the card's own clock. Outside of a graph, with what the host adds where it is slower than the card."""
     for _ in range(WARM_UP):
         work()
+    if not in_graph:
+        return seconds_of_calls(work)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    found = seconds_of_calls(graph.replay)
+    del graph
+    # Its stream has got 32 MiB of cuBLAS, which would stay until the process ends.
+    torch._C._cuda_clearCublasWorkspaces()  # pyright: ignore[reportPrivateUsage] - as PyTorch's notes on CUDA say
+    return found
+
+
+def seconds_of_calls(work: Callable[[], object]) -> float:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
@@ -148,6 +165,7 @@ def trial_of_sums(policy: Policy) -> Trial:
         by_triton=run(FoldedSums),
         tolerance=TOLERANCE[head.dtype],
         bytes_moved=products,
+        in_graph=False,
     )
 
 
@@ -182,6 +200,7 @@ def trial_of_low_rank(policy: Policy) -> Trial:
         by_triton=run(by_kernel),
         tolerance=TOLERANCE[policy.dtype],
         bytes_moved=numbers * policy.head.itemsize,
+        in_graph=True,
     )
 
 
@@ -210,6 +229,7 @@ def trial_of_draw(policy: Policy) -> Trial:
         by_triton=run(by_kernel),
         tolerance=EXACT,
         bytes_moved=4 * FEW_ROWS * vocabulary,
+        in_graph=True,
     )
 
 

@@ -48,7 +48,13 @@ def kernel(*_: Any, **__: Any) -> Any:
 
 def trial(ours: Tensors = ONES, theirs: Tensors = ONES) -> Trial:
     return Trial(
-        kernel=kernel, example=tuple, by_torch=lambda: theirs, by_triton=lambda: ours, tolerance=1e-4, bytes_moved=0
+        kernel=kernel,
+        example=tuple,
+        by_torch=lambda: theirs,
+        by_triton=lambda: ours,
+        tolerance=1e-4,
+        bytes_moved=0,
+        in_graph=True,
     )
 
 
@@ -56,11 +62,12 @@ def broken(policy: Policy) -> Trial:
     raise RuntimeError("gcc failed\nwith many lines")
 
 
-def taking(*seconds: float) -> Callable[[Callable[[], object]], float]:
+def taking(*seconds: float) -> Callable[[Callable[[], object], bool], float]:
     """A clock that says this of one work after the other, the kernel's first."""
     left = list(seconds)
 
-    def clock(work: Callable[[], object]) -> float:
+    def clock(work: Callable[[], object], in_graph: bool) -> float:
+        assert in_graph
         work()
         return left.pop(0)
 
