@@ -47,8 +47,9 @@ REWARDS = {"answer": right_answer, "parity": PARITY}
 class Watch(TrainerCallback):
     """Notes reward, time, length and gradient of each step; stops at the target."""
 
-    def __init__(self, target: float) -> None:
-        self.target = target
+    def __init__(self, target: float, out: Path) -> None:
+        """out: is written after every step."""
+        self.target, self.out = target, out
         self.started = 0.0
         self.rows: list[dict[str, float]] = []
 
@@ -66,6 +67,7 @@ class Watch(TrainerCallback):
                     **card_memory(),
                 }
             )
+            self.out.write_text(json.dumps(self.rows))
             last = [row["reward"] for row in self.rows[-5:]]
             if len(last) == 5 and sum(last) / 5 >= self.target:
                 control.should_training_stop = True
@@ -91,7 +93,7 @@ def main() -> None:
     torch.set_num_threads(int(args.threads))
     rows = [json.loads(line) for line in Path(args.tasks).read_text().splitlines()]
     dataset = [{"prompt": [{"role": "user", "content": row["question"]}], "answer": row["answer"]} for row in rows]
-    watch = Watch(float(args.target))
+    watch = Watch(float(args.target), Path(args.out))
     trainer = GRPOTrainer(
         model=load(args),
         processing_class=AutoTokenizer.from_pretrained(args.model),
@@ -108,7 +110,6 @@ def main() -> None:
         callbacks=[watch],
     )
     trainer.train()
-    Path(args.out).write_text(json.dumps(watch.rows))
 
 
 def load(args: argparse.Namespace) -> Any:

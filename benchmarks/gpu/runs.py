@@ -47,7 +47,7 @@ from tests.support.runs import (
     wait_until,
 )
 
-TESTS_S = 110
+TESTS_S = 190
 """Of those that run together, and of those that have the card for themselves."""
 CARD_KEYS = ("time/", "mem/", "energy/", "mismatch/", "length/", "tokens_per_s", "grad_norm")
 

@@ -43,7 +43,7 @@ class Section:
 
 SECTIONS = (
     Section(name="facts", part="A", limit_s=60, function="facts.facts"),
-    Section(name="tests", part="A", limit_s=240, function="runs.tests"),
+    Section(name="tests", part="A", limit_s=400, function="runs.tests"),
     Section(name="embedded_run", part="A", limit_s=120, function="runs.embedded_run"),
     Section(name="learner_phases", part="A", limit_s=90, function="in_process.learner_phases", free_gib=SMALL_CARD_GIB),
     Section(name="actor_phases", part="A", limit_s=90, function="in_process.actor_phases", free_gib=SMALL_CARD_GIB),
@@ -51,7 +51,7 @@ SECTIONS = (
     Section(name="mismatch", part="A", limit_s=90, function="in_process.mismatch"),
     Section(name="step_graph", part="B", limit_s=120, function="runs.step_graph", free_gib=SMALL_CARD_GIB),
     Section(name="step_eager", part="B", limit_s=180, function="runs.step_eager", free_gib=SMALL_CARD_GIB),
-    Section(name="trl", part="B", limit_s=200, function="others.trl"),
+    Section(name="trl", part="B", limit_s=220, function="others.trl"),
     Section(name="kernels", part="B", limit_s=60, function="products.kernels"),
     Section(name="products", part="B", limit_s=60, function="products.products"),
     Section(name="step_3b", part="B", limit_s=120, function="runs.step_3b", free_gib=SMALL_CARD_GIB),

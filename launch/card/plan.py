@@ -31,9 +31,11 @@ from shared.run.forecast import Figures
 
 MIB = 2**20
 CONTEXT_BYTES = 400 * MIB
-"""What the driver takes for a process before its first tensor. Estimated, to be measured on a card."""
+"""What the driver takes for a process before its first tensor. Estimated for small cards: it grows with the number of
+multiprocessors, and is 750 MiB on an H200, which has 132."""
 CUBLAS_BYTES = 32 * MIB
-"""Workspace of matrix products: 8 x 4096 KiB, as CUBLAS_WORKSPACE_CONFIG says (shared/process/determinism.py)."""
+"""Workspace of matrix products: 8 x 4096 KiB, as CUBLAS_WORKSPACE_CONFIG says (shared/process/determinism.py). There is
+one for each stream, and CUDA graphs have a stream of their own."""
 RESIDENCIES = ("release", "swap")
 """The cheapest first: with `swap` the base crosses the bus twice in every step."""
 GIVE_BACKS = ("nothing", "kv", "weights", "stop")
@@ -244,7 +246,8 @@ def phase_of(process: Process, peak: Peak, work: CardWork) -> Phase:
         items, cached = without_base, 0
     elif process == "actor" and work.compute.residency == "shared" and work.shares_card:
         items = without_base
-    around = {} if CONTEXT in items else {CONTEXT: CONTEXT_BYTES, CUBLAS: CUBLAS_BYTES}
+    streams = 2 if process == "actor" and work.actor.graphs == "auto" else 1
+    around = {} if CONTEXT in items else {CONTEXT: CONTEXT_BYTES, CUBLAS: streams * CUBLAS_BYTES}
     items = {**around, **items, CACHED: cached, **({} if waits else {MARGIN: MARGIN_BYTES})}
     items = {name: amount for name, amount in items.items() if amount}
     return Phase(phase=peak.name, bytes=size_of(items), items=items)

@@ -35,9 +35,9 @@ COSTS = (
     ("memory of the learner", "learner_mb", " MiB"),
     ("memory of the actor", "actor_mb", " MiB"),
     *(
-        (f"{process}'s turn on the card, {kind}", f"{process}_{kind}_mb", " MiB")
+        (f"{process}'s turn on the card, {words}", f"{process}_{kind}_mb", " MiB")
         for process in ("learner", "actor")
-        for kind in ("allocated", "reserved", "driver")
+        for kind, words in {"allocated": "allocated", "reserved": "reserved", "driver": "all programs"}.items()
     ),
     ("tokens per completion", "completion_tokens", ""),
 )

@@ -91,7 +91,8 @@ def test_the_peak_is_a_phase_of_one_process_and_what_the_other_keeps() -> None:
     learner, actor = (found.processes[name] for name in ("learner", "actor"))
     base, adapter = BASE * LAYERS, LORA * LAYERS
     assert learner[-1].bytes == AROUND + base + 3 * adapter + 8 * MIB
-    assert actor[-1].bytes == AROUND + base + adapter + 8 * MIB
+    # CUDA graphs have a stream of their own.
+    assert actor[-1].bytes == AROUND + CUBLAS_BYTES + base + adapter + 8 * MIB
     update = 4096 * 2048 * (LAYERS + 20) + 16_384 * 1024
     assert learner[1].bytes == learner[-1].bytes + update + MARGIN_BYTES
     decode = 32 * 512 * LAYERS * 1024
@@ -227,7 +228,7 @@ def test_sizes_are_halved_until_they_fit_and_no_further() -> None:
 def test_activations_are_kept_where_they_fit_and_the_base_stays_where_it_can() -> None:
     open_keys = {**SMALL, "batch": {"token_budget": 4096, "head_rows": 256}}
     order = [("never", "release"), ("always", "release"), ("never", "swap"), ("always", "swap")]
-    plans = [plan(budget, **open_keys) for budget in range(6 * GIB, 2 * GIB, -64 * MIB)]
+    plans = [plan(budget, **open_keys) for budget in range(6 * GIB, 2 * GIB, -16 * MIB)]
     chosen = [order.index((str(one.choices["batch.recompute"]), one.residency)) for one in plans if one.fits]
     assert chosen == sorted(chosen) and {0, 1} <= set(chosen) and max(chosen) >= 2
 
