@@ -1,7 +1,8 @@
-"""Everything that a card can show, in two calls of ten minutes on a machine that may have no network.
+"""Everything that a card can show, in three calls of ten minutes on a machine that may have no network.
 
-    python -m benchmarks.gpu_suite --part A --budget-s 540 --out FOLDER     checks, memory by phase, a token step
-    python -m benchmarks.gpu_suite --part B --budget-s 540 --out FOLDER     steps of both processes, TRL, kernels
+    python -m benchmarks.gpu_suite --part A --budget-s 540 --out FOLDER     does it work
+    python -m benchmarks.gpu_suite --part B --budget-s 540 --out FOLDER     memory and time, of parts and of steps
+    python -m benchmarks.gpu_suite --part C --budget-s 540 --out FOLDER     TRL, and other ways to compute
     python -m benchmarks.gpu_suite --dry-run                                all sections on a CPU, in a minute
 
 Sections (benchmarks/gpu/sections.py) run one after the other, each as a group of processes with a time limit of its
@@ -53,7 +54,7 @@ DRY = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1
 
 def main() -> int:
     parser = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__)
-    parser.add_argument("--part", choices=("A", "B"), help="default: both")
+    parser.add_argument("--part", choices=("A", "B", "C"), help="default: all")
     parser.add_argument("--budget-s", type=float, default=3600.0, help="sections that do not fit are left out")
     parser.add_argument("--out", type=Path, default=Path("gpu_suite"), help="folder for the results")
     parser.add_argument("--work", type=Path, help="folder for models and runs that stays (default: a temporary one)")

@@ -52,7 +52,7 @@ MOST_MIB = 30
 OPTIONS = "--no-index --no-deps --no-compile --no-cache-dir"
 THERE_COMMAND = """\
 python3 -m pip install -q {options} --upgrade --target /tmp/site {folder}/*.whl && export PYTHONPATH=/tmp/site || exit
-python3 -m benchmarks.gpu_suite --part A --budget-s 540 --out "$OUT"     # in the next call: --part B"""
+python3 -m benchmarks.gpu_suite --part A --budget-s 540 --out "$OUT"     # in the next calls: --part B, --part C"""
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Part = Literal["A", "B"]
+Part = Literal["A", "B", "C"]
 SMALL_CARD_GIB = 8.0
 
 
@@ -45,18 +45,18 @@ SECTIONS = (
     Section(name="facts", part="A", limit_s=60, function="facts.facts"),
     Section(name="tests", part="A", limit_s=400, function="runs.tests"),
     Section(name="embedded_run", part="A", limit_s=120, function="runs.embedded_run"),
-    Section(name="learner_phases", part="A", limit_s=90, function="in_process.learner_phases", free_gib=SMALL_CARD_GIB),
-    Section(name="actor_phases", part="A", limit_s=90, function="in_process.actor_phases", free_gib=SMALL_CARD_GIB),
-    Section(name="token_step", part="A", limit_s=120, function="in_process.token_step"),
-    Section(name="mismatch", part="A", limit_s=90, function="in_process.mismatch"),
+    Section(name="learner_phases", part="B", limit_s=90, function="in_process.learner_phases", free_gib=SMALL_CARD_GIB),
+    Section(name="actor_phases", part="B", limit_s=90, function="in_process.actor_phases", free_gib=SMALL_CARD_GIB),
     Section(name="step_graph", part="B", limit_s=120, function="runs.step_graph", free_gib=SMALL_CARD_GIB),
-    Section(name="step_eager", part="B", limit_s=180, function="runs.step_eager", free_gib=SMALL_CARD_GIB),
-    Section(name="trl", part="B", limit_s=220, function="others.trl"),
+    Section(name="token_step", part="B", limit_s=120, function="in_process.token_step"),
+    Section(name="mismatch", part="B", limit_s=90, function="in_process.mismatch"),
     Section(name="kernels", part="B", limit_s=60, function="products.kernels"),
     Section(name="products", part="B", limit_s=60, function="products.products"),
     Section(name="step_3b", part="B", limit_s=120, function="runs.step_3b", free_gib=SMALL_CARD_GIB),
-    Section(name="residencies", part="B", limit_s=120, function="runs.residencies", free_gib=SMALL_CARD_GIB),
-    Section(name="vllm", part="B", limit_s=120, function="others.vllm"),
+    Section(name="trl", part="C", limit_s=220, function="others.trl"),
+    Section(name="step_eager", part="C", limit_s=180, function="runs.step_eager", free_gib=SMALL_CARD_GIB),
+    Section(name="residencies", part="C", limit_s=120, function="runs.residencies", free_gib=SMALL_CARD_GIB),
+    Section(name="vllm", part="C", limit_s=120, function="others.vllm"),
 )
 """In the order in which they run. Without a budget of time, all of a part run."""
 
