@@ -21,7 +21,7 @@ import torch
 
 from protocol.messages import Policy as PolicyMessage
 from shared.config.processes import SentDtype
-from shared.model.adapter_file import adapter_bytes, digest, install_adapter, rounded_file
+from shared.model.adapter_file import adapter_bytes, digest, install_adapter
 from shared.model.canary import NO_CANARY, Canary, canary_of
 from shared.model.lora import Adapter
 from shared.model.policy import Policy
@@ -75,8 +75,8 @@ class Publisher:
 
     def numbered(self, version: int, file: bytes) -> Version:
         """file: of the adapter as it is now."""
-        policy = policy_message(version, rounded_file(file) if self.rounds else file, self.canary())
-        return Version(file=file, policy=policy)
+        sent = adapter_bytes(self.adapter, torch.bfloat16) if self.rounds else file
+        return Version(file=file, policy=policy_message(version, sent, self.canary()))
 
     def forget_before(self, version: int) -> None:
         """Drop what nothing names any more; the newest always stays."""

@@ -32,10 +32,10 @@ MAX_ENTRY_BYTES = 1024
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def adapter_bytes(adapter: Adapter) -> bytes:
-    """The adapter as a safetensors file. Equal values give equal bytes."""
-    tensors = {peft_name(name): value.detach().cpu().contiguous() for name, value in adapter.parameters().items()}
-    return save(tensors, metadata={"format": "pt"})
+def adapter_bytes(adapter: Adapter, dtype: torch.dtype = torch.float32) -> bytes:
+    """The adapter as a safetensors file of this type. Equal values give equal bytes."""
+    values = {name: value.detach().to("cpu", dtype) for name, value in adapter.parameters().items()}
+    return save({peft_name(name): value.contiguous() for name, value in values.items()}, metadata={"format": "pt"})
 
 
 def rounded_file(data: bytes) -> bytes:
