@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_vllm FOLDER_OR_HUB_ID      (with the extra `vllm`, on a machine with a card)
 
-Each case runs in its own process. Nothing here has been measured yet, since there was no card.
+Each case runs in its own process. Nothing here has been measured yet.
 """
 
 import argparse

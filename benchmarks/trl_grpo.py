@@ -67,7 +67,9 @@ class Watch(TrainerCallback):
                     **card_memory(),
                 }
             )
-            self.out.write_text(json.dumps(self.rows))
+            written = self.out.with_suffix(".new")
+            written.write_text(json.dumps(self.rows))
+            written.replace(self.out)
             last = [row["reward"] for row in self.rows[-5:]]
             if len(last) == 5 and sum(last) / 5 >= self.target:
                 control.should_training_stop = True

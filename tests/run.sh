@@ -113,7 +113,8 @@ everything() {
     stage kernels kernels
     stage simulation in_parallel tests/simulation --dist load
     stage integration in_waiting tests/integration -m "not long"
-    stage acceptance in_parallel tests/acceptance tests/gpu -m "not long" --dist load
+    stage acceptance in_parallel tests/acceptance tests/gpu -m "not long and not alone" --dist load
+    stage card "$python" -m pytest tests/gpu -m alone
     stage chaos in_parallel tests/chaos -m "not long"
     stage browser browser
 }

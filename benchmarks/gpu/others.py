@@ -36,14 +36,15 @@ def trl(place: Place, note: Note) -> None:
     out = place.work / "trl_rows.json"
     words = trl_words(place, size, out)
     note(size=vars(size), command=words[1:])
+    out.unlink(missing_ok=True)
     with CardWatch() as card:
         code, said = ended(words)
     note(exit_code=code, card=card.figures())
     if out.is_file():
         note(**trl_figures(out))
-    if code:
+    if code != 0:
         note(said=said)
-        raise SystemExit("TRL did not end")
+        raise SystemExit("TRL did not end" if code else f"TRL did not end within {TRL_S} s")
 
 
 def ended(words: list[str]) -> tuple[int | None, str]:

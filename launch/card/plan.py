@@ -31,8 +31,7 @@ from shared.run.forecast import Figures
 
 MIB = 2**20
 CONTEXT_BYTES = 400 * MIB
-"""What the driver takes for a process before its first tensor. Estimated for small cards: it grows with the number of
-multiprocessors, and is 750 MiB on an H200, which has 132."""
+"""What the driver takes for a process before its first tensor. Estimated for small cards; an H200 takes about 700."""
 CUBLAS_BYTES = 32 * MIB
 """Workspace of matrix products: 8 x 4096 KiB, as CUBLAS_WORKSPACE_CONFIG says (shared/process/determinism.py). There is
 one for each stream, and CUDA graphs have a stream of their own."""

@@ -51,8 +51,6 @@ UNRETURNED_BYTES = 96 * MIB
 """Freed memory that a process may keep between its turns (shared/process/lease.py)."""
 PRODUCT_BYTES = 0.65 * MIB
 """A product that oneDNN has compiled for bf16 (shared/process/determinism.py)."""
-BESIDE_CODES = 0.5
-"""Share of the products that an actor compiles whose token steps read codes."""
 SUMMED_BYTES = 16 * MIB
 """Of each rank's gradient at a time (learner/update/placement/ranks.py)."""
 VALUES_PER_OUTPUT: Mapping[str, float] = {"fp32": 2.5, "bf16": 3.2}
@@ -233,12 +231,10 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * owned}
     tokenizer = TOKEN_BYTES * shape.vocabulary
     compiled = {"compiled products": int(COMPILED_PRODUCTS * PRODUCT_BYTES)} if work.dtype == "bf16" else {}
-    share = BESIDE_CODES if work.codes_for(shape, 1) else 1.0
-    few = {name: int(share * part) for name, part in compiled.items()}
     folded = {"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}
     actor = {
         "Python, tokenizer": ACTOR_BYTES + tokenizer,
-        **({} if work.actor.is_elsewhere else own_rest | few | folded),
+        **({} if work.actor.is_elsewhere else own_rest | compiled | folded),
         "adapter": adapter,
         # Two, in the type that is computed with.
         "adapter as messages": 2 * adapter * work.value_bytes // FP32_BYTES,

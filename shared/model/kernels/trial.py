@@ -4,8 +4,9 @@
     quicker   seconds of the kernel < QUICKER x seconds of the torch version
 
 What is measured is what a process will run: the policy's own head, its largest adapter, its vocabulary; as a CUDA graph
-if it is part of a token step. Launched one by one, four times as many launches can take four times as long and still be
-quicker in a graph. The examples are random, the same in every process, and take some ten megabytes.
+if it is part of a token step. On an H200 the adapter's kernel takes 31 us with its launch and PyTorch 36, but 13 and 9 in
+a graph (benchmarks/kernels.py). That counts where `actor.graphs` is `never`, too. The examples are random, the same in
+every process, and take some ten megabytes.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from shared.model.sampler import Draw, draw
 
 Tensors = tuple[torch.Tensor, ...]
 Seconds = Callable[[Callable[[], object], bool], float]
-"""How long one call takes, and whether as a graph."""
+"""Of the work, and whether it is timed as a graph: how long one call takes."""
 
 HEAD_ROWS, FEW_ROWS = 256, 16
 """Tokens of an update, and completions that are decoded together."""
@@ -107,14 +108,14 @@ def card_seconds(work: Callable[[], object], in_graph: bool = False) -> float:
         work()
     if not in_graph:
         return seconds_of_calls(work)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    found = seconds_of_calls(graph.replay)
-    del graph
-    # Its stream has got 32 MiB of cuBLAS, which would stay until the process ends.
-    torch._C._cuda_clearCublasWorkspaces()  # pyright: ignore[reportPrivateUsage] - as PyTorch's notes on CUDA say
-    return found
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return seconds_of_calls(graph.replay)
+    finally:
+        # Its stream has got 32 MiB of cuBLAS, which would stay until the process ends.
+        torch._C._cuda_clearCublasWorkspaces()  # pyright: ignore[reportPrivateUsage] - as PyTorch's notes on CUDA say
 
 
 def seconds_of_calls(work: Callable[[], object]) -> float:

@@ -93,6 +93,8 @@ def test_the_peak_is_a_phase_of_one_process_and_what_the_other_keeps() -> None:
     assert learner[-1].bytes == AROUND + base + 3 * adapter + 8 * MIB
     # CUDA graphs have a stream of their own.
     assert actor[-1].bytes == AROUND + CUBLAS_BYTES + base + adapter + 8 * MIB
+    without = plan(100 * GIB, **{**SMALL, "actor": {**SMALL["actor"], "graphs": "never"}}).processes["actor"]
+    assert actor[-1].bytes - without[-1].bytes == CUBLAS_BYTES
     update = 4096 * 2048 * (LAYERS + 20) + 16_384 * 1024
     assert learner[1].bytes == learner[-1].bytes + update + MARGIN_BYTES
     decode = 32 * 512 * LAYERS * 1024

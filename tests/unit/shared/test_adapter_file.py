@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from shared.config.model import LoraConfig
 from shared.errors import DamageError
-from shared.model.adapter_file import LoraLayout, adapter_bytes, install_adapter, read_adapter
+from shared.model.adapter_file import LoraLayout, adapter_bytes, install_adapter, read_adapter, rounded_file
 from shared.model.lora import Adapter, DenseMatmul, FrozenLinear, LoraLinear
 
 NAME = "base_model.model.a.lora_A.weight"
@@ -132,6 +132,14 @@ def test_what_fits_is_installed() -> None:
     assert all(bool((value == 2.0).all()) for value in target.parameters().values())
     install_adapter(target, adapter_bytes(adapter()))
     assert all(bool((value == 1.0).all()) for value in target.parameters().values())
+
+
+def test_an_adapter_is_rounded_as_its_file_is() -> None:
+    """What a run sends its actors, and what `eval` makes of a checkpoint."""
+    given = adapter()
+    for parameter in given.parameters().values():
+        parameter.data.fill_(1 / 3)
+    assert adapter_bytes(given, torch.bfloat16) == rounded_file(adapter_bytes(given)) != adapter_bytes(given)
 
 
 def test_an_adapter_that_changes_nothing_has_every_tensor_of_the_layout() -> None:
