@@ -4,9 +4,9 @@
     quicker   seconds of the kernel < QUICKER x seconds of the torch version
 
 What is measured is what a process will run: the policy's own head, its largest adapter, its vocabulary; as a CUDA graph
-if it is part of a token step. On an H200 the adapter's kernel takes 31 us with its launch and PyTorch 36, but 13 and 9 in
-a graph (benchmarks/kernels.py). That counts where `actor.graphs` is `never`, too. The examples are random, the same in
-every process, and take some ten megabytes.
+if it is part of a token step. On an H200 the adapter's kernel takes 31 us with its launch and PyTorch 36, but 13 and 9
+in a graph (benchmarks/kernels.py). That counts where `actor.graphs` is `never`, too. The examples are random, the same
+in every process, and take some ten megabytes.
 """
 
 from collections.abc import Callable
