@@ -4,8 +4,9 @@
 
 The torch version is `add_low_rank` of shared/model/lora.py: two launches, and A x goes through memory between them.
 Here each program has a block of the outputs and computes all of A x for itself. That work is repeated, but A and x are
-small and stay in the card's cache, and a launch costs more. With many rows it would not, so beyond ROWS rows or a rank
-of RANKS the torch version computes. A x is rounded to the type of x as there, because the learner computes with that.
+small and stay in the card's cache, and a launch costs more. In a CUDA graph it does not: on an H200 the torch version
+is quicker there, and is chosen (choice.py). With more than ROWS rows or RANKS ranks the torch version always computes.
+A x is rounded to the type of x as there, because the learner computes with that.
 
 The base's product, NF4 or dense, comes first and is y: bitsandbytes has a kernel for it that needs no other.
 """
