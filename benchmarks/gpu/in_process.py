@@ -7,8 +7,9 @@
 
     wall per token step = (time of an order of n tokens - time of an order of m tokens) / (n - m)
 
-Prompts fall out of the difference. Each order is decoded once before it is timed, so graphs are there. How long the
-card was busy, and how many kernels it ran, says PyTorch's profiler, in orders of its own, because it takes host time.
+The time for prompts cancels in the difference. Each order is decoded once before it is timed, so graphs are there.
+PyTorch's profiler counts how long the card was busy and how many kernels it ran. It takes host time, so it has orders
+of its own.
 """
 
 import argparse

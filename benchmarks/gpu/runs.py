@@ -47,15 +47,16 @@ from tests.support.runs import (
     wait_until,
 )
 
-TESTS_S, TOLD_S = 180, 15
-"""Of those that run together, and of those that have the card for themselves; and to tell what has ended."""
+TESTS_S, REPORT_S = 180, 15
+"""Longest time of the tests that run together, and of those that have the card for themselves; then to report."""
+PYTEST = ["-m", "pytest", "tests/gpu", "-W", "default", "-p", "no:cacheprovider", "-q", "--tb=short"]
 TOGETHER = ["-n", "4", "--dist", "loadfile", "-m", "not alone"]
 CARD_KEYS = ("time/", "mem/", "energy/", "mismatch/", "length/", "tokens_per_s", "grad_norm")
 
 
 def tests(place: Place, note: Note) -> None:
-    """Warnings are no errors here: the versions on a card's machine are not the ones that are tested with. Tests that
-    look at the memory of the whole card have it for themselves."""
+    """Warnings do not count as errors here: the versions on a card's machine are not the ones that are tested with.
+    Tests that look at the memory of the whole card have it for themselves."""
     cases, codes = list[dict[str, Any]](), list[int]()
     for name, words in {"together": TOGETHER, "alone": ["-m", "alone"]}.items():
         report = place.work / f"{name}.xml"
@@ -74,23 +75,11 @@ def tests(place: Place, note: Note) -> None:
 
 
 def tests_of(place: Place, name: str, words: Sequence[str]) -> tuple[int, str]:
-    """Exit code, and the end of what they said. At the limit they are interrupted, and those that ended are told."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "tests/gpu",
-        "-W",
-        "default",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-        "--tb=short",
-    ]
-    command += [*words, *(["--collect-only"] if place.small else [])]
+    """Exit code, and the end of what they said. At the limit they are interrupted, and finished ones are reported."""
+    command = [sys.executable, *PYTEST, *words, *(["--collect-only"] if place.small else [])]
     with (place.work / f"{name}.log").open("w+") as log:
         running = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-        for last, seconds in {signal.SIGINT: TESTS_S, signal.SIGKILL: TOLD_S}.items():
+        for last, seconds in {signal.SIGINT: TESTS_S, signal.SIGKILL: REPORT_S}.items():
             try:
                 running.wait(seconds)
                 break

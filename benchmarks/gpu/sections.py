@@ -58,7 +58,7 @@ SECTIONS = (
     Section(name="residencies", part="C", limit_s=120, function="runs.residencies", free_gib=SMALL_CARD_GIB),
     Section(name="vllm", part="C", limit_s=120, function="others.vllm"),
 )
-"""In the order in which they run. Without a budget of time, all of a part run."""
+"""In the order in which they run. What does not fit into `--budget-s` any more is left out."""
 
 
 def named(name: str) -> Section:

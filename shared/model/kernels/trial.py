@@ -5,8 +5,8 @@
 
 What is measured is what a process will run: the policy's own head, its largest adapter, its vocabulary; as a CUDA graph
 if it is part of a token step. On an H200 the adapter's kernel takes 31 us with its launch and PyTorch 36, but 13 and 9
-in a graph (benchmarks/kernels.py). That counts where `actor.graphs` is `never`, too. The examples are random, the same
-in every process, and take some ten megabytes.
+in a graph (benchmarks/kernels.py). The time in a graph decides even if `actor.graphs` is `never`, so that all processes
+share one choice. The examples are random, the same in every process, and take some ten megabytes.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class Trial:
     bytes_moved: int
     """That must be read or written once; for the benchmark."""
     in_graph: bool
-    """Whether it is part of a token step, which is a CUDA graph."""
+    """Whether it is part of a token step, which is a CUDA graph unless `actor.graphs` is `never`."""
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
