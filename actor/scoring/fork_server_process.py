@@ -20,6 +20,7 @@ import msgspec
 
 from actor.scoring.pipe import Command, WorkerExited
 from shared.config.types import Section
+from shared.process.busy_cores.gathering import give_all_cores
 from shared.process.children import end_trees
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,7 @@ class ForkServerProcess:
                 start_new_session=True,
                 env=environment(variables),
             )
+        give_all_cores(self.popen.pid)
         self.commands.setblocking(False)
         self.is_gone = False
         self.closed = False

@@ -11,7 +11,8 @@ nothing, opens no device and has one thread, so its children start from a clean 
 reason, it kills its children and ends. It adopts and ends the processes that its children leave behind, in any session.
 SIGINT, SIGTERM and SIGHUP may go to every process of a run (systemd, a batch system, a logout), and without its fork
 server the learner would die before its step is finished. So the fork server is started with these signals blocked, and
-its children unblock them. That way no signal meant for a child is lost.
+its children unblock them. That way no signal meant for a child is lost. SIGINT then ends a child at once, as SIGTERM
+does: the exception that Python would raise may be lost in a library that goes on after errors.
 The scoring workers have a fork server of their own (actor/scoring/fork_server.py): it runs inside the actor's
 environment allow-list, passes descriptors and kills on command. Both use shared/process/children.py.
 Left out on purpose: systems other than Linux, whose libraries do not all survive a fork.
@@ -188,6 +189,8 @@ def main(descriptor: int) -> int:
     program = ForkServer(socket.socket(fileno=descriptor)).serve()
     if program is None:
         return 0
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     run_and_exit(program)
 

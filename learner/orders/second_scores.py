@@ -25,6 +25,7 @@ from learner.orders.audit import Chosen, Lie
 from protocol.codec import decode, encode, pack, unpack
 from protocol.messages import FilledOrder, Order, Outcome
 from shared.config.data import VerifierKind
+from shared.process.busy_cores.gathering import give_all_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "actor.score_again"
@@ -111,6 +112,7 @@ class SecondScores:
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
         )
+        give_all_cores(self.process.pid)
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe
             os.set_blocking(pipe.fileno(), False)

@@ -12,7 +12,7 @@ AUTO,STRICT it gave one result for every alignment and thread count, at the same
 Threads that wait for others spin for a fraction of a millisecond and then sleep. By default libgomp lets them spin five
 times as long, and beside busy processes that takes the core from the very thread that is waited for; if they sleep at
 once, waking them takes longer than many an operation of a small model (benchmarks/busy_machine.py). While other
-processes compute, they spin less (spinning.py). Bits do not depend on it.
+processes compute, they spin less (busy_cores/spinning.py). Bits do not depend on it.
 
 In bf16, oneDNN compiles a product of every new shape and keeps it: 0.7 MB each, and the shapes of micro-batches and of
 token steps are many. By default it and PyTorch keep a thousand each, up to a gigabyte in each process, which also

@@ -42,6 +42,7 @@ import msgspec
 from protocol.endpoint import make_private
 from shared.config.model import ModelConfig, cache_root
 from shared.config.processes import ComputeConfig
+from shared.process.busy_cores.gathering import CORES
 from shared.process.card import MIB, NO_MEMORY, CardFacts, CardMemory, Driver, card_facts, driver_of
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.file_lock import free_byte, open_lock, try_byte, try_lock
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 WORTH_RETURNING = 96 * 2**20
 """Bytes. To return a gigabyte and get it again takes a tenth of a second, too long for the step of a small model."""
+LONG_TURN_S = 1.0
+"""After a turn this long, less is returned as well: it takes a hundredth of it."""
 SOON_S = 0.02
 """Between the end of a turn and the return of its memory: a message is handed to its socket in less."""
 FIRST_POLL_S = 0.0005
@@ -122,7 +125,8 @@ class Lease:
                 stand_in_line(fd, meanwhile)
                 if self.room:
                     self.room.wait(meanwhile)
-            turn = Turn(waited_s=time.monotonic() - start)
+            begun = time.monotonic()
+            turn = Turn(waited_s=begun - start)
             try:
                 remove_unfinished(self.note)
                 self.write_note(role)
@@ -132,7 +136,7 @@ class Lease:
                 if self.room:
                     self.peak = turn.peak = self.room.give_back()
                 self.note.unlink(missing_ok=True)
-                return_soon()
+                return_soon(is_long=time.monotonic() - begun >= LONG_TURN_S)
         finally:
             os.close(fd)
 
@@ -193,18 +197,18 @@ class HeapSizes(ctypes.Structure):
 FREE = 8
 
 
-def return_soon() -> None:
-    """In a thread of its own, so that the result of the turn can be sent meanwhile."""
-    timer = Timer(SOON_S, return_freed_memory)
+def return_soon(*, is_long: bool) -> None:
+    """In a thread of its own, so that the result of the turn can be sent meanwhile. is_long: the turn was."""
+    timer = Timer(SOON_S, return_freed_memory, [0 if is_long else WORTH_RETURNING])
     timer.daemon = True
     timer.start()
 
 
-def return_freed_memory() -> None:
-    """To the system, if it is much."""
+def return_freed_memory(worth: int) -> None:
+    """To the system, if it is more than this many bytes."""
     libc = ctypes.CDLL(None)
     libc.mallinfo2.restype = HeapSizes
-    if libc.mallinfo2().sizes[FREE] > WORTH_RETURNING:
+    if libc.mallinfo2().sizes[FREE] > worth:
         libc.malloc_trim(0)
 
 
@@ -252,7 +256,7 @@ def lease_for(
     driver = find_driver(device)
     if driver:
         return Lease(card_lock(facts(device).uuid, cache_root(ModelConfig())), driver, trace, planned)
-    if path is None or compute.threads <= len(os.sched_getaffinity(0)):
+    if path is None or compute.threads <= len(CORES):
         return NoLease()
     return Lease(path, trace=trace)
 

@@ -144,16 +144,18 @@ QUICK = {"link.silence_s": 5.0}
 
 
 def test_a_stopped_actor_is_replaced_and_changes_nothing(tmp_path: Path) -> None:
-    expected = train(tmp_path / "undisturbed")["adapter_sha256"]
+    # More than the actor can finish in the moment in which it is continued to write its stacks.
+    steps = 40
+    expected = train(tmp_path / "undisturbed", run__steps=steps)["adapter_sha256"]
     out = tmp_path / "run"
-    launcher = start("run", "embedded", "--out", out, *sets(SMALL | QUICK))
+    launcher = start("run", "embedded", "--out", out, *sets(SMALL | QUICK | {"run.steps": steps}))
     wait_until(lambda: num_rows(out) >= 2, "the second step")
     os.kill(processes_of(out, "actor")[0], signal.SIGSTOP)
     output, _ = launcher.communicate(timeout=100)
     assert launcher.returncode == 0, output
     assert "was stopped (SIGSTOP) for 5." in output and "starting it again (1 of 5)" in output
     assert summary(out)["adapter_sha256"] == expected
-    assert [row["step"] for row in rows(out)] == list(range(1, SMALL["run.steps"] + 1))
+    assert [row["step"] for row in rows(out)] == list(range(1, steps + 1))
     # Of its own accord once it is continued, or asked for: launcher, watchdog and its own wait have the same limit.
     assert re.search(r"\(most recent call (first|last)\)", stacks(out, "actor0"))
     assert '/actor/loop.py", line ' in stacks(out, "actor0"), "where it stood"

@@ -177,8 +177,7 @@ def test_what_asks_a_process_to_end_is_not_for_the_fork_server_but_for_its_child
     fork_server.popen.send_signal(number)
     child = start(fork_server, plan.actors[0])
     os.kill(born(child), number)
-    # Python may make an exception of an interrupt.
-    assert ended(child) in (-number, 1)
+    assert ended(child) == -number
     assert fork_server.popen.poll() is None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.process.lease import PLACES, Holder, Lease
+from shared.process.lease import LONG_TURN_S, PLACES, Holder, Lease
 
 HOLDER = """
 import sys, time
@@ -240,22 +240,32 @@ from shared.process.lease import Lease
 def resident_mb():
     return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
 
+file, megabytes, turn_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 before = resident_mb()
-with Lease(Path(sys.argv[1])).hold("learner"):
-    blocks = [bytearray(50_000) for _ in range(8000)]
+with Lease(file).hold("learner"):
+    blocks = [bytearray(50_000) for _ in range(20 * megabytes)]
     # It lies behind the others, so that the heap cannot shrink.
     last = bytearray(50_000)
     del blocks
     within = resident_mb() - before
-until = time.monotonic() + 30
-while resident_mb() - before >= 50 and time.monotonic() < until:
+    time.sleep(turn_s)
+until = time.monotonic() + (30 if sys.argv[4] == "returned" else 1)
+while resident_mb() - before >= within / 4 and time.monotonic() < until:
     time.sleep(0.01)
 print(within, resident_mb() - before)
 """
 
 
-def test_memory_that_was_freed_in_a_turn_is_the_others_afterwards(tmp_path: Path) -> None:
-    child = start(FREES, tmp_path / "lease")
+@pytest.mark.parametrize(
+    ("megabytes", "turn_s", "what"),
+    [(400, 0.0, "returned"), (60, LONG_TURN_S, "returned"), (60, 0.0, "kept")],
+    ids=["much", "little after a long turn", "little after a short turn"],
+)
+def test_memory_that_was_freed_in_a_turn_is_the_others_afterwards(
+    tmp_path: Path, megabytes: int, turn_s: float, what: str
+) -> None:
+    child = start(FREES, tmp_path / "lease", str(megabytes), str(turn_s), what)
     said, _ = child.communicate(timeout=60)
     within, after = map(int, said.split())
-    assert within > 300 and after < 50
+    assert within > 0.75 * megabytes
+    assert (after < within / 4) == (what == "returned")

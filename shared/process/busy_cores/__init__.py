@@ -1,0 +1,1 @@
+"""How a process computes while other processes keep its cores busy."""
