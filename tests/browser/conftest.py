@@ -83,6 +83,10 @@ class Visit:
     def count(self, selector: str) -> int:
         return self.page.locator(selector).count()
 
+    def counts(self, selector: str, expected: int) -> None:
+        """Once so many are there: parts of a page that are asked for separately arrive one after the other."""
+        self.until(f"document.querySelectorAll({selector!r}).length === {expected}")
+
     def check(self) -> None:
         assert self.foreign == [], "asked another host"
         assert self.errors == []
