@@ -15,6 +15,7 @@ from actor.engines.server.completions import Completions
 from actor.engines.server.server_engine import Line, ServerEngine
 from actor.engines.server.vllm_server import Needs, VLLMServer
 from actor.engines.token_step.coded import Codes, reads_codes
+from actor.engines.token_step.eight_bit import EightBitHead, eight_bit_head, multiplies_eight_bits
 from actor.engines.token_step.stacks import dense_bytes
 from actor.engines.vllm_options import MOST_SEQUENCES, RANKS, check_engine, longest
 from actor.environments.agents import Agents
@@ -41,10 +42,10 @@ from shared.base.residency import borrow, residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
 from shared.config.named_rewards import form_in_words, runs_functions
-from shared.config.processes import ComputeConfig
+from shared.config.processes import EIGHT_BIT_TOKENS, ComputeConfig
 from shared.config.training import TeacherConfig
 from shared.config.tree import Config
-from shared.errors import DamageError, UserError
+from shared.errors import DamageError, ModelError, UserError
 from shared.model.adapter_file import LoraLayout, adapter_config, read_layout
 from shared.model.conversation import Conversation
 from shared.model.kernels.choice import policy_with_kernels
@@ -52,10 +53,10 @@ from shared.model.nf4 import WEIGHTS
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
 from shared.model.trained_layers import covers
+from shared.process.busy_cores.watch import watch_cores
 from shared.process.card import driver_of
 from shared.process.determinism import pin_torch, record
 from shared.process.lease import ComputeLease, NoLease, lease_for
-from shared.process.spinning import spin_less_beside_others
 from shared.process.trace import NO_TRACE, Trace
 
 if TYPE_CHECKING:
@@ -74,7 +75,6 @@ log = logging.getLogger("actor")
 def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engine, Prompter]:
     """The rollout engine and the tokenizer it decodes with. borrower: of the learner's base."""
     pin_torch(config.compute.actor_threads)
-    spin_less_beside_others(config.compute.actor_threads)
     base = cached_base(config.model)
     prompter = load_prompter(base.folder, config.environment.described, agent=config.environment.is_agent)
     if config.actor.is_elsewhere:
@@ -88,13 +88,15 @@ def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engi
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
     residency = residency_of(config.compute, policy, borrower)
     codes = codes_for(config, base, policy)
-    engine = HFEngine(policy, prompter, config.actor, residency, codes)
+    eight_bit = head_codes_for(config, base, policy, codes)
+    engine = HFEngine(policy, prompter, config.actor, residency, codes, eight_bit)
     if codes:
         # Orders of many rows read the dense base.
         check_once(
             policy, base, "decode loop", lambda: HFEngine(policy, prompter, config.actor, residency).check(), OWN_CODE
         )
     check_once(policy, base, engine.loop, engine.check, OWN_CODE)
+    watch_cores(config.compute.actor_threads, device)
     return engine, prompter
 
 
@@ -108,6 +110,21 @@ def codes_for(config: Config, base: CachedBase, policy: Policy) -> Codes | None:
         return None
     log.info("a token step of few rows reads the NF4 codes")
     return Codes(map_file(interleaved_base(base).folder / WEIGHTS))
+
+
+def head_codes_for(config: Config, base: CachedBase, policy: Policy, codes: Codes | None) -> EightBitHead | None:
+    """What long completions are sampled with where codes are read; None where they are not."""
+    is_long = config.rollout.max_new_tokens >= EIGHT_BIT_TOKENS
+    if codes is None or not config.actor.packed or not is_long or not multiplies_eight_bits():
+        return None
+    found = EightBitHead.mapped(map_file(eight_bit_head(base).folder / WEIGHTS))
+    if not found.matches(policy.head):
+        raise ModelError(
+            f"The head of this model is not the one that its weight file in {base.folder} names; set actor.packed to 0,"
+            " and report it."
+        )
+    log.info("the logits of long completions come from the head in 8 bits")
+    return found
 
 
 def build_vllm(

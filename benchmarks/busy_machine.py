@@ -4,7 +4,10 @@ A step of actor and learner (local_run.py) is measured in a process of its own, 
 core that counts until its time is up. OpenMP's threads wait for each other at the end of each parallel part. `spin`:
 libgomp's default, a loop of some milliseconds, which takes a core from the thread that is waited for. `short`: a
 loop a fifth as long, then sleep, which is what a run uses. `passive`: sleep at once. Beside busy processes,
-shared/process/spinning.py makes the loop shorter still. The policies alternate, several rounds; medians of all steps.
+shared/process/busy_cores/ makes the loop shorter still and gathers the threads on half of the cores. The policies
+alternate, several rounds; medians of all steps.
+The small model takes four times as many steps: threads are looked at twice a second, and eight of its steps take less
+than a second.
 
     python -m benchmarks.busy_machine [FOLDER] [--rounds 3] [--steps 8] [--policies spin short passive]
 """
@@ -30,6 +33,8 @@ POLICIES = {
 }
 SMALL = ("rollout.prompts=4", "rollout.max_new_tokens=48", "eval.problems=0", "optimizer.lr=3e-3")
 LARGE = ("rollout.prompts=1", "rollout.max_new_tokens=24", "eval.problems=0")
+MORE_STEPS = 4
+"""Times as many for the small model."""
 LONGEST_S = 300
 """A burner ends by itself after this."""
 BURN = "import sys, time\nend = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
@@ -102,7 +107,8 @@ def step_times(model: str, steps: int) -> list[float]:
     from benchmarks.local_run import run_here
     from launch.presets.load import load_config
 
-    keys = (*(SMALL if model == "embedded" else LARGE), f"model.path={model}", f"run.steps={steps}")
+    small = model == "embedded"
+    keys = (*(SMALL if small else LARGE), f"model.path={model}", f"run.steps={steps * (MORE_STEPS if small else 1)}")
     threads = [f"compute.{role}_threads={cores()}" for role in ("learner", "actor")]
     rows = run_here(load_config("embedded", [*keys, *threads])).rows
     return [row.step_s for row in rows[2:]]

@@ -2,14 +2,17 @@
 
     d = log-prob of a sampled token as the actor reports it - that of the model's own class over the dense base
 
-Both engines sample from the same policy in bf16, with an adapter that is not zero. The dense engine's `d` is what the
+All engines sample from the same policy in bf16, with an adapter that is not zero. The dense engine's `d` is what the
 order of summation does in bf16. The importance weight of GRPO takes `d` for what it is, a difference of two policies.
 
-    python -m benchmarks.coded_mismatch MODEL_FOLDER ... [--groups 16] [--tokens 96]
+    dense     dense weights        nf4     codes        eight bits     codes, and the head in 8 bits
+
+    python -m benchmarks.coded_mismatch MODEL_FOLDER ... [--groups 16] [--tokens 128]
 """
 
 import argparse
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,10 +22,17 @@ from benchmarks.decode_bound import opened
 from benchmarks.machine import write_result
 from protocol.messages import GroupOrder, Sampling
 from shared.base.load import class_logprobs
+from shared.config.processes import EIGHT_BIT_TOKENS
 from shared.model.prompt import load_tokenizer
 from shared.process.determinism import pin_torch
 
 GROUP = 4
+KINDS: dict[str, tuple[Literal["nf4", "dense"], int]] = {
+    "dense": ("dense", EIGHT_BIT_TOKENS),
+    "nf4": ("nf4", EIGHT_BIT_TOKENS - 1),
+    "eight bits": ("nf4", EIGHT_BIT_TOKENS),
+}
+"""What is read, and the cap of the run, on which it depends whether the head is read in 8 bits."""
 QUESTION = "Ann has {} apples and buys {} bags with {} apples each. How many does she have? Explain your answer.\n"
 
 
@@ -30,17 +40,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folders", nargs="+")
     parser.add_argument("--groups", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--tokens", type=int, default=128)
     args = parser.parse_args()
     pin_torch(torch.get_num_threads())
     found: dict[str, dict[str, dict[str, float]]] = {}
     for folder in args.folders:
         orders = questions(folder, args.groups)
-        for weights in ("dense", "nf4"):
-            engine = opened(folder, "bf16", 0.5, weights)
+        for kind, (weights, cap) in KINDS.items():
+            engine = opened(folder, "bf16", 0.5, weights, cap)
             figures = figures_of(differences(engine, orders, args.tokens))
-            found.setdefault(Path(folder).name, {})[weights] = figures
-            print(Path(folder).name, weights, figures, flush=True)
+            found.setdefault(Path(folder).name, {})[kind] = figures
+            print(Path(folder).name, kind, figures, flush=True)
     print(write_result("coded_mismatch", {"models": found}))
 
 

@@ -7,10 +7,11 @@ the median time between two tokens of a real order in the real engine, adapter i
 products, attention, head and sampling. The widths take turns, so that other load on the machine falls on all of them
 alike. The folder is a Hugging Face model; the base is cached as a run caches it.
 
-    python -m benchmarks.decode_bound MODEL_FOLDER [--dtype bf16] [--threads 2] [--rows 8 32] [--rounds 5] [--packed 1]
+    python -m benchmarks.decode_bound MODEL_FOLDER [--threads 2] [--rows 8 32] [--rounds 5] [--packed 0.5]
 
 --packed: the share of the weights that may be packed, as `actor.packed`. --weights dense: codes are not read. The bytes
-of the bound are those of the bf16 weights all the same.
+of the bound are those of the bf16 weights all the same. An order has completions of 128 tokens, so the head is read in
+8 bits where codes are (from 64 tokens on).
 """
 
 import argparse
@@ -25,21 +26,21 @@ import torch
 
 from actor.engines.engine import EndedCompletion
 from actor.engines.hf_engine import HFEngine
-from actor.wiring import codes_for
+from actor.wiring import codes_for, head_codes_for
 from benchmarks.machine import write_result
 from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
 from shared.base.load import DTYPES, load_policy
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig
-from shared.config.tree import Config
+from shared.config.tree import Config, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.linears import is_decoder_linear
 from shared.model.policy import Policy
 from shared.model.prompt import load_prompter
 from shared.process.determinism import pin_torch
 
-GROUP, PROMPT, TOKENS = 8, 60, 40
+GROUP, PROMPT, TOKENS = 8, 60, 128
 
 
 def main() -> None:
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--packed", type=float, default=1.0)
+    parser.add_argument("--packed", type=float, default=ActorConfig().packed)
     parser.add_argument("--weights", choices=("nf4", "dense"), default="nf4")
     args = parser.parse_args()
     pin_torch(args.threads)
@@ -85,12 +86,14 @@ def main() -> None:
     }
     for name, value in figures.items():
         print(name, value)
-    part = ("" if args.packed == 1.0 else f"_packed_{args.packed:g}") + ("_dense" if args.weights == "dense" else "")
+    part = ("" if args.packed == ActorConfig().packed else f"_packed_{args.packed:g}") + (
+        "_dense" if args.weights == "dense" else ""
+    )
     print(write_result(f"decode_bound_{figures['model']}_{args.dtype}{part}", figures))
 
 
-def opened(folder: str, dtype: str, packed: float, weights: Literal["nf4", "dense"]) -> HFEngine:
-    """An engine whose completions never end, with an adapter that is not zero."""
+def opened(folder: str, dtype: str, packed: float, weights: Literal["nf4", "dense"], cap: int = TOKENS) -> HFEngine:
+    """An engine whose completions never end, with an adapter that is not zero. cap: of the run."""
     model, lora = ModelConfig(path=folder), LoraConfig()
     base = cached_base(model)
     policy = load_policy(base, model, lora, torch.device("cpu"), DTYPES[dtype])
@@ -98,8 +101,11 @@ def opened(folder: str, dtype: str, packed: float, weights: Literal["nf4", "dens
     generator = torch.Generator().manual_seed(1)
     for layer in policy.adapter.layers.values():
         layer.lora_B.data.normal_(0, 1e-3, generator=generator)
-    config = Config(model=model, actor=ActorConfig(packed=packed, weights=weights))
-    engine = HFEngine(policy, load_prompter(base.folder), config.actor, codes=codes_for(config, base, policy))
+    rollout = RolloutConfig(max_new_tokens=cap)
+    config = Config(model=model, rollout=rollout, actor=ActorConfig(packed=packed, weights=weights))
+    codes = codes_for(config, base, policy)
+    head_codes = head_codes_for(config, base, policy, codes)
+    engine = HFEngine(policy, load_prompter(base.folder), config.actor, codes=codes, eight_bit=head_codes)
     engine.end_ids = engine.end_ids[:0]
     engine.install(1, adapter_bytes(policy.adapter))
     return engine

@@ -5,7 +5,8 @@
     nf4 codes     bitsandbytes' product with NF4 codes (actor/engines/token_step/coded.py), with AVX512-BF16 only
     int8 weights  torch's `_weight_int8pack_mm`: W in int8 with a scale for each row, x in bf16
     int4 weights  torch's `_weight_int4pack_mm_for_cpu`: groups of 64 with scale and zero, x in bf16
-    int8 both     oneDNN's `qlinear`: W in int8, x in int8 with a scale for each of its rows, sums in int32
+    int8 both     oneDNN's `qlinear`: W in int8, x in uint8 over the range of each of its rows, sums in int32
+                  (actor/engines/token_step/eight_bit.py)
 
 Each time is of one product of the gate's shape (4864 x 896), averaged over the 24 matrices of a model one after the
 other, so that weights come from memory and not from a cache. The error is that of the result against fp32, relative to
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 from actor.engines.token_step.coded import CodedWeight, reads_codes
+from actor.engines.token_step.eight_bit import EightBitHead, in_eight_bits
 from actor.engines.token_step.packed import RowProduct
 from benchmarks.timed_shapes import in_turn, time_shapes
 from shared.base.interleaved import interleaved, scales_of
@@ -74,18 +76,10 @@ def int4_weights(weight: torch.Tensor) -> Product:
 
 
 def int8_both(weight: torch.Tensor) -> Product:
-    scales, zeros = weight.abs().amax(dim=1) / 127, torch.zeros(OUT, dtype=torch.int64)
-    packed = torch.ops.onednn.qlinear_prepack((weight / scales[:, None]).round().to(torch.int8), None)
-
-    def product(x: torch.Tensor) -> torch.Tensor:
-        row_scales = x.abs().amax(dim=1, keepdim=True).float() / 127
-        codes = (x / row_scales).round().to(torch.int8)
-        y = torch.ops.onednn.qlinear_pointwise(
-            codes, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
-        )
-        return y.mul_(row_scales).bfloat16()
-
-    return product
+    scales, sums, codes = in_eight_bits(weight)
+    head = EightBitHead(codes, scales, sums)
+    head.pack()
+    return lambda x: head.product(x).bfloat16()
 
 
 def measured(rows: int) -> dict[str, Any]:

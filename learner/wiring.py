@@ -61,10 +61,10 @@ from shared.model.given_adapter import NONE_GIVEN, GivenAdapters
 from shared.model.kernels.choice import policy_with_kernels
 from shared.model.policy import Policy
 from shared.model.prompt import Prompter, load_prompter
+from shared.process.busy_cores.watch import watch_cores
 from shared.process.card import driver_of
 from shared.process.determinism import pin_torch
 from shared.process.lease import ComputeLease
-from shared.process.spinning import spin_less_beside_others
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.run_dir import RunDir
 from shared.seeding import derive
@@ -177,7 +177,6 @@ def load_trained_policy(config: Config, device: str, start: bytes = b"", place: 
     """The frozen base with the adapter of step 0, ready for gradients. start: the adapter file that the run starts
     from; without it, a new adapter. place: as for `load_model`."""
     pin_torch(config.compute.learner_threads)
-    spin_less_beside_others(config.compute.learner_threads)
     on = pick_device(device, config.compute.learner_card)
     dtype = pick_dtype(config.compute.dtype, on)
     policy = load_policy(cached_base(config.model), config.model, config.lora, on, dtype, place)
@@ -188,6 +187,7 @@ def load_trained_policy(config: Config, device: str, start: bytes = b"", place: 
     policy.adapter.requires_grad()
     if config.batch.recompute == "always":
         policy.recompute_activations()
+    watch_cores(config.compute.learner_threads, on)
     return policy
 
 

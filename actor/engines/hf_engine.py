@@ -30,6 +30,7 @@ from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.prompts import PIECE_TOKENS, last_hidden, pieces
 from actor.engines.replay import CudaGraphs
 from actor.engines.token_step.coded import Codes
+from actor.engines.token_step.eight_bit import EightBitHead, HeadProduct
 from actor.engines.token_step.layers import layers_of
 from actor.engines.token_step.packed import Packable, Packing, RowProduct
 from actor.engines.token_step.stacks import dense_bytes
@@ -113,18 +114,19 @@ class HFEngine:
         config: ActorConfig = DEFAULTS,
         residency: Residency | None = None,
         codes: Codes | None = None,
+        eight_bit: EightBitHead | None = None,
     ) -> None:
-        """codes: of the weights that a token step may read as such."""
+        """codes: of the weights that a token step may read as such. eight_bit: the head for long completions."""
         self.policy, self.max_sequences = policy, config.max_sequences
         self.residency = residency or Resident(policy)
         self.folds = is_folded(config.fold, dense_bytes(policy.adapter))
         cached = torch.float32 if policy.device.type == "cpu" else policy.dtype
         self.token_bytes = token_bytes(policy.config.to_dict(), cached.itemsize)
-        self.layers, self.head, self.codes = layers_of(policy, codes), RowProduct(policy.head), codes
+        self.layers, self.head, self.codes = layers_of(policy, codes), HeadProduct(policy.head, eight_bit), codes
         self.packing = Packing(config.packed)
         self.prepare()
         # A method of this object would refer to it in a circle, and keep its tensors until a garbage collection.
-        self.base = BaseChecksum(partial(all_sums, self.residency, codes))
+        self.base = BaseChecksum(partial(all_sums, self.residency, codes, eight_bit))
         self.end_ids = torch.tensor(prompter.end_ids, dtype=torch.int64, device=policy.device)
         self.fitting = Width()
         self.turns: Turns | None = None
@@ -169,13 +171,17 @@ class HFEngine:
         """Decode as many completions at once as memory allows, until the last has ended."""
         self.policy.refuse_if_too_long(max(len(group.prompt_ids) for group in groups), sampling.max_new_tokens)
         self.turns = None
+        self.head.choose(sampling.max_new_tokens)
         return self.generate_all(groups, sampling, progress)
 
     @torch.inference_mode()
     def take_turn(
         self, groups: tuple[GroupOrder, ...], sampling: Sampling, progress: Progress
     ) -> list[list[Completion]]:
-        self.turns = self.turns or Turns()
+        if self.turns is None:
+            # For all turns: later ones have less room.
+            self.turns = Turns()
+            self.head.choose(sampling.max_new_tokens)
         found = self.generate_all(groups, sampling, progress)
         for group, completions in zip(groups, found, strict=True):
             for index, completion in enumerate(completions):
@@ -187,11 +193,13 @@ class HFEngine:
     ) -> list[list[Completion]]:
         order, count = Unfinished(groups, progress), sum(len(group.seeds) for group in groups)
         width = self.fitting.of(min(self.width(groups, sampling), count))
+        self.head.prepare()
         self.packing.prepare(self.row_products(), self.thin_products(), sampling.max_new_tokens, width)
         while reason := self.shortage(order, sampling, width):
             # Outside of the handler, whose exception keeps the tensors of all that it has left.
             self.free_memory()
             width = self.narrower(width, sampling, reason)
+            self.head.prepare()
         self.fitting.calm += 1
         return in_order(groups, order.done)
 
@@ -295,7 +303,7 @@ class HFEngine:
 
     def row_products(self) -> list[RowProduct]:
         """Of a token step: of the layers where they are our own, and of the head."""
-        return [*(self.layers.row_products() if self.layers else ()), self.head]
+        return [*(self.layers.row_products() if self.layers else ()), *self.head.row_products()]
 
     def thin_products(self) -> list[Packable]:
         """Of the adapter, where the layers are our own."""
@@ -305,6 +313,7 @@ class HFEngine:
         """Free all memory but the model's: packed weights, graphs and buffers."""
         for product in (*self.row_products(), *self.thin_products()):
             product.unpack()
+        self.head.forget()
         if self.fixed:
             self.fixed.forget()
 
@@ -320,9 +329,9 @@ class HFEngine:
         return self.residency.wake()
 
 
-def all_sums(residency: Residency, codes: Codes | None) -> dict[str, int]:
+def all_sums(residency: Residency, codes: Codes | None, eight_bit: EightBitHead | None) -> dict[str, int]:
     """Of all that is frozen."""
-    return residency.sums() | (codes.sums() if codes else {})
+    return residency.sums() | (codes.sums() if codes else {}) | (eight_bit.checksums() if eight_bit else {})
 
 
 def stream(

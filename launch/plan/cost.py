@@ -15,9 +15,9 @@ from msgspec import structs
 from launch.display.watch import seconds
 from launch.plan.duration import StepTime, evaluation_s, step_time, total_s
 from launch.plan.machine import NotMeasured, Speed
-from launch.plan.memory import MIB, Dtype, HostMemory, Items, Work, adapter_bytes, host_memory, size, size_of
+from launch.plan.memory import MIB, Dtype, HostMemory, Items, Work, host_memory, size, size_of
 from launch.plan.remedies import Remedy, fits, remedies
-from launch.plan.shape import Lengths, ModelShape, local_folder, shape_of
+from launch.plan.shape import Lengths, ModelShape, adapter_bytes, local_folder, shape_of
 from shared.config.data import TasksConfig
 from shared.config.model import ModelConfig, hub_cache_folder
 from shared.config.processes import Parallel

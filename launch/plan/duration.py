@@ -15,9 +15,9 @@ Left out: how many groups teach nothing and cost no update, replacements, and ti
 
 from dataclasses import dataclass
 
-from launch.plan.machine import SAMPLER_ROWS, Speed
-from launch.plan.memory import Work, adapter_bytes, decoded_at_once, micro_batch_tokens, packed_bytes, used_tokens
-from launch.plan.shape import Lengths, ModelShape
+from launch.plan.machine import SAMPLER_ROWS, Speed, between
+from launch.plan.memory import Work, decoded_at_once, micro_batch_tokens, packed_bytes, used_tokens
+from launch.plan.shape import Lengths, ModelShape, adapter_bytes
 
 STEP_CALLS = 500
 """Small operations that take as long as one token step outside the layers: sampler, bookkeeping, scoring."""
@@ -69,8 +69,11 @@ def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: 
     """One order: its prompts once, then one token of each row at a time; rows that have ended cost nothing."""
     prefill = shape.linear * speed.product_s(work.dtype, groups * lengths.prompt)
     width = min(rows, decoded_at_once(shape, work, lengths.longest))
-    if work.packs_for(lengths.longest):
-        prefill += speed.rates[work.dtype].packing * packed_bytes(shape, work, width) / work.value_bytes
+    rates, longest = speed.rates[work.dtype], lengths.longest
+    if work.packs_for(longest):
+        prefill += rates.packing * packed_bytes(shape, work, width, longest) / work.value_bytes
+    if work.reads_eight_bits(shape, longest):
+        prefill += rates.eight_bit_packing * shape.vocabulary * shape.hidden
     # A row that has ended is taken over by the next completion; the last ones end one after the other.
     steps = lengths.longest + max(0.0, rows / width - 1) * lengths.completion
     active = rows * lengths.completion / steps
@@ -82,18 +85,20 @@ def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Which share of the weights is packed while an order is decoded."""
+    """Which share of the weights is packed while an order is decoded, and whether the head is in 8 bits."""
 
     layers: float
     head: float
+    eight_bit: bool
 
     @staticmethod
     def of(shape: ModelShape, work: Work, rows: int, cap: int) -> "Packed":
         """The layers come first, unless they are read as codes."""
-        packed = packed_bytes(shape, work, rows) / work.value_bytes if work.packs_for(cap) else 0.0
+        packed = packed_bytes(shape, work, rows, cap) / work.value_bytes if work.packs_for(cap) else 0.0
         layers = 0.0 if work.codes_for(shape, rows) or not shape.own_layers else min(1.0, packed / shape.linear)
         head = (packed - layers * shape.linear) / (shape.vocabulary * shape.hidden)
-        return Packed(layers=layers, head=float(head > 1.0 - ROUNDING))
+        eight_bit = work.reads_eight_bits(shape, cap)
+        return Packed(layers=layers, head=float(head > 1.0 - ROUNDING), eight_bit=eight_bit)
 
 
 def token_step_s(
@@ -105,12 +110,11 @@ def token_step_s(
     if work.codes_for(shape, rows):
         of_layers = speed.coded_s(work.dtype, rows)
     products = shape.linear * of_layers
-    more_rows = plain - speed.product_s(work.dtype, SAMPLER_ROWS)
-    if packed.head:
-        of_head = rates.head_step + speed.packed_s(work.dtype, rows) - speed.product_s(work.dtype, SAMPLER_ROWS)
-    else:
-        of_head = rates.head_step + more_rows
-    head = shape.vocabulary * shape.hidden * max(of_head, rates.packed[0] if packed.head else rates.product[0])
+    times = rates.packed if packed.head else rates.product
+    if packed.eight_bit and rates.eight_bit:
+        times = rates.eight_bit
+    of_head = rates.head_step + between(times, rows) - speed.product_s(work.dtype, SAMPLER_ROWS)
+    head = shape.vocabulary * shape.hidden * max(of_head, times[0])
     sampler = rows * shape.vocabulary * speed.sampler
     seen = groups * lengths.prompt + rows * lengths.longest / 2
     cache = 2 * seen * shape.layers * shape.key_value * work.value_bytes * speed.element

@@ -3,6 +3,7 @@
     product     seconds per weight of `x W^T` for 1 to 512 rows; with one row it is the time to read a weight
     packed      the same with packed weights where they help (actor/engines/token_step/packed.py); and packing itself
     coded       the same with codes where they are read, up to 32 rows (actor/engines/token_step/coded.py)
+    eight bit   the same with weights in 8 bits where they are read (actor/engines/token_step/eight_bit.py); and packing
     gradient    seconds per weight of `dy W` for 512 rows
     head        the same of logits with log-probs, forward and backward, as the learner computes them
     sampler     seconds per row and token of the vocabulary
@@ -42,7 +43,7 @@ from shared.process.determinism import Blas, cpu_environment
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 8
+FORMAT = 9
 """Changes with what is measured."""
 MAX_AGE_DAYS = 30.0
 LIMIT_S = 60.0
@@ -75,6 +76,10 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds to pack a weight; 0 where nothing is packed."""
     coded: tuple[float, ...]
     """As `product` for the first of ROWS, with weights that are read as codes; empty where none are."""
+    eight_bit: tuple[float, ...]
+    """As `product`, with weights in 8 bits; empty where the processor has no VNNI."""
+    eight_bit_packing: float
+    """As `packing`, of these."""
     layer_step: float
     """Seconds of a layer in a token step, besides its products."""
     folded_step: float
@@ -177,12 +182,16 @@ def read(file: Path) -> Measured | None:
 def is_sound(speed: Speed) -> bool:
     """Whether every figure is a time."""
     rates = [speed.rates[dtype] for dtype in DTYPES if dtype in speed.rates]
-    times = [t for one in rates for t in (*one.product, *one.packed, *one.coded, one.gradient, one.head, one.head_step)]
+    times = [t for one in rates for t in (*one.product, *one.packed, *one.coded, *one.eight_bit)]
+    times += [t for one in rates for t in (one.gradient, one.head, one.head_step)]
     times += [t for one in rates for t in (one.layer_step, one.folded_step, one.layer_update)]
     times += [speed.sampler, speed.operation, speed.element]
     few = sum(rows <= CODED_ROWS for rows in ROWS)
     whole = len(rates) == len(DTYPES) and all(
-        len(one.product) == len(one.packed) == len(ROWS) and len(one.coded) in (0, few) for one in rates
+        len(one.product) == len(one.packed) == len(ROWS)
+        and len(one.coded) in (0, few)
+        and len(one.eight_bit) in (0, len(ROWS))
+        for one in rates
     )
     return whole and all(math.isfinite(t) and t > 0 for t in times)
 
@@ -284,7 +293,7 @@ def measure_rates(dtype: Any) -> Rates:
         packed = (
             tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if kinds.packed else product
         )
-    calls = layer_calls(dtype, best_time)
+    calls, (eight_bit, eight_bit_packing) = layer_calls(dtype, best_time), eight_bit_times(dtype, xs)
     return Rates(
         product=product,
         gradient=gradient,
@@ -293,6 +302,8 @@ def measure_rates(dtype: Any) -> Rates:
         packed=packed,
         packing=packing,
         coded=coded_times(dtype, xs),
+        eight_bit=eight_bit,
+        eight_bit_packing=eight_bit_packing,
         layer_step=calls.step,
         folded_step=calls.folded_step,
         layer_update=calls.update,
@@ -314,6 +325,26 @@ def coded_times(dtype: Any, xs: Sequence[Any]) -> tuple[float, ...]:
     ]
     few = [x for x in xs if len(x) <= CODED_ROWS]
     return tuple(best_time(*(partial(one.product, x, None) for one in weights)) / (OUT * IN) for x in few)
+
+
+def eight_bit_times(dtype: Any, xs: Sequence[Any]) -> tuple[tuple[float, ...], float]:
+    """Seconds per weight for all numbers of rows, and of packing one."""
+    import torch
+
+    from actor.engines.token_step.eight_bit import EightBitHead, multiplies_eight_bits
+
+    if dtype != torch.bfloat16 or not multiplies_eight_bits():
+        return (), 0.0
+    facts = torch.full((OUT,), 0.01), torch.zeros(OUT)
+    heads = [
+        EightBitHead(torch.randint(-127, 128, (OUT, IN), dtype=torch.int8), *facts)
+        for _ in range(WEIGHTS_BYTES // (OUT * IN))
+    ]
+    start = time.perf_counter()
+    for one in heads:
+        one.pack()
+    packing = (time.perf_counter() - start) / (WEIGHTS_BYTES // (OUT * IN) * OUT * IN)
+    return tuple(best_time(*(partial(one.product, x) for one in heads)) / (OUT * IN) for x in xs), packing
 
 
 def gradient_time(grad: Any, weights: Sequence[Any]) -> float:

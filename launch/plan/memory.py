@@ -8,21 +8,21 @@
              packed copy of the weights; an evaluation has a prompt for each row and may have a larger cap
     update   activations of the largest micro-batch, and the tiles of the head
 
-On a CPU freed memory goes back to the system after a turn, but for a little, so only the larger of the two peaks counts
-when the processes take turns. The constants were measured with `benchmarks/predicted.py`.
-
-Left out: the first start, which converts the model (its pages can be dropped while it is read).
+On a CPU freed memory goes back to the system after a turn, so only the larger of the two peaks counts when processes
+take turns. The constants were measured with `benchmarks/predicted.py`. Left out: the first start, which converts the
+model (its pages can be dropped while it is read).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.plan.shape import Lengths, ModelShape
+from launch.plan.shape import FP32_BYTES, Lengths, ModelShape, adapter_bytes
 from shared.config.data import CurriculumConfig
 from shared.config.model import ModelConfig
 from shared.config.processes import (
     CODED_ROWS,
+    EIGHT_BIT_TOKENS,
     LOGIT_BYTES,
     PACKED_TOKENS,
     ActorConfig,
@@ -48,7 +48,9 @@ WORKER_BYTES = 8 * MIB
 TOKEN_BYTES = 500
 """What a tokenizer takes for each token of the vocabulary."""
 UNRETURNED_BYTES = 96 * MIB
-"""Freed memory that a process may keep between its turns (shared/process/lease.py)."""
+"""Freed memory that a process may keep between short turns (shared/process/lease.py)."""
+LONG_TURN_WEIGHTS = 64 * 10**6
+"""A model with fewer weights usually has short turns."""
 PRODUCT_BYTES = 0.65 * MIB
 """A product that oneDNN has compiled for bf16 (shared/process/determinism.py)."""
 SUMMED_BYTES = 16 * MIB
@@ -56,7 +58,7 @@ SUMMED_BYTES = 16 * MIB
 VALUES_PER_OUTPUT: Mapping[str, float] = {"fp32": 2.5, "bf16": 3.2}
 """Values that the backward pass of a layer keeps for each value that its products give: inputs of norms and products,
 rotated queries and keys, both sides of the gate. In bf16 some of them are kept in fp32."""
-OWN_VALUES_PER_OUTPUT = 1.3
+OWN_VALUES_PER_OUTPUT = 1.1
 """The same where the layers are computed without their modules."""
 WORKING_LAYERS = 1.5
 """What the backward pass of one layer computes with, as a multiple of what the layer keeps."""
@@ -70,7 +72,6 @@ HEAD_ROWS = 2
 """For each used token, directions of the gradient with the hidden size in fp32: those of all, and those in work."""
 SHORT = 128 * 128
 """As in shared/model/attention.py, up to this number of scores per head they are kept for the backward pass."""
-FP32_BYTES = 4
 VALUE_BYTES: Mapping[str, int] = {"fp32": FP32_BYTES, "bf16": 2}
 
 Dtype = Literal["fp32", "bf16"]
@@ -146,6 +147,11 @@ class Work:
         reads = self.actor.weights == "nf4" and self.actor.engine == "hf" and self.model.quantization == "nf4"
         return reads and shape.own_layers and self.is_dense and self.dtype == "bf16" and rows <= CODED_ROWS
 
+    def reads_eight_bits(self, shape: ModelShape, cap: int) -> bool:
+        """Whether logits come from the head in 8 bits, in orders whose completions may have so many tokens."""
+        is_long = min(cap, self.rollout.max_new_tokens) >= EIGHT_BIT_TOKENS
+        return is_long and self.actor.packed > 0 and self.codes_for(shape, 1)
+
     def folds(self, shape: ModelShape) -> bool:
         """Whether the actor has sums of weights and adapter."""
         return self.is_dense and self.dtype == "fp32" and is_folded(self.actor.fold, FP32_BYTES * shape.linear)
@@ -179,6 +185,8 @@ class HostMemory:
     """Whether update and rollout are at the same time."""
     actors: int
     at_once: int
+    unreturned: int
+    """What a process may keep of its last turn."""
     ranks: int = 1
     """Processes that each have what is said of the learner and of an update."""
 
@@ -186,11 +194,11 @@ class HostMemory:
     def total(self) -> int:
         """At the peak of all processes together."""
         update, one = self.ranks * size_of(self.update), max(size_of(self.rollout), size_of(self.evaluation))
-        left = min(one, UNRETURNED_BYTES)
+        left = min(one, self.unreturned)
         decode = self.at_once * one + (self.actors - self.at_once) * left
         if self.overlaps:
             return self.weights + update + decode
-        return self.weights + max(update + self.actors * left, decode + min(update, self.ranks * UNRETURNED_BYTES))
+        return self.weights + max(update + self.actors * left, decode + min(update, self.ranks * self.unreturned))
 
     @property
     def weights(self) -> int:
@@ -264,6 +272,7 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
         overlaps=work.overlaps,
         actors=work.actors,
         at_once=work.at_once,
+        unreturned=UNRETURNED_BYTES if shape.linear < LONG_TURN_WEIGHTS else 0,
         ranks=work.ranks,
     )
 
@@ -284,12 +293,14 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     prompts = at_once if work.in_turns else min(prompts, at_once)
     fed = prompts * (cap // 2 if work.in_turns else prompt)
     kept = {"earlier turns": rows * prompt * token_bytes(shape)} if work.in_turns else {}
-    packed = {"packed weights": packed_bytes(shape, work, at_once)} if work.packs_for(cap) else {}
+    packed = {"packed weights": packed_bytes(shape, work, at_once, cap)} if work.packs_for(cap) else {}
+    eight_bit = {"head in 8 bits": shape.vocabulary * shape.hidden} if work.reads_eight_bits(shape, cap) else {}
     # The last rows of a wide order are few.
     codes = {"codes": int(NF4_BYTES * shape.linear)} if work.codes_for(shape, 1) else {}
     return {
         **packed,
         **codes,
+        **eight_bit,
         "keys and values": (prompts * prompt + at_once * cap) * token_bytes(shape),
         **kept,
         "sampler": at_once * shape.vocabulary * LOGIT_BYTES,
@@ -297,9 +308,10 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     }
 
 
-def packed_bytes(shape: ModelShape, work: Work, rows: int) -> int:
-    """Of the layers where our own loop reads no codes, and of the head, as far as `actor.packed` allows."""
-    head = work.value_bytes * shape.vocabulary * shape.hidden
+def packed_bytes(shape: ModelShape, work: Work, rows: int, cap: int) -> int:
+    """Of the layers where our own loop reads no codes, and of the head where it reads that in bf16, as far as
+    `actor.packed` allows."""
+    head = 0 if work.reads_eight_bits(shape, cap) else work.value_bytes * shape.vocabulary * shape.hidden
     if not shape.own_layers:
         return head if work.actor.packed == 1.0 else 0
     allowed = int(work.actor.packed * (work.value_bytes * shape.linear + head))
@@ -379,11 +391,6 @@ def used_tokens(work: Work, tokens: int) -> int:
     """Of a micro-batch with so many tokens, those of completions: only they meet the head."""
     prompt, completion, group = work.lengths.prompt, work.lengths.completion, work.rollout.group
     return max(1, round(tokens * completion / (prompt / group + completion)))
-
-
-def adapter_bytes(rank: int, shape: ModelShape) -> int:
-    """A and B in fp32."""
-    return FP32_BYTES * rank * shape.adapter
 
 
 def anchor_bytes(rank: int, curriculum: CurriculumConfig, shape: ModelShape) -> int:

@@ -21,6 +21,8 @@ from shared.model.linears import OWN_LAYERS, is_decoder_linear
 
 MAX_HEADER_BYTES = 100 * 2**20
 
+FP32_BYTES = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
@@ -139,3 +141,8 @@ def named_shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
             length = min(int.from_bytes(stream.read(8), "little"), MAX_HEADER_BYTES)
             header = json.loads(stream.read(length))
         yield from ((name, entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+def adapter_bytes(rank: int, shape: ModelShape) -> int:
+    """A and B in fp32."""
+    return FP32_BYTES * rank * shape.adapter

@@ -38,7 +38,7 @@ EXPLAINED = 0.1
 ROUNDING = 0.5
 """A difference in log-prob that bf16 or 4 bits often make; a wrong adapter mostly makes larger ones."""
 RELATED = 4.0
-"""Correlation of d with the adapter's effect from which on chance is no explanation, times the root of the count."""
+"""Correlation of d with the adapter's effect, times the root of the count, above which chance cannot explain it."""
 TIMES_MEAN, TIMES_P99 = 2.5, 3.0
 """Limits as multiples of the learner's own rounding. The mean varies less from batch to batch."""
 
@@ -218,7 +218,8 @@ def temperature_cause(found: float, ordered: float) -> str:
 
 
 def scale_cause(factor: float) -> str:
-    what = "a wrong scale" if factor > 1.0 else "a wrong scale or half an adapter"
+    # Early in a run, an older version looks like the current one at a smaller scale.
+    what = "a wrong scale" if factor > 1.0 else "a stale adapter, half of one, or a wrong scale"
     return f"{what}: the actor applies its adapter {factor:g} times (lora.alpha or lora.rank)"
 
 

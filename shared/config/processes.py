@@ -219,8 +219,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     """What completions are sampled from. `dense`: the dequantised values in the type of `compute.dtype`. `nf4`: the
     codes themselves. With `vllm` or a server, codes are read through vllm-bnb-plugin; they take a quarter of the memory
     and differ more from the learner, so `auto` takes dense values. With `hf` on a CPU, codes take less time where at
-    most 32 rows are decoded in bf16 and the processor has AVX512-BF16; `auto` takes them there. Another processor
-    reads dense values in place of them. On a card, `hf` reads what `model.dequantize` leaves in memory."""
+    most 32 rows are decoded in bf16 and the processor has AVX512-BF16; `auto` takes them there. Completions that may
+    have 64 tokens or more are then drawn from the head in 8 bits, unless `packed` is 0. Another processor reads dense
+    values in place of them. On a card, `hf` reads what `model.dequantize` leaves in memory."""
     install: Literal["memory", "files"] = "memory"
     """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
     shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""
@@ -242,7 +243,8 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     """Largest share of the base, from 0 to 1, that `hf` on a CPU keeps a second time, in the layout of bf16 units,
     while it decodes an order whose completions may have 32 tokens or more: in bf16, where that is faster, and if twice
     that memory is free. Weights that are read as codes are not packed. 0.5 usually leaves the peak of a run whose
-    processes take turns as it is with 0. The tokens do not depend on it."""
+    processes take turns as it is with 0. The tokens do not depend on it, except that
+    0 also switches off the head in 8 bits."""
     graphs: Literal["auto", "never"] = "auto"
     """Whether `hf` on a card repeats its token step as a CUDA graph. `auto` does so if the step can be captured. The
     tokens do not depend on it."""
@@ -339,6 +341,8 @@ CODED_ROWS = 32
 weights are faster."""
 PACKED_TOKENS = 32
 """From this cap on `hf` packs the weights for an order (actor/engines/token_step/packed.py)."""
+EIGHT_BIT_TOKENS = 64
+"""From this cap on `hf` reads the head in 8 bits where it reads codes (actor/engines/token_step/eight_bit.py)."""
 
 
 def rows_at_once(max_sequences: int, cached_bytes: int, vocabulary: int, *, on_card: bool) -> int:

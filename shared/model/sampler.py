@@ -4,10 +4,11 @@
     token = first j with  sum_{i <= j} w_i > u S,   u ~ U[0, 1) from the completion's own stream
     H = log S - sum_j w_j (z_j - max z) / S
 
-A row's draw depends on its own logits and its own u alone, never on the other rows. Sums are float64, or the tail of a
-large vocabulary would be lost to rounding. The search is in two levels: over the sums of blocks of tokens, then inside
-one block, so the running sum of a whole vocabulary is never formed. A large vocabulary is gone through a few rows at a
-time, which stay in the cache of the core; on a card, at once. Every token can be drawn: no top-k, no top-p.
+A row's draw depends on its own logits and its own u alone, never on the other rows (its entropy in the last bits).
+Sums are float64, or the tail of a large vocabulary would be lost to rounding. The search is in two levels: over the
+sums of blocks of tokens, then inside one block, so the running sum of a whole vocabulary is never formed. A large
+vocabulary is gone through a few rows at a time, which stay in the cache of the processor; on a card, at once. Every
+token can be drawn: no top-k, no top-p.
 shared/model/kernels/sampler.py does the same in two launches.
 """
 
@@ -18,7 +19,7 @@ import torch
 
 BLOCK = 1024
 """Tokens in a block."""
-AT_ONCE = 2**18
+AT_ONCE = 2**20
 """Logits gone through at once."""
 
 
@@ -39,40 +40,46 @@ Draw = Callable[[torch.Tensor, torch.Tensor | None], DrawnTokens]
 
 def draw(logits: torch.Tensor, uniforms: torch.Tensor | None) -> DrawnTokens:
     """logits [B, V] fp32, which are overwritten; uniforms [B] float64 (None: the most likely token)."""
-    rows, size = logits.shape
-    sums = torch.empty((rows, -(-size // BLOCK)), dtype=torch.float64, device=logits.device)
-    mean = torch.empty(rows, device=logits.device)
-    at_once = max(1, AT_ONCE // size if logits.is_cpu else rows)
-    for start in range(0, rows, at_once):
-        part = slice(start, start + at_once)
-        shifted = logits[part]
-        shifted -= shifted.amax(dim=-1, keepdim=True)
-        weights = shifted.exp()
-        block_sums(weights, sums[part])
-        torch.sum(weights.mul_(shifted), dim=-1, out=mean[part])
-    total = sums.sum(dim=-1)
-    if uniforms is None:
-        ids = logits.argmax(dim=-1)
-    elif size <= BLOCK:
-        ids = first_above(logits.exp(), (uniforms * total)[:, None])
-    else:
-        ids = inverse_cdf(sums, uniforms, size, lambda columns: logits.gather(1, columns).exp_())
-    log_total = total.log()
+    at_once = max(1, AT_ONCE // logits.shape[1]) if logits.is_cpu else len(logits)
+    parts = logits.split(at_once)
+    of_parts = [None] * len(parts) if uniforms is None else uniforms.split(at_once)
+    found = [draw_some(part, some) for part, some in zip(parts, of_parts, strict=True)]
+    if len(found) == 1:
+        return found[0]
     return DrawnTokens(
-        ids=ids,
-        logprobs=(logits.gather(1, ids[:, None]).squeeze(1) - log_total).float(),
-        entropies=(log_total - mean / total).float(),
+        ids=torch.cat([one.ids for one in found]),
+        logprobs=torch.cat([one.logprobs for one in found]),
+        entropies=torch.cat([one.entropies for one in found]),
     )
 
 
-def block_sums(weights: torch.Tensor, out: torch.Tensor) -> None:
+def draw_some(logits: torch.Tensor, uniforms: torch.Tensor | None) -> DrawnTokens:
+    """The same for rows that are gone through at once. `weights` are w_j / S, rounded to fp32, and `total` is their sum
+    in float64, about 1. log S is log w_t - log p_t of the token that was drawn."""
+    shifted = logits.sub_(logits.amax(dim=-1, keepdim=True))
+    weights = torch.softmax(shifted, dim=-1)
+    sums = block_sums(weights)
+    total = sums.sum(dim=-1)
+    if uniforms is None:
+        ids = shifted.argmax(dim=-1)
+    elif sums.shape[1] == 1:
+        ids = first_above(weights, (uniforms * total)[:, None])
+    else:
+        ids = inverse_cdf(sums, uniforms, weights.shape[1], lambda columns: weights.gather(1, columns))
+    logprobs = (weights.gather(1, ids[:, None]).squeeze(1) / total).log()
+    log_sum = shifted.gather(1, ids[:, None]).squeeze(1) - logprobs
+    mean = weights.mul_(shifted).sum(dim=-1) / total
+    return DrawnTokens(ids=ids, logprobs=logprobs.float(), entropies=(log_sum - mean).float())
+
+
+def block_sums(weights: torch.Tensor) -> torch.Tensor:
     """[B, V] -> [B, blocks] float64; the last block may be short."""
-    whole = weights.shape[1] // BLOCK
-    if whole:
-        blocks = weights[:, : whole * BLOCK].unflatten(1, (whole, BLOCK))
-        torch.sum(blocks, dim=-1, dtype=torch.float64, out=out[:, :whole])
-    if whole < out.shape[1]:
-        torch.sum(weights[:, whole * BLOCK :], dim=-1, dtype=torch.float64, out=out[:, whole])
+    whole = weights.shape[1] // BLOCK * BLOCK
+    blocks = weights[:, :whole].unflatten(1, (-1, BLOCK)).sum(dim=-1, dtype=torch.float64) if whole else None
+    if whole == weights.shape[1] and blocks is not None:
+        return blocks
+    rest = weights[:, whole:].sum(dim=-1, keepdim=True, dtype=torch.float64)
+    return rest if blocks is None else torch.cat([blocks, rest], dim=1)
 
 
 def inverse_cdf(

@@ -8,7 +8,8 @@
 
 The rows of prompts and completions are one matrix, so each weight is read once; only attention tells them apart, and
 only there do sequences have equal lengths: elsewhere, padding has no rows. The gradients are by hand: autograd through
-the modules keeps more, copies more, and has products for each adapter alone. In bf16 all operations of the forward pass
+the modules keeps more, copies more, and has products for each adapter alone. Norms and the product of the gate are
+computed again in the backward pass, which takes a hundredth of its time. In bf16 all operations of the forward pass
 round as the modules do, since the actor decodes with these roundings; on a card, norms round once less in both
 processes. The modules stay in place, and shared/base/load.py compares the two.
 
@@ -184,16 +185,15 @@ class Normed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, norm: Norm, stack: Stack, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """[n, H] -> [n, out] of each linear"""
-        y = norm.forward(x)
-        outputs, kept = stack.forward(y)
-        ctx.save_for_backward(x, y, *kept)
+        outputs, kept = stack.forward(norm.forward(x))
+        ctx.save_for_backward(x, *kept)
         ctx.norm, ctx.stack = norm, stack
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, y, *kept = ctx.saved_tensors
-        y_grad, of_adapters = ctx.stack.backward(y, kept, grads, ctx.needs_input_grad[0])
+        x, *kept = ctx.saved_tensors
+        y_grad, of_adapters = ctx.stack.backward(ctx.norm.forward(x), kept, grads, ctx.needs_input_grad[0])
         return None if y_grad is None else ctx.norm.backward(x, y_grad), None, None, *of_adapters
 
 
@@ -222,19 +222,20 @@ class FeedForward(torch.autograd.Function):
         y = norm.forward(x)
         (gate, up), kept = gate_up.forward(y)
         (output,), of_down = down.forward(F.silu(gate).mul_(up))
-        ctx.save_for_backward(x, y, gate, up, *kept, *of_down)
+        ctx.save_for_backward(x, gate, up, *kept, *of_down)
         ctx.parts, ctx.count = (norm, gate_up, down), len(kept)
         return output.add_(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (grad,), (norm, gate_up, down) = grads, ctx.parts
-        x, y, gate, up, *kept = ctx.saved_tensors
-        # Computed again: they are the widest tensors, and a third of what would be kept.
+        x, gate, up, *kept = ctx.saved_tensors
+        # Computed again: it is as wide as the gate, a third of what would be kept.
         active = F.silu(gate)
         into, of_down = down.backward(active * up, kept[ctx.count :], grads)
         up_grad = active.mul_(into)
         gate_grad = torch.ops.aten.silu_backward(into.mul_(up), gate)
+        y = norm.forward(x)
         y_grad, of_gate_up = gate_up.backward(y, kept[: ctx.count], (gate_grad, up_grad), ctx.needs_input_grad[0])
         x_grad = None if y_grad is None else norm.backward(x, y_grad).add_(grad)
         return x_grad, None, None, None, *of_gate_up, *of_down

@@ -18,6 +18,7 @@ from launch.plan.memory import (
     HEAD_COLUMNS,
     HEAD_ROWS,
     HEAD_TILES,
+    LONG_TURN_WEIGHTS,
     OWN_VALUES_PER_OUTPUT,
     UNRETURNED_BYTES,
     WORKING_LAYERS,
@@ -39,7 +40,7 @@ from tests.support.machines import GIB, HALF, QWEN_15B, write_model
 
 LENGTHS = Lengths(prompt=64, completion=64, longest=64)
 TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
-CALLS = {"layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
+CALLS = {"eight_bit": (), "eight_bit_packing": 0.0, "layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
 RATES = Rates(product=TIMES, packed=TIMES, packing=0.0, gradient=8e-9, head=5e-11, head_step=1e-9, coded=(), **CALLS)
 SPEED = Speed(rates=dict.fromkeys(DTYPES, RATES), sampler=5e-9, operation=1e-6, element=1e-10)
 
@@ -100,7 +101,10 @@ def test_half_the_bytes_in_bf16_and_no_sums_in_the_actor() -> None:
 def test_only_the_larger_peak_counts_where_processes_take_turns() -> None:
     turns = host_memory(HALF, work())
     update, rollout = size_of(turns.update), size_of(turns.rollout)
-    assert turns.total == turns.weights + update + min(rollout, UNRETURNED_BYTES)
+    assert turns.total == turns.weights + max(update, rollout), "after long turns all that is freed goes back"
+    short = replace(turns, unreturned=UNRETURNED_BYTES).total
+    assert short == turns.weights + update + min(rollout, UNRETURNED_BYTES) and turns.unreturned == 0
+    assert host_memory(replace(HALF, linear=LONG_TURN_WEIGHTS - 1), work()).unreturned == UNRETURNED_BYTES
     both = work(compute={"learner_threads": 1, "actor_threads": 1}, pipeline={"max_lag": 1})
     assert both.overlaps
     assert host_memory(HALF, both).total == turns.weights + update + rollout

@@ -28,7 +28,7 @@ from shared.process.processor import Capacity, settled
 from tests.support.machines import HALF, but, configured, sound
 
 TIMES = (1e-9, 1e-9, 1e-9, 2e-9, 8e-9)
-CALLS = {"layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
+CALLS = {"eight_bit": (), "eight_bit_packing": 0.0, "layer_step": 1e-4, "folded_step": 1e-4, "layer_update": 1e-3}
 RATES = Rates(product=TIMES, packed=TIMES, packing=0.0, gradient=8e-9, head=5e-11, head_step=1e-9, coded=(), **CALLS)
 SPEED = Speed(rates=dict.fromkeys(DTYPES, RATES), sampler=5e-9, operation=1e-6, element=1e-10)
 
@@ -93,7 +93,7 @@ def test_cores_are_divided_among_ranks() -> None:
 
 
 def test_memory_counts_every_rank_with_its_share_of_the_step() -> None:
-    one, four = (host_memory(HALF, work(ranks)) for ranks in (1, 4))
+    one, four = (replace(host_memory(HALF, work(ranks)), unreturned=UNRETURNED_BYTES) for ranks in (1, 4))
     assert four.shared == one.shared, "the base is mapped by all"
     assert "gradients of all ranks" in four.learner and "gradients of all ranks" not in one.learner
     assert four.weights - one.weights == 4 * size_of(four.learner) - size_of(one.learner)
