@@ -32,8 +32,7 @@ from launch.on_ray.placement import Machine, asked_for, capacity_on_ray, places_
 from launch.plan.cost import (
     NoPlan,
     Plan,
-    choose_packing,
-    choose_recompute,
+    chosen_work,
     find_shape,
     make_plan,
     plan_as_json,
@@ -235,8 +234,8 @@ def plan_of(work: Work, targets: Sequence[str], compute: ComputeConfig, steps: i
     except NoPlan as reason:
         return str(reason)
     speeds = lambda: speeds_of(compute, cache_root(work.model))  # noqa: E731
-    planned = lambda one: make_plan(shape, one, free_memory(), steps=steps, speeds=speeds)  # noqa: E731
-    return choose_recompute(work, lambda one: choose_packing(one, planned))
+    free = free_memory()
+    return make_plan(shape, chosen_work(shape, work, free), free, steps=steps, speeds=speeds)
 
 
 def speeds_of(

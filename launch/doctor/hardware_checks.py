@@ -8,7 +8,7 @@ from launch.card.cards import Card, CardProcess, chosen_card
 from launch.card.text import ways
 from launch.doctor.finding import Finding, Missing, error, known, note, ok, warning
 from launch.doctor.machine import Machine, on_card
-from launch.plan.cost import memory_beside_card, work_of
+from launch.plan.cost import chosen_work, memory_beside_card, work_of
 from launch.plan.memory import host_memory, size
 from launch.plan.remedies import fits, remedies
 from learner.durable.journal import SEGMENT_BYTES
@@ -144,7 +144,7 @@ def compare_memory(machine: Machine, free: int, found: str, first: str) -> Findi
         need = memory_beside_card(shape, config.lora.largest_rank, config.compute.parallel)
         found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.started, ()
     else:
-        work = work_of(machine.config, cores=known(machine.processor).cores)
+        work = chosen_work(shape, work_of(machine.config, cores=known(machine.processor).cores), free)
         need = host_memory(shape, work)
         found, too_large = f"{found}; a run needs about {size(need.total)}", not fits(need.total, free)
         ways = tuple(remedies(shape, work, free))

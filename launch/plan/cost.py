@@ -6,7 +6,7 @@ they take of the machine's memory is here. Left out: runs whose model has to be 
 plan.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -170,19 +170,18 @@ def make_plan(
     )
 
 
-def choose_recompute(work: Work, plan: Callable[[Work], Plan]) -> Plan:
-    """With `batch.recompute` as it is chosen: `always` only if the run does not fit otherwise."""
-    if work.batch.recompute != "auto":
-        return plan(work)
-    kept, again = (replace(work, batch=structs.replace(work.batch, recompute=choice)) for choice in ("never", "always"))
-    cost = plan(kept)
-    return cost if cost.fits else plan(again)
+def chosen_work(shape: ModelShape, work: Work, free: int | None) -> Work:
+    """What the run computes: the fastest choice that fits, or the smallest one."""
+    choices = list(choices_of(work))
+    return next((one for one in choices if fits(host_memory(shape, one).total, free)), choices[-1])
 
 
-def choose_packing(work: Work, plan: Callable[[Work], Plan]) -> Plan:
-    """Without packed weights only if the run does not fit otherwise: then the actor packs none."""
-    cost = plan(work)
-    return cost if cost.fits else plan(replace(work, packs=False))
+def choices_of(work: Work) -> Iterator[Work]:
+    """From the fastest to the smallest. The actor packs its weights if it has the memory; activations are kept or
+    recomputed as `batch.recompute` says, if that is not `auto`."""
+    for recompute in ("never", "always") if work.batch.recompute == "auto" else (work.batch.recompute,):
+        batch = structs.replace(work.batch, recompute=recompute)
+        yield from (replace(work, batch=batch, packs=packs) for packs in (True, False))
 
 
 def table(plan: Plan) -> list[str]:

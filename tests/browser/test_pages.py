@@ -1,6 +1,7 @@
 """Every page, link, filter and key, in a real browser."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -172,6 +173,23 @@ def test_a_text_is_searched_in_all_steps(visit: Visit) -> None:
     visit.page.locator(".found a").click()
     visit.until("location.hash.includes('step=7')")
     visit.says(".answer.chosen", "54 at step 7")
+
+
+def test_a_key_may_come_before_the_answers(visit: Visit) -> None:
+    held: list[Any] = []
+    visit.page.route("**/steps/5?*", held.append)
+    visit.open(FIRST)
+    visit.page.keyboard.press("J")
+    visit.page.keyboard.press("/")
+    visit.page.keyboard.type("at step ")
+    assert held and "sort" not in visit.hash
+    for one in held:
+        one.continue_()
+    visit.says(".bar h1", "first")
+    visit.says("h2", "Group 0")
+    visit.page.keyboard.type("7")
+    visit.page.keyboard.press("Enter")
+    visit.says(".found h2", "1 places")
 
 
 def test_keys_walk_through_steps_groups_answers_and_colours(visit: Visit) -> None:

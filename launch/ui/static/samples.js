@@ -28,7 +28,7 @@ class Samples {
     this.turn = 0;
     this.known = { steps: [] };
     this.loaded = {};
-    this.bar = h("div", { class: "bar" });
+    this.shown = [];
     this.filters = h("section", { class: "filters", "aria-label": "Filters" });
     this.list = h("ol", { class: "groups" });
     this.group = h("section", { class: "group", "aria-label": "Answers of the group" });
@@ -40,6 +40,8 @@ class Samples {
       "aria-label": "Search prompts and answers of all steps",
       on: { keydown: (event) => event.key === "Enter" && this.find(event.target.value) },
     });
+    // From the beginning: a key may come before the first answers.
+    this.bar = h("div", { class: "bar" }, this.search);
     root.append(
       this.bar,
       this.found,
@@ -105,7 +107,7 @@ class Samples {
     this.drawnAt = performance.now();
     const { steps } = this.known;
     if (!steps.length) {
-      put(this.bar, h("h1", {}, this.run));
+      put(this.bar, h("h1", {}, this.run), this.search);
       put(this.list, h("li", { class: "quiet" }, "No answers are in rollouts.jsonl yet."));
       return;
     }
@@ -116,7 +118,8 @@ class Samples {
       this.loaded = { step, groups };
     }
     // What somebody is typing is left alone.
-    if (!this.bar.contains(document.activeElement) || !document.activeElement.matches("input")) this.drawBar(step);
+    const isTyping = this.bar.contains(document.activeElement) && document.activeElement.matches("input");
+    if (!isTyping || !this.bar.querySelector("label")) this.drawBar(step);
     const shown = sorted(this.loaded.groups, this.sort(), this.query);
     this.shown = shown;
     drawFilters(this.filters, this.loaded.groups, this.query, (changes) =>

@@ -1,5 +1,6 @@
 """The plan of a run whose token steps read codes, and of the time that layers take besides their products."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from msgspec import structs
 from launch.plan.duration import decode_s, step_time
 from launch.plan.machine import DTYPES
 from launch.plan.memory import NF4_BYTES, host_memory
+from launch.plan.remedies import REFUSAL_MARGIN, remedies
 from launch.plan.shape import Lengths
 from shared.config.processes import EIGHT_BIT_TOKENS
 from tests.unit.launch.test_plan import HALF, LENGTHS, RATES, SPEED, work
@@ -61,6 +63,17 @@ def test_long_completions_read_the_head_in_8_bits() -> None:
     slow, quick = (structs.replace(SPEED, rates={"bf16": rates, "fp32": RATES}) for rates in (both, eight))
     before, now = (decode_s(HALF, long, speed, groups=1, rows=8, lengths=lengths) for speed in (slow, quick))
     assert before - now == pytest.approx(128 * head * (10e-10 - 2e-10) - 16e-10 * head, rel=0.01)
+
+
+def test_a_run_that_has_no_room_for_the_8_bit_head_is_told_to_leave_it_out() -> None:
+    sections: dict[str, Any] = {"batch": {"recompute": "always"}, "rollout": {"max_new_tokens": 128}}
+    one = replace(work(compute={"dtype": "bf16"}, actor={"weights": "nf4"}, **sections), packs=False)
+    need = host_memory(HALF, one).total
+    found = list(remedies(HALF, one, int(REFUSAL_MARGIN * (need - 100 * 2**20))))
+    assert {"actor.packed": "0"} in [remedy.settings for remedy in found]
+    plain = replace(one, dtype="fp32")
+    short = int(REFUSAL_MARGIN * (host_memory(HALF, plain).total - 100 * 2**20))
+    assert all("actor.packed" not in remedy.settings for remedy in remedies(HALF, plain, short))
 
 
 def test_a_layers_own_time_counts_once_for_each_token() -> None:

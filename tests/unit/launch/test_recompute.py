@@ -5,7 +5,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from launch.commands.run import without_plan
-from launch.plan.cost import Plan, choose_packing, choose_recompute, make_plan, work_of
+from launch.plan.cost import Plan, chosen_work, make_plan, work_of
 from launch.plan.machine import NotMeasured, Speed
 from launch.plan.memory import Work
 from shared.config.load import resolve
@@ -29,7 +29,7 @@ def plan(work: Work, free: int | None) -> Plan:
 
 
 def chosen(recompute: str, free: int | None) -> tuple[str, Plan]:
-    cost = choose_recompute(work_with(recompute), lambda work: plan(work, free))
+    cost = plan(chosen_work(QWEN_15B, work_with(recompute), free), free)
     return cost.work.batch.recompute, cost
 
 
@@ -68,5 +68,5 @@ def test_layers_are_packed_unless_the_run_only_fits_without() -> None:
     packed, plain = (plan(replace(work, packs=packs), None).memory.total for packs in (True, False))
     assert plain < packed
     for free, packs in ((2 * packed, True), ((plain + packed) // 2, False), (plain // 2, False)):
-        cost = choose_packing(work, lambda one, free=free: plan(one, free))
+        cost = plan(chosen_work(QWEN_15B, work, free), free)
         assert cost.work.packs == packs and cost.fits == (free > plain)
