@@ -177,7 +177,7 @@ def test_a_text_is_searched_in_all_steps(visit: Visit) -> None:
 
 def test_a_key_may_come_before_the_answers(visit: Visit) -> None:
     held: list[Any] = []
-    visit.page.route("**/steps/5?*", held.append)
+    visit.page.route("**/steps/5?*", lambda route: held.append(route))
     visit.open(FIRST)
     visit.page.keyboard.press("J")
     visit.page.keyboard.press("/")
