@@ -116,7 +116,7 @@ class Installer:
         if excess := self.excess(policy.canary_ids, found, expected):
             self.installed = ""
             noise = self.noise(policy.canary_ids, found)
-            cause = likely_cause(found, expected, self.verified, noise)
+            cause = probable_cause(found, expected, self.verified, noise)
             raise CanaryMismatch(
                 f"Policy {policy.version} was installed, but {self.place} computes other values: the canary's log-probs"
                 f" are {listed(found)} here and {listed(expected)} at the learner ({excess}). Nothing was sampled from"
@@ -151,7 +151,7 @@ class Installer:
         return float(np.nan_to_num(difference))
 
 
-def likely_cause(found: np.ndarray, expected: np.ndarray, verified: Mapping[int, np.ndarray], noise: float) -> str:
+def probable_cause(found: np.ndarray, expected: np.ndarray, verified: Mapping[int, np.ndarray], noise: float) -> str:
     """From what earlier versions gave. noise: the mean difference up to which two are the same."""
     if found.shape != expected.shape or not np.isfinite(found).all():
         return ""

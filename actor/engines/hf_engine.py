@@ -51,7 +51,7 @@ from shared.seeding import uniforms
 DEFAULTS = ActorConfig()
 CALM_ORDERS = 8
 """After so many orders that fitted into memory, twice as many rows are tried again."""
-MOST_ROWS = 4096
+LARGEST_WIDTH = 4096
 """That `actor.max_sequences` may be."""
 
 log = logging.getLogger(__name__)
@@ -89,14 +89,14 @@ class Width:
     """How many completions fit into memory at once, as far as is known."""
 
     def __init__(self) -> None:
-        self.limit = MOST_ROWS
+        self.limit = LARGEST_WIDTH
         self.calm = 0
         """Orders since that was halved or doubled."""
 
     def of(self, planned: int) -> int:
         """For an order that begins."""
         if self.calm >= CALM_ORDERS:
-            self.limit, self.calm = min(2 * self.limit, MOST_ROWS), 0
+            self.limit, self.calm = min(2 * self.limit, LARGEST_WIDTH), 0
         return min(planned, self.limit)
 
     def halve(self, width: int) -> int:

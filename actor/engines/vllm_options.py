@@ -128,7 +128,7 @@ def kv_bytes(configured_mb: int, sequences: int, length: int, block: int, token:
 GiveBack = Literal["nothing", "kv", "weights", "stop"]
 MARGIN_BYTES = 400 * 2**20
 """Left free in every plan: for a desktop, and for fragmentation."""
-CONTEXT_BYTES = 550 * 2**20
+VLLM_CONTEXT_BYTES = 550 * 2**20
 """vLLM's own: CUDA context, cuBLAS, workspaces. Estimated, to be measured on a card."""
 LEARNER_CONTEXT_BYTES = 400 * 2**20
 ADAPTER_BYTES = 16
@@ -148,11 +148,11 @@ class EngineMemory:
 def plan_give_back(card: int, learner: int, engine: EngineMemory) -> GiveBack:
     """The least that makes room for a learner of this size."""
     room = card - MARGIN_BYTES - learner
-    if CONTEXT_BYTES + engine.weights + engine.kv <= room:
+    if VLLM_CONTEXT_BYTES + engine.weights + engine.kv <= room:
         return "nothing"
-    if CONTEXT_BYTES + engine.weights <= room:
+    if VLLM_CONTEXT_BYTES + engine.weights <= room:
         return "kv"
-    if room >= CONTEXT_BYTES:
+    if room >= VLLM_CONTEXT_BYTES:
         return "weights"
     if room >= 0:
         return "stop"

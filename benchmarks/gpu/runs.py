@@ -198,7 +198,8 @@ def assume_speed(place: Place, cache: Path) -> None:
             layer_update=1e-3,
         )
         made_up = Speed(rates=dict.fromkeys(DTYPES, rates), sampler=1e-9, operation=1e-6, element=1e-10)
-        machine_speed(cache, SMALL["compute.learner_threads"], "fast", measure=lambda threads, blas: made_up)
+        threads = SMALL["compute.learner_threads"]
+        machine_speed(cache, threads, "fast", measure=lambda threads, blas: made_up, is_busy=lambda: False)
 
 
 def of_steps(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

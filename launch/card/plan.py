@@ -26,7 +26,7 @@ from launch.card.items import BASE, CACHED, CONTEXT, CUBLAS, MARGIN, OUTSIDE_PYT
 from launch.card.work import CardWork
 from launch.plan.memory import Items, size_of
 from launch.plan.remedies import Change, Remedy, halves, remedies_of, set_key
-from shared.config.processes import MOST_ROWS
+from shared.config.processes import DEFAULT_MOST_ROWS
 from shared.run.forecast import Figures
 
 MIB = 2**20
@@ -287,7 +287,7 @@ def widths(work: CardWork) -> list[CardWork]:
     """Completions decoded at once, from the given number down. vLLM's are given."""
     if work.actor.engine != "hf":
         return [work]
-    most = work.actor.max_sequences or min(MOST_ROWS, work.rollout.prompts * work.rollout.group)
+    most = work.actor.max_sequences or min(DEFAULT_MOST_ROWS, work.rollout.prompts * work.rollout.group)
     return [work, *(replace(work, actor=structs.replace(work.actor, max_sequences=one)) for one in halves(most, 1))]
 
 

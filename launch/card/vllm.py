@@ -15,9 +15,9 @@ from typing import Any
 from actor.engines.vllm_options import (
     BATCHED_TOKENS,
     BLOCK,
-    CONTEXT_BYTES,
     MOST_SEQUENCES,
     RANKS,
+    VLLM_CONTEXT_BYTES,
     kv_bytes,
     token_bytes,
 )
@@ -34,7 +34,7 @@ VALUE_BYTES = 2
 
 def vllm_peaks(held: Items, work: CardWork, facts: Mapping[str, Any]) -> list[Peak]:
     """held: what an actor of our own holds. facts: the model's config.json."""
-    served = {CONTEXT: CONTEXT_BYTES, ENGINE: weights(held, work), LORA: adapter(held, work)}
+    served = {CONTEXT: VLLM_CONTEXT_BYTES, ENGINE: weights(held, work), LORA: adapter(held, work)}
     kv = {KV: keys_and_values(work, facts)}
     parts = {
         "load": served | kv,

@@ -17,7 +17,8 @@ with the threads and variables that the processes of a run get, because torch re
 never loads torch.
 
 The cache's file belongs to one processor, one set of versions, one number of threads: its name is a digest of them. An
-older file than MAX_AGE_DAYS, a damaged one and one with another content are measured again.
+older file than MAX_AGE_DAYS, a damaged one and one with another content are measured again. What was measured beside
+other busy processes is right for them alone, and is kept for ten minutes.
 Left out on purpose: a card, whose times are not planned yet, and any wait for a quiet machine.
 """
 
@@ -40,12 +41,13 @@ import msgspec
 from shared.config.processes import CODED_ROWS
 from shared.errors import UserError
 from shared.process.determinism import Blas, cpu_environment
+from shared.process.processor import is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 9
+FORMAT = 10
 """Changes with what is measured."""
-MAX_AGE_DAYS = 30.0
+MAX_AGE_DAYS, BUSY_AGE_S = 30.0, 600.0
 LIMIT_S = 60.0
 """Of the process that measures. Importing torch from a slow disk takes half of it."""
 ROWS = (1, 8, 32, 128, 512)
@@ -131,31 +133,48 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What the measurement depends on; the file's name is their digest."""
     seconds_since_1970: float
     """When it was made."""
+    busy: bool
+    """Whether other processes computed then."""
     speed: Speed
     """The result."""
+
+    def is_fresh(self, now: float) -> bool:
+        """now: in seconds since 1970."""
+        return 0 <= now - self.seconds_since_1970 < (BUSY_AGE_S if self.busy else MAX_AGE_DAYS * 86_400)
 
 
 class NotMeasured(Exception):
     """The reason as one sentence."""
 
 
-def machine_speed(cache: Path, threads: int, blas: Blas, *, measure: Callable[[int, Blas], Speed]) -> Speed:
-    """From the cache folder, or measured now. NotMeasured if it cannot be."""
+def machine_speed(
+    cache: Path,
+    threads: int,
+    blas: Blas,
+    *,
+    measure: Callable[[int, Blas], Speed],
+    is_busy: Callable[[], bool] = is_busy,
+) -> Speed:
+    """From the cache folder, or measured now. NotMeasured if it cannot be. is_busy: whether other processes compute."""
     facts = facts_of(threads, blas)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     file = cache / f"speed-{digest}.json"
     found = read(file)
-    if found and found.facts == facts and 0 <= time.time() - found.seconds_since_1970 < MAX_AGE_DAYS * 86_400:
+    if found and found.facts == facts and found.is_fresh(time.time()):
         return found.speed
+    was_busy = is_busy()
     speed = measure(threads, blas)
-    kept = Measured(facts=facts, seconds_since_1970=time.time(), speed=speed)
+    keep(file, Measured(facts=facts, seconds_since_1970=time.time(), busy=was_busy or is_busy(), speed=speed))
+    return speed
+
+
+def keep(file: Path, measured: Measured) -> None:
     try:
-        make_folder(cache)
-        write_whole(file, msgspec.json.format(msgspec.json.encode(kept), indent=2), durable=False)
+        make_folder(file.parent)
+        write_whole(file, msgspec.json.format(msgspec.json.encode(measured), indent=2), durable=False)
     except (OSError, UserError):
         # A cache that cannot be written costs one more measurement; a run will say what is wrong with the folder.
         pass
-    return speed
 
 
 def facts_of(threads: int, blas: Blas) -> dict[str, Any]:

@@ -43,7 +43,7 @@ REFUSED = 0.1
 WAITS = 0.5
 """Share of a step in which a process waits, where both could work. TRL's LoRA on HF Jobs got its largest gains from
 looking at exactly these two figures."""
-BUSY = 0.25
+HARDLY_WAITS = 0.25
 """Largest share in which the other one waits: if both wait as long, they take turns and neither holds up the other."""
 ALONE = 0.9
 """Share of a step that one process takes where they take turns: the other one could be hidden behind it."""
@@ -198,14 +198,14 @@ def waits(view: RunView) -> Iterator[RunVerdict]:
     elif idle >= WAITS:
         name, share, whole = "both processes wait", idle, "the step neither decoded, scored nor updated"
         remedy = "Look for other programs on this machine, a slow link or evaluations; `run --trace` shows the gaps"
-    elif learner >= most and actor <= BUSY:
+    elif learner >= most and actor <= HARDLY_WAITS:
         name, share, whole = "the learner waits for the actor", learner, "the step is waiting"
         remedy = (
             "Add an actor (`key`), more actor.max_sequences, or a smaller rollout.max_new_tokens"
             if lag
             else "Add an actor (`key`), or --set pipeline.max_lag=1 where both can compute at the same time"
         )
-    elif actor >= most and learner <= BUSY:
+    elif actor >= most and learner <= HARDLY_WAITS:
         name, share, whole = "the actor waits for the learner", actor, "the step is waiting"
         remedy = "Try --set loss.entropy_fraction=0.2, --set batch.recompute=never, or fewer loss.passes"
     else:

@@ -328,7 +328,7 @@ def check_parallel(
         )
 
 
-MOST_ROWS = 256
+DEFAULT_MOST_ROWS = 256
 CPU_ROOM_BYTES, CARD_ROOM_BYTES = 512 * 2**20, 2048 * 2**20
 """For keys, values and logits of all rows. Constants, because the numbers depend on the width in the last bit."""
 LOGIT_BYTES = 8
@@ -348,7 +348,7 @@ EIGHT_BIT_TOKENS = 64
 def rows_at_once(max_sequences: int, cached_bytes: int, vocabulary: int, *, on_card: bool) -> int:
     """How many completions `hf` decodes at once. cached_bytes: keys and values of one completion at full length."""
     room = CARD_ROOM_BYTES if on_card else CPU_ROOM_BYTES
-    return max_sequences or max(1, min(MOST_ROWS, room // (cached_bytes + LOGIT_BYTES * vocabulary)))
+    return max_sequences or max(1, min(DEFAULT_MOST_ROWS, room // (cached_bytes + LOGIT_BYTES * vocabulary)))
 
 
 def is_folded(fold: Fold, dense_bytes: int) -> bool:

@@ -25,8 +25,8 @@ BETWEEN = range(769, 2048)
 FEW = 16
 """Below this number of rows, reading the weight takes longer than the product, and `narrowed` costs more than it
 saves."""
-EXACT = 64
-"""How many of the largest values of a row."""
+IN_FP32 = 64
+"""Of the values of a row, so many are computed in fp32."""
 BLOCK = 128
 """Columns of which the maximum is looked at first."""
 AT_ONCE = 4096
@@ -86,7 +86,7 @@ def product_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def product_of_largest(x: torch.Tensor, weight: torch.Tensor, rounded: RowsTimesWeight | None = None) -> torch.Tensor:
-    """[n, k], [m, k] -> [n, m] fp32; from bf16 factors on a CPU, the EXACT largest values of a row are computed in
+    """[n, k], [m, k] -> [n, m] fp32; from bf16 factors on a CPU, the IN_FP32 largest values of a row are computed in
     fp32 and the others rounded to bf16. In a softmax the largest decide; the errors of the others cancel in the sum.
     rounded: computes the product in bf16; None for `weight_product`.
 
@@ -94,7 +94,7 @@ def product_of_largest(x: torch.Tensor, weight: torch.Tensor, rounded: RowsTimes
     if x.dtype == torch.float32 or not x.is_cpu:
         return product_fp32(x, weight.t())
     result = widened_rows(rounded(x) if rounded else weight_product(x, weight))
-    columns = largest_columns(result, min(EXACT, len(weight)))
+    columns = largest_columns(result, min(IN_FP32, len(weight)))
     # A vector product for each entry, summed in fp32.
     factors = weight[columns.flatten()].float().unflatten(0, columns.shape)
     return result.scatter_(1, columns, torch.linalg.vecdot(factors, x.float()[:, None]))

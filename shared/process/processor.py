@@ -73,8 +73,18 @@ def look_at_capacity() -> Capacity:
         flags=read_flags(CPUINFO),
         cores=usable_cores(os.sched_getaffinity(0), CPUS, container_cores(CGROUPS, OWN_CGROUP)),
         card=has_card(),
-        others=others_running(LOADAVG) / (os.cpu_count() or 1),
+        others=others_for_each_core(),
     )
+
+
+def others_for_each_core() -> float:
+    """Other processes that compute now, for each core of the machine."""
+    return others_running(LOADAVG) / (os.cpu_count() or 1)
+
+
+def is_busy() -> bool:
+    """Whether so many others compute that what is measured now would be wrong in a quiet minute."""
+    return others_for_each_core() >= BUSY
 
 
 def others_running(loadavg: Path) -> float:

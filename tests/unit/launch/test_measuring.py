@@ -1,11 +1,16 @@
-"""launch/plan/machine.py measures in seconds, also what takes this processor seconds."""
+"""launch/plan/machine.py measures in seconds, also what takes this processor seconds, and keeps what it measured."""
 
+import json
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
-from launch.plan.machine import ENOUGH_S, FEW_ROWS, SLOW_S, best_time, gradient_time
+from launch.commands.run import speeds_of
+from launch.plan.machine import BUSY_AGE_S, ENOUGH_S, FEW_ROWS, SLOW_S, Speed, best_time, gradient_time, machine_speed
+from shared.config.processes import ComputeConfig
+from tests.unit.launch.test_plan import SPEED
 
 
 def test_slow_calls_are_made_twice_and_quick_ones_until_the_time_is_up() -> None:
@@ -47,3 +52,79 @@ def test_a_gradient_that_is_slow_for_a_few_rows_is_not_measured_with_all() -> No
     assert {*slow.multiplied} == {FEW_ROWS}
     assert gradient_time(quick, ["w", "w"]) >= 512 * quick.row_s
     assert {*quick.multiplied} == {FEW_ROWS, 512}
+
+
+def quiet() -> bool:
+    return False
+
+
+class Measuring:
+    """Counts how often it is asked."""
+
+    def __init__(self, speed: Speed = SPEED) -> None:
+        self.speed = speed
+        self.asked: list[int] = []
+
+    def __call__(self, threads: int, blas: str) -> Speed:
+        self.asked.append(threads)
+        return self.speed
+
+
+def test_a_measurement_is_kept_for_its_number_of_threads(tmp_path: Path) -> None:
+    measuring = Measuring()
+    for threads in (2, 2, 1, 2, 1):
+        assert machine_speed(tmp_path / "cache", threads, "fast", measure=measuring, is_busy=quiet) == SPEED
+    assert measuring.asked == [2, 1]
+    machine_speed(tmp_path / "cache", 2, "portable", measure=measuring, is_busy=quiet)
+    assert measuring.asked == [2, 1, 2]
+
+
+@pytest.mark.parametrize("looks", [(True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("age", [BUSY_AGE_S - 10, BUSY_AGE_S + 10])
+def test_what_is_measured_beside_others_is_kept_for_minutes(
+    looks: tuple[bool, bool], age: float, tmp_path: Path
+) -> None:
+    measuring, seen = Measuring(), iter(looks)
+    machine_speed(tmp_path, 2, "fast", measure=measuring, is_busy=lambda: next(seen))
+    (file,) = tmp_path.iterdir()
+    content = json.loads(file.read_bytes())
+    file.write_text(json.dumps(content | {"seconds_since_1970": content["seconds_since_1970"] - age}))
+    assert machine_speed(tmp_path, 2, "fast", measure=measuring, is_busy=quiet) == SPEED
+    assert measuring.asked == ([2, 2] if any(looks) and age > BUSY_AGE_S else [2])
+
+
+@pytest.mark.parametrize("damage", ["torn", "zeros", "no json", "other facts", "old", "from the future", "negative"])
+def test_a_file_that_cannot_be_used_is_measured_again(damage: str, tmp_path: Path) -> None:
+    measuring = Measuring()
+    machine_speed(tmp_path, 2, "fast", measure=measuring, is_busy=quiet)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    content = json.loads(whole)
+    changed = {
+        "other facts": {"facts": content["facts"] | {"torch": "1.0"}},
+        "old": {"seconds_since_1970": content["seconds_since_1970"] - 40 * 86_400},
+        "from the future": {"seconds_since_1970": content["seconds_since_1970"] + 86_400},
+        "negative": {"speed": content["speed"] | {"element": -1.0}},
+    }
+    bytes_of = {"torn": whole[: len(whole) // 2], "zeros": bytes(len(whole)), "no json": b"\xff{"}
+    file.write_bytes(bytes_of.get(damage) or json.dumps(content | changed[damage]).encode())
+    assert machine_speed(tmp_path, 2, "fast", measure=measuring, is_busy=quiet) == SPEED
+    assert measuring.asked == [2, 2]
+    assert machine_speed(tmp_path, 2, "fast", measure=measuring, is_busy=quiet) == SPEED
+    assert measuring.asked == [2, 2], "the file is whole again"
+
+
+def test_a_cache_that_cannot_be_written_costs_a_measurement(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert machine_speed(tmp_path / "file" / "cache", 2, "fast", measure=Measuring(), is_busy=quiet) == SPEED
+
+
+@pytest.mark.parametrize(("threads", "asked"), [((2, 2), [2]), ((1, 2), [1, 2])])
+def test_processes_with_the_same_threads_are_measured_once_even_without_a_cache(
+    tmp_path: Path, threads: tuple[int, int], asked: list[int]
+) -> None:
+    (tmp_path / "file").write_text("")
+    measuring = Measuring()
+    compute = ComputeConfig(actor_threads=threads[0], learner_threads=threads[1])
+    assert speeds_of(compute, tmp_path / "file" / "cache", measure=measuring) == (SPEED, SPEED)
+    assert measuring.asked == asked

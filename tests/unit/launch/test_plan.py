@@ -1,4 +1,4 @@
-"""The plan of a run: items computed by hand, refusals whose remedies help, and a machine that is measured once."""
+"""The plan of a run: items computed by hand, refusals whose remedies help, and what is shown."""
 
 import json
 import subprocess
@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import main
-from launch.commands.run import speeds_of
 from launch.plan.cost import Plan, make_plan, plan_as_json, table, work_of
 from launch.plan.duration import decode_s, step_time
-from launch.plan.machine import DTYPES, ROWS, NotMeasured, Rates, Speed, machine_speed, measure_elsewhere
+from launch.plan.machine import DTYPES, ROWS, NotMeasured, Rates, Speed, measure_elsewhere
 from launch.plan.memory import (
     HEAD_COLUMNS,
     HEAD_ROWS,
@@ -32,7 +31,7 @@ from launch.plan.remedies import fits, refuse_if_too_large
 from launch.plan.shape import Lengths, ModelShape, shape_of
 from shared.config.load import resolve
 from shared.config.model import hub_cache_folder
-from shared.config.processes import LOGIT_BYTES, ComputeConfig
+from shared.config.processes import LOGIT_BYTES
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ConfigError, ModelError
 from shared.model.head import CPU_COLUMNS
@@ -273,64 +272,6 @@ def test_a_step_has_its_parts_after_one_another_or_at_the_same_time() -> None:
 
 
 # --- the machine
-
-
-class Measuring:
-    """Counts how often it is asked."""
-
-    def __init__(self, speed: Speed = SPEED) -> None:
-        self.speed = speed
-        self.asked: list[int] = []
-
-    def __call__(self, threads: int, blas: str) -> Speed:
-        self.asked.append(threads)
-        return self.speed
-
-
-def test_a_measurement_is_kept_for_its_number_of_threads(tmp_path: Path) -> None:
-    measuring = Measuring()
-    for threads in (2, 2, 1, 2, 1):
-        assert machine_speed(tmp_path / "cache", threads, "fast", measure=measuring) == SPEED
-    assert measuring.asked == [2, 1]
-    machine_speed(tmp_path / "cache", 2, "portable", measure=measuring)
-    assert measuring.asked == [2, 1, 2]
-
-
-@pytest.mark.parametrize("damage", ["torn", "zeros", "no json", "other facts", "old", "from the future", "negative"])
-def test_a_file_that_cannot_be_used_is_measured_again(damage: str, tmp_path: Path) -> None:
-    measuring = Measuring()
-    machine_speed(tmp_path, 2, "fast", measure=measuring)
-    (file,) = tmp_path.iterdir()
-    whole = file.read_bytes()
-    content = json.loads(whole)
-    changed = {
-        "other facts": {"facts": content["facts"] | {"torch": "1.0"}},
-        "old": {"seconds_since_1970": content["seconds_since_1970"] - 40 * 86_400},
-        "from the future": {"seconds_since_1970": content["seconds_since_1970"] + 86_400},
-        "negative": {"speed": content["speed"] | {"element": -1.0}},
-    }
-    bytes_of = {"torn": whole[: len(whole) // 2], "zeros": bytes(len(whole)), "no json": b"\xff{"}
-    file.write_bytes(bytes_of.get(damage) or json.dumps(content | changed[damage]).encode())
-    assert machine_speed(tmp_path, 2, "fast", measure=measuring) == SPEED
-    assert measuring.asked == [2, 2]
-    assert machine_speed(tmp_path, 2, "fast", measure=measuring) == SPEED
-    assert measuring.asked == [2, 2], "the file is whole again"
-
-
-def test_a_cache_that_cannot_be_written_costs_a_measurement(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert machine_speed(tmp_path / "file" / "cache", 2, "fast", measure=Measuring()) == SPEED
-
-
-@pytest.mark.parametrize(("threads", "asked"), [((2, 2), [2]), ((1, 2), [1, 2])])
-def test_processes_with_the_same_threads_are_measured_once_even_without_a_cache(
-    tmp_path: Path, threads: tuple[int, int], asked: list[int]
-) -> None:
-    (tmp_path / "file").write_text("")
-    measuring = Measuring()
-    compute = ComputeConfig(actor_threads=threads[0], learner_threads=threads[1])
-    assert speeds_of(compute, tmp_path / "file" / "cache", measure=measuring) == (SPEED, SPEED)
-    assert measuring.asked == asked
 
 
 def test_a_machine_that_starts_no_process_has_a_plan_without_time(

@@ -1,15 +1,16 @@
-"""Whether activations are kept or recomputed, and layers packed or not, as `run` chooses it."""
+"""Whether activations are kept or recomputed, and layers packed or not, as `run` chooses it and `doctor` expects it."""
 
 from dataclasses import replace
 
 from msgspec import structs
 
 from launch.commands.run import without_plan
+from launch.doctor.hardware_checks import available
 from launch.plan.cost import Plan, chosen_work, make_plan, work_of
 from launch.plan.machine import NotMeasured, Speed
 from launch.plan.memory import Work
 from shared.config.load import resolve
-from tests.support.machines import QWEN_15B
+from tests.support.machines import QWEN_15B, but, configured, sound
 
 CONFIG = resolve({"model": {"path": "somewhere"}, "rollout": {"prompts": 2, "group": 8, "max_new_tokens": 256}})
 
@@ -70,3 +71,11 @@ def test_layers_are_packed_unless_the_run_only_fits_without() -> None:
     for free, packs in ((2 * packed, True), ((plain + packed) // 2, False), (plain // 2, False)):
         cost = plan(chosen_work(QWEN_15B, work, free), free)
         assert cost.work.packs == packs and cost.fits == (free > plain)
+
+
+def test_doctor_judges_memory_by_what_run_would_choose() -> None:
+    machine = but("model", shape=QWEN_15B)(sound())
+    found = available(machine)
+    assert found.level == "ok" and "a run needs about 10.6 GiB" in found.found
+    kept = available(configured(batch={"recompute": "never"})(machine))
+    assert kept.level == "error" and "a run needs about 27.2 GiB" in kept.found

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.config.tree import BatchConfig, Config, LossConfig
 from shared.model.head import CARD_COLUMNS, CPU_COLUMNS, LogitForm, columns_at_once, head_logits, token_stats
-from shared.model.products import EXACT, product_fp32, product_tiles
+from shared.model.products import IN_FP32, product_fp32, product_tiles
 from tests import reference
 from tests.support.cramped_card import Allocations
 from tests.support.fakes import VOCAB, tiny_group, tiny_policy
@@ -209,7 +209,7 @@ def test_in_bf16_the_largest_logits_are_exact_and_the_others_are_rounded_once() 
     exact = hidden.double() @ weight.double().t() / 2
     assert found.dtype == torch.float32
     # The 64th to the 70th may be in another order once they are rounded.
-    largest = exact.topk(EXACT // 2).indices
+    largest = exact.topk(IN_FP32 // 2).indices
     error = (found.double() - exact).abs() / exact.abs()
     assert (error.gather(1, largest) < 1e-5).all()
     assert 1e-3 < error.max() <= 2**-8
