@@ -61,7 +61,7 @@ def case(check: str, level: Level, change: Change, found: str, remedy: str) -> C
 
 NUMPY = Library(name="numpy", versions="<3,>=2.3", installed="2.2.0")
 GATED = replace(HUB, gated=True, admitted=False)
-KEPT = configured(batch={"recompute": "never"})
+LARGE = both(configured(batch={"recompute": "never"}), but("model", shape=QWEN_15B))
 ON_CARD = both(torch(), configured(compute={"device": "cuda"}))
 
 CASES = [
@@ -133,9 +133,7 @@ CASES = [
     ),
     case("memory.available", "error", but("memory", available=GIB // 2), "512 MiB of 16.0 GiB", "end other"),
     case("memory.available", "warning", but("memory", available=NEEDED - 1), "a run needs about", "end other"),
-    case(
-        "memory.available", "error", both(KEPT, but("model", shape=QWEN_15B)), "a run needs about", "recompute=always"
-    ),
+    case("memory.available", "error", LARGE, "a run needs about", "recompute=always"),
     case("memory.available", "note", remote(HUB), "once the model is on this machine", ""),
     case(
         "memory.container_limit",
