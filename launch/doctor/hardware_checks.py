@@ -144,7 +144,8 @@ def compare_memory(machine: Machine, free: int, found: str, first: str) -> Findi
         need = memory_beside_card(shape, config.lora.largest_rank, config.compute.parallel)
         found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.started, ()
     else:
-        work = chosen_work(shape, work_of(machine.config, cores=known(machine.processor).cores), free)
+        work = work_of(machine.config, cores=known(machine.processor).cores)
+        work = chosen_work(shape, work, min(free, *free_for_run(machine)))
         need = host_memory(shape, work)
         found, too_large = f"{found}; a run needs about {size(need.total)}", not fits(need.total, free)
         ways = tuple(remedies(shape, work, free))
@@ -152,6 +153,14 @@ def compare_memory(machine: Machine, free: int, found: str, first: str) -> Findi
     if too_large:
         return error(found, remedy)
     return warning(found, remedy) if free < need.total else ok(found)
+
+
+def free_for_run(machine: Machine) -> list[int]:
+    """What `run` takes the smaller one of (shared/process/free_memory.py), as far as it is known."""
+    amounts = [] if isinstance(machine.memory, Missing) else [machine.memory.available]
+    if not isinstance(machine.cgroup, Missing) and machine.cgroup.memory_left is not None:
+        amounts.append(machine.cgroup.memory_left)
+    return amounts
 
 
 def swap(machine: Machine) -> Finding:

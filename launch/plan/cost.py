@@ -171,7 +171,7 @@ def make_plan(
 
 
 def chosen_work(shape: ModelShape, work: Work, free: int | None) -> Work:
-    """What the run computes: the fastest choice that fits, or the smallest one."""
+    """What the run computes: the first choice that fits, or the last one."""
     choices = list(choices_of(work))
     return next((one for one in choices if fits(host_memory(shape, one).total, free)), choices[-1])
 

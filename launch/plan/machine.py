@@ -18,7 +18,7 @@ never loads torch.
 
 The cache's file belongs to one processor, one set of versions, one number of threads: its name is a digest of them. An
 older file than MAX_AGE_DAYS, a damaged one and one with another content are measured again. What was measured beside
-other busy processes is right for them alone, and is kept for ten minutes.
+other busy processes fits only while they run, and is kept for ten minutes.
 Left out on purpose: a card, whose times are not planned yet, and any wait for a quiet machine.
 """
 
@@ -134,7 +134,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     seconds_since_1970: float
     """When it was made."""
     busy: bool
-    """Whether other processes computed then."""
+    """Whether many other processes computed just before or after it."""
     speed: Speed
     """The result."""
 

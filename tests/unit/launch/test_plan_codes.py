@@ -9,7 +9,7 @@ from msgspec import structs
 from launch.plan.duration import decode_s, step_time
 from launch.plan.machine import DTYPES
 from launch.plan.memory import NF4_BYTES, host_memory
-from launch.plan.remedies import REFUSAL_MARGIN, remedies
+from launch.plan.remedies import REFUSAL_MARGIN, changes, remedies
 from launch.plan.shape import Lengths
 from shared.config.processes import EIGHT_BIT_TOKENS
 from tests.unit.launch.test_plan import HALF, LENGTHS, RATES, SPEED, work
@@ -71,9 +71,8 @@ def test_a_run_that_has_no_room_for_the_8_bit_head_is_told_to_leave_it_out() -> 
     need = host_memory(HALF, one).total
     found = list(remedies(HALF, one, int(REFUSAL_MARGIN * (need - 100 * 2**20))))
     assert {"actor.packed": "0"} in [remedy.settings for remedy in found]
-    plain = replace(one, dtype="fp32")
-    short = int(REFUSAL_MARGIN * (host_memory(HALF, plain).total - 100 * 2**20))
-    assert all("actor.packed" not in remedy.settings for remedy in remedies(HALF, plain, short))
+    keys = [change.key for ladder in changes(replace(one, dtype="fp32")) for change in ladder]
+    assert keys and "actor.packed" not in keys, "in fp32 nothing is packed"
 
 
 def test_a_layers_own_time_counts_once_for_each_token() -> None:

@@ -1,16 +1,19 @@
 """Whether activations are kept or recomputed, and layers packed or not, as `run` chooses it and `doctor` expects it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from msgspec import structs
 
 from launch.commands.run import without_plan
-from launch.doctor.hardware_checks import available
+from launch.doctor.command import read_config
+from launch.doctor.hardware_checks import available, container_limit
 from launch.plan.cost import Plan, chosen_work, make_plan, work_of
 from launch.plan.machine import NotMeasured, Speed
-from launch.plan.memory import Work
-from shared.config.load import resolve
-from tests.support.machines import QWEN_15B, but, configured, sound
+from launch.plan.memory import Work, host_memory, size
+from shared.config.load import config_to_json, resolve
+from shared.config.tree import Config
+from tests.support.machines import GIB, QWEN_15B, both, but, configured, sound
 
 CONFIG = resolve({"model": {"path": "somewhere"}, "rollout": {"prompts": 2, "group": 8, "max_new_tokens": 256}})
 
@@ -75,7 +78,22 @@ def test_layers_are_packed_unless_the_run_only_fits_without() -> None:
 
 def test_doctor_judges_memory_by_what_run_would_choose() -> None:
     machine = but("model", shape=QWEN_15B)(sound())
+    again, kept = (size(host_memory(QWEN_15B, one).total) for one in bare_choices())
     found = available(machine)
-    assert found.level == "ok" and "a run needs about 10.6 GiB" in found.found
-    kept = available(configured(batch={"recompute": "never"})(machine))
-    assert kept.level == "error" and "a run needs about 27.2 GiB" in kept.found
+    assert found.level == "ok" and f"a run needs about {again}" in found.found
+    refused = available(configured(batch={"recompute": "never"})(machine))
+    assert refused.level == "error" and f"a run needs about {kept}" in refused.found
+    # `run` goes by what is left in the container, so both checks do.
+    limited = both(but("memory", available=26 * GIB), but("cgroup", memory_limit=16 * GIB, memory_left=12 * GIB))
+    assert available(limited(machine)).level == container_limit(limited(machine)).level == "ok"
+
+
+def bare_choices() -> list[Work]:
+    work = work_of(Config(), cores=4)
+    return [replace(work, batch=structs.replace(work.batch, recompute=one)) for one in ("always", "never")]
+
+
+def test_doctor_judges_a_prepared_run_without_a_plan(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(config_to_json(CONFIG))
+    assert CONFIG.batch.recompute == "auto" and read_config(file, ()).batch.recompute == "never"
