@@ -145,7 +145,7 @@ def compare_memory(machine: Machine, free: int, found: str, first: str) -> Findi
         found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.started, ()
     else:
         work = work_of(machine.config, cores=known(machine.processor).cores)
-        work = chosen_work(shape, work, min(free, *free_for_run(machine)))
+        work = chosen_work(shape, work, free_for_run(machine))
         need = host_memory(shape, work)
         found, too_large = f"{found}; a run needs about {size(need.total)}", not fits(need.total, free)
         ways = tuple(remedies(shape, work, free))
@@ -155,12 +155,11 @@ def compare_memory(machine: Machine, free: int, found: str, first: str) -> Findi
     return warning(found, remedy) if free < need.total else ok(found)
 
 
-def free_for_run(machine: Machine) -> list[int]:
-    """What `run` takes the smaller one of (shared/process/free_memory.py), as far as it is known."""
-    amounts = [] if isinstance(machine.memory, Missing) else [machine.memory.available]
-    if not isinstance(machine.cgroup, Missing) and machine.cgroup.memory_left is not None:
-        amounts.append(machine.cgroup.memory_left)
-    return amounts
+def free_for_run(machine: Machine) -> int | None:
+    """As `run` finds it (shared/process/free_memory.py): the smaller of both amounts, as far as they are known."""
+    free = None if isinstance(machine.memory, Missing) else machine.memory.available
+    left = None if isinstance(machine.cgroup, Missing) else machine.cgroup.memory_left
+    return min((amount for amount in (free, left) if amount is not None), default=None)
 
 
 def swap(machine: Machine) -> Finding:
