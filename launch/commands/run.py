@@ -1,7 +1,8 @@
 """`run`: train a new run from a preset or a TOML file. `sft`: the same for a warm start on written answers.
 
 `--prepare` makes the run directory and stops, for other ways to start the processes (containers, another machine). What
-[compute] leaves open is then chosen where the run starts (shared/process/processor.py).
+[compute] leaves open is then chosen where the run starts (shared/process/processor.py). A prepared run has no plan:
+nothing is refused, and `batch.recompute = "auto"` recomputes nothing.
 `--dry-run` makes nothing: it prints what would be sampled, which processes would run, what they would write, and how
 much memory and time the run would take; `--json` prints this last part for programs. A run that cannot fit into memory
 is refused, before anything is made (launch/plan). On a CPU the machine is measured once, which takes a few seconds, and

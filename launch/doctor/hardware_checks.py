@@ -135,7 +135,8 @@ def container_limit(machine: Machine) -> Finding:
 
 
 def compare_memory(machine: Machine, free: int, found: str, first: str) -> Finding:
-    """`run` refuses what cannot fit; a tight fit may still fail. `first`: what to do rather than change the run."""
+    """Of this amount of free memory. The variant is chosen by all that is known, as `run` does. An error: `run`
+    refuses. A warning: it starts, but may run out. first: what to do rather than change the run."""
     shape = known(machine.model).shape
     if isinstance(shape, Missing):
         return note(f"{found}; {NOT_FETCHED}")

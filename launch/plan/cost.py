@@ -171,14 +171,14 @@ def make_plan(
 
 
 def chosen_work(shape: ModelShape, work: Work, free: int | None) -> Work:
-    """What the run computes: the first choice that fits, or the last one."""
-    choices = list(choices_of(work))
-    return next((one for one in choices if fits(host_memory(shape, one).total, free)), choices[-1])
+    """The fastest variant of this work that fits, or the one with the least memory. A run keeps its `batch.recompute`;
+    `packs` predicts whether the actor will find the memory."""
+    variants = list(variants_of(work))
+    return next((one for one in variants if fits(host_memory(shape, one).total, free)), variants[-1])
 
 
-def choices_of(work: Work) -> Iterator[Work]:
-    """From the fastest to the smallest. The actor packs its weights if it has the memory; activations are kept or
-    recomputed as `batch.recompute` says, if that is not `auto`."""
+def variants_of(work: Work) -> Iterator[Work]:
+    """The fastest first, the one with the least memory last."""
     for recompute in ("never", "always") if work.batch.recompute == "auto" else (work.batch.recompute,):
         batch = structs.replace(work.batch, recompute=recompute)
         yield from (replace(work, batch=batch, packs=packs) for packs in (True, False))

@@ -16,9 +16,9 @@ Products, head and sampler are measured by calling the functions of a run. The m
 with the threads and variables that the processes of a run get, because torch reads them once, and because the launcher
 never loads torch.
 
-The cache's file belongs to one processor, one set of versions, one number of threads: its name is a digest of them. An
-older file than MAX_AGE_DAYS, a damaged one and one with another content are measured again. What was measured beside
-other busy processes fits only while they run, and is kept for ten minutes.
+The cache's file belongs to one processor, one set of versions, one number of threads: its name is a digest of them. If
+the file is older than MAX_AGE_DAYS or damaged, the machine is measured again. A measurement made beside busy processes
+holds only while they run, and is kept for BUSY_AGE_S.
 Left out on purpose: a card, whose times are not planned yet, and any wait for a quiet machine.
 """
 
@@ -134,7 +134,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     seconds_since_1970: float
     """When it was made."""
     busy: bool
-    """Whether many other processes computed just before or after it."""
+    """Whether many other threads ran just before or after it."""
     speed: Speed
     """The result."""
 

@@ -41,10 +41,10 @@ CODES_FLAG = "avx512_bf16"
 """Of processors that multiply by codes (actor/engines/token_step/coded.py)."""
 WEIGHT_FILES = ("*.safetensors", "*.gguf")
 LARGE_BYTES = 40 * 10**6
-"""Weight files from which on bf16 gains: 20 million parameters in two bytes."""
+"""Size of the weight files above which bf16 is faster: 20 million parameters in two bytes."""
 MAX_THREADS_SMALL = 2
 BUSY = 0.5
-"""Other processes that compute, for each core, from which on threads would wait for each other."""
+"""So many other threads that run, for each core, that ours would wait for them."""
 LOADAVG = Path("/proc/loadavg")
 LOOKS, BETWEEN_LOOKS_S = 5, 0.02
 CGROUPS = Path("/sys/fs/cgroup")
@@ -78,12 +78,12 @@ def look_at_capacity() -> Capacity:
 
 
 def others_for_each_core() -> float:
-    """Other processes that compute now, for each core of the machine."""
+    """Other threads that run now, for each logical core of the machine."""
     return others_running(LOADAVG) / (os.cpu_count() or 1)
 
 
 def is_busy() -> bool:
-    """Whether so many others compute that what is measured now would be wrong in a quiet minute."""
+    """Whether so many others run that what is measured now would not hold on a quiet machine."""
     return others_for_each_core() >= BUSY
 
 

@@ -8,7 +8,7 @@
 
 q is uint8 over the range of its row: l is the smallest value, s a 255th of the range. Products of codes are summed in
 int32, which is exact, so a row's logits do not depend on the others. A processor with VNNI multiplies codes twice as
-fast as bf16, and they are half of the bytes. W are the values that a bf16 model computes with.
+fast as bf16, and they are half of the bytes. W has the values that a bf16 model computes with.
 
 The 64 largest logits are computed again from the values (shared/model/products.py). The others are wrong by a
 hundredth of their spread. In a softmax their errors cancel: of two models, the mismatch between actor and learner stays
@@ -16,8 +16,9 @@ the same for one and grows from 0.043 to 0.047 for the other (benchmarks/coded_m
 
 The file with the codes is made once, beside the cached base, under a name with that base's digest. It is mapped, and
 takes memory only while an order packs it: oneDNN has its own layout for codes, and rearranging them pays off after
-some seventy token steps. An order reads codes if its completions may have EIGHT_BIT_TOKENS or more
-(shared/config/processes.py): with 64 it takes about as long as with a copy in bf16, which would be twice as large.
+some seventy token steps. An order uses this head if its completions may have EIGHT_BIT_TOKENS or more
+(shared/config/processes.py) and the layers read NF4 codes: with 64 tokens it takes about as long as with a packed
+copy of the head in bf16, which would be twice as large.
 Left out: the linears of the layers. There the errors of x grow from layer to layer, to a mismatch of two to three times
 that of the NF4 codes.
 """
@@ -88,7 +89,7 @@ def multiplies_eight_bits() -> bool:
 
 
 class EightBitHead:
-    """A head in 8 bits."""
+    """Codes of a head, and their product with rows; `pack` comes before `product`."""
 
     def __init__(
         self, codes: torch.Tensor, scales: torch.Tensor, sums: torch.Tensor, release: Callable[[], None] = nothing
@@ -155,7 +156,7 @@ class HeadProduct:
         self.reads_codes = self.eight_bit is not None and tokens >= EIGHT_BIT_TOKENS
 
     def prepare(self) -> None:
-        """What was chosen, after `choose` or `forget`."""
+        """Pack what was chosen, before each order and again after `forget`."""
         if self.eight_bit is None:
             return
         if self.reads_codes:

@@ -9,10 +9,10 @@ and so do the bits.
 Two threads on a core must not spin, since the one would spin for as long as the other has to work: spinning.py first.
 
     halves       the first and the last n // 2 of n cores
-    the chosen   the half where the main thread ran last. Processes choose independently
+    chosen half  the half where the main thread ran last. Processes choose independently
 
-A thread or a child process starts on the cores of the thread that starts it. Threads that start while the others are
-gathered get all cores back with them. After starting a child process, call `give_all_cores`.
+A thread or a child process starts on the cores of the thread that starts it. Threads get all cores back at the end;
+for a child process, call `give_all_cores` right after its start.
 """
 
 import os
@@ -47,7 +47,7 @@ class GatheredThreads:
 
 
 def half(cores: list[int], core: int) -> list[int]:
-    """The first half or the last: the one with this core, if any."""
+    """The last half if it has this core, otherwise the first."""
     count = max(1, len(cores) // 2)
     return cores[-count:] if core in cores[-count:] else cores[:count]
 
