@@ -114,7 +114,7 @@ def weighted(
 class ShortAttention(torch.autograd.Function):
     """Its gradient by hand: scores S, weights P, output O, and everything that is as large as P in the query's type.
 
-    dV = P^T dO,    dS = P (dO V^T - rowsum(dO O)),    dQ = scale dS K,    dK = scale dS^T Q
+    dV = P^T dO,    dP = dO V^T,    dS = P (dP - rowsum(P dP)),    dQ = scale dS K,    dK = scale dS^T Q
     """
 
     @staticmethod
@@ -122,17 +122,17 @@ class ShortAttention(torch.autograd.Function):
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         mixed, weights = weighted(query, key, value, mask, scaling)
-        ctx.save_for_backward(query, key, value, mixed, weights)
+        ctx.save_for_backward(query, key, value, weights)
         ctx.scaling = scaling
         return mixed
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
-        query, key, value, mixed, weights = ctx.saved_tensors
+        query, key, value, weights = ctx.saved_tensors
         side_by_side = (*key.shape[:2], -1, key.shape[3])
         grad = grads[0].transpose(1, 2).reshape(side_by_side)
-        mean = torch.linalg.vecdot(grad, mixed.transpose(1, 2).reshape(side_by_side))[..., None]
-        found = (grad @ value.transpose(2, 3)).sub_(mean).mul_(weights)
+        found = grad @ value.transpose(2, 3)
+        found.sub_(torch.linalg.vecdot(found, weights)[..., None]).mul_(weights)
         query_grad = (found @ key).mul_(ctx.scaling).view(query.shape)
         key_grad = (found.transpose(2, 3) @ query.reshape(side_by_side)).mul_(ctx.scaling)
         return query_grad, key_grad, weights.transpose(2, 3) @ grad, None, None
