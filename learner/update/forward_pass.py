@@ -21,6 +21,7 @@ from learner.update.placement.placement import ALONE, Cut, Form, Placement, Tens
 from shared.model.head import TokenStats
 from shared.model.policy import Policy
 from shared.model.sequences import Sequences
+from shared.process.heap import Parts
 
 Done = TypeVar("Done")
 
@@ -64,13 +65,13 @@ class ForwardPass:
 
     def over_cuts(self, samples: Sequence[TrainSample], work: Callable[[Cut], Done], form: Form[Done]) -> list[Done]:
         """`work` on every micro-batch. form: of what it returns."""
-        return self.placement.each(self.cuts(samples), self.tokens, work, form)
+        return self.placement.each(self.cuts(samples), self.tokens, in_little_memory(work), form)
 
     def gradient_over_cuts(
         self, samples: Sequence[TrainSample], work: Callable[[Cut], Done], form: Form[Done]
     ) -> list[Done]:
         """The same for work that adds to gradients, of which there are none yet."""
-        return self.placement.gradient(self.cuts(samples), self.tokens, work, form)
+        return self.placement.gradient(self.cuts(samples), self.tokens, in_little_memory(work), form)
 
     def cuts(self, samples: Sequence[TrainSample]) -> list[Cut]:
         padding = self.policy.layers is None
@@ -174,6 +175,18 @@ class ForwardPass:
         return [
             replace(sample, entropies=at_sampled(sample, part)) for sample, part in zip(samples, parts, strict=True)
         ]
+
+
+def in_little_memory(work: Callable[[Cut], Done]) -> Callable[[Cut], Done]:
+    """The same on every micro-batch; what one of them has freed does not add to what the next ones take."""
+    parts = Parts()
+
+    def work_and_return(part: Cut) -> Done:
+        done = work(part)
+        parts.ended()
+        return done
+
+    return work_and_return
 
 
 def whole(sample: Sample) -> TrainSample:

@@ -16,7 +16,7 @@ launcher.
             with `pipeline.max_lag` above zero sampling and learning overlap. On a cluster each has cores of its own
 
 At the end of a turn, cached memory of a card goes back to its driver. Memory that was freed in the turn goes back to
-the system SOON_S later, while the result of the turn is being sent. A turn needs little memory in its first tenth of a
+the system (heap.py), while the result of the turn is being sent. A turn needs little memory in its first tenth of a
 second, so it does not have to wait for that. glibc and PyTorch would keep both for the next turn, and the processes
 together would need what each needs at its peak.
 On a card a turn begins once the memory that it needs is free: the lock of a killed process is free a moment before its
@@ -24,7 +24,6 @@ memory is. That is what the plan says beyond what this process has kept, or the 
 Another program may have taken it, so this wait ends with a warning.
 """
 
-import ctypes
 import logging
 import os
 import time
@@ -34,7 +33,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from threading import Timer
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -44,6 +42,7 @@ from shared.config.model import ModelConfig, cache_root
 from shared.config.processes import ComputeConfig
 from shared.process.busy_cores.gathering import CORES
 from shared.process.card import MIB, NO_MEMORY, CardFacts, CardMemory, Driver, card_facts, driver_of
+from shared.process.heap import return_soon
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.file_lock import free_byte, open_lock, try_byte, try_lock
 from shared.run.files import make_folder, remove_unfinished, write_whole
@@ -51,12 +50,8 @@ from shared.run.files import make_folder, remove_unfinished, write_whole
 if TYPE_CHECKING:
     import torch
 
-WORTH_RETURNING = 96 * 2**20
-"""Bytes. To return a gigabyte and get it again takes a tenth of a second, too long for the step of a small model."""
 LONG_TURN_S = 1.0
 """After a turn this long, less is returned as well: it takes a hundredth of it."""
-SOON_S = 0.02
-"""Between the end of a turn and the return of its memory: a message is handed to its socket in less."""
 FIRST_POLL_S = 0.0005
 LONGEST_POLL_S = 0.01
 PLACES = 16
@@ -186,30 +181,6 @@ class Room:
         self.given_back = max(self.given_back, self.driver.free_bytes() - before)
         self.kept = self.driver.peak().reserved
         return peak
-
-
-class HeapSizes(ctypes.Structure):
-    """glibc's `struct mallinfo2`: ten sizes, of which number FREE is that of freed memory in the heap."""
-
-    _fields_ = (("sizes", ctypes.c_size_t * 10),)
-
-
-FREE = 8
-
-
-def return_soon(*, is_long: bool) -> None:
-    """In a thread of its own, so that the result of the turn can be sent meanwhile. is_long: the turn was."""
-    timer = Timer(SOON_S, return_freed_memory, [0 if is_long else WORTH_RETURNING])
-    timer.daemon = True
-    timer.start()
-
-
-def return_freed_memory(worth: int) -> None:
-    """To the system, if it is more than this many bytes."""
-    libc = ctypes.CDLL(None)
-    libc.mallinfo2.restype = HeapSizes
-    if libc.mallinfo2().sizes[FREE] > worth:
-        libc.malloc_trim(0)
 
 
 class NoLease:
