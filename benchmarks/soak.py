@@ -72,7 +72,7 @@ class Crew:
         self.config = config
         self.random = random.Random(seed)
         plan = topology(run.path, config)
-        self.starter = ForkServerStarter(plan.learner.environment, run.logs / "fork_server.log")
+        self.starter = ForkServerStarter(plan.learner.environment, run.path, run.logs / "fork_server.log")
         self.children = {p.name: Child(p, self.starter) for p in plan.processes}
         self.next_event = 100
         self.counts = {"joined": 0, "killed": 0, "terminated": 0}

@@ -23,7 +23,8 @@ from shared.run.run_dir import RunDir
 
 
 def supervise_here(plan: Topology, screen: Screen, limits: SupervisorLimits) -> None:
-    starter = ForkServerStarter(plan.learner.environment, plan.learner.log.with_name("fork_server.log"))
+    log = plan.learner.log.with_name("fork_server.log")
+    starter = ForkServerStarter(plan.learner.environment, plan.run_dir, log)
     Supervisor(plan, screen, starter, limits).run()
 
 

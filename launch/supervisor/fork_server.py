@@ -1,14 +1,15 @@
 """The fork server of a run: it imports what learner and actor need, then forks them on request.
 
-    python -m launch.supervisor.fork_server FD        FD: a socket of packets, one JSON object each
+    python -m launch.supervisor.fork_server RUN FD    FD: a socket of packets, one JSON object each
 
     to it      {child, argv, environment, log}      start `python -m MODULE ...`, output to the log
     from it    {child, pid}                         started
                {child, code}                        ended; minus the signal number if a signal ended it
 
-Forked processes share memory until they write to it, so the libraries are in memory once. The fork server computes
-nothing, opens no device and has one thread, so its children start from a clean state. When its socket closes, for any
-reason, it kills its children and ends. It adopts and ends the processes that its children leave behind, in any session.
+Forked processes share memory until they write to it, so the libraries are in memory once, and so is the tokenizer of
+the run unless its model has yet to be converted. The fork server computes nothing, opens no device and has one thread,
+so its children start from a clean state. When its socket closes, for any reason, it kills its children and ends. It
+adopts and ends the processes that its children leave behind, in any session.
 SIGINT, SIGTERM and SIGHUP may go to every process of a run (systemd, a batch system, a logout), and without its fork
 server the learner would die before its step is finished. So the fork server is started with these signals blocked, and
 its children unblock them. That way no signal meant for a child is lost. SIGINT then ends a child at once, as SIGTERM
@@ -28,13 +29,18 @@ import sys
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from setproctitle import getproctitle, setproctitle
 
+from shared.config.load import config_from_json
+from shared.errors import UserError
 from shared.process.children import adopt_orphans, end_strays, reap_strays
 from shared.process.entry_point import keep_to_itself
+from shared.process.heap import return_freed_memory
 from shared.process.parent_death import PARENT_PID, die_with_parent, outlive_parent
+from shared.run.run_dir import RunDir
 
 MAX_MESSAGE_BYTES = 65_536
 LOOK_EVERY_S = 1.0
@@ -130,13 +136,26 @@ class ForkServer:
         self.selector.close()
 
 
-def preload() -> None:
+def preload(run: Path) -> None:
     """Import what learner and actor need. Frozen, so that garbage collection does not write to shared pages."""
     import actor.wiring  # noqa: F401
     import learner.session  # noqa: F401
 
+    # A child that needs what is wrong there says so.
+    with suppress(UserError):
+        keep_tokenizer(RunDir.open(run))
     gc.collect()
+    return_freed_memory()
     gc.freeze()
+
+
+def keep_tokenizer(run: RunDir) -> None:
+    """For all children, as `load_tokenizer` finds it."""
+    from shared.base.cache import present_base
+    from shared.model.prompt import load_tokenizer
+
+    if folder := present_base(config_from_json(run.config.read_bytes()).model):
+        load_tokenizer(folder)
 
 
 def run_program(program: ChildProgram) -> int:
@@ -176,13 +195,13 @@ def run_and_exit(program: ChildProgram) -> NoReturn:
         os._exit(code)
 
 
-def main(descriptor: int) -> int:
+def main(run: Path, descriptor: int) -> int:
     """Both the fork server and its children run in here."""
     # The first call measures the space for a title, which is complete only while the environment is unchanged.
     getproctitle()
     die_with_parent()
     keep_to_itself()
-    preload()
+    preload(run)
     adopt_orphans()
     # From now on the closed socket ends it, so that it can end its children first.
     outlive_parent()
@@ -196,4 +215,4 @@ def main(descriptor: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

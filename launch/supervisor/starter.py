@@ -113,8 +113,8 @@ class FreshProcess:
 class ForkServerStarter:
     """Asks the fork server to fork."""
 
-    def __init__(self, environment: dict[str, str], log: Path, cleanup_s: float = CLEANUP_S) -> None:
-        """cleanup_s: time for the fork server to end what it has started."""
+    def __init__(self, environment: dict[str, str], run: Path, log: Path, cleanup_s: float = CLEANUP_S) -> None:
+        """run: its folder. cleanup_s: time for the fork server to end what it has started."""
         opened = open_log(log, "wb")
         self.log = log
         self.cleanup_s = cleanup_s
@@ -122,7 +122,7 @@ class ForkServerStarter:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with opened as output, theirs, block_signals():
             self.popen = subprocess.Popen(
-                (sys.executable, "-m", "launch.supervisor.fork_server", str(theirs.fileno())),
+                (sys.executable, "-m", "launch.supervisor.fork_server", str(run), str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

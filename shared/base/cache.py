@@ -40,7 +40,7 @@ from safetensors.torch import save_file
 from shared.base.architecture import empty_model, read_architecture
 from shared.base.gguf import is_gguf, open_gguf, read_tensors, write_files
 from shared.base.mapped import header
-from shared.config.model import CACHE_DIR_KEY, ModelConfig, cache_root
+from shared.config.model import CACHE_DIR_KEY, ModelConfig, cache_root, hub_cache_folder, in_hub_cache
 from shared.embedded import EMBEDDED
 from shared.errors import DamageError, ModelError
 from shared.model.linears import is_decoder_linear as is_linear
@@ -94,6 +94,15 @@ def cached_base(model: ModelConfig) -> CachedBase:
         if not folder.is_dir():
             write_base(source, folder, model.quantization)
     return CachedBase(folder=folder, digest=checked_digests(folder)[WEIGHTS])
+
+
+def present_base(model: ModelConfig) -> Path | None:
+    """The same folder if it is there already, found without the network. None for a .gguf file, which would have to be
+    read as a whole."""
+    place = EMBEDDED.get(model.path, Path(model.path))
+    source = place if os.path.isdir(place) else in_hub_cache(model, hub_cache_folder())
+    folder = base_folder(source, model) if os.path.isdir(source) else None
+    return folder if folder and folder.is_dir() else None
 
 
 def checked_digests(folder: Path) -> dict[str, str]:

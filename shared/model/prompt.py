@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +163,10 @@ def beginning(prompter: Prompter) -> int:
     return first
 
 
+@lru_cache(maxsize=1)
 def load_tokenizer(folder: Path) -> Any:
-    """transformers may raise anything about files that it cannot read, or suggest to run code of the model."""
+    """transformers may raise anything about files that it cannot read, or suggest to run code of the model. Kept, since
+    a hundred megabytes are shared when the fork server of a run has loaded it before it forks."""
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:

@@ -15,6 +15,7 @@ from launch.commands.run import make_run
 from launch.presets.load import load_config
 from launch.supervisor.starter import ForkedProcess, ForkServerStarter, FreshStarter, Starter
 from launch.supervisor.topology import Process, ProcessFailed, Topology, topology
+from shared.base.cache import cached_base
 from tests.support.runs import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forking is for Linux alone")
@@ -37,7 +38,8 @@ def fork_server(plan: Topology) -> Iterator[ForkServerStarter]:
 
 
 def starter_of(plan: Topology) -> ForkServerStarter:
-    return ForkServerStarter(plan.learner.environment, plan.learner.log.with_name("fork_server.log"))
+    log = plan.learner.log.with_name("fork_server.log")
+    return ForkServerStarter(plan.learner.environment, plan.run_dir, log)
 
 
 def start(starter: Starter, process: Process) -> ForkedProcess:
@@ -181,13 +183,48 @@ def test_what_asks_a_process_to_end_is_not_for_the_fork_server_but_for_its_child
     assert fork_server.popen.poll() is None
 
 
+PRELOADED = """
+import sys
+from pathlib import Path
+from launch.supervisor.fork_server import preload
+preload(Path(sys.argv[1]))
+from shared.model.prompt import load_tokenizer
+print(load_tokenizer.cache_info().currsize)
+if sys.argv[2]:
+    load_tokenizer(Path(sys.argv[2]))
+    print(load_tokenizer.cache_info().hits)
+"""
+
+
+def preloaded(run: Path, base: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", PRELOADED, str(run), base], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_the_tokenizer_is_in_memory_once_the_base_is_there(plan: Topology, tmp_path: Path) -> None:
+    made = cached_base(load_config("embedded", []).model).folder
+    assert preloaded(plan.run_dir, str(made)) == "1\n1\n"
+    elsewhere = load_config("embedded", [f"model.cache_dir={tmp_path / 'cache'}"])
+    assert preloaded(make_run(tmp_path / "run", elsewhere).path, "") == "0\n"
+
+
+@pytest.mark.parametrize("damaged", ["config.json", "tokenizer.json"])
+def test_what_is_wrong_with_a_run_is_for_its_processes_to_say(tmp_path: Path, damaged: str) -> None:
+    config = load_config("embedded", [f"model.cache_dir={tmp_path / 'cache'}"])
+    run = make_run(tmp_path / "run", config)
+    base = cached_base(config.model).folder
+    (run.path if damaged == "config.json" else base).joinpath(damaged).write_text("{")
+    assert preloaded(run.path, "") == "0\n"
+
+
 # --- a process in the fork server's place; it is the first thing that a fork server imports
 
 
 def in_its_place(plan: Topology, folder: Path, script: str) -> ForkServerStarter:
     """A fork server whose first import does something else."""
     (folder / "setproctitle.py").write_text(script)
-    return ForkServerStarter({"PYTHONPATH": str(folder)}, folder / "fork_server.log", cleanup_s=1.0)
+    return ForkServerStarter({"PYTHONPATH": str(folder)}, plan.run_dir, folder / "fork_server.log", cleanup_s=1.0)
 
 
 def test_a_fork_server_that_dies_as_it_loads_is_told_in_a_sentence(plan: Topology, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.base.cache import DIGESTS, CachedBase, cached_base, file_digest
+from shared.base.cache import DIGESTS, CachedBase, cached_base, file_digest, present_base
 from shared.config.model import ModelConfig, cache_root
 from shared.errors import DamageError, RunDirError
 from shared.model.nf4 import WEIGHTS
@@ -21,6 +21,19 @@ from shared.run.files import UNFINISHED, beside
 def base(checkpoint: Path, tmp_path: Path) -> Callable[[], CachedBase]:
     """One start: the base from a cache of this test's own."""
     return lambda: cached_base(ModelConfig(path=str(checkpoint), cache_dir=str(tmp_path / "cache")))
+
+
+def test_a_base_is_present_once_it_was_made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_hub = tmp_path / "hub" / "models--us--model" / "snapshots" / "main"
+    shutil.copytree(checkpoint, in_hub)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    for path, source in ((str(checkpoint), str(checkpoint)), ("us/model", str(in_hub))):
+        model = ModelConfig(path=path, cache_dir=str(tmp_path / "cache"))
+        assert present_base(model) is None
+        made = cached_base(ModelConfig(path=source, cache_dir=str(tmp_path / "cache")))
+        assert present_base(model) == made.folder
+    for nowhere in ("us/other", str(tmp_path / "model.gguf")):
+        assert present_base(ModelConfig(path=nowhere, cache_dir=str(tmp_path / "cache"))) is None
 
 
 def flip(path: Path, byte: int, bit: int = 0) -> None:
