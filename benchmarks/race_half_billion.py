@@ -12,6 +12,7 @@ settings are its fastest on a CPU (trl_grpo.py). Memory is the largest proportio
 page that several share counts once. The NF4 base and its dense copy are made before the first run.
 
     python -m benchmarks.race_half_billion MODEL_FOLDER --trl-python PYTHON [--prompts 1 4] [--rounds 3] [--steps 4]
+        [--trl trl_bf16]
 """
 
 import argparse
@@ -45,8 +46,9 @@ Run = dict[str, Any]
 
 PRESET = "cpu_05b"
 TRL_SIDES = {"trl_fp32": "fp32", "trl_bf16": "bf16"}
-SIDES = ("tandem", *TRL_SIDES)
 GROUP = 8
+PROMPT_TOKENS = 128
+"""Those of the tasks have fewer."""
 POLL_S = 0.2
 FULL = 0.95
 """Of the tokens of a step that are there."""
@@ -63,6 +65,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--trl", nargs="+", choices=TRL_SIDES, default=list(TRL_SIDES), help="the sides of TRL")
     parser.add_argument("--set", action="append", default=[], help="one more key for Tandem, as in `run`")
     parser.add_argument("--name", default="race_half_billion", help="of the result file")
     args = parser.parse_args()
@@ -71,7 +74,10 @@ def main() -> None:
         write_endless(args.model, work / "model")
         base_mb = prepared_mb(configured(1, args, work))
         runs = [run for prompts in args.prompts for run in race(prompts, args, work)]
-    figures = {str(prompts): summary([r for r in runs if r["prompts"] == prompts], base_mb) for prompts in args.prompts}
+    figures = {
+        str(prompts): summary([r for r in runs if r["prompts"] == prompts], args.trl, base_mb)
+        for prompts in args.prompts
+    }
     print(json.dumps(figures, indent=2))
     about = {"model": args.model.name, "weights": args.weights, "base_in_bf16_mb": base_mb, "threads": args.threads}
     print(write_result(args.name, about | {"prompts": figures, "runs": runs}))
@@ -137,6 +143,8 @@ def overrides(prompts: int, args: argparse.Namespace, work: Path) -> list[str]:
         "rollout.group": GROUP,
         "rollout.max_new_tokens": args.tokens,
         "rollout.groups_per_order": 0,
+        # One group at a time, as on TRL's side.
+        "batch.token_budget": GROUP * args.tokens + PROMPT_TOKENS,
         "optimizer.warmup_steps": 0,
         "optimizer.schedule": "constant",
         "compute.dtype": "bf16",
@@ -151,7 +159,8 @@ def race(prompts: int, args: argparse.Namespace, work: Path) -> list[Run]:
     """All rounds of one size."""
     rows, _ = load_rows(TasksConfig(levels=(2,), limit=prompts), "gsm8k")
     (work / f"tasks-{prompts}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    orders = [SIDES[:: -1 if number % 2 else 1] for number in range(args.rounds)]
+    sides = ["tandem", *args.trl]
+    orders = [sides[:: -1 if number % 2 else 1] for number in range(args.rounds)]
     return [measured(side, prompts, number, args, work) for number, order in enumerate(orders) for side in order]
 
 
@@ -219,11 +228,13 @@ def figures_of(rows: list[dict[str, float]], watched: Watched, steps: int, token
     }
 
 
-def summary(runs: list[Run], base_mb: int) -> dict[str, Any]:
+def summary(runs: list[Run], trl: list[str], base_mb: int) -> dict[str, Any]:
     """Each side over the rounds; Tandem's share of the better of TRL's sides, in time and in memory."""
     keys = ("median_step_s", "peak_memory_mb")
-    by_side = {side: {key: [run[key] for run in runs if run["side"] == side] for key in keys} for side in SIDES}
-    best = {key: min(TRL_SIDES, key=lambda side, key=key: fmean(by_side[side][key])) for key in keys}
+    by_side = {
+        side: {key: [run[key] for run in runs if run["side"] == side] for key in keys} for side in ("tandem", *trl)
+    }
+    best = {key: min(trl, key=lambda side, key=key: fmean(by_side[side][key])) for key in keys}
     return {
         **{side: {key: mean_interval(own[key]) for key in keys} for side, own in by_side.items()},
         "beyond_the_base_mb": round(fmean(by_side["tandem"]["peak_memory_mb"])) - base_mb,
