@@ -3,14 +3,14 @@
     total    shared + launcher + learner x ranks + actors + evaluator
              + the larger of rollout and update x ranks (their sum if both compute at once)
 
-    shared   libraries, and the base as a mapped file: pages that all processes have in common, counted once
+    shared   libraries, tokenizer, and the base as a mapped file: pages that all processes have in common, counted once
     rollout  keys and values of an order's prompts and completions, the sampler's rows over the vocabulary, in bf16 a
              packed copy of the weights; an evaluation has a prompt for each row and may have a larger cap
     update   activations of the largest micro-batch, and the tiles of the head
 
 On a CPU freed memory goes back to the system after a turn, so only the larger of the two peaks counts when processes
 take turns. The constants were measured with `benchmarks/predicted.py`. Left out: the first start, which converts the
-model (its pages can be dropped while it is read).
+model (its pages can be dropped while it is read) and whose processes each have the tokenizer.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ LAUNCHER_BYTES = 115 * MIB
 LIBRARIES_BYTES = 285 * MIB
 """Python, torch and transformers, imported once by the fork server."""
 LEARNER_BYTES = 75 * MIB
-"""What a learner has besides, before its first step: tasks, tokenizer, threads."""
+"""What a learner has besides, before its first step: tasks, threads."""
 ACTOR_BYTES = 50 * MIB
 """What an actor has besides."""
 WORKER_BYTES = 8 * MIB
@@ -48,7 +48,7 @@ WORKER_BYTES = 8 * MIB
 TOKEN_BYTES = 500
 """What a tokenizer takes for each token of the vocabulary."""
 UNRETURNED_BYTES = 96 * MIB
-"""Freed memory that a process may keep between short turns (shared/process/lease.py)."""
+"""Freed memory that a process may keep between short turns (shared/process/heap.py)."""
 LONG_TURN_WEIGHTS = 64 * 10**6
 """A model with fewer weights usually has short turns."""
 PRODUCT_BYTES = 0.65 * MIB
@@ -237,25 +237,25 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     own_rest = {} if work.is_dense else {"embedding and head": rest}
     owned = adapter // work.ranks if work.divides_moments else adapter
     moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * owned}
-    tokenizer = TOKEN_BYTES * shape.vocabulary
     compiled = {"compiled products": int(COMPILED_PRODUCTS * PRODUCT_BYTES)} if work.dtype == "bf16" else {}
     folded = {"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}
     actor = {
-        "Python, tokenizer": ACTOR_BYTES + tokenizer,
+        "Python": ACTOR_BYTES,
         **({} if work.actor.is_elsewhere else own_rest | compiled | folded),
         "adapter": adapter,
         # Two, in the type that is computed with.
         "adapter as messages": 2 * adapter * work.value_bytes // FP32_BYTES,
     }
     evaluation, beside = evaluation_items(shape, work), work.evaluation.beside
-    # It is started by itself, so its libraries are its own.
+    # It is started by itself, so it shares only the base.
     scoring = work.workers * WORKER_BYTES
-    evaluator = {"libraries": LIBRARIES_BYTES, "scoring": scoring, **actor, **evaluation}
+    common = {"libraries": LIBRARIES_BYTES, "tokenizer": TOKEN_BYTES * shape.vocabulary}
+    evaluator = {**common, "scoring": scoring, **actor, **evaluation}
     return HostMemory(
-        shared={"libraries": LIBRARIES_BYTES, "base": dense + rest if work.is_dense else codes},
+        shared={**common, "base": dense + rest if work.is_dense else codes},
         launcher={"launcher": LAUNCHER_BYTES, **({"scoring": scoring * work.actors} if work.actors else {})},
         learner={
-            "Python, tasks, tokenizer": LEARNER_BYTES + tokenizer,
+            "Python, tasks": LEARNER_BYTES,
             **own_rest,
             **compiled,
             **moments,
