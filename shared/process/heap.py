@@ -1,7 +1,7 @@
 """Freed memory goes back to the system. glibc keeps it in its heap, for what the process allocates next.
 
-    return_soon    after a turn: the other processes compute next, and together all would need what each needs at its
-                   peak
+    returning      after a turn: the other processes compute next, and together all would need what each needs at its
+                   peak. Also without a lease: with `pipeline.max_lag = 0` one process waits for the other
     Parts.ended    after a part of a computation, if parts after the first have made the process larger. Parts differ in
                    size, so what one of them leaves is often a little too small for the next
 
@@ -10,11 +10,16 @@ Both cost time, since the next allocation gets its pages anew: a gigabyte takes 
 
 import ctypes
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
 
 WORTH_RETURNING = 96 * 2**20
 """Bytes. Less is not worth the time in the step of a small model."""
+LONG_TURN_S = 1.0
+"""After a turn this long, less is returned as well: it takes a hundredth of it."""
 SOON_S = 0.02
 """Between the end of a turn and the return of its memory: a message is handed to its socket in less."""
 MOST_GROWTH = 16 * 2**20
@@ -31,11 +36,17 @@ class HeapSizes(ctypes.Structure):
 FREE = 8
 
 
-def return_soon(*, is_long: bool) -> None:
-    """In a thread of its own, so that the result of the turn can be sent meanwhile. is_long: the turn was."""
-    timer = Timer(SOON_S, return_freed_memory, [0 if is_long else WORTH_RETURNING])
-    timer.daemon = True
-    timer.start()
+@contextmanager
+def returning() -> Iterator[None]:
+    """What is freed in the block goes back soon after it, in a thread of its own: the result can be sent meanwhile."""
+    begun = time.monotonic()
+    try:
+        yield
+    finally:
+        worth = 0 if time.monotonic() - begun >= LONG_TURN_S else WORTH_RETURNING
+        timer = Timer(SOON_S, return_freed_memory, [worth])
+        timer.daemon = True
+        timer.start()
 
 
 def return_freed_memory(worth: int = 0) -> None:

@@ -42,7 +42,7 @@ from shared.config.model import ModelConfig, cache_root
 from shared.config.processes import ComputeConfig
 from shared.process.busy_cores.gathering import CORES
 from shared.process.card import MIB, NO_MEMORY, CardFacts, CardMemory, Driver, card_facts, driver_of
-from shared.process.heap import return_soon
+from shared.process.heap import returning
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.file_lock import free_byte, open_lock, try_byte, try_lock
 from shared.run.files import make_folder, remove_unfinished, write_whole
@@ -50,8 +50,6 @@ from shared.run.files import make_folder, remove_unfinished, write_whole
 if TYPE_CHECKING:
     import torch
 
-LONG_TURN_S = 1.0
-"""After a turn this long, less is returned as well: it takes a hundredth of it."""
 FIRST_POLL_S = 0.0005
 LONGEST_POLL_S = 0.01
 PLACES = 16
@@ -120,18 +118,16 @@ class Lease:
                 stand_in_line(fd, meanwhile)
                 if self.room:
                     self.room.wait(meanwhile)
-            begun = time.monotonic()
-            turn = Turn(waited_s=begun - start)
+            turn = Turn(waited_s=time.monotonic() - start)
             try:
                 remove_unfinished(self.note)
                 self.write_note(role)
-                with self.trace.phase("turn"):
+                with returning(), self.trace.phase("turn"):
                     yield turn
             finally:
                 if self.room:
                     self.peak = turn.peak = self.room.give_back()
                 self.note.unlink(missing_ok=True)
-                return_soon(is_long=time.monotonic() - begun >= LONG_TURN_S)
         finally:
             os.close(fd)
 
@@ -188,7 +184,8 @@ class NoLease:
 
     @contextmanager
     def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[Turn]:
-        yield Turn(waited_s=0.0)
+        with returning():
+            yield Turn(waited_s=0.0)
 
 
 def stand_in_line(fd: int, meanwhile: Callable[[], None]) -> None:

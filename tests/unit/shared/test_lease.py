@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.process.lease import LONG_TURN_S, PLACES, Holder, Lease
+from shared.process.heap import LONG_TURN_S
+from shared.process.lease import PLACES, Holder, Lease
 
 HOLDER = """
 import sys, time
@@ -235,14 +236,15 @@ def test_an_executed_program_does_not_keep_it(tmp_path: Path) -> None:
 FREES = """
 import re, sys, time
 from pathlib import Path
-from shared.process.lease import Lease
+from shared.process.lease import Lease, NoLease
 
 def resident_mb():
     return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
 
 file, megabytes, turn_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 before = resident_mb()
-with Lease(file).hold("learner"):
+lease = NoLease() if sys.argv[5] == "no lease" else Lease(file)
+with lease.hold("learner"):
     blocks = [bytearray(50_000) for _ in range(20 * megabytes)]
     # It lies behind the others, so that the heap cannot shrink.
     last = bytearray(50_000)
@@ -257,14 +259,19 @@ print(within, resident_mb() - before)
 
 
 @pytest.mark.parametrize(
-    ("megabytes", "turn_s", "what"),
-    [(400, 0.0, "returned"), (60, LONG_TURN_S, "returned"), (60, 0.0, "kept")],
-    ids=["much", "little after a long turn", "little after a short turn"],
+    ("megabytes", "turn_s", "what", "lease"),
+    [
+        (400, 0.0, "returned", "a lease"),
+        (60, LONG_TURN_S, "returned", "a lease"),
+        (60, 0.0, "kept", "a lease"),
+        (60, LONG_TURN_S, "returned", "no lease"),
+    ],
+    ids=["much", "little after a long turn", "little after a short turn", "cores for all"],
 )
 def test_memory_that_was_freed_in_a_turn_is_the_others_afterwards(
-    tmp_path: Path, megabytes: int, turn_s: float, what: str
+    tmp_path: Path, megabytes: int, turn_s: float, what: str, lease: str
 ) -> None:
-    child = start(FREES, tmp_path / "lease", str(megabytes), str(turn_s), what)
+    child = start(FREES, tmp_path / "lease", str(megabytes), str(turn_s), what, lease)
     said, _ = child.communicate(timeout=60)
     within, after = map(int, said.split())
     assert within > 0.75 * megabytes
