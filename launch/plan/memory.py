@@ -48,7 +48,7 @@ WORKER_BYTES = 8 * MIB
 TOKEN_BYTES = 500
 """What a tokenizer takes for each token of the vocabulary."""
 UNRETURNED_BYTES = 96 * MIB
-"""Freed memory that a process may keep between short turns (shared/process/heap.py)."""
+"""Freed memory that a process may keep between short turns (shared/process/free_memory.py)."""
 LONG_TURN_WEIGHTS = 64 * 10**6
 """A model with fewer weights usually has short turns."""
 PRODUCT_BYTES = 0.65 * MIB

@@ -38,7 +38,7 @@ from shared.config.load import config_from_json
 from shared.errors import UserError
 from shared.process.children import adopt_orphans, end_strays, reap_strays
 from shared.process.entry_point import keep_to_itself
-from shared.process.heap import return_freed_memory
+from shared.process.free_memory import return_freed_memory
 from shared.process.parent_death import PARENT_PID, die_with_parent, outlive_parent
 from shared.run.run_dir import RunDir
 

@@ -21,7 +21,7 @@ from learner.update.placement.placement import ALONE, Cut, Form, Placement, Tens
 from shared.model.head import TokenStats
 from shared.model.policy import Policy
 from shared.model.sequences import Sequences
-from shared.process.heap import Parts
+from shared.process.free_memory import Parts
 
 Done = TypeVar("Done")
 

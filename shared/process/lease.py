@@ -16,9 +16,9 @@ launcher.
             with `pipeline.max_lag` above zero sampling and learning overlap. On a cluster each has cores of its own
 
 At the end of a turn, cached memory of a card goes back to its driver. Memory that was freed in the turn goes back to
-the system (heap.py), while the result of the turn is being sent. A turn needs little memory in its first tenth of a
-second, so it does not have to wait for that. glibc and PyTorch would keep both for the next turn, and the processes
-together would need what each needs at its peak.
+the system (free_memory.py), while the result of the turn is being sent. A turn needs little memory in its first tenth
+of a second, so it does not have to wait for that. glibc and PyTorch would keep both for the next turn, and the
+processes together would need what each needs at its peak.
 On a card a turn begins once the memory that it needs is free: the lock of a killed process is free a moment before its
 memory is. That is what the plan says beyond what this process has kept, or the most that one of its turns gave back.
 Another program may have taken it, so this wait ends with a warning.
@@ -42,7 +42,7 @@ from shared.config.model import ModelConfig, cache_root
 from shared.config.processes import ComputeConfig
 from shared.process.busy_cores.gathering import CORES
 from shared.process.card import MIB, NO_MEMORY, CardFacts, CardMemory, Driver, card_facts, driver_of
-from shared.process.heap import returning
+from shared.process.free_memory import returning
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.file_lock import free_byte, open_lock, try_byte, try_lock
 from shared.run.files import make_folder, remove_unfinished, write_whole

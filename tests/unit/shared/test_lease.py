@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.process.heap import LONG_TURN_S
+from shared.process.free_memory import LONG_TURN_S
 from shared.process.lease import PLACES, Holder, Lease
 
 HOLDER = """

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from shared.process.heap import MOST_GROWTH
+from shared.process.free_memory import MOST_GROWTH
 
 PARTS = """
 import sys
-from shared.process.heap import Parts, own_bytes
+from shared.process.free_memory import Parts, own_bytes
 
 # They lie behind what parts free, so that the heap cannot shrink.
 behind = []
