@@ -9,8 +9,8 @@
     update   activations of the largest micro-batch, and the tiles of the head
 
 On a CPU freed memory goes back to the system after a turn, so only the larger of the two peaks counts when processes
-take turns. The constants were measured with `benchmarks/predicted.py`. Left out: the first start, which converts the
-model (its pages can be dropped while it is read) and whose processes each have the tokenizer.
+take turns. The constants were measured with `benchmarks/predicted.py`. Left out: a run that first converts the model,
+whose pages can be dropped while they are read, and whose processes each have the tokenizer.
 """
 
 from collections.abc import Mapping

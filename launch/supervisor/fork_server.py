@@ -7,7 +7,7 @@
                {child, code}                        ended; minus the signal number if a signal ended it
 
 Forked processes share memory until they write to it, so the libraries are in memory once, and so is the tokenizer of
-the run unless its model has yet to be converted. The fork server computes nothing, opens no device and has one thread,
+the run if its model was converted before. The fork server computes nothing, opens no device and has one thread,
 so its children start from a clean state. When its socket closes, for any reason, it kills its children and ends. It
 adopts and ends the processes that its children leave behind, in any session.
 SIGINT, SIGTERM and SIGHUP may go to every process of a run (systemd, a batch system, a logout), and without its fork
@@ -35,7 +35,6 @@ from typing import Any, NoReturn
 from setproctitle import getproctitle, setproctitle
 
 from shared.config.load import config_from_json
-from shared.errors import UserError
 from shared.process.children import adopt_orphans, end_strays, reap_strays
 from shared.process.entry_point import keep_to_itself
 from shared.process.free_memory import return_freed_memory
@@ -141,8 +140,8 @@ def preload(run: Path) -> None:
     import actor.wiring  # noqa: F401
     import learner.session  # noqa: F401
 
-    # A child that needs what is wrong there says so.
-    with suppress(UserError):
+    # A child that needs what is wrong there tells it in a sentence. Without the tokenizer it loads its own.
+    with suppress(Exception):
         keep_tokenizer(RunDir.open(run))
     gc.collect()
     return_freed_memory()

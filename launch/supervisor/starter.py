@@ -2,7 +2,8 @@
 
     fresh    a new interpreter, for what loads other libraries than a learner or actor
     forked   a fork of the fork server (fork_server.py), which has loaded the libraries of learner and actor.
-             Their 250 MB are in memory once instead of twice, and a dead actor is back in a fraction of a second
+             Their 250 MB are in memory once instead of twice, with the tokenizer, and a dead actor is back in a
+             fraction of a second
 
 Either way the process has its own session, writes to its log file, and dies with the process that started it. Its group
 is killed before it is reaped: after that, another process may get the same id.

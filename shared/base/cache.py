@@ -23,6 +23,7 @@ the same input are neighbours in the file, so that a token step multiplies by th
 Left out on purpose: sharded output, and code that ships with a model (`trust_remote_code`).
 """
 
+import glob
 import hashlib
 import json
 import os
@@ -97,12 +98,19 @@ def cached_base(model: ModelConfig) -> CachedBase:
 
 
 def present_base(model: ModelConfig) -> Path | None:
-    """The same folder if it is there already, found without the network. None for a .gguf file, which would have to be
-    read as a whole."""
-    place = EMBEDDED.get(model.path, Path(model.path))
-    source = place if os.path.isdir(place) else in_hub_cache(model, hub_cache_folder())
-    folder = base_folder(source, model) if os.path.isdir(source) else None
-    return folder if folder and folder.is_dir() else None
+    """The same folder if it is there already, found without the network and without reading a .gguf file, whose folder
+    is known by its name as long as there is only one."""
+    if is_gguf(model.path):
+        name = f"{glob.escape(Path(model.path).stem)}-gguf-{CACHE_FORMAT}-????????????????"
+        sources = list(cache_root(model).glob(name))
+    else:
+        place = EMBEDDED.get(model.path, Path(model.path))
+        # The hub's library follows links.
+        sources = [place if os.path.isdir(place) else in_hub_cache(model, hub_cache_folder().resolve())]
+    if len(sources) != 1 or not os.path.isdir(sources[0]):
+        return None
+    folder = base_folder(sources[0], model)
+    return folder if folder.is_dir() else None
 
 
 def checked_digests(folder: Path) -> dict[str, str]:

@@ -165,8 +165,9 @@ def beginning(prompter: Prompter) -> int:
 
 @lru_cache(maxsize=1)
 def load_tokenizer(folder: Path) -> Any:
-    """transformers may raise anything about files that it cannot read, or suggest to run code of the model. Kept, since
-    a hundred megabytes are shared when the fork server of a run has loaded it before it forks."""
+    """transformers may raise anything about files that it cannot read, or suggest to run code of the model. One object
+    for all callers, of which `load_prompter` alone changes it: if the fork server of a run loads it before it forks, a
+    hundred megabytes are in memory once."""
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:

@@ -6,7 +6,7 @@ smallest limit counts. On a system without these files nothing is known, and not
 glibc keeps freed memory in its heap, for what the process allocates next:
 
     returning      after a turn: the other processes compute next, and together all would need what each needs at its
-                   peak. Also without a lease: with `pipeline.max_lag = 0` one process waits for the other
+                   peak
     Parts.ended    after a part of a computation, if parts after the first have made the process larger. Parts differ in
                    size, so what one of them leaves is often a little too small for the next
 
@@ -125,7 +125,8 @@ FREE = 8
 
 @contextmanager
 def returning() -> Iterator[None]:
-    """What is freed in the block goes back soon after it, in a thread of its own: the result can be sent meanwhile."""
+    """What the block has freed goes back soon after it, unless it is little after a short one. In a thread of its own:
+    the result can be sent meanwhile."""
     begun = time.monotonic()
     try:
         yield
@@ -137,30 +138,32 @@ def returning() -> Iterator[None]:
 
 
 def return_freed_memory(worth: int = 0) -> None:
-    """To the system, if it is more than this many bytes."""
+    """To the system, if it is more than this many bytes. glibc before 2.33 does not say how much it is."""
     libc = ctypes.CDLL(None)
-    libc.mallinfo2.restype = HeapSizes
-    if libc.mallinfo2().sizes[FREE] > worth:
+    sizes = getattr(libc, "mallinfo2", None)
+    if sizes:
+        sizes.restype = HeapSizes
+    if not worth or not sizes or sizes().sizes[FREE] > worth:
         libc.malloc_trim(0)
 
 
 class Parts:
-    """The parts of one computation, the largest first."""
+    """The parts of one computation, of which the first is about the largest."""
 
     def __init__(self) -> None:
-        self.after_first: int | None = None
-        """Bytes of memory that only this process had then."""
+        self.kept: int | None = None
+        """Bytes of memory that the process may have after a part: as after the first, and what lives longer."""
 
     def ended(self) -> None:
         """One of them has freed what it needed."""
-        own = own_bytes()
-        if self.after_first is None:
-            self.after_first = own
-        elif own > self.after_first + MOST_GROWTH:
+        if self.kept is None:
+            self.kept = own_bytes()
+        elif own_bytes() > self.kept + MOST_GROWTH:
             return_freed_memory()
+            self.kept = max(self.kept, own_bytes())
 
 
 def own_bytes() -> int:
-    """Resident memory that belongs to this process alone, without mapped files."""
+    """Resident memory without mapped files. What a fork has in common with the process that forked it counts."""
     _, resident, shared, *_ = (int(pages) for pages in STATM.read_text().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

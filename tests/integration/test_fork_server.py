@@ -1,6 +1,7 @@
 """Processes forked off the fork_server: real ones, on runs that are small or not there."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from launch.presets.load import load_config
 from launch.supervisor.starter import ForkedProcess, ForkServerStarter, FreshStarter, Starter
 from launch.supervisor.topology import Process, ProcessFailed, Topology, topology
 from shared.base.cache import cached_base
+from shared.embedded import EMBEDDED_DIR
 from tests.support.runs import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forking is for Linux alone")
@@ -209,12 +211,18 @@ def test_the_tokenizer_is_in_memory_once_the_base_is_there(plan: Topology, tmp_p
     assert preloaded(make_run(tmp_path / "run", elsewhere).path, "") == "0\n"
 
 
-@pytest.mark.parametrize("damaged", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("damaged", ["config.json", "tokenizer.json", "a link", "no run"])
 def test_what_is_wrong_with_a_run_is_for_its_processes_to_say(tmp_path: Path, damaged: str) -> None:
-    config = load_config("embedded", [f"model.cache_dir={tmp_path / 'cache'}"])
+    model = shutil.copytree(EMBEDDED_DIR, tmp_path / "model")
+    config = load_config("embedded", [f"model.path={model}", f"model.cache_dir={tmp_path / 'cache'}"])
     run = make_run(tmp_path / "run", config)
     base = cached_base(config.model).folder
-    (run.path if damaged == "config.json" else base).joinpath(damaged).write_text("{")
+    if damaged == "a link":
+        (model / "more.json").symlink_to(tmp_path / "nowhere")
+    elif damaged == "no run":
+        shutil.rmtree(run.path)
+    else:
+        (run.path if damaged == "config.json" else base).joinpath(damaged).write_text("{")
     assert preloaded(run.path, "") == "0\n"
 
 

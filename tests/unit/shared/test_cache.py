@@ -24,8 +24,9 @@ def base(checkpoint: Path, tmp_path: Path) -> Callable[[], CachedBase]:
 
 
 def test_a_base_is_present_once_it_was_made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_hub = tmp_path / "hub" / "models--us--model" / "snapshots" / "main"
+    in_hub = tmp_path / "disk" / "models--us--model" / "snapshots" / "main"
     shutil.copytree(checkpoint, in_hub)
+    (tmp_path / "hub").symlink_to(tmp_path / "disk")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     for path, source in ((str(checkpoint), str(checkpoint)), ("us/model", str(in_hub))):
         model = ModelConfig(path=path, cache_dir=str(tmp_path / "cache"))

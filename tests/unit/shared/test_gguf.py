@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from launch.doctor import run_checks
 from launch.doctor.model import ModelShape, look_at_model
 from launch.export.folders import base_name, is_local
-from shared.base.cache import CachedBase, cached_base, dense_base, find_model
+from shared.base.cache import CachedBase, cached_base, dense_base, find_model, present_base
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
 from shared.model.nf4 import WEIGHTS
@@ -209,3 +209,15 @@ def test_doctor_knows_the_size_of_a_file_and_says_what_is_wrong_with_it(tmp_path
 
 def test_a_file_is_no_hub_id() -> None:
     assert is_local("models/tiny.gguf") and base_name("models/tiny.gguf") == str(Path("models/tiny.gguf").resolve())
+
+
+def test_its_base_is_present_while_it_is_the_only_one_of_that_name(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    model = ModelConfig(path=str(path), cache_dir=str(tmp_path / "cache"), quantization="none")
+    write_gguf(path, "qwen2")
+    assert present_base(model) is None
+    made = base_of(path)
+    assert present_base(model) == made.folder
+    write_gguf(path, "qwen2", written=Written(kind="Q8_0"))
+    base_of(path)
+    assert present_base(model) is None

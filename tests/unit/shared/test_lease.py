@@ -243,7 +243,7 @@ def resident_mb():
 
 file, megabytes, turn_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 before = resident_mb()
-lease = NoLease() if sys.argv[5] == "no lease" else Lease(file)
+lease = Lease(file) if sys.argv[5] == "a lease" else NoLease(in_turns=sys.argv[5] == "in turns")
 with lease.hold("learner"):
     blocks = [bytearray(50_000) for _ in range(20 * megabytes)]
     # It lies behind the others, so that the heap cannot shrink.
@@ -264,9 +264,10 @@ print(within, resident_mb() - before)
         (400, 0.0, "returned", "a lease"),
         (60, LONG_TURN_S, "returned", "a lease"),
         (60, 0.0, "kept", "a lease"),
-        (60, LONG_TURN_S, "returned", "no lease"),
+        (60, LONG_TURN_S, "returned", "in turns"),
+        (60, LONG_TURN_S, "kept", "at once"),
     ],
-    ids=["much", "little after a long turn", "little after a short turn", "cores for all"],
+    ids=["much", "little after a long turn", "little after a short turn", "cores for all", "at once"],
 )
 def test_memory_that_was_freed_in_a_turn_is_the_others_afterwards(
     tmp_path: Path, megabytes: int, turn_s: float, what: str, lease: str
