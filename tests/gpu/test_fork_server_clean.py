@@ -8,10 +8,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launch.commands.run import make_run
+from launch.presets.load import load_config
+from shared.base.cache import cached_base
 from shared.process.determinism import cpu_environment
 from tests.support.runs import ROOT
 
@@ -40,33 +44,47 @@ if {{planted}}:
 
 from launch.supervisor.fork_server import preload
 
-preload()
+from pathlib import Path
+from shared.model.prompt import load_tokenizer
+
+preload(Path(sys.argv[1]))
 own = ("actor", "learner", "launch", "protocol", "shared")
 # PyTorch itself may import Triton, which asks for nothing. Our kernels are loaded where they are used.
 heavy = [name for name, module in sys.modules.items() if name.split(".")[0] in own and hasattr(module, "triton")]
 heavy += ["bitsandbytes"] if "bitsandbytes" in sys.modules else []
 threads = len(os.listdir("/proc/self/task"))
-print(json.dumps({{{{"asked": asked, "heavy": heavy, "threads": threads, "started": torch.cuda.is_initialized()}}}}))
+tokenizers = load_tokenizer.cache_info().currsize
+found = {{{{"asked": asked, "heavy": heavy, "threads": threads, "tokenizers": tokenizers}}}}
+print(json.dumps(found | {{{{"started": torch.cuda.is_initialized()}}}}))
 """
 
 
-def preloaded(*, planted: bool) -> dict[str, Any]:
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A prepared run of a model that was converted."""
+    config = load_config("embedded", [])
+    cached_base(config.model)
+    return make_run(tmp_path / "run", config).path
+
+
+def preloaded(run: Path, *, planted: bool) -> dict[str, Any]:
     code = PRELOAD.format(planted=planted)
     environment = os.environ | cpu_environment(1, "fast")
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", code, str(run)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forking is for Linux alone")
-def test_loading_the_libraries_asks_for_no_card() -> None:
-    found = preloaded(planted=False)
+def test_loading_the_libraries_asks_for_no_card(run: Path) -> None:
+    found = preloaded(run, planted=False)
     assert found["asked"] == []
     assert found["heavy"] == []
     assert found["started"] is False
+    assert found["tokenizers"] == 1
     assert found["threads"] == 1, "another thread would not be in the children"
 
 
-def test_a_question_would_be_noticed() -> None:
-    assert [name for name, _ in preloaded(planted=True)["asked"]][:1] == ["is_available"]
+def test_a_question_would_be_noticed(run: Path) -> None:
+    assert [name for name, _ in preloaded(run, planted=True)["asked"]][:1] == ["is_available"]
