@@ -269,8 +269,8 @@ def place_of(config: Config, lease_file: Path | None, trace: Trace, planned: int
     if config.actor.is_elsewhere:
         return torch.device("cpu"), NoLease()
     device = pick_device(config.compute.device, config.compute.actor_card)
-    in_turns = config.pipeline.max_lag == 0
-    return device, lease_for(config.compute, device, lease_file, trace, planned, in_turns=in_turns)
+    overlaps = config.pipeline.max_lag > 0
+    return device, lease_for(config.compute, device, lease_file, trace, planned, overlaps=overlaps)
 
 
 def serve_or_send_bye(link: Link, rollout: Rollout) -> None:

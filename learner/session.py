@@ -91,8 +91,8 @@ def train_run(
     fits = partial(fitting, "learner", planned, lighter(config.compute, config.model, config.lora))
     with fits():
         device = pick_device(config.compute.device, config.compute.learner_card)
-        lock, in_turns = None if own_cores else run.lease, config.pipeline.max_lag == 0
-        lease = lease_for(config.compute, device, lock, trace, planned, in_turns=in_turns)
+        lock, overlaps = None if own_cores else run.lease, config.pipeline.max_lag > 0
+        lease = lease_for(config.compute, device, lock, trace, planned, overlaps=overlaps)
         alone = why_alone(config.actor, needs_actor=config.needs_actor)
         lender = lend(config.compute, device, run.lease.parent, alone)
     place = lender.place if lender else None

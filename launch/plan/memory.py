@@ -3,14 +3,14 @@
     total    shared + launcher + learner x ranks + actors + evaluator
              + the larger of rollout and update x ranks (their sum if both compute at once)
 
-    shared   libraries, tokenizer, and the base as a mapped file: pages that all processes have in common, counted once
+    shared   libraries, tokenizer, and the base as a mapped file, which learner and actors have in common: counted once
     rollout  keys and values of an order's prompts and completions, the sampler's rows over the vocabulary, in bf16 a
              packed copy of the weights; an evaluation has a prompt for each row and may have a larger cap
     update   activations of the largest micro-batch, and the tiles of the head
 
 On a CPU freed memory goes back to the system after a turn, so only the larger of the two peaks counts when processes
-take turns. The constants were measured with `benchmarks/predicted.py`. Left out: a run that first converts the model,
-whose pages can be dropped while they are read, and whose processes each have the tokenizer.
+take turns. The constants were measured with `benchmarks/predicted.py`. Left out: the first run of a model, which
+converts it. Pages of the model's files can be dropped meanwhile, but each process loads a tokenizer of its own.
 """
 
 from collections.abc import Mapping

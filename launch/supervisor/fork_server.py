@@ -136,11 +136,11 @@ class ForkServer:
 
 
 def preload(run: Path) -> None:
-    """Import what learner and actor need. Frozen, so that garbage collection does not write to shared pages."""
+    """Load what learner and actor need. Frozen, so that garbage collection does not write to shared pages."""
     import actor.wiring  # noqa: F401
     import learner.session  # noqa: F401
 
-    # A child that needs what is wrong there tells it in a sentence. Without the tokenizer it loads its own.
+    # Whatever is wrong, a child that loads its own tokenizer meets it again and reports it.
     with suppress(Exception):
         keep_tokenizer(RunDir.open(run))
     gc.collect()
@@ -149,7 +149,8 @@ def preload(run: Path) -> None:
 
 
 def keep_tokenizer(run: RunDir) -> None:
-    """For all children, as `load_tokenizer` finds it."""
+    """Load it before the first fork; children find it in the cache of `load_tokenizer`. Left out: the first run of a
+    model. Converting it here would start threads."""
     from shared.base.cache import present_base
     from shared.model.prompt import load_tokenizer
 

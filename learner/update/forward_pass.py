@@ -178,7 +178,8 @@ class ForwardPass:
 
 
 def in_little_memory(work: Callable[[Cut], Done]) -> Callable[[Cut], Done]:
-    """The same on every micro-batch; what one of them has freed does not add to what the next ones take."""
+    """The same work; what a micro-batch has freed goes back to the system once the process has become larger than after
+    the first one (shared/process/free_memory.py)."""
     parts = Parts()
 
     def work_and_return(part: Cut) -> Done:

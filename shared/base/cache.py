@@ -98,8 +98,8 @@ def cached_base(model: ModelConfig) -> CachedBase:
 
 
 def present_base(model: ModelConfig) -> Path | None:
-    """The same folder if it is there already, found without the network and without reading a .gguf file, whose folder
-    is known by its name as long as there is only one."""
+    """The folder of `cached_base` if it is there already, without the network; otherwise None. That of a .gguf file is
+    found by the file's name, if it is the only one of that name. It may be of an older file: nothing may rely on it."""
     if is_gguf(model.path):
         name = f"{glob.escape(Path(model.path).stem)}-gguf-{CACHE_FORMAT}-????????????????"
         sources = list(cache_root(model).glob(name))

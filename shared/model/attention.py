@@ -112,7 +112,7 @@ def weighted(
 
 
 class ShortAttention(torch.autograd.Function):
-    """Its gradient by hand: scores S, weights P, output O, and everything that is as large as P in the query's type.
+    """`weighted` with its gradient by hand: scores S, weights P, output O. What is kept is in the query's type.
 
     dV = P^T dO,    dP = dO V^T,    dS = P (dP - rowsum(P dP)),    dQ = scale dS K,    dK = scale dS^T Q
     """

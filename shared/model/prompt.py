@@ -165,9 +165,9 @@ def beginning(prompter: Prompter) -> int:
 
 @lru_cache(maxsize=1)
 def load_tokenizer(folder: Path) -> Any:
-    """transformers may raise anything about files that it cannot read, or suggest to run code of the model. One object
-    for all callers, of which `load_prompter` alone changes it: if the fork server of a run loads it before it forks, a
-    hundred megabytes are in memory once."""
+    """One object for all callers, which only `load_prompter` may change. The fork server of a run loads it before it
+    forks, so that learner and actor share it: a hundred megabytes if the vocabulary is large.
+    transformers may raise anything about files that it cannot read, or propose to run code of the model."""
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:

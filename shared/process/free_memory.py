@@ -5,10 +5,11 @@ smallest limit counts. On a system without these files nothing is known, and not
 
 glibc keeps freed memory in its heap, for what the process allocates next:
 
-    returning      after a turn: the other processes compute next, and together all would need what each needs at its
-                   peak
-    Parts.ended    after a part of a computation, if parts after the first have made the process larger. Parts differ in
-                   size, so what one of them leaves is often a little too small for the next
+    returning      after a turn, if it was long or WORTH_RETURNING is free: the other processes compute next, and
+                   together all would need what each needs at its peak
+    Parts.ended    after a part of a computation (a micro-batch of learner/update/forward_pass.py), if later parts have
+                   made the process larger by MOST_GROWTH. Parts differ in size, so what one of them leaves is often a
+                   little too small for the next
 
 Both cost time, since the next allocation gets its pages anew: a gigabyte takes a tenth of a second.
 """
@@ -31,7 +32,7 @@ STATM = Path("/proc/self/statm")
 WORTH_RETURNING = 96 * 2**20
 """Bytes. Less is not worth the time in the step of a small model."""
 LONG_TURN_S = 1.0
-"""After a turn this long, less is returned as well: it takes a hundredth of it."""
+"""After a turn this long, any amount is returned: to return 96 MiB takes a hundredth of a second."""
 SOON_S = 0.02
 """Between the end of a turn and the return of its memory: a message is handed to its socket in less."""
 MOST_GROWTH = 16 * 2**20
@@ -125,8 +126,8 @@ FREE = 8
 
 @contextmanager
 def returning() -> Iterator[None]:
-    """What the block has freed goes back soon after it, unless it is little after a short one. In a thread of its own:
-    the result can be sent meanwhile."""
+    """Soon after the block, a thread of its own returns what is free, unless the block was short and that is little.
+    Meanwhile the result of the block can be sent."""
     begun = time.monotonic()
     try:
         yield
@@ -155,7 +156,7 @@ class Parts:
         """Bytes of memory that the process may have after a part: as after the first, and what lives longer."""
 
     def ended(self) -> None:
-        """One of them has freed what it needed."""
+        """Call it when a part has freed what it needed."""
         if self.kept is None:
             self.kept = own_bytes()
         elif own_bytes() > self.kept + MOST_GROWTH:
@@ -164,6 +165,6 @@ class Parts:
 
 
 def own_bytes() -> int:
-    """Resident memory without mapped files. What a fork has in common with the process that forked it counts."""
+    """Resident memory without mapped files. Pages that a fork has in common with the process that forked it count."""
     _, resident, shared, *_ = (int(pages) for pages in STATM.read_text().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

@@ -182,14 +182,14 @@ class Room:
 class NoLease:
     """For processes that can compute at the same time: nobody waits."""
 
-    def __init__(self, *, in_turns: bool = False) -> None:
-        """in_turns: whether one process needs what another has made (`pipeline.max_lag = 0`), so that its memory is
-        better given back meanwhile."""
-        self.in_turns = in_turns
+    def __init__(self, *, overlaps: bool = True) -> None:
+        """overlaps: whether the processes do compute at the same time. With `pipeline.max_lag = 0` they do not: each
+        needs what another has made, and gives its freed memory back meanwhile."""
+        self.overlaps = overlaps
 
     @contextmanager
     def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[Turn]:
-        with returning() if self.in_turns else nullcontext():
+        with nullcontext() if self.overlaps else returning():
             yield Turn(waited_s=0.0)
 
 
@@ -221,17 +221,17 @@ def lease_for(
     trace: Trace = NO_TRACE,
     planned: int = 0,
     *,
-    in_turns: bool = False,
+    overlaps: bool = True,
     find_driver: Callable[["torch.device"], Driver | None] = driver_of,
     facts: Callable[["torch.device"], CardFacts] = card_facts,
 ) -> ComputeLease:
     """The card's lease; on a CPU one of the run, if the processes would compete for its cores. path: of the latter's
-    lock file; None for a process with cores of its own. planned: as of a lease. in_turns: see NoLease."""
+    lock file; None for a process with cores of its own. planned: as of a lease. overlaps: as of NoLease."""
     driver = find_driver(device)
     if driver:
         return Lease(card_lock(facts(device).uuid, cache_root(ModelConfig())), driver, trace, planned)
     if path is None or compute.threads <= len(CORES):
-        return NoLease(in_turns=in_turns)
+        return NoLease(overlaps=overlaps)
     return Lease(path, trace=trace)
 
 

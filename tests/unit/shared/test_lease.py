@@ -243,7 +243,7 @@ def resident_mb():
 
 file, megabytes, turn_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 before = resident_mb()
-lease = Lease(file) if sys.argv[5] == "a lease" else NoLease(in_turns=sys.argv[5] == "in turns")
+lease = Lease(file) if sys.argv[5] == "a lease" else NoLease(overlaps=sys.argv[5] == "at once")
 with lease.hold("learner"):
     blocks = [bytearray(50_000) for _ in range(20 * megabytes)]
     # It lies behind the others, so that the heap cannot shrink.

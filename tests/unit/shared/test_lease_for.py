@@ -28,10 +28,10 @@ def test_who_needs_a_lease_on_a_cpu(tmp_path: Path, learner: int, actor: int, ki
     assert isinstance(lease_for(compute, CPU, tmp_path / "lease"), kind)
 
 
-@pytest.mark.parametrize("in_turns", [False, True])
-def test_where_nobody_waits_memory_goes_back_only_between_turns(in_turns: bool) -> None:
-    lease = lease_for(ComputeConfig(learner_threads=1, actor_threads=1), CPU, None, in_turns=in_turns)
-    assert isinstance(lease, NoLease) and lease.in_turns == in_turns
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_where_nobody_waits_memory_goes_back_only_between_turns(overlaps: bool) -> None:
+    lease = lease_for(ComputeConfig(learner_threads=1, actor_threads=1), CPU, None, overlaps=overlaps)
+    assert isinstance(lease, NoLease) and lease.overlaps == overlaps
 
 
 def facts(device: torch.device) -> CardFacts:
