@@ -25,8 +25,7 @@ from actor.engines.vllm_options import MARGIN_BYTES
 from launch.card.items import BASE, CACHED, CONTEXT, CUBLAS, MARGIN, OUTSIDE_PYTORCH, OUTSIDE_TENSORS, WAITING, Peak
 from launch.card.work import CardWork
 from launch.plan.memory import Items, size_of
-from launch.plan.remedies import Change, Remedy, halves, remedies_of, set_key
-from shared.config.processes import DEFAULT_MOST_ROWS
+from launch.plan.remedies import Change, Remedy, fewer_rows, halves, remedies_of, set_key
 from shared.run.forecast import Figures
 
 MIB = 2**20
@@ -285,10 +284,8 @@ def batches(work: CardWork) -> list[list[CardWork]]:
 
 def widths(work: CardWork) -> list[CardWork]:
     """Completions decoded at once, from the given number down. vLLM's are given."""
-    if work.actor.engine != "hf":
-        return [work]
-    most = work.actor.max_sequences or min(DEFAULT_MOST_ROWS, work.rollout.prompts * work.rollout.group)
-    return [work, *(replace(work, actor=structs.replace(work.actor, max_sequences=one)) for one in halves(most, 1))]
+    fewer = fewer_rows(work.actor, work.rollout, 1)
+    return [work, *(replace(work, actor=structs.replace(work.actor, max_sequences=one)) for one in fewer)]
 
 
 def first_of(work: CardWork) -> CardWork:

@@ -16,7 +16,7 @@ from launch.display.watch import seconds
 from launch.plan.duration import StepTime, evaluation_s, step_time, total_s
 from launch.plan.machine import NotMeasured, Speed
 from launch.plan.memory import MIB, Dtype, HostMemory, Items, Work, host_memory, size, size_of
-from launch.plan.remedies import Remedy, fits, remedies
+from launch.plan.remedies import Remedy, fewer_rows, fits, remedies
 from launch.plan.shape import Lengths, ModelShape, adapter_bytes, local_folder, shape_of
 from shared.config.data import TasksConfig
 from shared.config.model import ModelConfig, hub_cache_folder
@@ -34,6 +34,8 @@ CUDA_RUNTIME_BYTES = 1500 * MIB
 """A process on a card, in host memory."""
 STEPPED_COPIES = 4
 """Of the adapter with compute.parallel = "zero2": values, gradient and two moments."""
+FEW_ROWS = 8
+"""With fewer, a token step takes about as long, and an order needs more of them."""
 EMBEDDED = Lengths(prompt=46, completion=22, longest=44)
 """The embedded model answers its own problems in so many tokens."""
 
@@ -171,17 +173,19 @@ def make_plan(
 
 
 def chosen_work(shape: ModelShape, work: Work, free: int | None) -> Work:
-    """The fastest variant of this work that fits, or the one with the least memory. A run keeps its `batch.recompute`;
-    `packs` predicts whether the actor will find the memory."""
+    """The fastest variant of this work that fits, or the one with the least memory. A run keeps its `batch.recompute`
+    and `actor.max_sequences`; `packs` predicts whether the actor will find the memory."""
     variants = list(variants_of(work))
     return next((one for one in variants if fits(host_memory(shape, one).total, free)), variants[-1])
 
 
 def variants_of(work: Work) -> Iterator[Work]:
     """The fastest first, the one with the least memory last."""
-    for recompute in ("never", "always") if work.batch.recompute == "auto" else (work.batch.recompute,):
-        batch = structs.replace(work.batch, recompute=recompute)
-        yield from (replace(work, batch=batch, packs=packs) for packs in (True, False))
+    for width in (work.actor.max_sequences, *fewer_rows(work.actor, work.rollout, FEW_ROWS)):
+        actor = structs.replace(work.actor, max_sequences=width)
+        for recompute in ("never", "always") if work.batch.recompute == "auto" else (work.batch.recompute,):
+            batch = structs.replace(work.batch, recompute=recompute)
+            yield from (replace(work, actor=actor, batch=batch, packs=packs) for packs in (True, False))
 
 
 def table(plan: Plan) -> list[str]:
@@ -223,7 +227,16 @@ def time_lines(plan: Plan) -> list[str]:
 
 def summary_line(plan: Plan) -> str:
     """One line, for the start of a run."""
-    return f"predicted: {size(plan.memory.total)} of memory; {time_lines(plan)[0].removeprefix('predicted time: ')}"
+    memory, time = size(plan.memory.total), time_lines(plan)[0].removeprefix("predicted time: ")
+    return f"predicted: {memory} of memory{savings(plan.work)}; {time}"
+
+
+def savings(work: Work) -> str:
+    """How the run saves memory, chosen or given."""
+    width = work.actor.max_sequences
+    found = ["activations computed twice"] if work.recomputes else []
+    found += [f"{width} completions decoded at once"] if width and work.samples else []
+    return f" ({', '.join(found)})" if found else ""
 
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:
@@ -240,7 +253,12 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
             "learner": phases({"update": {**memory.learner, **memory.update}}),
             **({"evaluator": phases({"evaluation": memory.evaluator})} if memory.evaluator else {}),
         },
-        "choices": {"dtype": plan.work.dtype, "overlaps": plan.work.overlaps},
+        "choices": {
+            "dtype": plan.work.dtype,
+            "overlaps": plan.work.overlaps,
+            "recompute": plan.work.batch.recompute,
+            "max_sequences": plan.work.actor.max_sequences,
+        },
         "actors": memory.actors,
         "ranks": memory.ranks,
         "time": None if plan.time is None else {"step_s": plan.time.step, "total_s": plan.total_s} | times(plan.time),

@@ -1,4 +1,5 @@
-"""Whether activations are kept or recomputed, and layers packed or not, as `run` chooses it and `doctor` expects it."""
+"""Whether activations are kept or recomputed, layers packed or not, and how many completions are decoded at once, as
+`run` chooses it and `doctor` expects it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from launch.doctor.hardware_checks import available, container_limit
 from launch.plan.cost import Plan, chosen_work, make_plan, work_of
 from launch.plan.machine import NotMeasured, Speed
 from launch.plan.memory import Work, host_memory, size
+from launch.plan.remedies import fewer_rows, remedies
 from shared.config.load import config_to_json, resolve
 from shared.config.tree import Config
 from tests.support.machines import GIB, QWEN_15B, both, but, configured, sound
@@ -93,7 +95,47 @@ def bare_choices() -> list[Work]:
     return [replace(work, batch=structs.replace(work.batch, recompute=one)) for one in ("always", "never")]
 
 
-def test_doctor_judges_a_prepared_run_without_a_plan(tmp_path: Path) -> None:
+def test_doctor_judges_a_prepared_run_by_what_resume_would_choose(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(config_to_json(CONFIG))
-    assert CONFIG.batch.recompute == "auto" and read_config(file, ()).batch.recompute == "never"
+    assert CONFIG.batch.recompute == read_config(file, ()).batch.recompute == "auto"
+
+
+def wide(width: int) -> Work:
+    """Where decoding takes more than an update."""
+    config = structs.replace(
+        CONFIG,
+        rollout=structs.replace(CONFIG.rollout, prompts=64),
+        actor=structs.replace(CONFIG.actor, max_sequences=width),
+        batch=structs.replace(CONFIG.batch, token_budget=512),
+    )
+    return work_of(config, cores=2)
+
+
+def needed(work: Work) -> int:
+    return host_memory(QWEN_15B, work).total
+
+
+def test_fewer_completions_are_decoded_at_once_if_they_do_not_fit() -> None:
+    assert chosen_work(QWEN_15B, wide(0), None).actor.max_sequences == 0
+    all_at_once, half, few = (needed(wide(width)) for width in (256, 128, 8))
+    assert few < half < all_at_once
+    # The number that is asked for is the largest, and a run is refused only 10 % below what it needs.
+    for free, width in ((all_at_once, 256), (0.9 * all_at_once - 1, 128), (0.9 * half - 1, 64)):
+        cost = plan(chosen_work(QWEN_15B, wide(256), int(free)), int(free))
+        assert cost.fits and cost.work.actor.max_sequences == width
+        assert cost.work.batch.recompute == "never" and cost.memory.total < all_at_once + 1
+    least = chosen_work(QWEN_15B, wide(0), 1)
+    assert (least.actor.max_sequences, least.batch.recompute) == (8, "always")
+
+
+def test_still_fewer_at_once_are_a_remedy() -> None:
+    least = chosen_work(QWEN_15B, wide(0), 1)
+    fewer = [needed(replace(least, actor=structs.replace(least.actor, max_sequences=width))) for width in (4, 8)]
+    assert fewer[0] < fewer[1]
+    found = [remedy.settings for remedy in remedies(QWEN_15B, least, int(0.9 * fewer[0]) + 1)]
+    assert {"actor.max_sequences": "4"} in found
+
+
+def test_servers_have_no_width_to_choose() -> None:
+    assert not list(fewer_rows(structs.replace(CONFIG.actor, engine="vllm_server"), CONFIG.rollout, 1))
