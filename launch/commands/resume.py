@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from actor.engines.vllm_options import check_engine
-from launch.commands.run import warn_of_cpu, warn_of_idle_actors
+from launch.commands.run import planned_first, warn_of_cpu, warn_of_idle_actors
 from launch.display.console import next_command
 from launch.on_ray.placement import Machine, capacity_on_ray, places_of
 from launch.supervisor.topology import topology
@@ -84,6 +84,8 @@ def resume_run(
         check_machine(changed.actor, changed.compute)
     with run.locked():
         changed = start_config(run, capacity_on_ray(changed.compute, changed.ray) if on == "ray" else None)
+        if on == "here" and not run.has_begun:
+            changed = planned_first(run)
     places = places_of(topology(run.path, changed), changed.compute, changed.ray, changed.actor)
     # Imported late, so that a mistake in the input is reported before the display is loaded.
     from launch.commands.watch_run import supervising, watch_run

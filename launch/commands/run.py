@@ -1,8 +1,8 @@
 """`run`: train a new run from a preset or a TOML file. `sft`: the same for a warm start on written answers.
 
 `--prepare` makes the run directory and stops, for other ways to start the processes (containers, another machine). What
-[compute] leaves open is then chosen where the run starts (shared/process/processor.py). A prepared run has no plan:
-nothing is refused, and `batch.recompute = "auto"` recomputes nothing.
+[compute] leaves open is then chosen where the run starts (shared/process/processor.py), and `resume` makes its plan. A
+learner that is started by hand has none: nothing is refused, and `batch.recompute = "auto"` recomputes nothing.
 `--dry-run` makes nothing: it prints what would be sampled, which processes would run, what they would write, and how
 much memory and time the run would take; `--json` prints this last part for programs. A run that cannot fit into memory
 is refused, before anything is made (launch/plan). On a CPU the machine is measured once, which takes a few seconds, and
@@ -50,7 +50,7 @@ from launch.tracking.trackers import check_tracker
 from learner.durable.find_adapter import given_adapter
 from protocol.access.keys import create_keys
 from shared.config.data import Advantage
-from shared.config.load import config_to_json
+from shared.config.load import config_from_json, config_to_json
 from shared.config.model import LoraConfig, cache_root
 from shared.config.named_rewards import form_in_words, runs_functions
 from shared.config.processes import ComputeConfig, EvalConfig
@@ -61,6 +61,7 @@ from shared.process.determinism import Blas
 from shared.process.free_memory import free_memory
 from shared.process.processor import settled_config
 from shared.process.usable_cards import check_cards, cpu_instead, has_card
+from shared.run.files import write_whole
 from shared.run.forecast import write_prediction
 from shared.run.run_dir import RunDir
 
@@ -121,9 +122,7 @@ def start_run(
 
     with supervising(on, places) as supervise:
         run = make_run(folder, config, card)
-        if not isinstance(cost, str):
-            write_prediction(run, cost.figures)
-            print(*start_lines(source, cost), sep="\n")
+        announce(run, source, cost)
         if runs_functions(config.verifier):
             print(form_in_words(config.verifier))
         watch_run(run, config, verbose=verbose, trace=trace, supervise=supervise)
@@ -175,8 +174,25 @@ def planned(config: Config) -> tuple[Config, Cost]:
     else:
         work = work_of(config, cores=len(os.sched_getaffinity(0)))
         cost = plan_of(work, config.lora.targets, compute, config.run.steps)
-    batch = cost.work.batch if isinstance(cost, Plan) else without_plan(config.batch)
-    return structs.replace(config, batch=batch), cost
+    if isinstance(cost, Plan):
+        return structs.replace(config, batch=cost.work.batch, actor=cost.work.actor), cost
+    return structs.replace(config, batch=without_plan(config.batch)), cost
+
+
+def planned_first(run: RunDir) -> Config:
+    """The same for a prepared run that is about to start here, and written into it. Call it with the run locked."""
+    config, cost = planned(config_from_json(run.config.read_bytes()))
+    refuse(cost, config.model.path)
+    write_whole(run.config, config_to_json(config))
+    announce(run, str(run.path), cost)
+    return config
+
+
+def announce(run: RunDir, source: str, cost: Cost) -> None:
+    """The prediction, for the user and for the end of the run."""
+    if not isinstance(cost, str):
+        write_prediction(run, cost.figures)
+        print(*([summary_line(cost)] if isinstance(cost, Plan) else short_card_lines(source, cost)), sep="\n")
 
 
 def without_plan(batch: BatchConfig) -> BatchConfig:
@@ -190,11 +206,6 @@ def plan_for_card(work: CardWork) -> CardPlan | str:
         return plan_here(work)
     except NotPlanned as reason:
         return str(reason)
-
-
-def start_lines(source: str, cost: Plan | CardPlan) -> list[str]:
-    """For the start of a run."""
-    return [summary_line(cost)] if isinstance(cost, Plan) else short_card_lines(source, cost)
 
 
 def refuse(cost: Cost, path: str) -> None:

@@ -17,11 +17,10 @@ from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
-from msgspec import structs
 from rich.console import Console
 from rich.text import Text
 
-from launch.commands.run import default_folder, without_plan
+from launch.commands.run import default_folder
 from launch.display.console import make_console
 from launch.doctor import hardware_checks, run_checks
 from launch.doctor.finding import LEVELS, Finding, Level, UnknownFact, warning
@@ -122,9 +121,7 @@ def read_config(chosen: str | Path, overrides: Sequence[str]) -> Config:
     tree = json.loads(config_to_json(config_from_json(chosen.read_bytes())))
     for override in overrides:
         apply_override(tree, override)
-    config = settled_config(resolve(tree))
-    # `resume` makes no plan.
-    return structs.replace(config, batch=without_plan(config.batch))
+    return settled_config(resolve(tree))
 
 
 def num_errors(reports: Sequence[Report]) -> int:

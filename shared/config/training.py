@@ -194,8 +194,8 @@ class BatchConfig(Section, frozen=True, kw_only=True):
     """Number of tokens that go through the head at once, a tile of the vocabulary after the other."""
     recompute: Literal["auto", "always", "never"] = "auto"
     """Keep one activation per layer and recompute the others in the backward pass: less memory, more time. `auto` does
-    so if the run would not fit into memory otherwise; `run` chooses when it makes a run, and keeps the choice. Where
-    nothing is planned (on a card, with vLLM, in a run that is only prepared) `auto` means `never`."""
+    so if the run would not fit into memory otherwise; the choice is made when a run starts, and kept. Where nothing is
+    planned (vLLM on a CPU, a learner that was started by hand) `auto` means `never`."""
 
 
 class GrowthConfig(Section, frozen=True, kw_only=True):

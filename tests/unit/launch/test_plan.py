@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import main
+from launch.commands.run import planned_first
 from launch.plan.cost import Plan, make_plan, plan_as_json, table, work_of
 from launch.plan.duration import decode_s, step_time
 from launch.plan.machine import DTYPES, ROWS, NotMeasured, Rates, Speed, measure_elsewhere
@@ -29,12 +30,15 @@ from launch.plan.memory import (
 )
 from launch.plan.remedies import fits, refuse_if_too_large
 from launch.plan.shape import Lengths, ModelShape, shape_of
-from shared.config.load import resolve
+from shared.config.load import config_from_json, resolve
 from shared.config.model import hub_cache_folder
 from shared.config.processes import LOGIT_BYTES
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ConfigError, ModelError
 from shared.model.head import CPU_COLUMNS
+from shared.process.processor import start_config
+from shared.run.forecast import read_prediction
+from shared.run.run_dir import RunDir
 from tests.support.machines import GIB, HALF, QWEN_15B, write_model
 
 LENGTHS = Lengths(prompt=64, completion=64, longest=64)
@@ -198,20 +202,49 @@ def test_what_fits_is_not_refused_and_neither_is_what_may_fit() -> None:
         refuse_if_too_large(found.memory, free, (), "a model")
 
 
+def huge_model(folder: Path) -> str:
+    """A key that no machine has the memory for."""
+    facts = {"num_attention_heads": 8, "hidden_size": 200_000, "num_hidden_layers": 100, "vocab_size": 1000}
+    (folder / "huge").mkdir()
+    matrix = [200_000, 200_000]
+    write_model(folder / "huge", facts, {f"model.layers.{i}.mlp.up_proj.weight": matrix for i in range(100)})
+    return f"model.path={folder / 'huge'}"
+
+
 @pytest.mark.parametrize("words", [[], ["--dry-run"]])
 def test_run_refuses_before_it_makes_anything(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts = {"num_attention_heads": 8, "hidden_size": 200_000, "num_hidden_layers": 100, "vocab_size": 1000}
-    (tmp_path / "huge").mkdir()
-    matrix = [200_000, 200_000]
-    write_model(tmp_path / "huge", facts, {f"model.layers.{i}.mlp.up_proj.weight": matrix for i in range(100)})
-    path, out = f"model.path={tmp_path / 'huge'}", str(tmp_path / "run")
+    path, out = huge_model(tmp_path), str(tmp_path / "run")
     assert main(["run", "--set", path, "--set", "compute.device=cpu", "--out", out, *words]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: The run needs about ") and said.count("\n") == 1
     assert "smaller model" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_prepared_run_is_refused_at_its_first_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    keys = [word for key in ("compute.device=cpu", huge_model(tmp_path)) for word in ("--set", key)]
+    assert main(["run", "--prepare", "--out", str(out), *keys]) == 0
+    assert main(["resume", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: The run needs about ") and said.count("\n") == 1
+    run = RunDir(out)
+    assert config_from_json(run.config.read_bytes()).batch.recompute == "auto"
+    assert not run.has_begun and read_prediction(run) is None
+
+
+def test_a_prepared_run_gets_its_plan_at_its_first_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    assert main(["run", "embedded", "--prepare", "--out", out, "--set", "compute.device=cpu"]) == 0
+    run = RunDir.open(Path(out))
+    with run.locked():
+        start_config(run)
+        config = planned_first(run)
+    assert config.batch.recompute == "never" and config_from_json(run.config.read_bytes()) == config
+    predicted = read_prediction(run)
+    assert predicted is not None and predicted.all_mb and "predicted: " in capsys.readouterr().out
 
 
 def test_files_that_do_not_tell_sizes_are_named(tmp_path: Path) -> None:
