@@ -28,6 +28,7 @@ from actor.engines.replay import Capture, Replay, StepShape
 from actor.engines.token_step.layers import Layers
 from actor.engines.turns import Turns, run_groups
 from protocol.messages import Finish, GroupOrder, Sampling
+from shared.config.processes import PIECE_TOKENS
 from shared.model.policy import Policy
 from shared.seeding import uniforms
 
@@ -42,8 +43,8 @@ class Grain:
     """Columns of prompts are a multiple of this."""
     parts: int = 4
     """Into how many equal parts the columns of a completion are cut."""
-    piece: int | None = None
-    """Padded prompt tokens that are run at once; None runs all."""
+    piece: int = PIECE_TOKENS
+    """Padded prompt tokens that are run at once."""
 
 
 class FixedLoop:

@@ -27,7 +27,7 @@ from transformers import DynamicCache
 from actor.engines.decoding import Decoding
 from actor.engines.engine import Completion, EndedCompletion, Identity, Progress, in_order
 from actor.engines.fixed_decoding import FixedLoop, Grain
-from actor.engines.prompts import PIECE_TOKENS, last_hidden, pieces
+from actor.engines.prompts import last_hidden, pieces
 from actor.engines.replay import CudaGraphs
 from actor.engines.token_step.coded import Codes
 from actor.engines.token_step.eight_bit import EightBitHead, HeadProduct
@@ -40,7 +40,7 @@ from protocol.messages import GroupOrder, Sampling
 from shared.base.checksum import BaseChecksum
 from shared.base.load import checking, class_logprobs, refuse_difference, sample_ids, whole_rows
 from shared.base.residency import Residency, Resident
-from shared.config.processes import ActorConfig, is_folded, rows_at_once
+from shared.config.processes import PIECE_TOKENS, ActorConfig, is_folded, rows_at_once
 from shared.errors import ModelError, in_words
 from shared.model.adapter_file import install_adapter, layout_digest
 from shared.model.canary import sequence_logprobs
@@ -131,12 +131,11 @@ class HFEngine:
         self.fitting = Width()
         self.turns: Turns | None = None
         """Of conversations that are being sampled."""
-        self.piece_tokens = PIECE_TOKENS if policy.device.type == "cuda" else None
+        self.piece_tokens = PIECE_TOKENS
         self.fixed: FixedLoop | None = None
         if policy.device.type == "cuda" and self.layers:
             capture = partial(CudaGraphs, torch.cuda.Stream(policy.device)) if config.graphs == "auto" else None
-            grain = Grain(piece=self.piece_tokens)
-            self.fixed = FixedLoop(policy, self.layers, self.end_ids, grain, capture)
+            self.fixed = FixedLoop(policy, self.layers, self.end_ids, Grain(), capture)
         self.identity = Identity(
             engine="hf",
             base_digest=policy.base_digest,

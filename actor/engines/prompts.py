@@ -1,12 +1,9 @@
 """Runs prompts, each once for its group, and keeps their keys and values.
 
-Prompts of different lengths are padded on the left, so that their last tokens are in one column. On a card they run in
-pieces, since an evaluation order may have more than a hundred of them and their activations would take gigabytes:
+Prompts of different lengths are padded on the left, so that their last tokens are in one column. They run in pieces,
+since an evaluation order may have more than a hundred of them, and their activations would take gigabytes:
 
     prompts of a piece = max(1, PIECE_TOKENS // longest prompt)
-
-On a CPU all prompts run at once: there the piece would decide the last bit of their keys. In fp32 the sampled tokens do
-not depend on it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,10 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from shared.config.processes import PIECE_TOKENS
 from shared.model.policy import Policy
-
-PIECE_TOKENS = 2048
-"""Padding included. At a hidden size of 1536 a layer's activations then take some 150 MB."""
 
 
 class PromptPass:
@@ -52,9 +47,9 @@ class PromptPass:
         return (seen | (columns == columns[:, None]))[:, None]
 
 
-def pieces(prompts: Sequence[int], longest: int, tokens: int | None) -> Iterator[Sequence[int]]:
-    """Numbers of prompts -> the numbers of each piece; tokens: of a piece, None for a single one."""
-    size = max(1, tokens // longest if tokens else len(prompts))
+def pieces(prompts: Sequence[int], longest: int, tokens: int = PIECE_TOKENS) -> Iterator[Sequence[int]]:
+    """Numbers of prompts -> the numbers of each piece. tokens: of a piece."""
+    size = max(1, tokens // longest)
     for start in range(0, len(prompts), size):
         yield prompts[start : start + size]
 

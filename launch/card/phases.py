@@ -24,7 +24,7 @@ import torch
 from actor.engines.fixed_decoding import Grain, shape_of
 from actor.engines.fixed_rows import FixedBuffers, TokenStep, key_sizes
 from actor.engines.kv_cache import KVCache, LayerCache
-from actor.engines.prompts import PIECE_TOKENS, PromptPass, last_hidden, pieces, run_prompts
+from actor.engines.prompts import PromptPass, last_hidden, pieces, run_prompts
 from actor.engines.token_step.layers import Layers, layers_of
 from actor.engines.turns import run_continued
 from launch.card.items import (
@@ -246,7 +246,7 @@ def run_order(storages: Storages, policy: Policy, layers: Layers, order: Largest
         storages.name(TURNS, chain.from_iterable(kept))
         buffers = FixedBuffers.of(policy, layers, shape)
         storages.name(KV, kept_values(buffers.cache.layers))
-        piece = next(pieces(range(shape.slots), shape.width, PIECE_TOKENS))
+        piece = next(pieces(range(shape.slots), shape.width))
         prompts = [ids for _ in piece]
         if kept:
             known = [[(k[row][:, : order.known], v[row][:, : order.known]) for k, v in kept] for row in piece]
@@ -268,7 +268,7 @@ def run_through_modules(storages: Storages, policy: Policy, order: LargestOrder)
     kept = [one.new_empty((order.kept, one.shape[1], order.prompt, one.shape[3])) for pair in first for one in pair]
     with storages.phase(f"{order.name} prompts"):
         storages.name(TURNS, kept)
-        piece = next(pieces(range(count), order.prompt, PIECE_TOKENS))
+        piece = next(pieces(range(count), order.prompt))
         passed, _ = run_prompts(policy, [ids for _ in piece], order.prompt)
         prompts = PromptPass(torch.zeros(count, dtype=torch.int64, device=META), order.prompt)
         prompts.layers = [

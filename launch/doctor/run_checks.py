@@ -8,8 +8,8 @@ from launch.doctor.finding import Finding, Missing, error, known, note, ok, warn
 from launch.doctor.machine import Machine, on_card
 from launch.doctor.model import weight_bytes
 from launch.plan.cost import dtype_of
-from launch.plan.memory import NF4_BYTES, VALUE_BYTES, anchor_bytes, size
-from launch.plan.shape import adapter_bytes
+from launch.plan.memory import NF4_BYTES, VALUE_BYTES, size
+from launch.plan.shape import adapter_bytes, anchor_bytes
 from learner.reports.disk_need import bytes_needed
 from shared.run.run_dir import MIN_FREE_BYTES, RunDir
 

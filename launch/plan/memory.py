@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launch.plan.shape import FP32_BYTES, Lengths, ModelShape, adapter_bytes
-from shared.config.data import CurriculumConfig
 from shared.config.model import ModelConfig
 from shared.config.processes import (
     CODED_ROWS,
     EIGHT_BIT_TOKENS,
     LOGIT_BYTES,
     PACKED_TOKENS,
+    PIECE_TOKENS,
     ActorConfig,
     EvalConfig,
     is_folded,
@@ -291,7 +291,8 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     at_once = min(rows, decoded_at_once(shape, work, cap))
     # In a later turn each completion has a prompt of its own, half of what follows the question being new.
     prompts = at_once if work.in_turns else min(prompts, at_once)
-    fed = prompts * (cap // 2 if work.in_turns else prompt)
+    fed = cap // 2 if work.in_turns else prompt
+    piece = max(fed, min(prompts * fed, PIECE_TOKENS))
     kept = {"earlier turns": rows * prompt * token_bytes(shape)} if work.in_turns else {}
     packed = {"packed weights": packed_bytes(shape, work, at_once, cap)} if work.packs_for(cap) else {}
     eight_bit = {"head in 8 bits": shape.vocabulary * shape.hidden} if work.reads_eight_bits(shape, cap) else {}
@@ -304,7 +305,8 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
         "keys and values": (prompts * prompt + at_once * cap) * token_bytes(shape),
         **kept,
         "sampler": at_once * shape.vocabulary * LOGIT_BYTES,
-        "prompts": fed * layer_outputs(shape) * work.value_bytes,
+        # Their keys and values too, until they are copied.
+        "prompts": piece * work.value_bytes * (layer_outputs(shape) + token_bytes(shape) // FP32_BYTES),
     }
 
 
@@ -391,9 +393,3 @@ def used_tokens(work: Work, tokens: int) -> int:
     """Of a micro-batch with so many tokens, those of completions: only they meet the head."""
     prompt, completion, group = work.lengths.prompt, work.lengths.completion, work.rollout.group
     return max(1, round(tokens * completion / (prompt / group + completion)))
-
-
-def anchor_bytes(rank: int, curriculum: CurriculumConfig, shape: ModelShape) -> int:
-    """What a checkpoint keeps of the end of a stage: the adapter of that time, and Fisher's weights in two bytes each,
-    as if every matrix had an adapter."""
-    return adapter_bytes(rank, shape) * curriculum.anchored + 2 * shape.linear * (curriculum.ewc > 0.0)

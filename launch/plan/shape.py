@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shared.base.gguf import config_of, is_gguf, open_gguf, tensor_shapes
+from shared.config.data import CurriculumConfig
 from shared.config.model import ModelConfig, in_hub_cache
 from shared.embedded import EMBEDDED
 from shared.errors import ModelError
@@ -146,3 +147,9 @@ def named_shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
 def adapter_bytes(rank: int, shape: ModelShape) -> int:
     """A and B in fp32."""
     return FP32_BYTES * rank * shape.adapter
+
+
+def anchor_bytes(rank: int, curriculum: CurriculumConfig, shape: ModelShape) -> int:
+    """What a checkpoint keeps of the end of a stage: the adapter of that time, and Fisher's weights in two bytes each,
+    as if every matrix had an adapter."""
+    return adapter_bytes(rank, shape) * curriculum.anchored + 2 * shape.linear * (curriculum.ewc > 0.0)

@@ -1,7 +1,8 @@
 """The loop of fixed shapes gives the tokens of the loop whose shapes follow the tokens."""
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from actor.engines.fixed_decoding import FixedLoop, Grain, shape_of
 from actor.engines.hf_engine import HFEngine
 from protocol.messages import Finish, GroupOrder, Sampling
 from shared.config.model import LoraConfig
-from shared.config.processes import ActorConfig
+from shared.config.processes import PIECE_TOKENS, ActorConfig
 from shared.model.policy import Policy
 from shared.seeding import derive
 from tests.support.architectures import VOCAB, architecture_model
@@ -143,13 +144,28 @@ def test_tokens_do_not_depend_on_the_pieces_in_which_prompts_run(
     engine.piece_tokens = tokens
     if engine.fixed:
         engine.fixed.grain = Grain(piece=tokens, prompt=1)
+    with prompts_run(engine) as runs:
+        assert_same(engine.generate(asked, sampling(), unheard), expected)
+    assert runs == {1: [1] * 7, 22: [2, 2, 2, 1], 30: [2, 2, 2, 1]}[tokens]
+
+
+@pytest.mark.parametrize("make", [dynamic, fixed])
+def test_long_prompts_run_in_pieces(policies: dict[str, Policy], make: Callable[[Policy], HFEngine]) -> None:
+    engine = make(policies["Llama"])
+    with prompts_run(engine) as runs:
+        engine.generate(orders(1, 1, 1, 1, 1, lengths=[PIECE_TOKENS // 2 - 100]), sampling(cap=2), unheard)
+    assert runs == [2, 2, 1]
+
+
+@contextmanager
+def prompts_run(engine: HFEngine) -> Iterator[list[int]]:
+    """How many prompts each pass over prompts has."""
     runs: list[int] = []
     hook = engine.policy.backbone.embed_tokens.register_forward_hook(  # pyright: ignore
         lambda module, inputs, output: runs.append(len(inputs[0])) if inputs[0].dim() == 2 else None
     )
-    assert_same(engine.generate(asked, sampling(), unheard), expected)
+    yield runs
     hook.remove()
-    assert runs == {1: [1] * 7, 22: [2, 2, 2, 1], 30: [2, 2, 2, 1]}[tokens]
 
 
 def test_an_order_leaves_nothing_that_waits_for_the_garbage_collector(policies: dict[str, Policy]) -> None:

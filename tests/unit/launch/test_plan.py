@@ -32,7 +32,7 @@ from launch.plan.remedies import fits, refuse_if_too_large
 from launch.plan.shape import Lengths, ModelShape, shape_of
 from shared.config.load import config_from_json, resolve
 from shared.config.model import hub_cache_folder
-from shared.config.processes import LOGIT_BYTES
+from shared.config.processes import LOGIT_BYTES, PIECE_TOKENS
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ConfigError, ModelError
 from shared.model.head import CPU_COLUMNS
@@ -73,6 +73,8 @@ def test_the_items_of_half_a_billion_parameters_by_hand() -> None:
     # Two arrays, 24 layers, 2 heads of 64, fp32: one prompt, and 8 completions with room for 64 tokens.
     assert found.rollout["keys and values"] == 2 * 24 * 128 * 4 * (64 + 8 * 64)
     assert found.rollout["sampler"] == 8 * 151_936 * LOGIT_BYTES
+    # What the products of a layer give, and keys and values of all layers.
+    assert found.rollout["prompts"] == 64 * 4 * ((3 * 896 + 2 * 128 + 2 * 4864) + 24 * 2 * 128)
     # One prompt and its 8 completions are all there is.
     layer = OWN_VALUES_PER_OUTPUT * (3 * 896 + 2 * 128 + 2 * 4864) * 4 + 14 * 128 * 8
     assert found.update["activations"] == pytest.approx(576 * (24 * 896 * 4 + layer))
@@ -111,6 +113,17 @@ def test_only_the_larger_peak_counts_where_processes_take_turns() -> None:
     both = work(compute={"learner_threads": 1, "actor_threads": 1}, pipeline={"max_lag": 1})
     assert both.overlaps
     assert host_memory(HALF, both).total == turns.weights + update + rollout
+
+
+def test_prompts_need_memory_piece_by_piece() -> None:
+    many = {"max_new_tokens": 1, "group": 1}
+    half, whole, more = (
+        host_memory(HALF, work(rollout={"prompts": count} | many)).rollout["prompts"]
+        for count in (PIECE_TOKENS // 128, PIECE_TOKENS // 64, PIECE_TOKENS // 16)
+    )
+    assert 2 * half == whole == more
+    long = work(replace(LENGTHS, prompt=2 * PIECE_TOKENS))
+    assert host_memory(HALF, long).rollout["prompts"] == 2 * whole, "one prompt is never cut"
 
 
 def test_an_evaluation_has_a_prompt_for_each_row() -> None:
