@@ -3,7 +3,8 @@
 A prompt is computed once for its group, and the group's G rows share its keys and values. At most `width` rows are
 decoded at once, and a row whose completion has ended is taken over by the next one:
 
-    width = actor.max_sequences, or as many as 512 MiB of keys, values and logits allow (2 GiB on a card), at most 256
+    width = actor.max_sequences (the plan of a run may set it), or as many as 512 MiB of keys, values and logits allow
+            (2 GiB on a card), at most 256
 
 On a CPU the shapes of a step follow the tokens (actor/engines/decoding.py). On a card, a model that
 token_step/layers.py covers is decoded in fixed shapes (actor/engines/fixed_decoding.py).

@@ -284,7 +284,7 @@ def batches(work: CardWork) -> list[list[CardWork]]:
 
 def widths(work: CardWork) -> list[CardWork]:
     """Completions decoded at once, from the given number down. vLLM's are given."""
-    fewer = fewer_rows(work.actor, work.rollout, 1)
+    fewer = fewer_rows(work.actor, work.groups * work.rollout.group, 1)
     return [work, *(replace(work, actor=structs.replace(work.actor, max_sequences=one)) for one in fewer)]
 
 

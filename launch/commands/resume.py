@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from actor.engines.vllm_options import check_engine
-from launch.commands.run import planned_first, warn_of_cpu, warn_of_idle_actors
+from launch.commands.run import announce, planned, refuse, warn_of_cpu, warn_of_idle_actors
 from launch.display.console import next_command
 from launch.on_ray.placement import Machine, capacity_on_ray, places_of
 from launch.supervisor.topology import topology
@@ -24,8 +24,9 @@ from shared.config.data import CurriculumConfig
 from shared.config.load import config_from_json, config_to_json
 from shared.config.processes import MAX_ACTORS, MAX_RANKS, ActorConfig, ComputeConfig
 from shared.config.training import OnFault
+from shared.config.tree import Config
 from shared.errors import ConfigError
-from shared.process.processor import start_config
+from shared.process.processor import is_open, keep_config, settled_config, start_config
 from shared.process.usable_cards import check_cards
 from shared.run.files import write_whole
 from shared.run.run_dir import RunDir
@@ -83,9 +84,7 @@ def resume_run(
     if on == "here":
         check_machine(changed.actor, changed.compute)
     with run.locked():
-        changed = start_config(run, capacity_on_ray(changed.compute, changed.ray) if on == "ray" else None)
-        if on == "here" and not run.has_begun:
-            changed = planned_first(run)
+        changed = started(run, on)
     places = places_of(topology(run.path, changed), changed.compute, changed.ray, changed.actor)
     # Imported late, so that a mistake in the input is reported before the display is loaded.
     from launch.commands.watch_run import supervising, watch_run
@@ -93,6 +92,23 @@ def resume_run(
     with supervising(on, places) as supervise:
         watch_run(run, changed, verbose=verbose, trace=trace, supervise=supervise)
     return 0
+
+
+def started(run: RunDir, on: Machine) -> Config:
+    """The configuration to go on with. A prepared run that starts here gets its plan; if that refuses it, nothing was
+    written. Call it with the run locked."""
+    config = config_from_json(run.config.read_bytes())
+    if on == "ray" or not is_open(config):
+        return start_config(run, capacity_on_ray(config.compute, config.ray) if on == "ray" else None)
+    card = check_cards(config.compute, ("learner",))
+    config, cost = planned(settled_config(config))
+    try:
+        refuse(cost, config.model.path)
+    except ConfigError as error:
+        raise ConfigError(f"{error} `resume` changes no key: prepare the run again, in another folder.") from error
+    keep_config(run, config, card)
+    announce(run, str(run.path), cost)
+    return config
 
 
 def check_machine(actor: ActorConfig, compute: ComputeConfig) -> None:

@@ -1,8 +1,9 @@
 """`run`: train a new run from a preset or a TOML file. `sft`: the same for a warm start on written answers.
 
 `--prepare` makes the run directory and stops, for other ways to start the processes (containers, another machine). What
-[compute] leaves open is then chosen where the run starts (shared/process/processor.py), and `resume` makes its plan. A
-learner that is started by hand has none: nothing is refused, and `batch.recompute = "auto"` recomputes nothing.
+[compute] leaves open is then chosen where the run starts (shared/process/processor.py), and a `resume` that starts it
+makes its plan. Without one (on Ray, or if the learner is started by hand) nothing is refused, and
+`batch.recompute = "auto"` recomputes nothing.
 `--dry-run` makes nothing: it prints what would be sampled, which processes would run, what they would write, and how
 much memory and time the run would take; `--json` prints this last part for programs. A run that cannot fit into memory
 is refused, before anything is made (launch/plan). On a CPU the machine is measured once, which takes a few seconds, and
@@ -50,7 +51,7 @@ from launch.tracking.trackers import check_tracker
 from learner.durable.find_adapter import given_adapter
 from protocol.access.keys import create_keys
 from shared.config.data import Advantage
-from shared.config.load import config_from_json, config_to_json
+from shared.config.load import config_to_json
 from shared.config.model import LoraConfig, cache_root
 from shared.config.named_rewards import form_in_words, runs_functions
 from shared.config.processes import ComputeConfig, EvalConfig
@@ -61,7 +62,6 @@ from shared.process.determinism import Blas
 from shared.process.free_memory import free_memory
 from shared.process.processor import settled_config
 from shared.process.usable_cards import check_cards, cpu_instead, has_card
-from shared.run.files import write_whole
 from shared.run.forecast import write_prediction
 from shared.run.run_dir import RunDir
 
@@ -177,15 +177,6 @@ def planned(config: Config) -> tuple[Config, Cost]:
     if isinstance(cost, Plan):
         return structs.replace(config, batch=cost.work.batch, actor=cost.work.actor), cost
     return structs.replace(config, batch=without_plan(config.batch)), cost
-
-
-def planned_first(run: RunDir) -> Config:
-    """The same for a prepared run that is about to start here, and written into it. Call it with the run locked."""
-    config, cost = planned(config_from_json(run.config.read_bytes()))
-    refuse(cost, config.model.path)
-    write_whole(run.config, config_to_json(config))
-    announce(run, str(run.path), cost)
-    return config
 
 
 def announce(run: RunDir, source: str, cost: Cost) -> None:

@@ -17,10 +17,11 @@ from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
+from msgspec import structs
 from rich.console import Console
 from rich.text import Text
 
-from launch.commands.run import default_folder
+from launch.commands.run import default_folder, without_plan
 from launch.display.console import make_console
 from launch.doctor import hardware_checks, run_checks
 from launch.doctor.finding import LEVELS, Finding, Level, UnknownFact, warning
@@ -29,7 +30,7 @@ from launch.presets.load import load_config
 from shared.config.load import apply_override, config_from_json, config_to_json, resolve
 from shared.config.tree import Config
 from shared.process.entry_point import keep_to_itself
-from shared.process.processor import settled_config
+from shared.process.processor import is_open, settled_config
 from shared.run.run_dir import RunDir
 
 Check = Callable[[Machine], Finding]
@@ -115,10 +116,13 @@ def choose_source(source: str | None, out: Path | None) -> str | Path:
 
 
 def read_config(chosen: str | Path, overrides: Sequence[str]) -> Config:
-    """Reads a preset or TOML file as `run` does, and the config.json of a run as `resume` does."""
+    """Reads a preset or TOML file as `run` does, and the config.json of a run as `resume` does: only one that has not
+    started gets a plan."""
     if isinstance(chosen, str):
         return load_config(chosen, overrides)
-    tree = json.loads(config_to_json(config_from_json(chosen.read_bytes())))
+    kept = config_from_json(chosen.read_bytes())
+    kept = kept if is_open(kept) else structs.replace(kept, batch=without_plan(kept.batch))
+    tree = json.loads(config_to_json(kept))
     for override in overrides:
         apply_override(tree, override)
     return settled_config(resolve(tree))

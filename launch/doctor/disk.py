@@ -16,7 +16,9 @@ from typing import Literal
 
 from protocol.access.keys import load_learner_keys
 from protocol.errors import SecurityError
+from shared.config.load import config_from_json
 from shared.config.processes import LinkConfig, bind_address
+from shared.process.processor import is_open
 from shared.run.file_lock import open_lock, signature, try_lock
 from shared.run.run_dir import RunDir
 
@@ -139,6 +141,8 @@ class RunFolder:
 
     state: Literal["new", "run", "other"]
     """`new`: empty or not there. `run`: it has a run. `other`: it has other files."""
+    started: bool
+    """Whether the run has started, so that its sizes stay what they are."""
     keys_trouble: str
     """What is wrong with the keys, as `found; remedy`; empty if nothing is wrong or there are no keys yet."""
     keys_mode: int | None
@@ -155,6 +159,7 @@ def look_at_run(path: Path) -> RunFolder:
     is_run = run.config.is_file()
     return RunFolder(
         state="run" if is_run else "other" if has_files(path) else "new",
+        started=is_run and not is_open(config_from_json(run.config.read_bytes())),
         keys_trouble=keys_trouble(run.keys) if is_run else "",
         keys_mode=run.keys.stat().st_mode & 0o777 if run.keys.is_dir() else None,
         lock_owner=lock_owner(run.lock),

@@ -146,7 +146,8 @@ def compare_memory(machine: Machine, free: int, found: str, first: str) -> Findi
         found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.started, ()
     else:
         work = work_of(machine.config, cores=known(machine.processor).cores)
-        work = chosen_work(shape, work, free_for_run(machine))
+        started = not isinstance(machine.run, Missing) and machine.run.started
+        work = chosen_work(shape, work, free_for_run(machine), started=started)
         need = host_memory(shape, work)
         found, too_large = f"{found}; a run needs about {size(need.total)}", not fits(need.total, free)
         ways = tuple(remedies(shape, work, free))

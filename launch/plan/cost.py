@@ -35,7 +35,7 @@ CUDA_RUNTIME_BYTES = 1500 * MIB
 STEPPED_COPIES = 4
 """Of the adapter with compute.parallel = "zero2": values, gradient and two moments."""
 FEW_ROWS = 8
-"""With fewer, a token step takes about as long, and an order needs more of them."""
+"""A token step of fewer takes about as long, so an order would only take longer."""
 EMBEDDED = Lengths(prompt=46, completion=22, longest=44)
 """The embedded model answers its own problems in so many tokens."""
 
@@ -172,16 +172,17 @@ def make_plan(
     )
 
 
-def chosen_work(shape: ModelShape, work: Work, free: int | None) -> Work:
-    """The fastest variant of this work that fits, or the one with the least memory. A run keeps its `batch.recompute`
-    and `actor.max_sequences`; `packs` predicts whether the actor will find the memory."""
-    variants = list(variants_of(work))
-    return next((one for one in variants if fits(host_memory(shape, one).total, free)), variants[-1])
+def chosen_work(shape: ModelShape, work: Work, free: int | None, *, started: bool = False) -> Work:
+    """The first variant of this work that fits, or the one with the least memory. A run that has started keeps its
+    `batch.recompute` and `actor.max_sequences`; `packs` predicts whether the actor will find the memory."""
+    found = (replace(work, packs=packs) for packs in (True, False)) if started else variants_of(work)
+    variants = [(host_memory(shape, one).total, one) for one in found]
+    return next((one for total, one in variants if fits(total, free)), min(variants, key=lambda pair: pair[0])[1])
 
 
 def variants_of(work: Work) -> Iterator[Work]:
-    """The fastest first, the one with the least memory last."""
-    for width in (work.actor.max_sequences, *fewer_rows(work.actor, work.rollout, FEW_ROWS)):
+    """First those that sample the same tokens, the fastest first; then the same with fewer completions at once."""
+    for width in (work.actor.max_sequences, *fewer_rows(work.actor, work.groups * work.rollout.group, FEW_ROWS)):
         actor = structs.replace(work.actor, max_sequences=width)
         for recompute in ("never", "always") if work.batch.recompute == "auto" else (work.batch.recompute,):
             batch = structs.replace(work.batch, recompute=recompute)
@@ -235,7 +236,8 @@ def savings(work: Work) -> str:
     """How the run saves memory, chosen or given."""
     width = work.actor.max_sequences
     found = ["activations computed twice"] if work.recomputes else []
-    found += [f"{width} completions decoded at once"] if width and work.samples else []
+    if work.actor.engine == "hf" and 0 < width < work.order_groups * work.rollout.group:
+        found.append(f"{width} completions decoded at once")
     return f" ({', '.join(found)})" if found else ""
 
 

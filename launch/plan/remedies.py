@@ -17,7 +17,6 @@ import msgspec
 from launch.plan.memory import HostMemory, Items, Work, host_memory, size
 from launch.plan.shape import ModelShape
 from shared.config.processes import DEFAULT_MOST_ROWS, ActorConfig
-from shared.config.tree import RolloutConfig
 from shared.errors import ConfigError
 
 REFUSAL_MARGIN = 0.9
@@ -156,7 +155,10 @@ def changes(work: Work) -> Iterator[Iterable[Change[Work]]]:
         yield [set_key("batch", "recompute", "always")]
     yield (set_key("batch", "token_budget", value) for value in halves(work.batch.token_budget, 64))
     yield (set_key("batch", "head_rows", value) for value in halves(work.batch.head_rows, 32))
-    yield (set_key("actor", "max_sequences", value) for value in fewer_rows(work.actor, work.rollout, 1))
+    yield (
+        set_key("actor", "max_sequences", value)
+        for value in fewer_rows(work.actor, work.groups * work.rollout.group, 1)
+    )
     if work.dtype == "fp32":
         yield [Change(key="compute.dtype", value="bf16", apply=lambda one: replace(one, dtype="bf16"))]
     if work.model.quantization == "nf4" and work.model.dequantize != "each_call":
@@ -167,10 +169,10 @@ def changes(work: Work) -> Iterator[Iterable[Change[Work]]]:
     yield (shorter_completions(value) for value in halves(work.rollout.max_new_tokens, 16))
 
 
-def fewer_rows(actor: ActorConfig, rollout: RolloutConfig, least: int) -> Iterator[int]:
-    """Completions that our own loop decodes at once, from what `actor.max_sequences` allows down."""
+def fewer_rows(actor: ActorConfig, completions: int, least: int) -> Iterator[int]:
+    """How many our own loop decodes at once, from what `actor.max_sequences` allows down. completions: of a step."""
     if actor.engine == "hf":
-        yield from halves(actor.max_sequences or min(DEFAULT_MOST_ROWS, rollout.prompts * rollout.group), least)
+        yield from halves(actor.max_sequences or min(DEFAULT_MOST_ROWS, completions), least)
 
 
 def halves(value: int, least: int) -> Iterator[int]:

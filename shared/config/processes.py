@@ -234,8 +234,8 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     max_sequences: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Number of completions of an order that are decoded at once, at most 4096; the others wait until one has ended. 0
     takes 256, or fewer: with `hf`, as many as need 512 MiB for keys, values and logits (2 GiB on a card); with `vllm`
-    and on each server, rollout.prompts x rollout.group. `run` lowers it for `hf` where memory is short. The sampled
-    tokens depend on it."""
+    and on each server, rollout.prompts x rollout.group. For `hf` it is lowered when a run starts where memory
+    is short. The sampled tokens depend on it."""
     fold: Fold = "auto"
     """Whether `hf` samples from the sum of base and adapter, which takes one product instead of three and a second copy
     of the linears in this process. Only dense fp32 weights can be summed. `auto` does so up to 64 MiB of weights, where
@@ -333,7 +333,8 @@ PIECE_TOKENS = 2048
 """Of prompts that run together, padding included. At a hidden size of 1536 a layer's activations then take 150 MB."""
 DEFAULT_MOST_ROWS = 256
 CPU_ROOM_BYTES, CARD_ROOM_BYTES = 512 * 2**20, 2048 * 2**20
-"""For keys, values and logits of all rows. Constants, because the numbers depend on the width in the last bit."""
+"""For keys, values and logits of all rows. Constants, because the numbers depend on the width in the last bit. Where it
+has to be smaller, config.json says so."""
 LOGIT_BYTES = 8
 """For each entry of the vocabulary and each row: the logits, and the weights that are drawn from."""
 FOLDED_BYTES = 64 * 2**20

@@ -195,7 +195,8 @@ class BatchConfig(Section, frozen=True, kw_only=True):
     recompute: Literal["auto", "always", "never"] = "auto"
     """Keep one activation per layer and recompute the others in the backward pass: less memory, more time. `auto` does
     so if the run would not fit into memory otherwise; the choice is made when a run starts, and kept. Where nothing is
-    planned (vLLM on a CPU, a learner that was started by hand) `auto` means `never`."""
+    planned (vLLM on a CPU, Ray, a model that has to be fetched, a learner that was started by hand) `auto` means
+    `never`."""
 
 
 class GrowthConfig(Section, frozen=True, kw_only=True):

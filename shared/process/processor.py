@@ -19,7 +19,7 @@ compute when the choice is made, a small model gets one.
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -106,10 +106,15 @@ def start_config(run: RunDir, found: Capacity | None = None) -> Config:
     if not is_open(config):
         return config
     config = settled_config(config, found)
-    # config.json comes last, because it decides: if this is cut off, the next start chooses again.
+    keep_config(run, config, card)
+    return config
+
+
+def keep_config(run: RunDir, config: Config, card: Mapping[str, str]) -> None:
+    """What was chosen, in run.json and config.json. The second one comes last, because it decides: if this is cut off,
+    the next start chooses again."""
     run.write_info(structs.asdict(config.compute), card)
     write_whole(run.config, config_to_json(config))
-    return config
 
 
 def settled_config(config: Config, found: Capacity | None = None) -> Config:

@@ -1,8 +1,8 @@
 """What a run was predicted to need (plan.json), what was measured, and time and energy per point of reward.
 
 The launcher writes the prediction before the processes start (launch/plan). The learner puts it into summary.json next
-to what its rows of metrics say, so that both can be compared after every run. A run that was prepared for other
-machines, or whose model was not on this one, has no prediction.
+to what its rows of metrics say, so that both can be compared after every run. A run on Ray, one whose learner was
+started by hand, and one whose model was not on this machine have no prediction.
 """
 
 import math

@@ -222,11 +222,6 @@ class RunDir:
         return self.path / "keys"
 
     @property
-    def has_begun(self) -> bool:
-        """Whether a learner has opened its journal."""
-        return any(self.journal.iterdir())
-
-    @property
     def journal(self) -> Path:
         return self.path / "journal"
 

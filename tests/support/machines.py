@@ -131,7 +131,7 @@ def sound() -> Machine:
         ),
         limits=Limits(open_files=1024, file_bytes=None, address_bytes=None, processes=None),
         link=Link(address="ipc", trouble="", busy=False),
-        run=RunFolder(state="new", keys_trouble="", keys_mode=None, lock_owner="", lease_holder=""),
+        run=RunFolder(state="new", started=False, keys_trouble="", keys_mode=None, lock_owner="", lease_holder=""),
         model=Model(
             kind="embedded",
             folder=Path("model"),

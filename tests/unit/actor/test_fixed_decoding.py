@@ -150,11 +150,11 @@ def test_tokens_do_not_depend_on_the_pieces_in_which_prompts_run(
 
 
 @pytest.mark.parametrize("make", [dynamic, fixed])
-def test_long_prompts_run_in_pieces(policies: dict[str, Policy], make: Callable[[Policy], HFEngine]) -> None:
+def test_many_prompts_run_in_pieces(policies: dict[str, Policy], make: Callable[[Policy], HFEngine]) -> None:
     engine = make(policies["Llama"])
     with prompts_run(engine) as runs:
-        engine.generate(orders(1, 1, 1, 1, 1, lengths=[PIECE_TOKENS // 2 - 100]), sampling(cap=2), unheard)
-    assert runs == [2, 2, 1]
+        engine.generate(orders(*[1] * 40, lengths=[64]), sampling(cap=2), unheard)
+    assert runs == [PIECE_TOKENS // 64, 40 - PIECE_TOKENS // 64]
 
 
 @contextmanager

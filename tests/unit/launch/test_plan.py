@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import main
-from launch.commands.run import planned_first
+from launch.commands.resume import started
 from launch.plan.cost import Plan, make_plan, plan_as_json, table, work_of
 from launch.plan.duration import decode_s, step_time
 from launch.plan.machine import DTYPES, ROWS, NotMeasured, Rates, Speed, measure_elsewhere
@@ -36,7 +36,6 @@ from shared.config.processes import LOGIT_BYTES, PIECE_TOKENS
 from shared.embedded import EMBEDDED_DIR
 from shared.errors import ConfigError, ModelError
 from shared.model.head import CPU_COLUMNS
-from shared.process.processor import start_config
 from shared.run.forecast import read_prediction
 from shared.run.run_dir import RunDir
 from tests.support.machines import GIB, HALF, QWEN_15B, write_model
@@ -116,7 +115,7 @@ def test_only_the_larger_peak_counts_where_processes_take_turns() -> None:
 
 
 def test_prompts_need_memory_piece_by_piece() -> None:
-    many = {"max_new_tokens": 1, "group": 1}
+    many = {"max_new_tokens": 1, "group": 2}
     half, whole, more = (
         host_memory(HALF, work(rollout={"prompts": count} | many)).rollout["prompts"]
         for count in (PIECE_TOKENS // 128, PIECE_TOKENS // 64, PIECE_TOKENS // 16)
@@ -240,12 +239,13 @@ def test_a_prepared_run_is_refused_at_its_first_start(tmp_path: Path, capsys: py
     out = tmp_path / "run"
     keys = [word for key in ("compute.device=cpu", huge_model(tmp_path)) for word in ("--set", key)]
     assert main(["run", "--prepare", "--out", str(out), *keys]) == 0
+    before = {file: file.read_bytes() for file in (out / "config.json", out / "run.json")}
     assert main(["resume", str(out)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: The run needs about ") and said.count("\n") == 1
-    run = RunDir(out)
-    assert config_from_json(run.config.read_bytes()).batch.recompute == "auto"
-    assert not run.has_begun and read_prediction(run) is None
+    assert said.endswith("prepare the run again, in another folder.\n")
+    assert {file: file.read_bytes() for file in before} == before, "another machine may still start it"
+    assert read_prediction(RunDir(out)) is None
 
 
 def test_a_prepared_run_gets_its_plan_at_its_first_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,11 +253,13 @@ def test_a_prepared_run_gets_its_plan_at_its_first_start(tmp_path: Path, capsys:
     assert main(["run", "embedded", "--prepare", "--out", out, "--set", "compute.device=cpu"]) == 0
     run = RunDir.open(Path(out))
     with run.locked():
-        start_config(run)
-        config = planned_first(run)
-    assert config.batch.recompute == "never" and config_from_json(run.config.read_bytes()) == config
-    predicted = read_prediction(run)
-    assert predicted is not None and predicted.all_mb and "predicted: " in capsys.readouterr().out
+        config = started(run, "here")
+        assert config.batch.recompute == "never" and config_from_json(run.config.read_bytes()) == config
+        predicted = read_prediction(run)
+        assert predicted is not None and predicted.all_mb and "predicted: " in capsys.readouterr().out
+        run.plan.unlink()
+        assert started(run, "here") == config
+    assert read_prediction(run) is None and capsys.readouterr().out == "", "it has one plan, at its start"
 
 
 def test_files_that_do_not_tell_sizes_are_named(tmp_path: Path) -> None:

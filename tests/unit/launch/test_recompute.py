@@ -15,6 +15,7 @@ from launch.plan.memory import Work, host_memory, size
 from launch.plan.remedies import fewer_rows, remedies
 from shared.config.load import config_to_json, resolve
 from shared.config.tree import Config
+from shared.process.processor import settled_config
 from tests.support.machines import GIB, QWEN_15B, both, but, configured, sound
 
 CONFIG = resolve({"model": {"path": "somewhere"}, "rollout": {"prompts": 2, "group": 8, "max_new_tokens": 256}})
@@ -99,6 +100,29 @@ def test_doctor_judges_a_prepared_run_by_what_resume_would_choose(tmp_path: Path
     file = tmp_path / "config.json"
     file.write_bytes(config_to_json(CONFIG))
     assert CONFIG.batch.recompute == read_config(file, ()).batch.recompute == "auto"
+    # Its learner was started by hand.
+    file.write_bytes(config_to_json(settled_config(CONFIG)))
+    assert read_config(file, ()).batch.recompute == "never"
+
+
+def test_a_run_that_has_started_keeps_its_sizes() -> None:
+    rollout, batch = {"prompts": 64, "max_new_tokens": 256}, {"token_budget": 512, "recompute": "never"}
+    sized = configured(model={"path": "somewhere"}, rollout=rollout, batch=batch, actor={"max_sequences": 256})
+    machine = both(but("model", shape=QWEN_15B), sized)(sound())
+    work = work_of(machine.config, cores=4)
+    kept, narrow = chosen_work(QWEN_15B, work, 1, started=True), chosen_work(QWEN_15B, work, 1)
+    assert (kept.actor, kept.batch) == (work.actor, work.batch)
+    assert needed(narrow) < 0.9 * needed(kept)
+    for started, level in ((False, "warning"), (True, "error")):
+        limited = both(but("memory", available=needed(narrow)), but("run", state="run", started=started))
+        assert available(limited(machine)).level == level
+
+
+def test_the_variant_with_the_least_memory_may_be_that_with_the_usual_width() -> None:
+    """Usually as many as need 512 MiB are decoded at once, which may be fewer than eight."""
+    long = replace(wide(0), lengths=replace(wide(0).lengths, prompt=16_000))
+    least = chosen_work(QWEN_15B, long, 1)
+    assert least.actor.max_sequences == 0 and least.batch.recompute == "always"
 
 
 def wide(width: int) -> Work:
@@ -138,4 +162,4 @@ def test_still_fewer_at_once_are_a_remedy() -> None:
 
 
 def test_servers_have_no_width_to_choose() -> None:
-    assert not list(fewer_rows(structs.replace(CONFIG.actor, engine="vllm_server"), CONFIG.rollout, 1))
+    assert not list(fewer_rows(structs.replace(CONFIG.actor, engine="vllm_server"), 64, 1))
