@@ -9,7 +9,7 @@ from msgspec import structs
 from launch.commands.run import without_plan
 from launch.doctor.command import read_config
 from launch.doctor.hardware_checks import available, container_limit
-from launch.plan.cost import Plan, chosen_work, make_plan, work_of
+from launch.plan.cost import Plan, chosen_work, make_plan, savings, work_of
 from launch.plan.machine import NotMeasured, Speed
 from launch.plan.memory import Work, host_memory, size
 from launch.plan.remedies import fewer_rows, remedies
@@ -151,6 +151,12 @@ def test_fewer_completions_are_decoded_at_once_if_they_do_not_fit() -> None:
         assert cost.work.batch.recompute == "never" and cost.memory.total < all_at_once + 1
     least = chosen_work(QWEN_15B, wide(0), 1)
     assert (least.actor.max_sequences, least.batch.recompute) == (8, "always")
+
+
+def test_the_start_of_a_run_says_how_it_saves_memory() -> None:
+    found = [savings(chosen_work(QWEN_15B, wide(0), free)) for free in (None, 1)]
+    assert found == ["", " (activations computed twice, 8 completions decoded at once)"]
+    assert savings(wide(4096)) == "", "an order has fewer"
 
 
 def test_still_fewer_at_once_are_a_remedy() -> None:
