@@ -29,6 +29,8 @@ from typing import Any
 from benchmarks.machine import write_result
 from benchmarks.process_tree import run_watched
 from benchmarks.student import mean_interval, ratio_interval
+from shared.run.forecast import read_prediction
+from shared.run.run_dir import RunDir
 
 Run = dict[str, Any]
 
@@ -83,8 +85,8 @@ def file_of(group: Path, names: Sequence[str]) -> Path:
     found = [group / name for name in names if (group / name).is_file()]
     if not found:
         raise SystemExit(
-            f"{group} has neither {' nor '.join(names)}: turn on the memory controller for its parent; the first of"
-            " these names needs Linux 5.19"
+            f"{group} has neither {' nor '.join(names)}: turn on the memory controller for its parent (memory.peak"
+            " needs Linux 5.19)"
         )
     return found[0]
 
@@ -125,12 +127,12 @@ def run_once(args: argparse.Namespace, out: Path, group: Path | None, steps: int
     watched = run_watched(argv, out.with_suffix(".log"), os.environ | {"HF_HUB_OFFLINE": "1"})
     if watched.code != 0:
         raise SystemExit(f"{out.name} ended with {watched.code}:\n{out.with_suffix('.log').read_text()[-3000:]}")
-    config = json.loads((out / "config.json").read_text())
+    config, predicted = json.loads((out / "config.json").read_text()), read_prediction(RunDir(out))
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return {
         "recompute": config["batch"]["recompute"],
         "max_sequences": config["actor"]["max_sequences"],
-        "predicted_mb": json.loads((out / "plan.json").read_text())["all_mb"] if (out / "plan.json").exists() else None,
+        "predicted_mb": predicted and predicted.all_mb,
         "peak_memory_mb": round(watched.pss_mb),
         "whole_process_s": round(watched.wall_s),
         "step_s": [round(row["time/step_s"], 2) for row in rows],
