@@ -1,7 +1,7 @@
 """A run in a container with little memory: whether it fits with the keys that it has, and what that costs in time.
 
 Every round runs the preset once in a control group whose memory is limited, and once without a limit. `run` sees the
-limit and chooses what fits (`batch.recompute`, `actor.max_sequences`, packed weights); no key differs between the two.
+limit and chooses what fits (`batch.recompute`, `actor.max_sequences`, packed weights); both get the same keys.
 The kernel drops pages of files when the group has reached its limit, and ends a process if that is not enough. The
 pages of all files are dropped before each run, so that the group pays for those that it reads. Swap must be off.
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--name", help="of the result; that of the preset if it is not given")
     args = parser.parse_args()
     if any(line.split()[1] != "0" for line in Path("/proc/meminfo").read_text().splitlines() if "SwapTotal" in line):
-        raise SystemExit("got a machine with swap space, where a limit of memory is none: turn it off with swapoff -a")
+        raise SystemExit("This machine has swap space, so the limit would not hold; turn it off with swapoff -a.")
     # Not in /tmp, which may be in memory itself.
     with tempfile.TemporaryDirectory(dir="/var/tmp") as temporary:
         runs = rounds(args, Path(temporary))
@@ -103,7 +103,7 @@ def rounds(args: argparse.Namespace, work: Path) -> list[Run]:
 
 
 def run_of(side: str, args: argparse.Namespace, out: Path) -> Run:
-    """Each in a group of its own."""
+    """A limited run has a group of its own."""
     if side == "free":
         return run_once(args, out, None, args.steps)
     group = limited_group(args.limit_mb)

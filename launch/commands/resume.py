@@ -26,7 +26,7 @@ from shared.config.processes import MAX_ACTORS, MAX_RANKS, ActorConfig, ComputeC
 from shared.config.training import OnFault
 from shared.config.tree import Config
 from shared.errors import ConfigError
-from shared.process.processor import is_open, keep_config, settled_config, start_config
+from shared.process.processor import is_open, settled_config, start_config, write_choices
 from shared.process.usable_cards import check_cards
 from shared.run.files import write_whole
 from shared.run.run_dir import RunDir
@@ -84,7 +84,7 @@ def resume_run(
     if on == "here":
         check_machine(changed.actor, changed.compute)
     with run.locked():
-        changed = started(run, on)
+        changed = config_to_resume(run, on)
     places = places_of(topology(run.path, changed), changed.compute, changed.ray, changed.actor)
     # Imported late, so that a mistake in the input is reported before the display is loaded.
     from launch.commands.watch_run import supervising, watch_run
@@ -94,9 +94,9 @@ def resume_run(
     return 0
 
 
-def started(run: RunDir, on: Machine) -> Config:
-    """The configuration to go on with. A prepared run that starts here gets its plan; if that refuses it, nothing was
-    written. Call it with the run locked."""
+def config_to_resume(run: RunDir, on: Machine) -> Config:
+    """The configuration to go on with. A prepared run that starts here gets its plan; if that refuses it, this writes
+    nothing. Call it with the run locked."""
     config = config_from_json(run.config.read_bytes())
     if on == "ray" or not is_open(config):
         return start_config(run, capacity_on_ray(config.compute, config.ray) if on == "ray" else None)
@@ -105,8 +105,10 @@ def started(run: RunDir, on: Machine) -> Config:
     try:
         refuse(cost, config.model.path)
     except ConfigError as error:
-        raise ConfigError(f"{error} `resume` changes no key: prepare the run again, in another folder.") from error
-    keep_config(run, config, card)
+        raise ConfigError(
+            f"{error} `resume` takes no --set: prepare the run again with these keys, in another folder."
+        ) from error
+    write_choices(run, config, card)
     announce(run, str(run.path), cost)
     return config
 

@@ -2,7 +2,7 @@
 
 `--prepare` makes the run directory and stops, for other ways to start the processes (containers, another machine). What
 [compute] leaves open is then chosen where the run starts (shared/process/processor.py), and a `resume` that starts it
-makes its plan. Without one (on Ray, or if the learner is started by hand) nothing is refused, and
+makes its plan. Without a plan (on Ray, or if the learner is started by hand) nothing is refused, and
 `batch.recompute = "auto"` recomputes nothing.
 `--dry-run` makes nothing: it prints what would be sampled, which processes would run, what they would write, and how
 much memory and time the run would take; `--json` prints this last part for programs. A run that cannot fit into memory
@@ -163,7 +163,7 @@ def warn_of_idle_actors(compute: ComputeConfig, rollout: RolloutConfig, max_lag:
 
 
 def planned(config: Config) -> tuple[Config, Cost]:
-    """With what the plan chooses."""
+    """With what the plan chooses; the plan, or why there is none."""
     compute = config.compute
     if compute.device == "cuda" or (compute.device == "auto" and has_card()):
         cost = plan_for_card(card_work(config))
@@ -180,7 +180,7 @@ def planned(config: Config) -> tuple[Config, Cost]:
 
 
 def announce(run: RunDir, source: str, cost: Cost) -> None:
-    """The prediction, for the user and for the end of the run."""
+    """Write plan.json and print the prediction; nothing without a plan."""
     if not isinstance(cost, str):
         write_prediction(run, cost.figures)
         print(*([summary_line(cost)] if isinstance(cost, Plan) else short_card_lines(source, cost)), sep="\n")

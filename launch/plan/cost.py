@@ -34,8 +34,8 @@ CUDA_RUNTIME_BYTES = 1500 * MIB
 """A process on a card, in host memory."""
 STEPPED_COPIES = 4
 """Of the adapter with compute.parallel = "zero2": values, gradient and two moments."""
-FEW_ROWS = 8
-"""A token step of fewer takes about as long, so an order would only take longer."""
+FEWEST_AT_ONCE = 8
+"""Completions. A token step of fewer takes about as long, so an order would only take longer."""
 EMBEDDED = Lengths(prompt=46, completion=22, longest=44)
 """The embedded model answers its own problems in so many tokens."""
 
@@ -174,7 +174,7 @@ def make_plan(
 
 def chosen_work(shape: ModelShape, work: Work, free: int | None, *, started: bool = False) -> Work:
     """The first variant of this work that fits, or the one with the least memory. A run that has started keeps its
-    `batch.recompute` and `actor.max_sequences`; `packs` predicts whether the actor will find the memory."""
+    `batch.recompute` and `actor.max_sequences`; `packs` predicts whether there will be memory for packed weights."""
     found = (replace(work, packs=packs) for packs in (True, False)) if started else variants_of(work)
     variants = [(host_memory(shape, one).total, one) for one in found]
     return next((one for total, one in variants if fits(total, free)), min(variants, key=lambda pair: pair[0])[1])
@@ -182,7 +182,7 @@ def chosen_work(shape: ModelShape, work: Work, free: int | None, *, started: boo
 
 def variants_of(work: Work) -> Iterator[Work]:
     """First those that sample the same tokens, the fastest first; then the same with fewer completions at once."""
-    for width in (work.actor.max_sequences, *fewer_rows(work.actor, work.groups * work.rollout.group, FEW_ROWS)):
+    for width in (work.actor.max_sequences, *fewer_rows(work.actor, work.groups * work.rollout.group, FEWEST_AT_ONCE)):
         actor = structs.replace(work.actor, max_sequences=width)
         for recompute in ("never", "always") if work.batch.recompute == "auto" else (work.batch.recompute,):
             batch = structs.replace(work.batch, recompute=recompute)
@@ -229,10 +229,10 @@ def time_lines(plan: Plan) -> list[str]:
 def summary_line(plan: Plan) -> str:
     """One line, for the start of a run."""
     memory, time = size(plan.memory.total), time_lines(plan)[0].removeprefix("predicted time: ")
-    return f"predicted: {memory} of memory{savings(plan.work)}; {time}"
+    return f"predicted: {memory} of memory{savings_in_words(plan.work)}; {time}"
 
 
-def savings(work: Work) -> str:
+def savings_in_words(work: Work) -> str:
     """How the run saves memory, chosen or given."""
     width = work.actor.max_sequences
     found = ["activations computed twice"] if work.recomputes else []

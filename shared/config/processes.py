@@ -234,8 +234,8 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     max_sequences: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Number of completions of an order that are decoded at once, at most 4096; the others wait until one has ended. 0
     takes 256, or fewer: with `hf`, as many as need 512 MiB for keys, values and logits (2 GiB on a card); with `vllm`
-    and on each server, rollout.prompts x rollout.group. For `hf` it is lowered when a run starts where memory
-    is short. The sampled tokens depend on it."""
+    and on each server, rollout.prompts x rollout.group. Where memory is short, the start of a run lowers it
+    for `hf`, also a value that was given (on a CPU to 8 at least). The sampled tokens depend on it."""
     fold: Fold = "auto"
     """Whether `hf` samples from the sum of base and adapter, which takes one product instead of three and a second copy
     of the linears in this process. Only dense fp32 weights can be summed. `auto` does so up to 64 MiB of weights, where

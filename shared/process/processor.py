@@ -106,13 +106,13 @@ def start_config(run: RunDir, found: Capacity | None = None) -> Config:
     if not is_open(config):
         return config
     config = settled_config(config, found)
-    keep_config(run, config, card)
+    write_choices(run, config, card)
     return config
 
 
-def keep_config(run: RunDir, config: Config, card: Mapping[str, str]) -> None:
-    """What was chosen, in run.json and config.json. The second one comes last, because it decides: if this is cut off,
-    the next start chooses again."""
+def write_choices(run: RunDir, config: Config, card: Mapping[str, str]) -> None:
+    """Into run.json and config.json. The latter comes last, because it decides: if this is cut off, the next start
+    chooses again."""
     run.write_info(structs.asdict(config.compute), card)
     write_whole(run.config, config_to_json(config))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import main
-from launch.commands.resume import started
+from launch.commands.resume import config_to_resume
 from launch.plan.cost import Plan, make_plan, plan_as_json, table, work_of
 from launch.plan.duration import decode_s, step_time
 from launch.plan.machine import DTYPES, ROWS, NotMeasured, Rates, Speed, measure_elsewhere
@@ -243,7 +243,7 @@ def test_a_prepared_run_is_refused_at_its_first_start(tmp_path: Path, capsys: py
     assert main(["resume", str(out)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: The run needs about ") and said.count("\n") == 1
-    assert said.endswith("prepare the run again, in another folder.\n")
+    assert said.endswith("prepare the run again with these keys, in another folder.\n")
     assert {file: file.read_bytes() for file in before} == before, "another machine may still start it"
     assert read_prediction(RunDir(out)) is None
 
@@ -253,12 +253,12 @@ def test_a_prepared_run_gets_its_plan_at_its_first_start(tmp_path: Path, capsys:
     assert main(["run", "embedded", "--prepare", "--out", out, "--set", "compute.device=cpu"]) == 0
     run = RunDir.open(Path(out))
     with run.locked():
-        config = started(run, "here")
+        config = config_to_resume(run, "here")
         assert config.batch.recompute == "never" and config_from_json(run.config.read_bytes()) == config
         predicted = read_prediction(run)
         assert predicted is not None and predicted.all_mb and "predicted: " in capsys.readouterr().out
         run.plan.unlink()
-        assert started(run, "here") == config
+        assert config_to_resume(run, "here") == config
     assert read_prediction(run) is None and capsys.readouterr().out == "", "it has one plan, at its start"
 
 

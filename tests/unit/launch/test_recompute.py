@@ -9,7 +9,7 @@ from msgspec import structs
 from launch.commands.run import without_plan
 from launch.doctor.command import read_config
 from launch.doctor.hardware_checks import available, container_limit
-from launch.plan.cost import Plan, chosen_work, make_plan, savings, work_of
+from launch.plan.cost import Plan, chosen_work, make_plan, savings_in_words, work_of
 from launch.plan.machine import NotMeasured, Speed
 from launch.plan.memory import Work, host_memory, size
 from launch.plan.remedies import fewer_rows, remedies
@@ -154,9 +154,9 @@ def test_fewer_completions_are_decoded_at_once_if_they_do_not_fit() -> None:
 
 
 def test_the_start_of_a_run_says_how_it_saves_memory() -> None:
-    found = [savings(chosen_work(QWEN_15B, wide(0), free)) for free in (None, 1)]
+    found = [savings_in_words(chosen_work(QWEN_15B, wide(0), free)) for free in (None, 1)]
     assert found == ["", " (activations computed twice, 8 completions decoded at once)"]
-    assert savings(wide(4096)) == "", "an order has fewer"
+    assert savings_in_words(wide(4096)) == "", "an order has fewer"
 
 
 def test_still_fewer_at_once_are_a_remedy() -> None:
