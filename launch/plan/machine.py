@@ -281,15 +281,16 @@ def measure(threads: int) -> Speed:
 def measure_rates(dtype: Any) -> Rates:
     import torch
 
-    from actor.engines.token_step.packed import RowProduct, faster_kinds
+    from actor.engines.token_step.packed import Packing, RowProduct, faster_kinds
     from launch.plan.small_model import layer_calls
     from shared.model.head import head_logits, token_stats
 
     count = WEIGHTS_BYTES // (OUT * IN * dtype.itemsize)
     weights = [torch.randn(OUT, IN).to(dtype) for _ in range(count)]
-    kinds, every = faster_kinds(weights), [RowProduct(weight) for weight in weights]
+    kinds, every, compared = faster_kinds(weights), [RowProduct(weight) for weight in weights], Packing(1.0)
+    packs = kinds.packed and compared.may_be_packed(every[0])
     for one in every:
-        one.choose_side(kinds)
+        one.choose_side(kinds.right and compared.may_be_right(one))
     xs = [torch.randn(rows, IN).to(dtype) for rows in ROWS]
     grad = torch.randn(ROWS[-1], OUT).to(dtype)
     with torch.inference_mode():
@@ -305,13 +306,11 @@ def measure_rates(dtype: Any) -> Rates:
 
     whole = best_time(both_ways) / (head.numel() * HEAD_ROWS)
     of_head = RowProduct(head)
-    of_head.choose_side(kinds)
+    of_head.choose_side(kinds.right and compared.may_be_right(of_head))
     with torch.inference_mode():
         head_step = best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0, rounded=of_head)) / head.numel()
-        packing = time_to_pack(every) if kinds.packed else 0.0
-        packed = (
-            tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if kinds.packed else product
-        )
+        packing = time_to_pack(every) if packs else 0.0
+        packed = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product
     calls, (eight_bit, eight_bit_packing) = layer_calls(dtype, best_time), eight_bit_times(dtype, xs)
     return Rates(
         product=product,

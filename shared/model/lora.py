@@ -152,7 +152,8 @@ class LoraLinear(nn.Module):
             return F.linear(x, self.folded, self.base.bias)
         if not self.enabled:
             return self.base(x)
-        rows = x.flatten(0, -2)
+        # Column by column, as some products give it (shared/model/products.py), A x would be rounded in another way.
+        rows = x.flatten(0, -2).contiguous()
         if torch.is_grad_enabled():
             y: Any = LoraProduct.apply(rows, self.lora_A, self.lora_B, self.base, self.scale)
         else:

@@ -4,8 +4,7 @@
     packed    read a weight that was rearranged once, before the order
 
 With few rows, rearranging takes as long as all the rest: with all weights packed, a token step of 8 rows of half a
-billion parameters takes half the time. The values are the same to the bit, so what is packed may depend on the machine
-and on its free memory.
+billion parameters takes half the time.
 
 `HFEngine.sleep` frees the copies after the order. Where the processes take turns, they are gone before an update, which
 usually takes more memory than decoding: then a copy of half of the base does not raise the peak of a run. That share is
@@ -13,13 +12,16 @@ usually takes more memory than decoding: then a copy of half of the base does no
 
     completions may have PACKED_TOKENS or more    packing takes as long as some twenty token steps
     twice that memory is free                     so packing never takes what something else needs
-    it helps here                                 same bits and faster, measured once in a process on large weights
+    it helps here                                 it is faster, measured once in a process on large weights
 
-The thin products of the adapter are packed as well, beside the share, if those of a layer give the same bits.
+The thin products of the adapter are packed as well, beside the share.
 
 In `x W^T`, oneDNN rearranges W, the right factor; in `W x^T`, where the weight is the left one, x. For weights that are
 not packed, which of the two is faster with few rows is measured, too: with AMX, rearranging W takes longer than the
 product.
+
+Times and free memory differ from run to run, and completions must not. So another kind of product is used only in
+shapes in which it adds in the same order, which sums of terms that cancel show: nearly every bit of them is rounding.
 
 Left out: fp32, whose kernels take a weight as it is, and cards.
 """
@@ -44,8 +46,10 @@ FEW = 24
 """Up to this number of rows, what was measured with ROWS decides which factor a weight is."""
 FASTER = 0.85
 """A kind of product is preferred if it takes at most this share of the other's time."""
-FEW_THIN = 8
-"""Products of the adapter that are looked at: those of a layer."""
+COMPARED_ROWS = (8, 16, 64)
+"""Numbers of rows with which kinds of product are compared."""
+COMPARED_VALUES = 2**23
+"""Limit for the values of a weight that is made for it."""
 TRIALS = 7
 """Of each kind."""
 MEASURED_BYTES = 64 * 2**20
@@ -64,8 +68,12 @@ class Packable(Protocol):
 
     def unpack(self) -> None: ...
 
-    def sample(self) -> torch.Tensor:
-        """With rows of random numbers."""
+    def like(self) -> "Packable":
+        """One with a weight of the same shape, whose terms cancel; not packed."""
+        ...
+
+    def sample(self, rows: int) -> torch.Tensor:
+        """The product with such rows."""
         ...
 
 
@@ -88,9 +96,8 @@ class RowProduct:
     def reads_codes(self, rows: int) -> bool:
         return self.coded is not None and rows <= CODED_ROWS
 
-    def choose_side(self, kinds: "FasterKinds") -> None:
-        """Have the weight on the left, unless it has more outputs than inputs and the right is faster here."""
-        self.right_rows = FEW if kinds.right and len(self.dense) > self.dense.shape[1] else 0
+    def choose_side(self, is_right: bool) -> None:
+        self.right_rows = FEW if is_right else 0
 
     def pack(self) -> None:
         if self.packed is None:
@@ -99,8 +106,11 @@ class RowProduct:
     def unpack(self) -> None:
         self.packed = None
 
-    def sample(self) -> torch.Tensor:
-        return self(drawn(ROWS, self.dense.shape[1]))
+    def like(self) -> "RowProduct":
+        return RowProduct(cancelling_weight(*self.dense.shape), right_rows=self.right_rows)
+
+    def sample(self, rows: int) -> torch.Tensor:
+        return self(cancelling_rows(rows, self.dense.shape[1]))
 
 
 class AddedProduct:
@@ -126,13 +136,19 @@ class AddedProduct:
     def unpack(self) -> None:
         self.packed = None
 
-    def sample(self) -> torch.Tensor:
-        return self(drawn(ROWS, self.dense.shape[1]), drawn(ROWS, len(self.dense)))
+    def like(self) -> "AddedProduct":
+        size, out = self.dense.shape
+        return AddedProduct(cancelling_weight(out, size).t().contiguous(), self.scale)
+
+    def sample(self, rows: int) -> torch.Tensor:
+        # About as large as the rounding of the product.
+        y = torch.full((rows, self.dense.shape[1]), 2.0**-22, dtype=self.dense.dtype)
+        return self(y, cancelling_rows(rows, len(self.dense)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class FasterKinds:
-    """Which kinds of product are faster on this machine, with the same bits."""
+    """Which kinds of product are faster on this machine."""
 
     packed: bool
     right: bool
@@ -147,8 +163,8 @@ class Packing:
         self.share = share
         self.kinds: FasterKinds | None = None
         """None until it was measured."""
-        self.thin: bool | None = None
-        """The same: whether the products of the adapter have the same bits when they are packed."""
+        self.same_bits: dict[tuple[object, ...], bool] = {}
+        """By kind and shape, for what was compared."""
 
     def prepare(self, products: Sequence[RowProduct], thin: Sequence[Packable], tokens: int, rows: int) -> None:
         """Measure if that was not done yet, and pack if it helps an order whose completions may have so many tokens.
@@ -159,15 +175,30 @@ class Packing:
         if self.kinds is None:
             self.kinds = faster_kinds(weights_to_measure(products))
         for product in products:
-            product.choose_side(self.kinds)
+            product.choose_side(self.kinds.right and self.may_be_right(product))
         if self.share and tokens >= PACKED_TOKENS and self.kinds.packed:
-            self.pack([product for product in products if not product.reads_codes(rows)], thin, products)
+            used = [product for product in products if not product.reads_codes(rows) and self.may_be_packed(product)]
+            self.pack(used, thin, products)
 
-    def packs_thin(self, thin: Sequence[Packable]) -> bool:
-        """Whether the first few give the same bits, packed and as they are; known after the first call."""
-        if self.thin is None and thin:
-            self.thin = all(has_same_bits(product) for product in thin[:FEW_THIN])
-        return bool(self.thin)
+    def may_be_right(self, product: RowProduct) -> bool:
+        """With more outputs than inputs, if the bits are the same."""
+        out, size = product.dense.shape
+        if out <= size:
+            return False
+        key = "right", out, size
+        if key not in self.same_bits:
+            left = product.like()
+            left.choose_side(False)
+            self.same_bits[key] = are_same(left, lambda: left.choose_side(True))
+        return self.same_bits[key]
+
+    def may_be_packed(self, product: Packable) -> bool:
+        """If the bits are the same."""
+        key = type(product), *product.dense.shape
+        if key not in self.same_bits:
+            plain = product.like()
+            self.same_bits[key] = are_same(plain, plain.pack)
+        return self.same_bits[key]
 
     def pack(self, used: Sequence[RowProduct], thin: Sequence[Packable], products: Sequence[RowProduct]) -> None:
         """Pack what is used up to the share of all; nothing if less than twice that memory is free, or nobody knows."""
@@ -177,7 +208,7 @@ class Packing:
         room = min(room, size_of(product for product in used if product.packed is None))
         if 2 * room > (free_memory() or 0):
             return
-        for product in thin if self.packs_thin(thin) else ():
+        for product in filter(self.may_be_packed, thin):
             product.pack()
         for product in used:
             if product.packed is None and product.dense.nbytes <= room:
@@ -203,7 +234,7 @@ def weights_to_measure(products: Sequence[RowProduct]) -> list[torch.Tensor]:
 
 
 def faster_kinds(weights: Sequence[torch.Tensor]) -> FasterKinds:
-    """With some weights of one shape: a kind is worth using if it is faster and gives the same bits."""
+    """With some weights of one shape."""
     supported = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if not weights or weights[0].dtype != torch.bfloat16 or not supported:
         return FasterKinds(packed=False, right=False)
@@ -211,35 +242,50 @@ def faster_kinds(weights: Sequence[torch.Tensor]) -> FasterKinds:
     packed = [RowProduct(weight) for weight in weights]
     for product in packed:
         product.pack()
-    (by_left, left_s), (by_right, right_s), (by_packed, packed_s) = results_in_turn(
+    left_s, right_s, packed_s = seconds_in_turn(
         lambda: [weight_product(x, weight) for weight in weights],
         lambda: [F.linear(x, weight) for weight in weights],
         lambda: [product(x) for product in packed],
     )
-    is_right = all(map(torch.equal, by_right, by_left)) and right_s <= FASTER * left_s
-    is_packed = all(map(torch.equal, by_packed, by_left)) and packed_s <= FASTER * (right_s if is_right else left_s)
-    return FasterKinds(packed=is_packed, right=is_right)
+    is_right = right_s <= FASTER * left_s
+    return FasterKinds(packed=packed_s <= FASTER * (right_s if is_right else left_s), right=is_right)
 
 
-def has_same_bits(product: Packable) -> bool:
-    """Packed and as it is; it is not packed afterwards."""
-    plain = product.sample()
-    product.pack()
-    packed = product.sample()
-    product.unpack()
-    return torch.equal(plain, packed)
+def are_same(product: Packable, change: Callable[[], None]) -> bool:
+    """Whether the results have the same bits after the change."""
+    before = [product.sample(rows) for rows in COMPARED_ROWS]
+    change()
+    return all(torch.equal(product.sample(rows), result) for rows, result in zip(COMPARED_ROWS, before, strict=True))
+
+
+def cancelling_rows(rows: int, size: int) -> torch.Tensor:
+    """[rows, size] (u, u), in another order of columns."""
+    half = drawn(rows, size // 2)
+    return torch.cat([half, half, half.new_zeros(rows, size % 2)], dim=1).index_select(1, mixed(size))
+
+
+def cancelling_weight(out: int, size: int) -> torch.Tensor:
+    """[out, size] (v, -v), in the same order; fewer outputs where that would be more than COMPARED_VALUES."""
+    out = min(out, max(1, COMPARED_VALUES // size))
+    half = drawn(out, size // 2)
+    return torch.cat([half, -half, half.new_zeros(out, size % 2)], dim=1).index_select(1, mixed(size))
+
+
+def mixed(size: int) -> torch.Tensor:
+    """[size] column numbers."""
+    return torch.randperm(size, generator=torch.Generator().manual_seed(size))
 
 
 def drawn(rows: int, columns: int) -> torch.Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(columns)).bfloat16()
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).bfloat16()
 
 
-def results_in_turn(*works: Callable[[], list[torch.Tensor]]) -> list[tuple[list[torch.Tensor], float]]:
-    """What each gives, and its seconds at best. They take turns, so that other load slows all of them."""
-    found: list[tuple[list[torch.Tensor], float]] = [([], math.inf) for _ in works]
+def seconds_in_turn(*works: Callable[[], object]) -> list[float]:
+    """Of each, at best. They take turns, so that other load slows all of them."""
+    best = [math.inf] * len(works)
     for _ in range(TRIALS):
         for place, work in enumerate(works):
             start = time.perf_counter()
-            result = work()
-            found[place] = result, min(found[place][1], time.perf_counter() - start)
-    return found
+            work()
+            best[place] = min(best[place], time.perf_counter() - start)
+    return best
