@@ -50,6 +50,8 @@ COMPARED_ROWS = (8, 16, 64)
 """Numbers of rows with which kinds of product are compared."""
 COMPARED_VALUES = 2**23
 """Limit for the values of a weight that is made for it."""
+DRAWN_ROWS = 64
+"""Of such a weight; then they are repeated."""
 TRIALS = 7
 """Of each kind."""
 MEASURED_BYTES = 64 * 2**20
@@ -84,11 +86,17 @@ class RowProduct:
         """coded: the same weight. right_rows: up to so many rows, it is the right factor while it is not packed."""
         self.dense, self.coded, self.right_rows = dense, coded, right_rows
         self.packed: torch.Tensor | None = None
+        self.reads_columns = False
+        """Whether the rows may lie in memory column by column; else they are copied."""
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[n, in] -> [n, out]"""
         if self.coded is not None and len(x) <= CODED_ROWS:
             return self.coded.product(x, bias)
+        if not x.is_contiguous():
+            if self.reads_columns:
+                return weight_product(x, self.dense, bias)
+            x = x.contiguous()
         if self.packed is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
         return F.linear(x, self.dense, bias) if len(x) <= self.right_rows else weight_product(x, self.dense, bias)
@@ -111,6 +119,10 @@ class RowProduct:
 
     def sample(self, rows: int) -> torch.Tensor:
         return self(cancelling_rows(rows, self.dense.shape[1]))
+
+    def sample_of_columns(self, rows: int) -> torch.Tensor:
+        x = cancelling_rows(rows, self.dense.shape[1]).t().contiguous().t()
+        return weight_product(x, self.dense)
 
 
 class AddedProduct:
@@ -176,6 +188,9 @@ class Packing:
             self.kinds = faster_kinds(weights_to_measure(products))
         for product in products:
             product.choose_side(self.kinds.right and self.may_be_right(product))
+        for product in (*products, *thin):
+            if isinstance(product, RowProduct):
+                product.reads_columns = self.may_read_columns(product)
         if self.share and tokens >= PACKED_TOKENS and self.kinds.packed:
             used = [product for product in products if not product.reads_codes(rows) and self.may_be_packed(product)]
             self.pack(used, thin, products)
@@ -187,17 +202,27 @@ class Packing:
             return False
         key = "right", out, size
         if key not in self.same_bits:
-            left = product.like()
+            left, right = product.like(), product.like()
             left.choose_side(False)
-            self.same_bits[key] = are_same(left, lambda: left.choose_side(True))
+            right.choose_side(True)
+            self.same_bits[key] = are_same(left.sample, right.sample)
         return self.same_bits[key]
 
     def may_be_packed(self, product: Packable) -> bool:
         """If the bits are the same."""
         key = type(product), *product.dense.shape
         if key not in self.same_bits:
+            plain, packed = product.like(), product.like()
+            packed.pack()
+            self.same_bits[key] = are_same(plain.sample, packed.sample)
+        return self.same_bits[key]
+
+    def may_read_columns(self, product: RowProduct) -> bool:
+        """If the bits are the same."""
+        key = "columns", *product.dense.shape
+        if key not in self.same_bits:
             plain = product.like()
-            self.same_bits[key] = are_same(plain, plain.pack)
+            self.same_bits[key] = are_same(plain.sample, plain.sample_of_columns)
         return self.same_bits[key]
 
     def pack(self, used: Sequence[RowProduct], thin: Sequence[Packable], products: Sequence[RowProduct]) -> None:
@@ -251,11 +276,8 @@ def faster_kinds(weights: Sequence[torch.Tensor]) -> FasterKinds:
     return FasterKinds(packed=packed_s <= FASTER * (right_s if is_right else left_s), right=is_right)
 
 
-def are_same(product: Packable, change: Callable[[], None]) -> bool:
-    """Whether the results have the same bits after the change."""
-    before = [product.sample(rows) for rows in COMPARED_ROWS]
-    change()
-    return all(torch.equal(product.sample(rows), result) for rows, result in zip(COMPARED_ROWS, before, strict=True))
+def are_same(one: Callable[[int], torch.Tensor], other: Callable[[int], torch.Tensor]) -> bool:
+    return all(torch.equal(one(rows), other(rows)) for rows in COMPARED_ROWS)
 
 
 def cancelling_rows(rows: int, size: int) -> torch.Tensor:
@@ -267,7 +289,7 @@ def cancelling_rows(rows: int, size: int) -> torch.Tensor:
 def cancelling_weight(out: int, size: int) -> torch.Tensor:
     """[out, size] (v, -v), in the same order; fewer outputs where that would be more than COMPARED_VALUES."""
     out = min(out, max(1, COMPARED_VALUES // size))
-    half = drawn(out, size // 2)
+    half = drawn(min(out, DRAWN_ROWS), size // 2).repeat(-(-out // DRAWN_ROWS), 1)[:out]
     return torch.cat([half, -half, half.new_zeros(out, size % 2)], dim=1).index_select(1, mixed(size))
 
 

@@ -156,9 +156,7 @@ class Stack:
         return whole
 
     def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """[n, in] -> [n, out] of each. The kind of a product decides in which order its values are, and oneDNN rounds
-        A x in another way for the other order."""
-        x = x.contiguous()
+        """[n, in] -> [n, out] of each."""
         alone = len(self.products) == len(self.linears)
         if self.by_a is not None and alone and self.add_low_rank is not add_low_rank:
             return [product.by_kernel(x, self.by_a.dense, self.add_low_rank) for product in self.products]
