@@ -89,7 +89,7 @@ class Norm:
         as long there for many rows on a CPU. On a card it is one kernel instead of eight and rounds only once."""
         if x.dtype == torch.float32 or not x.is_cpu:
             return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
-        wide = x.float()
+        wide = widened(x)
         return wide.mul_(self.inverse(wide)).to(x.dtype).mul_(self.weight)
 
     def inverse(self, wide: torch.Tensor) -> torch.Tensor:
@@ -98,11 +98,17 @@ class Norm:
 
     def backward(self, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """dx"""
-        wide = x.float()
+        wide = widened(x)
         inverse = self.inverse(wide)
         found = grad.float().mul_(self.weight)
         share = torch.linalg.vecdot(found, wide)[..., None].mul_(inverse.square()).div_(-x.shape[-1])
         return found.addcmul_(wide, share).mul_(inverse).to(x.dtype)
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """In fp32, row by row: squares would be added in another order if x lay column by column, as some products give it
+    (shared/model/products.py)."""
+    return x.to(torch.float32, memory_format=torch.contiguous_format)
 
 
 class AloneNormed(torch.autograd.Function):

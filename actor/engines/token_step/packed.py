@@ -20,8 +20,9 @@ In `x W^T`, oneDNN rearranges W, the right factor; in `W x^T`, where the weight 
 not packed, which of the two is faster with few rows is measured, too: with AMX, rearranging W takes longer than the
 product.
 
-Times and free memory differ from run to run, and completions must not. So another kind of product is used only in
-shapes in which it adds in the same order, which sums of terms that cancel show: nearly every bit of them is rounding.
+Times and free memory differ from run to run, and completions must not. So before another kind of product is used for a
+shape, both multiply made-up factors. In half of the rows the terms cancel, u v and -u v: what is left of such a sum is
+rounding, which shows the order in which the terms were added. A large weight is compared with fewer outputs.
 
 Left out: fp32, whose kernels take a weight as it is, and cards.
 """
@@ -46,12 +47,14 @@ FEW = 24
 """Up to this number of rows, what was measured with ROWS decides which factor a weight is."""
 FASTER = 0.85
 """A kind of product is preferred if it takes at most this share of the other's time."""
-COMPARED_ROWS = (8, 16, 64)
+COMPARED_ROWS = (1, ROWS, FEW, 8 * ROWS)
 """Numbers of rows with which kinds of product are compared."""
 COMPARED_VALUES = 2**23
 """Limit for the values of a weight that is made for it."""
-DRAWN_ROWS = 64
-"""Of such a weight; then they are repeated."""
+DRAWN_OUTPUTS = 64
+"""Of such a weight; they are repeated to fill it."""
+DRAWN_EXPONENTS = 16
+"""Terms differ by factors of two, up to the power of this, so that few of them show their order too."""
 TRIALS = 7
 """Of each kind."""
 MEASURED_BYTES = 64 * 2**20
@@ -70,12 +73,16 @@ class Packable(Protocol):
 
     def unpack(self) -> None: ...
 
-    def like(self) -> "Packable":
-        """One with a weight of the same shape, whose terms cancel; not packed."""
+    def form(self) -> tuple[object, ...]:
+        """What decides how it is computed: its kind, and the shape of its weight."""
+        ...
+
+    def stand_in(self) -> "Packable":
+        """One of the same form, with a made-up weight; not packed."""
         ...
 
     def sample(self, rows: int) -> torch.Tensor:
-        """The product with such rows."""
+        """The product with so many made-up rows."""
         ...
 
 
@@ -114,15 +121,17 @@ class RowProduct:
     def unpack(self) -> None:
         self.packed = None
 
-    def like(self) -> "RowProduct":
-        return RowProduct(cancelling_weight(*self.dense.shape), right_rows=self.right_rows)
+    def form(self) -> tuple[object, ...]:
+        return "rows", *self.dense.shape, self.right_rows
+
+    def stand_in(self) -> "RowProduct":
+        return RowProduct(made_up_weight(*self.dense.shape), right_rows=self.right_rows)
 
     def sample(self, rows: int) -> torch.Tensor:
-        return self(cancelling_rows(rows, self.dense.shape[1]))
+        return self(made_up_rows(rows, self.dense.shape[1]))
 
     def sample_of_columns(self, rows: int) -> torch.Tensor:
-        x = cancelling_rows(rows, self.dense.shape[1]).t().contiguous().t()
-        return weight_product(x, self.dense)
+        return self(made_up_rows(rows, self.dense.shape[1]).t().contiguous().t())
 
 
 class AddedProduct:
@@ -148,14 +157,18 @@ class AddedProduct:
     def unpack(self) -> None:
         self.packed = None
 
-    def like(self) -> "AddedProduct":
+    def form(self) -> tuple[object, ...]:
+        return "added", *self.dense.shape, self.scale
+
+    def stand_in(self) -> "AddedProduct":
         size, out = self.dense.shape
-        return AddedProduct(cancelling_weight(out, size).t().contiguous(), self.scale)
+        return AddedProduct(made_up_weight(out, size).t().contiguous(), self.scale)
 
     def sample(self, rows: int) -> torch.Tensor:
-        # About as large as the rounding of the product.
-        y = torch.full((rows, self.dense.shape[1]), 2.0**-22, dtype=self.dense.dtype)
-        return self(y, cancelling_rows(rows, len(self.dense)))
+        """With y row by row and column by column, which a packed product does not tell apart."""
+        size, out = self.dense.shape
+        x, y = made_up_rows(rows, size), drawn(rows, out)
+        return torch.stack([self(y.clone(), x), self(y.t().contiguous().t(), x)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +188,8 @@ class Packing:
         self.share = share
         self.kinds: FasterKinds | None = None
         """None until it was measured."""
-        self.same_bits: dict[tuple[object, ...], bool] = {}
-        """By kind and shape, for what was compared."""
+        self.compared: dict[tuple[object, ...], bool] = {}
+        """Whether the bits were the same, for each kind and form."""
 
     def prepare(self, products: Sequence[RowProduct], thin: Sequence[Packable], tokens: int, rows: int) -> None:
         """Measure if that was not done yet, and pack if it helps an order whose completions may have so many tokens.
@@ -192,38 +205,27 @@ class Packing:
             if isinstance(product, RowProduct):
                 product.reads_columns = self.may_read_columns(product)
         if self.share and tokens >= PACKED_TOKENS and self.kinds.packed:
-            used = [product for product in products if not product.reads_codes(rows) and self.may_be_packed(product)]
-            self.pack(used, thin, products)
+            self.pack([product for product in products if not product.reads_codes(rows)], thin, products)
 
     def may_be_right(self, product: RowProduct) -> bool:
         """With more outputs than inputs, if the bits are the same."""
         out, size = product.dense.shape
-        if out <= size:
-            return False
-        key = "right", out, size
-        if key not in self.same_bits:
-            left, right = product.like(), product.like()
-            left.choose_side(False)
-            right.choose_side(True)
-            self.same_bits[key] = are_same(left.sample, right.sample)
-        return self.same_bits[key]
+        return out > size and self.same_bits(("right", out, size), lambda: right_has_same_bits(product))
 
     def may_be_packed(self, product: Packable) -> bool:
         """If the bits are the same."""
-        key = type(product), *product.dense.shape
-        if key not in self.same_bits:
-            plain, packed = product.like(), product.like()
-            packed.pack()
-            self.same_bits[key] = are_same(plain.sample, packed.sample)
-        return self.same_bits[key]
+        return self.same_bits(("packed", *product.form()), lambda: packed_has_same_bits(product))
 
     def may_read_columns(self, product: RowProduct) -> bool:
-        """If the bits are the same."""
-        key = "columns", *product.dense.shape
-        if key not in self.same_bits:
-            plain = product.like()
-            self.same_bits[key] = are_same(plain.sample, plain.sample_of_columns)
-        return self.same_bits[key]
+        """If the bits are the same. Only where outputs are fewer than inputs, as in down_proj, whose input may lie
+        column by column, and in the A of an adapter."""
+        out, size = product.dense.shape
+        return out < size and self.same_bits(("columns", *product.form()), lambda: columns_have_same_bits(product))
+
+    def same_bits(self, key: tuple[object, ...], compare: Callable[[], bool]) -> bool:
+        if key not in self.compared:
+            self.compared[key] = compare()
+        return self.compared[key]
 
     def pack(self, used: Sequence[RowProduct], thin: Sequence[Packable], products: Sequence[RowProduct]) -> None:
         """Pack what is used up to the share of all; nothing if less than twice that memory is free, or nobody knows."""
@@ -235,7 +237,7 @@ class Packing:
             return
         for product in filter(self.may_be_packed, thin):
             product.pack()
-        for product in used:
+        for product in filter(self.may_be_packed, used):
             if product.packed is None and product.dense.nbytes <= room:
                 product.pack()
                 room -= product.dense.nbytes
@@ -246,9 +248,9 @@ def size_of(products: Iterable[RowProduct]) -> int:
 
 
 def can_be_packed(products: Sequence[RowProduct]) -> bool:
-    return bool(products) and all(
-        product.dense.is_cpu and product.dense.dtype == torch.bfloat16 for product in products
-    )
+    supported = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    in_bf16 = (product.dense.is_cpu and product.dense.dtype == torch.bfloat16 for product in products)
+    return bool(products) and supported and all(in_bf16)
 
 
 def weights_to_measure(products: Sequence[RowProduct]) -> list[torch.Tensor]:
@@ -260,8 +262,7 @@ def weights_to_measure(products: Sequence[RowProduct]) -> list[torch.Tensor]:
 
 def faster_kinds(weights: Sequence[torch.Tensor]) -> FasterKinds:
     """With some weights of one shape."""
-    supported = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if not weights or weights[0].dtype != torch.bfloat16 or not supported:
+    if not can_be_packed([RowProduct(weight) for weight in weights]):
         return FasterKinds(packed=False, right=False)
     x = torch.randn(ROWS, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
     packed = [RowProduct(weight) for weight in weights]
@@ -276,25 +277,56 @@ def faster_kinds(weights: Sequence[torch.Tensor]) -> FasterKinds:
     return FasterKinds(packed=packed_s <= FASTER * (right_s if is_right else left_s), right=is_right)
 
 
-def are_same(one: Callable[[int], torch.Tensor], other: Callable[[int], torch.Tensor]) -> bool:
-    return all(torch.equal(one(rows), other(rows)) for rows in COMPARED_ROWS)
+def right_has_same_bits(product: RowProduct) -> bool:
+    one = product.stand_in()
+    one.choose_side(False)
+    by_left = results(one.sample)
+    one.choose_side(True)
+    return are_equal(by_left, results(one.sample))
 
 
-def cancelling_rows(rows: int, size: int) -> torch.Tensor:
-    """[rows, size] (u, u), in another order of columns."""
+def packed_has_same_bits(product: Packable) -> bool:
+    one = product.stand_in()
+    plain = results(one.sample)
+    one.pack()
+    return are_equal(plain, results(one.sample))
+
+
+def columns_have_same_bits(product: RowProduct) -> bool:
+    one = product.stand_in()
+    one.reads_columns = True
+    return are_equal(results(one.sample), results(one.sample_of_columns))
+
+
+def results(sample: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+    return [sample(rows) for rows in COMPARED_ROWS]
+
+
+def are_equal(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return all(map(torch.equal, some, others))
+
+
+def made_up_rows(rows: int, size: int) -> torch.Tensor:
+    """[rows, size] (u, u) and random numbers in turn, the columns in another order."""
     half = drawn(rows, size // 2)
-    return torch.cat([half, half, half.new_zeros(rows, size % 2)], dim=1).index_select(1, mixed(size))
+    found = torch.cat([half, half, half.new_zeros(rows, size % 2)], dim=1)
+    found[1::2] = drawn(rows, size)[1::2]
+    return found.index_select(1, column_order(size))
 
 
-def cancelling_weight(out: int, size: int) -> torch.Tensor:
-    """[out, size] (v, -v), in the same order; fewer outputs where that would be more than COMPARED_VALUES."""
+def made_up_weight(out: int, size: int) -> torch.Tensor:
+    """[out, size] (v, -v), the columns in the same order; fewer outputs where there would be more than
+    COMPARED_VALUES."""
     out = min(out, max(1, COMPARED_VALUES // size))
-    half = drawn(min(out, DRAWN_ROWS), size // 2).repeat(-(-out // DRAWN_ROWS), 1)[:out]
-    return torch.cat([half, -half, half.new_zeros(out, size % 2)], dim=1).index_select(1, mixed(size))
+    half = drawn(min(out, DRAWN_OUTPUTS), size // 2)
+    exponents = torch.randint(DRAWN_EXPONENTS, half.shape[1:], generator=torch.Generator().manual_seed(size))
+    half = half * 2.0**exponents
+    found = torch.cat([half, -half, half.new_zeros(len(half), size % 2)], dim=1).bfloat16()
+    return found.index_select(1, column_order(size)).repeat(-(-out // DRAWN_OUTPUTS), 1)[:out]
 
 
-def mixed(size: int) -> torch.Tensor:
-    """[size] column numbers."""
+def column_order(size: int) -> torch.Tensor:
+    """[size] numbers."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(size))
 
 

@@ -160,7 +160,7 @@ class Stack:
         alone = len(self.products) == len(self.linears)
         if self.by_a is not None and alone and self.add_low_rank is not add_low_rank:
             return [product.by_kernel(x, self.by_a.dense, self.add_low_rank) for product in self.products]
-        low = None if self.by_a is None else self.by_a(x)
+        low = None if self.by_a is None else self.by_a(x).contiguous()
         return [part for product in self.products for part in product(x, low)]
 
     def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

@@ -31,12 +31,12 @@ ADAPTED = [
 
 
 def policy_of(
-    folder: Path, name: str, dtype: torch.dtype, targets: tuple[str, ...], dequantize: Any = "auto"
+    folder: Path, name: str, dtype: torch.dtype, targets: tuple[str, ...], dequantize: Any = "auto", alpha: float = 6.0
 ) -> Policy:
     checkpoint = architecture_model(folder, name)
     model = ModelConfig(path=str(checkpoint), cache_dir=str(folder / "cache"), dequantize=dequantize)
-    # A scale that rounding sees.
-    lora = LoraConfig(rank=4, alpha=6.0, targets=targets)
+    # By default a scale that rounding sees.
+    lora = LoraConfig(rank=4, alpha=alpha, targets=targets)
     policy = load_policy(cached_base(model), model, lora, torch.device("cpu"), dtype)
     shake(policy, 3)
     return policy

@@ -18,17 +18,21 @@ from actor.engines.token_step.packed import (
     Packing,
     RowProduct,
     can_be_packed,
-    cancelling_rows,
-    cancelling_weight,
     faster_kinds,
+    made_up_rows,
+    made_up_weight,
     weights_to_measure,
 )
-from actor.engines.token_step.stacks import ALL_ROWS
+from actor.engines.token_step.stacks import ALL_ROWS, Stack
 from protocol.messages import Sampling
 from shared.config.processes import CODED_ROWS, PACKED_TOKENS, ActorConfig
+from shared.model.lora import DenseMatmul, FrozenLinear, LoraLinear
 from shared.model.products import weight_product
+from shared.model.trained_layers import Norm
 from tests.support.fakes import tiny_prompter, unheard
 from tests.unit.actor.test_layers import ADAPTED, OURS, groups, policy_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SUPPORTED = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 needs_bf16 = pytest.mark.skipif(not SUPPORTED, reason="this processor has no bf16 products in oneDNN")
@@ -64,7 +68,7 @@ def test_an_order_gives_the_same_completions_with_each_kind_of_product_and_leave
     tmp_path: Path, name: str, rows: int
 ) -> None:
     """A time decides between the kinds, so runs repeat only if all have the same bits."""
-    policy = policy_of(tmp_path, name, torch.bfloat16, ADAPTED[1])
+    policy = policy_of(tmp_path, name, torch.bfloat16, ADAPTED[1], alpha=8.0)
     engine = HFEngine(policy, tiny_prompter(*range(6)), ActorConfig(max_sequences=rows))
     sampling = Sampling(temperature=0.9, max_new_tokens=PACKED_TOKENS)
     found = []
@@ -104,7 +108,7 @@ def packs(share: float = 1.0) -> Packing:
 
 
 def test_what_is_not_worth_it_is_not_packed() -> None:
-    product = RowProduct(weight_of(64, 64))
+    product = RowProduct(weight_of(128, 128))
     packs().prepare([product], [], PACKED_TOKENS - 1, ROWS)
     assert product.packed is None, "a short order"
     dense = RowProduct(weight_of(64, 64, torch.float32))
@@ -118,12 +122,12 @@ def test_what_is_not_worth_it_is_not_packed() -> None:
 
 @needs_bf16
 def test_as_much_is_packed_as_is_allowed() -> None:
-    products = [RowProduct(weight_of(64, 64)) for _ in range(4)]
+    products = [RowProduct(weight_of(128, 128)) for _ in range(4)]
     packs(0.5).prepare(products, [], PACKED_TOKENS, ROWS)
     assert [product.packed is not None for product in products] == [True, True, False, False]
     packs(0.5).prepare(products, [], PACKED_TOKENS, ROWS)
     assert sum(product.packed is not None for product in products) == 2, "what is packed already counts"
-    packs(0.0).prepare(untouched := [RowProduct(weight_of(64, 64))], [], PACKED_TOKENS, ROWS)
+    packs(0.0).prepare(untouched := [RowProduct(weight_of(128, 128))], [], PACKED_TOKENS, ROWS)
     assert untouched[0].packed is None
 
 
@@ -132,6 +136,7 @@ def large(out: int, size: int) -> RowProduct:
     return RowProduct(torch.empty(1, 1, dtype=torch.bfloat16).expand(out, size))
 
 
+@needs_bf16
 def test_without_free_memory_nothing_is_packed() -> None:
     enormous = large(2**23, 2**23)
     packs().prepare([enormous], [], PACKED_TOKENS, ROWS)
@@ -149,6 +154,7 @@ def test_only_a_weight_with_more_outputs_than_inputs_may_be_the_right_factor() -
     assert wide.right_rows == 0
 
 
+@needs_bf16
 def test_kinds_are_measured_with_a_large_weight_but_not_with_a_head() -> None:
     head, long = large(2**16, 2**10), large(2**10, 2**13)
     small, wide = RowProduct(weight_of(128, 64)), large(2**13, 2**10)
@@ -192,7 +198,7 @@ def test_a_scale_that_would_be_rounded_leaves_the_sum_as_it_is() -> None:
 
 @needs_bf16
 def test_thin_products_are_packed_beside_the_share(tmp_path: Path) -> None:
-    thin, weight = AddedProduct(weight_of(32, 320), 2.0), RowProduct(weight_of(64, 64))
+    thin, weight = AddedProduct(weight_of(32, 320), 2.0), RowProduct(weight_of(128, 128))
     packs(0.0).prepare([weight], [thin], PACKED_TOKENS, ROWS)
     assert thin.packed is None and weight.packed is None, "nothing may be packed"
     packs(0.01).prepare([weight], [thin], PACKED_TOKENS, ROWS)
@@ -219,11 +225,14 @@ class Reordered:
     def unpack(self) -> None:
         self.packed = None
 
-    def like(self) -> "Reordered":
-        return Reordered(cancelling_weight(*self.dense.shape))
+    def form(self) -> tuple[object, ...]:
+        return "reordered", *self.dense.shape
+
+    def stand_in(self) -> "Reordered":
+        return Reordered(made_up_weight(*self.dense.shape))
 
     def sample(self, rows: int) -> torch.Tensor:
-        return self.product(cancelling_rows(rows, self.dense.shape[1]))
+        return self.product(made_up_rows(rows, self.dense.shape[1]))
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         terms, total = (x.float()[:, None] * self.dense.float()).unbind(2), torch.zeros(())
@@ -232,52 +241,108 @@ class Reordered:
         return total.bfloat16()
 
 
-def test_a_product_that_adds_in_another_order_is_not_packed() -> None:
+@needs_bf16
+@pytest.mark.parametrize("size", [8, 128])
+def test_a_product_that_adds_in_another_order_is_not_packed(size: int) -> None:
     """Which the results of usual rows do not show: most are rounded to the same."""
-    thin, weight = [Reordered(weight_of(8, 128)) for _ in range(2)], RowProduct(weight_of(64, 64))
-    plain = thin[0].product(weight_of(8, 128))
+    thin, weight = [Reordered(weight_of(8, size)) for _ in range(2)], RowProduct(weight_of(128, 128))
+    plain = thin[0].product(weight_of(8, size))
     thin[0].pack()
-    assert torch.equal(thin[0].product(weight_of(8, 128)), plain)
+    assert torch.equal(thin[0].product(weight_of(8, size)), plain)
     thin[0].unpack()
     packs(0.1).prepare([weight], thin, PACKED_TOKENS, ROWS)
     assert [product.packed for product in thin] == [None, None]
 
 
 @needs_bf16
-def test_a_weight_that_would_add_in_another_order_stays_on_the_left() -> None:
-    class OtherOrder(RowProduct):
-        def sample(self, rows: int) -> torch.Tensor:
-            return super().sample(rows) + self.right_rows
+def test_a_product_with_other_bits_is_used_in_no_other_way() -> None:
+    class OtherBits(RowProduct):
+        """On the right, and with rows that lie column by column."""
 
-        def like(self) -> "OtherOrder":
-            return OtherOrder(cancelling_weight(*self.dense.shape))
+        def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+            return super().__call__(x, bias) + self.right_rows + (not x.is_contiguous())
 
-    product = OtherOrder(weight_of(128, 64))
-    packs(0.0).prepare([product], [], PACKED_TOKENS, ROWS)
-    assert product.right_rows == 0
+        def stand_in(self) -> "OtherBits":
+            return OtherBits(made_up_weight(*self.dense.shape))
+
+    wide, long = OtherBits(weight_of(128, 64)), OtherBits(weight_of(64, 128))
+    packs(0.0).prepare([wide, long], [], PACKED_TOKENS, ROWS)
+    assert (wide.right_rows, long.reads_columns) == (0, False)
 
 
 @needs_bf16
-def test_the_smallest_products_of_an_adapter_are_not_packed_where_that_changes_their_bits() -> None:
-    """oneDNN has other kernels for them, which add in another order on some processors."""
-    low = RowProduct(weight_of(4, 128), right_rows=ALL_ROWS)
-    packs().prepare([RowProduct(weight_of(64, 64))], [low], PACKED_TOKENS, ROWS)
-    x = cancelling_rows(8, 128)
-    assert low.packed is None or torch.equal(low(x), torch.nn.functional.linear(x, low.dense))
+@pytest.mark.parametrize("shape", [(4, 128), (8, 64), (16, 896), (64, 2048)])
+@pytest.mark.parametrize("right_rows", [0, ALL_ROWS])
+def test_rows_that_lie_column_by_column_give_the_same_bits(shape: tuple[int, int], right_rows: int) -> None:
+    """The smallest shapes have kernels of their own; in large ones, terms are added in blocks."""
+    out, size = shape
+    product, x = RowProduct(made_up_weight(out, size), right_rows=right_rows), made_up_rows(ROWS, size)
+    columns, plain = x.t().contiguous().t(), product(x)
+    packing = packs()
+    for thin in ([], [product]):
+        packing.prepare([RowProduct(weight_of(128, 128))] if thin else [product], thin, PACKED_TOKENS, ROWS)
+        assert torch.equal(product(columns), plain)
+        assert torch.equal(product(x), plain)
+    product.unpack()
+    product.reads_columns = False
+    assert torch.equal(product(columns), plain)
 
 
-def test_terms_cancel() -> None:
-    x, weight = cancelling_rows(3, 129), cancelling_weight(5, 129)
-    assert x.shape == (3, 129) and weight.shape == (5, 129)
-    assert (x.double() @ weight.double().t()).abs().max() == 0
-    assert cancelling_weight(2**20, 2**10).numel() == COMPARED_VALUES
+@needs_bf16
+def test_a_stack_gives_the_same_bits_for_rows_that_lie_column_by_column() -> None:
+    """A x is a part of x here, and B A x the sum of terms that cancel."""
+    linear, x = adapted_linear(64, 2048, rank=8), torch.zeros(ROWS, 2048, dtype=torch.bfloat16)
+    linear.base.matmul.dense.zero_()  # pyright: ignore[reportOptionalMemberAccess]
+    linear.lora_A.data.copy_(torch.eye(8, 2048))
+    x[:, :8] = made_up_rows(ROWS, 8)
+    stack = Stack([linear], lambda linears: None)
+    stack.prepare(torch.bfloat16)
+    for packing in (packs(0.0), packs()):
+        packing.prepare(stack.row_products(), list(stack.thin_products()), PACKED_TOKENS, ROWS)
+        assert stack.by_a is not None and stack.by_a.reads_columns
+        assert torch.equal(stack(x)[0], stack(x.t().contiguous().t())[0])
+
+
+def adapted_linear(out: int, size: int, rank: int) -> LoraLinear:
+    linear = LoraLinear(FrozenLinear(DenseMatmul(weight_of(out, size)), None), (out, size), rank, 2.0)
+    linear.lora_A.data.copy_(made_up_weight(rank, size))
+    linear.lora_B.data.copy_(made_up_weight(out, rank))
+    return linear
+
+
+NORM = Norm(weight=torch.ones((), dtype=torch.bfloat16), eps=1e-6)
+
+
+@needs_bf16
+def test_a_norm_gives_the_same_bits_for_heads_that_lie_column_by_column() -> None:
+    heads = weight_of(4096, 128).view(8, 512, 128)
+    columns = heads.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    assert columns.stride() != heads.stride() and torch.equal(NORM.forward(heads), NORM.forward(columns))
+    grad = weight_of(4096, 128).view(8, 512, 128)
+    assert torch.equal(NORM.backward(heads, grad), NORM.backward(columns, grad))
+
+
+@needs_bf16
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_an_adapted_linear_gives_the_same_bits_for_rows_that_lie_column_by_column(with_gradient: bool) -> None:
+    linear, x = adapted_linear(64, 2048, rank=8).requires_grad_(with_gradient), made_up_rows(ROWS, 2048)
+    with torch.set_grad_enabled(with_gradient):
+        assert torch.equal(linear(x), linear(x.t().contiguous().t()))
+
+
+def test_half_of_the_made_up_sums_cancel() -> None:
+    x, weight = made_up_rows(4, 129), made_up_weight(5, 129)
+    assert x.shape == (4, 129) and weight.shape == (5, 129)
+    sums = (x.double() @ weight.double().t()).abs()
+    assert sums[::2].max() == 0 and sums[1::2].min() > 0
+    assert made_up_weight(2**20, 2**10).numel() == COMPARED_VALUES
 
 
 @needs_bf16
 def test_what_an_earlier_order_has_packed_counts() -> None:
     """A wide order packs what a narrow one reads as codes."""
-    codes = CodedWeight(codes=torch.zeros(64, 32, dtype=torch.uint8), scales=torch.zeros(1, 64, dtype=torch.bfloat16))
-    products, packing = [RowProduct(weight_of(64, 64), codes), RowProduct(weight_of(64, 64))], packs(0.5)
+    codes = CodedWeight(codes=torch.zeros(128, 64, dtype=torch.uint8), scales=torch.zeros(1, 128, dtype=torch.bfloat16))
+    products, packing = [RowProduct(weight_of(128, 128), codes), RowProduct(weight_of(128, 128))], packs(0.5)
     packing.prepare(products, [], PACKED_TOKENS, CODED_ROWS + 1)
     assert [product.packed is not None for product in products] == [True, False]
     packing.prepare(products, [], PACKED_TOKENS, CODED_ROWS)
