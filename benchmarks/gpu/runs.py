@@ -27,7 +27,7 @@ import msgspec
 from benchmarks.gpu.measured import CardWatch, Note, Place
 from benchmarks.gpu.sections import SMALL_CARD_GIB
 from benchmarks.gpu.shapes import QWEN_3B, R1, Size, keys_of, write_config
-from launch.card.command import make_plan
+from launch.card.command import traced_plan
 from launch.card.published import facts_of
 from launch.card.work import card_work
 from launch.plan.machine import DTYPES, ROWS, Rates, Speed, machine_speed
@@ -176,7 +176,7 @@ def phases(events: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 def predicted(file: Path, gib: float) -> dict[str, Any]:
     """What `plan` says of it. Made in this process, which has loaded torch; nothing of it touches the card."""
     config = load_config(str(file), here=False)
-    return msgspec.to_builtins(make_plan(facts_of(config.model), card_work(config), int(gib * 2**30)))
+    return msgspec.to_builtins(traced_plan(facts_of(config.model), card_work(config), int(gib * 2**30)))
 
 
 def assume_speed(place: Place, cache: Path) -> None:

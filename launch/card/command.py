@@ -43,7 +43,7 @@ def run_plan(*, source: str, overrides: Sequence[str], gpu_gb: float | None, as_
             f" python -m launch plan {source} --gpu-gb 8."
         )
     os.environ.update(QUICK_IMPORT)
-    plan = make_plan(facts_of(work.model), work, budget)
+    plan = traced_plan(facts_of(work.model), work, budget)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(plan), indent=2).decode())
     else:
@@ -58,7 +58,7 @@ def free_on_card(compute: ComputeConfig) -> int | None:
     return min((card.free for card in chosen if card), default=None)
 
 
-def make_plan(facts: Facts, work: CardWork, budget: int) -> CardPlan:
+def traced_plan(facts: Facts, work: CardWork, budget: int) -> CardPlan:
     # Imported here, because it loads torch.
     from launch.card.phases import MetaTracer
 
@@ -118,7 +118,7 @@ def answer(data: bytes) -> int:
     """A request as JSON -> the plan on stdout."""
     request = msgspec.json.decode(data, type=Request)
     try:
-        plan = make_plan(facts_of(request.work.model), request.work, request.budget)
+        plan = traced_plan(facts_of(request.work.model), request.work, request.budget)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -176,7 +176,7 @@ def planned(config: Config) -> tuple[Config, Cost]:
         cost = plan_of(work, config.lora.targets, compute, config.run.steps)
     if isinstance(cost, Plan):
         return structs.replace(config, batch=cost.work.batch, actor=cost.work.actor), cost
-    return structs.replace(config, batch=without_plan(config.batch)), cost
+    return structs.replace(config, batch=without_auto_recompute(config.batch)), cost
 
 
 def announce(run: RunDir, source: str, cost: Cost) -> None:
@@ -186,7 +186,7 @@ def announce(run: RunDir, source: str, cost: Cost) -> None:
         print(*([summary_line(cost)] if isinstance(cost, Plan) else short_card_lines(source, cost)), sep="\n")
 
 
-def without_plan(batch: BatchConfig) -> BatchConfig:
+def without_auto_recompute(batch: BatchConfig) -> BatchConfig:
     """Nothing is recomputed unless it was asked for."""
     return structs.replace(batch, recompute="never") if batch.recompute == "auto" else batch
 

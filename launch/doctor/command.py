@@ -21,7 +21,7 @@ from msgspec import structs
 from rich.console import Console
 from rich.text import Text
 
-from launch.commands.run import default_folder, without_plan
+from launch.commands.run import default_folder, without_auto_recompute
 from launch.display.console import make_console
 from launch.doctor import hardware_checks, run_checks
 from launch.doctor.finding import LEVELS, Finding, Level, UnknownFact, warning
@@ -121,7 +121,7 @@ def read_config(chosen: str | Path, overrides: Sequence[str]) -> Config:
     if isinstance(chosen, str):
         return load_config(chosen, overrides)
     kept = config_from_json(chosen.read_bytes())
-    kept = kept if is_open(kept) else structs.replace(kept, batch=without_plan(kept.batch))
+    kept = kept if is_open(kept) else structs.replace(kept, batch=without_auto_recompute(kept.batch))
     tree = json.loads(config_to_json(kept))
     for override in overrides:
         apply_override(tree, override)

@@ -57,7 +57,7 @@ OUT, IN, BLOCK = 2048, 1024, 64
 VOCABULARY, HEAD_ROWS, SAMPLER_ROWS = 4096, 512, 8
 ENOUGH_S = 0.08
 """Each measurement is repeated for about this long."""
-FEW_ROWS, SLOW_S = 8, 0.02
+TRIED_ROWS, SLOW_S = 8, 0.02
 """A product of so few rows that takes longer is not measured with more."""
 
 
@@ -367,9 +367,9 @@ def eight_bit_times(dtype: Any, xs: Sequence[Any]) -> tuple[tuple[float, ...], f
 
 def gradient_time(grad: Any, weights: Sequence[Any]) -> float:
     """Seconds of `dy W`. Processors without units for bf16 take seconds for 512 rows, and 64 times as long as for 8."""
-    few = best_time(partial(grad[:FEW_ROWS].matmul, weights[0]))
+    few = best_time(partial(grad[:TRIED_ROWS].matmul, weights[0]))
     if few > SLOW_S:
-        return few * len(grad) / FEW_ROWS
+        return few * len(grad) / TRIED_ROWS
     return best_time(*(partial(grad.matmul, weight) for weight in weights))
 
 

@@ -151,10 +151,10 @@ def preload(run: Path) -> None:
 def keep_tokenizer(run: RunDir) -> None:
     """Load it before the first fork; children find it in the cache of `load_tokenizer`. Left out: the first run of a
     model. Converting it here would start threads."""
-    from shared.base.cache import present_base
+    from shared.base.cache import existing_base
     from shared.model.prompt import load_tokenizer
 
-    if folder := present_base(config_from_json(run.config.read_bytes()).model):
+    if folder := existing_base(config_from_json(run.config.read_bytes()).model):
         load_tokenizer(folder)
 
 

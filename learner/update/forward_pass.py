@@ -21,7 +21,7 @@ from learner.update.placement.placement import ALONE, Cut, Form, Placement, Tens
 from shared.model.head import TokenStats
 from shared.model.policy import Policy
 from shared.model.sequences import Sequences
-from shared.process.free_memory import Parts
+from shared.process.free_memory import Trimmer
 
 Done = TypeVar("Done")
 
@@ -65,13 +65,13 @@ class ForwardPass:
 
     def over_cuts(self, samples: Sequence[TrainSample], work: Callable[[Cut], Done], form: Form[Done]) -> list[Done]:
         """`work` on every micro-batch. form: of what it returns."""
-        return self.placement.each(self.cuts(samples), self.tokens, in_little_memory(work), form)
+        return self.placement.each(self.cuts(samples), self.tokens, trimming_between(work), form)
 
     def gradient_over_cuts(
         self, samples: Sequence[TrainSample], work: Callable[[Cut], Done], form: Form[Done]
     ) -> list[Done]:
         """The same for work that adds to gradients, of which there are none yet."""
-        return self.placement.gradient(self.cuts(samples), self.tokens, in_little_memory(work), form)
+        return self.placement.gradient(self.cuts(samples), self.tokens, trimming_between(work), form)
 
     def cuts(self, samples: Sequence[TrainSample]) -> list[Cut]:
         padding = self.policy.layers is None
@@ -177,14 +177,14 @@ class ForwardPass:
         ]
 
 
-def in_little_memory(work: Callable[[Cut], Done]) -> Callable[[Cut], Done]:
+def trimming_between(work: Callable[[Cut], Done]) -> Callable[[Cut], Done]:
     """The same work; what a micro-batch has freed goes back to the system once the process has become larger than after
     the first one (shared/process/free_memory.py)."""
-    parts = Parts()
+    trimmer = Trimmer()
 
     def work_and_return(part: Cut) -> Done:
         done = work(part)
-        parts.ended()
+        trimmer.after_part()
         return done
 
     return work_and_return

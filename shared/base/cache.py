@@ -97,7 +97,7 @@ def cached_base(model: ModelConfig) -> CachedBase:
     return CachedBase(folder=folder, digest=checked_digests(folder)[WEIGHTS])
 
 
-def present_base(model: ModelConfig) -> Path | None:
+def existing_base(model: ModelConfig) -> Path | None:
     """The folder of `cached_base` if it is there already, without the network; otherwise None. That of a .gguf file is
     found by the file's name, if it is the only one of that name. It may be of an older file: nothing may rely on it."""
     if is_gguf(model.path):

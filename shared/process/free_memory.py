@@ -5,11 +5,11 @@ smallest limit counts. On a system without these files nothing is known, and not
 
 glibc keeps freed memory in its heap, for what the process allocates next:
 
-    returning      after a turn, if it was long or WORTH_RETURNING is free: the other processes compute next, and
-                   together all would need what each needs at its peak
-    Parts.ended    after a part of a computation (a micro-batch of learner/update/forward_pass.py), if later parts have
-                   made the process larger by MOST_GROWTH. Parts differ in size, so what one of them leaves is often a
-                   little too small for the next
+    memory_returned       after a turn, if it was long or WORTH_RETURNING is free: the other processes compute next,
+                          and together all would need what each needs at its peak
+    Trimmer.after_part    after a part of a computation (a micro-batch of learner/update/forward_pass.py), if later
+                          parts have made the process larger by MOST_GROWTH. Parts differ in size, so what one of them
+                          leaves is often a little too small for the next
 
 Both cost time, since the next allocation gets its pages anew: a gigabyte takes a tenth of a second.
 """
@@ -125,7 +125,7 @@ FREE = 8
 
 
 @contextmanager
-def returning() -> Iterator[None]:
+def memory_returned() -> Iterator[None]:
     """Soon after the block, a thread of its own returns what is free, unless the block was short and that is little.
     Meanwhile the result of the block can be sent."""
     begun = time.monotonic()
@@ -148,14 +148,14 @@ def return_freed_memory(worth: int = 0) -> None:
         libc.malloc_trim(0)
 
 
-class Parts:
-    """The parts of one computation, of which the first is about the largest."""
+class Trimmer:
+    """Returns what the parts of a computation leave, of which the first is about the largest."""
 
     def __init__(self) -> None:
         self.kept: int | None = None
         """Bytes of memory that the process may have after a part: as after the first, and what lives longer."""
 
-    def ended(self) -> None:
+    def after_part(self) -> None:
         """Call it when a part has freed what it needed."""
         if self.kept is None:
             self.kept = own_bytes()

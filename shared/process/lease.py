@@ -42,7 +42,7 @@ from shared.config.model import ModelConfig, cache_root
 from shared.config.processes import ComputeConfig
 from shared.process.busy_cores.gathering import CORES
 from shared.process.card import MIB, NO_MEMORY, CardFacts, CardMemory, Driver, card_facts, driver_of
-from shared.process.free_memory import returning
+from shared.process.free_memory import memory_returned
 from shared.process.trace import NO_TRACE, Trace
 from shared.run.file_lock import free_byte, open_lock, try_byte, try_lock
 from shared.run.files import make_folder, remove_unfinished, write_whole
@@ -122,7 +122,7 @@ class Lease:
             try:
                 remove_unfinished(self.note)
                 self.write_note(role)
-                with returning(), self.trace.phase("turn"):
+                with memory_returned(), self.trace.phase("turn"):
                     yield turn
             finally:
                 if self.room:
@@ -189,7 +189,7 @@ class NoLease:
 
     @contextmanager
     def hold(self, role: str, meanwhile: Callable[[], None] = nothing) -> Iterator[Turn]:
-        with nullcontext() if self.overlaps else returning():
+        with nullcontext() if self.overlaps else memory_returned():
             yield Turn(waited_s=0.0)
 
 

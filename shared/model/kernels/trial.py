@@ -26,7 +26,7 @@ Tensors = tuple[torch.Tensor, ...]
 Seconds = Callable[[Callable[[], object], bool], float]
 """Of the work, and whether it is timed as a graph: how long one call takes."""
 
-HEAD_ROWS, FEW_ROWS = 256, 16
+HEAD_ROWS, STEP_ROWS = 256, 16
 """Tokens of an update, and completions that are decoded together."""
 TEMPERATURE = 0.8
 QUICKER = 0.9
@@ -180,8 +180,8 @@ def trial_of_low_rank(policy: Policy) -> Trial:
     def example() -> Tensors:
         like = policy.head
         return (
-            normal(FEW_ROWS, outputs, seed=0, like=like),
-            normal(FEW_ROWS, inputs, seed=1, like=like),
+            normal(STEP_ROWS, outputs, seed=0, like=like),
+            normal(STEP_ROWS, inputs, seed=1, like=like),
             normal(rank, inputs, seed=2, like=like) / inputs**0.5,
             normal(outputs, rank, seed=3, like=like),
         )
@@ -193,7 +193,7 @@ def trial_of_low_rank(policy: Policy) -> Trial:
 
         return added
 
-    numbers = 2 * FEW_ROWS * outputs + FEW_ROWS * inputs + rank * (inputs + outputs)
+    numbers = 2 * STEP_ROWS * outputs + STEP_ROWS * inputs + rank * (inputs + outputs)
     return Trial(
         kernel=by_kernel,
         example=example,
@@ -212,8 +212,8 @@ def trial_of_draw(policy: Policy) -> Trial:
     vocabulary, device = len(policy.head), policy.device
 
     def example() -> Tensors:
-        logits = 3.0 * normal(FEW_ROWS, vocabulary, seed=0, like=torch.empty(0, device=device))
-        uniforms = torch.rand(FEW_ROWS, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        logits = 3.0 * normal(STEP_ROWS, vocabulary, seed=0, like=torch.empty(0, device=device))
+        uniforms = torch.rand(STEP_ROWS, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         return logits, uniforms.to(device)
 
     def run(drawing: Draw) -> Callable[..., Tensors]:
@@ -229,7 +229,7 @@ def trial_of_draw(policy: Policy) -> Trial:
         by_torch=run(draw),
         by_triton=run(by_kernel),
         tolerance=EXACT,
-        bytes_moved=4 * FEW_ROWS * vocabulary,
+        bytes_moved=4 * STEP_ROWS * vocabulary,
         in_graph=True,
     )
 

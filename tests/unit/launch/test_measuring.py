@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.commands.run import speeds_of
-from launch.plan.machine import BUSY_AGE_S, ENOUGH_S, FEW_ROWS, SLOW_S, Speed, best_time, gradient_time, machine_speed
+from launch.plan.machine import BUSY_AGE_S, ENOUGH_S, SLOW_S, TRIED_ROWS, Speed, best_time, gradient_time, machine_speed
 from shared.config.processes import ComputeConfig
 from tests.unit.launch.test_plan import SPEED
 
@@ -47,11 +47,11 @@ class Rows:
 
 
 def test_a_gradient_that_is_slow_for_a_few_rows_is_not_measured_with_all() -> None:
-    slow, quick = Rows(2 * SLOW_S / FEW_ROWS), Rows(1e-5)
+    slow, quick = Rows(2 * SLOW_S / TRIED_ROWS), Rows(1e-5)
     assert gradient_time(slow, ["w"]) == pytest.approx(512 * slow.row_s, rel=0.5)
-    assert {*slow.multiplied} == {FEW_ROWS}
+    assert {*slow.multiplied} == {TRIED_ROWS}
     assert gradient_time(quick, ["w", "w"]) >= 512 * quick.row_s
-    assert {*quick.multiplied} == {FEW_ROWS, 512}
+    assert {*quick.multiplied} == {TRIED_ROWS, 512}
 
 
 def quiet() -> bool:

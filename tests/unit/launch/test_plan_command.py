@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from launch.__main__ import main
-from launch.card.command import Request, answer, make_plan, with_choices
+from launch.card.command import Request, answer, traced_plan, with_choices
 from launch.card.plan import CardPlan
 from launch.card.published import facts_of
 from launch.card.work import card_work
@@ -36,7 +36,7 @@ MOST = {
 
 def plan_of(preset: str, *overrides: str) -> CardPlan:
     config = load_config(preset, overrides, here=False)
-    return make_plan(facts_of(config.model), card_work(config), 8 * GIB)
+    return traced_plan(facts_of(config.model), card_work(config), 8 * GIB)
 
 
 def row_of(preset: str, plan: CardPlan) -> str:

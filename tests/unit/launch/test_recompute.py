@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from launch.commands.run import without_plan
+from launch.commands.run import without_auto_recompute
 from launch.doctor.command import read_config
 from launch.doctor.hardware_checks import available, container_limit
 from launch.plan.cost import Plan, chosen_work, make_plan, savings_in_words, work_of
@@ -58,7 +58,7 @@ def test_a_choice_of_the_user_is_kept() -> None:
 
 
 def test_where_nothing_is_planned_nothing_is_recomputed() -> None:
-    found = [without_plan(structs.replace(CONFIG.batch, recompute=choice)).recompute for choice in CHOICES]
+    found = [without_auto_recompute(structs.replace(CONFIG.batch, recompute=choice)).recompute for choice in CHOICES]
     assert found == ["never", "never", "always"]
 
 

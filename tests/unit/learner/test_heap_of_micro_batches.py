@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 CUTS = """
-from learner.update.forward_pass import in_little_memory
+from learner.update.forward_pass import trimming_between
 from shared.process.free_memory import own_bytes
 
 # They lie behind what is freed, so that the heap cannot shrink.
@@ -15,7 +15,7 @@ def work(cut):
     behind.append(bytearray(50_000))
     return len(blocks)
 
-on_cut = in_little_memory(work)
+on_cut = trimming_between(work)
 done = [on_cut([None] * 2000)]
 left = own_bytes()
 done.append(on_cut([None] * 3000))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.base.cache import DIGESTS, CachedBase, cached_base, file_digest, present_base
+from shared.base.cache import DIGESTS, CachedBase, cached_base, existing_base, file_digest
 from shared.config.model import ModelConfig, cache_root
 from shared.errors import DamageError, RunDirError
 from shared.model.nf4 import WEIGHTS
@@ -30,11 +30,11 @@ def test_a_base_is_present_once_it_was_made(checkpoint: Path, tmp_path: Path, mo
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     for path, source in ((str(checkpoint), str(checkpoint)), ("us/model", str(in_hub))):
         model = ModelConfig(path=path, cache_dir=str(tmp_path / "cache"))
-        assert present_base(model) is None
+        assert existing_base(model) is None
         made = cached_base(ModelConfig(path=source, cache_dir=str(tmp_path / "cache")))
-        assert present_base(model) == made.folder
+        assert existing_base(model) == made.folder
     for nowhere in ("us/other", str(tmp_path / "model.gguf")):
-        assert present_base(ModelConfig(path=nowhere, cache_dir=str(tmp_path / "cache"))) is None
+        assert existing_base(ModelConfig(path=nowhere, cache_dir=str(tmp_path / "cache"))) is None
 
 
 def flip(path: Path, byte: int, bit: int = 0) -> None:

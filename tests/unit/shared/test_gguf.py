@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from launch.doctor import run_checks
 from launch.doctor.model import ModelShape, look_at_model
 from launch.export.folders import base_name, is_local
-from shared.base.cache import CachedBase, cached_base, dense_base, find_model, present_base
+from shared.base.cache import CachedBase, cached_base, dense_base, existing_base, find_model
 from shared.config.model import ModelConfig
 from shared.errors import ModelError
 from shared.model.nf4 import WEIGHTS
@@ -215,9 +215,9 @@ def test_its_base_is_present_while_it_is_the_only_one_of_that_name(tmp_path: Pat
     path = tmp_path / "tiny.gguf"
     model = ModelConfig(path=str(path), cache_dir=str(tmp_path / "cache"), quantization="none")
     write_gguf(path, "qwen2")
-    assert present_base(model) is None
+    assert existing_base(model) is None
     made = base_of(path)
-    assert present_base(model) == made.folder
+    assert existing_base(model) == made.folder
     write_gguf(path, "qwen2", written=Written(kind="Q8_0"))
     base_of(path)
-    assert present_base(model) is None
+    assert existing_base(model) is None

@@ -9,7 +9,7 @@ from shared.process.free_memory import MOST_GROWTH
 
 PARTS = """
 import sys
-from shared.process.free_memory import Parts, own_bytes
+from shared.process.free_memory import Trimmer, own_bytes
 
 # They lie behind what parts free, so that the heap cannot shrink.
 behind = []
@@ -18,13 +18,13 @@ def part(num_bytes):
     blocks = [bytearray(50_000) for _ in range(num_bytes // 50_000)]
     behind.append(bytearray(50_000))
 
-parts, (first, second) = Parts(), map(int, sys.argv[1:])
+trimmer, (first, second) = Trimmer(), map(int, sys.argv[1:])
 part(first)
-parts.ended()
+trimmer.after_part()
 left = own_bytes()
 part(second)
 grown = own_bytes() - left
-parts.ended()
+trimmer.after_part()
 print(grown, own_bytes() - left)
 """
 FIRST = 100 * 2**20
