@@ -281,16 +281,17 @@ def measure(threads: int) -> Speed:
 def measure_rates(dtype: Any) -> Rates:
     import torch
 
-    from actor.engines.token_step.packed import Packing, RowProduct, faster_kinds
+    from actor.engines.token_step.packed import RowProduct, faster_kinds, packed_has_same_bits, right_has_same_bits
     from launch.plan.small_model import layer_calls
     from shared.model.head import head_logits, token_stats
 
     count = WEIGHTS_BYTES // (OUT * IN * dtype.itemsize)
     weights = [torch.randn(OUT, IN).to(dtype) for _ in range(count)]
-    kinds, every, compared = faster_kinds(weights), [RowProduct(weight) for weight in weights], Packing(1.0)
-    packs = kinds.packed and compared.may_be_packed(every[0])
+    kinds, every = faster_kinds(weights), [RowProduct(weight) for weight in weights]
+    packs = kinds.packed and packed_has_same_bits(every[0])
+    is_right = kinds.right and right_has_same_bits(every[0])
     for one in every:
-        one.choose_side(kinds.right and compared.may_be_right(one))
+        one.choose_side(is_right)
     xs = [torch.randn(rows, IN).to(dtype) for rows in ROWS]
     grad = torch.randn(ROWS[-1], OUT).to(dtype)
     with torch.inference_mode():
@@ -306,7 +307,7 @@ def measure_rates(dtype: Any) -> Rates:
 
     whole = best_time(both_ways) / (head.numel() * HEAD_ROWS)
     of_head = RowProduct(head)
-    of_head.choose_side(kinds.right and compared.may_be_right(of_head))
+    of_head.choose_side(is_right)
     with torch.inference_mode():
         head_step = best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0, rounded=of_head)) / head.numel()
         packing = time_to_pack(every) if packs else 0.0

@@ -101,10 +101,10 @@ def product_of_largest(x: torch.Tensor, weight: torch.Tensor, rounded: RowsTimes
 
 
 def widened_rows(product: torch.Tensor) -> torch.Tensor:
-    """[n, m] fp32, row after row, whatever the order of the product's values is."""
+    """[n, m, ...] fp32, row after row, whatever the order of the product's values is."""
     if product.is_contiguous():
         return product.float()
-    result = torch.empty(product.shape)
+    result = product.new_empty(product.shape, dtype=torch.float32)
     for part in slices(product.shape[1], AT_ONCE):
         result[:, part] = product[:, part]
     return result

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from shared.model.attention import attention
 from shared.model.linears import OWN_LAYERS
 from shared.model.lora import LoraLinear
-from shared.model.products import product_in_two
+from shared.model.products import product_in_two, widened_rows
 
 Grads = list[torch.Tensor]
 
@@ -89,7 +89,8 @@ class Norm:
         as long there for many rows on a CPU. On a card it is one kernel instead of eight and rounds only once."""
         if x.dtype == torch.float32 or not x.is_cpu:
             return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
-        wide = widened(x)
+        # Squares would be added in another order if heads lay column by column, as some products give them.
+        wide = widened_rows(x)
         return wide.mul_(self.inverse(wide)).to(x.dtype).mul_(self.weight)
 
     def inverse(self, wide: torch.Tensor) -> torch.Tensor:
@@ -98,17 +99,11 @@ class Norm:
 
     def backward(self, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """dx"""
-        wide = widened(x)
+        wide = widened_rows(x)
         inverse = self.inverse(wide)
         found = grad.float().mul_(self.weight)
         share = torch.linalg.vecdot(found, wide)[..., None].mul_(inverse.square()).div_(-x.shape[-1])
         return found.addcmul_(wide, share).mul_(inverse).to(x.dtype)
-
-
-def widened(x: torch.Tensor) -> torch.Tensor:
-    """In fp32, row by row: squares would be added in another order if x lay column by column, as some products give it
-    (shared/model/products.py)."""
-    return x.to(torch.float32, memory_format=torch.contiguous_format)
 
 
 class AloneNormed(torch.autograd.Function):
