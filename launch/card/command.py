@@ -59,6 +59,7 @@ def free_on_card(compute: ComputeConfig) -> int | None:
 
 
 def traced_plan(facts: Facts, work: CardWork, budget: int) -> CardPlan:
+    """For a card with so many bytes, by a trace of the run's phases on meta tensors."""
     # Imported here, because it loads torch.
     from launch.card.phases import MetaTracer
 

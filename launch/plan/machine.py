@@ -281,7 +281,12 @@ def measure(threads: int) -> Speed:
 def measure_rates(dtype: Any) -> Rates:
     import torch
 
-    from actor.engines.token_step.packed import RowProduct, faster_kinds, packed_has_same_bits, right_has_same_bits
+    from actor.engines.token_step.packed import (
+        RowProduct,
+        faster_kinds,
+        packed_has_same_bits,
+        right_factor_has_same_bits,
+    )
     from launch.plan.small_model import layer_calls
     from shared.model.head import head_logits, token_stats
 
@@ -289,7 +294,7 @@ def measure_rates(dtype: Any) -> Rates:
     weights = [torch.randn(OUT, IN).to(dtype) for _ in range(count)]
     kinds, every = faster_kinds(weights), [RowProduct(weight) for weight in weights]
     packs = kinds.packed and packed_has_same_bits(every[0])
-    is_right = kinds.right and right_has_same_bits(every[0])
+    is_right = kinds.right and right_factor_has_same_bits(every[0])
     for one in every:
         one.choose_side(is_right)
     xs = [torch.randn(rows, IN).to(dtype) for rows in ROWS]

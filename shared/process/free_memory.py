@@ -152,16 +152,16 @@ class Trimmer:
     """Returns what the parts of a computation leave, of which the first is about the largest."""
 
     def __init__(self) -> None:
-        self.kept: int | None = None
-        """Bytes of memory that the process may have after a part: as after the first, and what lives longer."""
+        self.allowed: int | None = None
+        """Resident bytes that the next part may leave: as many as the first one, and what has stayed since."""
 
     def after_part(self) -> None:
         """Call it when a part has freed what it needed."""
-        if self.kept is None:
-            self.kept = own_bytes()
-        elif own_bytes() > self.kept + MOST_GROWTH:
+        if self.allowed is None:
+            self.allowed = own_bytes()
+        elif own_bytes() > self.allowed + MOST_GROWTH:
             return_freed_memory()
-            self.kept = max(self.kept, own_bytes())
+            self.allowed = max(self.allowed, own_bytes())
 
 
 def own_bytes() -> int:

@@ -50,9 +50,9 @@ FASTER = 0.85
 COMPARED_ROWS = (1, ROWS, FEW, 8 * ROWS)
 """Numbers of rows with which kinds of product are compared."""
 COMPARED_VALUES = 2**23
-"""Limit for the values of a weight that is made for it."""
+"""Limit for the values of a weight that is made up for it."""
 DRAWN_OUTPUTS = 64
-"""Of such a weight; they are repeated to fill it."""
+"""Distinct rows of such a weight; they are repeated to fill it."""
 DRAWN_EXPONENTS = 16
 """Terms differ by factors of two, up to the power of this, so that few of them show their order too."""
 TRIALS = 7
@@ -195,22 +195,22 @@ class Packing:
         """Measure if that was not done yet, and pack if it helps an order whose completions may have so many tokens.
 
         thin: of the adapter. rows: of the order's steps."""
-        if not can_be_packed(products):
+        if not use_bf16_units(products):
             return
         if self.kinds is None:
             self.kinds = faster_kinds(weights_to_measure(products))
         for product in products:
-            product.choose_side(self.kinds.right and self.may_be_right(product))
+            product.choose_side(self.kinds.right and self.may_be_right_factor(product))
         for product in (*products, *thin):
             if isinstance(product, RowProduct):
                 product.reads_columns = self.may_read_columns(product)
         if self.share and tokens >= PACKED_TOKENS and self.kinds.packed:
             self.pack([product for product in products if not product.reads_codes(rows)], thin, products)
 
-    def may_be_right(self, product: RowProduct) -> bool:
+    def may_be_right_factor(self, product: RowProduct) -> bool:
         """With more outputs than inputs, if the bits are the same."""
         out, size = product.dense.shape
-        return out > size and self.same_bits(("right", out, size), lambda: right_has_same_bits(product))
+        return out > size and self.same_bits(("right", out, size), lambda: right_factor_has_same_bits(product))
 
     def may_be_packed(self, product: Packable) -> bool:
         """If the bits are the same."""
@@ -247,7 +247,7 @@ def size_of(products: Iterable[RowProduct]) -> int:
     return sum(product.dense.nbytes for product in products)
 
 
-def can_be_packed(products: Sequence[RowProduct]) -> bool:
+def use_bf16_units(products: Sequence[RowProduct]) -> bool:
     supported = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     in_bf16 = (product.dense.is_cpu and product.dense.dtype == torch.bfloat16 for product in products)
     return bool(products) and supported and all(in_bf16)
@@ -261,8 +261,8 @@ def weights_to_measure(products: Sequence[RowProduct]) -> list[torch.Tensor]:
 
 
 def faster_kinds(weights: Sequence[torch.Tensor]) -> FasterKinds:
-    """With some weights of one shape."""
-    if not can_be_packed([RowProduct(weight) for weight in weights]):
+    """By the times of products with some weights of one shape."""
+    if not use_bf16_units([RowProduct(weight) for weight in weights]):
         return FasterKinds(packed=False, right=False)
     x = torch.randn(ROWS, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
     packed = [RowProduct(weight) for weight in weights]
@@ -277,12 +277,12 @@ def faster_kinds(weights: Sequence[torch.Tensor]) -> FasterKinds:
     return FasterKinds(packed=packed_s <= FASTER * (right_s if is_right else left_s), right=is_right)
 
 
-def right_has_same_bits(product: RowProduct) -> bool:
+def right_factor_has_same_bits(product: RowProduct) -> bool:
     one = product.stand_in()
     one.choose_side(False)
-    by_left = results(one.sample)
+    on_left = results(one.sample)
     one.choose_side(True)
-    return are_equal(by_left, results(one.sample))
+    return are_equal(on_left, results(one.sample))
 
 
 def packed_has_same_bits(product: Packable) -> bool:
@@ -307,7 +307,7 @@ def are_equal(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> b
 
 
 def made_up_rows(rows: int, size: int) -> torch.Tensor:
-    """[rows, size] (u, u) and random numbers in turn, the columns in another order."""
+    """[rows, size] Even rows are (u, u), odd ones random; the columns are mixed."""
     half = drawn(rows, size // 2)
     found = torch.cat([half, half, half.new_zeros(rows, size % 2)], dim=1)
     found[1::2] = drawn(rows, size)[1::2]
@@ -315,7 +315,7 @@ def made_up_rows(rows: int, size: int) -> torch.Tensor:
 
 
 def made_up_weight(out: int, size: int) -> torch.Tensor:
-    """[out, size] (v, -v), the columns in the same order; fewer outputs where there would be more than
+    """[out, size] (v, -v), the columns mixed in the same way; fewer outputs where there would be more than
     COMPARED_VALUES."""
     out = min(out, max(1, COMPARED_VALUES // size))
     half = drawn(min(out, DRAWN_OUTPUTS), size // 2)
@@ -326,7 +326,7 @@ def made_up_weight(out: int, size: int) -> torch.Tensor:
 
 
 def column_order(size: int) -> torch.Tensor:
-    """[size] numbers."""
+    """[size] The same permutation each time."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(size))
 
 
@@ -335,7 +335,7 @@ def drawn(rows: int, columns: int) -> torch.Tensor:
 
 
 def seconds_in_turn(*works: Callable[[], object]) -> list[float]:
-    """Of each, at best. They take turns, so that other load slows all of them."""
+    """The best time of each. They take turns, so that other load slows all of them."""
     best = [math.inf] * len(works)
     for _ in range(TRIALS):
         for place, work in enumerate(works):

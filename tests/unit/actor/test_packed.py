@@ -17,10 +17,10 @@ from actor.engines.token_step.packed import (
     FasterKinds,
     Packing,
     RowProduct,
-    can_be_packed,
     faster_kinds,
     made_up_rows,
     made_up_weight,
+    use_bf16_units,
     weights_to_measure,
 )
 from actor.engines.token_step.stacks import ALL_ROWS, Stack
@@ -163,7 +163,7 @@ def test_kinds_are_measured_with_a_large_weight_but_not_with_a_head() -> None:
     assert faster_kinds([]) == FasterKinds(packed=False, right=False)
     several = [large(2**13, 2**10) for _ in range(20)]
     assert sum(dense.nbytes for dense in weights_to_measure(several)) == MEASURED_BYTES
-    assert can_be_packed([small, head]) and not can_be_packed([])
+    assert use_bf16_units([small, head]) and not use_bf16_units([])
 
 
 @needs_bf16
