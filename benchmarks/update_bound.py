@@ -7,13 +7,17 @@
 Both in one process, in turn, so that what else the machine does meets both. With `--recompute` the update computes
 its layers twice, and the products stay the same.
 
-    python -m benchmarks.update_bound MODEL_FOLDER [--threads 2] [--rounds 12] [--prompt 60] [--group 8] [--tokens 64]
+With `--lengths` the completions differ in length, and the products of attention are those without padding.
+
+    python -m benchmarks.update_bound MODEL_FOLDER [--threads 2] [--rounds 12] [--prompt 60] [--lengths 64 ...]
+        [--recompute] [--name NAME]
 """
 
 import argparse
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,9 +41,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--prompt", type=int, default=60)
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[64] * 8, help="tokens of each completion")
     parser.add_argument("--recompute", action="store_true")
+    parser.add_argument("--name", default="update_bound", help="of the result")
     parser.add_argument("--cache", help="folder of the quantised base (default: a temporary one)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -50,15 +54,14 @@ def main() -> None:
         "model": args.model.name,
         "threads": args.threads,
         "prompt_tokens": args.prompt,
-        "group": args.group,
-        "tokens": args.tokens,
+        "lengths": args.lengths,
         "recompute": args.recompute,
         "update_s": round(float(np.median(updates)), 3),
         "products_s": round(float(np.median(products)), 3),
         "update_over_products": ratio_interval(updates, products),
     }
     print(json.dumps(figures, indent=2))
-    print(write_result("update_bound", figures))
+    print(write_result(args.name, figures))
 
 
 def config_for(args: argparse.Namespace, cache: str) -> Config:
@@ -67,7 +70,7 @@ def config_for(args: argparse.Namespace, cache: str) -> Config:
             "model": {"path": str(args.model), "cache_dir": cache},
             "compute": {"device": "cpu", "dtype": "bf16", "learner_threads": args.threads},
             "loss": {"entropy_fraction": 1.0},
-            "rollout": {"prompts": 1, "group": args.group, "max_new_tokens": args.tokens},
+            "rollout": {"prompts": 1, "group": len(args.lengths), "max_new_tokens": max(args.lengths)},
             "batch": {"recompute": "always" if args.recompute else "never"},
         }
     )
@@ -92,7 +95,7 @@ def update_of(policy: Policy, config: Config, args: argparse.Namespace) -> Calla
 
 
 def drawn_batch(config: Config, vocabulary: int, args: argparse.Namespace) -> StepBatch:
-    """Random tokens of full length; the advantages differ."""
+    """Random tokens; the advantages differ."""
     random = np.random.default_rng(0)
 
     def ids(count: int) -> np.ndarray:
@@ -103,13 +106,13 @@ def drawn_batch(config: Config, vocabulary: int, args: argparse.Namespace) -> St
         Sample(
             name=f"group[{index}]",
             prompt_ids=prompt,
-            completion_ids=ids(args.tokens),
-            trained=np.ones(args.tokens, bool),
-            actor_logprobs=np.full(args.tokens, -float(np.log(vocabulary)), np.float32),
-            entropies=np.ones(args.tokens, np.float32),
+            completion_ids=ids(length),
+            trained=np.ones(length, bool),
+            actor_logprobs=np.full(length, -float(np.log(vocabulary)), np.float32),
+            entropies=np.ones(length, np.float32),
             advantage=1.0 if index % 2 else -1.0,
         )
-        for index in range(args.group)
+        for index, length in enumerate(args.lengths)
     ]
     return step_batch(
         samples,
@@ -118,14 +121,14 @@ def drawn_batch(config: Config, vocabulary: int, args: argparse.Namespace) -> St
         on_policy=False,
         loss=config.objective,
         constraint=config.constraint,
-        max_new_tokens=args.tokens,
+        max_new_tokens=max(args.lengths),
         most_updates=1,
     )
 
 
 def products_of(policy: Policy, args: argparse.Namespace) -> Callable[[], object]:
     """All products of such an update. The prompt is computed once, and a completion's last token never."""
-    fed = args.prompt + args.group * (args.tokens - 1)
+    fed = args.prompt + sum(length - 1 for length in args.lengths)
     linears = [
         (module.matmul.dense, rank_of(policy, name))
         for name, module in policy.backbone.named_modules()
@@ -135,7 +138,7 @@ def products_of(policy: Policy, args: argparse.Namespace) -> Callable[[], object
     rows = {size: torch.randn(fed, size).bfloat16() for size in sizes}
     thin = {(size, rank): torch.randn(size, rank).bfloat16() for size in sizes for _, rank in linears if rank}
     attention = attention_products(policy, args)
-    hidden = torch.randn(args.group * args.tokens, policy.head.shape[1]).bfloat16()
+    hidden = torch.randn(sum(args.lengths), policy.head.shape[1]).bfloat16()
     shares = torch.rand(len(hidden), len(policy.head)).bfloat16()
 
     def once() -> None:
@@ -173,7 +176,9 @@ def attention_products(policy: Policy, args: argparse.Namespace) -> Callable[[],
     config = policy.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     shared = config.num_attention_heads // config.num_key_value_heads
-    shapes = ((1, args.prompt, args.prompt), (args.group, args.tokens - 1, args.prompt + args.tokens - 1))
+    by_length = Counter(args.lengths).items()
+    completions = [(count, length - 1, args.prompt + length - 1) for length, count in by_length]
+    shapes = [(1, args.prompt, args.prompt), *completions]
     tensors = [
         (
             torch.randn(count * config.num_key_value_heads, shared * queries, size).bfloat16(),

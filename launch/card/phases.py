@@ -60,8 +60,7 @@ from shared.model.head import CARD_COLUMNS
 from shared.model.lora import FrozenLinear
 from shared.model.nf4 import BLOCK
 from shared.model.policy import Policy
-from shared.model.sequences import Sequences, positions, visible
-from shared.model.trained_layers import Masks, Places
+from shared.model.sequences import Sequences
 
 ITEM_OF = {"packed": NF4, "weight": WEIGHTS, "bias": REST}
 """By the name that a product gives its tensors (shared/model/lora.py); all others are scales."""
@@ -184,14 +183,7 @@ def hidden_rows(policy: Policy, part: MicroBatch) -> torch.Tensor:
         prompts = torch.zeros((part.prompts, part.prompt), dtype=torch.int64)
         completions = torch.zeros((part.completions, part.fed), dtype=torch.int64)
         lengths, owner = prompts[:, 0], completions[:, 0]
-    if policy.layers is None:
-        return policy.hidden(Sequences(prompts=prompts, lengths=lengths, completions=completions, owner=owner))
-    places = Places(prompts=(part.prompts, part.prompt), completions=(part.completions, part.fed), owner=owner)
-    before = lengths[owner]
-    masks = Masks(prompts=visible(lengths, 0, part.prompt), completions=visible(before, part.prompt, part.fed))
-    ids = torch.cat([prompts.flatten(), completions.flatten()])
-    at = torch.cat([positions(lengths, prompts).flatten(), positions(before, completions).flatten()])
-    return policy.layers(ids, at, places, masks)
+    return policy.hidden(Sequences(prompts=prompts, lengths=lengths, completions=completions, owner=owner))
 
 
 def actor_peaks(policy: Policy, orders: Iterable[LargestOrder]) -> list[Peak]:

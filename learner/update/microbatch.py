@@ -8,13 +8,14 @@ for the KL) meet the head: that is where the mask saves work.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from learner.objective.batch import TrainSample
 from learner.update.budget import Size
-from shared.model.sequences import Sequences, kept_places
+from shared.model.sequences import Places, Sequences
 
 
 def cut(samples: Sequence[TrainSample], token_budget: int, *, padding: bool) -> list[list[TrainSample]]:
@@ -149,29 +150,31 @@ def teacher_logprobs(samples: Sequence[TrainSample], device: torch.device) -> to
 
 
 def shared_layout(samples: Sequence[TrainSample], device: torch.device) -> tuple[Sequences, list[np.ndarray]]:
-    """Each group's prompt once; of each sample, the rows that predict its used tokens."""
+    """Each group's prompt once, the longest completion first; of each sample, in their order, the rows that predict its
+    used tokens."""
     prompts = {s.sample.group: s.sample.prompt_ids for s in samples}
     number = {group: index for index, group in enumerate(prompts)}
-    owner = [number[s.sample.group] for s in samples]
-    counts = [before_last(s.used) for s in samples]
-    fed = [s.sample.completion_ids[:count] for s, count in zip(samples, counts, strict=True)]
+    order = sorted(range(len(samples)), key=lambda index: -before_last(samples[index].used))
+    laid = [samples[index] for index in order]
+    owner = [number[s.sample.group] for s in laid]
+    counts = [before_last(s.used) for s in laid]
+    fed = [s.sample.completion_ids[:count] for s, count in zip(laid, counts, strict=True)]
     first, second = padded(list(prompts.values())), padded(fed)
-    rows: list[np.ndarray] = []
-    for row, sample in enumerate(samples):
+    rows: dict[int, np.ndarray] = {}
+    for row, (index, sample) in enumerate(zip(order, laid, strict=True)):
         last_of_prompt = owner[row] * first.shape[1] + len(sample.sample.prompt_ids) - 1
         before_token = first.size + row * second.shape[1] + np.arange(-1, len(sample.used) - 1)
         before_token[0] = last_of_prompt
-        rows.append(before_token[sample.used])
+        rows[index] = before_token[sample.used]
     lengths = [len(prompt) for prompt in prompts.values()]
-    kept = kept_places(lengths, first.shape[1], counts, second.shape[1])
     sequences = Sequences(
         prompts=placed(first, device),
         lengths=placed(np.array(lengths), device),
         completions=placed(second, device),
         owner=placed(np.array(owner), device),
-        kept=None if kept is None else placed(kept, device),
+        places=Places.of(lengths, counts, owner, partial(placed, device=device)),
     )
-    return sequences, rows
+    return sequences, [rows[index] for index in range(len(samples))]
 
 
 def before_last(used: np.ndarray) -> int:

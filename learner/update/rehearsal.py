@@ -7,8 +7,8 @@
     left      nothing: gradients are thrown away, the optimizer is not stepped, no random number is drawn
 
 If memory runs out, the rehearsal is repeated in smaller parts as any step (budget.py), and the run begins with those.
-Left out on purpose: groups of which one completion is much longer than the others. Attention pads them, which may take
-more memory than any rehearsal of likely steps; such a step is repeated when it comes.
+Left out on purpose: completions of different lengths. Attention pads those of a bucket (shared/model/sequences.py), and
+a model without layers of our own pads all, which may take more memory; such a step is repeated when it comes.
 """
 
 import logging

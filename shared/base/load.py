@@ -27,6 +27,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -51,7 +52,7 @@ from shared.errors import ModelError, in_words
 from shared.model.lora import PAIR, Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
 from shared.model.nf4 import WEIGHTS, from_tensors
 from shared.model.policy import Policy
-from shared.model.sequences import Sequences, kept_places
+from shared.model.sequences import Places, Sequences
 from shared.model.trained_layers import trained_layers
 from shared.run.files import write_whole
 
@@ -317,13 +318,13 @@ def check_paths(policy: Policy) -> None:
         found = logprobs_of(policy, hidden.flatten(0, 1), rows[:, 1:].flatten()).view(expected.shape)
         refuse_difference(policy, found, expected, "whole sequences")
     with checking(policy, "shared prompts"):
-        width, kept = max(PROMPTS), kept_places(PROMPTS, max(PROMPTS), [COMPLETION] * len(OWNER), COMPLETION)
+        width, on_device = max(PROMPTS), partial(torch.tensor, device=policy.device)
         shared = Sequences(
             prompts=whole_rows(prompts),
             lengths=lengths,
             completions=torch.stack(completions),
             owner=owner,
-            kept=torch.tensor(kept, device=policy.device),
+            places=Places.of(PROMPTS, [COMPLETION] * len(OWNER), OWNER, on_device),
         )
         before, after = policy.hidden(shared).split([len(PROMPTS) * width, len(OWNER) * COMPLETION])
         last = before.unflatten(0, (-1, width))[owner, lengths[owner] - 1]

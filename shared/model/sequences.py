@@ -7,18 +7,21 @@ The numbers are those of whole sequences, up to rounding. The work on a prompt i
 gradients flow back into it through its keys and values. Without completions the prompts are whole sequences,
 right-padded and without a mask: causality makes the padding harmless, and the fast kernels need no mask.
 
-
     layer, prompts         hidden -> hidden, K, V         with batch.recompute: arguments and results are kept,
     layer, completions     hidden, K, V -> hidden         the rest is computed again in the backward pass
 
 transformers refuses to recompute layers with a cache, since a second call would change it. Here each call of a layer
 gets a part of the cache that is new, and the prompts' keys and values are arguments, so that gradients reach them.
+
+Layers of our own (trained_layers.py) have no rows for padding. Only their attention needs sequences of one length: it
+computes completions in buckets of similar length, so that one long completion does not make the others as long.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,7 +29,117 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from shared.model.trained_layers import Masks, Places, TrainedLayers
+WORTH_A_BUCKET = 64
+"""Places of padding. With fewer left out, a further bucket costs more calls than it saves (measured on two cores)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Sequences that attention computes as if each had the length of the longest."""
+
+    shape: tuple[int, int]
+    """How many, and their length."""
+    rows: int
+    """That count; they follow one another in the matrix of all rows."""
+    kept: torch.Tensor | None = None
+    """[rows] int64 their places in the bucket; None if every place has a row."""
+
+    @staticmethod
+    def of(counts: Sequence[int], length: int, place: Callable[[np.ndarray], torch.Tensor]) -> "Bucket":
+        kept = kept_places([(counts, length)])
+        return Bucket(shape=(len(counts), length), rows=sum(counts), kept=None if kept is None else place(kept))
+
+    def padded(self, rows: torch.Tensor) -> torch.Tensor:
+        """[rows, heads, D] -> [sequences, heads, length, D], zeros where no row is"""
+        places = scattered(rows, self.kept, self.shape[0] * self.shape[1])
+        return places.unflatten(0, self.shape).transpose(1, 2)
+
+    def rows_of(self, padded: torch.Tensor) -> torch.Tensor:
+        """[sequences, heads, length, D] -> [rows, heads, D]"""
+        return taken(padded.transpose(1, 2).flatten(0, 1), self.kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where the rows that count are among the places of P prompts padded to Lp and B completions padded to Lc."""
+
+    count: int
+    """P Lp + B Lc"""
+    prompts: Bucket
+    completions: tuple[Bucket, ...]
+    owners: tuple[torch.Tensor, ...]
+    """Of each bucket of completions, [sequences] int64 index of each one's prompt."""
+    kept: torch.Tensor | None = None
+    """[n] int64 the places of all rows; None if every place has one."""
+
+    @staticmethod
+    def of(
+        lengths: Sequence[int],
+        counts: Sequence[int],
+        owner: Sequence[int],
+        place: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy,
+    ) -> "Places":
+        """Of each prompt, as many rows as it has tokens, of each completion as many as count. Completions should be
+        sorted, the longest first. Made on the host: a device would have to be waited for to learn how many there
+        are. place: brings an array to the device."""
+        width, length = max(lengths), max(1, *counts)
+        kept = kept_places([(lengths, width), (counts, length)])
+        parts = [slice(*ends) for ends in pairwise([*bucket_starts(counts), len(counts)])]
+        return Places(
+            count=len(lengths) * width + len(counts) * length,
+            prompts=Bucket.of(lengths, width, place),
+            completions=tuple(Bucket.of(counts[part], max(1, *counts[part]), place) for part in parts),
+            owners=tuple(place(np.array(owner[part])) for part in parts),
+            kept=None if kept is None else place(kept),
+        )
+
+    @staticmethod
+    def without_padding(prompts: torch.Tensor, completions: torch.Tensor, owner: torch.Tensor) -> "Places":
+        """Every place has a row."""
+        first, second = (Bucket(shape=(len(ids), ids.shape[1]), rows=ids.numel()) for ids in (prompts, completions))
+        return Places(count=first.rows + second.rows, prompts=first, completions=(second,), owners=(owner,))
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """In the order of the rows."""
+        return self.prompts, *self.completions
+
+    def padded(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """[n, heads, D] -> [sequences, heads, length, D] of each bucket"""
+        parts = rows.split([bucket.rows for bucket in self.buckets])
+        return [bucket.padded(part) for bucket, part in zip(self.buckets, parts, strict=True)]
+
+    def joined(self, padded: Iterable[torch.Tensor]) -> torch.Tensor:
+        """[sequences, heads, length, D] of each bucket -> [n, heads, D]"""
+        return torch.cat([bucket.rows_of(part) for bucket, part in zip(self.buckets, padded, strict=True)])
+
+
+def bucket_starts(counts: Sequence[int]) -> Iterator[int]:
+    """The first completion of each bucket: a new one begins where a completion has at most three quarters of the length
+    of the bucket's first one, if that is worth it for all that follow."""
+    longest = 0
+    for number, count in enumerate(counts):
+        worth = (len(counts) - number) * (longest - count) >= WORTH_A_BUCKET
+        if number == 0 or (4 * count <= 3 * longest and worth):
+            longest = count
+            yield number
+
+
+def kept_places(parts: Iterable[tuple[Sequence[int], int]]) -> np.ndarray | None:
+    """parts: how many tokens each sequence has, and the length to which they are padded. [n] int64 the places of the
+    tokens; None if that is every place."""
+    kept = np.concatenate([(np.arange(length) < np.asarray(counts)[:, None]).ravel() for counts, length in parts])
+    return None if kept.all() else np.flatnonzero(kept)
+
+
+def taken(places: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    """[places, ...] -> [n, ...]"""
+    return places if kept is None else places.index_select(0, kept)
+
+
+def scattered(rows: torch.Tensor, kept: torch.Tensor | None, count: int) -> torch.Tensor:
+    """[n, ...] -> [count, ...], zeros where no row is"""
+    return rows if kept is None else rows.new_zeros(count, *rows.shape[1:]).index_copy(0, kept, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +154,36 @@ class Sequences:
     """[B, Lc] int64, right-padded."""
     owner: torch.Tensor
     """[B] int64 index of each completion's prompt."""
-    kept: torch.Tensor | None = None
-    """[n] int64 the places, among all P Lp + B Lc, whose hidden rows count; those of the others may be anything. None:
-    all. Made on the host by `kept_places`: a device would have to be waited for to learn how many there are."""
+    places: Places | None = None
+    """Whose hidden rows count; those of the others may be anything. None: all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masks:
+    """Columns that each query sees."""
+
+    prompts: torch.Tensor
+    """[P, 1, Lp, Lp]"""
+    completions: tuple[torch.Tensor, ...]
+    """Of each bucket of B' completions padded to L', [B', 1, L', Lp + L']."""
+
+    @staticmethod
+    def of(places: Places, lengths: torch.Tensor) -> "Masks":
+        """lengths: [P] tokens of each prompt."""
+        width = places.prompts.shape[1]
+        pairs = zip(places.completions, places.owners, strict=True)
+        return Masks(
+            prompts=visible(torch.zeros_like(lengths), 0, width),
+            completions=tuple(visible(lengths[owner], width, bucket.shape[1]) for bucket, owner in pairs),
+        )
+
+
+class LayersTogether(Protocol):
+    """Layers that compute prompts and completions in one run."""
+
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, places: Places, masks: Masks) -> torch.Tensor:
+        """[n], [n], prompts first -> [n, H]"""
+        ...
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -134,7 +274,7 @@ def recomputed(forward: Callable[..., Any], number: int, *args: Any, **kwargs: A
     return result
 
 
-def hidden_rows(backbone: nn.Module, sequences: Sequences, layers: TrainedLayers | None = None) -> torch.Tensor:
+def hidden_rows(backbone: nn.Module, sequences: Sequences, layers: LayersTogether | None = None) -> torch.Tensor:
     """[P * Lp + B * Lc, H], prompts first; what padding has there may differ. layers: what computes prompts and
     completions together, if there is one."""
     prompts, completions, lengths, owner = (
@@ -145,46 +285,21 @@ def hidden_rows(backbone: nn.Module, sequences: Sequences, layers: TrainedLayers
     )
     if completions is None:
         return run(backbone, input_ids=prompts, use_cache=False)
-    if layers is not None:
-        return rows_together(layers, prompts, completions, lengths, owner, sequences.kept)
-    cache = PromptCache(owner)
-    none = torch.zeros_like(lengths)
-    mask = visible(none, 0, prompts.shape[1])
-    first = run(backbone, cache, input_ids=prompts, position_ids=positions(none, prompts), attention_mask=mask)
-    cache.width = prompts.shape[1]
-    mask = visible(lengths[owner], prompts.shape[1], completions.shape[1])
-    starts = positions(lengths[owner], completions)
-    second = run(backbone, cache, input_ids=completions, position_ids=starts, attention_mask=mask)
-    return torch.cat([first, second])
-
-
-def rows_together(
-    layers: TrainedLayers,
-    prompts: torch.Tensor,
-    completions: torch.Tensor,
-    lengths: torch.Tensor,
-    owner: torch.Tensor,
-    kept: torch.Tensor | None,
-) -> torch.Tensor:
-    """[P * Lp + B * Lc, H], all rows in one run, those that do not count left out."""
     none, before = torch.zeros_like(lengths), lengths[owner]
-    (count, width), (samples, length) = prompts.shape, completions.shape
-    places = Places(prompts=(count, width), completions=(samples, length), owner=owner, kept=kept)
-    masks = Masks(
-        prompts=visible(none, 0, width),
-        completions=visible(before, width, length),
-    )
-    ids = torch.cat([prompts.flatten(), completions.flatten()])
-    at = torch.cat([positions(none, prompts).flatten(), positions(before, completions).flatten()])
-    return places.scattered(layers(places.rows_of(ids), places.rows_of(at), places, masks))
-
-
-def kept_places(lengths: Sequence[int], width: int, counts: Sequence[int], length: int) -> np.ndarray | None:
-    """Of P prompts padded to a width and B completions padded to a length, the places of the first tokens: as many as
-    each prompt has, and as count of each completion. None if that is all of them."""
-    first = [np.arange(size) < np.asarray(many)[:, None] for many, size in ((lengths, width), (counts, length))]
-    kept = np.concatenate([places.ravel() for places in first])
-    return None if kept.all() else np.flatnonzero(kept)
+    at = positions(none, prompts), positions(before, completions)
+    if layers is not None:
+        places = sequences.places or Places.without_padding(prompts, completions, owner)
+        ids, numbers = (torch.cat([part.flatten() for part in pair]) for pair in ((prompts, completions), at))
+        masks = Masks.of(places, lengths)
+        found = layers(taken(ids, places.kept), taken(numbers, places.kept), places, masks)
+        return scattered(found, places.kept, places.count)
+    cache = PromptCache(owner)
+    mask = visible(none, 0, prompts.shape[1])
+    first = run(backbone, cache, input_ids=prompts, position_ids=at[0], attention_mask=mask)
+    cache.width = prompts.shape[1]
+    mask = visible(before, prompts.shape[1], completions.shape[1])
+    second = run(backbone, cache, input_ids=completions, position_ids=at[1], attention_mask=mask)
+    return torch.cat([first, second])
 
 
 def run(backbone: nn.Module, cache: PromptCache | None = None, **inputs: Any) -> torch.Tensor:

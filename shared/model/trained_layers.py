@@ -7,11 +7,11 @@
     feed-forward  z + W_down (silu(u) v), u, v = stack      du = silu'(u) v dh, dv = silu(u) dh
 
 The rows of prompts and completions are one matrix, so each weight is read once; only attention tells them apart, and
-only there do sequences have equal lengths: elsewhere, padding has no rows. The gradients are by hand: autograd through
-the modules keeps more, copies more, and has products for each adapter alone. Norms and the product of the gate are
-computed again in the backward pass, which takes a hundredth of its time. In bf16 all operations of the forward pass
-round as the modules do, since the actor decodes with these roundings; on a card, norms round once less in both
-processes. The modules stay in place, and shared/base/load.py compares the two.
+only there do sequences of a bucket have equal lengths: elsewhere, padding has no rows. The gradients are by hand:
+autograd through the modules keeps more, copies more, and has products for each adapter alone. Norms and the product of
+the gate are computed again in the backward pass, which takes a hundredth of its time. In bf16 all operations of the
+forward pass round as the modules do, since the actor decodes with these roundings; on a card, norms round once less in
+both processes. The modules stay in place, and shared/base/load.py compares the two.
 
 Not covered: other model types, and sequences without a shared prompt, which only checks use.
 """
@@ -30,44 +30,9 @@ from shared.model.attention import attention
 from shared.model.linears import OWN_LAYERS
 from shared.model.lora import LoraLinear
 from shared.model.products import product_in_two, widened_rows
+from shared.model.sequences import Masks, Places
 
 Grads = list[torch.Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """Which rows are whose: those of P prompts, then those of B completions."""
-
-    prompts: tuple[int, int]
-    """P, Lp"""
-    completions: tuple[int, int]
-    """B, Lc"""
-    owner: torch.Tensor
-    """[B] index of each completion's prompt."""
-    kept: torch.Tensor | None = None
-    """[n] the places of the rows among all P Lp + B Lc; None if every place has a row."""
-
-    def split(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[n, heads, D] -> [P, heads, Lp, D] and [B, heads, Lc, D], zeros where no row is"""
-        count = self.prompts[0] * self.prompts[1]
-        places = self.scattered(rows)
-        parts = places[:count].unflatten(0, self.prompts), places[count:].unflatten(0, self.completions)
-        return parts[0].transpose(1, 2), parts[1].transpose(1, 2)
-
-    def joined(self, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
-        """[P, heads, Lp, D] and [B, heads, Lc, D] -> [n, heads, D]"""
-        return self.rows_of(torch.cat([part.transpose(1, 2).flatten(0, 1) for part in (prompts, completions)]))
-
-    def rows_of(self, places: torch.Tensor) -> torch.Tensor:
-        """[P Lp + B Lc, ...] -> [n, ...]"""
-        return places if self.kept is None else places.index_select(0, self.kept)
-
-    def scattered(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, ...] -> [P Lp + B Lc, ...], zeros where no row is"""
-        if self.kept is None:
-            return rows
-        places = self.prompts[0] * self.prompts[1] + self.completions[0] * self.completions[1]
-        return rows.new_zeros(places, *rows.shape[1:]).index_copy(0, self.kept, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,26 +219,33 @@ class Heads(torch.autograd.Function):
         rotation: tuple[torch.Tensor, torch.Tensor],
         places: Places,
     ) -> tuple[torch.Tensor, ...]:
-        """[n, heads, D] -> query [P, heads, Lp, D], key and value; query [B, heads, Lc, D], key and value of Lp + Lc"""
+        """[n, heads, D] -> query [P, heads, Lp, D], key and value of the prompts; then, of each bucket of completions,
+        query [B', heads, L', D], key and value of Lp + L'"""
         ctx.rotation, ctx.places = rotation, places
         queries, keys, values = (
-            places.split(part) for part in (rotated(query, rotation), rotated(key, rotation), value)
+            places.padded(part) for part in (rotated(query, rotation), rotated(key, rotation), value)
         )
-        joined = [torch.cat([first[places.owner], second], dim=2) for first, second in (keys, values)]
-        return *(part.contiguous() for part in (queries[0], keys[0], values[0], queries[1])), *joined
+        found = [part[0].contiguous() for part in (queries, keys, values)]
+        for number, owner in enumerate(places.owners, start=1):
+            joined = (torch.cat([parts[0][owner], parts[number]], dim=2) for parts in (keys, values))
+            found += [queries[number].contiguous(), *joined]
+        return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         places: Places = ctx.places
-        width = places.prompts[1]
-        query = places.joined(grads[0], grads[3])
-        key, value = (
-            places.joined(
-                of_prompt.index_add(0, places.owner, of_completion[:, :, :width]), of_completion[:, :, width:]
-            )
-            for of_prompt, of_completion in zip(grads[1:3], grads[4:], strict=True)
-        )
+        query = places.joined(grads[::3])
+        key, value = (places.joined(apart(grads[first::3], places)) for first in (1, 2))
         return rotated_back(query, ctx.rotation), rotated_back(key, ctx.rotation), value, None, None
+
+
+def apart(grads: Sequence[torch.Tensor], places: Places) -> list[torch.Tensor]:
+    """Gradients of keys or values of the prompts and of each bucket; what a completion sends to its prompt is added to
+    the first."""
+    width, (of_prompts, *of_buckets) = places.prompts.shape[1], grads
+    for owner, grad in zip(places.owners, of_buckets, strict=True):
+        of_prompts = of_prompts.index_add(0, owner, grad[:, :, :width])
+    return [of_prompts, *(grad[:, :, width:] for grad in of_buckets)]
 
 
 def signed(sin: torch.Tensor) -> torch.Tensor:
@@ -291,16 +263,6 @@ def rotated(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> tor
 def rotated_back(grad: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     cos, signed_sin = rotation
     return (grad * cos).add_((grad * signed_sin).roll(grad.shape[-1] // 2, -1))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Masks:
-    """Columns that each query sees."""
-
-    prompts: torch.Tensor
-    """[P, 1, Lp, Lp]"""
-    completions: torch.Tensor
-    """[B, 1, Lc, Lp + Lc]"""
 
 
 class TrainedLayers:
@@ -349,20 +311,19 @@ class Layer:
         if self.norm_q and self.norm_k:
             query, key = self.norm_q(query), self.norm_k(key)
         heads: Any = Heads.apply(query, key, value, rotation, places)
-        of_prompts, of_completions = heads[:3], heads[3:]
-        mixed = torch.cat([self.attend(of_prompts, masks.prompts), self.attend(of_completions, masks.completions)])
-        mixed = places.rows_of(mixed)
+        seen = zip(range(0, len(heads), 3), (masks.prompts, *masks.completions), strict=True)
+        mixed = places.joined(self.attend(heads[first : first + 3], mask) for first, mask in seen).flatten(1)
         x = Output.apply(x, mixed, self.out, *self.out.parameters())  # pyright: ignore[reportAssignmentType]
         parameters = (*self.gate_up.parameters(), *self.down.parameters())
         return FeedForward.apply(x, self.norm_mlp, self.gate_up, self.down, *parameters)  # pyright: ignore
 
     def attend(self, heads: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
-        """Query, key and value [B, heads, t, D] -> [B * t, heads * D]"""
+        """Query [B, heads, t, D], key and value -> [B, heads, t, D]"""
         # Read in each call: a check makes windows narrow.
         window = getattr(self.attention, "sliding_window", None)
         options = {"scaling": self.attention.scaling, "sliding_window": window}
         query, key, value = heads
-        return attention(self.attention, query, key, value, mask, **options)[0].flatten(2).flatten(0, 1)
+        return attention(self.attention, query, key, value, mask, **options)[0].transpose(1, 2)
 
 
 def trained_layers(backbone: Any) -> TrainedLayers | None:

@@ -36,8 +36,9 @@ def tokens_fed(samples: list[TrainSample], padding: bool) -> int:
     """What the backbone sees of a micro-batch; the last token of a completion never is."""
     sequences = micro_batch(samples, torch.device("cpu")).sequences
     assert sequences.completions is not None
-    places = sequences.prompts.numel() + sequences.completions.numel()
-    return places if padding or sequences.kept is None else len(sequences.kept)
+    places = sequences.places
+    assert places is not None and places.count == sequences.prompts.numel() + sequences.completions.numel()
+    return places.count if padding or places.kept is None else len(places.kept)
 
 
 @given(groups=st.lists(LENGTHS, min_size=1, max_size=4), budget=st.integers(1, 300), padding=st.booleans())
@@ -73,6 +74,20 @@ def test_padding_counts_where_it_is_computed() -> None:
     assert [len(part) for part in cut(samples, prompt + 2 * 29, padding=True)] == [1, 1]
 
 
+@given(groups=st.lists(st.lists(st.integers(1, 30), min_size=2, max_size=12), min_size=1, max_size=4))
+def test_each_used_token_is_predicted_by_the_token_before_it(groups: list[list[int]]) -> None:
+    samples = [s for index, lengths in enumerate(groups) for s in samples_with(lengths, f"g{index}")]
+    found = micro_batch(samples, torch.device("cpu"))
+    sequences, places = found.sequences, found.sequences.places
+    assert sequences.completions is not None and places is not None
+    ids = torch.cat([sequences.prompts.flatten(), sequences.completions.flatten()])
+    before = [np.concatenate([s.sample.prompt_ids[-1:], s.sample.completion_ids[:-1]])[s.used] for s in samples]
+    assert ids[found.rows].tolist() == np.concatenate(before).tolist()
+    assert places.kept is None or np.isin(found.rows.numpy(), places.kept.numpy()).all()
+    longest = [bucket.shape[1] for bucket in places.completions]
+    assert longest == sorted(longest, reverse=True)
+
+
 def test_tokens_after_the_last_used_one_are_not_fed() -> None:
     sample, _ = samples_with([9, 9])
     used = np.zeros(9, bool)
@@ -83,7 +98,8 @@ def test_tokens_after_the_last_used_one_are_not_fed() -> None:
     assert found.targets.tolist() == sample.sample.completion_ids[[0, 4]].tolist()
     nothing = micro_batch([replace(some, selected=np.eye(9, dtype=bool)[0])], torch.device("cpu")).sequences
     prompt = list(range(len(sample.sample.prompt_ids)))
-    assert nothing.kept is not None and nothing.kept.tolist() == prompt, "the prompt predicts the first token"
+    assert nothing.places is not None and nothing.places.kept is not None
+    assert nothing.places.kept.tolist() == prompt, "the prompt predicts the first token"
 
 
 def test_samples_are_the_groups_rows_with_their_advantages() -> None:

@@ -1,5 +1,6 @@
 """Prompts and completions in one run through the layers: values, roundings and gradients are those of the modules."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,46 +11,56 @@ import torch
 from shared.config.model import LoraConfig
 from shared.model.policy import Policy
 from shared.model.products import product_in_two
-from shared.model.sequences import Sequences, kept_places
+from shared.model.sequences import Places, Sequences, bucket_starts, kept_places
 from tests.support.fakes import tiny_model, tiny_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FAMILIES = ("qwen2", "qwen3", "llama")
-LENGTHS, OWNER, COMPLETION = (7, 3, 5), (1, 0, 0, 2, 1), 6
+LENGTHS, OWNER = (7, 3, 5), (1, 0, 0, 2, 1)
 COUNTS = (6, 4, 0, 1, 6)
 """Tokens of each completion that count."""
+UNEVEN = (60, 30, 8, 1, 0)
+"""The same in three buckets."""
 
 
-def sequences() -> Sequences:
-    kept = kept_places(LENGTHS, max(LENGTHS), COUNTS, COMPLETION)
+def sequences(counts: Sequence[int]) -> Sequences:
     generator = torch.Generator().manual_seed(2)
     return Sequences(
         prompts=torch.randint(0, 90, (len(LENGTHS), max(LENGTHS)), generator=generator),
         lengths=torch.tensor(LENGTHS),
-        completions=torch.randint(0, 90, (len(OWNER), COMPLETION), generator=generator),
+        completions=torch.randint(0, 90, (len(OWNER), max(counts)), generator=generator),
         owner=torch.tensor(OWNER),
-        kept=torch.tensor(kept),
+        places=Places.of(LENGTHS, counts, OWNER),
     )
 
 
-def used(policy: Policy) -> torch.Tensor:
+def used(policy: Policy, counts: Sequence[int] = COUNTS) -> torch.Tensor:
     """Hidden rows but for those of padding."""
-    hidden = policy.hidden(sequences())
-    filled = [
-        torch.arange(width) < torch.tensor(counts)[:, None] for counts, width in ((LENGTHS, 7), (COUNTS, COMPLETION))
-    ]
+    hidden = policy.hidden(sequences(counts))
+    filled = [torch.arange(max(sizes)) < torch.tensor(sizes)[:, None] for sizes in (LENGTHS, counts)]
     return hidden[torch.cat([columns.flatten() for columns in filled])]
 
 
 def test_where_nothing_is_padding_every_place_counts() -> None:
-    assert kept_places([3, 3], 3, [2], 2) is None
-    found = kept_places([3, 1], 3, [0, 2], 2)
+    assert kept_places([([3, 3], 3), ([2], 2)]) is None
+    found = kept_places([([3, 1], 3), ([0, 2], 2)])
     assert found is not None and found.tolist() == [0, 1, 2, 3, 8, 9]
 
 
-def gradients(policy: Policy) -> list[torch.Tensor]:
-    hidden = used(policy)
+def test_a_bucket_begins_where_enough_padding_is_left_out() -> None:
+    assert list(bucket_starts(UNEVEN)) == [0, 1, 2]
+    assert list(bucket_starts([64, 64, 48, 48, 48, 48])) == [0, 2], "three quarters of the first one"
+    assert list(bucket_starts([64, 64, 49, 49, 49, 49])) == [0]
+    assert list(bucket_starts([64, 33, 33])) == [0] and list(bucket_starts([64, 32, 32])) == [0, 1]
+    assert list(bucket_starts([0, 0])) == [0]
+    places = Places.of(LENGTHS, UNEVEN, OWNER)
+    assert [bucket.shape for bucket in places.completions] == [(1, 60), (1, 30), (3, 8)]
+    assert [owner.tolist() for owner in places.owners] == [[1], [0], [0, 2, 1]]
+
+
+def gradients(policy: Policy, counts: Sequence[int] = COUNTS) -> list[torch.Tensor]:
+    hidden = used(policy, counts)
     arriving = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(3)).to(hidden.dtype)
     return list(torch.autograd.grad(hidden, list(policy.adapter.parameters().values()), arriving))
 
@@ -60,24 +71,27 @@ def policy_of(folder: Path, family: Any, dtype: torch.dtype, **options: Any) -> 
     return policy
 
 
+@pytest.mark.parametrize("counts", [COUNTS, UNEVEN])
 @pytest.mark.parametrize("options", [{}, {"lora": LoraConfig(rank=3, targets=("k_proj", "up_proj"))}])
 @pytest.mark.parametrize("dequantize", ["once", "each_call"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_and_gradients_are_those_of_the_modules(
-    tmp_path: Path, family: str, dequantize: str, options: dict[str, Any]
+    tmp_path: Path, family: str, dequantize: str, options: dict[str, Any], counts: Sequence[int]
 ) -> None:
     policy = policy_of(tmp_path, family, torch.float32, dequantize=dequantize, **options)
     modules = replace(policy, layers=None)
-    torch.testing.assert_close(used(policy), used(modules), rtol=1e-5, atol=1e-5)
-    for ours, theirs in zip(gradients(policy), gradients(modules), strict=True):
+    torch.testing.assert_close(used(policy, counts), used(modules, counts), rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(gradients(policy, counts), gradients(modules, counts), strict=True):
         assert (ours - theirs).norm() <= 2e-5 * theirs.norm()
 
 
+@pytest.mark.parametrize("counts", [COUNTS, UNEVEN])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bf16_rounds_as_in_the_modules(tmp_path: Path, family: str) -> None:
+def test_bf16_rounds_as_in_the_modules(tmp_path: Path, family: str, counts: Sequence[int]) -> None:
     """The products have other shapes; on one thread the sums in them have the same order."""
     policy = policy_of(tmp_path, family, torch.bfloat16)
-    torch.testing.assert_close(used(policy), used(replace(policy, layers=None)), rtol=0, atol=0)
+    modules = replace(policy, layers=None)
+    torch.testing.assert_close(used(policy, counts), used(modules, counts), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
