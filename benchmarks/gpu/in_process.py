@@ -77,7 +77,7 @@ def learner_phases(place: Place, note: Note) -> None:
     load_s, policy = timed(lambda: load_trained_policy(config, place.device.type), place.device)
     peaks("loaded")
     update = build_trainer(policy, config, lambda: None).update
-    args = argparse.Namespace(prompt=size.prompt, tokens=size.tokens, group=size.group)
+    args = argparse.Namespace(prompt=size.prompt, lengths=[size.tokens] * size.group)
     batch = drawn_batch(config, len(policy.head), args)
     seconds: list[float] = []
     for number in range(place.size(ROUNDS, 1)):

@@ -22,7 +22,7 @@ KEYS = {"loss__entropy_fraction": 1.0, "optimizer__warmup_steps": 0}
 
 
 def batch(side: Sides, tokens: int = 48, group: int = 8) -> StepBatch:
-    args = argparse.Namespace(prompt=40, tokens=tokens, group=group)
+    args = argparse.Namespace(prompt=40, lengths=[tokens] * group)
     return drawn_batch(side.config, len(side.policy.head), args)
 
 
