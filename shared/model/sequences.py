@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 WORTH_A_BUCKET = 64
-"""Places of padding. With fewer left out, a further bucket costs more calls than it saves (measured on two cores)."""
+"""Places of padding. With fewer left out, a further bucket costs more calls than it saves on two cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Bucket:
     shape: tuple[int, int]
     """How many, and their length."""
     rows: int
-    """That count; they follow one another in the matrix of all rows."""
+    """How many of their tokens count. Their rows follow one another in the matrix of all rows."""
     kept: torch.Tensor | None = None
     """[rows] int64 their places in the bucket; None if every place has a row."""
 
