@@ -1,6 +1,7 @@
 """The learner on a card: the gradient of the CPU, the same bits again, and all of it when memory is short."""
 
 import argparse
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -21,8 +22,11 @@ MIB = 2**20
 KEYS = {"loss__entropy_fraction": 1.0, "optimizer__warmup_steps": 0}
 
 
-def batch(side: Sides, tokens: int = 48, group: int = 8) -> StepBatch:
-    args = argparse.Namespace(prompt=40, lengths=[tokens] * group)
+EVEN, UNEVEN = [48] * 8, [200, 150, 90, 40, 40, 12, 2, 1]
+
+
+def batch(side: Sides, lengths: Sequence[int] = EVEN) -> StepBatch:
+    args = argparse.Namespace(prompt=40, lengths=lengths)
     return drawn_batch(side.config, len(side.policy.head), args)
 
 
@@ -40,21 +44,23 @@ def relative(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
     return float((a - b).norm() / b.norm())
 
 
+@pytest.mark.parametrize("lengths", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("recompute", ["never", "always"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_gradient_is_the_cpus(clean: torch.device, dtype: str, recompute: str) -> None:
+def test_a_gradient_is_the_cpus(clean: torch.device, dtype: str, recompute: str, lengths: list[int]) -> None:
     side = make_sides(clean, compute__dtype=dtype, batch__recompute=recompute, **KEYS)
-    found = batch(side)
+    found = batch(side, lengths)
     there = load_trained_policy(side.config, "cpu")
     shake(there, 1)
     here = gradient(side, side.policy, found)
     assert relative(here, gradient(side, there, found)) < {"fp32": 1e-4, "bf16": 0.05}[dtype]
 
 
+@pytest.mark.parametrize("lengths", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("recompute", ["never", "always"])
-def test_a_gradient_has_the_same_bits_again(clean: torch.device, recompute: str) -> None:
+def test_a_gradient_has_the_same_bits_again(clean: torch.device, recompute: str, lengths: list[int]) -> None:
     side = make_sides(clean, batch__recompute=recompute, **KEYS)
-    found = batch(side)
+    found = batch(side, lengths)
     first = gradient(side, side.policy, found)
     again = gradient(side, side.policy, found)
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -83,7 +89,7 @@ def step(side: Sides, found: StepBatch, notes: NotedSizes) -> dict[str, torch.Te
 
 def test_a_step_that_does_not_fit_is_computed_in_smaller_parts(clean: torch.device) -> None:
     side = make_sides(clean, compute__dtype="fp32", batch__recompute="never", batch__token_budget=16_384, **KEYS)
-    found, whole, parts = batch(side, tokens=384, group=32), NotedSizes(), NotedSizes()
+    found, whole, parts = batch(side, [384] * 32), NotedSizes(), NotedSizes()
     step(side, found, whole)
     release()
     before = torch.cuda.memory_allocated()
@@ -100,7 +106,7 @@ def test_a_step_that_does_not_fit_is_computed_in_smaller_parts(clean: torch.devi
 def test_what_a_failed_step_held_is_free_again(clean: torch.device) -> None:
     """The exception would hold its tensors."""
     side = make_sides(clean, batch__recompute="never", batch__token_budget=16_384, **KEYS)
-    found = batch(side, tokens=384, group=32)
+    found = batch(side, [384] * 32)
     step(side, found, NotedSizes())
     side.policy.adapter.requires_grad()
     release()

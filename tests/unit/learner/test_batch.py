@@ -27,8 +27,8 @@ from tests.support.steps import idle_samples, judge_of, step_batch, teaches, tea
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 
 
-def samples_with(lengths: list[int], group_id: str = "g") -> list[TrainSample]:
-    group = tiny_group([1.0, *[0.0] * (len(lengths) - 1)], lengths, group_id=group_id)
+def samples_with(lengths: list[int], group_id: str = "g", seed: int = 0) -> list[TrainSample]:
+    group = tiny_group([1.0, *[0.0] * (len(lengths) - 1)], lengths, group_id=group_id, seed=seed)
     return list(step_batch(teaching_samples([group], Config()), 0, Config()).samples)
 
 
@@ -74,16 +74,26 @@ def test_padding_counts_where_it_is_computed() -> None:
     assert [len(part) for part in cut(samples, prompt + 2 * 29, padding=True)] == [1, 1]
 
 
-@given(groups=st.lists(st.lists(st.integers(1, 30), min_size=2, max_size=12), min_size=1, max_size=4))
-def test_each_used_token_is_predicted_by_the_token_before_it(groups: list[list[int]]) -> None:
-    samples = [s for index, lengths in enumerate(groups) for s in samples_with(lengths, f"g{index}")]
+@given(groups=st.lists(st.lists(st.integers(1, 60), min_size=2, max_size=12), min_size=1, max_size=4))
+def test_each_used_token_is_predicted_by_what_comes_before_it(groups: list[list[int]]) -> None:
+    samples = [s for index, lengths in enumerate(groups) for s in samples_with(lengths, f"g{index}", seed=index)]
     found = micro_batch(samples, torch.device("cpu"))
     sequences, places = found.sequences, found.sequences.places
     assert sequences.completions is not None and places is not None
-    ids = torch.cat([sequences.prompts.flatten(), sequences.completions.flatten()])
-    before = [np.concatenate([s.sample.prompt_ids[-1:], s.sample.completion_ids[:-1]])[s.used] for s in samples]
-    assert ids[found.rows].tolist() == np.concatenate(before).tolist()
-    assert places.kept is None or np.isin(found.rows.numpy(), places.kept.numpy()).all()
+    first, length = sequences.prompts.numel(), sequences.completions.shape[1]
+    assert torch.equal(torch.cat(places.owners), sequences.owner)
+    for sample, rows in zip(samples, found.rows.split([int(s.used.sum()) for s in samples]), strict=True):
+        prompt, completion = sample.sample.prompt_ids.tolist(), sample.sample.completion_ids.tolist()
+        for number, row in zip(np.flatnonzero(sample.used), rows.tolist(), strict=True):
+            if row < first:
+                owner, column = divmod(row, sequences.prompts.shape[1])
+                before = sequences.prompts[owner, : column + 1]
+            else:
+                index, column = divmod(row - first, length)
+                owner = sequences.owner[index]
+                of_prompt = sequences.prompts[owner, : sequences.lengths[owner]]
+                before = torch.cat([of_prompt, sequences.completions[index, : column + 1]])
+            assert before.tolist() == prompt + completion[:number]
     longest = [bucket.shape[1] for bucket in places.completions]
     assert longest == sorted(longest, reverse=True)
 

@@ -65,8 +65,8 @@ def by_mask(indices: Any) -> bool:
 
 
 def batch_for(config: Config) -> StepBatch:
-    """Padding in prompts and completions; one sample has no token in the objective."""
-    groups = [tiny_group([1.0, 0.0, 0.0], [3, 12, 7], group_id="ab"[seed], seed=seed) for seed in range(2)]
+    """Padding in prompts and completions, which are in two buckets; one sample has no token in the objective."""
+    groups = [tiny_group([1.0, 0.0, 0.0], [3, 40, 7], group_id="ab"[seed], seed=seed) for seed in range(2)]
     batch = step_batch(teaching_samples(groups, config), 0, config)
     assert len({len(sample.sample.prompt_ids) for sample in batch.samples}) == 2
     return batch

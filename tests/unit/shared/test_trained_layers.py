@@ -22,6 +22,8 @@ COUNTS = (6, 4, 0, 1, 6)
 """Tokens of each completion that count."""
 UNEVEN = (60, 30, 8, 1, 0)
 """The same in three buckets."""
+MIXED, ALMOST_EMPTY = (150, 150, 30, 8, 0), (64, 0, 0, 0, 0)
+"""Buckets with fused kernels and with plain products, and one without a token."""
 
 
 def sequences(counts: Sequence[int]) -> Sequences:
@@ -71,7 +73,7 @@ def policy_of(folder: Path, family: Any, dtype: torch.dtype, **options: Any) -> 
     return policy
 
 
-@pytest.mark.parametrize("counts", [COUNTS, UNEVEN])
+@pytest.mark.parametrize("counts", [COUNTS, UNEVEN, MIXED, ALMOST_EMPTY])
 @pytest.mark.parametrize("options", [{}, {"lora": LoraConfig(rank=3, targets=("k_proj", "up_proj"))}])
 @pytest.mark.parametrize("dequantize", ["once", "each_call"])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -104,6 +106,16 @@ def test_bf16_gradients_are_as_close_to_exact_ones_as_those_of_the_modules(tmp_p
         return float(torch.stack(found).mean())
 
     assert error(policy) <= 1.1 * error(replace(policy, layers=None))
+
+
+@pytest.mark.parametrize("counts", [COUNTS, UNEVEN, MIXED, ALMOST_EMPTY])
+def test_recomputed_gradients_have_the_same_bits(tmp_path: Path, counts: Sequence[int]) -> None:
+    policy = policy_of(tmp_path, "qwen2", torch.float32)
+    kept = gradients(policy, counts)
+    assert policy.layers is not None
+    policy.layers.recomputes = True
+    for one, other in zip(gradients(policy, counts), kept, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_the_same_bits_twice_and_without_a_gradient(tmp_path: Path) -> None:
