@@ -365,7 +365,8 @@ def layer_outputs(shape: ModelShape) -> int:
 
 
 def layer_activations(shape: ModelShape, work: Work) -> float:
-    """Bytes that one layer keeps of a token for its backward pass."""
+    """Bytes that one layer keeps of a token for its backward pass. Left out: scores that short completions keep in a
+    bucket of their own, beside longer ones that keep none."""
     width = work.lengths.prompt + work.lengths.longest
     scores = shape.heads * width * (FP32_BYTES + work.value_bytes) if work.lengths.longest * width <= SHORT else 0
     kept = OWN_VALUES_PER_OUTPUT if shape.own_layers else VALUES_PER_OUTPUT[work.dtype]

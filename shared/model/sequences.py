@@ -30,7 +30,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 WORTH_A_BUCKET = 64
-"""Places of padding. With fewer left out, a further bucket costs more calls than it saves on two cores."""
+"""A further bucket leaves out at least so many places of padding; with fewer, its calls cost more than it saves on two
+cores. Not measured on a card."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,23 +40,25 @@ class Bucket:
 
     shape: tuple[int, int]
     """How many, and their length."""
-    rows: int
+    row_count: int
     """How many of their tokens count. Their rows follow one another in the matrix of all rows."""
     kept: torch.Tensor | None = None
-    """[rows] int64 their places in the bucket; None if every place has a row."""
+    """[row_count] int64 their places in the bucket; None if every place has a row."""
 
     @staticmethod
-    def of(counts: Sequence[int], length: int, place: Callable[[np.ndarray], torch.Tensor]) -> "Bucket":
+    def of(counts: Sequence[int], length: int, to_device: Callable[[np.ndarray], torch.Tensor]) -> "Bucket":
         kept = kept_places([(counts, length)])
-        return Bucket(shape=(len(counts), length), rows=sum(counts), kept=None if kept is None else place(kept))
+        return Bucket(
+            shape=(len(counts), length), row_count=sum(counts), kept=None if kept is None else to_device(kept)
+        )
 
     def padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """[rows, heads, D] -> [sequences, heads, length, D], zeros where no row is"""
+        """[row_count, heads, D] -> [sequences, heads, length, D], zeros where no row is"""
         places = scattered(rows, self.kept, self.shape[0] * self.shape[1])
         return places.unflatten(0, self.shape).transpose(1, 2)
 
     def rows_of(self, padded: torch.Tensor) -> torch.Tensor:
-        """[sequences, heads, length, D] -> [rows, heads, D]"""
+        """[sequences, heads, length, D] -> [row_count, heads, D]"""
         return taken(padded.transpose(1, 2).flatten(0, 1), self.kept)
 
 
@@ -63,7 +66,7 @@ class Bucket:
 class Places:
     """Where the rows that count are among the places of P prompts padded to Lp and B completions padded to Lc."""
 
-    count: int
+    place_count: int
     """P Lp + B Lc"""
     prompts: Bucket
     completions: tuple[Bucket, ...]
@@ -77,27 +80,31 @@ class Places:
         lengths: Sequence[int],
         counts: Sequence[int],
         owner: Sequence[int],
-        place: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy,
+        to_device: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy,
     ) -> "Places":
-        """Of each prompt, as many rows as it has tokens, of each completion as many as count. Completions should be
-        sorted, the longest first. Made on the host: a device would have to be waited for to learn how many there
-        are. place: brings an array to the device."""
+        """Of each prompt, as many rows as it has tokens, of each completion as many as count. Where completions are
+        not sorted, the longest first, more is padding. Made on the host: a device would have to be waited for to learn
+        how many there are. to_device: brings an array there."""
         width, length = max(lengths), max(1, *counts)
         kept = kept_places([(lengths, width), (counts, length)])
         parts = [slice(*ends) for ends in pairwise([*bucket_starts(counts), len(counts)])]
         return Places(
-            count=len(lengths) * width + len(counts) * length,
-            prompts=Bucket.of(lengths, width, place),
-            completions=tuple(Bucket.of(counts[part], max(1, *counts[part]), place) for part in parts),
-            owners=tuple(place(np.array(owner[part])) for part in parts),
-            kept=None if kept is None else place(kept),
+            place_count=len(lengths) * width + len(counts) * length,
+            prompts=Bucket.of(lengths, width, to_device),
+            completions=tuple(Bucket.of(counts[part], max(1, *counts[part]), to_device) for part in parts),
+            owners=tuple(to_device(np.array(owner[part])) for part in parts),
+            kept=None if kept is None else to_device(kept),
         )
 
     @staticmethod
     def without_padding(prompts: torch.Tensor, completions: torch.Tensor, owner: torch.Tensor) -> "Places":
         """Every place has a row."""
-        first, second = (Bucket(shape=(len(ids), ids.shape[1]), rows=ids.numel()) for ids in (prompts, completions))
-        return Places(count=first.rows + second.rows, prompts=first, completions=(second,), owners=(owner,))
+        first, second = (
+            Bucket(shape=(len(ids), ids.shape[1]), row_count=ids.numel()) for ids in (prompts, completions)
+        )
+        return Places(
+            place_count=first.row_count + second.row_count, prompts=first, completions=(second,), owners=(owner,)
+        )
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -106,7 +113,7 @@ class Places:
 
     def padded(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """[n, heads, D] -> [sequences, heads, length, D] of each bucket"""
-        parts = rows.split([bucket.rows for bucket in self.buckets])
+        parts = rows.split([bucket.row_count for bucket in self.buckets])
         return [bucket.padded(part) for bucket, part in zip(self.buckets, parts, strict=True)]
 
     def joined(self, padded: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -292,7 +299,7 @@ def hidden_rows(backbone: nn.Module, sequences: Sequences, layers: LayersTogethe
         ids, numbers = (torch.cat([part.flatten() for part in pair]) for pair in ((prompts, completions), at))
         masks = Masks.of(places, lengths)
         found = layers(taken(ids, places.kept), taken(numbers, places.kept), places, masks)
-        return scattered(found, places.kept, places.count)
+        return scattered(found, places.kept, places.place_count)
     cache = PromptCache(owner)
     mask = visible(none, 0, prompts.shape[1])
     first = run(backbone, cache, input_ids=prompts, position_ids=at[0], attention_mask=mask)

@@ -235,13 +235,13 @@ class Heads(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         places: Places = ctx.places
         query = places.joined(grads[::3])
-        key, value = (places.joined(apart(grads[first::3], places)) for first in (1, 2))
+        key, value = (places.joined(added_to_prompts(grads[first::3], places)) for first in (1, 2))
         return rotated_back(query, ctx.rotation), rotated_back(key, ctx.rotation), value, None, None
 
 
-def apart(grads: Sequence[torch.Tensor], places: Places) -> list[torch.Tensor]:
-    """Gradients of keys or values of the prompts and of each bucket; what a completion sends to its prompt is added to
-    the first."""
+def added_to_prompts(grads: Sequence[torch.Tensor], places: Places) -> list[torch.Tensor]:
+    """Gradients of keys or values of the prompts and of each bucket; a completion's gradient of its prompt is added to
+    that of the prompts."""
     width, (of_prompts, *of_buckets) = places.prompts.shape[1], grads
     for owner, grad in zip(places.owners, of_buckets, strict=True):
         of_prompts = of_prompts.index_add(0, owner, grad[:, :, :width])
@@ -318,7 +318,7 @@ class Layer:
         return FeedForward.apply(x, self.norm_mlp, self.gate_up, self.down, *parameters)  # pyright: ignore
 
     def attend(self, heads: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
-        """Query [B, heads, t, D], key and value -> [B, heads, t, D]"""
+        """Query [B, heads, t, D], key and value [B, kv heads, L, D] -> [B, heads, t, D]"""
         # Read in each call: a check makes windows narrow.
         window = getattr(self.attention, "sliding_window", None)
         options = {"scaling": self.attention.scaling, "sliding_window": window}

@@ -37,8 +37,8 @@ def tokens_fed(samples: list[TrainSample], padding: bool) -> int:
     sequences = micro_batch(samples, torch.device("cpu")).sequences
     assert sequences.completions is not None
     places = sequences.places
-    assert places is not None and places.count == sequences.prompts.numel() + sequences.completions.numel()
-    return places.count if padding or places.kept is None else len(places.kept)
+    assert places is not None and places.place_count == sequences.prompts.numel() + sequences.completions.numel()
+    return places.place_count if padding or places.kept is None else len(places.kept)
 
 
 @given(groups=st.lists(LENGTHS, min_size=1, max_size=4), budget=st.integers(1, 300), padding=st.booleans())
