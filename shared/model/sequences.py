@@ -46,11 +46,11 @@ class Bucket:
     """[row_count] int64 their places in the bucket; None if every place has a row."""
 
     @staticmethod
-    def of(counts: Sequence[int], length: int, to_device: Callable[[np.ndarray], torch.Tensor]) -> "Bucket":
-        kept = kept_places([(counts, length)])
-        return Bucket(
-            shape=(len(counts), length), row_count=sum(counts), kept=None if kept is None else to_device(kept)
-        )
+    def of(counts: Sequence[int], to_device: Callable[[np.ndarray], torch.Tensor]) -> "Bucket":
+        """counts: of each sequence, how many of its tokens count."""
+        kept = kept_places(counts)
+        shape = len(counts), max(1, *counts)
+        return Bucket(shape=shape, row_count=sum(counts), kept=None if kept is None else to_device(kept))
 
     def padded(self, rows: torch.Tensor) -> torch.Tensor:
         """[row_count, heads, D] -> [sequences, heads, length, D], zeros where no row is"""
@@ -85,13 +85,12 @@ class Places:
         """Of each prompt, as many rows as it has tokens, of each completion as many as count. Where completions are
         not sorted, the longest first, more is padding. Made on the host: a device would have to be waited for to learn
         how many there are. to_device: brings an array there."""
-        width, length = max(lengths), max(1, *counts)
-        kept = kept_places([(lengths, width), (counts, length)])
+        kept = kept_places(lengths, counts)
         parts = [slice(*ends) for ends in pairwise([*bucket_starts(counts), len(counts)])]
         return Places(
-            place_count=len(lengths) * width + len(counts) * length,
-            prompts=Bucket.of(lengths, width, to_device),
-            completions=tuple(Bucket.of(counts[part], max(1, *counts[part]), to_device) for part in parts),
+            place_count=sum(len(tokens) * max(1, *tokens) for tokens in (lengths, counts)),
+            prompts=Bucket.of(lengths, to_device),
+            completions=tuple(Bucket.of(counts[part], to_device) for part in parts),
             owners=tuple(to_device(np.array(owner[part])) for part in parts),
             kept=None if kept is None else to_device(kept),
         )
@@ -132,10 +131,11 @@ def bucket_starts(counts: Sequence[int]) -> Iterator[int]:
             yield number
 
 
-def kept_places(parts: Iterable[tuple[Sequence[int], int]]) -> np.ndarray | None:
-    """parts: how many tokens each sequence has, and the length to which they are padded. [n] int64 the places of the
-    tokens; None if that is every place."""
-    kept = np.concatenate([(np.arange(length) < np.asarray(counts)[:, None]).ravel() for counts, length in parts])
+def kept_places(*parts: Sequence[int]) -> np.ndarray | None:
+    """parts: how many tokens each sequence has; in each part, sequences are padded to the longest. [n] int64 the places
+    of the tokens; None if that is every place."""
+    filled = [np.arange(max(1, *counts)) < np.asarray(counts)[:, None] for counts in parts]
+    kept = np.concatenate([places.ravel() for places in filled])
     return None if kept.all() else np.flatnonzero(kept)
 
 

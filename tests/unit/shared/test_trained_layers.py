@@ -45,8 +45,8 @@ def used(policy: Policy, counts: Sequence[int] = COUNTS) -> torch.Tensor:
 
 
 def test_where_nothing_is_padding_every_place_counts() -> None:
-    assert kept_places([([3, 3], 3), ([2], 2)]) is None
-    found = kept_places([([3, 1], 3), ([0, 2], 2)])
+    assert kept_places([3, 3], [2]) is None
+    found = kept_places([3, 1], [0, 2])
     assert found is not None and found.tolist() == [0, 1, 2, 3, 8, 9]
 
 
