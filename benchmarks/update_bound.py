@@ -7,7 +7,7 @@
 Both in one process, in turn, so that what else the machine does meets both. With `--recompute` the update computes
 its layers twice, and the products stay the same.
 
-With `--lengths` the completions differ in length, and the products of attention are those without padding.
+`--lengths` gives the tokens of each completion; the products of attention are those without padding.
 
     python -m benchmarks.update_bound MODEL_FOLDER [--threads 2] [--rounds 12] [--prompt 60] [--lengths 64 ...]
         [--recompute] [--name NAME]
@@ -127,7 +127,7 @@ def drawn_batch(config: Config, vocabulary: int, args: argparse.Namespace) -> St
 
 
 def products_of(policy: Policy, args: argparse.Namespace) -> Callable[[], object]:
-    """All products of such an update. The prompt is computed once, and a completion's last token never."""
+    """All products of such an update. The prompt is computed once, and a completion's last token is never fed."""
     fed = args.prompt + sum(length - 1 for length in args.lengths)
     linears = [
         (module.matmul.dense, rank_of(policy, name))

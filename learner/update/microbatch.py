@@ -150,8 +150,8 @@ def teacher_logprobs(samples: Sequence[TrainSample], device: torch.device) -> to
 
 
 def shared_layout(samples: Sequence[TrainSample], device: torch.device) -> tuple[Sequences, list[np.ndarray]]:
-    """Each group's prompt once, the longest completion first; of each sample, in their order, the rows that predict its
-    used tokens."""
+    """Each group's prompt once; completions by the tokens that are fed, the longest first, as buckets need it. Of each
+    sample, in the order of `samples`, the rows that predict its used tokens."""
     prompts = {s.sample.group: s.sample.prompt_ids for s in samples}
     number = {group: index for index, group in enumerate(prompts)}
     order = sorted(range(len(samples)), key=lambda index: -before_last(samples[index].used))

@@ -22,7 +22,8 @@ from shared.model.products import scaled_product
 
 NAME = "tandem"
 SHORT = 128 * 128
-"""Plain products are used up to this number of scores per head (queries times keys)."""
+"""Plain products are used up to this number of scores per head (queries times keys). Which completions are computed
+together is decided in shared/model/sequences.py."""
 
 
 class CachedKeys(Protocol):

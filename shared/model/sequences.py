@@ -13,8 +13,10 @@ right-padded and without a mask: causality makes the padding harmless, and the f
 transformers refuses to recompute layers with a cache, since a second call would change it. Here each call of a layer
 gets a part of the cache that is new, and the prompts' keys and values are arguments, so that gradients reach them.
 
-Layers of our own (trained_layers.py) have no rows for padding. Only their attention needs sequences of one length: it
-computes completions in buckets of similar length, so that one long completion does not make the others as long.
+Layers of our own (trained_layers.py) compute no padding, except in attention, which needs sequences of one
+length. It takes completions in buckets of similar length, so that one long completion does not make the others as
+long. A place is a position of the padded prompts and completions; a token that is fed has a row in the matrix that
+these layers compute.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,9 +31,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-WORTH_A_BUCKET = 64
-"""A further bucket leaves out at least so many places of padding; with fewer, its calls cost more than it saves on two
-cores. Not measured on a card."""
+LEAST_PADDING_SAVED = 64
+"""Places. A new bucket begins only if it saves at least so much padding. With less, on two cores, its calls take longer
+than the padding. Not measured on a card."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +43,13 @@ class Bucket:
     shape: tuple[int, int]
     """How many, and their length."""
     row_count: int
-    """How many of their tokens count. Their rows follow one another in the matrix of all rows."""
+    """How many of their tokens are fed. Their rows follow one another in the matrix of all rows."""
     kept: torch.Tensor | None = None
     """[row_count] int64 their places in the bucket; None if every place has a row."""
 
     @staticmethod
     def of(counts: Sequence[int], to_device: Callable[[np.ndarray], torch.Tensor]) -> "Bucket":
-        """counts: of each sequence, how many of its tokens count."""
+        """counts: how many tokens of each sequence are fed."""
         kept = kept_places(counts)
         shape = len(counts), max(1, *counts)
         return Bucket(shape=shape, row_count=sum(counts), kept=None if kept is None else to_device(kept))
@@ -64,7 +66,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where the rows that count are among the places of P prompts padded to Lp and B completions padded to Lc."""
+    """Where the rows are among the places of P prompts padded to Lp and B completions padded to Lc."""
 
     place_count: int
     """P Lp + B Lc"""
@@ -82,9 +84,9 @@ class Places:
         owner: Sequence[int],
         to_device: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy,
     ) -> "Places":
-        """Of each prompt, as many rows as it has tokens, of each completion as many as count. Where completions are
-        not sorted, the longest first, more is padding. Made on the host: a device would have to be waited for to learn
-        how many there are. to_device: brings an array there."""
+        """lengths: tokens of each prompt. counts: how many tokens of each completion are fed; with the longest first,
+        least is padding. owner: index of each completion's prompt. Made on the host, since reading these numbers from
+        a card would make the host wait. to_device: brings an array there."""
         kept = kept_places(lengths, counts)
         parts = [slice(*ends) for ends in pairwise([*bucket_starts(counts), len(counts)])]
         return Places(
@@ -96,8 +98,8 @@ class Places:
         )
 
     @staticmethod
-    def without_padding(prompts: torch.Tensor, completions: torch.Tensor, owner: torch.Tensor) -> "Places":
-        """Every place has a row."""
+    def of_everything(prompts: torch.Tensor, completions: torch.Tensor, owner: torch.Tensor) -> "Places":
+        """Every place has a row, padding too."""
         first, second = (
             Bucket(shape=(len(ids), ids.shape[1]), row_count=ids.numel()) for ids in (prompts, completions)
         )
@@ -121,11 +123,11 @@ class Places:
 
 
 def bucket_starts(counts: Sequence[int]) -> Iterator[int]:
-    """The first completion of each bucket: a new one begins where a completion has at most three quarters of the length
-    of the bucket's first one, if that is worth it for all that follow."""
+    """counts: tokens of each completion, the longest first. A new bucket begins at a completion with at most three
+    quarters of the tokens of the bucket's first one, if this one and all later ones save LEAST_PADDING_SAVED."""
     longest = 0
     for number, count in enumerate(counts):
-        worth = (len(counts) - number) * (longest - count) >= WORTH_A_BUCKET
+        worth = (len(counts) - number) * (longest - count) >= LEAST_PADDING_SAVED
         if number == 0 or (4 * count <= 3 * longest and worth):
             longest = count
             yield number
@@ -145,7 +147,7 @@ def taken(places: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
 
 
 def scattered(rows: torch.Tensor, kept: torch.Tensor | None, count: int) -> torch.Tensor:
-    """[n, ...] -> [count, ...], zeros where no row is"""
+    """[n, ...] -> [count, ...], zeros where no row is: the inverse of `taken`"""
     return rows if kept is None else rows.new_zeros(count, *rows.shape[1:]).index_copy(0, kept, rows)
 
 
@@ -162,12 +164,13 @@ class Sequences:
     owner: torch.Tensor
     """[B] int64 index of each completion's prompt."""
     places: Places | None = None
-    """Whose hidden rows count; those of the others may be anything. None: all."""
+    """Which places have a token that is fed, and the buckets of attention; hidden rows of other places may be
+    anything. None: every place is fed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masks:
-    """Columns that each query sees."""
+    """True for the columns that each query sees."""
 
     prompts: torch.Tensor
     """[P, 1, Lp, Lp]"""
@@ -186,7 +189,7 @@ class Masks:
 
 
 class LayersTogether(Protocol):
-    """Layers that compute prompts and completions in one run."""
+    """Layers that compute prompts and completions in one run, without padding."""
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, places: Places, masks: Masks) -> torch.Tensor:
         """[n], [n], prompts first -> [n, H]"""
@@ -295,7 +298,7 @@ def hidden_rows(backbone: nn.Module, sequences: Sequences, layers: LayersTogethe
     none, before = torch.zeros_like(lengths), lengths[owner]
     at = positions(none, prompts), positions(before, completions)
     if layers is not None:
-        places = sequences.places or Places.without_padding(prompts, completions, owner)
+        places = sequences.places or Places.of_everything(prompts, completions, owner)
         ids, numbers = (torch.cat([part.flatten() for part in pair]) for pair in ((prompts, completions), at))
         masks = Masks.of(places, lengths)
         found = layers(taken(ids, places.kept), taken(numbers, places.kept), places, masks)

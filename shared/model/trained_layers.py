@@ -7,11 +7,11 @@
     feed-forward  z + W_down (silu(u) v), u, v = stack      du = silu'(u) v dh, dv = silu(u) dh
 
 The rows of prompts and completions are one matrix, so each weight is read once; only attention tells them apart, and
-only there do sequences of a bucket have equal lengths: elsewhere, padding has no rows. The gradients are by hand:
-autograd through the modules keeps more, copies more, and has products for each adapter alone. Norms and the product of
-the gate are computed again in the backward pass, which takes a hundredth of its time. In bf16 all operations of the
-forward pass round as the modules do, since the actor decodes with these roundings; on a card, norms round once less in
-both processes. The modules stay in place, and shared/base/load.py compares the two.
+only there is anything padded, bucket by bucket. The gradients are by hand: autograd through the modules keeps more,
+copies more, and has products for each adapter alone. Norms and the product of the gate are computed again in the
+backward pass, which takes a hundredth of its time. In bf16 all operations of the forward pass round as the modules do,
+since the actor decodes with these roundings; on a card, norms round once less in both processes. The modules stay in
+place, and shared/base/load.py compares the two.
 
 Not covered: other model types, and sequences without a shared prompt, which only checks use.
 """
@@ -208,7 +208,8 @@ class FeedForward(torch.autograd.Function):
 
 
 class Heads(torch.autograd.Function):
-    """Rotated queries and keys, and values, by head; before those of a completion come those of its prompt."""
+    """Rotated queries and keys, and values, by head, padded in each bucket; before a completion's keys and values come
+    those of its prompt."""
 
     @staticmethod
     def forward(
@@ -240,8 +241,8 @@ class Heads(torch.autograd.Function):
 
 
 def added_to_prompts(grads: Sequence[torch.Tensor], places: Places) -> list[torch.Tensor]:
-    """Gradients of keys or values of the prompts and of each bucket; a completion's gradient of its prompt is added to
-    that of the prompts."""
+    """Gradients of the keys or values that attention saw in the prompts and in each bucket -> of the prompts' own and
+    of each bucket's own. What a bucket gives for those of its prompts is summed into the first."""
     width, (of_prompts, *of_buckets) = places.prompts.shape[1], grads
     for owner, grad in zip(places.owners, of_buckets, strict=True):
         of_prompts = of_prompts.index_add(0, owner, grad[:, :, :width])
