@@ -18,21 +18,20 @@ import numpy as np
 import torch
 
 from actor.engines.hf_engine import HFEngine
-from benchmarks.decode_bound import opened
+from benchmarks.decode_bound import Head, opened
 from benchmarks.machine import write_result
 from protocol.messages import GroupOrder, Sampling
 from shared.base.load import class_logprobs
-from shared.config.processes import EIGHT_BIT_TOKENS
 from shared.model.prompt import load_tokenizer
 from shared.process.determinism import pin_torch
 
 GROUP = 4
-KINDS: dict[str, tuple[Literal["nf4", "dense"], int]] = {
-    "dense": ("dense", EIGHT_BIT_TOKENS),
-    "nf4": ("nf4", EIGHT_BIT_TOKENS - 1),
-    "eight bits": ("nf4", EIGHT_BIT_TOKENS),
+KINDS: dict[str, tuple[Literal["nf4", "dense"], Head]] = {
+    "dense": ("dense", "bf16"),
+    "nf4": ("nf4", "bf16"),
+    "eight bits": ("nf4", "eight bits"),
 }
-"""What is read, and the cap of the run, on which it depends whether the head is read in 8 bits."""
+"""What is read of the layers and of the head."""
 QUESTION = "Ann has {} apples and buys {} bags with {} apples each. How many does she have? Explain your answer.\n"
 
 
@@ -46,8 +45,8 @@ def main() -> None:
     found: dict[str, dict[str, dict[str, float]]] = {}
     for folder in args.folders:
         orders = questions(folder, args.groups)
-        for kind, (weights, cap) in KINDS.items():
-            engine = opened(folder, "bf16", 0.5, weights, cap)
+        for kind, (weights, head) in KINDS.items():
+            engine = opened(folder, "bf16", 0.5, weights, head)
             figures = figures_of(differences(engine, orders, args.tokens))
             found.setdefault(Path(folder).name, {})[kind] = figures
             print(Path(folder).name, kind, figures, flush=True)

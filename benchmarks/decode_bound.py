@@ -10,8 +10,7 @@ alike. The folder is a Hugging Face model; the base is cached as a run caches it
     python -m benchmarks.decode_bound MODEL_FOLDER [--threads 2] [--rows 8 32] [--rounds 5] [--packed 0.5]
 
 --packed: the share of the weights that may be packed, as `actor.packed`. --weights dense: codes are not read. The bytes
-of the bound are those of the bf16 weights all the same. An order has completions of 128 tokens, so the head is read in
-8 bits where codes are (from 64 tokens on).
+of the bound are those of the bf16 weights all the same. Where codes are read, the head is read in 8 bits.
 """
 
 import argparse
@@ -26,14 +25,14 @@ import torch
 
 from actor.engines.engine import EndedCompletion
 from actor.engines.hf_engine import HFEngine
-from actor.wiring import codes_for, head_codes_for
+from actor.wiring import codes_for, eight_bit_head_for
 from benchmarks.machine import write_result
 from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
 from shared.base.load import DTYPES, load_policy
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig
-from shared.config.tree import Config, RolloutConfig
+from shared.config.tree import Config
 from shared.model.adapter_file import adapter_bytes
 from shared.model.linears import is_decoder_linear
 from shared.model.policy import Policy
@@ -41,6 +40,7 @@ from shared.model.prompt import load_prompter
 from shared.process.determinism import pin_torch
 
 GROUP, PROMPT, TOKENS = 8, 60, 128
+Head = Literal["eight bits", "bf16"]
 
 
 def main() -> None:
@@ -92,8 +92,10 @@ def main() -> None:
     print(write_result(f"decode_bound_{figures['model']}_{args.dtype}{part}", figures))
 
 
-def opened(folder: str, dtype: str, packed: float, weights: Literal["nf4", "dense"], cap: int = TOKENS) -> HFEngine:
-    """An engine whose completions never end, with an adapter that is not zero. cap: of the run."""
+def opened(
+    folder: str, dtype: str, packed: float, weights: Literal["nf4", "dense"], head: Head = "eight bits"
+) -> HFEngine:
+    """An engine whose completions never end, with an adapter that is not zero. head: where codes are read."""
     model, lora = ModelConfig(path=folder), LoraConfig()
     base = cached_base(model)
     policy = load_policy(base, model, lora, torch.device("cpu"), DTYPES[dtype])
@@ -101,11 +103,10 @@ def opened(folder: str, dtype: str, packed: float, weights: Literal["nf4", "dens
     generator = torch.Generator().manual_seed(1)
     for layer in policy.adapter.layers.values():
         layer.lora_B.data.normal_(0, 1e-3, generator=generator)
-    rollout = RolloutConfig(max_new_tokens=cap)
-    config = Config(model=model, rollout=rollout, actor=ActorConfig(packed=packed, weights=weights))
+    config = Config(model=model, actor=ActorConfig(packed=packed, weights=weights))
     codes = codes_for(config, base, policy)
-    head_codes = head_codes_for(config, base, policy, codes)
-    engine = HFEngine(policy, load_prompter(base.folder), config.actor, codes=codes, eight_bit=head_codes)
+    eight_bit = eight_bit_head_for(base, policy, codes) if head == "eight bits" else None
+    engine = HFEngine(policy, load_prompter(base.folder), config.actor, codes=codes, eight_bit=eight_bit)
     engine.end_ids = engine.end_ids[:0]
     engine.install(1, adapter_bytes(policy.adapter))
     return engine

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from actor.engines.token_step.coded import CodedWeight, reads_codes
-from actor.engines.token_step.eight_bit import EightBitHead, in_eight_bits
+from actor.engines.token_step.eight_bit import EightBitHead
 from actor.engines.token_step.packed import RowProduct
 from benchmarks.timed_shapes import in_turn, time_shapes
 from shared.base.interleaved import interleaved, scales_of
@@ -76,10 +76,8 @@ def int4_weights(weight: torch.Tensor) -> Product:
 
 
 def int8_both(weight: torch.Tensor) -> Product:
-    scales, sums, codes = in_eight_bits(weight)
-    head = EightBitHead(codes, scales, sums)
-    head.pack()
-    return lambda x: head.product(x).bfloat16()
+    head = EightBitHead.of(weight)
+    return lambda x: head(x).bfloat16()
 
 
 def measured(rows: int) -> dict[str, Any]:

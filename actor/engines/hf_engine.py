@@ -31,7 +31,7 @@ from actor.engines.fixed_decoding import FixedLoop, Grain
 from actor.engines.prompts import last_hidden, pieces
 from actor.engines.replay import CudaGraphs
 from actor.engines.token_step.coded import Codes
-from actor.engines.token_step.eight_bit import EightBitHead, HeadProduct
+from actor.engines.token_step.eight_bit import EightBitHead
 from actor.engines.token_step.layers import layers_of
 from actor.engines.token_step.packed import Packable, Packing, RowProduct
 from actor.engines.token_step.stacks import dense_bytes
@@ -117,13 +117,13 @@ class HFEngine:
         codes: Codes | None = None,
         eight_bit: EightBitHead | None = None,
     ) -> None:
-        """codes: of the weights that a token step may read as such. eight_bit: the head for long completions."""
+        """codes: of the weights that a token step may read as such. eight_bit: the head, where logits come from codes."""
         self.policy, self.max_sequences = policy, config.max_sequences
         self.residency = residency or Resident(policy)
         self.folds = is_folded(config.fold, dense_bytes(policy.adapter))
         cached = torch.float32 if policy.device.type == "cpu" else policy.dtype
         self.token_bytes = token_bytes(policy.config.to_dict(), cached.itemsize)
-        self.layers, self.head, self.codes = layers_of(policy, codes), HeadProduct(policy.head, eight_bit), codes
+        self.layers, self.head, self.codes = layers_of(policy, codes), eight_bit or RowProduct(policy.head), codes
         self.packing = Packing(config.packed)
         self.prepare()
         # A method of this object would refer to it in a circle, and keep its tensors until a garbage collection.
@@ -171,7 +171,6 @@ class HFEngine:
         """Decode as many completions at once as memory allows, until the last has ended."""
         self.policy.refuse_if_too_long(max(len(group.prompt_ids) for group in groups), sampling.max_new_tokens)
         self.turns = None
-        self.head.choose(sampling.max_new_tokens)
         return self.generate_all(groups, sampling, progress)
 
     @torch.inference_mode()
@@ -181,7 +180,6 @@ class HFEngine:
         if self.turns is None:
             # For all turns: later ones have less room.
             self.turns = Turns()
-            self.head.choose(sampling.max_new_tokens)
         found = self.generate_all(groups, sampling, progress)
         for group, completions in zip(groups, found, strict=True):
             for index, completion in enumerate(completions):
@@ -193,13 +191,11 @@ class HFEngine:
     ) -> list[list[Completion]]:
         order, count = Unfinished(groups, progress), sum(len(group.seeds) for group in groups)
         width = self.fitting.of(min(self.width(groups, sampling), count))
-        self.head.prepare()
         self.packing.prepare(self.row_products(), self.thin_products(), sampling.max_new_tokens, width)
         while reason := self.shortage(order, sampling, width):
             # Outside of the handler, whose exception keeps the tensors of all that it has left.
             self.free_memory()
             width = self.narrower(width, sampling, reason)
-            self.head.prepare()
         self.fitting.calm += 1
         return in_order(groups, order.done)
 
@@ -302,8 +298,9 @@ class HFEngine:
         self.prepare()
 
     def row_products(self) -> list[RowProduct]:
-        """Of a token step: of the layers where they are our own, and of the head."""
-        return [*(self.layers.row_products() if self.layers else ()), *self.head.row_products()]
+        """Of a token step: of the layers where they are our own, and of the head where it is read in bf16."""
+        head = [self.head] if isinstance(self.head, RowProduct) else []
+        return [*(self.layers.row_products() if self.layers else ()), *head]
 
     def thin_products(self) -> list[Packable]:
         """Of the adapter, where the layers are our own."""
@@ -313,7 +310,6 @@ class HFEngine:
         """Free all memory but the model's: packed weights, graphs and buffers."""
         for product in (*self.row_products(), *self.thin_products()):
             product.unpack()
-        self.head.forget()
         if self.fixed:
             self.fixed.forget()
 
@@ -323,6 +319,8 @@ class HFEngine:
         self.turns = None
         if self.codes:
             self.codes.release()
+        if isinstance(self.head, EightBitHead):
+            self.head.release()
         self.residency.sleep()
 
     def wake(self) -> bool:

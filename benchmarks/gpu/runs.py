@@ -192,7 +192,6 @@ def assume_speed(place: Place, cache: Path) -> None:
             head_step=1e-9,
             coded=(),
             eight_bit=(),
-            eight_bit_packing=0.0,
             layer_step=1e-4,
             folded_step=1e-4,
             layer_update=1e-3,

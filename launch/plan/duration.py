@@ -71,9 +71,7 @@ def decode_s(shape: ModelShape, work: Work, speed: Speed, *, groups: int, rows: 
     width = min(rows, decoded_at_once(shape, work, lengths.longest))
     rates, longest = speed.rates[work.dtype], lengths.longest
     if work.packs_for(longest):
-        prefill += rates.packing * packed_bytes(shape, work, width, longest) / work.value_bytes
-    if work.reads_eight_bits(shape, longest):
-        prefill += rates.eight_bit_packing * shape.vocabulary * shape.hidden
+        prefill += rates.packing * packed_bytes(shape, work, width) / work.value_bytes
     # A row that has ended is taken over by the next completion; the last ones end one after the other.
     steps = lengths.longest + max(0.0, rows / width - 1) * lengths.completion
     active = rows * lengths.completion / steps
@@ -94,11 +92,10 @@ class Packed:
     @staticmethod
     def of(shape: ModelShape, work: Work, rows: int, cap: int) -> "Packed":
         """The layers come first, unless they are read as codes."""
-        packed = packed_bytes(shape, work, rows, cap) / work.value_bytes if work.packs_for(cap) else 0.0
+        packed = packed_bytes(shape, work, rows) / work.value_bytes if work.packs_for(cap) else 0.0
         layers = 0.0 if work.codes_for(shape, rows) or not shape.own_layers else min(1.0, packed / shape.linear)
         head = (packed - layers * shape.linear) / (shape.vocabulary * shape.hidden)
-        eight_bit = work.reads_eight_bits(shape, cap)
-        return Packed(layers=layers, head=float(head > 1.0 - ROUNDING), eight_bit=eight_bit)
+        return Packed(layers=layers, head=float(head > 1.0 - ROUNDING), eight_bit=work.codes_for(shape, 1))
 
 
 def token_step_s(

@@ -3,7 +3,7 @@
     product     seconds per weight of `x W^T` for 1 to 512 rows; with one row it is the time to read a weight
     packed      the same with packed weights where they help (actor/engines/token_step/packed.py); and packing itself
     coded       the same with codes where they are read, up to 32 rows (actor/engines/token_step/coded.py)
-    eight bit   the same with weights in 8 bits where they are read (actor/engines/token_step/eight_bit.py); and packing
+    eight bit   the same with weights in 8 bits where they are read (actor/engines/token_step/eight_bit.py)
     gradient    seconds per weight of `dy W` for 512 rows
     head        the same of logits with log-probs, forward and backward, as the learner computes them
     sampler     seconds per row and token of the vocabulary
@@ -45,7 +45,7 @@ from shared.process.processor import is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 10
+FORMAT = 11
 """Changes with what is measured."""
 MAX_AGE_DAYS, BUSY_AGE_S = 30.0, 600.0
 LIMIT_S = 60.0
@@ -80,8 +80,6 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """As `product` for the first of ROWS, with weights that are read as codes; empty where none are."""
     eight_bit: tuple[float, ...]
     """As `product`, with weights in 8 bits; empty where the processor has no VNNI."""
-    eight_bit_packing: float
-    """As `packing`, of these."""
     layer_step: float
     """Seconds of a layer in a token step, besides its products."""
     folded_step: float
@@ -317,7 +315,7 @@ def measure_rates(dtype: Any) -> Rates:
         head_step = best_time(lambda: head_logits(hidden[:SAMPLER_ROWS], head, 1.0, rounded=of_head)) / head.numel()
         packing = time_to_pack(every) if packs else 0.0
         packed = tuple(best_time(*(partial(one, x) for one in every)) / (OUT * IN) for x in xs) if packs else product
-    calls, (eight_bit, eight_bit_packing) = layer_calls(dtype, best_time), eight_bit_times(dtype, xs)
+    calls = layer_calls(dtype, best_time)
     return Rates(
         product=product,
         gradient=gradient,
@@ -326,8 +324,7 @@ def measure_rates(dtype: Any) -> Rates:
         packed=packed,
         packing=packing,
         coded=coded_times(dtype, xs),
-        eight_bit=eight_bit,
-        eight_bit_packing=eight_bit_packing,
+        eight_bit=eight_bit_times(dtype, xs),
         layer_step=calls.step,
         folded_step=calls.folded_step,
         layer_update=calls.update,
@@ -351,24 +348,16 @@ def coded_times(dtype: Any, xs: Sequence[Any]) -> tuple[float, ...]:
     return tuple(best_time(*(partial(one.product, x, None) for one in weights)) / (OUT * IN) for x in few)
 
 
-def eight_bit_times(dtype: Any, xs: Sequence[Any]) -> tuple[tuple[float, ...], float]:
-    """Seconds per weight for all numbers of rows, and of packing one."""
+def eight_bit_times(dtype: Any, xs: Sequence[Any]) -> tuple[float, ...]:
+    """Seconds per weight for all numbers of rows."""
     import torch
 
     from actor.engines.token_step.eight_bit import EightBitHead, multiplies_eight_bits
 
     if dtype != torch.bfloat16 or not multiplies_eight_bits():
-        return (), 0.0
-    facts = torch.full((OUT,), 0.01), torch.zeros(OUT)
-    heads = [
-        EightBitHead(torch.randint(-127, 128, (OUT, IN), dtype=torch.int8), *facts)
-        for _ in range(WEIGHTS_BYTES // (OUT * IN))
-    ]
-    start = time.perf_counter()
-    for one in heads:
-        one.pack()
-    packing = (time.perf_counter() - start) / (WEIGHTS_BYTES // (OUT * IN) * OUT * IN)
-    return tuple(best_time(*(partial(one.product, x) for one in heads)) / (OUT * IN) for x in xs), packing
+        return ()
+    heads = [EightBitHead.of(torch.randn(OUT, IN)) for _ in range(WEIGHTS_BYTES // (OUT * IN))]
+    return tuple(best_time(*(partial(one, x) for one in heads)) / (OUT * IN) for x in xs)
 
 
 def gradient_time(grad: Any, weights: Sequence[Any]) -> float:

@@ -21,7 +21,6 @@ from launch.plan.shape import FP32_BYTES, Lengths, ModelShape, adapter_bytes
 from shared.config.model import ModelConfig
 from shared.config.processes import (
     CODED_ROWS,
-    EIGHT_BIT_TOKENS,
     LOGIT_BYTES,
     PACKED_TOKENS,
     PIECE_TOKENS,
@@ -146,11 +145,6 @@ class Work:
         """Whether a token step of so many rows reads codes."""
         reads = self.actor.weights == "nf4" and self.actor.engine == "hf" and self.model.quantization == "nf4"
         return reads and shape.own_layers and self.is_dense and self.dtype == "bf16" and rows <= CODED_ROWS
-
-    def reads_eight_bits(self, shape: ModelShape, cap: int) -> bool:
-        """Whether logits come from the head in 8 bits, in orders whose completions may have so many tokens."""
-        is_long = min(cap, self.rollout.max_new_tokens) >= EIGHT_BIT_TOKENS
-        return is_long and self.actor.packed > 0 and self.codes_for(shape, 1)
 
     def folds(self, shape: ModelShape) -> bool:
         """Whether the actor has sums of weights and adapter."""
@@ -294,14 +288,12 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     fed = cap // 2 if work.in_turns else prompt
     piece = max(fed, min(prompts * fed, PIECE_TOKENS))
     kept = {"earlier turns": rows * prompt * token_bytes(shape)} if work.in_turns else {}
-    packed = {"packed weights": packed_bytes(shape, work, at_once, cap)} if work.packs_for(cap) else {}
-    eight_bit = {"head in 8 bits": shape.vocabulary * shape.hidden} if work.reads_eight_bits(shape, cap) else {}
-    # The last rows of a wide order are few.
-    codes = {"codes": int(NF4_BYTES * shape.linear)} if work.codes_for(shape, 1) else {}
+    packed = {"packed weights": packed_bytes(shape, work, at_once)} if work.packs_for(cap) else {}
+    # The last rows of a wide order are few, and all read the head in 8 bits.
+    mapped = {"codes": int(NF4_BYTES * shape.linear), "head in 8 bits": shape.vocabulary * shape.hidden}
     return {
         **packed,
-        **codes,
-        **eight_bit,
+        **(mapped if work.codes_for(shape, 1) else {}),
         "keys and values": (prompts * prompt + at_once * cap) * token_bytes(shape),
         **kept,
         "sampler": at_once * shape.vocabulary * LOGIT_BYTES,
@@ -310,16 +302,14 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     }
 
 
-def packed_bytes(shape: ModelShape, work: Work, rows: int, cap: int) -> int:
-    """Of the layers where our own loop reads no codes, and of the head where it reads that in bf16, as far as
+def packed_bytes(shape: ModelShape, work: Work, rows: int) -> int:
+    """Of the layers where our own loop reads no codes, and of the head where it is read in bf16, as far as
     `actor.packed` allows."""
-    head = 0 if work.reads_eight_bits(shape, cap) else work.value_bytes * shape.vocabulary * shape.hidden
+    head = 0 if work.codes_for(shape, 1) else work.value_bytes * shape.vocabulary * shape.hidden
     if not shape.own_layers:
         return head if work.actor.packed == 1.0 else 0
     allowed = int(work.actor.packed * (work.value_bytes * shape.linear + head))
-    if work.codes_for(shape, rows):
-        return head if head <= allowed else 0
-    return allowed
+    return 0 if work.codes_for(shape, rows) else allowed
 
 
 def longest_prompt(work: Work, cap: int) -> int:

@@ -146,7 +146,7 @@ def needed(
 
 def changes(work: Work) -> Iterator[Iterable[Change[Work]]]:
     """For each key its values from the gentlest on. First those that cost time only, then those that change what is
-    sampled. (`actor.packed=0` changes the last bits where the head is read in 8 bits.)"""
+    sampled."""
     yield (fewer_actors(value) for value in halves(work.actors, 1))
     yield (fewer_ranks(value) for value in halves(work.ranks, 1))
     if work.actor.packed and work.dtype == "bf16":

@@ -1,8 +1,9 @@
-"""The product of the head with the rows of a token step, for logits; with the head in 8 bits for long completions.
+"""The product of a head in 8 bits with the rows of a token step, for logits.
 
     W[v] = c_v k[v]        x = s q + l        W x = c_v s (k[v] q) + l r_v
 
-    head.codes    [V, H] int8    k[v] = W[v] / c_v, rounded
+    head.codes    bytes          k[v] = W[v] / c_v, rounded to int8; in oneDNN's layout for this processor
+    head.layout   bytes          oneDNN's description of it
     head.scales   [V] fp32       c_v = max_j |W[v, j]| / 127
     head.sums     [V] fp32       r_v = c_v sum_j k[v, j]
 
@@ -14,30 +15,32 @@ The 64 largest logits are computed again from the values (shared/model/products.
 hundredth of their spread. In a softmax their errors cancel: of two models, the mismatch between actor and learner stays
 the same for one and grows from 0.043 to 0.047 for the other (benchmarks/coded_mismatch.py).
 
-The file with the codes is made once, beside the cached base, under a name with that base's digest. It is mapped, and
-takes memory only while an order packs it: oneDNN has its own layout for codes, and rearranging them pays off after
-some seventy token steps. An order uses this head if its completions may have EIGHT_BIT_TOKENS or more
-(shared/config/processes.py) and the layers read NF4 codes: with 64 tokens it takes about as long as with a packed
-copy of the head in bf16, which would be twice as large.
+To bring codes into oneDNN's layout takes as long as five token steps, so they are stored in it. The file is made once
+for each kind of processor, beside the cached base, under a name with that base's digest. It is mapped: all actors share
+its pages, and between two orders it takes no memory. PyTorch has no function in Python for a tensor of that layout over
+memory that exists; its functions for compiled programs, which store their weights in the same way, are called by name.
 Left out: the linears of the layers. There the errors of x grow from layer to layer, to a mismatch of two to three times
 that of the NF4 codes.
 """
 
+import ctypes
+import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
-from actor.engines.token_step.packed import RowProduct
 from shared.base.cache import CachedBase, made_from
 from shared.base.checksum import word_sum
-from shared.base.mapped import MappedFile
-from shared.config.processes import EIGHT_BIT_TOKENS
+from shared.base.mapped import MappedFile, header
+from shared.errors import ModelError
 from shared.model.nf4 import WEIGHTS
 
-CODES, SCALES, SUMS = "head.codes", "head.scales", "head.sums"
+CODES, LAYOUT, SCALES, SUMS = "head.codes", "head.layout", "head.scales", "head.sums"
 LARGEST = 127
 """Absolute value of a weight's code."""
 HEADS = ("lm_head.weight", "model.embed_tokens.weight")
@@ -46,18 +49,71 @@ AT_ONCE = 4096
 """Rows of the head that are converted at once."""
 COMPARED_ROWS = 64
 """At both ends of a head."""
-FORMAT = 1
+FORMAT = 2
 """Changes with the content, so that older files are not used."""
 STEPS = 255
 """Between the codes of the smallest and the largest value of a row."""
+ROUNDING = 1e-6
+"""Of a sum of products of codes times a scale, relative."""
+LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+MULTIPLIED_ROWS = 8
+"""Of made-up values."""
+INTEGER, ADDRESS = ctypes.c_int64, ctypes.c_void_p
+
+
+@cache
+def tensor_over_memory() -> Any:
+    """`aoti_torch_create_tensor_from_blob_v2`: address, dimensions, sizes, strides, offset, type, device, its number,
+    result, kind of layout, description of the layout, its length. None in a PyTorch without it."""
+    try:
+        found = ctypes.CDLL(str(LIBRARY)).aoti_torch_create_tensor_from_blob_v2
+    except (OSError, AttributeError):
+        return None
+    sizes, number, result = ctypes.POINTER(INTEGER), ctypes.c_int32, ctypes.POINTER(ADDRESS)
+    found.argtypes = [ADDRESS, INTEGER, sizes, sizes, INTEGER, *[number] * 3, result, number, ADDRESS, INTEGER]
+    return found
+
+
+def multiplies_eight_bits() -> bool:
+    """Whether this processor has VNNI, without which oneDNN's sums of 8-bit products may overflow."""
+    known = hasattr(torch.ops.onednn, "qlinear_pointwise") and tensor_over_memory() is not None
+    return torch.cpu._is_vnni_supported() and known
+
+
+def layout_name() -> str:
+    """Of the layout that oneDNN chooses here: it may change with the processor and with the version."""
+    facts = f"{torch.__version__} {torch.__config__.show()} {torch.cpu._is_amx_tile_supported()}"
+    return hashlib.sha256(facts.encode()).hexdigest()[:8]
 
 
 def eight_bit_head(base: CachedBase) -> CachedBase:
     """The folder with the codes of this base's head, made now if it does not exist. It has its own digest."""
-    return made_from(base, f"head-{FORMAT}", lambda work: write_head(base.folder / WEIGHTS, work / WEIGHTS))
+    name = f"head-{FORMAT}-{layout_name()}"
+    return made_from(base, name, lambda work: write_head(base.folder / WEIGHTS, work / WEIGHTS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One tensor of the file."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
 
 
 def write_head(source: Path, file: Path) -> None:
+    scales, sums, packed = packed_head(source)
+    # The codes come first, where the file aligns them.
+    layout = torch.ops.mkldnn._get_mkldnn_serialized_md(packed)
+    parts = {CODES: bytes_of(packed), SCALES: scales, SUMS: sums, LAYOUT: layout}
+    with file.open("wb") as out:
+        out.write(header([Entry(name=name, shape=part.shape, dtype=part.dtype) for name, part in parts.items()]))
+        for part in parts.values():
+            out.write(part.view(torch.uint8).numpy().data)
+
+
+def packed_head(source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[V] scales, [V] sums, codes in oneDNN's layout"""
     with safe_open(source, framework="pt") as reader:
         names = set(reader.keys())
         head = reader.get_slice(next(name for name in HEADS if name in names))
@@ -67,7 +123,7 @@ def write_head(source: Path, file: Path) -> None:
         for start in range(0, rows, AT_ONCE):
             part = slice(start, start + AT_ONCE)
             scales[part], sums[part], codes[part] = in_eight_bits(head[part].bfloat16())
-    save_file({SCALES: scales, SUMS: sums, CODES: codes}, file)
+    return scales, sums, torch.ops.onednn.qlinear_prepack(codes, None)
 
 
 def in_eight_bits(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -79,98 +135,84 @@ def in_eight_bits(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
     return scales, scales * codes.sum(dim=1), codes
 
 
+def bytes_of(packed: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor in oneDNN's layout, which must outlive the result."""
+    size = torch.ops.mkldnn._nbytes(packed)
+    memory = (ctypes.c_uint8 * size).from_address(torch.ops.mkldnn.data_ptr(packed))
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def packed_over(memory: torch.Tensor, layout: torch.Tensor, outputs: int, inputs: int) -> torch.Tensor:
+    """The tensor in oneDNN's layout whose bytes these are; they must outlive it."""
+    library, result = ctypes.CDLL(str(LIBRARY)), ADDRESS()
+    kind = library.aoti_torch_dtype_int8(), library.aoti_torch_device_type_cpu(), 0
+    sizes = (INTEGER * 2)(inputs, outputs)
+    described = library.aoti_torch_layout__mkldnn(), layout.data_ptr(), len(layout)
+    tensor_over_memory()(memory.data_ptr(), 2, sizes, sizes, 0, *kind, ctypes.byref(result), *described)
+    in_capsule = ctypes.pythonapi.PyCapsule_New
+    in_capsule.restype, in_capsule.argtypes = ctypes.py_object, [ADDRESS, ctypes.c_char_p, ADDRESS]
+    found: torch.Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(in_capsule(result, None, None))
+    if torch.ops.mkldnn._nbytes(found) != len(memory):
+        raise ModelError("The layout of the head in 8 bits does not fit its bytes; remove its folder from the cache.")
+    return found
+
+
 def nothing() -> None:
     """For codes that are in no file."""
 
 
-def multiplies_eight_bits() -> bool:
-    """Whether this processor has VNNI, without which oneDNN's sums of 8-bit products may overflow."""
-    return torch.cpu._is_vnni_supported() and hasattr(torch.ops.onednn, "qlinear_pointwise")
-
-
 class EightBitHead:
-    """Codes of a head, and their product with rows; `pack` comes before `product`."""
+    """Codes of a head, and their product with rows."""
 
     def __init__(
-        self, codes: torch.Tensor, scales: torch.Tensor, sums: torch.Tensor, release: Callable[[], None] = nothing
+        self, packed: torch.Tensor, scales: torch.Tensor, sums: torch.Tensor, release: Callable[[], None] = nothing
     ) -> None:
-        """As in the file. release: called when the codes are not needed until the next order."""
-        self.codes, self.scales, self.sums, self.release = codes, scales, sums, release
+        """packed: the codes in oneDNN's layout. release: called when they are not needed until the next order."""
+        self.packed, self.scales, self.sums, self.release = packed, scales, sums, release
         self.zeros = torch.zeros(len(scales), dtype=torch.int64)
         """oneDNN asks for the code that stands for zero, one for each row of the head."""
-        self.packed: torch.Tensor | None = None
-        """The codes in oneDNN's layout."""
 
     @staticmethod
-    def mapped(file: MappedFile) -> "EightBitHead":
+    def of(weight: torch.Tensor) -> "EightBitHead":
+        """[V, H], in memory."""
+        scales, sums, codes = in_eight_bits(weight)
+        return EightBitHead(torch.ops.onednn.qlinear_prepack(codes, None), scales, sums)
+
+    @staticmethod
+    def mapped(file: MappedFile, inputs: int) -> "EightBitHead":
         """The codes stay in the file, the other figures are copied."""
         scales, sums = (file.tensors[name].clone() for name in (SCALES, SUMS))
-        return EightBitHead(file.tensors[CODES], scales, sums, file.release)
-
-    def pack(self) -> None:
-        if self.packed is None:
-            self.packed = torch.ops.onednn.qlinear_prepack(self.codes, None)
-            self.release()
-
-    def unpack(self) -> None:
-        self.packed = None
+        packed = packed_over(file.tensors[CODES], file.tensors[LAYOUT], len(scales), inputs)
+        return EightBitHead(packed, scales, sums, file.release)
 
     def matches(self, head: torch.Tensor) -> bool:
-        """Whether these are codes of this head, by its first and last rows."""
-        if self.codes.shape != head.shape:
+        """Whether products are those of this head, by its first and last rows."""
+        if self.packed.shape != head.shape[::-1]:
             return False
-        ends = (slice(0, COMPARED_ROWS), slice(-COMPARED_ROWS, None))
-        return all(torch.equal(self.codes[rows], in_eight_bits(head[rows])[2]) for rows in ends)
+        x = torch.randint(256, (MULTIPLIED_ROWS, head.shape[1]), generator=torch.Generator().manual_seed(0))
+        found = self.times_codes(x.to(torch.uint8))
+        for rows in (slice(0, COMPARED_ROWS), slice(-COMPARED_ROWS, None)):
+            scales, sums, codes = in_eight_bits(head[rows])
+            expected = (x @ codes.long().t()) * scales
+            same = torch.equal(self.scales[rows], scales) and torch.equal(self.sums[rows], sums)
+            if not same or not torch.allclose(found[:, rows], expected, rtol=ROUNDING, atol=0.0):
+                return False
+        return True
 
     def checksums(self) -> dict[str, int]:
-        """Of what stays in memory; the codes are read from the file for each order."""
-        return {SCALES: word_sum(self.scales), SUMS: word_sum(self.sums)}
+        """Of all that is multiplied, as in shared/base/checksum.py."""
+        return {CODES: word_sum(bytes_of(self.packed)), SCALES: word_sum(self.scales), SUMS: word_sum(self.sums)}
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def times_codes(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, H] uint8 -> [n, V] fp32 c (k q)"""
+        return torch.ops.onednn.qlinear_pointwise(
+            x, 1.0, 0, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[n, H] bf16 -> [n, V] fp32"""
         wide = x.float()
         low, high = wide.aminmax(dim=1, keepdim=True)
         step = ((high - low) / STEPS).clamp_(min=torch.finfo(torch.float32).tiny)
         codes = wide.sub_(low).div_(step).round_().to(torch.uint8)
-        y = torch.ops.onednn.qlinear_pointwise(
-            codes, 1.0, 0, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
-        )
-        return y.mul_(step).addcmul_(low, self.sums)
-
-
-class HeadProduct:
-    """By the values or by the codes, as the order allows."""
-
-    def __init__(self, dense: torch.Tensor, eight_bit: EightBitHead | None = None) -> None:
-        self.plain, self.eight_bit = RowProduct(dense), eight_bit
-        self.reads_codes = False
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, H] -> [n, V]; fp32 by the codes"""
-        if self.eight_bit is not None and self.reads_codes:
-            return self.eight_bit.product(x)
-        return self.plain(x)
-
-    def choose(self, tokens: int) -> None:
-        """For an order whose completions may have so many tokens."""
-        self.reads_codes = self.eight_bit is not None and tokens >= EIGHT_BIT_TOKENS
-
-    def prepare(self) -> None:
-        """Pack what was chosen, before each order and again after `forget`."""
-        if self.eight_bit is None:
-            return
-        if self.reads_codes:
-            self.plain.unpack()
-            self.eight_bit.pack()
-        else:
-            self.eight_bit.unpack()
-
-    def row_products(self) -> list[RowProduct]:
-        """What may be packed for the order."""
-        return [] if self.reads_codes else [self.plain]
-
-    def forget(self) -> None:
-        """Free the copies."""
-        self.plain.unpack()
-        if self.eight_bit is not None:
-            self.eight_bit.unpack()
+        return self.times_codes(codes).mul_(step).addcmul_(low, self.sums)
