@@ -37,7 +37,6 @@ from shared.base.interleaved import interleaved_base
 from shared.base.lending import Borrower
 from shared.base.load import check_once, load_policy, pick_device, pick_dtype
 from shared.base.loading import fitting, lighter
-from shared.base.mapped import map_file
 from shared.base.residency import borrow, residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
@@ -58,6 +57,7 @@ from shared.process.card import driver_of
 from shared.process.determinism import pin_torch, record
 from shared.process.lease import ComputeLease, NoLease, lease_for
 from shared.process.trace import NO_TRACE, Trace
+from shared.tensor_file import map_file
 
 if TYPE_CHECKING:
     from actor.engines.vllm_options import GiveBack, VLLMOptions

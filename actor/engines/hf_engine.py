@@ -117,7 +117,7 @@ class HFEngine:
         codes: Codes | None = None,
         eight_bit: EightBitHead | None = None,
     ) -> None:
-        """codes: of the weights that a token step may read as such. eight_bit: the head, where logits come from codes."""
+        """codes: of the weights that a token step may read as such. eight_bit: the head, if logits come from that."""
         self.policy, self.max_sequences = policy, config.max_sequences
         self.residency = residency or Resident(policy)
         self.folds = is_folded(config.fold, dense_bytes(policy.adapter))

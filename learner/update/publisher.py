@@ -37,10 +37,14 @@ class Version:
     policy: PolicyMessage
     """For the actors."""
 
+    rounded: bool
+    """Whether the policy has rounded values."""
+
     @cached_property
     def sha256(self) -> str:
-        """Of the file. Computed when it is asked for first, which is after the policy was sent."""
-        return digest(self.file)
+        """Of the file. Where it is not the policy's, it is computed when it is asked for first, which is after the
+        policy was sent."""
+        return digest(self.file) if self.rounded else self.policy.sha256
 
 
 class Publisher:
@@ -76,7 +80,7 @@ class Publisher:
     def numbered(self, version: int, file: bytes) -> Version:
         """file: of the adapter as it is now."""
         sent = adapter_bytes(self.adapter, torch.bfloat16) if self.rounds else file
-        return Version(file=file, policy=policy_message(version, sent, self.canary()))
+        return Version(file=file, policy=policy_message(version, sent, self.canary()), rounded=self.rounds)
 
     def forget_before(self, version: int) -> None:
         """Drop what nothing names any more; the newest always stays."""

@@ -20,8 +20,8 @@ import msgspec
 import torch
 
 from shared.base.checksum import word_sum
-from shared.base.mapped import SAFETENSORS_TYPES
 from shared.model.nf4 import PARTS, STATE_KEY
+from shared.tensor_file import SAFETENSORS_TYPES
 
 ALIGNMENT = 512
 """Of the tensors, in bytes: as the allocator of a card gives them, which kernels rely on."""

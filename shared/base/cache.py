@@ -40,7 +40,6 @@ from safetensors.torch import save_file
 
 from shared.base.architecture import empty_model, read_architecture
 from shared.base.gguf import is_gguf, open_gguf, read_tensors, write_files
-from shared.base.mapped import header
 from shared.config.model import CACHE_DIR_KEY, ModelConfig, cache_root, hub_cache_folder, in_hub_cache
 from shared.embedded import EMBEDDED
 from shared.errors import DamageError, ModelError
@@ -48,6 +47,7 @@ from shared.model.linears import is_decoder_linear as is_linear
 from shared.model.nf4 import BLOCK, PARTS, STATE_KEY, WEIGHTS, from_tensors, quantize, read_facts
 from shared.run.file_lock import exclusive
 from shared.run.files import made_whole, make_folder, remove_unfinished, sync_files
+from shared.tensor_file import header
 
 DIGESTS = "DIGESTS.json"
 CACHE_FORMAT = 4

@@ -19,8 +19,8 @@ import torch
 from safetensors import safe_open
 
 from shared.base.cache import CPU, CachedBase, made_from, place_in_file
-from shared.base.mapped import header
 from shared.model.nf4 import BLOCK, PARTS, STATE_KEY, WEIGHTS, NF4Weight, block_scales, from_tensors, read_facts
+from shared.tensor_file import header
 
 CODES, SCALES = "codes", "scales"
 ROWS_TOGETHER = 32

@@ -46,7 +46,6 @@ from shared.base.architecture import (
     unsupported,
 )
 from shared.base.cache import CachedBase, dense_base
-from shared.base.mapped import map_file
 from shared.config.model import CACHE_DIR_KEY, LoraConfig, ModelConfig
 from shared.errors import ModelError, in_words
 from shared.model.lora import PAIR, Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
@@ -55,6 +54,7 @@ from shared.model.policy import Policy
 from shared.model.sequences import Places, Sequences
 from shared.model.trained_layers import trained_layers
 from shared.run.files import write_whole
+from shared.tensor_file import map_file
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}

@@ -220,7 +220,8 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     codes themselves. With `vllm` or a server, codes are read through vllm-bnb-plugin; they take a quarter of the memory
     and differ more from the learner, so `auto` takes dense values. With `hf` on a CPU, codes take less time where at
     most 32 rows are decoded in bf16 and the processor has AVX512-BF16; `auto` takes them there. The logits then come
-    from the head in 8 bits. Another processor reads dense values in place of them. On a card, `hf` reads what `model.dequantize` leaves in memory."""
+    from the head in 8 bits. Another processor reads dense values in place of them. On a card, `hf` reads what
+    `model.dequantize` leaves in memory."""
     install: Literal["memory", "files"] = "memory"
     """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
     shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""

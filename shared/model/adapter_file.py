@@ -18,13 +18,14 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from shared.config.model import LoraConfig
 from shared.errors import DamageError
 from shared.model.linears import is_decoder_linear
 from shared.model.lora import PAIR, Adapter, DenseMatmul, FrozenLinear, LoraLinear
 from shared.model.nf4 import STATE_KEY, WEIGHTS, read_facts
+from shared.tensor_file import tensor_bytes
 
 PREFIX = "base_model.model."
 LENGTH_BYTES = 8
@@ -34,13 +35,17 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 def adapter_bytes(adapter: Adapter, dtype: torch.dtype = torch.float32) -> bytes:
     """The adapter as a safetensors file of this type. Equal values give equal bytes."""
-    values = {name: value.detach().to("cpu", dtype) for name, value in adapter.parameters().items()}
-    return save({peft_name(name): value.contiguous() for name, value in values.items()}, metadata={"format": "pt"})
+    return in_order({peft_name(name): value.detach().to("cpu", dtype) for name, value in adapter.parameters().items()})
 
 
 def rounded_file(data: bytes) -> bytes:
     """The same adapter with values of bf16."""
-    return save({name: value.to(torch.bfloat16) for name, value in load(data).items()}, metadata={"format": "pt"})
+    return in_order({name: value.to(torch.bfloat16) for name, value in load(data).items()})
+
+
+def in_order(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The file of an adapter, by its tensors' names in it."""
+    return tensor_bytes(dict(sorted(tensors.items())))
 
 
 def install_adapter(adapter: Adapter, data: bytes, *, finite: bool = True) -> None:
@@ -169,7 +174,7 @@ class LoraLayout:
 
     def zeros(self) -> bytes:
         """An adapter that changes nothing, as a file."""
-        return save({peft_name(name): torch.zeros(shape) for name, shape in self.shapes.items()}, {"format": "pt"})
+        return in_order({peft_name(name): torch.zeros(shape) for name, shape in self.shapes.items()})
 
     def adapter(self) -> Adapter:
         """An adapter without a base: to initialise, fill and save."""

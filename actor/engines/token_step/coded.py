@@ -31,8 +31,8 @@ import torch
 
 from shared.base.checksum import word_sum
 from shared.base.interleaved import CODES, SCALES
-from shared.base.mapped import MappedFile, neighbours
 from shared.model.nf4 import BLOCK
+from shared.tensor_file import MappedFile, neighbours
 
 LIBRARY = "libbitsandbytes_cpu.so"
 SIZE, ADDRESS = ctypes.c_longlong, ctypes.c_void_p

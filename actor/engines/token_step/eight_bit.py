@@ -26,19 +26,19 @@ that of the NF4 codes.
 import ctypes
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch._C._aoti import alloc_tensor_by_stealing_from_void_ptr
 
 from shared.base.cache import CachedBase, made_from
 from shared.base.checksum import word_sum
-from shared.base.mapped import MappedFile, header
 from shared.errors import ModelError
 from shared.model.nf4 import WEIGHTS
+from shared.tensor_file import MappedFile, file_parts
 
 CODES, LAYOUT, SCALES, SUMS = "head.codes", "head.layout", "head.scales", "head.sums"
 LARGEST = 127
@@ -92,24 +92,13 @@ def eight_bit_head(base: CachedBase) -> CachedBase:
     return made_from(base, name, lambda work: write_head(base.folder / WEIGHTS, work / WEIGHTS))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One tensor of the file."""
-
-    name: str
-    shape: torch.Size
-    dtype: torch.dtype
-
-
 def write_head(source: Path, file: Path) -> None:
     scales, sums, packed = packed_head(source)
     # The codes come first, where the file aligns them.
     layout = torch.ops.mkldnn._get_mkldnn_serialized_md(packed)
     parts = {CODES: bytes_of(packed), SCALES: scales, SUMS: sums, LAYOUT: layout}
     with file.open("wb") as out:
-        out.write(header([Entry(name=name, shape=part.shape, dtype=part.dtype) for name, part in parts.items()]))
-        for part in parts.values():
-            out.write(part.view(torch.uint8).numpy().data)
+        out.writelines(file_parts(parts))
 
 
 def packed_head(source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -151,7 +140,7 @@ def packed_over(memory: torch.Tensor, layout: torch.Tensor, outputs: int, inputs
     tensor_over_memory()(memory.data_ptr(), 2, sizes, sizes, 0, *kind, ctypes.byref(result), *described)
     in_capsule = ctypes.pythonapi.PyCapsule_New
     in_capsule.restype, in_capsule.argtypes = ctypes.py_object, [ADDRESS, ctypes.c_char_p, ADDRESS]
-    found: torch.Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(in_capsule(result, None, None))
+    found: torch.Tensor = alloc_tensor_by_stealing_from_void_ptr(in_capsule(result, None, None))
     if torch.ops.mkldnn._nbytes(found) != len(memory):
         raise ModelError("The layout of the head in 8 bits does not fit its bytes; remove its folder from the cache.")
     return found

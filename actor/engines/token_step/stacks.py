@@ -16,8 +16,8 @@ import torch
 
 from actor.engines.token_step.coded import CodedWeight
 from actor.engines.token_step.packed import AddedProduct, Packable, RowProduct
-from shared.base.mapped import neighbours
 from shared.model.lora import Adapter, AddLowRank, DenseMatmul, FrozenLinear, LoraLinear, Matmul, add_low_rank
+from shared.tensor_file import neighbours
 
 Linear = LoraLinear | FrozenLinear
 FindCodes = Callable[[Sequence[Linear]], CodedWeight | None]

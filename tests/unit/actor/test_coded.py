@@ -20,7 +20,6 @@ from protocol.messages import Sampling
 from shared.base.cache import CachedBase, cached_base
 from shared.base.interleaved import CODES, SCALES, interleaved, interleaved_base, scales_of
 from shared.base.load import class_logprobs
-from shared.base.mapped import map_file
 from shared.config.model import ModelConfig
 from shared.config.processes import CODED_ROWS, ActorConfig
 from shared.config.tree import Config
@@ -28,6 +27,7 @@ from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes
 from shared.model.nf4 import WEIGHTS, NF4Weight, quantize
 from shared.model.policy import Policy
+from shared.tensor_file import map_file
 from tests.reference import nf4_code, nf4_values
 from tests.support.architectures import architecture_model
 from tests.support.fakes import tiny_prompter, unheard

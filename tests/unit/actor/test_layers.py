@@ -14,10 +14,10 @@ from actor.engines.token_step.stacks import frozen
 from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
 from shared.base.load import load_policy
-from shared.base.mapped import neighbours
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig
 from shared.model.policy import Policy
+from shared.tensor_file import neighbours
 from tests.support.architectures import VOCAB, architecture_model
 from tests.support.fakes import shake, tiny_prompter, unheard
 

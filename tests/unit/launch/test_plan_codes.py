@@ -1,41 +1,34 @@
 """The plan of a run whose token steps read codes, and of the time that layers take besides their products."""
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 from msgspec import structs
 
 from launch.plan.duration import decode_s, step_time
 from launch.plan.machine import DTYPES
 from launch.plan.memory import NF4_BYTES, host_memory
-from launch.plan.remedies import REFUSAL_MARGIN, changes, remedies
 from launch.plan.shape import Lengths
-from shared.config.processes import EIGHT_BIT_TOKENS
 from tests.unit.launch.test_plan import HALF, LENGTHS, RATES, SPEED, work
 
 
-def test_with_codes_only_the_head_is_packed_and_the_codes_are_read() -> None:
-    bf16, head, linears = {"dtype": "bf16"}, 2 * 151_936 * 896, HALF.linear
-    short = {"max_new_tokens": EIGHT_BIT_TOKENS - 1}
-    dense = host_memory(HALF, work(compute=bf16, rollout=short)).rollout
-    assert dense["packed weights"] == (2 * linears + head) // 2 and "codes" not in dense
-    nf4 = host_memory(HALF, work(compute=bf16, actor={"weights": "nf4"}, rollout=short)).rollout
-    assert nf4["packed weights"] == head and nf4["codes"] == int(NF4_BYTES * linears)
-    little = host_memory(HALF, work(compute=bf16, actor={"weights": "nf4", "packed": 0.2}, rollout=short)).rollout
-    assert little["packed weights"] == 0, "a part of the head is of no use"
-    many = work(compute=bf16, actor={"weights": "nf4"}, rollout={"prompts": 5} | short)
+def test_with_codes_nothing_is_packed_and_the_head_is_in_8_bits() -> None:
+    bf16, head, linears = {"dtype": "bf16"}, 151_936 * 896, HALF.linear
+    dense = host_memory(HALF, work(compute=bf16)).rollout
+    assert dense["packed weights"] == (2 * linears + 2 * head) // 2
+    assert "codes" not in dense and "head in 8 bits" not in dense
+    nf4 = host_memory(HALF, work(compute=bf16, actor={"weights": "nf4"})).rollout
+    assert nf4["packed weights"] == 0
+    assert nf4["codes"] == int(NF4_BYTES * linears) and nf4["head in 8 bits"] == head
+    many = work(compute=bf16, actor={"weights": "nf4"}, rollout={"prompts": 5})
     forty = host_memory(HALF, many).rollout
-    assert forty["packed weights"] == dense["packed weights"] and "codes" in forty, "its last rows are few"
+    assert forty["packed weights"] == linears and "codes" in forty, "its last rows are few"
     wide = host_memory(HALF, work(actor={"weights": "nf4"})).rollout
     assert "codes" not in wide, "in fp32 nothing multiplies by them"
 
 
 def test_codes_take_a_quarter_of_the_time_of_what_they_are_read_for() -> None:
-    quick = structs.replace(RATES, coded=(25e-11, 25e-11, 5e-10), packed=(5e-10,) * 5)
+    quick = structs.replace(RATES, coded=(25e-11, 25e-11, 5e-10), eight_bit=(5e-10,) * 5)
     speed = structs.replace(SPEED, rates={"bf16": quick, "fp32": RATES})
-    short = {"max_new_tokens": EIGHT_BIT_TOKENS - 1}
-    one = work(compute={"dtype": "bf16"}, actor={"weights": "nf4"}, rollout=short)
+    one = work(compute={"dtype": "bf16"}, actor={"weights": "nf4"})
     found = decode_s(HALF, one, speed, groups=1, rows=8, lengths=LENGTHS)
     head, linears, prompt = 151_936 * 896, HALF.linear, HALF.linear * SPEED.product_s("bf16", 64)
     weights = 64 * (25e-11 * linears + 5e-10 * head)
@@ -45,34 +38,18 @@ def test_codes_take_a_quarter_of_the_time_of_what_they_are_read_for() -> None:
     assert decode_s(HALF, one, slow, groups=1, rows=8, lengths=LENGTHS) > 1.5 * found, "a machine that reads none"
 
 
-def test_long_completions_read_the_head_in_8_bits() -> None:
+def test_a_quick_8_bit_head_makes_a_token_step_shorter() -> None:
     bf16, head = {"dtype": "bf16"}, 151_936 * 896
-    long, dense = (
-        work(compute=bf16, actor={"weights": weights}, rollout={"max_new_tokens": 128}) for weights in ("nf4", "dense")
-    )
-    items = host_memory(HALF, long).rollout
-    assert items["head in 8 bits"] == head and items["packed weights"] == 0
-    assert "head in 8 bits" not in host_memory(HALF, dense).rollout, "where codes are read alone"
-    for other in ({"actor": {"weights": "nf4", "packed": 0.0}}, {"rollout": {"max_new_tokens": EIGHT_BIT_TOKENS - 1}}):
-        sections: dict[str, Any] = {"actor": {"weights": "nf4"}, "rollout": {"max_new_tokens": 128}} | other
-        found = host_memory(HALF, work(compute=bf16, eval={"problems": 8, "long_cap": 128}, **sections))
-        assert "head in 8 bits" not in found.rollout | found.evaluation
+    one = work(compute=bf16, actor={"weights": "nf4"}, rollout={"max_new_tokens": 128})
     lengths = Lengths(prompt=64, completion=128, longest=128)
-    both = structs.replace(RATES, coded=(1e-10,) * 3, packed=(5e-10,) * 5)
-    eight = structs.replace(both, eight_bit=(2e-10,) * 5, eight_bit_packing=16e-10)
-    slow, quick = (structs.replace(SPEED, rates={"bf16": rates, "fp32": RATES}) for rates in (both, eight))
-    before, now = (decode_s(HALF, long, speed, groups=1, rows=8, lengths=lengths) for speed in (slow, quick))
-    assert before - now == pytest.approx(128 * head * (10e-10 - 2e-10) - 16e-10 * head, rel=0.01)
-
-
-def test_a_run_that_has_no_room_for_the_8_bit_head_is_told_to_leave_it_out() -> None:
-    sections: dict[str, Any] = {"batch": {"recompute": "always"}, "rollout": {"max_new_tokens": 128}}
-    one = replace(work(compute={"dtype": "bf16"}, actor={"weights": "nf4"}, **sections), packs=False)
-    need = host_memory(HALF, one).total
-    found = list(remedies(HALF, one, int(REFUSAL_MARGIN * (need - 100 * 2**20))))
-    assert {"actor.packed": "0"} in [remedy.settings for remedy in found]
-    keys = [change.key for ladder in changes(replace(one, dtype="fp32")) for change in ladder]
-    assert keys and "actor.packed" not in keys, "in fp32 nothing is packed"
+    slow, quick = (
+        structs.replace(
+            SPEED, rates={"bf16": structs.replace(RATES, coded=(1e-10,) * 3, eight_bit=(t,) * 5), "fp32": RATES}
+        )
+        for t in (10e-10, 2e-10)
+    )
+    before, now = (decode_s(HALF, one, speed, groups=1, rows=8, lengths=lengths) for speed in (slow, quick))
+    assert before - now == pytest.approx(128 * head * (10e-10 - 2e-10), rel=0.01)
 
 
 def test_a_layers_own_time_counts_once_for_each_token() -> None:

@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 from shared.base.cache import CachedBase, cached_base, dense_base
 from shared.base.checksum import frozen_tensors
 from shared.base.load import load_policy
-from shared.base.mapped import map_file
 from shared.config.model import LoraConfig, ModelConfig
 from shared.errors import DamageError
 from shared.model.adapter_file import adapter_bytes, layout_digest, read_layout
 from shared.model.nf4 import WEIGHTS
+from shared.tensor_file import map_file
 from tests.support.fakes import CPU, RANK, dense_twin, tiny_policy
 
 TARGETS = ("q_proj", "down_proj")

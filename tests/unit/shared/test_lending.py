@@ -23,7 +23,6 @@ from shared.base.cache import cached_base
 from shared.base.checksum import BaseChecksum
 from shared.base.lending import AGREED, Agreed, Borrower, Lender, read, write
 from shared.base.load import load_policy
-from shared.base.mapped import map_file
 from shared.base.residency import Borrowed, Resident, borrow, is_shared, lend, residency_of
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ComputeConfig
@@ -31,6 +30,7 @@ from shared.errors import DamageError
 from shared.model.canary import sequence_logprobs
 from shared.model.nf4 import WEIGHTS
 from shared.model.policy import Policy
+from shared.tensor_file import map_file
 from tests.support.fakes import unheard
 from tests.support.host_blocks import CARD, Closed, Elsewhere, HostBlocks, Unexported
 

@@ -1,15 +1,16 @@
-"""Tensor files that are mapped: all processes share the pages, and none has a copy of its own.
+"""Files of tensors in safetensors' format, written in an order of our own, and mapped.
 
-    8 bytes length of the JSON,  JSON: type, shape and place of every tensor,  the tensors     (safetensors' format)
+    8 bytes length of the JSON,  JSON: type, shape and place of every tensor,  the tensors
 
-`safetensors` maps files too, but its tensors cannot be joined. Here all tensors are views of one mapping, so matrices
-that follow each other in the file are one matrix. `header` is for files that are written tensor by tensor, in an order
-of our own.
+Mapped files: all processes share the pages, and none has a copy of its own. `safetensors` maps files too, but its
+tensors cannot be joined. Here all tensors are views of one mapping, so matrices that follow each other in the file are
+one matrix. `header` is for files whose tensors are made one after another. `tensor_bytes` takes half of the memory and
+time of `safetensors.torch.save`, which copies everything twice.
 """
 
 import json
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -55,6 +56,27 @@ def header(plan: Sequence[Entry]) -> bytes:
     text = json.dumps(entries).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """An entry that is known by its tensor."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """A file of these tensors, in this order."""
+    return b"".join(file_parts(tensors))
+
+
+def file_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
+    """The same in parts, of which only the first is a copy."""
+    yield header([Named(name=name, shape=tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()])
+    for tensor in tensors.values():
+        yield tensor.contiguous().flatten().view(torch.uint8).numpy().data
 
 
 @dataclass(frozen=True, kw_only=True)
