@@ -55,9 +55,9 @@ STEPS = 255
 """Between the codes of the smallest and the largest value of a row."""
 ROUNDING = 1e-6
 """Of a sum of products of codes times a scale, relative."""
-LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 MULTIPLIED_ROWS = 8
 """Of made-up values."""
+LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 INTEGER, ADDRESS = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -75,7 +75,8 @@ def tensor_over_memory() -> Any:
 
 
 def multiplies_eight_bits() -> bool:
-    """Whether this processor has VNNI, without which oneDNN's sums of 8-bit products may overflow."""
+    """Whether this PyTorch has the functions, and this processor VNNI, without which oneDNN's sums of 8-bit products may
+    overflow."""
     known = hasattr(torch.ops.onednn, "qlinear_pointwise") and tensor_over_memory() is not None
     return torch.cpu._is_vnni_supported() and known
 
@@ -137,13 +138,18 @@ def packed_over(memory: torch.Tensor, layout: torch.Tensor, outputs: int, inputs
     kind = library.aoti_torch_dtype_int8(), library.aoti_torch_device_type_cpu(), 0
     sizes = (INTEGER * 2)(inputs, outputs)
     described = library.aoti_torch_layout__mkldnn(), layout.data_ptr(), len(layout)
-    tensor_over_memory()(memory.data_ptr(), 2, sizes, sizes, 0, *kind, ctypes.byref(result), *described)
-    in_capsule = ctypes.pythonapi.PyCapsule_New
-    in_capsule.restype, in_capsule.argtypes = ctypes.py_object, [ADDRESS, ctypes.c_char_p, ADDRESS]
-    found: torch.Tensor = alloc_tensor_by_stealing_from_void_ptr(in_capsule(result, None, None))
-    if torch.ops.mkldnn._nbytes(found) != len(memory):
+    failed = tensor_over_memory()(memory.data_ptr(), 2, sizes, sizes, 0, *kind, ctypes.byref(result), *described)
+    found = None if failed else taken_over(result)
+    if found is None or torch.ops.mkldnn._nbytes(found) != len(memory):
         raise ModelError("The layout of the head in 8 bits does not fit its bytes; remove its folder from the cache.")
     return found
+
+
+def taken_over(handle: ctypes.c_void_p) -> torch.Tensor:
+    """The tensor that this library's function has made."""
+    in_capsule = ctypes.pythonapi.PyCapsule_New
+    in_capsule.restype, in_capsule.argtypes = ctypes.py_object, [ADDRESS, ctypes.c_char_p, ADDRESS]
+    return alloc_tensor_by_stealing_from_void_ptr(in_capsule(handle, None, None))
 
 
 def nothing() -> None:
