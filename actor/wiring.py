@@ -15,7 +15,7 @@ from actor.engines.server.completions import Completions
 from actor.engines.server.server_engine import Line, ServerEngine
 from actor.engines.server.vllm_server import Needs, VLLMServer
 from actor.engines.token_step.coded import Codes, reads_codes
-from actor.engines.token_step.eight_bit import EightBitHead, eight_bit_head, multiplies_eight_bits
+from actor.engines.token_step.eight_bit import REMEDY, EightBitHead, eight_bit_head, multiplies_eight_bits
 from actor.engines.token_step.stacks import dense_bytes
 from actor.engines.vllm_options import MOST_SEQUENCES, RANKS, check_engine, longest
 from actor.environments.agents import Agents
@@ -116,11 +116,10 @@ def eight_bit_head_for(base: CachedBase, policy: Policy, codes: Codes | None) ->
     """What logits come from where codes are read; None where they are not."""
     if codes is None or not multiplies_eight_bits():
         return None
-    found = EightBitHead.mapped(map_file(eight_bit_head(base).folder / WEIGHTS), policy.head.shape[1])
+    found = EightBitHead.mapped(map_file(eight_bit_head(base).folder / WEIGHTS))
     if not found.matches(policy.head):
         raise ModelError(
-            f"The head of this model is not the one that its weight file in {base.folder} names; set actor.weights to"
-            " 'dense', and report it."
+            f"The head of this model is not the one that its weight file in {base.folder} names; {REMEDY}."
         )
     log.info("logits come from the head in 8 bits")
     return found

@@ -60,7 +60,7 @@ def header(plan: Sequence[Entry]) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """An entry that is known by its tensor."""
+    """Name, shape and type of a tensor that is written."""
 
     name: str
     shape: torch.Size
@@ -68,12 +68,12 @@ class Named:
 
 
 def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """A file of these tensors, in this order."""
-    return b"".join(file_parts(tensors))
+    """A file of these tensors: wide types first, then by name. Equal tensors give equal bytes."""
+    return b"".join(file_parts(dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))))
 
 
 def file_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """The same in parts, of which only the first is a copy."""
+    """The parts of a file of these tensors, in this order. The tensors are not copied."""
     yield header([Named(name=name, shape=tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()])
     for tensor in tensors.values():
         yield tensor.contiguous().flatten().view(torch.uint8).numpy().data

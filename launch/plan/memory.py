@@ -5,7 +5,8 @@
 
     shared   libraries, tokenizer, and the base as a mapped file, which learner and actors have in common: counted once
     rollout  keys and values of an order's prompts and completions, the sampler's rows over the vocabulary, in bf16 a
-             packed copy of the weights; an evaluation has a prompt for each row and may have a larger cap
+             packed copy of the weights, or files with codes, which actors have in common; an evaluation has a prompt
+             for each row and may have a larger cap
     update   activations of the largest micro-batch, and the tiles of the head
 
 On a CPU freed memory goes back to the system after a turn, so only the larger of the two peaks counts when processes
@@ -183,13 +184,16 @@ class HostMemory:
     """What a process may keep of its last turn."""
     ranks: int = 1
     """Processes that each have what is said of the learner and of an update."""
+    mapped: int = 0
+    """Bytes of files in rollout and evaluation, whose pages actors share."""
 
     @property
     def total(self) -> int:
         """At the peak of all processes together."""
         update, one = self.ranks * size_of(self.update), max(size_of(self.rollout), size_of(self.evaluation))
         left = min(one, self.unreturned)
-        decode = self.at_once * one + (self.actors - self.at_once) * left
+        common = max(0, self.at_once - 1) * min(one, self.mapped)
+        decode = self.at_once * one - common + (self.actors - self.at_once) * left
         if self.overlaps:
             return self.weights + update + decode
         return self.weights + max(update + self.actors * left, decode + min(update, self.ranks * self.unreturned))
@@ -268,6 +272,7 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
         at_once=work.at_once,
         unreturned=UNRETURNED_BYTES if shape.linear < LONG_TURN_WEIGHTS else 0,
         ranks=work.ranks,
+        mapped=size_of(mapped_items(shape, work)),
     )
 
 
@@ -289,17 +294,22 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     piece = max(fed, min(prompts * fed, PIECE_TOKENS))
     kept = {"earlier turns": rows * prompt * token_bytes(shape)} if work.in_turns else {}
     packed = {"packed weights": packed_bytes(shape, work, at_once)} if work.packs_for(cap) else {}
-    # The last rows of a wide order are few, and all read the head in 8 bits.
-    mapped = {"codes": int(NF4_BYTES * shape.linear), "head in 8 bits": shape.vocabulary * shape.hidden}
     return {
         **packed,
-        **(mapped if work.codes_for(shape, 1) else {}),
+        **mapped_items(shape, work),
         "keys and values": (prompts * prompt + at_once * cap) * token_bytes(shape),
         **kept,
         "sampler": at_once * shape.vocabulary * LOGIT_BYTES,
         # Their keys and values too, until they are copied.
         "prompts": piece * work.value_bytes * (layer_outputs(shape) + token_bytes(shape) // FP32_BYTES),
     }
+
+
+def mapped_items(shape: ModelShape, work: Work) -> Items:
+    """Of an order of any width: its last rows are few, and all rows read the head in 8 bits."""
+    if not work.codes_for(shape, 1):
+        return {}
+    return {"codes": int(NF4_BYTES * shape.linear), "head in 8 bits": shape.vocabulary * shape.hidden}
 
 
 def packed_bytes(shape: ModelShape, work: Work, rows: int) -> int:

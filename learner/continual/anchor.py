@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from learner.continual.ewc import add_penalty, delta
 from learner.continual.fisher import merged, normalised
 from shared.config.data import CurriculumConfig
 from shared.model.lora import PAIR, Adapter
+from shared.tensor_file import tensor_bytes
 
 FISHER = ".fisher"
 START = "start:"
@@ -80,7 +81,7 @@ class Anchor:
     def state_bytes(self) -> bytes:
         fishers = {f"{name}{FISHER}": values for name, values in self.fisher.items()}
         start = {f"{START}{name}": values for name, values in self.start.items()}
-        return save(self.theta | start | fishers | {STAGE: torch.tensor(self.stage)})
+        return tensor_bytes(self.theta | start | fishers | {STAGE: torch.tensor(self.stage)})
 
     def load_state_bytes(self, data: bytes) -> None:
         tensors = load(data)

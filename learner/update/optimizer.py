@@ -18,13 +18,14 @@ import math
 from collections.abc import Mapping
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import nn
 
 from learner.update.placement.placement import ALL, Owners
 from shared.config.tree import OptimizerConfig
 from shared.errors import DamageError
 from shared.run.failpoints import reach
+from shared.tensor_file import tensor_bytes
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """PyTorch's names."""
@@ -122,7 +123,7 @@ class Optimizer:
         tensors: dict[str, torch.Tensor] = {}
         for state in states:
             tensors |= load(state)
-        return save(tensors)
+        return tensor_bytes(tensors)
 
     def own_state_bytes(self) -> bytes:
         """Of those that this process steps."""
@@ -130,7 +131,7 @@ class Optimizer:
         for name, parameter in self.stepped.items():
             for key, value in self.adamw.state[parameter].items():
                 tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
-        return save(tensors)
+        return tensor_bytes(tensors)
 
     def load_state_bytes(self, data: bytes) -> None:
         """data: of every parameter, or of those that this process steps."""

@@ -37,14 +37,14 @@ class Version:
     policy: PolicyMessage
     """For the actors."""
 
-    rounded: bool
-    """Whether the policy has rounded values."""
+    is_rounded: bool
+    """Whether the policy has the file's values rounded."""
 
     @cached_property
     def sha256(self) -> str:
         """Of the file. Where it is not the policy's, it is computed when it is asked for first, which is after the
         policy was sent."""
-        return digest(self.file) if self.rounded else self.policy.sha256
+        return digest(self.file) if self.is_rounded else self.policy.sha256
 
 
 class Publisher:
@@ -80,7 +80,7 @@ class Publisher:
     def numbered(self, version: int, file: bytes) -> Version:
         """file: of the adapter as it is now."""
         sent = adapter_bytes(self.adapter, torch.bfloat16) if self.rounds else file
-        return Version(file=file, policy=policy_message(version, sent, self.canary()), rounded=self.rounds)
+        return Version(file=file, policy=policy_message(version, sent, self.canary()), is_rounded=self.rounds)
 
     def forget_before(self, version: int) -> None:
         """Drop what nothing names any more; the newest always stays."""

@@ -244,8 +244,7 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     """Largest share of the base, from 0 to 1, that `hf` on a CPU keeps a second time, in the layout of bf16 units,
     while it decodes an order whose completions may have 32 tokens or more: in bf16, where that is faster, and if twice
     that memory is free. Weights that are read as codes are not packed. 0.5 usually leaves the peak of a run whose
-    processes take turns as it is with 0. The tokens do not depend on it, except that 0 also switches off the head in 8
-    bits."""
+    processes take turns as it is with 0. The tokens do not depend on it."""
     graphs: Literal["auto", "never"] = "auto"
     """Whether `hf` on a card repeats its token step as a CUDA graph. `auto` does so if the step can be captured. The
     tokens do not depend on it."""

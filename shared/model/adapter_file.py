@@ -35,17 +35,14 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 def adapter_bytes(adapter: Adapter, dtype: torch.dtype = torch.float32) -> bytes:
     """The adapter as a safetensors file of this type. Equal values give equal bytes."""
-    return in_order({peft_name(name): value.detach().to("cpu", dtype) for name, value in adapter.parameters().items()})
+    return tensor_bytes(
+        {peft_name(name): value.detach().to("cpu", dtype) for name, value in adapter.parameters().items()}
+    )
 
 
 def rounded_file(data: bytes) -> bytes:
     """The same adapter with values of bf16."""
-    return in_order({name: value.to(torch.bfloat16) for name, value in load(data).items()})
-
-
-def in_order(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The file of an adapter, by its tensors' names in it."""
-    return tensor_bytes(dict(sorted(tensors.items())))
+    return tensor_bytes({name: value.to(torch.bfloat16) for name, value in load(data).items()})
 
 
 def install_adapter(adapter: Adapter, data: bytes, *, finite: bool = True) -> None:
@@ -174,7 +171,7 @@ class LoraLayout:
 
     def zeros(self) -> bytes:
         """An adapter that changes nothing, as a file."""
-        return in_order({peft_name(name): torch.zeros(shape) for name, shape in self.shapes.items()})
+        return tensor_bytes({peft_name(name): torch.zeros(shape) for name, shape in self.shapes.items()})
 
     def adapter(self) -> Adapter:
         """An adapter without a base: to initialise, fill and save."""

@@ -23,12 +23,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from shared.config.model import LoraConfig
 from shared.errors import ConfigError, DamageError, ModelError, UserError
 from shared.model.adapter_file import PREFIX, LoraLayout, peft_name
 from shared.model.lora import PAIR
+from shared.tensor_file import tensor_bytes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 COMPUTES_MORE = (
@@ -114,7 +115,7 @@ def checked_files(folder: Path, layout: LoraLayout, bases: Sequence[str]) -> dic
     refuse_other_ranks(folder, theirs, layout)
     refuse_other_scale(folder, theirs, layout)
     refuse_other_shapes(folder, tensors, layout)
-    return {WEIGHTS: save(tensors, metadata={"format": "pt"}), CONFIG: json.dumps(config, indent=2).encode()}
+    return {WEIGHTS: tensor_bytes(tensors), CONFIG: json.dumps(config, indent=2).encode()}
 
 
 def read_given(folder: Path) -> bytes:

@@ -88,7 +88,7 @@ class Policy:
         )
 
     def logits(self, hidden: torch.Tensor, temperature: float, rounded: RowsTimesWeight | None = None) -> torch.Tensor:
-        """Hidden rows [n, H] -> [n, V] fp32. rounded: multiplies by the head in bf16."""
+        """Hidden rows [n, H] -> [n, V] fp32. rounded: multiplies by the head, in bf16 or from codes."""
         return head_logits(hidden, self.head, temperature, self.form, rounded)
 
     def refuse_if_too_long(self, prompt: int, completion: int) -> None:

@@ -25,14 +25,13 @@ that of the NF4 codes.
 
 import ctypes
 import hashlib
-from collections.abc import Callable
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch._C._aoti import alloc_tensor_by_stealing_from_void_ptr
 
 from shared.base.cache import CachedBase, made_from
 from shared.base.checksum import word_sum
@@ -47,6 +46,7 @@ HEADS = ("lm_head.weight", "model.embed_tokens.weight")
 """Names of the head in a file; the second is that of a tied one."""
 AT_ONCE = 4096
 """Rows of the head that are converted at once."""
+REMEDY = "set actor.weights to 'dense', and report it"
 COMPARED_ROWS = 64
 """At both ends of a head."""
 FORMAT = 2
@@ -57,14 +57,32 @@ ROUNDING = 1e-6
 """Of a sum of products of codes times a scale, relative."""
 MULTIPLIED_ROWS = 8
 """Of made-up values."""
+CHECKED_WIDTH = 128
+"""Inputs and outputs of a head that is made up."""
+PRODUCT = ("qlinear_prepack", "qlinear_pointwise")
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 INTEGER, ADDRESS = ctypes.c_int64, ctypes.c_void_p
 
 
 @cache
+def multiplies_eight_bits() -> bool:
+    """Whether products with codes are exact here. Without VNNI, which a setting of oneDNN may switch off as well, two
+    of the largest products overflow 16 bits; and a processor without it multiplies codes slowly."""
+    if not torch.cpu._is_vnni_supported() or tensor_over_memory() is None:
+        return False
+    largest, product = torch.full((2, CHECKED_WIDTH), STEPS, dtype=torch.uint8), CHECKED_WIDTH * STEPS * LARGEST
+    head = EightBitHead.of(torch.ones(CHECKED_WIDTH, CHECKED_WIDTH))
+    return torch.allclose(head.times_codes(largest), product * head.scales, rtol=ROUNDING, atol=0.0)
+
+
+@cache
 def tensor_over_memory() -> Any:
     """`aoti_torch_create_tensor_from_blob_v2`: address, dimensions, sizes, strides, offset, type, device, its number,
-    result, kind of layout, description of the layout, its length. None in a PyTorch without it."""
+    result, kind of layout, description of the layout, its length. None in a PyTorch that lacks a function."""
+    operators = (torch.ops.mkldnn, ("_nbytes", "data_ptr", "_get_mkldnn_serialized_md")), (torch.ops.onednn, PRODUCT)
+    if not all(hasattr(place, name) for place, names in operators for name in names):
+        return None
     try:
         found = ctypes.CDLL(str(LIBRARY)).aoti_torch_create_tensor_from_blob_v2
     except (OSError, AttributeError):
@@ -74,17 +92,10 @@ def tensor_over_memory() -> Any:
     return found
 
 
-def multiplies_eight_bits() -> bool:
-    """Whether this PyTorch has the functions, and this processor VNNI, without which oneDNN's sums of 8-bit products may
-    overflow."""
-    known = hasattr(torch.ops.onednn, "qlinear_pointwise") and tensor_over_memory() is not None
-    return torch.cpu._is_vnni_supported() and known
-
-
 def layout_name() -> str:
-    """Of the layout that oneDNN chooses here: it may change with the processor and with the version."""
-    facts = f"{torch.__version__} {torch.__config__.show()} {torch.cpu._is_amx_tile_supported()}"
-    return hashlib.sha256(facts.encode()).hexdigest()[:8]
+    """Of the layout that oneDNN chooses here: it may change with the processor, the version and the settings."""
+    facts = torch.__version__, torch.__config__.show(), torch.cpu._is_amx_tile_supported(), os.environ.get(ISA_VARIABLE)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
 
 
 def eight_bit_head(base: CachedBase) -> CachedBase:
@@ -94,21 +105,21 @@ def eight_bit_head(base: CachedBase) -> CachedBase:
 
 
 def write_head(source: Path, file: Path) -> None:
-    scales, sums, packed = packed_head(source)
+    scales, sums, codes = coded_head(source)
     # The codes come first, where the file aligns them.
-    layout = torch.ops.mkldnn._get_mkldnn_serialized_md(packed)
-    parts = {CODES: bytes_of(packed), SCALES: scales, SUMS: sums, LAYOUT: layout}
+    layout = torch.ops.mkldnn._get_mkldnn_serialized_md(codes)
+    parts = {CODES: bytes_of(codes), SCALES: scales, SUMS: sums, LAYOUT: layout}
     with file.open("wb") as out:
         out.writelines(file_parts(parts))
 
 
-def packed_head(source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def coded_head(source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[V] scales, [V] sums, codes in oneDNN's layout"""
     with safe_open(source, framework="pt") as reader:
         names = set(reader.keys())
         head = reader.get_slice(next(name for name in HEADS if name in names))
         rows, width = head.get_shape()
-        # Filled in place: joined from parts, the codes would be in memory twice.
+        # Filled in place: joined from parts, the codes would be in memory once more.
         scales, sums, codes = torch.empty(rows), torch.empty(rows), torch.empty(rows, width, dtype=torch.int8)
         for start in range(0, rows, AT_ONCE):
             part = slice(start, start + AT_ONCE)
@@ -125,45 +136,44 @@ def in_eight_bits(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
     return scales, scales * codes.sum(dim=1), codes
 
 
-def bytes_of(packed: torch.Tensor) -> torch.Tensor:
+def bytes_of(codes: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor in oneDNN's layout, which must outlive the result."""
-    size = torch.ops.mkldnn._nbytes(packed)
-    memory = (ctypes.c_uint8 * size).from_address(torch.ops.mkldnn.data_ptr(packed))
+    size = torch.ops.mkldnn._nbytes(codes)
+    memory = (ctypes.c_uint8 * size).from_address(torch.ops.mkldnn.data_ptr(codes))
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def packed_over(memory: torch.Tensor, layout: torch.Tensor, outputs: int, inputs: int) -> torch.Tensor:
-    """The tensor in oneDNN's layout whose bytes these are; they must outlive it."""
-    library, result = ctypes.CDLL(str(LIBRARY)), ADDRESS()
+def codes_over(memory: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+    """[H, V] The tensor in oneDNN's layout whose bytes these are; they must outlive it. The layout says its shape."""
+    library, result, no_sizes = ctypes.CDLL(str(LIBRARY)), ADDRESS(), (INTEGER * 2)()
     kind = library.aoti_torch_dtype_int8(), library.aoti_torch_device_type_cpu(), 0
-    sizes = (INTEGER * 2)(inputs, outputs)
     described = library.aoti_torch_layout__mkldnn(), layout.data_ptr(), len(layout)
-    failed = tensor_over_memory()(memory.data_ptr(), 2, sizes, sizes, 0, *kind, ctypes.byref(result), *described)
+    failed = tensor_over_memory()(memory.data_ptr(), 2, no_sizes, no_sizes, 0, *kind, ctypes.byref(result), *described)
     found = None if failed else taken_over(result)
     if found is None or torch.ops.mkldnn._nbytes(found) != len(memory):
-        raise ModelError("The layout of the head in 8 bits does not fit its bytes; remove its folder from the cache.")
+        raise ModelError(f"PyTorch does not accept the layout of the head in 8 bits; {REMEDY}.")
     return found
 
 
 def taken_over(handle: ctypes.c_void_p) -> torch.Tensor:
     """The tensor that this library's function has made."""
+    from torch._C._aoti import alloc_tensor_by_stealing_from_void_ptr
+
     in_capsule = ctypes.pythonapi.PyCapsule_New
     in_capsule.restype, in_capsule.argtypes = ctypes.py_object, [ADDRESS, ctypes.c_char_p, ADDRESS]
     return alloc_tensor_by_stealing_from_void_ptr(in_capsule(handle, None, None))
-
-
-def nothing() -> None:
-    """For codes that are in no file."""
 
 
 class EightBitHead:
     """Codes of a head, and their product with rows."""
 
     def __init__(
-        self, packed: torch.Tensor, scales: torch.Tensor, sums: torch.Tensor, release: Callable[[], None] = nothing
+        self, codes: torch.Tensor, scales: torch.Tensor, sums: torch.Tensor, file: MappedFile | None = None
     ) -> None:
-        """packed: the codes in oneDNN's layout. release: called when they are not needed until the next order."""
-        self.packed, self.scales, self.sums, self.release = packed, scales, sums, release
+        """codes: in oneDNN's layout. file: in whose memory they are."""
+        self.codes, self.scales, self.sums = codes, scales, sums
+        self.file = file
+        """Kept because the codes do not keep it."""
         self.zeros = torch.zeros(len(scales), dtype=torch.int64)
         """oneDNN asks for the code that stands for zero, one for each row of the head."""
 
@@ -174,15 +184,19 @@ class EightBitHead:
         return EightBitHead(torch.ops.onednn.qlinear_prepack(codes, None), scales, sums)
 
     @staticmethod
-    def mapped(file: MappedFile, inputs: int) -> "EightBitHead":
+    def mapped(file: MappedFile) -> "EightBitHead":
         """The codes stay in the file, the other figures are copied."""
         scales, sums = (file.tensors[name].clone() for name in (SCALES, SUMS))
-        packed = packed_over(file.tensors[CODES], file.tensors[LAYOUT], len(scales), inputs)
-        return EightBitHead(packed, scales, sums, file.release)
+        return EightBitHead(codes_over(file.tensors[CODES], file.tensors[LAYOUT]), scales, sums, file)
+
+    def release(self) -> None:
+        """The codes are not needed until the next order."""
+        if self.file:
+            self.file.release()
 
     def matches(self, head: torch.Tensor) -> bool:
         """Whether products are those of this head, by its first and last rows."""
-        if self.packed.shape != head.shape[::-1]:
+        if self.codes.shape != head.shape[::-1]:
             return False
         x = torch.randint(256, (MULTIPLIED_ROWS, head.shape[1]), generator=torch.Generator().manual_seed(0))
         found = self.times_codes(x.to(torch.uint8))
@@ -196,12 +210,12 @@ class EightBitHead:
 
     def checksums(self) -> dict[str, int]:
         """Of all that is multiplied, as in shared/base/checksum.py."""
-        return {CODES: word_sum(bytes_of(self.packed)), SCALES: word_sum(self.scales), SUMS: word_sum(self.sums)}
+        return {CODES: word_sum(bytes_of(self.codes)), SCALES: word_sum(self.scales), SUMS: word_sum(self.sums)}
 
     def times_codes(self, x: torch.Tensor) -> torch.Tensor:
         """[n, H] uint8 -> [n, V] fp32 c (k q)"""
         return torch.ops.onednn.qlinear_pointwise(
-            x, 1.0, 0, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            x, 1.0, 0, self.codes, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

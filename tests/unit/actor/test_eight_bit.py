@@ -1,5 +1,7 @@
 """A head in 8 bits: the file, the numbers, where it is read, and what it costs in agreement with the learner."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,20 +14,22 @@ from actor.engines.hf_engine import HFEngine
 from actor.engines.token_step.coded import reads_codes
 from actor.engines.token_step.eight_bit import (
     CODES,
+    ISA_VARIABLE,
     SCALES,
     SUMS,
     EightBitHead,
     bytes_of,
+    codes_over,
     eight_bit_head,
     in_eight_bits,
+    layout_name,
     multiplies_eight_bits,
-    packed_over,
 )
 from actor.wiring import codes_for, eight_bit_head_for
 from protocol.messages import Sampling
 from shared.base.cache import cached_base
 from shared.config.model import ModelConfig
-from shared.config.processes import ActorConfig
+from shared.config.processes import CODED_ROWS, ActorConfig
 from shared.config.tree import Config
 from shared.errors import DamageError, ModelError
 from shared.model.adapter_file import adapter_bytes
@@ -44,7 +48,7 @@ needs_codes = pytest.mark.skipif(
     not (reads_codes() and multiplies_eight_bits()), reason="this processor has no AVX512-BF16 or no VNNI"
 )
 
-ASKED = Sampling(temperature=1.0, max_new_tokens=64)
+ASKED = Sampling(temperature=1.0, max_new_tokens=8)
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -114,7 +118,7 @@ class Sampled:
 
     def __init__(self, folder: Path, name: str = "Qwen2") -> None:
         self.policy = policy_of(folder, name, torch.bfloat16, ADAPTED[1])
-        self.policy.config.max_position_embeddings = 2 * ASKED.max_new_tokens
+        self.policy.config.max_position_embeddings = 128
         model = ModelConfig(path=str(architecture_model(folder, name)), cache_dir=str(folder / "cache"))
         self.base = cached_base(model)
         config = Config(model=model, actor=structs.replace(ActorConfig(), weights="nf4"))
@@ -153,7 +157,7 @@ def test_a_flipped_bit_stops_the_next_install_and_another_head_the_start(tmp_pat
     with pytest.raises(DamageError, match=SCALES):
         sampled.engine.install(2, adapter)
     sampled.eight_bit.scales.view(torch.int32)[0] ^= 1
-    bytes_of(sampled.eight_bit.packed)[5] ^= 1
+    bytes_of(sampled.eight_bit.codes)[5] ^= 1
     with pytest.raises(DamageError, match=CODES):
         sampled.engine.install(2, adapter)
 
@@ -183,6 +187,24 @@ def test_between_orders_it_takes_no_memory(tmp_path: Path) -> None:
 
 
 @needs_codes
+def test_turns_and_wide_steps_read_it_and_it_is_no_packed_copy(tmp_path: Path) -> None:
+    sampled = Sampled(tmp_path)
+    plain = HFEngine(sampled.policy, tiny_prompter(*range(6)), codes=sampled.engine.codes)
+    unpacked = HFEngine(
+        sampled.policy,
+        tiny_prompter(*range(6)),
+        structs.replace(ActorConfig(), packed=0.0),
+        codes=sampled.engine.codes,
+        eight_bit=sampled.eight_bit,
+    )
+    assert unpacked.generate(groups(), ASKED, unheard)[0][0].logprobs.tobytes() == sampled.sample()[0]
+    wide = tuple(structs.replace(group, seeds=tuple(range(CODED_ROWS + 1))) for group in groups()[:1])
+    for order, ask in ((groups(), HFEngine.take_turn), (wide, HFEngine.generate)):
+        found, other = (ask(engine, order, ASKED, unheard) for engine in (sampled.engine, plain))
+        assert found[0][0].logprobs.tobytes() != other[0][0].logprobs.tobytes()
+
+
+@needs_codes
 def test_where_codes_are_not_read_the_head_is_read_in_bf16(tmp_path: Path) -> None:
     sampled = Sampled(tmp_path)
     assert eight_bit_head_for(sampled.base, sampled.policy, None) is None
@@ -193,9 +215,9 @@ def test_a_mapped_head_multiplies_as_one_in_memory(tmp_path: Path) -> None:
     base = cached_base(ModelConfig(path=str(architecture_model(tmp_path, "Qwen2")), cache_dir=str(tmp_path / "cache")))
     weight = policy_of(tmp_path, "Qwen2", torch.bfloat16, ADAPTED[1]).head
     file = map_file(eight_bit_head(base).folder / WEIGHTS)
-    mapped, x = EightBitHead.mapped(file, weight.shape[1]), drawn(3, weight.shape[1])
+    mapped, x = EightBitHead.mapped(file), drawn(3, weight.shape[1])
     assert file.tensors[CODES].data_ptr() % 64 == 0
-    assert bytes_of(mapped.packed).data_ptr() == file.tensors[CODES].data_ptr(), "no copy"
+    assert bytes_of(mapped.codes).data_ptr() == file.tensors[CODES].data_ptr(), "no copy"
     expected = EightBitHead.of(weight)(x)
     assert torch.equal(mapped(x), expected)
     mapped.release()
@@ -203,13 +225,31 @@ def test_a_mapped_head_multiplies_as_one_in_memory(tmp_path: Path) -> None:
 
 
 @needs_vnni
-def test_bytes_that_are_too_few_for_their_layout_are_refused() -> None:
+def test_bytes_that_do_not_fit_their_layout_are_refused() -> None:
     """oneDNN would read beyond them."""
-    packed = EightBitHead.of(drawn(96, 128)).packed
-    memory, layout = bytes_of(packed), torch.ops.mkldnn._get_mkldnn_serialized_md(packed)
-    assert torch.equal(bytes_of(packed_over(memory, layout, 96, 128)), memory)
-    with pytest.raises(ModelError, match="does not fit its bytes"):
-        packed_over(memory[:-64], layout, 96, 128)
+    codes = EightBitHead.of(drawn(96, 128)).codes
+    memory, layout = bytes_of(codes), torch.ops.mkldnn._get_mkldnn_serialized_md(codes)
+    again = codes_over(memory, layout)
+    assert torch.equal(bytes_of(again), memory) and again.shape == codes.shape
+    for bad in ((memory[:-64], layout), (memory, torch.zeros_like(layout))):
+        with pytest.raises(ModelError, match="does not accept the layout"):
+            codes_over(*bad)
+
+
+def test_another_setting_of_onednn_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = layout_name()
+    assert usual == layout_name()
+    monkeypatch.setenv(ISA_VARIABLE, "AVX2")
+    assert layout_name() != usual
+
+
+@needs_vnni
+def test_where_onednn_may_not_use_vnni_nothing_is_multiplied_by_codes() -> None:
+    """Its products would overflow."""
+    script = "from actor.engines.token_step.eight_bit import multiplies_eight_bits as f; print(f())"
+    environment = os.environ | {ISA_VARIABLE: "AVX2"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 @needs_vnni
@@ -221,6 +261,8 @@ def test_the_file_belongs_to_its_base_and_damage_is_found(tmp_path: Path) -> Non
     policy = policy_of(tmp_path, "Qwen2", torch.bfloat16, ADAPTED[1])
     scales, sums, _ = in_eight_bits(policy.head)
     assert torch.equal(tensors[SCALES], scales) and torch.equal(tensors[SUMS], sums)
-    (made.folder / WEIGHTS).write_bytes((made.folder / WEIGHTS).read_bytes()[:-1] + b"\x01")
+    content = bytearray((made.folder / WEIGHTS).read_bytes())
+    content[-1] ^= 1
+    (made.folder / WEIGHTS).write_bytes(content)
     with pytest.raises(DamageError, match="is damaged"):
         eight_bit_head(base)

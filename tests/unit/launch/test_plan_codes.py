@@ -1,11 +1,15 @@
 """The plan of a run whose token steps read codes, and of the time that layers take besides their products."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from msgspec import structs
 
 from launch.plan.duration import decode_s, step_time
 from launch.plan.machine import DTYPES
-from launch.plan.memory import NF4_BYTES, host_memory
+from launch.plan.memory import NF4_BYTES, host_memory, size_of
+from launch.plan.remedies import REFUSAL_MARGIN, changes, remedies
 from launch.plan.shape import Lengths
 from tests.unit.launch.test_plan import HALF, LENGTHS, RATES, SPEED, work
 
@@ -18,6 +22,8 @@ def test_with_codes_nothing_is_packed_and_the_head_is_in_8_bits() -> None:
     nf4 = host_memory(HALF, work(compute=bf16, actor={"weights": "nf4"})).rollout
     assert nf4["packed weights"] == 0
     assert nf4["codes"] == int(NF4_BYTES * linears) and nf4["head in 8 bits"] == head
+    short = work(compute=bf16, actor={"weights": "nf4"}, rollout={"max_new_tokens": 16})
+    assert host_memory(HALF, short).rollout["head in 8 bits"] == head
     many = work(compute=bf16, actor={"weights": "nf4"}, rollout={"prompts": 5})
     forty = host_memory(HALF, many).rollout
     assert forty["packed weights"] == linears and "codes" in forty, "its last rows are few"
@@ -38,6 +44,14 @@ def test_codes_take_a_quarter_of_the_time_of_what_they_are_read_for() -> None:
     assert decode_s(HALF, one, slow, groups=1, rows=8, lengths=LENGTHS) > 1.5 * found, "a machine that reads none"
 
 
+def test_actors_share_the_files_with_codes() -> None:
+    one = host_memory(HALF, work(compute={"dtype": "bf16"}, actor={"weights": "nf4"}))
+    codes = one.rollout["codes"] + one.rollout["head in 8 bits"]
+    assert one.mapped == codes
+    alone, three = (replace(one, actors=3, at_once=count, overlaps=True) for count in (1, 3))
+    assert three.total - alone.total == 2 * (size_of(one.rollout) - codes)
+
+
 def test_a_quick_8_bit_head_makes_a_token_step_shorter() -> None:
     bf16, head = {"dtype": "bf16"}, 151_936 * 896
     one = work(compute=bf16, actor={"weights": "nf4"}, rollout={"max_new_tokens": 128})
@@ -50,6 +64,16 @@ def test_a_quick_8_bit_head_makes_a_token_step_shorter() -> None:
     )
     before, now = (decode_s(HALF, one, speed, groups=1, rows=8, lengths=lengths) for speed in (slow, quick))
     assert before - now == pytest.approx(128 * head * (10e-10 - 2e-10), rel=0.01)
+
+
+def test_a_run_that_has_no_room_for_packed_weights_is_told_to_leave_them_out() -> None:
+    sections: dict[str, Any] = {"batch": {"recompute": "always"}, "rollout": {"max_new_tokens": 128}}
+    one = work(compute={"dtype": "bf16"}, actor={"weights": "dense"}, **sections)
+    need = host_memory(HALF, one).total
+    found = list(remedies(HALF, one, int(REFUSAL_MARGIN * (need - 100 * 2**20))))
+    assert {"actor.packed": "0"} in [remedy.settings for remedy in found]
+    keys = [change.key for ladder in changes(replace(one, dtype="fp32")) for change in ladder]
+    assert keys and "actor.packed" not in keys, "in fp32 nothing is packed"
 
 
 def test_a_layers_own_time_counts_once_for_each_token() -> None:
