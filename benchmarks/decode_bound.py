@@ -105,7 +105,7 @@ def opened(
         layer.lora_B.data.normal_(0, 1e-3, generator=generator)
     config = Config(model=model, actor=ActorConfig(packed=packed, weights=weights))
     codes = codes_for(config, base, policy)
-    eight_bit = eight_bit_head_for(base, policy, codes) if head == "eight bits" else None
+    eight_bit = eight_bit_head_for(config, base, policy, codes) if head == "eight bits" else None
     engine = HFEngine(policy, load_prompter(base.folder), config.actor, codes=codes, eight_bit=eight_bit)
     engine.end_ids = engine.end_ids[:0]
     engine.install(1, adapter_bytes(policy.adapter))

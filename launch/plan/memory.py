@@ -4,9 +4,8 @@
              + the larger of rollout and update x ranks (their sum if both compute at once)
 
     shared   libraries, tokenizer, and the base as a mapped file, which learner and actors have in common: counted once
-    rollout  keys and values of an order's prompts and completions, the sampler's rows over the vocabulary, in bf16 a
-             packed copy of the weights, or files with codes, which actors have in common; an evaluation has a prompt
-             for each row and may have a larger cap
+    rollout  keys and values of an order, the sampler's rows over the vocabulary, in bf16 a packed copy of the weights, or
+             files with codes, which actors share; an evaluation has a prompt for each row and may have a larger cap
     update   activations of the largest micro-batch, and the tiles of the head
 
 On a CPU freed memory goes back to the system after a turn, so only the larger of the two peaks counts when processes
@@ -22,6 +21,7 @@ from launch.plan.shape import FP32_BYTES, Lengths, ModelShape, adapter_bytes
 from shared.config.model import ModelConfig
 from shared.config.processes import (
     CODED_ROWS,
+    EIGHT_BIT_TOKENS,
     LOGIT_BYTES,
     PACKED_TOKENS,
     PIECE_TOKENS,
@@ -146,6 +146,10 @@ class Work:
         """Whether a token step of so many rows reads codes."""
         reads = self.actor.weights == "nf4" and self.actor.engine == "hf" and self.model.quantization == "nf4"
         return reads and shape.own_layers and self.is_dense and self.dtype == "bf16" and rows <= CODED_ROWS
+
+    def reads_eight_bits(self, shape: ModelShape) -> bool:
+        """Whether logits come from the head in 8 bits."""
+        return self.rollout.max_new_tokens >= EIGHT_BIT_TOKENS and self.codes_for(shape, 1)
 
     def folds(self, shape: ModelShape) -> bool:
         """Whether the actor has sums of weights and adapter."""
@@ -306,20 +310,20 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
 
 
 def mapped_items(shape: ModelShape, work: Work) -> Items:
-    """Of an order of any width: its last rows are few, and all rows read the head in 8 bits."""
-    if not work.codes_for(shape, 1):
-        return {}
-    return {"codes": int(NF4_BYTES * shape.linear), "head in 8 bits": shape.vocabulary * shape.hidden}
+    """Of an order of any width, whose last rows are few."""
+    codes = {"codes": int(NF4_BYTES * shape.linear)} if work.codes_for(shape, 1) else {}
+    return codes | ({"head in 8 bits": shape.vocabulary * shape.hidden} if work.reads_eight_bits(shape) else {})
 
 
 def packed_bytes(shape: ModelShape, work: Work, rows: int) -> int:
     """Of the layers where our own loop reads no codes, and of the head where it is read in bf16, as far as
     `actor.packed` allows."""
-    head = 0 if work.codes_for(shape, 1) else work.value_bytes * shape.vocabulary * shape.hidden
+    head = 0 if work.reads_eight_bits(shape) else work.value_bytes * shape.vocabulary * shape.hidden
     if not shape.own_layers:
         return head if work.actor.packed == 1.0 else 0
     allowed = int(work.actor.packed * (work.value_bytes * shape.linear + head))
-    return 0 if work.codes_for(shape, rows) else allowed
+    whole_head = head if head <= allowed else 0
+    return whole_head if work.codes_for(shape, rows) else allowed
 
 
 def longest_prompt(work: Work, cap: int) -> int:

@@ -219,9 +219,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     """What completions are sampled from. `dense`: the dequantised values in the type of `compute.dtype`. `nf4`: the
     codes themselves. With `vllm` or a server, codes are read through vllm-bnb-plugin; they take a quarter of the memory
     and differ more from the learner, so `auto` takes dense values. With `hf` on a CPU, codes take less time where at
-    most 32 rows are decoded in bf16 and the processor has AVX512-BF16; `auto` takes them there. The logits then come
-    from the head in 8 bits. Another processor reads dense values in place of them. On a card, `hf` reads what
-    `model.dequantize` leaves in memory."""
+    most 32 rows are decoded in bf16 and the processor has AVX512-BF16; `auto` takes them there. If
+    rollout.max_new_tokens is 64 or more, logits then come from the head in 8 bits. Another processor reads dense values
+    in place of them. On a card, `hf` reads what `model.dequantize` leaves in memory."""
     install: Literal["memory", "files"] = "memory"
     """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
     shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""
@@ -344,6 +344,9 @@ CODED_ROWS = 32
 weights are faster."""
 PACKED_TOKENS = 32
 """From this cap on `hf` packs the weights for an order (actor/engines/token_step/packed.py)."""
+EIGHT_BIT_TOKENS = 64
+"""In a run of this cap or a larger one, `hf` reads the head in 8 bits where it reads codes
+(actor/engines/token_step/eight_bit.py)."""
 
 
 def rows_at_once(max_sequences: int, cached_bytes: int, vocabulary: int, *, on_card: bool) -> int:

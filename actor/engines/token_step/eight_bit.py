@@ -19,8 +19,9 @@ To bring codes into oneDNN's layout takes as long as five token steps, so they a
 for each kind of processor, beside the cached base, under a name with that base's digest. It is mapped: all actors share
 its pages, and between two orders it takes no memory. PyTorch has no function in Python for a tensor of that layout over
 memory that exists; its functions for compiled programs, which store their weights in the same way, are called by name.
-Left out: the linears of the layers. There the errors of x grow from layer to layer, to a mismatch of two to three times
-that of the NF4 codes.
+Left out: runs of short completions, which would gain little and in which more depends on each token: with 16 tokens of
+a model of 135 million parameters, the mismatch grew from 0.035 to 0.042. Left out too: the linears of the layers. There
+the errors of x grow from layer to layer, to a mismatch of two to three times that of the NF4 codes.
 """
 
 import ctypes

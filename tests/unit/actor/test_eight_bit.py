@@ -29,8 +29,8 @@ from actor.wiring import codes_for, eight_bit_head_for
 from protocol.messages import Sampling
 from shared.base.cache import cached_base
 from shared.config.model import ModelConfig
-from shared.config.processes import CODED_ROWS, ActorConfig
-from shared.config.tree import Config
+from shared.config.processes import CODED_ROWS, EIGHT_BIT_TOKENS, ActorConfig
+from shared.config.tree import Config, RolloutConfig
 from shared.errors import DamageError, ModelError
 from shared.model.adapter_file import adapter_bytes
 from shared.model.nf4 import WEIGHTS
@@ -121,9 +121,10 @@ class Sampled:
         self.policy.config.max_position_embeddings = 128
         model = ModelConfig(path=str(architecture_model(folder, name)), cache_dir=str(folder / "cache"))
         self.base = cached_base(model)
-        config = Config(model=model, actor=structs.replace(ActorConfig(), weights="nf4"))
-        codes = codes_for(config, self.base, self.policy)
-        self.eight_bit = eight_bit_head_for(self.base, self.policy, codes)
+        rollout = RolloutConfig(max_new_tokens=EIGHT_BIT_TOKENS)
+        self.config = Config(model=model, actor=structs.replace(ActorConfig(), weights="nf4"), rollout=rollout)
+        codes = codes_for(self.config, self.base, self.policy)
+        self.eight_bit = eight_bit_head_for(self.config, self.base, self.policy, codes)
         self.engine = HFEngine(self.policy, tiny_prompter(*range(6)), codes=codes, eight_bit=self.eight_bit)
 
     def sample(self) -> list[bytes]:
@@ -205,9 +206,11 @@ def test_turns_and_wide_steps_read_it_and_it_is_no_packed_copy(tmp_path: Path) -
 
 
 @needs_codes
-def test_where_codes_are_not_read_the_head_is_read_in_bf16(tmp_path: Path) -> None:
+def test_a_run_of_short_completions_or_without_codes_reads_the_head_in_bf16(tmp_path: Path) -> None:
     sampled = Sampled(tmp_path)
-    assert eight_bit_head_for(sampled.base, sampled.policy, None) is None
+    assert eight_bit_head_for(sampled.config, sampled.base, sampled.policy, None) is None
+    short = structs.replace(sampled.config, rollout=RolloutConfig(max_new_tokens=EIGHT_BIT_TOKENS - 1))
+    assert eight_bit_head_for(short, sampled.base, sampled.policy, sampled.engine.codes) is None
 
 
 @needs_vnni

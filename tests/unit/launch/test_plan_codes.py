@@ -11,6 +11,7 @@ from launch.plan.machine import DTYPES
 from launch.plan.memory import NF4_BYTES, host_memory, size_of
 from launch.plan.remedies import REFUSAL_MARGIN, changes, remedies
 from launch.plan.shape import Lengths
+from shared.config.processes import EIGHT_BIT_TOKENS
 from tests.unit.launch.test_plan import HALF, LENGTHS, RATES, SPEED, work
 
 
@@ -22,8 +23,11 @@ def test_with_codes_nothing_is_packed_and_the_head_is_in_8_bits() -> None:
     nf4 = host_memory(HALF, work(compute=bf16, actor={"weights": "nf4"})).rollout
     assert nf4["packed weights"] == 0
     assert nf4["codes"] == int(NF4_BYTES * linears) and nf4["head in 8 bits"] == head
-    short = work(compute=bf16, actor={"weights": "nf4"}, rollout={"max_new_tokens": 16})
-    assert host_memory(HALF, short).rollout["head in 8 bits"] == head
+    short = work(compute=bf16, actor={"weights": "nf4"}, rollout={"max_new_tokens": EIGHT_BIT_TOKENS - 1})
+    found = host_memory(HALF, short).rollout
+    assert found["packed weights"] == 2 * head and "head in 8 bits" not in found, "short completions read it in bf16"
+    little = replace(short, actor=structs.replace(short.actor, packed=0.2))
+    assert host_memory(HALF, little).rollout["packed weights"] == 0, "a part of the head is of no use"
     many = work(compute=bf16, actor={"weights": "nf4"}, rollout={"prompts": 5})
     forty = host_memory(HALF, many).rollout
     assert forty["packed weights"] == linears and "codes" in forty, "its last rows are few"
