@@ -4,8 +4,8 @@
              + the larger of rollout and update x ranks (their sum if both compute at once)
 
     shared   libraries, tokenizer, and the base as a mapped file, which learner and actors have in common: counted once
-    rollout  keys and values of an order, the sampler's rows over the vocabulary, in bf16 a packed copy of the weights, or
-             files with codes, which actors share; an evaluation has a prompt for each row and may have a larger cap
+    rollout  keys and values of an order, the sampler's rows over the vocabulary, in bf16 a packed copy of the weights
+             or files with codes, which actors share; an evaluation has a prompt for each row and may have a larger cap
     update   activations of the largest micro-batch, and the tiles of the head
 
 On a CPU freed memory goes back to the system after a turn, so only the larger of the two peaks counts when processes
