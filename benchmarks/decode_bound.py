@@ -32,7 +32,7 @@ from shared.base.cache import cached_base
 from shared.base.load import DTYPES, load_policy
 from shared.config.model import LoraConfig, ModelConfig
 from shared.config.processes import ActorConfig
-from shared.config.tree import Config
+from shared.config.tree import Config, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.linears import is_decoder_linear
 from shared.model.policy import Policy
@@ -103,7 +103,8 @@ def opened(
     generator = torch.Generator().manual_seed(1)
     for layer in policy.adapter.layers.values():
         layer.lora_B.data.normal_(0, 1e-3, generator=generator)
-    config = Config(model=model, actor=ActorConfig(packed=packed, weights=weights))
+    rollout = RolloutConfig(max_new_tokens=TOKENS)
+    config = Config(model=model, rollout=rollout, actor=ActorConfig(packed=packed, weights=weights))
     codes = codes_for(config, base, policy)
     eight_bit = eight_bit_head_for(config, base, policy, codes) if head == "eight bits" else None
     engine = HFEngine(policy, load_prompter(base.folder), config.actor, codes=codes, eight_bit=eight_bit)

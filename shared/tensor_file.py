@@ -19,7 +19,9 @@ from typing import Any, Protocol
 import torch
 
 SAFETENSORS_TYPES = {
+    torch.float64: "F64",
     torch.float32: "F32",
+    torch.float16: "F16",
     torch.bfloat16: "BF16",
     torch.int64: "I64",
     torch.int32: "I32",
@@ -73,10 +75,14 @@ def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def file_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """The parts of a file of these tensors, in this order. The tensors are not copied."""
+    """The parts of a file of these tensors, in this order. Tensors that are contiguous are not copied."""
     yield header([Named(name=name, shape=tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()])
-    for tensor in tensors.values():
-        yield tensor.contiguous().flatten().view(torch.uint8).numpy().data
+    yield from map(values_of, tensors.values())
+
+
+def values_of(tensor: torch.Tensor) -> memoryview:
+    """Its bytes in a file."""
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().data
 
 
 @dataclass(frozen=True, kw_only=True)

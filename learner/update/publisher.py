@@ -37,14 +37,10 @@ class Version:
     policy: PolicyMessage
     """For the actors."""
 
-    is_rounded: bool
-    """Whether the policy has the file's values rounded."""
-
     @cached_property
     def sha256(self) -> str:
-        """Of the file. Where it is not the policy's, it is computed when it is asked for first, which is after the
-        policy was sent."""
-        return digest(self.file) if self.is_rounded else self.policy.sha256
+        """Of the file. Computed when it is asked for first, which is after the policy was sent."""
+        return digest(self.file)
 
 
 class Publisher:
@@ -80,7 +76,7 @@ class Publisher:
     def numbered(self, version: int, file: bytes) -> Version:
         """file: of the adapter as it is now."""
         sent = adapter_bytes(self.adapter, torch.bfloat16) if self.rounds else file
-        return Version(file=file, policy=policy_message(version, sent, self.canary()), is_rounded=self.rounds)
+        return Version(file=file, policy=policy_message(version, sent, self.canary()))
 
     def forget_before(self, version: int) -> None:
         """Drop what nothing names any more; the newest always stays."""

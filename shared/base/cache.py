@@ -47,7 +47,7 @@ from shared.model.linears import is_decoder_linear as is_linear
 from shared.model.nf4 import BLOCK, PARTS, STATE_KEY, WEIGHTS, from_tensors, quantize, read_facts
 from shared.run.file_lock import exclusive
 from shared.run.files import made_whole, make_folder, remove_unfinished, sync_files
-from shared.tensor_file import header
+from shared.tensor_file import header, values_of
 
 DIGESTS = "DIGESTS.json"
 CACHE_FORMAT = 4
@@ -312,7 +312,7 @@ def write_tensors(reader: Any, file: Path, dtype: torch.dtype) -> None:
         out.write(header(plan))
         for tensor in plan:
             values = dense_tensor(reader, tensor)
-            out.write(values.contiguous().flatten().view(torch.uint8).numpy().data)
+            out.write(values_of(values))
 
 
 def planned(reader: Any, dtype: torch.dtype) -> Iterator[DenseTensor]:

@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 from shared.base.cache import CPU, CachedBase, made_from, place_in_file
 from shared.model.nf4 import BLOCK, PARTS, STATE_KEY, WEIGHTS, NF4Weight, block_scales, from_tensors, read_facts
-from shared.tensor_file import header
+from shared.tensor_file import header, values_of
 
 CODES, SCALES = "codes", "scales"
 ROWS_TOGETHER = 32
@@ -54,7 +54,7 @@ def write_codes(source: Path, file: Path) -> None:
             parts = (entry.weight, *(f"{entry.weight}.{part}" for part in PARTS))
             weight = from_tensors(entry.weight, {part: reader.get_tensor(part) for part in parts}, CPU)
             values = interleaved(weight) if entry.name.endswith(CODES) else scales_of(weight)
-            out.write(values.contiguous().flatten().view(torch.uint8).numpy().data)
+            out.write(values_of(values))
 
 
 def planned(reader: Any) -> Iterator[Entry]:

@@ -15,7 +15,7 @@ The 64 largest logits are computed again from the values (shared/model/products.
 hundredth of their spread. In a softmax their errors cancel: of two models, the mismatch between actor and learner stays
 the same for one and grows from 0.043 to 0.047 for the other (benchmarks/coded_mismatch.py).
 
-To bring codes into oneDNN's layout takes as long as five token steps, so they are stored in it. The file is made once
+To bring codes into oneDNN's layout takes as long as six token steps, so they are stored in it. The file is made once
 for each kind of processor, beside the cached base, under a name with that base's digest. It is mapped: all actors share
 its pages, and between two orders it takes no memory. PyTorch has no function in Python for a tensor of that layout over
 memory that exists; its functions for compiled programs, which store their weights in the same way, are called by name.
@@ -60,7 +60,6 @@ MULTIPLIED_ROWS = 8
 """Of made-up values."""
 CHECKED_WIDTH = 128
 """Inputs and outputs of a head that is made up."""
-PRODUCT = ("qlinear_prepack", "qlinear_pointwise")
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 INTEGER, ADDRESS = ctypes.c_int64, ctypes.c_void_p
@@ -81,8 +80,9 @@ def multiplies_eight_bits() -> bool:
 def tensor_over_memory() -> Any:
     """`aoti_torch_create_tensor_from_blob_v2`: address, dimensions, sizes, strides, offset, type, device, its number,
     result, kind of layout, description of the layout, its length. None in a PyTorch that lacks a function."""
-    operators = (torch.ops.mkldnn, ("_nbytes", "data_ptr", "_get_mkldnn_serialized_md")), (torch.ops.onednn, PRODUCT)
-    if not all(hasattr(place, name) for place, names in operators for name in names):
+    of_layout = (hasattr(torch.ops.mkldnn, name) for name in ("_nbytes", "data_ptr", "_get_mkldnn_serialized_md"))
+    of_product = (hasattr(torch.ops.onednn, name) for name in ("qlinear_prepack", "qlinear_pointwise"))
+    if not all((*of_layout, *of_product)):
         return None
     try:
         found = ctypes.CDLL(str(LIBRARY)).aoti_torch_create_tensor_from_blob_v2

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import nn
 
 from learner.update.placement.placement import (
@@ -47,6 +47,7 @@ from shared.errors import RankLost, in_words
 from shared.process.lease import nothing, poll
 from shared.run.failpoints import reach
 from shared.run.files import make_folder
+from shared.tensor_file import tensor_bytes
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 LOOPBACK = "lo"
@@ -229,10 +230,9 @@ def packed_or_out_of_memory(cuts: dict[int, Cut], work: Callable[[Cut], Done], f
 
 
 def packed(found: dict[int, Tensors]) -> bytes:
-    """By number of the micro-batch, as a safetensors file, which has no tensors that share memory."""
-    whole = torch.contiguous_format
+    """By number of the micro-batch, as a safetensors file."""
     named = ((f"{n}.{name}", value) for n, one in found.items() for name, value in one.items())
-    return save({name: value.detach().cpu().clone(memory_format=whole) for name, value in named})
+    return tensor_bytes({name: value.detach().cpu() for name, value in named})
 
 
 def unpacked(data: bytes) -> dict[int, Tensors]:
