@@ -11,6 +11,7 @@ TENSORS = {
     "b.small": torch.arange(5, dtype=torch.uint8),
     "c.wide": torch.randn(3, 7),
     "a.wide": torch.tensor(2.5),
+    "e.double": torch.tensor([0.1, 0.2], dtype=torch.float64),
     "d.half": torch.randn(4, 3, dtype=torch.bfloat16).t(),
 }
 
@@ -31,7 +32,7 @@ def test_a_mapped_file_has_the_same_tensors_each_at_a_multiple_of_its_type(tmp_p
     (tmp_path / "file").write_bytes(tensor_bytes(TENSORS))
     file = map_file(tmp_path / "file")
     places = {name: tensor.data_ptr() for name, tensor in file.tensors.items()}
-    assert [*sorted(places, key=places.__getitem__)] == ["a.wide", "c.wide", "d.half", "b.small"]
-    assert places["a.wide"] % ALIGNMENT == 0
+    assert [*sorted(places, key=places.__getitem__)] == ["e.double", "a.wide", "c.wide", "d.half", "b.small"]
+    assert places["e.double"] % ALIGNMENT == 0
     for name, tensor in TENSORS.items():
         assert torch.equal(file.tensors[name], tensor) and places[name] % tensor.dtype.itemsize == 0, name
