@@ -189,7 +189,7 @@ class HostMemory:
     ranks: int = 1
     """Processes that each have what is said of the learner and of an update."""
     mapped: int = 0
-    """Bytes of files in rollout and evaluation, whose pages actors share."""
+    """Bytes of the files with codes in rollout and evaluation. Actors that decode at once share their pages."""
 
     @property
     def total(self) -> int:
@@ -249,9 +249,9 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
         "adapter as messages": 2 * adapter * work.value_bytes // FP32_BYTES,
     }
     evaluation, beside = evaluation_items(shape, work), work.evaluation.beside
-    # It is started by itself, so it shares only the base.
     scoring = work.workers * WORKER_BYTES
     common = {"libraries": LIBRARIES_BYTES, "tokenizer": TOKEN_BYTES * shape.vocabulary}
+    # The process of eval.beside is no child of the fork server. Of memory in common, only the base is counted once.
     evaluator = {**common, "scoring": scoring, **actor, **evaluation}
     return HostMemory(
         shared={**common, "base": dense + rest if work.is_dense else codes},
