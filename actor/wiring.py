@@ -41,7 +41,7 @@ from shared.base.residency import borrow, residency_of
 from shared.config.load import rules_digest
 from shared.config.model import cache_root
 from shared.config.named_rewards import form_in_words, runs_functions
-from shared.config.processes import EIGHT_BIT_TOKENS, ComputeConfig
+from shared.config.processes import ComputeConfig
 from shared.config.training import TeacherConfig
 from shared.config.tree import Config
 from shared.errors import DamageError, ModelError, UserError
@@ -88,7 +88,7 @@ def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engi
     policy = policy_with_kernels(policy, config.compute.kernels, cache_root(config.model))
     residency = residency_of(config.compute, policy, borrower)
     codes = codes_for(config, base, policy)
-    eight_bit = eight_bit_head_for(config, base, policy, codes)
+    eight_bit = eight_bit_head_for(config, base, policy)
     engine = HFEngine(policy, prompter, config.actor, residency, codes, eight_bit)
     if codes:
         # Orders of many rows read the dense base.
@@ -112,10 +112,12 @@ def codes_for(config: Config, base: CachedBase, policy: Policy) -> Codes | None:
     return Codes(map_file(interleaved_base(base).folder / WEIGHTS))
 
 
-def eight_bit_head_for(config: Config, base: CachedBase, policy: Policy, codes: Codes | None) -> EightBitHead | None:
-    """What logits come from in a run of long completions, where codes are read; None in another."""
-    is_long = config.rollout.max_new_tokens >= EIGHT_BIT_TOKENS
-    if codes is None or not is_long or not multiplies_eight_bits():
+def eight_bit_head_for(config: Config, base: CachedBase, policy: Policy) -> EightBitHead | None:
+    """What logits come from while `hf` decodes on a CPU; None where they come from the values."""
+    if config.actor.head != "int8" or policy.device.type != "cpu":
+        return None
+    if policy.dtype != torch.bfloat16 or not multiplies_eight_bits():
+        log.warning("actor.head is 'int8', which takes bf16 and a processor with VNNI: logits come from dense values")
         return None
     found = EightBitHead.mapped(map_file(eight_bit_head(base).folder / WEIGHTS))
     if not found.matches(policy.head):

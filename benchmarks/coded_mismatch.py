@@ -5,20 +5,20 @@
 All engines sample from the same policy in bf16, with an adapter that is not zero. The dense engine's `d` is what the
 order of summation does in bf16. The importance weight of GRPO takes `d` for what it is, a difference of two policies.
 
-    dense     dense weights        nf4     codes        eight bits     codes, and the head in 8 bits
+    dense          dense weights                     nf4          codes
+    dense, int8    the same, the head in 8 bits      nf4, int8    the same, the head in 8 bits
 
     python -m benchmarks.coded_mismatch MODEL_FOLDER ... [--groups 16] [--tokens 128]
 """
 
 import argparse
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 
 from actor.engines.hf_engine import HFEngine
-from benchmarks.decode_bound import Head, opened
+from benchmarks.decode_bound import Head, Weights, opened
 from benchmarks.machine import write_result
 from protocol.messages import GroupOrder, Sampling
 from shared.base.load import class_logprobs
@@ -26,10 +26,11 @@ from shared.model.prompt import load_tokenizer
 from shared.process.determinism import pin_torch
 
 GROUP = 4
-KINDS: dict[str, tuple[Literal["nf4", "dense"], Head]] = {
-    "dense": ("dense", "bf16"),
-    "nf4": ("nf4", "bf16"),
-    "eight bits": ("nf4", "eight bits"),
+KINDS: dict[str, tuple[Weights, Head]] = {
+    "dense": ("dense", "dense"),
+    "dense, int8": ("dense", "int8"),
+    "nf4": ("nf4", "dense"),
+    "nf4, int8": ("nf4", "int8"),
 }
 """What is read of the layers and of the head."""
 QUESTION = "Ann has {} apples and buys {} bags with {} apples each. How many does she have? Explain your answer.\n"

@@ -9,8 +9,8 @@ alike. The folder is a Hugging Face model; the base is cached as a run caches it
 
     python -m benchmarks.decode_bound MODEL_FOLDER [--threads 2] [--rows 8 32] [--rounds 5] [--packed 0.5]
 
---packed: the share of the weights that may be packed, as `actor.packed`. --weights dense: codes are not read. The bytes
-of the bound are those of the bf16 weights all the same. Where codes are read, the head is read in 8 bits.
+--packed and --weights: as `actor.packed` and `actor.weights`; the result says what `auto` is here. The bound is that of
+bf16 weights, also where codes are read.
 """
 
 import argparse
@@ -25,22 +25,26 @@ import torch
 
 from actor.engines.engine import EndedCompletion
 from actor.engines.hf_engine import HFEngine
+from actor.engines.token_step.eight_bit import EightBitHead
 from actor.wiring import codes_for, eight_bit_head_for
 from benchmarks.machine import write_result
 from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
 from shared.base.load import DTYPES, load_policy
 from shared.config.model import LoraConfig, ModelConfig
-from shared.config.processes import ActorConfig
+from shared.config.processes import ActorConfig, ComputeConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.linears import is_decoder_linear
 from shared.model.policy import Policy
 from shared.model.prompt import load_prompter
 from shared.process.determinism import pin_torch
+from shared.process.processor import settled_config
 
 GROUP, PROMPT, TOKENS = 8, 60, 128
-Head = Literal["eight bits", "bf16"]
+Dtype = Literal["fp32", "bf16"]
+Weights = Literal["auto", "dense", "nf4"]
+Head = Literal["auto", "dense", "int8"]
 
 
 def main() -> None:
@@ -51,7 +55,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--packed", type=float, default=ActorConfig().packed)
-    parser.add_argument("--weights", choices=("nf4", "dense"), default="nf4")
+    parser.add_argument("--weights", choices=("auto", "nf4", "dense"), default="auto")
     args = parser.parse_args()
     pin_torch(args.threads)
     engine = opened(args.folder, args.dtype, args.packed, args.weights)
@@ -69,7 +73,8 @@ def main() -> None:
         "dtype": args.dtype,
         "threads": args.threads,
         "packed": args.packed,
-        "weights": args.weights,
+        "weights": "nf4" if engine.codes else "dense",
+        "head": "int8" if isinstance(engine.head, EightBitHead) else "dense",
         "prompt_tokens": PROMPT,
         "weights_mb": round(weights / 2**20),
         "bandwidth_gb_per_s": [round(read, 2) for read in reads],
@@ -87,15 +92,13 @@ def main() -> None:
     for name, value in figures.items():
         print(name, value)
     part = ("" if args.packed == ActorConfig().packed else f"_packed_{args.packed:g}") + (
-        "_dense" if args.weights == "dense" else ""
+        "" if args.weights == "auto" else f"_{args.weights}"
     )
     print(write_result(f"decode_bound_{figures['model']}_{args.dtype}{part}", figures))
 
 
-def opened(
-    folder: str, dtype: str, packed: float, weights: Literal["nf4", "dense"], head: Head = "eight bits"
-) -> HFEngine:
-    """An engine whose completions never end, with an adapter that is not zero. head: where codes are read."""
+def opened(folder: str, dtype: Dtype, packed: float, weights: Weights, head: Head = "auto") -> HFEngine:
+    """An engine whose completions never end, with an adapter that is not zero."""
     model, lora = ModelConfig(path=folder), LoraConfig()
     base = cached_base(model)
     policy = load_policy(base, model, lora, torch.device("cpu"), DTYPES[dtype])
@@ -103,10 +106,9 @@ def opened(
     generator = torch.Generator().manual_seed(1)
     for layer in policy.adapter.layers.values():
         layer.lora_B.data.normal_(0, 1e-3, generator=generator)
-    rollout = RolloutConfig(max_new_tokens=TOKENS)
-    config = Config(model=model, rollout=rollout, actor=ActorConfig(packed=packed, weights=weights))
-    codes = codes_for(config, base, policy)
-    eight_bit = eight_bit_head_for(config, base, policy, codes) if head == "eight bits" else None
+    rollout, actor = RolloutConfig(max_new_tokens=TOKENS), ActorConfig(packed=packed, weights=weights, head=head)
+    config = settled_config(Config(model=model, rollout=rollout, actor=actor, compute=ComputeConfig(dtype=dtype)))
+    codes, eight_bit = codes_for(config, base, policy), eight_bit_head_for(config, base, policy)
     engine = HFEngine(policy, load_prompter(base.folder), config.actor, codes=codes, eight_bit=eight_bit)
     engine.end_ids = engine.end_ids[:0]
     engine.install(1, adapter_bytes(policy.adapter))

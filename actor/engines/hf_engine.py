@@ -148,7 +148,8 @@ class HFEngine:
     def loop(self) -> str:
         """Which decode loop this is, for the mark of its check."""
         graphs = self.fixed is not None and self.fixed.replay.capture is not None
-        parts = {"folded": self.folds, "codes": self.codes, "graphs": graphs}
+        eight_bit = isinstance(self.head, EightBitHead)
+        parts = {"folded": self.folds, "codes": self.codes, "head in 8 bits": eight_bit, "graphs": graphs}
         return ", ".join(["decode loop", *(part for part, used in parts.items() if used)])
 
     def install(self, version: int, adapter: bytes) -> None:

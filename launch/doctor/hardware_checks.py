@@ -14,6 +14,7 @@ from launch.plan.remedies import fits, remedies
 from learner.durable.journal import SEGMENT_BYTES
 from shared.model.kernels.toolchain import missing
 from shared.process.determinism import cpu_environment
+from shared.process.processor import gains_by_packing
 from shared.process.usable_cards import BF16_CAPABILITY, CPU_INSTEAD, CUDA_BUILD, HIDDEN
 
 FIXED_BY_CONFIG = {"MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"}
@@ -145,7 +146,8 @@ def compare_memory(machine: Machine, free: int, found: str, first: str) -> Findi
         need = memory_beside_card(shape, config.lora.largest_rank, config.compute.parallel)
         found, too_large, ways = f"{found}; a run needs about {size(need.total)}", free < need.started, ()
     else:
-        work = work_of(machine.config, cores=known(machine.processor).cores)
+        processor = known(machine.processor)
+        work = work_of(machine.config, cores=processor.cores, packs=gains_by_packing(processor.flags))
         started = not isinstance(machine.run, Missing) and machine.run.started
         work = chosen_work(shape, work, free_for_run(machine), started=started)
         need = host_memory(shape, work)

@@ -82,8 +82,8 @@ class Plan:
         )
 
 
-def work_of(config: Config, *, cores: int) -> Work:
-    """What the keys say. cores: that this process may use."""
+def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
+    """What the keys say. cores: that this process may use. packs: whether its processor gains by packed weights."""
     compute, rollout = config.compute, config.rollout
     # As shared/process/lease.py decides.
     one_computes = compute.threads > cores and not config.actor.is_elsewhere
@@ -107,6 +107,7 @@ def work_of(config: Config, *, cores: int) -> Work:
         divides=compute.divides_base,
         divides_moments=compute.divides_moments,
         in_turns=config.environment.in_turns,
+        packs=packs,
     )
 
 
@@ -175,7 +176,7 @@ def make_plan(
 def chosen_work(shape: ModelShape, work: Work, free: int | None, *, started: bool = False) -> Work:
     """The first variant of this work that fits, or the one with the least memory. A run that has started keeps its
     `batch.recompute` and `actor.max_sequences`; `packs` predicts whether there will be memory for packed weights."""
-    found = (replace(work, packs=packs) for packs in (True, False)) if started else variants_of(work)
+    found = packed_or_not(work) if started else variants_of(work)
     variants = [(host_memory(shape, one).total, one) for one in found]
     return next((one for total, one in variants if fits(total, free)), min(variants, key=lambda pair: pair[0])[1])
 
@@ -186,7 +187,14 @@ def variants_of(work: Work) -> Iterator[Work]:
         actor = structs.replace(work.actor, max_sequences=width)
         for recompute in ("never", "always") if work.batch.recompute == "auto" else (work.batch.recompute,):
             batch = structs.replace(work.batch, recompute=recompute)
-            yield from (replace(work, actor=actor, batch=batch, packs=packs) for packs in (True, False))
+            yield from packed_or_not(replace(work, actor=actor, batch=batch))
+
+
+def packed_or_not(work: Work) -> Iterator[Work]:
+    """With memory for packed weights, if they help, and without."""
+    yield work
+    if work.packs:
+        yield replace(work, packs=False)
 
 
 def table(plan: Plan) -> list[str]:

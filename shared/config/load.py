@@ -238,6 +238,11 @@ def check_engine_options(actor: ActorConfig, compute: ComputeConfig, model: Mode
         raise ConfigError(
             "actor.weights is 'nf4' but model.quantization is 'none', so there are no codes to serve; set one of them."
         )
+    if actor.head == "int8" and model.quantization == "none":
+        raise ConfigError(
+            "actor.head is 'int8' but model.quantization is 'none'; its codes are made of a base in NF4 only, so set"
+            " actor.head to 'dense', or model.quantization to 'nf4'."
+        )
     if actor.engine == "vllm" and compute.actor_card:
         raise ConfigError(
             f"compute.actor_card = {compute.actor_card}, but vLLM takes the first card that it sees; set it to 0, and"

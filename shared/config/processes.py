@@ -202,8 +202,8 @@ class TrackingConfig(Section, frozen=True, kw_only=True):
 
 class ActorConfig(Section, frozen=True, kw_only=True):
     """The rollout engine, and how far actors are trusted. `audit` and `audit_invited` are for the learner,
-    `max_sequences` and `weights` are for all engines, `fold`, `packed` and `graphs` are for `hf`; all others are
-    options of `vllm`, which the extra `vllm` installs."""
+    `max_sequences` and `weights` are for all engines, `head`, `fold`, `packed` and `graphs` are for `hf`; all others
+    are options of `vllm`, which the extra `vllm` installs."""
 
     audit: Share = 0.0
     """Share of the groups of an actor that the learner checks, from 0 to 1: it computes their log-probs and scores
@@ -219,9 +219,13 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     """What completions are sampled from. `dense`: the dequantised values in the type of `compute.dtype`. `nf4`: the
     codes themselves. With `vllm` or a server, codes are read through vllm-bnb-plugin; they take a quarter of the memory
     and differ more from the learner, so `auto` takes dense values. With `hf` on a CPU, codes take less time where at
-    most 32 rows are decoded in bf16 and the processor has AVX512-BF16; `auto` takes them there. If
-    rollout.max_new_tokens is 64 or more, logits then come from the head in 8 bits. Another processor reads dense values
-    in place of them. On a card, `hf` reads what `model.dequantize` leaves in memory."""
+    most 32 rows are decoded in bf16 and the processor has AVX512-BF16 but not AMX; `auto` takes them there. Without
+    AVX512-BF16, dense values are read in place of them. On a card, `hf` reads what `model.dequantize` leaves in memory.
+    """
+    head: Literal["auto", "dense", "int8"] = "auto"
+    """What logits come from while `hf` decodes in bf16 on a CPU. `dense`: the values of the head. `int8`: codes of 8
+    bits, of a base in NF4; the 64 largest logits are computed again from the values. Without VNNI, values are read in
+    place of codes. `auto` takes codes where the processor has VNNI and rollout.max_new_tokens is 64 or more."""
     install: Literal["memory", "files"] = "memory"
     """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
     shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""
@@ -345,8 +349,7 @@ weights are faster."""
 PACKED_TOKENS = 32
 """From this cap on `hf` packs the weights for an order (actor/engines/token_step/packed.py)."""
 EIGHT_BIT_TOKENS = 64
-"""In a run of this cap or a larger one, `hf` reads the head in 8 bits where it reads codes
-(actor/engines/token_step/eight_bit.py)."""
+"""From this cap on, `actor.head = "auto"` is the head in 8 bits (actor/engines/token_step/eight_bit.py)."""
 
 
 def rows_at_once(max_sequences: int, cached_bytes: int, vocabulary: int, *, on_card: bool) -> int:

@@ -1,13 +1,15 @@
 """What a run computes with on this machine: the values that `auto` and 0 in [compute] become, once, when a run starts.
 
     dtype    bf16 on a card; on a CPU with instructions for it, if the weights are large enough to gain; else fp32
-    weights  for a run whose own loop samples in bf16 on a CPU with AVX512-BF16: the codes, in a step of few rows
+    weights  for a run whose own loop samples in bf16 on a CPU with AVX512-BF16 but not AMX: the codes
+    head     for one of long completions, with VNNI: codes of 8 bits
     threads  all physical cores that the container allows; half of them for each process if both compute at once
 
-`weights` is that of [actor]. They are kept in the run's config.json. Resume, actors that join later, replay and eval
-take them from there: another choice on another machine would give other numbers. `run` chooses when it makes a run; a
-run that was only prepared has no choice yet, and who starts it first, `resume` or the learner, makes it for that
-machine (`start_config`). Only files are read, since torch must not be loaded before the environment of a run is set.
+`weights` and `head` are those of [actor]. They are kept in the run's config.json. Resume, actors that join later,
+replay and eval take them from there: another choice on another machine would give other numbers. `run` chooses when it
+makes a run; a run that was only prepared has no choice yet, and who starts it first, `resume` or the learner, makes it
+for that machine (`start_config`). Only files are read, since torch must not be loaded before the environment of a run
+is set.
 
 With small matrices, bf16 is slower where it counts: at 8 rows, as in decoding, a product with a 384 x 128 weight takes
 1.6 times as long as in fp32, one of 1152 x 384 takes 0.8 times and one of 1728 x 576 0.35 times (one core with AMX).
@@ -28,7 +30,7 @@ from msgspec import structs
 
 from shared.config.load import config_from_json, config_to_json
 from shared.config.model import ModelConfig, hub_cache_folder, in_hub_cache
-from shared.config.processes import ComputeConfig
+from shared.config.processes import EIGHT_BIT_TOKENS, ComputeConfig
 from shared.config.tree import Config
 from shared.embedded import EMBEDDED
 from shared.process.usable_cards import check_cards, has_card
@@ -39,6 +41,10 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
 """As Linux lists them: x86 and Arm."""
 CODES_FLAG = "avx512_bf16"
 """Of processors that multiply by codes (actor/engines/token_step/coded.py)."""
+TILES_FLAG = "amx_bf16"
+"""Of processors that are faster with dense values: with 8 rows codes take as long, with 32 three times as long."""
+EIGHT_BIT_FLAG = "avx512_vnni"
+"""Of processors that multiply 8-bit codes (actor/engines/token_step/eight_bit.py)."""
 WEIGHT_FILES = ("*.safetensors", "*.gguf")
 LARGE_BYTES = 40 * 10**6
 """Size of the weight files above which bf16 is faster: 20 million parameters in two bytes."""
@@ -121,30 +127,43 @@ def settled_config(config: Config, found: Capacity | None = None) -> Config:
     """With nothing left to choose. found: None looks at this machine."""
     found = found or look_at_capacity()
     compute = settled(config.compute, config.model, config.pipeline.max_lag, found)
-    weights = config.actor.weights
+    weights, head = config.actor.weights, config.actor.head
     if weights == "auto":
-        weights = sampled_weights(config.actor.engine, config.model, compute, found)
-    return structs.replace(config, compute=compute, actor=structs.replace(config.actor, weights=weights))
+        weights = sampled_weights(config, compute, found)
+    if head == "auto":
+        head = logits_head(config, compute, found)
+    return structs.replace(config, compute=compute, actor=structs.replace(config.actor, weights=weights, head=head))
 
 
 def is_open(config: Config) -> bool:
     """Whether something is left to choose. `device = auto` may stay: only torch knows whether a card can be used.
-    `weights = auto` may stay where codes are not read in any case."""
+    `weights` and `head` may stay `auto` where codes are not read in any case."""
     compute, actor = config.compute, config.actor
-    weights = actor.weights == "auto" and actor.engine == "hf" and compute.dtype != "fp32"
-    return compute.dtype == "auto" or weights or not (compute.learner_threads and compute.actor_threads)
+    codes = "auto" in (actor.weights, actor.head) and actor.engine == "hf" and compute.dtype != "fp32"
+    return compute.dtype == "auto" or codes or not (compute.learner_threads and compute.actor_threads)
 
 
-def sampled_weights(
-    engine: str, model: ModelConfig, compute: ComputeConfig, found: Capacity
-) -> Literal["dense", "nf4"]:
+def sampled_weights(config: Config, compute: ComputeConfig, found: Capacity) -> Literal["dense", "nf4"]:
     """What an actor samples from. On a card, `hf` has what `model.dequantize` leaves in memory."""
-    if engine != "hf" or model.quantization == "none":
-        return "dense"
-    if is_on_card(compute, found):
+    model = config.model
+    if config.actor.engine == "hf" and model.quantization != "none" and is_on_card(compute, found):
         return "dense" if model.dequantize == "once" else "nf4"
-    few_rows = compute.dtype == "bf16" and compute.blas == "fast" and model.dequantize != "each_call"
-    return "nf4" if few_rows and CODES_FLAG in found.flags else "dense"
+    helps = CODES_FLAG in found.flags and TILES_FLAG not in found.flags
+    return "nf4" if helps and may_read_codes(config, compute, found) else "dense"
+
+
+def logits_head(config: Config, compute: ComputeConfig, found: Capacity) -> Literal["dense", "int8"]:
+    """What logits come from while an actor decodes."""
+    helps = EIGHT_BIT_FLAG in found.flags and config.rollout.max_new_tokens >= EIGHT_BIT_TOKENS
+    return "int8" if helps and may_read_codes(config, compute, found) else "dense"
+
+
+def may_read_codes(config: Config, compute: ComputeConfig, found: Capacity) -> bool:
+    """Whether `hf` decodes in bf16 on a CPU, from the dense values of a base in NF4."""
+    model, actor = config.model, config.actor
+    from_values = model.quantization != "none" and model.dequantize != "each_call"
+    in_bf16 = compute.dtype == "bf16" and compute.blas == "fast" and not is_on_card(compute, found)
+    return actor.engine == "hf" and from_values and in_bf16
 
 
 def is_on_card(compute: ComputeConfig, found: Capacity) -> bool:
@@ -198,6 +217,12 @@ def read_flags(cpuinfo: Path) -> frozenset[str]:
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     named = [line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))]
     return frozenset(named[0]) if named else frozenset()
+
+
+def gains_by_packing(flags: frozenset[str]) -> bool:
+    """Whether bf16 products with few rows may be faster with packed weights (actor/engines/token_step/packed.py): not
+    with AMX, where they take as long with the weight on the left."""
+    return TILES_FLAG not in flags
 
 
 def usable_cores(allowed: Iterable[int], cpus: Path, container: float | None) -> int:

@@ -59,6 +59,7 @@ PINNED: dict[str, object] = {
     "actor.audit_invited": 0.1,
     "actor.engine": "hf",
     "actor.weights": "auto",
+    "actor.head": "auto",
     "actor.install": "memory",
     "actor.kv_mb": 0,
     "actor.give_back": "auto",

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -29,8 +30,8 @@ from actor.wiring import codes_for, eight_bit_head_for
 from protocol.messages import Sampling
 from shared.base.cache import cached_base
 from shared.config.model import ModelConfig
-from shared.config.processes import CODED_ROWS, EIGHT_BIT_TOKENS, ActorConfig
-from shared.config.tree import Config, RolloutConfig
+from shared.config.processes import CODED_ROWS, ActorConfig
+from shared.config.tree import Config
 from shared.errors import DamageError, ModelError
 from shared.model.adapter_file import adapter_bytes
 from shared.model.nf4 import WEIGHTS
@@ -114,17 +115,16 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 
 class Sampled:
-    """A small model whose engine reads codes and the head in 8 bits."""
+    """A small model whose engine reads codes, or dense weights, and the head in 8 bits."""
 
-    def __init__(self, folder: Path, name: str = "Qwen2") -> None:
+    def __init__(self, folder: Path, name: str = "Qwen2", weights: Literal["nf4", "dense"] = "nf4") -> None:
         self.policy = policy_of(folder, name, torch.bfloat16, ADAPTED[1])
         self.policy.config.max_position_embeddings = 128
         model = ModelConfig(path=str(architecture_model(folder, name)), cache_dir=str(folder / "cache"))
         self.base = cached_base(model)
-        rollout = RolloutConfig(max_new_tokens=EIGHT_BIT_TOKENS)
-        self.config = Config(model=model, actor=structs.replace(ActorConfig(), weights="nf4"), rollout=rollout)
+        self.config = Config(model=model, actor=ActorConfig(weights=weights, head="int8"))
         codes = codes_for(self.config, self.base, self.policy)
-        self.eight_bit = eight_bit_head_for(self.config, self.base, self.policy, codes)
+        self.eight_bit = eight_bit_head_for(self.config, self.base, self.policy)
         self.engine = HFEngine(self.policy, tiny_prompter(*range(6)), codes=codes, eight_bit=self.eight_bit)
 
     def sample(self) -> list[bytes]:
@@ -205,12 +205,25 @@ def test_turns_and_wide_steps_read_it_and_it_is_no_packed_copy(tmp_path: Path) -
         assert found[0][0].logprobs.tobytes() != other[0][0].logprobs.tobytes()
 
 
-@needs_codes
-def test_a_run_of_short_completions_or_without_codes_reads_the_head_in_bf16(tmp_path: Path) -> None:
-    sampled = Sampled(tmp_path)
-    assert eight_bit_head_for(sampled.config, sampled.base, sampled.policy, None) is None
-    short = structs.replace(sampled.config, rollout=RolloutConfig(max_new_tokens=EIGHT_BIT_TOKENS - 1))
-    assert eight_bit_head_for(short, sampled.base, sampled.policy, sampled.engine.codes) is None
+@needs_vnni
+def test_it_is_read_beside_dense_layers_too_and_only_where_the_configuration_says_so(tmp_path: Path) -> None:
+    sampled = Sampled(tmp_path, weights="dense")
+    assert sampled.engine.codes is None and isinstance(sampled.engine.head, EightBitHead)
+    plain = HFEngine(sampled.policy, tiny_prompter(*range(6)))
+    other = plain.generate(groups(), ASKED, unheard)
+    assert sampled.sample() != [one.logprobs.tobytes() for group in other for one in group]
+    assert sampled.engine.loop != plain.loop, "each has a check of its own"
+    for head in ("dense", "auto"):
+        actor = structs.replace(sampled.config.actor, head=head)
+        assert eight_bit_head_for(structs.replace(sampled.config, actor=actor), sampled.base, sampled.policy) is None
+
+
+@needs_vnni
+def test_a_policy_in_fp32_takes_its_values_and_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sampled = Sampled(tmp_path, weights="dense")
+    policy = policy_of(tmp_path, "Qwen2", torch.float32, ADAPTED[1])
+    assert eight_bit_head_for(sampled.config, sampled.base, policy) is None
+    assert "actor.head is 'int8', which takes bf16" in caplog.text
 
 
 @needs_vnni

@@ -6,13 +6,17 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from launch.plan.cost import chosen_work, work_of
 from launch.plan.duration import decode_s, step_time
 from launch.plan.machine import DTYPES
 from launch.plan.memory import NF4_BYTES, host_memory, size_of
 from launch.plan.remedies import REFUSAL_MARGIN, changes, remedies
 from launch.plan.shape import Lengths
-from shared.config.processes import EIGHT_BIT_TOKENS
+from shared.config.load import resolve
+from shared.process.processor import gains_by_packing
 from tests.unit.launch.test_plan import HALF, LENGTHS, RATES, SPEED, work
+
+CODES = {"weights": "nf4", "head": "int8"}
 
 
 def test_with_codes_nothing_is_packed_and_the_head_is_in_8_bits() -> None:
@@ -20,25 +24,27 @@ def test_with_codes_nothing_is_packed_and_the_head_is_in_8_bits() -> None:
     dense = host_memory(HALF, work(compute=bf16)).rollout
     assert dense["packed weights"] == (2 * linears + 2 * head) // 2
     assert "codes" not in dense and "head in 8 bits" not in dense
-    nf4 = host_memory(HALF, work(compute=bf16, actor={"weights": "nf4"})).rollout
+    nf4 = host_memory(HALF, work(compute=bf16, actor=CODES)).rollout
     assert nf4["packed weights"] == 0
     assert nf4["codes"] == int(NF4_BYTES * linears) and nf4["head in 8 bits"] == head
-    short = work(compute=bf16, actor={"weights": "nf4"}, rollout={"max_new_tokens": EIGHT_BIT_TOKENS - 1})
+    short = work(compute=bf16, actor={"weights": "nf4"})
     found = host_memory(HALF, short).rollout
-    assert found["packed weights"] == 2 * head and "head in 8 bits" not in found, "short completions read it in bf16"
+    assert found["packed weights"] == 2 * head and "head in 8 bits" not in found
+    alone = host_memory(HALF, work(compute=bf16, actor={"head": "int8"})).rollout
+    assert alone["packed weights"] == linears and alone["head in 8 bits"] == head and "codes" not in alone
     little = replace(short, actor=structs.replace(short.actor, packed=0.2))
     assert host_memory(HALF, little).rollout["packed weights"] == 0, "a part of the head is of no use"
-    many = work(compute=bf16, actor={"weights": "nf4"}, rollout={"prompts": 5})
+    many = work(compute=bf16, actor=CODES, rollout={"prompts": 5})
     forty = host_memory(HALF, many).rollout
     assert forty["packed weights"] == linears and "codes" in forty, "its last rows are few"
-    wide = host_memory(HALF, work(actor={"weights": "nf4"})).rollout
+    wide = host_memory(HALF, work(actor=CODES)).rollout
     assert "codes" not in wide, "in fp32 nothing multiplies by them"
 
 
 def test_codes_take_a_quarter_of_the_time_of_what_they_are_read_for() -> None:
     quick = structs.replace(RATES, coded=(25e-11, 25e-11, 5e-10), eight_bit=(5e-10,) * 5)
     speed = structs.replace(SPEED, rates={"bf16": quick, "fp32": RATES})
-    one = work(compute={"dtype": "bf16"}, actor={"weights": "nf4"})
+    one = work(compute={"dtype": "bf16"}, actor=CODES)
     found = decode_s(HALF, one, speed, groups=1, rows=8, lengths=LENGTHS)
     head, linears, prompt = 151_936 * 896, HALF.linear, HALF.linear * SPEED.product_s("bf16", 64)
     weights = 64 * (25e-11 * linears + 5e-10 * head)
@@ -49,7 +55,7 @@ def test_codes_take_a_quarter_of_the_time_of_what_they_are_read_for() -> None:
 
 
 def test_actors_share_the_files_with_codes() -> None:
-    one = host_memory(HALF, work(compute={"dtype": "bf16"}, actor={"weights": "nf4"}))
+    one = host_memory(HALF, work(compute={"dtype": "bf16"}, actor=CODES))
     codes = one.rollout["codes"] + one.rollout["head in 8 bits"]
     assert one.mapped == codes
     alone, three = (replace(one, actors=3, at_once=count, overlaps=True) for count in (1, 3))
@@ -58,7 +64,7 @@ def test_actors_share_the_files_with_codes() -> None:
 
 def test_a_quick_8_bit_head_makes_a_token_step_shorter() -> None:
     bf16, head = {"dtype": "bf16"}, 151_936 * 896
-    one = work(compute=bf16, actor={"weights": "nf4"}, rollout={"max_new_tokens": 128})
+    one = work(compute=bf16, actor=CODES, rollout={"max_new_tokens": 128})
     lengths = Lengths(prompt=64, completion=128, longest=128)
     slow, quick = (
         structs.replace(
@@ -87,3 +93,14 @@ def test_a_layers_own_time_counts_once_for_each_token() -> None:
     assert longer - found == pytest.approx(64 * HALF.layers * 1e-3)
     update = structs.replace(SPEED, rates=dict.fromkeys(DTYPES, structs.replace(RATES, layer_update=11e-3)))
     assert step_time(HALF, work(), SPEED, update).update > step_time(HALF, work(), SPEED, SPEED).update + 0.2
+
+
+def test_with_amx_nothing_is_packed() -> None:
+    config = resolve({"compute": {"dtype": "bf16"}, "rollout": {"max_new_tokens": 64}})
+    usual, amx = (
+        work_of(config, cores=2, packs=gains_by_packing(frozenset(flags))) for flags in ({"avx512_bf16"}, {"amx_bf16"})
+    )
+    assert host_memory(HALF, usual).rollout["packed weights"] > 0
+    plan = chosen_work(HALF, amx, None)
+    assert not plan.packs and "packed weights" not in host_memory(HALF, plan).rollout
+    assert "actor.packed" not in [change.key for ladder in changes(plan) for change in ladder]

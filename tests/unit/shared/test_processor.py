@@ -14,7 +14,8 @@ from msgspec import structs
 from launch.__main__ import main
 from shared.config.load import config_from_json, resolve
 from shared.config.model import ModelConfig
-from shared.config.processes import ComputeConfig
+from shared.config.processes import EIGHT_BIT_TOKENS, ComputeConfig
+from shared.errors import ConfigError
 from shared.process.processor import (
     BUSY,
     LARGE_BYTES,
@@ -68,6 +69,8 @@ def test_the_number_type_follows_from_instructions_and_size(
     [
         ({"compute.dtype": "bf16"}, capacity("avx512_bf16"), "nf4"),
         ({"compute.dtype": "bf16"}, capacity("amx_bf16"), "dense"),
+        ({"compute.dtype": "bf16"}, capacity("avx512_bf16", "amx_bf16"), "dense"),
+        ({"compute.dtype": "bf16", "actor.weights": "nf4"}, capacity("avx512_bf16", "amx_bf16"), "nf4"),
         ({"compute.dtype": "fp32"}, capacity("avx512_bf16"), "dense"),
         ({"compute.dtype": "bf16", "compute.blas": "portable"}, capacity("avx512_bf16"), "dense"),
         ({"compute.dtype": "bf16", "model.quantization": "none"}, capacity("avx512_bf16"), "dense"),
@@ -86,6 +89,35 @@ def test_what_is_sampled_from_follows_from_type_and_processor(
         section, _, name = key.partition(".")
         sections.setdefault(section, {})[name] = value
     assert settled_config(resolve(sections), found).actor.weights == weights
+
+
+@pytest.mark.parametrize(
+    ("sections", "found", "head"),
+    [
+        ({}, capacity("avx512_vnni"), "int8"),
+        ({}, capacity("avx512_vnni", "amx_bf16"), "int8"),
+        ({"rollout": {"max_new_tokens": EIGHT_BIT_TOKENS - 1}}, capacity("avx512_vnni"), "dense"),
+        ({}, capacity("avx512_bf16"), "dense"),
+        ({"actor": {"head": "dense"}}, capacity("avx512_vnni"), "dense"),
+        ({"actor": {"head": "int8"}}, capacity(), "int8"),
+        ({"compute": {"dtype": "fp32"}}, capacity("avx512_vnni"), "dense"),
+        ({"compute": {"dtype": "bf16", "blas": "portable"}}, capacity("avx512_vnni"), "dense"),
+        ({"compute": {"dtype": "bf16", "device": "cuda"}}, capacity("avx512_vnni", card=True), "dense"),
+        ({"model": {"quantization": "none"}}, capacity("avx512_vnni"), "dense"),
+        ({"model": {"dequantize": "each_call"}}, capacity("avx512_vnni"), "dense"),
+        ({"actor": {"engine": "vllm"}}, capacity("avx512_vnni"), "dense"),
+    ],
+)
+def test_what_logits_come_from_follows_from_cap_type_and_processor(
+    sections: dict[str, dict[str, Any]], found: Capacity, head: str
+) -> None:
+    config = resolve({"compute": {"dtype": "bf16"}, "rollout": {"max_new_tokens": EIGHT_BIT_TOKENS}} | sections)
+    assert settled_config(config, found).actor.head == head
+
+
+def test_codes_of_the_head_need_a_base_in_nf4() -> None:
+    with pytest.raises(ConfigError, match=r"^actor.head is 'int8' but model.quantization is 'none'; its codes are"):
+        resolve({"actor": {"head": "int8"}, "model": {"quantization": "none"}})
 
 
 def prepared(path: Path) -> RunDir:
