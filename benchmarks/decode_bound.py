@@ -107,7 +107,8 @@ def opened(folder: str, dtype: Dtype, packed: float, weights: Weights, head: Hea
     for layer in policy.adapter.layers.values():
         layer.lora_B.data.normal_(0, 1e-3, generator=generator)
     rollout, actor = RolloutConfig(max_new_tokens=TOKENS), ActorConfig(packed=packed, weights=weights, head=head)
-    config = settled_config(Config(model=model, rollout=rollout, actor=actor, compute=ComputeConfig(dtype=dtype)))
+    compute = ComputeConfig(dtype=dtype, device="cpu")
+    config = settled_config(Config(model=model, rollout=rollout, actor=actor, compute=compute))
     codes, eight_bit = codes_for(config, base, policy), eight_bit_head_for(config, base, policy)
     engine = HFEngine(policy, load_prompter(base.folder), config.actor, codes=codes, eight_bit=eight_bit)
     engine.end_ids = engine.end_ids[:0]

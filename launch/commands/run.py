@@ -282,7 +282,7 @@ def describe(plan: Topology, config: Config) -> str:
             f"amount         {amount(config.rollout, config.run.steps, config.most_prompts)}",
             f"evaluation     {evaluation(config.eval)}",
             f"endpoint       {plan.endpoint}",
-            f"arithmetic     {arithmetic(config.compute, config.model, config.actor.weights)}",
+            f"arithmetic     {arithmetic(config.compute, config.model, config.actor)}",
         ],
         changed_block(config, Config()),
         process_block(plan),

@@ -37,7 +37,7 @@ def watch_run(run: RunDir, config: Config, *, verbose: bool, trace: bool, superv
     """Returns when the run has ended; raises ProcessFailed if one of its processes crashed."""
     keep_to_itself()
     console = make_console()
-    print(f"computes in {arithmetic(config.compute, config.model, config.actor.weights)}")
+    print(f"computes in {arithmetic(config.compute, config.model, config.actor)}")
     try:
         with make_screen(console, run, config.run.steps, verbose=verbose) as screen:
             plan = topology(run.path, config, trace=trace, meeting=token_hex(8))

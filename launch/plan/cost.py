@@ -175,7 +175,7 @@ def make_plan(
 
 def chosen_work(shape: ModelShape, work: Work, free: int | None, *, started: bool = False) -> Work:
     """The first variant of this work that fits, or the one with the least memory. A run that has started keeps its
-    `batch.recompute` and `actor.max_sequences`; `packs` predicts whether there will be memory for packed weights."""
+    `batch.recompute` and `actor.max_sequences`, and packs weights if there is memory for them."""
     found = packed_or_not(work) if started else variants_of(work)
     variants = [(host_memory(shape, one).total, one) for one in found]
     return next((one for total, one in variants if fits(total, free)), min(variants, key=lambda pair: pair[0])[1])

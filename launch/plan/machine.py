@@ -45,7 +45,7 @@ from shared.process.processor import is_busy
 from shared.run.files import make_folder, write_whole
 from shared.run.run_dir import cpu_name
 
-FORMAT = 11
+FORMAT = 12
 """Changes with what is measured."""
 MAX_AGE_DAYS, BUSY_AGE_S = 30.0, 600.0
 LIMIT_S = 60.0

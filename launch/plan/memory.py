@@ -146,10 +146,10 @@ class Work:
         reads = self.actor.weights == "nf4" and self.actor.engine == "hf" and self.model.quantization == "nf4"
         return reads and shape.own_layers and self.is_dense and self.dtype == "bf16" and rows <= CODED_ROWS
 
-    @property
-    def reads_eight_bits(self) -> bool:
+    def reads_eight_bits(self, shape: ModelShape) -> bool:
         """Whether logits come from the head in 8 bits."""
-        return self.actor.head == "int8" and self.actor.engine == "hf" and self.is_dense and self.dtype == "bf16"
+        own = self.actor.engine == "hf" and shape.own_layers and self.is_dense
+        return self.actor.head == "int8" and own and self.dtype == "bf16"
 
     def folds(self, shape: ModelShape) -> bool:
         """Whether the actor has sums of weights and adapter."""
@@ -312,13 +312,13 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
 def mapped_items(shape: ModelShape, work: Work) -> Items:
     """Of an order of any width, whose last rows are few."""
     codes = {"codes": int(NF4_BYTES * shape.linear)} if work.codes_for(shape, 1) else {}
-    return codes | ({"head in 8 bits": shape.vocabulary * shape.hidden} if work.reads_eight_bits else {})
+    return codes | ({"head in 8 bits": shape.vocabulary * shape.hidden} if work.reads_eight_bits(shape) else {})
 
 
 def packed_bytes(shape: ModelShape, work: Work, rows: int) -> int:
     """Of the layers where our own loop reads no codes, and of the head where it is read in bf16, as far as
     `actor.packed` allows."""
-    head = 0 if work.reads_eight_bits else work.value_bytes * shape.vocabulary * shape.hidden
+    head = 0 if work.reads_eight_bits(shape) else work.value_bytes * shape.vocabulary * shape.hidden
     if not shape.own_layers:
         return head if work.actor.packed == 1.0 else 0
     allowed = int(work.actor.packed * (work.value_bytes * shape.linear + head))

@@ -149,8 +149,6 @@ def changes(work: Work) -> Iterator[Iterable[Change[Work]]]:
     sampled."""
     yield (fewer_actors(value) for value in halves(work.actors, 1))
     yield (fewer_ranks(value) for value in halves(work.ranks, 1))
-    if work.actor.packed and work.packs and work.dtype == "bf16":
-        yield [set_key("actor", "packed", 0)]
     if work.batch.recompute != "always":
         yield [set_key("batch", "recompute", "always")]
     yield (set_key("batch", "token_budget", value) for value in halves(work.batch.token_budget, 64))

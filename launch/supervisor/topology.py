@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared.config.model import ModelConfig
-from shared.config.processes import ComputeConfig
+from shared.config.processes import ActorConfig, ComputeConfig
 from shared.config.tree import Config
 from shared.process.determinism import Blas, cpu_environment
 from shared.process.processor import weight_bytes
@@ -99,15 +99,15 @@ def topology(run_dir: Path, config: Config, *, trace: bool = False, meeting: str
     )
 
 
-def arithmetic(compute: ComputeConfig, model: ModelConfig, weights: str) -> str:
-    """What a run computes with, as chosen when it was made or started, and what was assumed for that. weights: what is
-    sampled from."""
+def arithmetic(compute: ComputeConfig, model: ModelConfig, actor: ActorConfig) -> str:
+    """What a run computes with, as chosen when it was made or started, and what was assumed for that."""
     actors = "an actor" if compute.actors == 1 else f"each of {compute.actors} actors"
     learner = "the learner" if compute.ranks == 1 else f"each of {compute.ranks} ranks of the learner"
     threads = f"{compute.learner_threads} threads for {learner} and {compute.actor_threads} for {actors}"
     assumed = f"; '{model.path}' is not on this machine yet and counts as large where that is to be chosen"
-    sampled = ", sampled from NF4 codes" if weights == "nf4" else ""
-    return f"{compute.dtype}{sampled}, {threads}{assumed if weight_bytes(model) is None else ''}"
+    sampled = ", sampled from NF4 codes" if actor.weights == "nf4" else ""
+    logits = ", logits from the head in 8 bits" if actor.head == "int8" else ""
+    return f"{compute.dtype}{sampled}{logits}, {threads}{assumed if weight_bytes(model) is None else ''}"
 
 
 def process(name: str, module: tuple[str, ...], threads: int, blas: Blas, run_dir: Path) -> Process:

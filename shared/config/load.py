@@ -234,15 +234,9 @@ def check_agent(
 
 
 def check_engine_options(actor: ActorConfig, compute: ComputeConfig, model: ModelConfig) -> None:
-    if actor.weights == "nf4" and model.quantization == "none":
-        raise ConfigError(
-            "actor.weights is 'nf4' but model.quantization is 'none', so there are no codes to serve; set one of them."
-        )
-    if actor.head == "int8" and model.quantization == "none":
-        raise ConfigError(
-            "actor.head is 'int8' but model.quantization is 'none'; its codes are made of a base in NF4 only, so set"
-            " actor.head to 'dense', or model.quantization to 'nf4'."
-        )
+    from_nf4 = {"actor.weights is 'nf4'": actor.weights == "nf4", "actor.head is 'int8'": actor.head == "int8"}
+    if model.quantization == "none" and (asked := [key for key, given in from_nf4.items() if given]):
+        raise ConfigError(f"{asked[0]}, which takes an NF4 base, but model.quantization is 'none'; set one of them.")
     if actor.engine == "vllm" and compute.actor_card:
         raise ConfigError(
             f"compute.actor_card = {compute.actor_card}, but vLLM takes the first card that it sees; set it to 0, and"

@@ -223,9 +223,10 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     AVX512-BF16, dense values are read in place of them. On a card, `hf` reads what `model.dequantize` leaves in memory.
     """
     head: Literal["auto", "dense", "int8"] = "auto"
-    """What logits come from while `hf` decodes in bf16 on a CPU. `dense`: the values of the head. `int8`: codes of 8
-    bits, of a base in NF4; the 64 largest logits are computed again from the values. Without VNNI, values are read in
-    place of codes. `auto` takes codes where the processor has VNNI and rollout.max_new_tokens is 64 or more."""
+    """What logits come from while `hf` decodes Llama, Qwen2 or Qwen3 in bf16 on a CPU. `dense`: the values of the head.
+    `int8`: a copy in 8 bits, made from an NF4 base; the 64 largest logits are computed again from the values. It needs
+    VNNI; another processor reads the values. `auto` is `int8` if the processor has VNNI and rollout.max_new_tokens is
+    64 or more."""
     install: Literal["memory", "files"] = "memory"
     """How an adapter is installed. `memory`: from the bytes that came over the wire. `files`: through a folder in
     shared memory and vLLM's public interface only, for versions of vLLM whose internals have changed."""

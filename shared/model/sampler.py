@@ -4,7 +4,8 @@
     token = first j with  sum_{i <= j} w_i > u S,   u ~ U[0, 1) from the completion's own stream
     H = z_t - log p_t - sum_j w_j z_j / S,   at least 0
 
-A row's draw depends on its own logits and its own u alone, never on the other rows (its entropy in the last bits).
+A row's draw depends on its own logits and its own u alone, never on the other rows (its entropy in the last bits). The
+entropy is right to a ten-millionth of the largest logit: to shift all logits first would be one more pass.
 Running sums are float64, or the tail of a large vocabulary would be lost to rounding. The search is in two levels: over
 the sums of blocks of tokens, then inside one block, so the running sum of a whole vocabulary is never formed. A block
 is summed in fp32, which changes its probability by a ten-millionth, as rounding its weights does; inside it, each

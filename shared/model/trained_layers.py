@@ -50,21 +50,18 @@ class Norm:
         return AloneNormed.apply(x, self)  # pyright: ignore[reportReturnType]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """In bf16 the module rounds before it multiplies by the weight. On a card it is one kernel that rounds only
+        """In bf16 the module rounds before it multiplies by the weight. On a card, one kernel does all of it and rounds
         once."""
         if x.dtype == torch.float32 or not x.is_cpu:
             return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
         # Squares would be added in another order if heads lay column by column, as some products give them.
         return F.rms_norm(x.contiguous(), x.shape[-1:], None, self.eps).mul_(self.weight)
 
-    def inverse(self, wide: torch.Tensor) -> torch.Tensor:
-        squares = torch.linalg.vecdot(wide, wide)[..., None]
-        return squares.div_(wide.shape[-1]).add_(self.eps).rsqrt_()
-
     def backward(self, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """dx"""
         wide = widened_rows(x)
-        inverse = self.inverse(wide)
+        squares = torch.linalg.vecdot(wide, wide)[..., None]
+        inverse = squares.div_(wide.shape[-1]).add_(self.eps).rsqrt_()
         found = grad.float().mul_(self.weight)
         share = torch.linalg.vecdot(found, wide)[..., None].mul_(inverse.square()).div_(-x.shape[-1])
         return found.addcmul_(wide, share).mul_(inverse).to(x.dtype)

@@ -2,7 +2,7 @@
 
     dtype    bf16 on a card; on a CPU with instructions for it, if the weights are large enough to gain; else fp32
     weights  for a run whose own loop samples in bf16 on a CPU with AVX512-BF16 but not AMX: the codes
-    head     for one of long completions, with VNNI: codes of 8 bits
+    head     for such a run of long completions on a CPU with VNNI: 8 bits
     threads  all physical cores that the container allows; half of them for each process if both compute at once
 
 `weights` and `head` are those of [actor]. They are kept in the run's config.json. Resume, actors that join later,
@@ -44,7 +44,7 @@ CODES_FLAG = "avx512_bf16"
 TILES_FLAG = "amx_bf16"
 """Of processors that are faster with dense values: with 8 rows codes take as long, with 32 three times as long."""
 EIGHT_BIT_FLAG = "avx512_vnni"
-"""Of processors that multiply 8-bit codes (actor/engines/token_step/eight_bit.py)."""
+"""Of processors that multiply in 8 bits (actor/engines/token_step/eight_bit.py)."""
 WEIGHT_FILES = ("*.safetensors", "*.gguf")
 LARGE_BYTES = 40 * 10**6
 """Size of the weight files above which bf16 is faster: 20 million parameters in two bytes."""
@@ -137,10 +137,10 @@ def settled_config(config: Config, found: Capacity | None = None) -> Config:
 
 def is_open(config: Config) -> bool:
     """Whether something is left to choose. `device = auto` may stay: only torch knows whether a card can be used.
-    `weights` and `head` may stay `auto` where codes are not read in any case."""
+    `weights` and `head` may stay `auto` where they are dense in any case."""
     compute, actor = config.compute, config.actor
-    codes = "auto" in (actor.weights, actor.head) and actor.engine == "hf" and compute.dtype != "fp32"
-    return compute.dtype == "auto" or codes or not (compute.learner_threads and compute.actor_threads)
+    sampling = "auto" in (actor.weights, actor.head) and actor.engine == "hf" and compute.dtype != "fp32"
+    return compute.dtype == "auto" or sampling or not (compute.learner_threads and compute.actor_threads)
 
 
 def sampled_weights(config: Config, compute: ComputeConfig, found: Capacity) -> Literal["dense", "nf4"]:
@@ -149,17 +149,17 @@ def sampled_weights(config: Config, compute: ComputeConfig, found: Capacity) -> 
     if config.actor.engine == "hf" and model.quantization != "none" and is_on_card(compute, found):
         return "dense" if model.dequantize == "once" else "nf4"
     helps = CODES_FLAG in found.flags and TILES_FLAG not in found.flags
-    return "nf4" if helps and may_read_codes(config, compute, found) else "dense"
+    return "nf4" if helps and decodes_in_bf16(config, compute, found) else "dense"
 
 
 def logits_head(config: Config, compute: ComputeConfig, found: Capacity) -> Literal["dense", "int8"]:
     """What logits come from while an actor decodes."""
     helps = EIGHT_BIT_FLAG in found.flags and config.rollout.max_new_tokens >= EIGHT_BIT_TOKENS
-    return "int8" if helps and may_read_codes(config, compute, found) else "dense"
+    return "int8" if helps and decodes_in_bf16(config, compute, found) else "dense"
 
 
-def may_read_codes(config: Config, compute: ComputeConfig, found: Capacity) -> bool:
-    """Whether `hf` decodes in bf16 on a CPU, from the dense values of a base in NF4."""
+def decodes_in_bf16(config: Config, compute: ComputeConfig, found: Capacity) -> bool:
+    """Whether `hf` decodes in bf16 on a CPU, with the dense values of an NF4 base in memory."""
     model, actor = config.model, config.actor
     from_values = model.quantization != "none" and model.dequantize != "each_call"
     in_bf16 = compute.dtype == "bf16" and compute.blas == "fast" and not is_on_card(compute, found)

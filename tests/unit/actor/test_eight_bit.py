@@ -12,7 +12,6 @@ import torch
 from msgspec import structs
 
 from actor.engines.hf_engine import HFEngine
-from actor.engines.token_step.coded import reads_codes
 from actor.engines.token_step.eight_bit import (
     CODES,
     ISA_VARIABLE,
@@ -44,9 +43,6 @@ from tests.unit.actor.test_layers import ADAPTED, groups, policy_of
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_vnni = pytest.mark.skipif(
     not multiplies_eight_bits(), reason="this processor has no VNNI, so nothing multiplies by 8-bit codes"
-)
-needs_codes = pytest.mark.skipif(
-    not (reads_codes() and multiplies_eight_bits()), reason="this processor has no AVX512-BF16 or no VNNI"
 )
 
 ASKED = Sampling(temperature=1.0, max_new_tokens=8)
@@ -115,7 +111,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 
 class Sampled:
-    """A small model whose engine reads codes, or dense weights, and the head in 8 bits."""
+    """A small model whose engine reads codes (where the processor can), or dense weights, and the head in 8 bits."""
 
     def __init__(self, folder: Path, name: str = "Qwen2", weights: Literal["nf4", "dense"] = "nf4") -> None:
         self.policy = policy_of(folder, name, torch.bfloat16, ADAPTED[1])
@@ -132,7 +128,7 @@ class Sampled:
         return [one.logprobs.tobytes() for group in found for one in group]
 
 
-@needs_codes
+@needs_vnni
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3"])
 def test_completions_are_drawn_from_it(tmp_path: Path, name: str) -> None:
     sampled = Sampled(tmp_path, name)
@@ -146,7 +142,7 @@ def test_completions_are_drawn_from_it(tmp_path: Path, name: str) -> None:
     assert found == sampled.sample()
 
 
-@needs_codes
+@needs_vnni
 def test_a_flipped_bit_stops_the_next_install_and_another_head_the_start(tmp_path: Path) -> None:
     sampled = Sampled(tmp_path)
     assert sampled.eight_bit is not None and sampled.eight_bit.matches(sampled.policy.head)
@@ -163,7 +159,7 @@ def test_a_flipped_bit_stops_the_next_install_and_another_head_the_start(tmp_pat
         sampled.engine.install(2, adapter)
 
 
-@needs_codes
+@needs_vnni
 def test_log_probs_stay_close_to_the_learner_s(tmp_path: Path) -> None:
     """And a head whose rows are in another order does not."""
     sampled = Sampled(tmp_path)
@@ -176,7 +172,7 @@ def test_log_probs_stay_close_to_the_learner_s(tmp_path: Path) -> None:
     assert mismatch(other, ASKED.max_new_tokens) > 10 * plain
 
 
-@needs_codes
+@needs_vnni
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_between_orders_it_takes_no_memory(tmp_path: Path) -> None:
     sampled = Sampled(tmp_path)
@@ -187,7 +183,7 @@ def test_between_orders_it_takes_no_memory(tmp_path: Path) -> None:
     assert resident_kb(file) == 0
 
 
-@needs_codes
+@needs_vnni
 def test_turns_and_wide_steps_read_it_and_it_is_no_packed_copy(tmp_path: Path) -> None:
     sampled = Sampled(tmp_path)
     plain = HFEngine(sampled.policy, tiny_prompter(*range(6)), codes=sampled.engine.codes)
@@ -250,6 +246,14 @@ def test_bytes_that_do_not_fit_their_layout_are_refused() -> None:
     for bad in ((memory[:-64], layout), (memory, torch.zeros_like(layout))):
         with pytest.raises(ModelError, match="does not accept the layout"):
             codes_over(*bad)
+
+
+@needs_vnni
+def test_a_model_without_a_step_of_our_own_takes_its_values(tmp_path: Path) -> None:
+    """In others the head may have another name in the file."""
+    sampled = Sampled(tmp_path, weights="dense")
+    policy = policy_of(tmp_path, "Gemma2", torch.bfloat16, ADAPTED[1])
+    assert eight_bit_head_for(sampled.config, sampled.base, policy) is None
 
 
 def test_another_setting_of_onednn_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

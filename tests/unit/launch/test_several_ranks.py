@@ -21,7 +21,7 @@ from launch.supervisor.endings import later
 from launch.supervisor.topology import arithmetic, topology
 from shared.config.load import config_from_json, resolve
 from shared.config.model import ModelConfig
-from shared.config.processes import ComputeConfig
+from shared.config.processes import ActorConfig, ComputeConfig
 from shared.process.entry_point import LOST_RANK
 from shared.process.lease import NoLease, lease_for
 from shared.process.processor import Capacity, settled
@@ -80,7 +80,7 @@ def test_the_threads_of_all_ranks_count(tmp_path: Path) -> None:
     compute = ComputeConfig(learner_threads=1, actor_threads=1, ranks=all_cores)
     assert not isinstance(lease_for(compute, torch.device("cpu"), tmp_path / "lease"), NoLease)
     assert "1 threads for each of 3 ranks of the learner" in arithmetic(
-        ComputeConfig(ranks=3, learner_threads=1, actor_threads=1), ModelConfig(), "dense"
+        ComputeConfig(ranks=3, learner_threads=1, actor_threads=1), ModelConfig(), ActorConfig()
     )
 
 

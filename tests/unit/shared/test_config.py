@@ -153,7 +153,9 @@ def test_ranks_of_single_targets() -> None:
 
 
 def test_codes_cannot_be_served_of_a_base_that_has_none() -> None:
-    with pytest.raises(ConfigError, match=r"actor.weights is 'nf4' but model.quantization is 'none'"):
+    with pytest.raises(
+        ConfigError, match=r"actor.weights is 'nf4', which takes an NF4 base, but model.quantization is 'none'"
+    ):
         resolve({"actor": {"weights": "nf4"}, "model": {"quantization": "none"}})
     with pytest.raises(ConfigError, match=r"compute.actor_card = 1, but vLLM takes the first card .* CUDA_VISIBLE"):
         resolve({"actor": {"engine": "vllm"}, "compute": {"actor_card": 1}})

@@ -115,8 +115,15 @@ def test_what_logits_come_from_follows_from_cap_type_and_processor(
     assert settled_config(config, found).actor.head == head
 
 
-def test_codes_of_the_head_need_a_base_in_nf4() -> None:
-    with pytest.raises(ConfigError, match=r"^actor.head is 'int8' but model.quantization is 'none'; its codes are"):
+@pytest.mark.parametrize(("keys", "left"), [({"weights": "dense"}, True), ({"weights": "nf4", "head": "dense"}, False)])
+def test_a_run_whose_head_is_to_be_chosen_is_open(keys: dict[str, str], left: bool) -> None:
+    compute = {"dtype": "bf16", "learner_threads": 2, "actor_threads": 2}
+    assert is_open(resolve({"compute": compute, "actor": keys})) is left
+    assert not is_open(resolve({"compute": compute | {"dtype": "fp32"}, "actor": keys}))
+
+
+def test_a_head_in_8_bits_needs_an_nf4_base() -> None:
+    with pytest.raises(ConfigError, match=r"^actor.head is 'int8', which takes an NF4 base, but model.quantization is"):
         resolve({"actor": {"head": "int8"}, "model": {"quantization": "none"}})
 
 
