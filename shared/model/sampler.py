@@ -2,10 +2,9 @@
 
     w_j = softmax(z)_j, rounded to fp32,   S = sum_j w_j, about 1,   log p_t = log(w_t / S)
     token = first j with  sum_{i <= j} w_i > u S,   u ~ U[0, 1) from the completion's own stream
-    H = z_t - log p_t - sum_j w_j z_j / S,   at least 0
+    H = y_t - log p_t - sum_j w_j y_j / S,   y = z - max z
 
-A row's draw depends on its own logits and its own u alone, never on the other rows (its entropy in the last bits). The
-entropy is right to a ten-millionth of the largest logit: to shift all logits first would be one more pass.
+A row's draw depends on its own logits and its own u alone, never on the other rows (its entropy in the last bits).
 Running sums are float64, or the tail of a large vocabulary would be lost to rounding. The search is in two levels: over
 the sums of blocks of tokens, then inside one block, so the running sum of a whole vocabulary is never formed. A block
 is summed in fp32, which changes its probability by a ten-millionth, as rounding its weights does; inside it, each
@@ -41,7 +40,7 @@ Draw = Callable[[torch.Tensor, torch.Tensor | None], DrawnTokens]
 
 
 def draw(logits: torch.Tensor, uniforms: torch.Tensor | None) -> DrawnTokens:
-    """logits [B, V] fp32; uniforms [B] float64 (None: the most likely token)."""
+    """logits [B, V] fp32, which are overwritten; uniforms [B] float64 (None: the most likely token)."""
     at_once = max(1, AT_ONCE // logits.shape[1]) if logits.is_cpu else len(logits)
     parts = logits.split(at_once)
     of_parts = [None] * len(parts) if uniforms is None else uniforms.split(at_once)
@@ -57,19 +56,21 @@ def draw(logits: torch.Tensor, uniforms: torch.Tensor | None) -> DrawnTokens:
 
 def draw_some(logits: torch.Tensor, uniforms: torch.Tensor | None) -> DrawnTokens:
     """The same for rows that are gone through at once."""
-    weights = torch.softmax(logits, dim=-1)
+    # At a low temperature logits are in the thousands, and their rounding would be larger than an entropy.
+    shifted = logits.sub_(logits.amax(dim=-1, keepdim=True))
+    weights = torch.softmax(shifted, dim=-1)
     sums = block_sums(weights)
     total = sums.sum(dim=-1)
     if uniforms is None:
-        ids = logits.argmax(dim=-1)
+        ids = shifted.argmax(dim=-1)
     elif sums.shape[1] == 1:
         ids = first_above(weights, uniforms[:, None])
     else:
         ids = inverse_cdf(sums, uniforms, weights.shape[1], lambda columns: weights.gather(1, columns))
     logprobs = (weights.gather(1, ids[:, None]).squeeze(1) / total).log()
-    mean = weights.mul_(logits).sum(dim=-1) / total
-    entropies = (logits.gather(1, ids[:, None]).squeeze(1) - logprobs - mean).clamp_(min=0.0)
-    return DrawnTokens(ids=ids, logprobs=logprobs.float(), entropies=entropies.float())
+    log_sum = shifted.gather(1, ids[:, None]).squeeze(1) - logprobs
+    mean = weights.mul_(shifted).sum(dim=-1) / total
+    return DrawnTokens(ids=ids, logprobs=logprobs.float(), entropies=(log_sum - mean).float())
 
 
 def block_sums(weights: torch.Tensor) -> torch.Tensor:

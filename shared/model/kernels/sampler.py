@@ -5,12 +5,13 @@
     block = first b with  sum_{i <= b} f_i s_i > u S,   token = first j of it with  what came before + f_b sum w > u S
     log p_t = z_t - m - log S,   H = log S - U / S
 
-The torch version is `draw` of shared/model/sampler.py, with the same blocks: it goes over the vocabulary four times, in
+The torch version is `draw` of shared/model/sampler.py, with the same blocks: it goes over the vocabulary six times, in
 twenty operations. Here one program for each block of each row gives m_b, s_b and u_b, and one for each row does the
 rest, for which it reads a single block again. As there, a token without a weight is never drawn. Sums are float64.
 Without uniforms the token is the most likely one, the first of several.
 
-It neither waits for the card nor asks it anything, so it can be part of a CUDA graph.
+Unlike the torch version, this one does not overwrite the logits. It neither waits for the card nor asks it anything, so
+it can be part of a CUDA graph.
 """
 
 import torch

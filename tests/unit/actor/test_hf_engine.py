@@ -354,26 +354,25 @@ def test_the_search_in_blocks_finds_what_a_search_in_the_whole_row_finds(size: i
 @pytest.mark.parametrize("size", [97, 5000])
 def test_log_prob_and_entropy_of_a_draw_are_those_of_the_softmax(size: int) -> None:
     logits = 4 * torch.randn(7, size, generator=torch.Generator().manual_seed(1)) + 30
-    drawn = draw(logits, torch.from_numpy(uniforms(3, 7)))
+    drawn = draw(logits.clone(), torch.from_numpy(uniforms(3, 7)))
     logprobs, entropies = reference.softmax_stats(logits, drawn.ids, 1.0)
     np.testing.assert_allclose(drawn.logprobs, logprobs, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(drawn.entropies, entropies, rtol=1e-5, atol=1e-5)
 
 
-def test_at_a_low_temperature_the_entropy_is_right_to_the_rounding_of_the_logits() -> None:
+def test_at_a_low_temperature_the_entropy_is_still_exact() -> None:
+    """Logits in the hundreds, entropies near zero."""
     logits = torch.randn(8, 5000, generator=torch.Generator().manual_seed(2)) / 0.02
-    drawn = draw(logits, torch.from_numpy(uniforms(3, 8)))
+    drawn = draw(logits.clone(), torch.from_numpy(uniforms(3, 8)))
     logprobs, entropies = reference.softmax_stats(logits, drawn.ids, 1.0)
-    largest = float(logits.abs().max())
     np.testing.assert_allclose(drawn.logprobs, logprobs, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(drawn.entropies, entropies, rtol=0, atol=2e-7 * largest)
-    assert (drawn.entropies >= 0).all()
+    np.testing.assert_allclose(drawn.entropies, entropies, rtol=1e-5, atol=1e-6)
 
 
 def test_a_draw_depends_on_its_own_row_alone() -> None:
     logits = torch.randn(6, 97, generator=torch.Generator().manual_seed(0))
     u = torch.from_numpy(uniforms(3, 6))
-    together = draw(logits, u)
+    together = draw(logits.clone(), u)
     for row in range(6):
         alone = draw(logits[row : row + 1], u[row : row + 1])
         assert alone.ids.tolist() == together.ids[row : row + 1].tolist()

@@ -77,7 +77,8 @@ def test_before_the_first_step_the_logits_are_those_of_peft(
         found = hidden_of(policy, ids) @ policy.head.t()
         with model.disable_adapter():
             base = model(input_ids=ids).logits
-        torch.testing.assert_close(found, model(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
+        # Both add in an order of their own, and which, depends on the processor.
+        torch.testing.assert_close(found, model(input_ids=ids).logits, rtol=0, atol=1e-4)
     assert (found - base).abs().max() > 0.1
 
 
