@@ -28,14 +28,15 @@ from benchmarks import parity_reward
 from benchmarks.machine import write_result
 from benchmarks.process_tree import run_watched
 from launch.commands.run import speeds_of
-from launch.plan.cost import find_shape, work_here
+from launch.plan.cost import find_shape, work_of
 from launch.plan.duration import step_time
 from launch.plan.machine import NotMeasured
 from launch.plan.memory import MIB, host_memory
 from shared.config.load import config_from_json
 from shared.config.model import cache_root
+from shared.process.processor import gains_by_packing, read_flags
 from shared.run.forecast import Figures, read_prediction
-from shared.run.run_dir import RunDir
+from shared.run.run_dir import CPUINFO, RunDir
 from shared.run.summary import read_summary
 
 SMALL = {
@@ -128,7 +129,8 @@ def at_lengths(run: RunDir, predicted: Figures, measured: Figures) -> Figures:
     """The prediction for completions as long as those that were sampled: time for their average, memory for the average
     of the longest step."""
     config = config_from_json(run.config.read_bytes())
-    work = work_here(config)
+    packs = gains_by_packing(read_flags(CPUINFO))
+    work = work_of(config, cores=len(os.sched_getaffinity(0)), packs=packs)
     mean = measured.completion_tokens or work.lengths.completion
     longest = max(json.loads(row)["length/mean"] for row in run.metrics.read_text().splitlines())
     lengths = replace(work.lengths, completion=max(1, round(mean)), longest=max(1, round(longest)))

@@ -40,7 +40,7 @@ from launch.plan.cost import (
     plan_as_json,
     summary_line,
     table,
-    work_here,
+    work_of,
 )
 from launch.plan.machine import Speed, machine_speed, measure_elsewhere
 from launch.plan.memory import Work
@@ -60,10 +60,10 @@ from shared.config.tree import Config, RolloutConfig, warm_start
 from shared.errors import ConfigError
 from shared.process.determinism import Blas
 from shared.process.free_memory import free_memory
-from shared.process.processor import settled_config
+from shared.process.processor import gains_by_packing, read_flags, settled_config
 from shared.process.usable_cards import check_cards, cpu_instead, has_card
 from shared.run.forecast import write_prediction
-from shared.run.run_dir import RunDir
+from shared.run.run_dir import CPUINFO, RunDir
 
 Cost = Plan | CardPlan | str
 """A plan, or the reason why there is none."""
@@ -172,7 +172,8 @@ def planned(config: Config) -> tuple[Config, Cost]:
     elif config.actor.engine == "vllm" and config.needs_actor:
         cost = "vLLM plans its memory itself"
     else:
-        work = work_here(config)
+        packs = gains_by_packing(read_flags(CPUINFO))
+        work = work_of(config, cores=len(os.sched_getaffinity(0)), packs=packs)
         cost = plan_of(work, config.lora.targets, compute, config.run.steps)
     if isinstance(cost, Plan):
         return structs.replace(config, batch=cost.work.batch, actor=cost.work.actor), cost

@@ -6,7 +6,6 @@ they take of the machine's memory is here. Left out: runs whose model has to be 
 plan.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,9 +23,7 @@ from shared.config.model import ModelConfig, hub_cache_folder
 from shared.config.processes import Parallel
 from shared.config.tree import Config
 from shared.errors import ModelError
-from shared.process.processor import gains_by_packing, read_flags
 from shared.run.forecast import Figures
-from shared.run.run_dir import CPUINFO
 
 QUESTION_TOKENS = 64
 """Of a question with its chat template: about what GSM8K has."""
@@ -83,11 +80,6 @@ class Plan:
             step_s=round(time.step, 3) if time else None,
             completion_tokens=self.work.lengths.completion,
         )
-
-
-def work_here(config: Config) -> Work:
-    """For this process, on this machine."""
-    return work_of(config, cores=len(os.sched_getaffinity(0)), packs=gains_by_packing(read_flags(CPUINFO)))
 
 
 def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
