@@ -102,7 +102,7 @@ def build_engine(config: Config, borrower: Borrower | None = None) -> tuple[Engi
 
 def codes_for(config: Config, base: CachedBase, policy: Policy) -> Codes | None:
     """What a token step of `hf` on a CPU may read in place of the dense base; None where it does not."""
-    if config.actor.weights != "nf4" or not has_own_step(policy):
+    if config.actor.weights != "nf4" or not uses_own_layers(policy):
         return None
     if policy.dtype != torch.bfloat16 or not reads_codes():
         log.warning("actor.weights is 'nf4', which takes bf16 and a processor with AVX512-BF16: it reads dense weights")
@@ -111,14 +111,14 @@ def codes_for(config: Config, base: CachedBase, policy: Policy) -> Codes | None:
     return Codes(map_file(interleaved_base(base).folder / WEIGHTS))
 
 
-def has_own_step(policy: Policy) -> bool:
+def uses_own_layers(policy: Policy) -> bool:
     """Whether it is decoded by actor/engines/token_step/layers.py from dense values on a CPU."""
     return policy.device.type == "cpu" and dense_bytes(policy.adapter) > 0 and covers(policy.backbone)
 
 
 def eight_bit_head_for(config: Config, base: CachedBase, policy: Policy) -> EightBitHead | None:
     """What logits come from while `hf` decodes on a CPU; None where they come from the values."""
-    if config.actor.head != "int8" or not has_own_step(policy):
+    if config.actor.head != "int8" or not uses_own_layers(policy):
         return None
     if policy.dtype != torch.bfloat16 or not multiplies_eight_bits():
         log.warning("actor.head is 'int8', which takes bf16 and a processor with VNNI: logits come from dense values")

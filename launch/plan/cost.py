@@ -176,7 +176,7 @@ def make_plan(
 def chosen_work(shape: ModelShape, work: Work, free: int | None, *, started: bool = False) -> Work:
     """The first variant of this work that fits, or the one with the least memory. A run that has started keeps its
     `batch.recompute` and `actor.max_sequences`, and packs weights if there is memory for them."""
-    found = packed_or_not(work) if started else variants_of(work)
+    found = packing_variants(work) if started else variants_of(work)
     variants = [(host_memory(shape, one).total, one) for one in found]
     return next((one for total, one in variants if fits(total, free)), min(variants, key=lambda pair: pair[0])[1])
 
@@ -187,10 +187,10 @@ def variants_of(work: Work) -> Iterator[Work]:
         actor = structs.replace(work.actor, max_sequences=width)
         for recompute in ("never", "always") if work.batch.recompute == "auto" else (work.batch.recompute,):
             batch = structs.replace(work.batch, recompute=recompute)
-            yield from packed_or_not(replace(work, actor=actor, batch=batch))
+            yield from packing_variants(replace(work, actor=actor, batch=batch))
 
 
-def packed_or_not(work: Work) -> Iterator[Work]:
+def packing_variants(work: Work) -> Iterator[Work]:
     """With memory for packed weights, if they help, and without."""
     yield work
     if work.packs:

@@ -95,7 +95,7 @@ class Packed:
         packed = packed_bytes(shape, work, rows) / work.value_bytes if work.packs_for(cap) else 0.0
         layers = 0.0 if work.codes_for(shape, rows) or not shape.own_layers else min(1.0, packed / shape.linear)
         head = (packed - layers * shape.linear) / (shape.vocabulary * shape.hidden)
-        return Packed(layers=layers, head=float(head > 1.0 - ROUNDING), eight_bit=work.reads_eight_bits(shape))
+        return Packed(layers=layers, head=float(head > 1.0 - ROUNDING), eight_bit=work.has_eight_bit_head(shape))
 
 
 def token_step_s(

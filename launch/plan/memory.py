@@ -117,7 +117,7 @@ class Work:
     in_turns: bool = False
     """Whether a completion is a conversation, whose keys and values are kept between its turns."""
     packs: bool = True
-    """Whether weights are packed while an order is decoded (actor/engines/token_step/packed.py)."""
+    """Whether weights may be packed while an order is decoded (actor/engines/token_step/packed.py)."""
 
     @property
     def order_groups(self) -> int:
@@ -146,7 +146,7 @@ class Work:
         reads = self.actor.weights == "nf4" and self.actor.engine == "hf" and self.model.quantization == "nf4"
         return reads and shape.own_layers and self.is_dense and self.dtype == "bf16" and rows <= CODED_ROWS
 
-    def reads_eight_bits(self, shape: ModelShape) -> bool:
+    def has_eight_bit_head(self, shape: ModelShape) -> bool:
         """Whether logits come from the head in 8 bits."""
         own = self.actor.engine == "hf" and shape.own_layers and self.is_dense
         return self.actor.head == "int8" and own and self.dtype == "bf16"
@@ -312,13 +312,13 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
 def mapped_items(shape: ModelShape, work: Work) -> Items:
     """Of an order of any width, whose last rows are few."""
     codes = {"codes": int(NF4_BYTES * shape.linear)} if work.codes_for(shape, 1) else {}
-    return codes | ({"head in 8 bits": shape.vocabulary * shape.hidden} if work.reads_eight_bits(shape) else {})
+    return codes | ({"head in 8 bits": shape.vocabulary * shape.hidden} if work.has_eight_bit_head(shape) else {})
 
 
 def packed_bytes(shape: ModelShape, work: Work, rows: int) -> int:
     """Of the layers where our own loop reads no codes, and of the head where it is read in bf16, as far as
     `actor.packed` allows."""
-    head = 0 if work.reads_eight_bits(shape) else work.value_bytes * shape.vocabulary * shape.hidden
+    head = 0 if work.has_eight_bit_head(shape) else work.value_bytes * shape.vocabulary * shape.hidden
     if not shape.own_layers:
         return head if work.actor.packed == 1.0 else 0
     allowed = int(work.actor.packed * (work.value_bytes * shape.linear + head))

@@ -55,7 +55,7 @@ def draw(logits: torch.Tensor, uniforms: torch.Tensor | None) -> DrawnTokens:
 
 
 def draw_some(logits: torch.Tensor, uniforms: torch.Tensor | None) -> DrawnTokens:
-    """The same for rows that are gone through at once."""
+    """For rows that stay in the cache together. `weights` are w_j, `total` is S."""
     # At a low temperature logits are in the thousands, and their rounding would be larger than an entropy.
     shifted = logits.sub_(logits.amax(dim=-1, keepdim=True))
     weights = torch.softmax(shifted, dim=-1)
@@ -98,8 +98,8 @@ def inverse_cdf(
 
 
 def first_above(weights: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """[B, n], [B, 1] -> [B] the place where the running sum exceeds this share of the whole. It is kept below the last
-    sum: rounding cannot leave the row or find a place without a weight."""
+    """[B, n], [B, 1] -> [B] the first place where the running sum exceeds this share of the whole. Rounding might put
+    the share at the whole, where no place is found; it is kept below."""
     upto = weights.double().cumsum(dim=-1)
     below = torch.nextafter(upto[:, -1:], torch.zeros_like(share))
     return torch.searchsorted(upto, torch.minimum(share * upto[:, -1:], below), right=True).squeeze(1)

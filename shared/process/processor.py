@@ -1,8 +1,8 @@
 """What a run computes with on this machine: the values that `auto` and 0 in [compute] become, once, when a run starts.
 
     dtype    bf16 on a card; on a CPU with instructions for it, if the weights are large enough to gain; else fp32
-    weights  for a run whose own loop samples in bf16 on a CPU with AVX512-BF16 but not AMX: the codes
-    head     for such a run of long completions on a CPU with VNNI: 8 bits
+    weights  where our own loop samples in bf16 on a CPU with AVX512-BF16 but not AMX: the codes
+    head     where it samples long completions in bf16 on a CPU with VNNI: 8 bits
     threads  all physical cores that the container allows; half of them for each process if both compute at once
 
 `weights` and `head` are those of [actor]. They are kept in the run's config.json. Resume, actors that join later,
@@ -129,9 +129,9 @@ def settled_config(config: Config, found: Capacity | None = None) -> Config:
     compute = settled(config.compute, config.model, config.pipeline.max_lag, found)
     weights, head = config.actor.weights, config.actor.head
     if weights == "auto":
-        weights = sampled_weights(config, compute, found)
+        weights = chosen_weights(config, compute, found)
     if head == "auto":
-        head = logits_head(config, compute, found)
+        head = chosen_head(config, compute, found)
     return structs.replace(config, compute=compute, actor=structs.replace(config.actor, weights=weights, head=head))
 
 
@@ -143,7 +143,7 @@ def is_open(config: Config) -> bool:
     return compute.dtype == "auto" or sampling or not (compute.learner_threads and compute.actor_threads)
 
 
-def sampled_weights(config: Config, compute: ComputeConfig, found: Capacity) -> Literal["dense", "nf4"]:
+def chosen_weights(config: Config, compute: ComputeConfig, found: Capacity) -> Literal["dense", "nf4"]:
     """What an actor samples from. On a card, `hf` has what `model.dequantize` leaves in memory."""
     model = config.model
     if config.actor.engine == "hf" and model.quantization != "none" and is_on_card(compute, found):
@@ -152,7 +152,7 @@ def sampled_weights(config: Config, compute: ComputeConfig, found: Capacity) -> 
     return "nf4" if helps and decodes_in_bf16(config, compute, found) else "dense"
 
 
-def logits_head(config: Config, compute: ComputeConfig, found: Capacity) -> Literal["dense", "int8"]:
+def chosen_head(config: Config, compute: ComputeConfig, found: Capacity) -> Literal["dense", "int8"]:
     """What logits come from while an actor decodes."""
     helps = EIGHT_BIT_FLAG in found.flags and config.rollout.max_new_tokens >= EIGHT_BIT_TOKENS
     return "int8" if helps and decodes_in_bf16(config, compute, found) else "dense"
@@ -220,8 +220,8 @@ def read_flags(cpuinfo: Path) -> frozenset[str]:
 
 
 def gains_by_packing(flags: frozenset[str]) -> bool:
-    """Whether bf16 products with few rows may be faster with packed weights (actor/engines/token_step/packed.py): not
-    with AMX, where they take as long with the weight on the left."""
+    """Whether packed weights may make a token step in bf16 faster (actor/engines/token_step/packed.py). With AMX they
+    were not faster where it was measured."""
     return TILES_FLAG not in flags
 
 
