@@ -14,7 +14,7 @@ usually takes more memory than decoding: then a copy of half of the base does no
     twice that memory is free                     so packing never takes what something else needs
     it helps here                                 it is faster, measured once in a process on large weights
 
-The thin products of the adapter are packed as well, beside the share.
+The thin products of the adapter are packed as well, beside the share, unless codes are read instead.
 
 In `x W^T`, oneDNN rearranges W, the right factor; in `W x^T`, where the weight is the left one, x. For weights that are
 not packed, which of the two is faster with few rows is measured, too: with AMX, rearranging W takes longer than the
@@ -36,8 +36,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from actor.engines.token_step.coded import CodedWeight
-from shared.config.processes import CODED_ROWS, PACKED_TOKENS
+from shared.config.processes import PACKED_TOKENS
 from shared.model.products import weight_product
 from shared.process.free_memory import free_memory
 
@@ -61,6 +60,19 @@ MEASURED_BYTES = 64 * 2**20
 """Limit for the weights that are measured: few enough to pack them anywhere, and too many for most caches."""
 
 
+class Coded(Protocol):
+    """A weight as codes."""
+
+    @property
+    def most_rows(self) -> int:
+        """Up to so many rows, reading the codes is faster."""
+        ...
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """[n, in], [out] -> [n, out]"""
+        ...
+
+
 class Packable(Protocol):
     """A product with a weight that may be packed."""
 
@@ -68,6 +80,10 @@ class Packable(Protocol):
     """The weight."""
     packed: torch.Tensor | None
     """Its copy."""
+
+    def reads_codes(self, rows: int) -> bool:
+        """Whether so many rows are multiplied by codes instead."""
+        ...
 
     def pack(self) -> None: ...
 
@@ -89,7 +105,7 @@ class Packable(Protocol):
 class RowProduct:
     """The product of a frozen weight with the few rows of a token step."""
 
-    def __init__(self, dense: torch.Tensor, coded: CodedWeight | None = None, right_rows: int = 0) -> None:
+    def __init__(self, dense: torch.Tensor, coded: Coded | None = None, right_rows: int = 0) -> None:
         """coded: the same weight. right_rows: up to so many rows, it is the right factor while it is not packed."""
         self.dense, self.coded, self.right_rows = dense, coded, right_rows
         self.packed: torch.Tensor | None = None
@@ -98,7 +114,7 @@ class RowProduct:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[n, in] -> [n, out]"""
-        if self.coded is not None and len(x) <= CODED_ROWS:
+        if self.coded is not None and len(x) <= self.coded.most_rows:
             return self.coded.product(x, bias)
         if not x.is_contiguous():
             if self.reads_columns:
@@ -109,7 +125,7 @@ class RowProduct:
         return F.linear(x, self.dense, bias) if len(x) <= self.right_rows else weight_product(x, self.dense, bias)
 
     def reads_codes(self, rows: int) -> bool:
-        return self.coded is not None and rows <= CODED_ROWS
+        return self.coded is not None and rows <= self.coded.most_rows
 
     def choose_side(self, is_right: bool) -> None:
         self.right_rows = FEW if is_right else 0
@@ -137,16 +153,21 @@ class RowProduct:
 class AddedProduct:
     """y + s x W, into y unless W is packed."""
 
-    def __init__(self, dense: torch.Tensor, scale: float) -> None:
-        """[in, out]"""
-        self.dense, self.scale = dense, scale
+    def __init__(self, dense: torch.Tensor, scale: float, coded: Coded | None = None) -> None:
+        """dense: [in, out]. coded: s W, [out, in]"""
+        self.dense, self.scale, self.coded = dense, scale, coded
         self.packed: torch.Tensor | None = None
 
     def __call__(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """[n, out], [n, in] -> [n, out]"""
+        if self.coded is not None and len(x) <= self.coded.most_rows:
+            return y.add_(self.coded.product(x, None))
         if self.packed is None:
             return y.addmm_(x, self.dense, alpha=self.scale)
         return torch.ops.mkldnn._linear_pointwise.binary(x, y, self.packed, None, "add")
+
+    def reads_codes(self, rows: int) -> bool:
+        return self.coded is not None and rows <= self.coded.most_rows
 
     def pack(self) -> None:
         """The scale goes into W, if that rounds nothing."""
@@ -205,7 +226,8 @@ class Packing:
             if isinstance(product, RowProduct):
                 product.reads_columns = self.may_read_columns(product)
         if self.share and tokens >= PACKED_TOKENS and self.kinds.packed:
-            self.pack([product for product in products if not product.reads_codes(rows)], thin, products)
+            used = [product for product in products if not product.reads_codes(rows)]
+            self.pack(used, [product for product in thin if not product.reads_codes(rows)], products)
 
     def may_be_right_factor(self, product: RowProduct) -> bool:
         """With more outputs than inputs, if the bits are the same."""

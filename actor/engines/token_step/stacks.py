@@ -5,7 +5,7 @@
 Such linears are one product where they are folded, or where their weights are neighbours in the mapped file
 (shared/base/cache.py). Their A matrices are one product too, and so are their B, as blocks on the diagonal of one
 matrix. A and B are cast to the compute type once for each version, into the memory of the last one: a CUDA graph reads
-what it has read before. With few rows, a weight may be read as its codes (coded.py).
+what it has read before. With few rows, a weight may be read as its codes, and its adapter with it (coded.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from actor.engines.token_step.coded import CodedWeight
+from actor.engines.token_step.coded import CodedWeight, EightBitFactor
 from actor.engines.token_step.packed import AddedProduct, Packable, RowProduct
 from shared.model.lora import Adapter, AddLowRank, DenseMatmul, FrozenLinear, LoraLinear, Matmul, add_low_rank
 from shared.tensor_file import neighbours
@@ -40,8 +40,16 @@ class Product:
     """By B of their adapters, as blocks on the diagonal; None without an adapter, or if it is in the weight."""
 
     @staticmethod
-    def of(linears: tuple[Linear, ...], matmul: Matmul | RowProduct, first: int, b: torch.Tensor | None) -> "Product":
-        """matmul: of all their weights. first: the column of A x where their part begins. b: [R, out]"""
+    def of(
+        linears: tuple[Linear, ...],
+        matmul: Matmul | RowProduct,
+        first: int,
+        b: torch.Tensor | None,
+        *,
+        eight_bit: bool = False,
+    ) -> "Product":
+        """matmul: of all their weights. first: the column of A x where their part begins. b: [R, out]. eight_bit: few
+        rows are multiplied by b in 8 bits."""
         sizes, biases = tuple(outputs(linear) for linear in linears), [frozen(linear).bias for linear in linears]
         bias, found = biases[0], [one for one in biases if one is not None]
         if len(linears) > 1 and found:
@@ -49,7 +57,8 @@ class Product:
             bias = torch.cat([zero if one is None else one for zero, one in zip(zeros, biases, strict=True)])
         columns = slice(first, first + (0 if b is None else len(b)))
         scale = next((linear.scale for linear in linears if isinstance(linear, LoraLinear)), 1.0)
-        added = None if b is None else AddedProduct(b, scale)
+        coded = EightBitFactor(b.t(), scale) if b is not None and eight_bit else None
+        added = None if b is None else AddedProduct(b, scale, coded)
         return Product(linears=linears, matmul=matmul, bias=bias, sizes=sizes, columns=columns, by_b=added)
 
     def __call__(self, x: torch.Tensor, low: torch.Tensor | None) -> Sequence[torch.Tensor]:
@@ -76,6 +85,8 @@ class Product:
                 self.by_b.dense[row : row + rank, column : column + size] = linear.lora_B.detach().t()
                 row += rank
             column += size
+        if isinstance(self.by_b.coded, EightBitFactor):
+            self.by_b.coded.take()
 
 
 class Stack:
@@ -116,6 +127,8 @@ class Stack:
         for linear in adapted:
             self.by_a.dense[row : row + len(linear.lora_A)] = linear.lora_A.detach()
             row += len(linear.lora_A)
+        if isinstance(self.by_a.coded, EightBitFactor):
+            self.by_a.coded.take()
 
     def sum_up(self, whole: torch.Tensor) -> None:
         """Multiply by the sums from now on."""
@@ -125,13 +138,16 @@ class Stack:
 
     def build(self, adapted: list[LoraLinear], dtype: torch.dtype) -> None:
         """Products without the adapter's values."""
+        parts = self.at_once() or [((linear,), self.single_product(linear)) for linear in self.linears]
+        eight_bit = all(isinstance(matmul, RowProduct) and matmul.coded is not None for _, matmul in parts)
         if adapted:
             first = adapted[0].lora_A
             low = first.new_zeros(sum(len(linear.lora_A) for linear in adapted), first.shape[1], dtype=dtype)
-            self.by_a = RowProduct(low, right_rows=ALL_ROWS)
+            self.by_a = RowProduct(low, EightBitFactor(low) if eight_bit else None, right_rows=ALL_ROWS)
         self.products, first = [], 0
-        for linears, matmul in self.at_once() or [((linear,), self.single_product(linear)) for linear in self.linears]:
-            self.products.append(Product.of(linears, matmul, first, room_for_b(linears, dtype)))
+        for linears, matmul in parts:
+            b = room_for_b(linears, dtype)
+            self.products.append(Product.of(linears, matmul, first, b, eight_bit=eight_bit))
             first = self.products[-1].columns.stop
 
     def at_once(self) -> list[tuple[tuple[Linear, ...], RowProduct]]:

@@ -113,8 +113,8 @@ def test_up_to_so_many_rows_read_codes() -> None:
 class Sampled:
     """A small model whose engine reads codes, and its file."""
 
-    def __init__(self, folder: Path, name: str = "Qwen2") -> None:
-        self.policy = policy_of(folder, name, torch.bfloat16, ADAPTED[1])
+    def __init__(self, folder: Path, name: str = "Qwen2", targets: tuple[str, ...] = ADAPTED[1]) -> None:
+        self.policy = policy_of(folder, name, torch.bfloat16, targets)
         model = ModelConfig(path=str(architecture_model(folder, name)), cache_dir=str(folder / "cache"))
         self.base = cached_base(model)
         self.codes = Codes(map_file(interleaved_base(self.base).folder / WEIGHTS))

@@ -219,6 +219,9 @@ class Reordered:
         self.dense = dense
         self.packed: torch.Tensor | None = None
 
+    def reads_codes(self, rows: int) -> bool:
+        return False
+
     def pack(self) -> None:
         self.packed = self.dense
 

@@ -1,0 +1,174 @@
+"""Factors of an adapter in 8 bits: the numbers, when they are used, and that a new version replaces them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from actor.engines.hf_engine import HFEngine
+from actor.engines.token_step.coded import FACTOR_ROWS, EightBitFactor, reads_codes
+from actor.engines.token_step.packed import AddedProduct, FasterKinds, Packing, RowProduct
+from actor.engines.token_step.stacks import Stack
+from shared.config.processes import PACKED_TOKENS
+from shared.model.adapter_file import adapter_bytes
+from shared.model.lora import LoraLinear
+from tests.support.fakes import shake, tiny_prompter
+from tests.unit.actor.test_coded import Sampled
+from tests.unit.actor.test_layers import ADAPTED
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+needs_codes = pytest.mark.skipif(not reads_codes(), reason="factors in 8 bits are used where codes are read")
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def taken(weight: torch.Tensor, scale: float = 1.0) -> EightBitFactor:
+    factor = EightBitFactor(weight, scale)
+    factor.take()
+    return factor
+
+
+def largest_error(weight: torch.Tensor, scale: float, x: torch.Tensor) -> torch.Tensor:
+    """[n, out] Half a step between codes for each term, and bf16 for the result."""
+    wide = scale * weight.double()
+    step = wide.abs().amax(dim=1) / 127 * (1 + 2**-8)
+    # A scale that was rounded down has no code for the largest values.
+    terms = x.double().abs() @ torch.maximum(step[:, None] / 2, wide.abs() * 2**-8).t()
+    return terms + 2**-8 * (x.double() @ wide.t()).abs() + 1e-6
+
+
+@pytest.mark.parametrize("rows", [1, 8, FACTOR_ROWS])
+@pytest.mark.parametrize(("out", "size"), [(4, 64), (16, 4864), (96, 896), (1152, 48), (200, 8), (33, 12)])
+@pytest.mark.parametrize("scale", [1.0, 2.0, 0.3, -1.5])
+def test_a_product_is_that_of_the_values(rows: int, out: int, size: int, scale: float) -> None:
+    weight, x = drawn(out, size), drawn(rows, size, seed=1)
+    found = taken(weight, scale).product(x).double()
+    exact = x.double() @ (scale * weight.double()).t()
+    assert ((found - exact).abs() <= largest_error(weight, scale, x)).all()
+    assert 0 < (found - exact).norm() < 0.02 * exact.norm()
+
+
+def test_a_weight_may_lie_column_by_column_and_rows_apart() -> None:
+    weight, x = drawn(48, 32), drawn(16, 32, seed=1)
+    expected = taken(weight).product(x)
+    assert torch.equal(taken(weight.t().contiguous().t()).product(x), expected)
+    assert torch.equal(taken(weight).product(x[::2]), expected[::2])
+
+
+@pytest.mark.parametrize("size", [1, 4, 8, 15, 17, 24, 100])
+def test_nothing_beyond_a_narrow_factor_is_read(size: int) -> None:
+    """PyTorch's product would read what follows in memory."""
+    weight, memory = drawn(200, size), torch.full((8 * size + 4096,), 1e30).bfloat16()
+    x = memory[: 8 * size].view(8, size).copy_(drawn(8, size, seed=1))
+    exact = x.double() @ weight.double().t()
+    assert ((taken(weight).product(x).double() - exact).abs() <= largest_error(weight, 1.0, x)).all()
+
+
+def test_zeros_stay_zero_and_no_value_leaves_its_range() -> None:
+    weight = drawn(64, 32)
+    weight[3] = 0.0
+    factor = taken(weight)
+    found = factor.product(drawn(8, 32, seed=1))
+    assert found.isfinite().all() and not found[:, 3].any()
+    assert int(factor.codes.abs().max()) == 127
+
+
+def test_no_code_overflows_however_a_scale_is_rounded() -> None:
+    sizes = torch.linspace(1.0, 2.0, 2**8 + 1).bfloat16()
+    weight = torch.stack([sizes, -sizes], dim=1).repeat(1, 8)
+    for scale in torch.linspace(1.0, 2.0, 97).tolist():
+        codes = taken(weight, scale).codes
+        assert torch.equal(codes.sign(), weight.sign().to(torch.int8)) and (codes.int().abs() == 127).all()
+
+
+def test_a_bias_is_added() -> None:
+    weight, x, bias = drawn(24, 32), drawn(8, 32, seed=1), drawn(24, seed=2)
+    factor = taken(weight)
+    assert torch.equal(factor.product(x, bias), factor.product(x) + bias)
+
+
+def test_a_sum_takes_the_scale_into_the_codes() -> None:
+    b, x, y = drawn(32, 320), drawn(8, 32, seed=1), drawn(8, 320, seed=2)
+    added = AddedProduct(b, 1.5, taken(b.t(), 1.5))
+    plain = AddedProduct(b, 1.5)(y.clone(), x).float()
+    found = added(y.clone(), x).float()
+    assert 0 < (found - plain).norm() < 0.02 * plain.norm()
+    many = drawn(FACTOR_ROWS + 1, 32)
+    wide = drawn(FACTOR_ROWS + 1, 320)
+    assert torch.equal(added(wide.clone(), many), AddedProduct(b, 1.5)(wide.clone(), many)), "more rows, in bf16"
+
+
+def stacks_of(engine: HFEngine) -> list[Stack]:
+    assert engine.layers is not None
+    return list(engine.layers.stacks())
+
+
+def adapters_of(stack: Stack) -> list[LoraLinear]:
+    return [linear for linear in stack.linears if isinstance(linear, LoraLinear)]
+
+
+def added_by_adapter(stack: Stack, x: torch.Tensor) -> torch.Tensor:
+    """[n, in] -> [n, sum of outputs], without the base."""
+    assert stack.by_a is not None
+    low = stack.by_a(x).contiguous()
+    found = [
+        product.by_b(torch.zeros(len(x), sum(product.sizes)).bfloat16(), low[:, product.columns])
+        for product in stack.products
+        if product.by_b is not None
+    ]
+    return torch.cat(found, dim=1).float()
+
+
+def of_linears(stack: Stack, x: torch.Tensor) -> torch.Tensor:
+    """The same from the parameters, in float64."""
+    parts = [
+        linear.scale * (x.double() @ linear.lora_A.double().t()) @ linear.lora_B.double().t()
+        for linear in adapters_of(stack)
+    ]
+    return torch.cat(parts, dim=1).float()
+
+
+@needs_codes
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3"])
+def test_a_new_version_replaces_the_codes_of_every_factor(tmp_path: Path, name: str) -> None:
+    sampled = Sampled(tmp_path, name)
+    for version in (1, 2):
+        shake(sampled.policy, 10 + version)
+        sampled.engine.install(version, adapter_bytes(sampled.policy.adapter))
+        for stack in stacks_of(sampled.engine):
+            x = drawn(8, adapters_of(stack)[0].lora_A.shape[1], seed=version)
+            expected, found = of_linears(stack, x), added_by_adapter(stack, x)
+            assert (found - expected).norm() < 0.02 * expected.norm()
+    sampled.engine.check()
+
+
+@needs_codes
+def test_they_are_used_only_beside_codes_of_the_base(tmp_path: Path) -> None:
+    sampled = Sampled(tmp_path)
+    dense = HFEngine(sampled.policy, tiny_prompter(*range(6)))
+    for engine, few, many in ((sampled.engine, True, False), (dense, False, False)):
+        thin = engine.thin_products()
+        assert len(thin) == 2 * len(stacks_of(engine)), "A and B"
+        assert {product.reads_codes(FACTOR_ROWS) for product in thin} == {few}
+        assert {product.reads_codes(FACTOR_ROWS + 1) for product in thin} == {many}
+
+
+@needs_codes
+def test_an_adapter_of_some_linears_is_in_8_bits_too(tmp_path: Path) -> None:
+    sampled = Sampled(tmp_path, targets=ADAPTED[0])
+    stacks = [stack for stack in stacks_of(sampled.engine) if stack.by_a is not None]
+    assert stacks and all(stack.by_a is not None and stack.by_a.reads_codes(8) for stack in stacks)
+    sampled.engine.check()
+
+
+@needs_codes
+def test_they_are_not_packed_for_few_rows() -> None:
+    b = drawn(32, 320)
+    thin, weight, packing = AddedProduct(b, 2.0, taken(b.t(), 2.0)), RowProduct(drawn(128, 128)), Packing(1.0)
+    packing.kinds = FasterKinds(packed=True, right=False)
+    packing.prepare([weight], [thin], PACKED_TOKENS, FACTOR_ROWS)
+    assert weight.packed is not None and thin.packed is None
+    packing.prepare([weight], [thin], PACKED_TOKENS, FACTOR_ROWS + 1)
+    assert thin.packed is not None
