@@ -55,6 +55,8 @@ FACTOR_ROWS = 16
 """With more rows the factors are multiplied in bf16."""
 LARGEST = 127
 """Of the absolute values of the codes."""
+SMALLEST_SCALE = 1e-30
+"""Small enough to change nothing, and large enough to divide by."""
 WIDTH = 16
 """Columns that PyTorch's product with int8 weights reads at once, also beyond the end of a row."""
 
@@ -118,8 +120,8 @@ class EightBitFactor:
         """The values as they are now."""
         wide = self.weight.float()
         largest = wide.abs().amax(dim=1).mul_(abs(self.scale) / LARGEST)
-        # A row of zeros has codes of zero.
-        self.scales.copy_(largest.clamp_(min=torch.finfo(self.scales.dtype).tiny))
+        # A row of zeros, as in B at the start, has codes of zero.
+        self.scales.copy_(largest.clamp_(min=SMALLEST_SCALE))
         # At most 127.496, however the scale was rounded.
         codes = wide.mul_((self.scale / self.scales.float())[:, None]).round_()
         self.codes[:, : codes.shape[1]] = codes

@@ -66,10 +66,12 @@ def test_nothing_beyond_a_narrow_factor_is_read(size: int) -> None:
     assert ((taken(weight).product(x).double() - exact).abs() <= largest_error(weight, 1.0, x)).all()
 
 
-def test_zeros_stay_zero_and_no_value_leaves_its_range() -> None:
+@pytest.mark.parametrize("scale", [0.01, 1.0, 1e6])
+def test_zeros_stay_zero_and_no_value_leaves_its_range(scale: float) -> None:
     weight = drawn(64, 32)
     weight[3] = 0.0
-    factor = taken(weight)
+    factor = taken(weight, scale)
+    assert not factor.codes[3].any() and (scale / factor.scales.float()).isfinite().all()
     found = factor.product(drawn(8, 32, seed=1))
     assert found.isfinite().all() and not found[:, 3].any()
     assert int(factor.codes.abs().max()) == 127
