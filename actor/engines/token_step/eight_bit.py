@@ -13,7 +13,7 @@ fast as bf16, and they are half of the bytes. W has the values that a bf16 model
 
 The 64 largest logits are computed again from the values (shared/model/products.py). The others are wrong by a
 hundredth of their spread. In a softmax their errors cancel: of two models, the mismatch between actor and learner stays
-the same for one and grows from 0.043 to 0.047 for the other (benchmarks/coded_mismatch.py).
+the same for one and grows from 0.042 to 0.047 for the other (benchmarks/coded_mismatch.py).
 
 To bring codes into oneDNN's layout takes as long as six token steps, so they are stored in it. The file is made once
 for each kind of processor, beside the cached base, under a name with that base's digest. It is mapped: all actors share
