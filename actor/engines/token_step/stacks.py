@@ -151,7 +151,9 @@ class Stack:
             first = self.products[-1].columns.stop
 
     def at_once(self) -> list[tuple[tuple[Linear, ...], RowProduct]]:
-        """All as one product; empty if their weights are not neighbours."""
+        """All as one product; empty if their weights are not neighbours, or their adapters' scales differ."""
+        if len({linear.scale for linear in self.linears if isinstance(linear, LoraLinear)}) > 1:
+            return []
         whole = neighbours([frozen(linear).matmul.dense for linear in self.linears])
         return [] if whole is None else [(self.linears, RowProduct(whole, self.find_codes(self.linears)))]
 

@@ -11,7 +11,7 @@ from actor.engines.token_step.packed import AddedProduct, FasterKinds, Packing, 
 from actor.engines.token_step.stacks import Stack
 from shared.config.processes import PACKED_TOKENS
 from shared.model.adapter_file import adapter_bytes
-from shared.model.lora import LoraLinear
+from shared.model.lora import DenseMatmul, FrozenLinear, LoraLinear
 from tests.support.fakes import shake, tiny_prompter
 from tests.unit.actor.test_coded import Sampled
 from tests.unit.actor.test_layers import ADAPTED
@@ -174,3 +174,21 @@ def test_they_are_not_packed_for_few_rows() -> None:
     assert weight.packed is not None and thin.packed is None
     packing.prepare([weight], [thin], PACKED_TOKENS, FACTOR_ROWS + 1)
     assert thin.packed is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adapters_of_different_ranks_keep_their_own_scales(dtype: torch.dtype) -> None:
+    """With lora.ranks, linears that read the same input differ in s = alpha / R."""
+    whole = drawn(96, 64).to(dtype)
+    linears = [
+        LoraLinear(FrozenLinear(DenseMatmul(part), None), (48, 64), rank, 32 / rank)
+        for part, rank in zip(whole.split(48), (8, 4), strict=True)
+    ]
+    for linear in linears:
+        linear.lora_A.data.copy_(drawn(*linear.lora_A.shape, seed=3))
+        linear.lora_B.data.copy_(drawn(*linear.lora_B.shape, seed=4))
+    stack, x = Stack(linears, lambda _: None), drawn(8, 64, seed=1).to(dtype)
+    stack.prepare(dtype)
+    for linear, found in zip(linears, stack(x), strict=True):
+        expected = linear(x).float()
+        assert (found.float() - expected).norm() < 0.01 * expected.norm()
