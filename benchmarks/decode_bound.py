@@ -9,6 +9,9 @@ alike. The folder is a Hugging Face model; the base is cached as a run caches it
 
     python -m benchmarks.decode_bound MODEL_FOLDER [--threads 2] [--rows 8 32] [--rounds 5] [--packed 0.5]
 
+Where the base is read as codes, so is the adapter with few rows. Such steps take turns with steps whose adapter is in
+bf16, and the result has the ratio of their times.
+
 --packed and --weights: as `actor.packed` and `actor.weights`; the result says what `auto` is here. The bound is that of
 bf16 weights, also where codes are read.
 """
@@ -16,7 +19,8 @@ bf16 weights, also where codes are read.
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -28,11 +32,12 @@ from actor.engines.hf_engine import HFEngine
 from actor.engines.token_step.eight_bit import EightBitHead
 from actor.wiring import codes_for, eight_bit_head_for
 from benchmarks.machine import write_result
+from benchmarks.student import ratio_interval
 from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
 from shared.base.load import DTYPES, load_policy
 from shared.config.model import LoraConfig, ModelConfig
-from shared.config.processes import ActorConfig, ComputeConfig
+from shared.config.processes import FACTOR_ROWS, ActorConfig, ComputeConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.linears import is_decoder_linear
@@ -61,10 +66,14 @@ def main() -> None:
     engine = opened(args.folder, args.dtype, args.packed, args.weights)
     reads: list[float] = []
     steps: dict[int, list[float]] = {rows: [] for rows in args.rows}
+    in_bf16: dict[int, list[float]] = {rows: [] for rows in args.rows if engine.codes and rows <= FACTOR_ROWS}
     for _ in range(args.rounds):
         reads.append(gigabytes_per_s())
         for rows, found in steps.items():
             found.append(step_s(engine, rows))
+        with adapter_in_bf16(engine):
+            for rows, found in in_bf16.items():
+                found.append(step_s(engine, rows))
     weights, bandwidth = weight_bytes(engine.policy), max(reads)
     bound = weights / bandwidth / 1e9
     typical = {rows: statistics.median(found) for rows, found in steps.items()}
@@ -88,6 +97,7 @@ def main() -> None:
             }
             for rows, found in steps.items()
         },
+        "adapter_as_codes_over_bf16": {rows: ratio_interval(steps[rows], found) for rows, found in in_bf16.items()},
     }
     for name, value in figures.items():
         print(name, value)
@@ -114,6 +124,22 @@ def opened(folder: str, dtype: Dtype, packed: float, weights: Weights, head: Hea
     engine.end_ids = engine.end_ids[:0]
     engine.install(1, adapter_bytes(policy.adapter))
     return engine
+
+
+@contextmanager
+def adapter_in_bf16(engine: HFEngine) -> Iterator[None]:
+    """Inside the block, no factor is read as codes."""
+    products = (
+        [product for stack in engine.layers.stacks() for product in stack.thin_products()] if engine.layers else []
+    )
+    kept = [product.coded for product in products]
+    try:
+        for product in products:
+            product.coded = None
+        yield
+    finally:
+        for product, coded in zip(products, kept, strict=True):
+            product.coded = coded
 
 
 def weight_bytes(policy: Policy) -> int:

@@ -12,7 +12,7 @@ token_step/layers.py covers is decoded in fixed shapes (actor/engines/fixed_deco
 Tokens, log-probs and entropies come from the same logits. The result is a function of the order and the adapter alone:
 batch shapes follow from the tokens, and each completion draws from its own stream. Where memory does not suffice, half
 as many rows are decoded at once, and what has not ended begins again. The tokens stay what they are, unless rounding
-turns one: codes are read for few rows only, and prompts copied to them.
+turns one: codes are read for few rows only, those of the adapter for fewer still, and prompts copied to them.
 Left out on purpose: top-k, top-p, beams (see shared/model/sampler.py), speculative decoding.
 """
 

@@ -219,9 +219,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     """What completions are sampled from. `dense`: the dequantised values in the type of `compute.dtype`. `nf4`: the
     codes themselves. With `vllm` or a server, codes are read through vllm-bnb-plugin; they take a quarter of the memory
     and differ more from the learner, so `auto` takes dense values. With `hf` on a CPU, codes take less time where at
-    most 32 rows are decoded in bf16 and the processor has AVX512-BF16 but not AMX; `auto` takes them there. With
-    16 rows or fewer, the adapter is then rounded to 8 bits. Without AVX512-BF16, dense values are read in place of
-    codes. On a card, `hf` reads what `model.dequantize` leaves in memory.
+    most 32 rows are decoded in bf16 and the processor has AVX512-BF16 but not AMX; `auto` takes them there. In a token
+    step of 16 rows or fewer, the adapter is then rounded to 8 bits. Without AVX512-BF16, dense values are read in place
+    of codes. On a card, `hf` reads what `model.dequantize` leaves in memory.
     """
     head: Literal["auto", "dense", "int8"] = "auto"
     """What logits come from while `hf` decodes Llama, Qwen2 or Qwen3 in bf16 on a CPU. `dense`: the values of the head.
@@ -348,6 +348,8 @@ size the second copy is what counts."""
 CODED_ROWS = 32
 """Up to this number of rows `hf` reads codes in a token step (actor/engines/token_step/coded.py). With more, dense
 weights are faster."""
+FACTOR_ROWS = 16
+"""The same for codes of the adapter, beside those of the base."""
 PACKED_TOKENS = 32
 """From this cap on `hf` packs the weights for an order (actor/engines/token_step/packed.py)."""
 EIGHT_BIT_TOKENS = 64

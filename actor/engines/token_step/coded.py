@@ -3,7 +3,7 @@
     base       W[i] = code[q[i]] * absmax[i / 64],            absmax rounded to bf16
     adapter    W[v, j] = c_v k[v, j],  W = A or s B,          c_v = max_j |W[v, j]| / 127 rounded to bf16,  k int8
 
-x and W x are bf16, sums fp32.
+x and W x are bf16, the sums of a product fp32.
 
 With few rows, a token step on a CPU takes as long as reading the weights. The codes are a quarter of the bytes of
 bf16, and bitsandbytes has a product that reads them, for processors with AVX512-BF16: with 8 rows it takes half of the
@@ -13,20 +13,21 @@ as fast for 32, so a run that starts there takes it (shared/process/processor.py
 (shared/base/interleaved.py) is mapped, and `Codes.release` gives its pages back after an order; only the scales, a
 thirtieth of a byte per weight, stay.
 
-What is sampled from differs from the learner's policy by rounding: here each scale is rounded to 8 bits, in the dense
-base each weight. `benchmarks/coded_mismatch.py` finds about the same mismatch as with the dense base, where sums are
-rounded differently as well. The importance weight covers both.
+What is sampled from differs from the learner's policy by rounding: of the base each scale is rounded to 8 bits here, in
+the dense base each weight. `benchmarks/coded_mismatch.py` finds about the same mismatch as with the dense base, where
+sums are rounded differently as well. The importance weight covers both.
 
 The function is called by its name in bitsandbytes' library, because to import that package takes seconds and 120 MB.
 Its threads are PyTorch's where both name OpenMP's runtime alike, as in PyTorch's builds for CPUs; else it has as many
 of its own (OMP_NUM_THREADS).
 
-A layer has eight products with factors of the adapter. Before each, the base's weights have driven oneDNN's code and
-tables out of the caches, so that it takes 54 to 98 us with 8 rows. PyTorch's product with int8 weights takes 17 to 40
-us for the small factors, and a token step 0.86 of its time. It multiplies row by row: with 16 rows a step takes 0.93,
-with 32 nothing is saved. The rounding is that of bf16 for values that are spread evenly, as in A, and up to four times
-as much for others. It is used only beside codes of the base, whose rounding is coarser. B = 0 still gives the base's
-numbers.
+The adapter. Each layer multiplies by A and B of four groups of linears. These factors are small, but before each of
+them the base's weights have driven oneDNN's code and tables out of the caches, and to read those back takes most of the
+product's time. PyTorch's product with int8 weights has little code; `benchmarks/decode_bound.py` shows what it saves.
+It multiplies row by row, so it serves up to FACTOR_ROWS rows. A value is wrong by up to a 254th of the largest of its
+row: 0.4 % of the row's norm if the values are spread evenly, 0.8 % if they are normal, more with outliers. That is
+little, because s B A x is small beside W x; `benchmarks/coded_mismatch.py` finds no difference. B = 0 still gives the
+base's numbers. Beside dense weights the adapter stays in bf16: there a token step rounds as the learner does.
 
 Left out: processors for which bitsandbytes dequantises first, and systems other than Linux.
 """
@@ -45,14 +46,12 @@ import torch.nn.functional as F
 
 from shared.base.checksum import word_sum
 from shared.base.interleaved import CODES, SCALES
-from shared.config.processes import CODED_ROWS
+from shared.config.processes import CODED_ROWS, FACTOR_ROWS
 from shared.model.nf4 import BLOCK
 from shared.tensor_file import MappedFile, neighbours
 
 LIBRARY = "libbitsandbytes_cpu.so"
 SIZE, ADDRESS = ctypes.c_longlong, ctypes.c_void_p
-FACTOR_ROWS = 16
-"""With more rows the factors are multiplied in bf16."""
 LARGEST = 127
 """Of the absolute values of the codes."""
 SMALLEST_SCALE = 1e-30
@@ -103,7 +102,7 @@ class CodedWeight:
         return y if bias is None else y.add_(bias)
 
 
-class EightBitFactor:
+class CodedFactor:
     """Codes of one factor, or of several as blocks of one matrix."""
 
     most_rows = FACTOR_ROWS

@@ -5,8 +5,8 @@
 For one token a row, a small model spends most of its time between the operations: in module calls, in products of two
 or three linears with the same input (stacks.py), in rotary tables for each call. In fp32 operations are also joined
 where that changes the last bit only. In bf16 each is rounded exactly as in the modules, because the learner computes
-with those, and rounding changes a value by up to 0.4 % there; where weights are read as codes, sums are rounded
-differently (coded.py). (On a card, norms round once less in fp32 and in bf16.)
+with those, and rounding changes a value by up to 0.4 % there; where weights are read as codes, the base's scales, the
+adapter and sums are rounded differently (coded.py). (On a card, norms round once less in fp32 and in bf16.)
 
 Modules and weights are the policy's own, and the engine compares its decode loop with the model's class before it is
 used (HFEngine.check). Prompts, and models of other types, go through transformers' layers.

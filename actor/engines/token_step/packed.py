@@ -73,6 +73,11 @@ class Coded(Protocol):
         ...
 
 
+def read_with(coded: Coded | None, rows: int) -> Coded | None:
+    """The codes, if so many rows are multiplied by them."""
+    return coded if coded is not None and rows <= coded.most_rows else None
+
+
 class Packable(Protocol):
     """A product with a weight that may be packed."""
 
@@ -106,7 +111,8 @@ class RowProduct:
     """The product of a frozen weight with the few rows of a token step."""
 
     def __init__(self, dense: torch.Tensor, coded: Coded | None = None, right_rows: int = 0) -> None:
-        """coded: the same weight. right_rows: up to so many rows, it is the right factor while it is not packed."""
+        """coded: the same weight, rounded to codes. right_rows: up to so many rows, it is the right factor while it is
+        not packed."""
         self.dense, self.coded, self.right_rows = dense, coded, right_rows
         self.packed: torch.Tensor | None = None
         self.reads_columns = False
@@ -114,8 +120,8 @@ class RowProduct:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[n, in] -> [n, out]"""
-        if self.coded is not None and len(x) <= self.coded.most_rows:
-            return self.coded.product(x, bias)
+        if coded := read_with(self.coded, len(x)):
+            return coded.product(x, bias)
         if not x.is_contiguous():
             if self.reads_columns:
                 return weight_product(x, self.dense, bias)
@@ -125,7 +131,7 @@ class RowProduct:
         return F.linear(x, self.dense, bias) if len(x) <= self.right_rows else weight_product(x, self.dense, bias)
 
     def reads_codes(self, rows: int) -> bool:
-        return self.coded is not None and rows <= self.coded.most_rows
+        return read_with(self.coded, rows) is not None
 
     def choose_side(self, is_right: bool) -> None:
         self.right_rows = FEW if is_right else 0
@@ -151,23 +157,23 @@ class RowProduct:
 
 
 class AddedProduct:
-    """y + s x W, into y unless W is packed."""
+    """y + s x W, into y unless W is packed. Read as codes, s x W is rounded to bf16 before it is added."""
 
     def __init__(self, dense: torch.Tensor, scale: float, coded: Coded | None = None) -> None:
-        """dense: [in, out]. coded: s W, [out, in]"""
+        """dense: [in, out]. coded: s W, [out, in], rounded to codes"""
         self.dense, self.scale, self.coded = dense, scale, coded
         self.packed: torch.Tensor | None = None
 
     def __call__(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """[n, out], [n, in] -> [n, out]"""
-        if self.coded is not None and len(x) <= self.coded.most_rows:
-            return y.add_(self.coded.product(x, None))
+        if coded := read_with(self.coded, len(x)):
+            return y.add_(coded.product(x, None))
         if self.packed is None:
             return y.addmm_(x, self.dense, alpha=self.scale)
         return torch.ops.mkldnn._linear_pointwise.binary(x, y, self.packed, None, "add")
 
     def reads_codes(self, rows: int) -> bool:
-        return self.coded is not None and rows <= self.coded.most_rows
+        return read_with(self.coded, rows) is not None
 
     def pack(self) -> None:
         """The scale goes into W, if that rounds nothing."""

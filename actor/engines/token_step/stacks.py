@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from actor.engines.token_step.coded import CodedWeight, EightBitFactor
-from actor.engines.token_step.packed import AddedProduct, Packable, RowProduct
+from actor.engines.token_step.coded import CodedFactor, CodedWeight
+from actor.engines.token_step.packed import AddedProduct, RowProduct
 from shared.model.lora import Adapter, AddLowRank, DenseMatmul, FrozenLinear, LoraLinear, Matmul, add_low_rank
 from shared.tensor_file import neighbours
 
@@ -41,25 +41,16 @@ class Product:
 
     @staticmethod
     def of(
-        linears: tuple[Linear, ...],
-        matmul: Matmul | RowProduct,
-        first: int,
-        b: torch.Tensor | None,
-        *,
-        eight_bit: bool = False,
+        linears: tuple[Linear, ...], matmul: Matmul | RowProduct, first: int, by_b: AddedProduct | None
     ) -> "Product":
-        """matmul: of all their weights. first: the column of A x where their part begins. b: [R, out]. eight_bit: few
-        rows are multiplied by b in 8 bits."""
+        """matmul: of all their weights. first: the column of A x where their part begins."""
         sizes, biases = tuple(outputs(linear) for linear in linears), [frozen(linear).bias for linear in linears]
         bias, found = biases[0], [one for one in biases if one is not None]
         if len(linears) > 1 and found:
             zeros = (found[0].new_zeros(size) for size in sizes)
             bias = torch.cat([zero if one is None else one for zero, one in zip(zeros, biases, strict=True)])
-        columns = slice(first, first + (0 if b is None else len(b)))
-        scale = next((linear.scale for linear in linears if isinstance(linear, LoraLinear)), 1.0)
-        coded = EightBitFactor(b.t(), scale) if b is not None and eight_bit else None
-        added = None if b is None else AddedProduct(b, scale, coded)
-        return Product(linears=linears, matmul=matmul, bias=bias, sizes=sizes, columns=columns, by_b=added)
+        columns = slice(first, first + (0 if by_b is None else len(by_b.dense)))
+        return Product(linears=linears, matmul=matmul, bias=bias, sizes=sizes, columns=columns, by_b=by_b)
 
     def __call__(self, x: torch.Tensor, low: torch.Tensor | None) -> Sequence[torch.Tensor]:
         """[n, in], [n, R] -> [n, out] of each."""
@@ -85,8 +76,6 @@ class Product:
                 self.by_b.dense[row : row + rank, column : column + size] = linear.lora_B.detach().t()
                 row += rank
             column += size
-        if isinstance(self.by_b.coded, EightBitFactor):
-            self.by_b.coded.take()
 
 
 class Stack:
@@ -102,6 +91,8 @@ class Stack:
         """The sums of all linears, one below the other."""
         self.by_a: RowProduct | None = None
         """By all A."""
+        self.factors: list[CodedFactor] = []
+        """A and B as codes, if the base is read as codes."""
         self.products: list[Product] = []
 
     def prepare(self, dtype: torch.dtype) -> None:
@@ -117,6 +108,8 @@ class Stack:
         self.take_a(adapted)
         for product in self.products:
             product.take_b()
+        for factor in self.factors:
+            factor.take()
 
     def take_a(self, adapted: list[LoraLinear]) -> None:
         """A as it is now."""
@@ -127,28 +120,40 @@ class Stack:
         for linear in adapted:
             self.by_a.dense[row : row + len(linear.lora_A)] = linear.lora_A.detach()
             row += len(linear.lora_A)
-        if isinstance(self.by_a.coded, EightBitFactor):
-            self.by_a.coded.take()
 
     def sum_up(self, whole: torch.Tensor) -> None:
         """Multiply by the sums from now on."""
         if whole is not self.folded:
-            self.folded, self.by_a = whole, None
+            self.folded, self.by_a, self.factors = whole, None, []
             self.products = [Product.of(self.linears, DenseMatmul(whole), 0, None)]
 
     def build(self, adapted: list[LoraLinear], dtype: torch.dtype) -> None:
         """Products without the adapter's values."""
         parts = self.at_once() or [((linear,), self.single_product(linear)) for linear in self.linears]
-        eight_bit = all(isinstance(matmul, RowProduct) and matmul.coded is not None for _, matmul in parts)
+        as_codes = all(isinstance(matmul, RowProduct) and matmul.coded is not None for _, matmul in parts)
+        self.factors, self.products, first = [], [], 0
         if adapted:
-            first = adapted[0].lora_A
-            low = first.new_zeros(sum(len(linear.lora_A) for linear in adapted), first.shape[1], dtype=dtype)
-            self.by_a = RowProduct(low, EightBitFactor(low) if eight_bit else None, right_rows=ALL_ROWS)
-        self.products, first = [], 0
+            size = adapted[0].lora_A.shape[1]
+            low = adapted[0].lora_A.new_zeros(sum(len(linear.lora_A) for linear in adapted), size, dtype=dtype)
+            self.by_a = RowProduct(low, self.factor(low) if as_codes else None, right_rows=ALL_ROWS)
         for linears, matmul in parts:
-            b = room_for_b(linears, dtype)
-            self.products.append(Product.of(linears, matmul, first, b, eight_bit=eight_bit))
+            self.products.append(Product.of(linears, matmul, first, self.added_by_b(linears, dtype, as_codes)))
             first = self.products[-1].columns.stop
+
+    def factor(self, weight: torch.Tensor, scale: float = 1.0) -> CodedFactor:
+        """As codes, which follow each version."""
+        self.factors.append(CodedFactor(weight, scale))
+        return self.factors[-1]
+
+    def added_by_b(self, linears: Sequence[Linear], dtype: torch.dtype, as_codes: bool) -> AddedProduct | None:
+        """Without B's values; None without an adapter."""
+        adapted = [linear for linear in linears if isinstance(linear, LoraLinear)]
+        if not adapted:
+            return None
+        ranks, columns = (linear.lora_B.shape[1] for linear in adapted), (outputs(linear) for linear in linears)
+        # Zeros stay where a linear has no part of another's A x.
+        b, scale = adapted[0].lora_B.new_zeros(sum(ranks), sum(columns), dtype=dtype), adapted[0].scale
+        return AddedProduct(b, scale, self.factor(b.t(), scale) if as_codes else None)
 
     def at_once(self) -> list[tuple[tuple[Linear, ...], RowProduct]]:
         """All as one product; empty if their weights are not neighbours, or their adapters' scales differ."""
@@ -191,7 +196,7 @@ class Stack:
         """Of dense weights."""
         return [product.matmul for product in self.products if isinstance(product.matmul, RowProduct)]
 
-    def thin_products(self) -> Iterator[Packable]:
+    def thin_products(self) -> Iterator[RowProduct | AddedProduct]:
         """Of the adapter."""
         if self.by_a is not None:
             yield self.by_a
@@ -212,12 +217,3 @@ def outputs(linear: Linear) -> int:
     """How many a linear has; 0 if only codes are in memory, which are never joined."""
     weight = linear.lora_B if isinstance(linear, LoraLinear) else linear.matmul.dense
     return 0 if weight is None else len(weight)
-
-
-def room_for_b(linears: Sequence[Linear], dtype: torch.dtype) -> torch.Tensor | None:
-    """[R, out] for the B of all; zeros stay where a linear has no part of another's A x. None without an adapter."""
-    adapted = [linear for linear in linears if isinstance(linear, LoraLinear)]
-    if not adapted:
-        return None
-    ranks, columns = (linear.lora_B.shape[1] for linear in adapted), (outputs(linear) for linear in linears)
-    return adapted[0].lora_B.new_zeros(sum(ranks), sum(columns), dtype=dtype)

@@ -1,31 +1,35 @@
-"""Factors of an adapter in 8 bits: the numbers, when they are used, and that a new version replaces them."""
+"""Factors of an adapter as codes: the numbers, when they are used, and that a new version replaces them."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from actor.engines.hf_engine import HFEngine
-from actor.engines.token_step.coded import FACTOR_ROWS, EightBitFactor, reads_codes
+from actor.engines.token_step.coded import CodedFactor, reads_codes
 from actor.engines.token_step.packed import AddedProduct, FasterKinds, Packing, RowProduct
-from actor.engines.token_step.stacks import Stack
-from shared.config.processes import PACKED_TOKENS
+from actor.engines.token_step.stacks import Stack, outputs
+from protocol.messages import Sampling
+from shared.config.processes import FACTOR_ROWS, PACKED_TOKENS
 from shared.model.adapter_file import adapter_bytes
 from shared.model.lora import DenseMatmul, FrozenLinear, LoraLinear
 from tests.support.fakes import shake, tiny_prompter
 from tests.unit.actor.test_coded import Sampled
-from tests.unit.actor.test_layers import ADAPTED
+from tests.unit.actor.test_layers import ADAPTED, groups
+from tests.unit.actor.test_packed import needs_bf16
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-needs_codes = pytest.mark.skipif(not reads_codes(), reason="factors in 8 bits are used where codes are read")
+needs_codes = pytest.mark.skipif(not reads_codes(), reason="factors are read as codes where the base is")
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def taken(weight: torch.Tensor, scale: float = 1.0) -> EightBitFactor:
-    factor = EightBitFactor(weight, scale)
+def taken(weight: torch.Tensor, scale: float = 1.0) -> CodedFactor:
+    factor = CodedFactor(weight, scale)
     factor.take()
     return factor
 
@@ -115,11 +119,10 @@ def added_by_adapter(stack: Stack, x: torch.Tensor) -> torch.Tensor:
     """[n, in] -> [n, sum of outputs], without the base."""
     assert stack.by_a is not None
     low = stack.by_a(x).contiguous()
-    found = [
-        product.by_b(torch.zeros(len(x), sum(product.sizes)).bfloat16(), low[:, product.columns])
-        for product in stack.products
-        if product.by_b is not None
-    ]
+    found = [torch.zeros(len(x), sum(product.sizes)).bfloat16() for product in stack.products]
+    for y, product in zip(found, stack.products, strict=True):
+        if product.by_b is not None:
+            product.by_b(y, low[:, product.columns])
     return torch.cat(found, dim=1).float()
 
 
@@ -127,7 +130,9 @@ def of_linears(stack: Stack, x: torch.Tensor) -> torch.Tensor:
     """The same from the parameters, in float64."""
     parts = [
         linear.scale * (x.double() @ linear.lora_A.double().t()) @ linear.lora_B.double().t()
-        for linear in adapters_of(stack)
+        if isinstance(linear, LoraLinear)
+        else x.new_zeros(len(x), outputs(linear), dtype=torch.float64)
+        for linear in stack.linears
     ]
     return torch.cat(parts, dim=1).float()
 
@@ -140,9 +145,10 @@ def test_a_new_version_replaces_the_codes_of_every_factor(tmp_path: Path, name: 
         shake(sampled.policy, 10 + version)
         sampled.engine.install(version, adapter_bytes(sampled.policy.adapter))
         for stack in stacks_of(sampled.engine):
-            x = drawn(8, adapters_of(stack)[0].lora_A.shape[1], seed=version)
-            expected, found = of_linears(stack, x), added_by_adapter(stack, x)
+            x = drawn(FACTOR_ROWS + 1, adapters_of(stack)[0].lora_A.shape[1], seed=version)
+            expected, found = of_linears(stack, x[:8]), added_by_adapter(stack, x[:8])
             assert (found - expected).norm() < 0.02 * expected.norm()
+            assert not torch.equal(found, added_by_adapter(stack, x)[:8]), "in bf16 with more rows"
     sampled.engine.check()
 
 
@@ -158,14 +164,38 @@ def test_they_are_used_only_beside_codes_of_the_base(tmp_path: Path) -> None:
 
 
 @needs_codes
-def test_an_adapter_of_some_linears_is_in_8_bits_too(tmp_path: Path) -> None:
+def test_an_adapter_of_some_linears_is_read_as_codes_too(tmp_path: Path) -> None:
     sampled = Sampled(tmp_path, targets=ADAPTED[0])
     stacks = [stack for stack in stacks_of(sampled.engine) if stack.by_a is not None]
     assert stacks and all(stack.by_a is not None and stack.by_a.reads_codes(8) for stack in stacks)
+    for stack in stacks:
+        x = drawn(8, adapters_of(stack)[0].lora_A.shape[1])
+        expected, found = of_linears(stack, x), added_by_adapter(stack, x)
+        assert (found - expected).norm() < 0.02 * expected.norm()
     sampled.engine.check()
 
 
 @needs_codes
+def test_an_order_whose_rows_become_few_gives_the_same_bits_again(tmp_path: Path) -> None:
+    """Its last rows are multiplied by codes of the adapter, the others in bf16."""
+    sampled = Sampled(tmp_path)
+    sampled.engine.end_ids = torch.arange(6, 11)
+    group = structs.replace(groups()[0], seeds=tuple(range(20)))
+    counts: list[int] = []
+    twice = [
+        sampled.engine.generate(
+            (group,), Sampling(temperature=1.0, max_new_tokens=12), lambda ended: counts.append(len(ended))
+        )
+        for _ in range(2)
+    ]
+    lengths = [len(one.ids) for one in twice[0][0]]
+    assert sum(length > 6 for length in lengths) <= FACTOR_ROWS, "rows end early"
+    assert any(length > 6 for length in lengths) and sum(counts) == 40
+    for one, other in zip(*(found[0] for found in twice), strict=True):
+        assert np.array_equal(one.ids, other.ids) and np.array_equal(one.logprobs, other.logprobs)
+
+
+@needs_bf16
 def test_they_are_not_packed_for_few_rows() -> None:
     b = drawn(32, 320)
     thin, weight, packing = AddedProduct(b, 2.0, taken(b.t(), 2.0)), RowProduct(drawn(128, 128)), Packing(1.0)
