@@ -37,7 +37,7 @@ from protocol.messages import GroupOrder, Sampling
 from shared.base.cache import cached_base
 from shared.base.load import DTYPES, load_policy
 from shared.config.model import LoraConfig, ModelConfig
-from shared.config.processes import FACTOR_ROWS, ActorConfig, ComputeConfig
+from shared.config.processes import CODED_ADAPTER_ROWS, ActorConfig, ComputeConfig
 from shared.config.tree import Config, RolloutConfig
 from shared.model.adapter_file import adapter_bytes
 from shared.model.linears import is_decoder_linear
@@ -66,7 +66,7 @@ def main() -> None:
     engine = opened(args.folder, args.dtype, args.packed, args.weights)
     reads: list[float] = []
     steps: dict[int, list[float]] = {rows: [] for rows in args.rows}
-    in_bf16: dict[int, list[float]] = {rows: [] for rows in args.rows if engine.codes and rows <= FACTOR_ROWS}
+    in_bf16: dict[int, list[float]] = {rows: [] for rows in args.rows if engine.codes and rows <= CODED_ADAPTER_ROWS}
     for _ in range(args.rounds):
         reads.append(gigabytes_per_s())
         for rows, found in steps.items():

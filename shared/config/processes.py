@@ -348,8 +348,8 @@ size the second copy is what counts."""
 CODED_ROWS = 32
 """Up to this number of rows `hf` reads codes in a token step (actor/engines/token_step/coded.py). With more, dense
 weights are faster."""
-FACTOR_ROWS = 16
-"""The same for codes of the adapter, beside those of the base."""
+CODED_ADAPTER_ROWS = 16
+"""Up to this number of rows the adapter is read as codes too, beside those of the base."""
 PACKED_TOKENS = 32
 """From this cap on `hf` packs the weights for an order (actor/engines/token_step/packed.py)."""
 EIGHT_BIT_TOKENS = 64

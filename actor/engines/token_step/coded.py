@@ -13,7 +13,7 @@ as fast for 32, so a run that starts there takes it (shared/process/processor.py
 (shared/base/interleaved.py) is mapped, and `Codes.release` gives its pages back after an order; only the scales, a
 thirtieth of a byte per weight, stay.
 
-What is sampled from differs from the learner's policy by rounding: of the base each scale is rounded to 8 bits here, in
+What is sampled from differs from the learner's policy by rounding: of the base each scale is rounded to bf16 here, in
 the dense base each weight. `benchmarks/coded_mismatch.py` finds about the same mismatch as with the dense base, where
 sums are rounded differently as well. The importance weight covers both.
 
@@ -24,10 +24,10 @@ of its own (OMP_NUM_THREADS).
 The adapter. Each layer multiplies by A and B of four groups of linears. These factors are small, but before each of
 them the base's weights have driven oneDNN's code and tables out of the caches, and to read those back takes most of the
 product's time. PyTorch's product with int8 weights has little code; `benchmarks/decode_bound.py` shows what it saves.
-It multiplies row by row, so it serves up to FACTOR_ROWS rows. A value is wrong by up to a 254th of the largest of its
-row: 0.4 % of the row's norm if the values are spread evenly, 0.8 % if they are normal, more with outliers. That is
-little, because s B A x is small beside W x; `benchmarks/coded_mismatch.py` finds no difference. B = 0 still gives the
-base's numbers. Beside dense weights the adapter stays in bf16: there a token step rounds as the learner does.
+It multiplies row by row, so it serves up to CODED_ADAPTER_ROWS rows. A value is wrong by up to a 254th of the largest
+of its row: 0.4 % of the row's norm if the values are spread evenly, 0.8 % if they are normal, more with outliers. That
+is little, because s B A x is small beside W x; `benchmarks/coded_mismatch.py` finds no difference. B = 0 still gives
+the base's numbers. Beside dense weights the adapter stays in bf16: there a token step rounds as the learner does.
 
 Left out: processors for which bitsandbytes dequantises first, and systems other than Linux.
 """
@@ -46,7 +46,7 @@ import torch.nn.functional as F
 
 from shared.base.checksum import word_sum
 from shared.base.interleaved import CODES, SCALES
-from shared.config.processes import CODED_ROWS, FACTOR_ROWS
+from shared.config.processes import CODED_ADAPTER_ROWS, CODED_ROWS
 from shared.model.nf4 import BLOCK
 from shared.tensor_file import MappedFile, neighbours
 
@@ -105,18 +105,18 @@ class CodedWeight:
 class CodedFactor:
     """Codes of one factor, or of several as blocks of one matrix."""
 
-    most_rows = FACTOR_ROWS
+    most_rows = CODED_ADAPTER_ROWS
 
     def __init__(self, weight: torch.Tensor, scale: float = 1.0) -> None:
-        """weight: [out, in] bf16, in any order; read whenever the adapter changes."""
+        """weight: [out, in] bf16, in any order. Call `encode` whenever its values have changed."""
         self.weight, self.scale = weight, scale
         out, size = weight.shape
         self.filled = -size % WIDTH
         self.codes = torch.zeros(out, size + self.filled, dtype=torch.int8)
         self.scales = weight.new_empty(len(weight))
 
-    def take(self) -> None:
-        """The values as they are now."""
+    def encode(self) -> None:
+        """Codes and scales of the values that the weight has now."""
         wide = self.weight.float()
         largest = wide.abs().amax(dim=1).mul_(abs(self.scale) / LARGEST)
         # A row of zeros, as in B at the start, has codes of zero.

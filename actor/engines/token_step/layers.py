@@ -100,7 +100,7 @@ class Layers:
             yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
 
     def row_products(self) -> list[RowProduct]:
-        """Of all dense weights."""
+        """By all dense weights of the base."""
         return [product for stack in self.stacks() for product in stack.row_products()]
 
     def thin_products(self) -> list[Packable]:

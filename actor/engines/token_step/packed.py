@@ -73,7 +73,7 @@ class Coded(Protocol):
         ...
 
 
-def read_with(coded: Coded | None, rows: int) -> Coded | None:
+def codes_if_few(coded: Coded | None, rows: int) -> Coded | None:
     """The codes, if so many rows are multiplied by them."""
     return coded if coded is not None and rows <= coded.most_rows else None
 
@@ -108,7 +108,7 @@ class Packable(Protocol):
 
 
 class RowProduct:
-    """The product of a frozen weight with the few rows of a token step."""
+    """The product of a weight with the rows of a token step: of the base, of the head, or of the A of a stack."""
 
     def __init__(self, dense: torch.Tensor, coded: Coded | None = None, right_rows: int = 0) -> None:
         """coded: the same weight, rounded to codes. right_rows: up to so many rows, it is the right factor while it is
@@ -120,7 +120,7 @@ class RowProduct:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[n, in] -> [n, out]"""
-        if coded := read_with(self.coded, len(x)):
+        if coded := codes_if_few(self.coded, len(x)):
             return coded.product(x, bias)
         if not x.is_contiguous():
             if self.reads_columns:
@@ -131,7 +131,7 @@ class RowProduct:
         return F.linear(x, self.dense, bias) if len(x) <= self.right_rows else weight_product(x, self.dense, bias)
 
     def reads_codes(self, rows: int) -> bool:
-        return read_with(self.coded, rows) is not None
+        return codes_if_few(self.coded, rows) is not None
 
     def choose_side(self, is_right: bool) -> None:
         self.right_rows = FEW if is_right else 0
@@ -166,14 +166,14 @@ class AddedProduct:
 
     def __call__(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """[n, out], [n, in] -> [n, out]"""
-        if coded := read_with(self.coded, len(x)):
+        if coded := codes_if_few(self.coded, len(x)):
             return y.add_(coded.product(x, None))
         if self.packed is None:
             return y.addmm_(x, self.dense, alpha=self.scale)
         return torch.ops.mkldnn._linear_pointwise.binary(x, y, self.packed, None, "add")
 
     def reads_codes(self, rows: int) -> bool:
-        return read_with(self.coded, rows) is not None
+        return codes_if_few(self.coded, rows) is not None
 
     def pack(self) -> None:
         """The scale goes into W, if that rounds nothing."""

@@ -3,9 +3,10 @@
     y = W x + b + s B (A x)        q, k, v;  o;  gate, up;  down
 
 Such linears are one product where they are folded, or where their weights are neighbours in the mapped file
-(shared/base/cache.py). Their A matrices are one product too, and so are their B, as blocks on the diagonal of one
-matrix. A and B are cast to the compute type once for each version, into the memory of the last one: a CUDA graph reads
-what it has read before. With few rows, a weight may be read as its codes, and its adapter with it (coded.py).
+(shared/base/cache.py) and their adapters have one s. Their A matrices are one product too, and so are their B, as
+blocks on the diagonal of one matrix. A and B are cast to the compute type once for each version, into the memory of the
+last one: a CUDA graph reads what it has read before. With few rows, a weight may be read as its codes, and its adapter
+with it (coded.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -64,8 +65,8 @@ class Product:
         y = self.matmul(x, self.bias)
         return y if self.by_b is None else add(y, x, a[self.columns], self.by_b.dense.t(), self.by_b.scale)
 
-    def take_b(self) -> None:
-        """B as it is now, into its blocks."""
+    def copy_b(self) -> None:
+        """Copy the B of all linears into their blocks of `by_b`."""
         if self.by_b is None:
             return
         self.by_b.unpack()
@@ -100,19 +101,19 @@ class Stack:
         adapted = [linear for linear in self.linears if isinstance(linear, LoraLinear)]
         folded = [linear.folded for linear in adapted if linear.folded is not None]
         if len(folded) == len(self.linears):
-            self.sum_up(self.joined(adapted, folded))
+            self.use_folded(self.joined(adapted, folded))
             return
         if not self.products or self.folded is not None:
             self.folded = None
             self.build(adapted, dtype)
-        self.take_a(adapted)
+        self.copy_a(adapted)
         for product in self.products:
-            product.take_b()
+            product.copy_b()
         for factor in self.factors:
-            factor.take()
+            factor.encode()
 
-    def take_a(self, adapted: list[LoraLinear]) -> None:
-        """A as it is now."""
+    def copy_a(self, adapted: list[LoraLinear]) -> None:
+        """Copy the A of all linears into `by_a`."""
         if self.by_a is None:
             return
         self.by_a.unpack()
@@ -121,8 +122,8 @@ class Stack:
             self.by_a.dense[row : row + len(linear.lora_A)] = linear.lora_A.detach()
             row += len(linear.lora_A)
 
-    def sum_up(self, whole: torch.Tensor) -> None:
-        """Multiply by the sums from now on."""
+    def use_folded(self, whole: torch.Tensor) -> None:
+        """Multiply by these sums of base and adapter from now on."""
         if whole is not self.folded:
             self.folded, self.by_a, self.factors = whole, None, []
             self.products = [Product.of(self.linears, DenseMatmul(whole), 0, None)]
@@ -187,13 +188,13 @@ class Stack:
         return [part for product in self.products for part in product(x, low)]
 
     def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual + W x + b, of a single linear."""
+        """[n, out] residual + y, of a stack of one linear."""
         if self.folded is not None and self.products[0].bias is None:
             return torch.addmm(residual, x, self.folded.t())
         return residual + self(x)[0]
 
     def row_products(self) -> list[RowProduct]:
-        """Of dense weights."""
+        """By dense weights of the base."""
         return [product.matmul for product in self.products if isinstance(product.matmul, RowProduct)]
 
     def thin_products(self) -> Iterator[RowProduct | AddedProduct]:
@@ -214,6 +215,6 @@ def frozen(linear: Linear) -> FrozenLinear:
 
 
 def outputs(linear: Linear) -> int:
-    """How many a linear has; 0 if only codes are in memory, which are never joined."""
+    """How many a linear has; 0 if it has no adapter and no dense weight in memory. Such linears are never joined."""
     weight = linear.lora_B if isinstance(linear, LoraLinear) else linear.matmul.dense
     return 0 if weight is None else len(weight)

@@ -12,7 +12,7 @@ from actor.engines.token_step.coded import CodedFactor, reads_codes
 from actor.engines.token_step.packed import AddedProduct, FasterKinds, Packing, RowProduct
 from actor.engines.token_step.stacks import Stack, outputs
 from protocol.messages import Sampling
-from shared.config.processes import FACTOR_ROWS, PACKED_TOKENS
+from shared.config.processes import CODED_ADAPTER_ROWS, PACKED_TOKENS
 from shared.model.adapter_file import adapter_bytes
 from shared.model.lora import DenseMatmul, FrozenLinear, LoraLinear
 from tests.support.fakes import shake, tiny_prompter
@@ -30,7 +30,7 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def taken(weight: torch.Tensor, scale: float = 1.0) -> CodedFactor:
     factor = CodedFactor(weight, scale)
-    factor.take()
+    factor.encode()
     return factor
 
 
@@ -43,7 +43,7 @@ def largest_error(weight: torch.Tensor, scale: float, x: torch.Tensor) -> torch.
     return terms + 2**-8 * (x.double() @ wide.t()).abs() + 1e-6
 
 
-@pytest.mark.parametrize("rows", [1, 8, FACTOR_ROWS])
+@pytest.mark.parametrize("rows", [1, 8, CODED_ADAPTER_ROWS])
 @pytest.mark.parametrize(("out", "size"), [(4, 64), (16, 4864), (96, 896), (1152, 48), (200, 8), (33, 12)])
 @pytest.mark.parametrize("scale", [1.0, 2.0, 0.3, -1.5])
 def test_a_product_is_that_of_the_values(rows: int, out: int, size: int, scale: float) -> None:
@@ -101,8 +101,8 @@ def test_a_sum_takes_the_scale_into_the_codes() -> None:
     plain = AddedProduct(b, 1.5)(y.clone(), x).float()
     found = added(y.clone(), x).float()
     assert 0 < (found - plain).norm() < 0.02 * plain.norm()
-    many = drawn(FACTOR_ROWS + 1, 32)
-    wide = drawn(FACTOR_ROWS + 1, 320)
+    many = drawn(CODED_ADAPTER_ROWS + 1, 32)
+    wide = drawn(CODED_ADAPTER_ROWS + 1, 320)
     assert torch.equal(added(wide.clone(), many), AddedProduct(b, 1.5)(wide.clone(), many)), "more rows, in bf16"
 
 
@@ -145,7 +145,7 @@ def test_a_new_version_replaces_the_codes_of_every_factor(tmp_path: Path, name: 
         shake(sampled.policy, 10 + version)
         sampled.engine.install(version, adapter_bytes(sampled.policy.adapter))
         for stack in stacks_of(sampled.engine):
-            x = drawn(FACTOR_ROWS + 1, adapters_of(stack)[0].lora_A.shape[1], seed=version)
+            x = drawn(CODED_ADAPTER_ROWS + 1, adapters_of(stack)[0].lora_A.shape[1], seed=version)
             expected, found = of_linears(stack, x[:8]), added_by_adapter(stack, x[:8])
             assert (found - expected).norm() < 0.02 * expected.norm()
             assert not torch.equal(found, added_by_adapter(stack, x)[:8]), "in bf16 with more rows"
@@ -159,8 +159,8 @@ def test_they_are_used_only_beside_codes_of_the_base(tmp_path: Path) -> None:
     for engine, few, many in ((sampled.engine, True, False), (dense, False, False)):
         thin = engine.thin_products()
         assert len(thin) == 2 * len(stacks_of(engine)), "A and B"
-        assert {product.reads_codes(FACTOR_ROWS) for product in thin} == {few}
-        assert {product.reads_codes(FACTOR_ROWS + 1) for product in thin} == {many}
+        assert {product.reads_codes(CODED_ADAPTER_ROWS) for product in thin} == {few}
+        assert {product.reads_codes(CODED_ADAPTER_ROWS + 1) for product in thin} == {many}
 
 
 @needs_codes
@@ -189,7 +189,7 @@ def test_an_order_whose_rows_become_few_gives_the_same_bits_again(tmp_path: Path
         for _ in range(2)
     ]
     lengths = [len(one.ids) for one in twice[0][0]]
-    assert sum(length > 6 for length in lengths) <= FACTOR_ROWS, "rows end early"
+    assert sum(length > 6 for length in lengths) <= CODED_ADAPTER_ROWS, "rows end early"
     assert any(length > 6 for length in lengths) and sum(counts) == 40
     for one, other in zip(*(found[0] for found in twice), strict=True):
         assert np.array_equal(one.ids, other.ids) and np.array_equal(one.logprobs, other.logprobs)
@@ -200,9 +200,9 @@ def test_they_are_not_packed_for_few_rows() -> None:
     b = drawn(32, 320)
     thin, weight, packing = AddedProduct(b, 2.0, taken(b.t(), 2.0)), RowProduct(drawn(128, 128)), Packing(1.0)
     packing.kinds = FasterKinds(packed=True, right=False)
-    packing.prepare([weight], [thin], PACKED_TOKENS, FACTOR_ROWS)
+    packing.prepare([weight], [thin], PACKED_TOKENS, CODED_ADAPTER_ROWS)
     assert weight.packed is not None and thin.packed is None
-    packing.prepare([weight], [thin], PACKED_TOKENS, FACTOR_ROWS + 1)
+    packing.prepare([weight], [thin], PACKED_TOKENS, CODED_ADAPTER_ROWS + 1)
     assert thin.packed is not None
 
 
