@@ -76,11 +76,11 @@ def overridden(config: EvalConfig, given: dict[str, int | None]) -> EvalConfig:
 class AdapterEvaluator:
     """Evaluates one adapter after the other with the same actor."""
 
-    def __init__(self, evaluator: "Evaluator", filler: "LocalFiller", *, rounds: bool = False) -> None:
-        """rounds: to bf16, as the run does for its actors, so that both find the same."""
+    def __init__(self, evaluator: "Evaluator", filler: "LocalFiller", *, rounded: bool = False) -> None:
+        """rounded: to bf16, as the run does for its actors, so that both find the same."""
         self.evaluator = evaluator
         self.filler = filler
-        self.rounds = rounds
+        self.rounded = rounded
 
     @property
     def tasks_sha256(self) -> str:
@@ -91,7 +91,7 @@ class AdapterEvaluator:
         from learner.update.publisher import policy_message
         from shared.model.adapter_file import digest, rounded_file
 
-        policy = policy_message(version, rounded_file(adapter) if self.rounds else adapter)
+        policy = policy_message(version, rounded_file(adapter) if self.rounded else adapter)
         self.filler.publish(policy, oldest_needed=version)
         return self.evaluator.run(label, version, digest(adapter))
 
@@ -134,7 +134,7 @@ def adapter_evaluator(
             raise DataError("There are no held-out tasks to evaluate on; set tasks.held_out and eval.problems.")
         filler = LocalFiller(actor.rollout, beat, on_filled)
         evaluator = Evaluator(config, tasks, filler, actor.prompter.text)
-        yield AdapterEvaluator(evaluator, filler, rounds=sent_dtype(config.link, config.compute) == "bf16")
+        yield AdapterEvaluator(evaluator, filler, rounded=sent_dtype(config.link, config.compute) == "bf16")
 
 
 def base_adapter(run: RunDir, model: ModelConfig, lora: LoraConfig, seed: int) -> bytes:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.plan.shape import FP32_BYTES, Lengths, ModelShape, adapter_bytes
+from launch.plan.shape import FP32_BYTES, Lengths, ModelShape, adapter_bytes, layer_outputs, token_bytes
 from shared.config.model import ModelConfig
 from shared.config.processes import (
     CODED_ROWS,
@@ -61,6 +61,8 @@ OWN_VALUES_PER_OUTPUT = 1.1
 """The same where the layers are computed without their modules."""
 WORKING_LAYERS = 1.5
 """What the backward pass of one layer computes with, as a multiple of what the layer keeps."""
+STACKED = 1.5
+"""The adapter in a token step, as a multiple of its values: B of linears with one input are blocks of one matrix."""
 NF4_BYTES = 0.53
 """A parameter with its share of the scales."""
 HEAD_COLUMNS = 2048
@@ -199,11 +201,11 @@ class HostMemory:
         common = max(0, self.at_once - 1) * min(one, self.mapped)
         decode = self.at_once * one - common + (self.actors - self.at_once) * left
         if self.overlaps:
-            return self.weights + update + decode
-        return self.weights + max(update + self.actors * left, decode + min(update, self.ranks * self.unreturned))
+            return self.at_start + update + decode
+        return self.at_start + max(update + self.actors * left, decode + min(update, self.ranks * self.unreturned))
 
     @property
-    def weights(self) -> int:
+    def at_start(self) -> int:
         """What all processes have before the first step. With less, a run cannot start."""
         processes = [self.launcher, self.evaluator] + [self.learner] * self.ranks + [self.actor] * self.actors
         return size_of(self.shared) + sum(map(size_of, processes))
@@ -243,7 +245,7 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     folded = {"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}
     actor = {
         "Python": ACTOR_BYTES,
-        **({} if work.actor.is_elsewhere else own_rest | compiled | folded),
+        **({} if work.actor.is_elsewhere else own_rest | compiled | folded | stacked_items(shape, work)),
         "adapter": adapter,
         # Two, in the type that is computed with.
         "adapter as messages": 2 * adapter * work.value_bytes // FP32_BYTES,
@@ -280,6 +282,14 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     )
 
 
+def stacked_items(shape: ModelShape, work: Work) -> Items:
+    """The adapter as our own loop multiplies by it: in the type that is computed with, and as codes."""
+    if work.actor.engine != "hf" or not shape.own_layers or work.folds(shape):
+        return {}
+    num_bytes = work.value_bytes + work.codes_for(shape, 1)
+    return {"adapter of token steps": int(STACKED * work.rank * shape.adapter * num_bytes)}
+
+
 def rollout_items(shape: ModelShape, work: Work) -> Items:
     """Empty where nothing is sampled, or servers do it."""
     if not work.samples or work.actor.is_elsewhere:
@@ -296,13 +306,12 @@ def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: in
     prompts = at_once if work.in_turns else min(prompts, at_once)
     fed = cap // 2 if work.in_turns else prompt
     piece = max(fed, min(prompts * fed, PIECE_TOKENS))
-    kept = {"earlier turns": rows * prompt * token_bytes(shape)} if work.in_turns else {}
     packed = {"packed weights": packed_bytes(shape, work, at_once)} if work.packs_for(cap) else {}
     return {
         **packed,
         **mapped_items(shape, work),
         "keys and values": (prompts * prompt + at_once * cap) * token_bytes(shape),
-        **kept,
+        **({"earlier turns": rows * prompt * token_bytes(shape)} if work.in_turns else {}),
         "sampler": at_once * shape.vocabulary * LOGIT_BYTES,
         # Their keys and values too, until they are copied.
         "prompts": piece * work.value_bytes * (layer_outputs(shape) + token_bytes(shape) // FP32_BYTES),
@@ -331,11 +340,6 @@ def longest_prompt(work: Work, cap: int) -> int:
     return work.lengths.prompt + (cap if work.in_turns else 0)
 
 
-def token_bytes(shape: ModelShape) -> int:
-    """Keys and values of one token, which are fp32 on a CPU."""
-    return 2 * shape.layers * shape.key_value * FP32_BYTES
-
-
 def decoded_at_once(shape: ModelShape, work: Work, cap: int) -> int:
     """Rows of a token step, for completions of at most `cap` tokens."""
     cached = (longest_prompt(work, cap) + cap) * token_bytes(shape)
@@ -362,10 +366,6 @@ def update_items(shape: ModelShape, work: Work) -> Items:
         "a layer's backward pass": int(WORKING_LAYERS * tokens * layer),
         "head": FP32_BYTES * (HEAD_TILES * rows * HEAD_COLUMNS + HEAD_ROWS * used_tokens(work, tokens) * shape.hidden),
     }
-
-
-def layer_outputs(shape: ModelShape) -> int:
-    return shape.outputs // shape.layers
 
 
 def layer_activations(shape: ModelShape, work: Work) -> float:

@@ -153,3 +153,13 @@ def anchor_bytes(rank: int, curriculum: CurriculumConfig, shape: ModelShape) -> 
     """What a checkpoint keeps of the end of a stage: the adapter of that time, and Fisher's weights in two bytes each,
     as if every matrix had an adapter."""
     return adapter_bytes(rank, shape) * curriculum.anchored + 2 * shape.linear * (curriculum.ewc > 0.0)
+
+
+def token_bytes(shape: ModelShape) -> int:
+    """Keys and values of one token, which are fp32 on a CPU."""
+    return 2 * shape.layers * shape.key_value * FP32_BYTES
+
+
+def layer_outputs(shape: ModelShape) -> int:
+    """Values that the products of one layer give for a token."""
+    return shape.outputs // shape.layers

@@ -57,13 +57,13 @@ class Publisher:
         self.adapter = adapter
         self.canary = canary
         self.trace = trace
-        self.rounds = dtype == "bf16"
+        self.sends_bf16 = dtype == "bf16"
         self.versions: dict[int, Version] = {}
 
     def snapshot(self, version: int) -> PolicyMessage:
         """The adapter as it is now, under this version."""
         with self.trace.phase("publish"):
-            self.versions[version] = self.numbered(version, adapter_bytes(self.adapter))
+            self.versions[version] = self.new_version(version, adapter_bytes(self.adapter))
         return self.versions[version].policy
 
     def restore(self, files: Mapping[int, bytes]) -> None:
@@ -71,11 +71,11 @@ class Publisher:
         self.versions = {}
         for version in sorted(files):
             install_adapter(self.adapter, files[version])
-            self.versions[version] = self.numbered(version, files[version])
+            self.versions[version] = self.new_version(version, files[version])
 
-    def numbered(self, version: int, file: bytes) -> Version:
+    def new_version(self, version: int, file: bytes) -> Version:
         """file: of the adapter as it is now."""
-        sent = adapter_bytes(self.adapter, torch.bfloat16) if self.rounds else file
+        sent = adapter_bytes(self.adapter, torch.bfloat16) if self.sends_bf16 else file
         return Version(file=file, policy=policy_message(version, sent, self.canary()))
 
     def forget_before(self, version: int) -> None:

@@ -41,6 +41,19 @@ def test_with_codes_nothing_is_packed_and_the_head_is_in_8_bits() -> None:
     assert "codes" not in wide, "in fp32 nothing multiplies by them"
 
 
+def test_a_token_step_has_the_adapter_in_blocks() -> None:
+    rank, hidden, inner = 16, 896, 4864
+    in_a = rank * (3 * hidden + hidden + 2 * hidden + inner)
+    in_b = 3 * rank * (896 + 128 + 128) + rank * hidden + 2 * rank * 2 * inner + rank * hidden
+    bf16, item = {"dtype": "bf16"}, "adapter of token steps"
+    dense, coded = (host_memory(HALF, work(compute=bf16, actor=actor)).actor for actor in ({"weights": "dense"}, CODES))
+    assert dense[item] == pytest.approx(2 * 24 * (in_a + in_b), rel=0.03)
+    assert coded[item] == pytest.approx(3 * 24 * (in_a + in_b), rel=0.03), "in bf16, and in 8 bits"
+    assert item not in host_memory(HALF, work(actor={"fold": "always"})).actor, "in fp32 both are summed up"
+    elsewhere = host_memory(replace(HALF, own_layers=False), work(compute=bf16)).actor
+    assert item not in elsewhere, "modules multiply by the adapter itself"
+
+
 def test_codes_take_a_quarter_of_the_time_of_what_they_are_read_for() -> None:
     quick = structs.replace(RATES, coded=(25e-11, 25e-11, 5e-10), eight_bit=(5e-10,) * 5)
     speed = structs.replace(SPEED, rates={"bf16": quick, "fp32": RATES})
