@@ -22,10 +22,12 @@ def main(nodes: int) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
-    # The paths of Ray's sockets are short only below a short folder.
-    folder = tempfile.mkdtemp(prefix="ray")
+    # The paths of Ray's sockets are short only below a short folder. Ray also notes there which cluster is the newest of
+    # this machine, instead of in its usual folder, which may not exist, or belong to a cluster of somebody's.
+    folder = os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray")
+    os.mkdir(os.path.join(folder, "ray"))
     size = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
-    head = {"num_cpus": 0, "temp_dir": folder, "_system_config": GIVEN_UP, **size}
+    head = {"num_cpus": 0, "temp_dir": os.path.join(folder, "ray"), "_system_config": GIVEN_UP, **size}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         added = [cluster.add_node(num_cpus=1, **size) for _ in range(nodes)]
