@@ -22,8 +22,8 @@ def main(nodes: int) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
-    # The paths of Ray's sockets are short only below a short folder. Ray also notes there which cluster is the newest of
-    # this machine, instead of in its usual folder, which may not exist, or belong to a cluster of somebody's.
+    # The paths of Ray's sockets are short only below a short folder. Ray also notes there which cluster of this machine
+    # is the newest: its usual folder may not exist, or may belong to another cluster.
     folder = os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray")
     os.mkdir(os.path.join(folder, "ray"))
     size = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
