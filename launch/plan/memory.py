@@ -40,7 +40,7 @@ LIBRARIES_BYTES = 285 * MIB
 """Python, torch and transformers, imported once by the fork server."""
 LEARNER_BYTES = 75 * MIB
 """What a learner has besides, before its first step: tasks, threads."""
-ACTOR_BYTES = 50 * MIB
+ACTOR_BYTES = 30 * MIB
 """What an actor has besides."""
 WORKER_BYTES = 8 * MIB
 """A process that scores completions."""
