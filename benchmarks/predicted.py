@@ -139,8 +139,8 @@ def at_lengths(run: RunDir, predicted: Figures, measured: Figures) -> Figures:
     memory = host_memory(shape, work)
     found = msgspec.structs.replace(
         predicted,
-        learner_mb=round(memory.learner_resident / MIB),
-        actor_mb=round(memory.actor_resident / MIB),
+        learner_mb=round(memory.learner_peak / MIB),
+        actor_mb=round(memory.actor_peak / MIB),
         all_mb=round(memory.total / MIB),
     )
     try:

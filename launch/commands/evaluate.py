@@ -77,7 +77,7 @@ class AdapterEvaluator:
     """Evaluates one adapter after the other with the same actor."""
 
     def __init__(self, evaluator: "Evaluator", filler: "LocalFiller", *, rounded: bool = False) -> None:
-        """rounded: to bf16, as the run does for its actors, so that both find the same."""
+        """rounded: to bf16, as the run sends its adapters, so that `eval` finds what the run's own evaluations find."""
         self.evaluator = evaluator
         self.filler = filler
         self.rounded = rounded

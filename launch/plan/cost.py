@@ -72,8 +72,8 @@ class Plan:
         """What can be compared with the run."""
         time, samples = self.time, self.work.samples
         return Figures(
-            learner_mb=round(self.memory.learner_resident / MIB),
-            actor_mb=round(self.memory.actor_resident / MIB) if samples else None,
+            learner_mb=round(self.memory.learner_peak / MIB),
+            actor_mb=round(self.memory.actor_peak / MIB) if samples else None,
             all_mb=round(self.memory.total / MIB),
             rollout_s=round(time.rollout, 3) if time and samples else None,
             update_s=round(time.update, 3) if time else None,

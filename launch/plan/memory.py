@@ -39,9 +39,9 @@ LAUNCHER_BYTES = 115 * MIB
 LIBRARIES_BYTES = 285 * MIB
 """Python, torch and transformers, imported once by the fork server."""
 LEARNER_BYTES = 75 * MIB
-"""What a learner has besides, before its first step: tasks, threads."""
+"""What a learner has beyond the libraries and its other items: tasks, threads."""
 ACTOR_BYTES = 30 * MIB
-"""What an actor has besides."""
+"""The same of an actor."""
 WORKER_BYTES = 8 * MIB
 """A process that scores completions."""
 TOKEN_BYTES = 500
@@ -62,7 +62,7 @@ OWN_VALUES_PER_OUTPUT = 1.1
 WORKING_LAYERS = 1.5
 """What the backward pass of one layer computes with, as a multiple of what the layer keeps."""
 STACKED = 1.5
-"""The adapter in a token step, as a multiple of its values: B of linears with one input are blocks of one matrix."""
+"""What a token step stores of the adapter for each of its values: between the blocks of B, zeros are stored too."""
 NF4_BYTES = 0.53
 """A parameter with its share of the scales."""
 HEAD_COLUMNS = 2048
@@ -201,22 +201,22 @@ class HostMemory:
         common = max(0, self.at_once - 1) * min(one, self.mapped)
         decode = self.at_once * one - common + (self.actors - self.at_once) * left
         if self.overlaps:
-            return self.at_start + update + decode
-        return self.at_start + max(update + self.actors * left, decode + min(update, self.ranks * self.unreturned))
+            return self.lasting + update + decode
+        return self.lasting + max(update + self.actors * left, decode + min(update, self.ranks * self.unreturned))
 
     @property
-    def at_start(self) -> int:
-        """What all processes have before the first step. With less, a run cannot start."""
+    def lasting(self) -> int:
+        """What all processes have all the time. With less, a run cannot start."""
         processes = [self.launcher, self.evaluator] + [self.learner] * self.ranks + [self.actor] * self.actors
         return size_of(self.shared) + sum(map(size_of, processes))
 
     @property
-    def learner_resident(self) -> int:
+    def learner_peak(self) -> int:
         """Peak of the learner, shared pages included, as the system counts it."""
         return size_of(self.shared) + size_of(self.learner) + size_of(self.update)
 
     @property
-    def actor_resident(self) -> int:
+    def actor_peak(self) -> int:
         """Peak of an actor, shared pages included. Where servers decode, it has no base."""
         decode = max(size_of(self.rollout), size_of(self.evaluation))
         base = 0 if decode else self.shared["base"]
@@ -283,10 +283,10 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
 
 
 def stacked_items(shape: ModelShape, work: Work) -> Items:
-    """The adapter as our own loop multiplies by it: in the type that is computed with, and as codes."""
+    """The adapter as our own loop multiplies by it: in the type that is computed with, and for few rows as codes."""
     if work.actor.engine != "hf" or not shape.own_layers or work.folds(shape):
         return {}
-    num_bytes = work.value_bytes + work.codes_for(shape, 1)
+    num_bytes = work.value_bytes + (1 if work.codes_for(shape, 1) else 0)
     return {"adapter of token steps": int(STACKED * work.rank * shape.adapter * num_bytes)}
 
 

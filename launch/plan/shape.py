@@ -46,7 +46,7 @@ class ModelShape:
     rest: int
     """All others: embedding, head, norms."""
     adapter: int
-    """Rows and columns of the matrices that get an adapter: its parameters for each unit of rank."""
+    """Parameters of the adapter for each unit of rank: the rows and columns of all matrices that get one."""
     file_bytes: int
     """Size of its weight files."""
     layers: int

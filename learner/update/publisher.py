@@ -33,9 +33,9 @@ class Version:
     """The adapter after a number of steps."""
 
     file: bytes
-    """fp32."""
+    """What a checkpoint writes: fp32."""
     policy: PolicyMessage
-    """For the actors."""
+    """For the actors. If it is sent in fp32, it has the same bytes, once in memory."""
 
     @cached_property
     def sha256(self) -> str:
@@ -74,7 +74,7 @@ class Publisher:
             self.versions[version] = self.new_version(version, files[version])
 
     def new_version(self, version: int, file: bytes) -> Version:
-        """file: of the adapter as it is now."""
+        """A record of the adapter as it is now, under this number. file: its bytes in fp32."""
         sent = adapter_bytes(self.adapter, torch.bfloat16) if self.sends_bf16 else file
         return Version(file=file, policy=policy_message(version, sent, self.canary()))
 

@@ -349,7 +349,8 @@ CODED_ROWS = 32
 """Up to this number of rows `hf` reads codes in a token step (actor/engines/token_step/coded.py). With more, dense
 weights are faster."""
 CODED_ADAPTER_ROWS = 16
-"""Up to this number of rows the adapter is read as codes too, beside those of the base."""
+"""Up to this number of rows the adapter is read as codes too, beside those of the base. A token step in bf16 has a
+multiple of 8 rows."""
 PACKED_TOKENS = 32
 """From this cap on `hf` packs the weights for an order (actor/engines/token_step/packed.py)."""
 EIGHT_BIT_TOKENS = 64

@@ -21,7 +21,7 @@ The function is called by its name in bitsandbytes' library, because to import t
 Its threads are PyTorch's where both name OpenMP's runtime alike, as in PyTorch's builds for CPUs; else it has as many
 of its own (OMP_NUM_THREADS).
 
-The adapter. Each layer multiplies by A and B of four groups of linears. These factors are small, but before each of
+The adapter. Each layer multiplies by A and B of four stacks of linears. These factors are small, but before each of
 them the base's weights have driven oneDNN's code and tables out of the caches, and to read those back takes most of the
 product's time. PyTorch's product with int8 weights has little code; `benchmarks/decode_bound.py` shows what it saves.
 It multiplies row by row, so it serves up to CODED_ADAPTER_ROWS rows. A value is wrong by up to a 254th of the largest
@@ -108,27 +108,28 @@ class CodedFactor:
     most_rows = CODED_ADAPTER_ROWS
 
     def __init__(self, weight: torch.Tensor, scale: float = 1.0) -> None:
-        """weight: [out, in] bf16, in any order. Call `encode` whenever its values have changed."""
-        self.weight, self.scale = weight, scale
+        """weight: [out, in] bf16, in any order. scale: s of the adapter for B, 1 for A. Call `encode` when its values
+        have changed."""
+        self.weight, self.lora_scale = weight, scale
         out, size = weight.shape
         self.filled = -size % WIDTH
         self.codes = torch.zeros(out, size + self.filled, dtype=torch.int8)
-        self.scales = weight.new_empty(len(weight))
+        self.row_scales = weight.new_empty(len(weight))
 
     def encode(self) -> None:
-        """Codes and scales of the values that the weight has now."""
+        """Make codes and row scales from the values that the weight has now."""
         wide = self.weight.float()
-        largest = wide.abs().amax(dim=1).mul_(abs(self.scale) / LARGEST)
+        largest = wide.abs().amax(dim=1).mul_(abs(self.lora_scale) / LARGEST)
         # A row of zeros, as in B at the start, has codes of zero.
-        self.scales.copy_(largest.clamp_(min=SMALLEST_SCALE))
+        self.row_scales.copy_(largest.clamp_(min=SMALLEST_SCALE))
         # At most 127.496, however the scale was rounded.
-        codes = wide.mul_((self.scale / self.scales.float())[:, None]).round_()
+        codes = wide.mul_((self.lora_scale / self.row_scales.float())[:, None]).round_()
         self.codes[:, : codes.shape[1]] = codes
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[n, in] bf16, [out] -> [n, out]"""
         x = F.pad(x, (0, self.filled)) if self.filled else x.contiguous()
-        y = torch.ops.aten._weight_int8pack_mm(x, self.codes, self.scales)
+        y = torch.ops.aten._weight_int8pack_mm(x, self.codes, self.row_scales)
         return y if bias is None else y.add_(bias)
 
 

@@ -66,7 +66,7 @@ class Product:
         return y if self.by_b is None else add(y, x, a[self.columns], self.by_b.dense.t(), self.by_b.scale)
 
     def copy_b(self) -> None:
-        """Copy the B of all linears into their blocks of `by_b`."""
+        """Copy the B of all linears into their blocks of `by_b`, whose packed copy is dropped."""
         if self.by_b is None:
             return
         self.by_b.unpack()
@@ -89,7 +89,7 @@ class Stack:
         self.add_low_rank = adapted[0].add_low_rank if adapted else add_low_rank
         """PyTorch's version multiplies by all A of a stack at once; a kernel has a launch for each linear."""
         self.folded: torch.Tensor | None = None
-        """The sums of all linears, one below the other."""
+        """W + s B A of each linear, one below the other."""
         self.by_a: RowProduct | None = None
         """By all A."""
         self.factors: list[CodedFactor] = []
@@ -113,7 +113,7 @@ class Stack:
             factor.encode()
 
     def copy_a(self, adapted: list[LoraLinear]) -> None:
-        """Copy the A of all linears into `by_a`."""
+        """Copy the A of all linears into `by_a`, whose packed copy is dropped."""
         if self.by_a is None:
             return
         self.by_a.unpack()

@@ -28,7 +28,7 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def taken(weight: torch.Tensor, scale: float = 1.0) -> CodedFactor:
+def encoded(weight: torch.Tensor, scale: float = 1.0) -> CodedFactor:
     factor = CodedFactor(weight, scale)
     factor.encode()
     return factor
@@ -48,7 +48,7 @@ def largest_error(weight: torch.Tensor, scale: float, x: torch.Tensor) -> torch.
 @pytest.mark.parametrize("scale", [1.0, 2.0, 0.3, -1.5])
 def test_a_product_is_that_of_the_values(rows: int, out: int, size: int, scale: float) -> None:
     weight, x = drawn(out, size), drawn(rows, size, seed=1)
-    found = taken(weight, scale).product(x).double()
+    found = encoded(weight, scale).product(x).double()
     exact = x.double() @ (scale * weight.double()).t()
     assert ((found - exact).abs() <= largest_error(weight, scale, x)).all()
     assert 0 < (found - exact).norm() < 0.02 * exact.norm()
@@ -56,9 +56,9 @@ def test_a_product_is_that_of_the_values(rows: int, out: int, size: int, scale: 
 
 def test_a_weight_may_lie_column_by_column_and_rows_apart() -> None:
     weight, x = drawn(48, 32), drawn(16, 32, seed=1)
-    expected = taken(weight).product(x)
-    assert torch.equal(taken(weight.t().contiguous().t()).product(x), expected)
-    assert torch.equal(taken(weight).product(x[::2]), expected[::2])
+    expected = encoded(weight).product(x)
+    assert torch.equal(encoded(weight.t().contiguous().t()).product(x), expected)
+    assert torch.equal(encoded(weight).product(x[::2]), expected[::2])
 
 
 @pytest.mark.parametrize("size", [1, 4, 8, 15, 17, 24, 100])
@@ -67,15 +67,15 @@ def test_nothing_beyond_a_narrow_factor_is_read(size: int) -> None:
     weight, memory = drawn(200, size), torch.full((8 * size + 4096,), 1e30).bfloat16()
     x = memory[: 8 * size].view(8, size).copy_(drawn(8, size, seed=1))
     exact = x.double() @ weight.double().t()
-    assert ((taken(weight).product(x).double() - exact).abs() <= largest_error(weight, 1.0, x)).all()
+    assert ((encoded(weight).product(x).double() - exact).abs() <= largest_error(weight, 1.0, x)).all()
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 1e6])
 def test_zeros_stay_zero_and_no_value_leaves_its_range(scale: float) -> None:
     weight = drawn(64, 32)
     weight[3] = 0.0
-    factor = taken(weight, scale)
-    assert not factor.codes[3].any() and (scale / factor.scales.float()).isfinite().all()
+    factor = encoded(weight, scale)
+    assert not factor.codes[3].any() and (scale / factor.row_scales.float()).isfinite().all()
     found = factor.product(drawn(8, 32, seed=1))
     assert found.isfinite().all() and not found[:, 3].any()
     assert int(factor.codes.abs().max()) == 127
@@ -85,19 +85,19 @@ def test_no_code_overflows_however_a_scale_is_rounded() -> None:
     sizes = torch.linspace(1.0, 2.0, 2**8 + 1).bfloat16()
     weight = torch.stack([sizes, -sizes], dim=1).repeat(1, 8)
     for scale in torch.linspace(1.0, 2.0, 97).tolist():
-        codes = taken(weight, scale).codes
+        codes = encoded(weight, scale).codes
         assert torch.equal(codes.sign(), weight.sign().to(torch.int8)) and (codes.int().abs() == 127).all()
 
 
 def test_a_bias_is_added() -> None:
     weight, x, bias = drawn(24, 32), drawn(8, 32, seed=1), drawn(24, seed=2)
-    factor = taken(weight)
+    factor = encoded(weight)
     assert torch.equal(factor.product(x, bias), factor.product(x) + bias)
 
 
 def test_a_sum_takes_the_scale_into_the_codes() -> None:
     b, x, y = drawn(32, 320), drawn(8, 32, seed=1), drawn(8, 320, seed=2)
-    added = AddedProduct(b, 1.5, taken(b.t(), 1.5))
+    added = AddedProduct(b, 1.5, encoded(b.t(), 1.5))
     plain = AddedProduct(b, 1.5)(y.clone(), x).float()
     found = added(y.clone(), x).float()
     assert 0 < (found - plain).norm() < 0.02 * plain.norm()
@@ -198,7 +198,7 @@ def test_an_order_whose_rows_become_few_gives_the_same_bits_again(tmp_path: Path
 @needs_bf16
 def test_they_are_not_packed_for_few_rows() -> None:
     b = drawn(32, 320)
-    thin, weight, packing = AddedProduct(b, 2.0, taken(b.t(), 2.0)), RowProduct(drawn(128, 128)), Packing(1.0)
+    thin, weight, packing = AddedProduct(b, 2.0, encoded(b.t(), 2.0)), RowProduct(drawn(128, 128)), Packing(1.0)
     packing.kinds = FasterKinds(packed=True, right=False)
     packing.prepare([weight], [thin], PACKED_TOKENS, CODED_ADAPTER_ROWS)
     assert weight.packed is not None and thin.packed is None

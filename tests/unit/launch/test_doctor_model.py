@@ -313,15 +313,15 @@ def host_need(config: Config, shape: ModelShape) -> HostMemory:
 
 
 def test_a_cpu_has_the_base_once_and_the_actors_sums_if_they_are_wanted() -> None:
-    needed = host_need(config(actor={"fold": "always"}), QWEN_15B).at_start
+    needed = host_need(config(actor={"fold": "always"}), QWEN_15B).lasting
     values, adapter = QWEN_15B.linear + QWEN_15B.rest, "adapter of token steps"
     half, usual = host_need(config(compute={"dtype": "bf16"}), QWEN_15B), host_need(Config(), QWEN_15B)
     compiled = 2 * int(COMPILED_PRODUCTS * PRODUCT_BYTES)
     in_bf16 = 2 * values + compiled + half.actor[adapter]
-    assert needed - half.at_start == 4 * (values + QWEN_15B.linear) - in_bf16
-    without_sums = usual.at_start - usual.actor[adapter]
+    assert needed - half.lasting == 4 * (values + QWEN_15B.linear) - in_bf16
+    without_sums = usual.lasting - usual.actor[adapter]
     assert needed - without_sums == 4 * QWEN_15B.linear, "by default a large model has none"
-    assert host_need(config(model={"dequantize": "each_call"}), QWEN_15B).at_start < needed / 2
+    assert host_need(config(model={"dequantize": "each_call"}), QWEN_15B).lasting < needed / 2
     assert memory_beside_card(QWEN_15B, 16, "ddp").started < needed / 2
 
 

@@ -105,13 +105,13 @@ def test_half_the_bytes_in_bf16_and_no_sums_in_the_actor() -> None:
 def test_only_the_larger_peak_counts_where_processes_take_turns() -> None:
     turns = host_memory(HALF, work())
     update, rollout = size_of(turns.update), size_of(turns.rollout)
-    assert turns.total == turns.at_start + max(update, rollout), "after long turns all that is freed goes back"
+    assert turns.total == turns.lasting + max(update, rollout), "after long turns all that is freed goes back"
     short = replace(turns, unreturned=UNRETURNED_BYTES).total
-    assert short == turns.at_start + update + min(rollout, UNRETURNED_BYTES) and turns.unreturned == 0
+    assert short == turns.lasting + update + min(rollout, UNRETURNED_BYTES) and turns.unreturned == 0
     assert host_memory(replace(HALF, linear=LONG_TURN_WEIGHTS - 1), work()).unreturned == UNRETURNED_BYTES
     both = work(compute={"learner_threads": 1, "actor_threads": 1}, pipeline={"max_lag": 1})
     assert both.overlaps
-    assert host_memory(HALF, both).total == turns.at_start + update + rollout
+    assert host_memory(HALF, both).total == turns.lasting + update + rollout
 
 
 def test_prompts_need_memory_piece_by_piece() -> None:
@@ -129,10 +129,10 @@ def test_an_evaluation_has_a_prompt_for_each_row() -> None:
     without, with_one = host_memory(HALF, work()), host_memory(HALF, work(eval={"problems": 100, "long_cap": 512}))
     assert without.evaluation == {}
     assert with_one.evaluation["keys and values"] == 2 * 24 * 128 * 4 * (8 * 64 + 8 * 512)
-    assert with_one.actor_resident > without.actor_resident
+    assert with_one.actor_peak > without.actor_peak
     beside = host_memory(HALF, work(eval={"problems": 100, "long_cap": 512, "every": 5, "beside": True}))
     assert beside.evaluation == {} and beside.evaluator.items() > with_one.evaluation.items()
-    assert beside.at_start - without.at_start == size_of(beside.evaluator)
+    assert beside.lasting - without.lasting == size_of(beside.evaluator)
 
 
 def test_what_is_kept_of_conversations_is_an_item() -> None:

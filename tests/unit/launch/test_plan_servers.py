@@ -22,10 +22,10 @@ def test_on_a_cpu_it_has_no_model_and_takes_no_turns() -> None:
     here, there = host_memory(HALF, work(eval={"problems": 64})), host_memory(HALF, work(**served))
     assert there.rollout == there.evaluation == {} and set(there.actor) <= set(here.actor)
     adapter = 4 * 16 * HALF.adapter
-    assert there.actor_resident == there.shared["libraries"] + there.shared["tokenizer"] + sum(there.actor.values())
+    assert there.actor_peak == there.shared["libraries"] + there.shared["tokenizer"] + sum(there.actor.values())
     assert there.actor["adapter"] + there.actor["adapter as messages"] == 3 * adapter
     assert (
-        there.actor_resident < here.actor_resident
+        there.actor_peak < here.actor_peak
         and there.total <= here.total
         and there.learner == here.learner
         and there.shared == here.shared

@@ -46,9 +46,9 @@ def test_without_evaluations_there_is_no_actor() -> None:
     alone, evaluated = host_memory(HALF, work()), host_memory(HALF, work(problems=16))
     assert alone.actor == alone.rollout == alone.evaluation == {}
     assert alone.launcher == {"launcher": LAUNCHER_BYTES}
-    assert alone.total == alone.at_start + size_of(alone.update)
+    assert alone.total == alone.lasting + size_of(alone.update)
     assert evaluated.actor and evaluated.evaluation and evaluated.rollout == {}
-    assert evaluated.at_start == alone.at_start + size_of(evaluated.actor) + evaluated.launcher["scoring"]
+    assert evaluated.lasting == alone.lasting + size_of(evaluated.actor) + evaluated.launcher["scoring"]
     beside = work(eval={"problems": 16, "every": 2, "beside": True})
     assert host_memory(HALF, beside).actor == {} and host_memory(HALF, beside).evaluator
 

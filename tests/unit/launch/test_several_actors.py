@@ -107,12 +107,12 @@ def test_memory_counts_every_actor_and_those_that_decode_at_once() -> None:
     one, free, in_turns = memory(4, actors=1), memory(4, actors=3), memory(2, actors=3)
     actor, order, update = size_of(one.actor), size_of(one.rollout), size_of(one.update)
     scoring = one.launcher["scoring"]
-    assert free.at_start - one.at_start == 2 * (actor + scoring) == in_turns.at_start - one.at_start
+    assert free.lasting - one.lasting == 2 * (actor + scoring) == in_turns.lasting - one.lasting
     left, kept = min(order, UNRETURNED_BYTES), min(update, UNRETURNED_BYTES)
-    assert in_turns.total - in_turns.at_start == max(update + 3 * left, order + 2 * left + kept)
-    assert free.total - free.at_start == max(update + 3 * left, 3 * order + kept)
+    assert in_turns.total - in_turns.lasting == max(update + 3 * left, order + 2 * left + kept)
+    assert free.total - free.lasting == max(update + 3 * left, 3 * order + kept)
     overlapping = memory(4, actors=3, max_lag=1)
-    assert overlapping.total - overlapping.at_start == update + 3 * order
+    assert overlapping.total - overlapping.lasting == update + 3 * order
 
 
 def test_one_actor_needs_what_it_needed() -> None:

@@ -96,12 +96,12 @@ def test_memory_counts_every_rank_with_its_share_of_the_step() -> None:
     one, four = (replace(host_memory(HALF, work(ranks)), unreturned=UNRETURNED_BYTES) for ranks in (1, 4))
     assert four.shared == one.shared, "the base is mapped by all"
     assert "gradients of all ranks" in four.learner and "gradients of all ranks" not in one.learner
-    assert four.at_start - one.at_start == 4 * size_of(four.learner) - size_of(one.learner)
+    assert four.lasting - one.lasting == 4 * size_of(four.learner) - size_of(one.learner)
     order = size_of(four.rollout)
     peak = max(
         4 * size_of(four.update) + min(order, UNRETURNED_BYTES), order + 4 * min(size_of(four.update), UNRETURNED_BYTES)
     )
-    assert four.total - four.at_start == peak
+    assert four.total - four.lasting == peak
     assert micro_batch_tokens(work(4)) <= step_tokens(work(4)) / 4 < micro_batch_tokens(work(1))
     assert micro_batch_tokens(work(4, token_budget=600)) == micro_batch_tokens(work(1, token_budget=600))
 
