@@ -84,7 +84,7 @@ class Hello(Message, frozen=True, kw_only=True):
     tokenizer_digest: Digest
     """sha256 over vocabulary, chat template and end ids."""
     lora_digest: Digest
-    """sha256 over the adapter layout: names, shapes, dtype, scale."""
+    """sha256 over the adapter layout: names, shapes, scales."""
     rules_digest: Digest
     """sha256 over the sections [verifier], [rollout], [environment] of config.json: how a run samples and scores."""
     machine: Name | None

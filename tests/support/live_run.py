@@ -92,7 +92,7 @@ class LiveRun:
         try:
             link = Link(port, "the test", "actor0", engine.identity, credits=2, rules_digest=RULES)
             link.join(WAIT_S)
-            serve(link, Rollout(engine, ScriptedScorer(), Lease(self.keys / "lease"), spelled))
+            serve(link, Rollout(engine, ScriptedScorer(), Lease(self.keys.with_name("lease")), spelled))
         finally:
             port.close()
 
