@@ -15,12 +15,12 @@ from msgspec import structs
 from launch.display.watch import seconds
 from launch.plan.duration import StepTime, evaluation_s, step_time, total_s
 from launch.plan.machine import NotMeasured, Speed
-from launch.plan.memory import MIB, Dtype, HostMemory, Items, Work, host_memory, size, size_of
+from launch.plan.memory import MIB, VALUE_BYTES, Dtype, HostMemory, Items, Work, host_memory, size, size_of
 from launch.plan.remedies import Remedy, fewer_rows, fits, remedies
 from launch.plan.shape import Lengths, ModelShape, adapter_bytes, local_folder, shape_of
 from shared.config.data import TasksConfig
 from shared.config.model import ModelConfig, hub_cache_folder
-from shared.config.processes import Parallel
+from shared.config.processes import Parallel, sent_dtype
 from shared.config.tree import Config
 from shared.errors import ModelError
 from shared.run.forecast import Figures
@@ -98,6 +98,7 @@ def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
         groups=config.most_prompts,
         workers=config.verifier.workers,
         dtype=dtype_of(compute.dtype, on_card=False),
+        sent_bytes=VALUE_BYTES[sent_dtype(config.link, compute)],
         overlaps=not one_computes and config.pipeline.max_lag > 0,
         lengths=lengths_of(config.model.path, rollout.max_new_tokens, config.tasks, config.sft.source),
         samples=not config.is_warm_start,

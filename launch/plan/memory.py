@@ -100,6 +100,8 @@ class Work:
     """Processes that score."""
     dtype: Dtype
     """Of the base and the activations."""
+    sent_bytes: int
+    """Of a value of the adapter on the wire."""
     overlaps: bool
     """Whether learner and actors compute at the same time."""
     lengths: Lengths
@@ -247,8 +249,7 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
         "Python": ACTOR_BYTES,
         **({} if work.actor.is_elsewhere else own_rest | compiled | folded | stacked_items(shape, work)),
         "adapter": adapter,
-        # Two, in the type that is computed with.
-        "adapter as messages": 2 * adapter * work.value_bytes // FP32_BYTES,
+        "adapter as messages": 2 * adapter * work.sent_bytes // FP32_BYTES,
     }
     evaluation, beside = evaluation_items(shape, work), work.evaluation.beside
     scoring = work.workers * WORKER_BYTES
@@ -263,8 +264,8 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
             **own_rest,
             **compiled,
             **moments,
-            # Two as files, and in bf16 each once more as it is sent.
-            "adapter as messages": 2 * adapter + (adapter if work.dtype == "bf16" else 0),
+            # Two as files, and each once more as it is sent, if that is not the same.
+            "adapter as messages": 2 * adapter + (adapter if work.sent_bytes < FP32_BYTES else 0),
             **({"gradients of all ranks": owned + work.ranks * SUMMED_BYTES} if work.ranks > 1 else {}),
             **part,
         },
@@ -359,10 +360,9 @@ def update_items(shape: ModelShape, work: Work) -> Items:
     tokens = micro_batch_tokens(work)
     layer = layer_activations(shape, work)
     kept = shape.hidden * work.value_bytes if work.recomputes else layer
-    recomputed = layer if work.recomputes else 0
     rows = min(work.batch.head_rows, used_tokens(work, tokens))
     return {
-        "activations": int(tokens * (shape.layers * kept + recomputed)),
+        "activations": int(tokens * (shape.layers * kept + (layer if work.recomputes else 0))),
         "a layer's backward pass": int(WORKING_LAYERS * tokens * layer),
         "head": FP32_BYTES * (HEAD_TILES * rows * HEAD_COLUMNS + HEAD_ROWS * used_tokens(work, tokens) * shape.hidden),
     }

@@ -90,10 +90,14 @@ def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def check_tensor(name: str, tensor: torch.Tensor, shape: Sequence[int], finite: bool) -> None:
     if tuple(tensor.shape) != tuple(shape) or tensor.dtype not in DTYPES:
-        got, expected = (tuple(tensor.shape), tensor.dtype), (tuple(shape), torch.float32)
-        raise DamageError(f"Adapter entry '{name}' is {got}, the model needs {expected}.")
+        got, wanted = describe(tensor.shape, tensor.dtype), describe(shape, *DTYPES)
+        raise DamageError(f"Adapter entry '{name}' is {got}, the model needs {wanted}.")
     if finite and not bool(torch.isfinite(tensor).all()):
         raise DamageError(f"Adapter entry '{name}' has values that are not finite; use an earlier checkpoint.")
+
+
+def describe(shape: Sequence[int], *dtypes: torch.dtype) -> str:
+    return f"{list(shape)} in {' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}"
 
 
 def peft_name(name: str) -> str:
