@@ -160,7 +160,7 @@ def trained(config: Config, rollout: Rollout) -> Done:
     filler = LocalFiller(rollout)
     learner = build_learner(load_model(config), filler, keep_nowhere)
     state, files = learner.state, Rows()
-    filler.publish(state.publisher.versions[0].policy, oldest_needed=0)
+    filler.publish(state.publisher.versions[0].message, oldest_needed=0)
     report = StepReport(config, files, RunTotals(), lambda: False, state.plan.curriculum.metrics)
     train(learner.parts(report, NoLease()), 0, config.run.steps)
     return Done(rows=files.rows, sha256=state.publisher.versions[config.run.steps].sha256)

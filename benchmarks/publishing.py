@@ -89,7 +89,7 @@ def one_batch(config: Config) -> tuple[Update, StepBatch]:
 
         filler = LocalFiller(actor.rollout)
         learner = build_learner(model, filler, keep_nowhere)
-        filler.publish(learner.state.publisher.versions[0].policy, oldest_needed=0)
+        filler.publish(learner.state.publisher.versions[0].message, oldest_needed=0)
         learner.state.plan.order_ahead(version=0)
         found = learner.state.plan.collect(0)
     trainer = build_trainer(model.policy, config, lambda: None)

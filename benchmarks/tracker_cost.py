@@ -227,7 +227,7 @@ def train_interleaved(config: Config, folder: Path, order: Sequence[str], block:
     allowed = allowed_difference(config, engine.policy.device)
     filler = LocalFiller(Rollout(engine, ParityScorer(), NoLease(), prompter.text, allowed))
     learner = build_learner(load_model(config), filler, keep_nowhere)
-    filler.publish(learner.state.publisher.versions[0].policy, oldest_needed=0)
+    filler.publish(learner.state.publisher.versions[0].message, oldest_needed=0)
     files = Interleaved([Arm(kind, folder, config, prompter) for kind in (NONE, *KINDS)], order, block)
     report = StepReport(config, files, RunTotals(), lambda: False, learner.state.plan.curriculum.metrics)
     try:

@@ -63,7 +63,7 @@ def follow(model: Model, group: RankGroup) -> None:
     stop = partial(agreed, group, lambda: False)
     report = StepReport(config, ToldState(state), totals, stop, state.plan.curriculum.metrics)
     for _, version in sorted(state.publisher.versions.items()):
-        filler.publish(version.policy, oldest_needed=0)
+        filler.publish(version.message, oldest_needed=0)
     state.plan.submit_pending()
     if policy.device.type != "cpu" and first < config.run.steps:
         learner.rehearsal.run()

@@ -297,7 +297,7 @@ class Session:
     def reopen(self) -> None:
         """Publish the versions that pending orders name, and have those orders filled."""
         for version in sorted(self.state.publisher.versions):
-            self.filler.publish(self.state.publisher.versions[version].policy, oldest_needed=0)
+            self.filler.publish(self.state.publisher.versions[version].message, oldest_needed=0)
         if self.ranks:
             # Actors are served once there is a policy for them.
             self.ranks.meanwhile = self.dispatcher.pump

@@ -1,7 +1,7 @@
 """The adapter after each step, as the message that actors sample from.
 
     file     fp32, as a checkpoint has it: what the learner goes on from; its sha256 identifies the version
-    policy   what actors get: the same bytes, or half as many with every value rounded to bf16 (`link.adapter_dtype`)
+    message  what actors get: the same bytes, or half as many with every value rounded to bf16 (`link.adapter_dtype`)
 
 Always the whole adapter: it is self-contained against the frozen base, so a late joiner needs one message and nothing
 has to be replayed. Versions that open orders may still name are kept, and saved with a checkpoint. With each goes the
@@ -34,12 +34,12 @@ class Version:
 
     file: bytes
     """What a checkpoint writes: fp32."""
-    policy: PolicyMessage
+    message: PolicyMessage
     """For the actors. If it is sent in fp32, it has the same bytes, once in memory."""
 
     @cached_property
     def sha256(self) -> str:
-        """Of the file. Computed when it is asked for first, which is after the policy was sent."""
+        """Of the file. Computed when it is asked for first, which is after the message was sent."""
         return digest(self.file)
 
 
@@ -64,7 +64,7 @@ class Publisher:
         """The adapter as it is now, under this version."""
         with self.trace.phase("publish"):
             self.versions[version] = self.new_version(version, adapter_bytes(self.adapter))
-        return self.versions[version].policy
+        return self.versions[version].message
 
     def restore(self, files: Mapping[int, bytes]) -> None:
         """The versions of a checkpoint, each with its own canary; the adapter has the newest one afterwards."""
@@ -76,7 +76,7 @@ class Publisher:
     def new_version(self, version: int, file: bytes) -> Version:
         """A record of the adapter as it is now, under this number. file: its bytes in fp32."""
         sent = adapter_bytes(self.adapter, torch.bfloat16) if self.sends_bf16 else file
-        return Version(file=file, policy=policy_message(version, sent, self.canary()))
+        return Version(file=file, message=policy_message(version, sent, self.canary()))
 
     def forget_before(self, version: int) -> None:
         """Drop what nothing names any more; the newest always stays."""

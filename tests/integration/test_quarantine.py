@@ -104,7 +104,7 @@ class Start:
         self.first = checkpoint.step if checkpoint else 0
         totals = self.state.load(checkpoint) if checkpoint else RunTotals()
         for version in self.state.publisher.versions.values():
-            self.filler.publish(version.policy, oldest_needed=0)
+            self.filler.publish(version.message, oldest_needed=0)
         self.state.plan.submit_pending()
         recorder = JournalRecorder(Journal.open(run.journal), self.first, admit=lambda group: None)
         compaction = Compaction(config.journal, store, recorder)

@@ -154,7 +154,7 @@ class LearnerStart:
         """What the run came to, or None if it was asked to stop before its end."""
         self.files.resume_at(self.first_step + 1)
         for version in sorted(self.publisher.versions):
-            self.dispatcher.publish(self.publisher.versions[version].policy, oldest_needed=0)
+            self.dispatcher.publish(self.publisher.versions[version].message, oldest_needed=0)
         self.plan.submit_pending()
         steps = self.config.run.steps
         parts = self.parts()

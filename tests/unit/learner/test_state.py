@@ -120,7 +120,7 @@ def test_position_pending_steps_and_versions_come_back(learner: Callable[[], Lea
         v: versions[v].sha256 for v in (1, 2, 3)
     }
     for version, restored in second.state.publisher.versions.items():
-        assert restored.file == versions[version].file == restored.policy.adapter.tobytes()
+        assert restored.file == versions[version].file == restored.message.adapter.tobytes()
 
 
 def test_a_checkpoint_has_the_files_that_other_tools_read(learner: Callable[[], Learner]) -> None:

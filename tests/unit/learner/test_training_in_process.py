@@ -119,7 +119,7 @@ class Run:
         )
         learner = build_learner(model, self.filler, keep_nowhere, notes=self.notes)
         self.state = learner.state
-        self.filler.publish(self.state.publisher.versions[0].policy, oldest_needed=0)
+        self.filler.publish(self.state.publisher.versions[0].message, oldest_needed=0)
         self.files = KeptFiles(self.state)
         self.parts = learner.parts(self.report(RunTotals()), lease)
 
@@ -130,7 +130,7 @@ class Run:
         """Go on from a checkpoint, as a session does."""
         self.parts = replace(self.parts, report=self.report(self.state.load(checkpoint)))
         for version in sorted(self.state.publisher.versions):
-            self.filler.publish(self.state.publisher.versions[version].policy, oldest_needed=0)
+            self.filler.publish(self.state.publisher.versions[version].message, oldest_needed=0)
         self.state.plan.submit_pending()
 
     def evaluate_into(self, found: dict[str, Evaluation]) -> dict[str, Evaluation]:

@@ -71,7 +71,7 @@ def test_a_rounded_adapter_goes_in_with_a_canary_of_its_own(checkpoint: Path) ->
     )
     assert rounded.versions[1].sha256 == exact.snapshot(1).sha256 != sent.sha256
     assert len(sent.adapter) < 0.6 * len(before)
-    difference = np.abs(sent.canary_logprobs - exact.versions[1].policy.canary_logprobs).max()
+    difference = np.abs(sent.canary_logprobs - exact.versions[1].message.canary_logprobs).max()
     assert 0.0 < difference < 0.05
     for name, value in actor.adapter.parameters().items():
         assert torch.equal(value, learner.adapter.parameters()[name].to(torch.bfloat16).float()), name
@@ -141,8 +141,8 @@ def test_versions_of_a_checkpoint_come_back_with_their_own_canaries(checkpoint: 
     restored = publisher_of(again)
     restored.restore({v: kept.file for v, kept in publisher.versions.items()})
     for version, published in publisher.versions.items():
-        canaries = [kept.policy.canary_logprobs.tolist() for kept in (restored.versions[version], published)]
+        canaries = [kept.message.canary_logprobs.tolist() for kept in (restored.versions[version], published)]
         assert canaries[0] == canaries[1]
         assert restored.versions[version].sha256 == published.sha256
-    assert len({tuple(kept.policy.canary_logprobs) for kept in restored.versions.values()}) == 3
+    assert len({tuple(kept.message.canary_logprobs) for kept in restored.versions.values()}) == 3
     assert adapter_bytes(again.adapter) == adapter_bytes(policy.adapter)

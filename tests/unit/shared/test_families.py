@@ -96,7 +96,7 @@ def one_start(config: Config, folder: Path, start: Checkpoint | None = None, las
     kept.save = state.save
     totals = state.load(start) if start else RunTotals()
     for version in state.publisher.versions.values():
-        filler.publish(version.policy, oldest_needed=0)
+        filler.publish(version.message, oldest_needed=0)
     state.plan.submit_pending()
     report = StepReport(config, kept, totals, lambda: False, state.plan.curriculum.metrics)
     done = train(learner.parts(report, NoLease()), start.step if start else 0, last)
