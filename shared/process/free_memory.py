@@ -7,11 +7,12 @@ glibc keeps freed memory in its heap, for what the process allocates next:
 
     memory_returned       after a turn, if it was long or WORTH_RETURNING is free: the other processes compute next,
                           and together all would need what each needs at its peak
+    return_freed_memory   within a turn, where what follows needs less than what is done
     Trimmer.after_part    after a part of a computation (a micro-batch of learner/update/forward_pass.py), if later
                           parts have made the process larger by MOST_GROWTH. Parts differ in size, so what one of them
                           leaves is often a little too small for the next
 
-Both cost time, since the next allocation gets its pages anew: a gigabyte takes a tenth of a second.
+All cost time, since the next allocation gets its pages anew: a gigabyte takes a tenth of a second.
 """
 
 import ctypes

@@ -1,0 +1,39 @@
+"""While an order is decoded, the memory that its prompts and a new adapter took is not kept. In a process of its own,
+since a heap has one history."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actor.engines.hf_engine import LEFT_BY_PROMPTS
+
+DECODES = """
+import sys
+from pathlib import Path
+from actor.engines.hf_engine import HFEngine
+from shared.process.free_memory import own_bytes
+from tests.support.fakes import tiny_policy, tiny_prompter
+from tests.unit.actor.test_hf_engine import orders, sampling, silent
+
+engine = HFEngine(tiny_policy(Path(sys.argv[1])), tiny_prompter())
+engine.generate(orders(), sampling(), silent)
+left = own_bytes()
+blocks = [bytearray(50_000) for _ in range(int(sys.argv[2]) // 50_000)]
+# The heap cannot shrink below those that stay.
+kept = blocks[::100]
+del blocks
+grown = own_bytes() - left
+seen = []
+engine.generate(orders(), sampling(), lambda ended: seen.append(own_bytes() - left))
+print(grown, seen[0])
+"""
+
+
+@pytest.mark.parametrize("freed", [4 * LEFT_BY_PROMPTS, LEFT_BY_PROMPTS // 4], ids=["much", "little"])
+def test_what_is_free_before_the_first_token_is_returned_if_it_is_much(checkpoint: Path, freed: int) -> None:
+    argv = [sys.executable, "-c", DECODES, str(checkpoint), str(freed)]
+    grown, seen = map(int, subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split())
+    assert grown > 0.9 * freed
+    assert (seen < 0.2 * grown) == (freed > LEFT_BY_PROMPTS)
