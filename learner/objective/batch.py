@@ -19,6 +19,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -85,10 +86,15 @@ class TrainSample:
     in_kl: bool
     """Whether its sampled tokens, all of them, count in the KL to the base."""
 
-    @property
+    @cached_property
     def used(self) -> np.ndarray:
         """[T] bool: tokens whose log-prob the update needs."""
         return self.selected | (self.penalties != 0) | (self.sample.trained & self.in_kl)
+
+    @cached_property
+    def fed(self) -> int:
+        """Completion tokens before the last used one. Nothing depends on the others, so they are not fed."""
+        return int(np.flatnonzero(self.used)[-1]) if self.used.any() else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ def padded_tokens(samples: Sequence[TrainSample]) -> int:
 
 
 def fed_tokens(samples: Sequence[TrainSample]) -> int:
-    return sum(prompt_lengths(samples).values()) + sum(before_last(sample.used) for sample in samples)
+    return sum(prompt_lengths(samples).values()) + sum(sample.fed for sample in samples)
 
 
 def prompt_lengths(samples: Sequence[TrainSample]) -> dict[str, int]:
@@ -154,10 +154,10 @@ def shared_layout(samples: Sequence[TrainSample], device: torch.device) -> tuple
     sample, in the order of `samples`, the rows that predict its used tokens."""
     prompts = {s.sample.group: s.sample.prompt_ids for s in samples}
     number = {group: index for index, group in enumerate(prompts)}
-    order = sorted(range(len(samples)), key=lambda index: -before_last(samples[index].used))
+    order = sorted(range(len(samples)), key=lambda index: -samples[index].fed)
     laid = [samples[index] for index in order]
     owner = [number[s.sample.group] for s in laid]
-    counts = [before_last(s.used) for s in laid]
+    counts = [s.fed for s in laid]
     fed = [s.sample.completion_ids[:count] for s, count in zip(laid, counts, strict=True)]
     first, second = padded(list(prompts.values())), padded(fed)
     rows: dict[int, np.ndarray] = {}
@@ -175,11 +175,6 @@ def shared_layout(samples: Sequence[TrainSample], device: torch.device) -> tuple
         places=Places.of(lengths, counts, owner, partial(placed, device=device)),
     )
     return sequences, [rows[index] for index in range(len(samples))]
-
-
-def before_last(used: np.ndarray) -> int:
-    """[t] bool -> how many tokens come before the last used one."""
-    return int(np.flatnonzero(used)[-1]) if used.any() else 0
 
 
 def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
