@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Timer
 
@@ -141,12 +142,16 @@ def memory_returned() -> Iterator[None]:
 
 def return_freed_memory(worth: int = 0) -> None:
     """To the system, if it is more than this many bytes. glibc before 2.33 does not say how much it is."""
-    libc = ctypes.CDLL(None)
-    sizes = getattr(libc, "mallinfo2", None)
+    sizes = getattr(libc(), "mallinfo2", None)
     if sizes:
         sizes.restype = HeapSizes
     if not worth or not sizes or sizes().sizes[FREE] > worth:
-        libc.malloc_trim(0)
+        libc().malloc_trim(0)
+
+
+@cache
+def libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 class Trimmer:
