@@ -92,7 +92,7 @@ class TrainSample:
         return self.selected | (self.penalties != 0) | (self.sample.trained & self.in_kl)
 
     @cached_property
-    def fed(self) -> int:
+    def num_fed(self) -> int:
         """Completion tokens before the last used one. Nothing depends on the others, so they are not fed."""
         return int(np.flatnonzero(self.used)[-1]) if self.used.any() else 0
 

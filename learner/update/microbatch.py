@@ -58,7 +58,7 @@ def padded_tokens(samples: Sequence[TrainSample]) -> int:
 
 
 def fed_tokens(samples: Sequence[TrainSample]) -> int:
-    return sum(prompt_lengths(samples).values()) + sum(sample.fed for sample in samples)
+    return sum(prompt_lengths(samples).values()) + sum(sample.num_fed for sample in samples)
 
 
 def prompt_lengths(samples: Sequence[TrainSample]) -> dict[str, int]:
@@ -154,10 +154,10 @@ def shared_layout(samples: Sequence[TrainSample], device: torch.device) -> tuple
     sample, in the order of `samples`, the rows that predict its used tokens."""
     prompts = {s.sample.group: s.sample.prompt_ids for s in samples}
     number = {group: index for index, group in enumerate(prompts)}
-    order = sorted(range(len(samples)), key=lambda index: -samples[index].fed)
+    order = sorted(range(len(samples)), key=lambda index: -samples[index].num_fed)
     laid = [samples[index] for index in order]
     owner = [number[s.sample.group] for s in laid]
-    counts = [s.fed for s in laid]
+    counts = [s.num_fed for s in laid]
     fed = [s.sample.completion_ids[:count] for s, count in zip(laid, counts, strict=True)]
     first, second = padded(list(prompts.values())), padded(fed)
     rows: dict[int, np.ndarray] = {}
