@@ -53,9 +53,9 @@ from shared.seeding import uniforms
 DEFAULTS = ActorConfig()
 CALM_ORDERS = 8
 """After so many orders that fitted into memory, twice as many rows are tried again."""
-LEFT_BY_PROMPTS = 32 * 2**20
-"""Freed memory that stays while an order is decoded. What its prompts and a new adapter took is often more, and would
-add to the peak of a run; to return it takes a few milliseconds."""
+KEPT_WHILE_DECODING = 32 * 2**20
+"""Freed memory that an actor may keep when the first token of an order is drawn. What prompts and a new adapter took
+is often more, and would be held until the order ends; to return it takes a few milliseconds."""
 LARGEST_WIDTH = 4096
 """That `actor.max_sequences` may be."""
 
@@ -242,7 +242,7 @@ class HFEngine:
         """In shapes that follow the tokens."""
         decoding = Decoding(groups, sampling, width, self.policy.device, self.policy.kernels.draw, self.turns)
         self.load_prompts(decoding)
-        return_freed_memory(LEFT_BY_PROMPTS)
+        return_freed_memory(KEPT_WHILE_DECODING)
         hidden = decoding.last_hidden[decoding.prompt_of_row]
         while True:
             logits = self.policy.logits(hidden, sampling.temperature or 1.0, self.head)

@@ -98,7 +98,7 @@ def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
         groups=config.most_prompts,
         workers=config.verifier.workers,
         dtype=dtype_of(compute.dtype, on_card=False),
-        sent_bytes=VALUE_BYTES[sent_dtype(config.link, compute)],
+        sent_value_bytes=VALUE_BYTES[sent_dtype(config.link, compute)],
         overlaps=not one_computes and config.pipeline.max_lag > 0,
         lengths=lengths_of(config.model.path, rollout.max_new_tokens, config.tasks, config.sft.source),
         samples=not config.is_warm_start,

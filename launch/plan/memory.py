@@ -100,7 +100,7 @@ class Work:
     """Processes that score."""
     dtype: Dtype
     """Of the base and the activations."""
-    sent_bytes: int
+    sent_value_bytes: int
     """Of a value of the adapter on the wire."""
     overlaps: bool
     """Whether learner and actors compute at the same time."""
@@ -249,7 +249,7 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
         "Python": ACTOR_BYTES,
         **({} if work.actor.is_elsewhere else own_rest | compiled | folded | stacked_items(shape, work)),
         "adapter": adapter,
-        "adapter as messages": 2 * adapter * work.sent_bytes // FP32_BYTES,
+        "adapter as messages": 2 * adapter * work.sent_value_bytes // FP32_BYTES,
     }
     evaluation, beside = evaluation_items(shape, work), work.evaluation.beside
     scoring = work.workers * WORKER_BYTES
@@ -264,8 +264,8 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
             **own_rest,
             **compiled,
             **moments,
-            # Two as files, and each once more as it is sent, if that is not the same.
-            "adapter as messages": 2 * adapter + (adapter if work.sent_bytes < FP32_BYTES else 0),
+            # Two versions: as files, and in bf16, which is half as much, as they are sent. In fp32 that is the file.
+            "adapter as files and messages": 2 * adapter + (adapter if work.sent_value_bytes < FP32_BYTES else 0),
             **({"gradients of all ranks": owned + work.ranks * SUMMED_BYTES} if work.ranks > 1 else {}),
             **part,
         },

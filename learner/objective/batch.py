@@ -1,6 +1,6 @@
-"""From the groups of a step to the micro-batches of an update.
+"""From the groups of a step to the samples of an update, which learner/update/microbatch.py cuts.
 
-    judged groups -> samples that teach, with advantages -> token mask over the step -> token weights -> micro-batches
+    judged groups -> samples that teach, with advantages -> token mask over the step -> token weights
                   -> idle samples, of groups that teach nothing: in the divisor, and in the KL
 
 Everything that couples samples (mean rewards, entropy threshold, divisor of the loss) is fixed here, once, for the

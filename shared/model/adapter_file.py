@@ -97,6 +97,7 @@ def check_tensor(name: str, tensor: torch.Tensor, shape: Sequence[int], finite: 
 
 
 def describe(shape: Sequence[int], *dtypes: torch.dtype) -> str:
+    """`[16, 896] in float32 or bfloat16`"""
     return f"{list(shape)} in {' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}"
 
 

@@ -7,7 +7,7 @@ glibc keeps freed memory in its heap, for what the process allocates next:
 
     memory_returned       after a turn, if it was long or WORTH_RETURNING is free: the other processes compute next,
                           and together all would need what each needs at its peak
-    return_freed_memory   within a turn, where what follows needs less than what is done
+    return_freed_memory   at once: within a turn, where what follows needs less than what came before
     Trimmer.after_part    after a part of a computation (a micro-batch of learner/update/forward_pass.py), if later
                           parts have made the process larger by MOST_GROWTH. Parts differ in size, so what one of them
                           leaves is often a little too small for the next
@@ -141,17 +141,20 @@ def memory_returned() -> Iterator[None]:
 
 
 def return_freed_memory(worth: int = 0) -> None:
-    """To the system, if it is more than this many bytes. glibc before 2.33 does not say how much it is."""
+    """Return what is free in the heap; with `worth`, only if it is more bytes than that. glibc also counts what it has
+    returned already, and before 2.33 it does not say how much is free."""
     sizes = getattr(libc(), "mallinfo2", None)
-    if sizes:
-        sizes.restype = HeapSizes
     if not worth or not sizes or sizes().sizes[FREE] > worth:
         libc().malloc_trim(0)
 
 
 @cache
 def libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+    """Opened once: each time leaves a circle of references, which waits for the garbage collector."""
+    found = ctypes.CDLL(None)
+    if sizes := getattr(found, "mallinfo2", None):
+        sizes.restype = HeapSizes
+    return found
 
 
 class Trimmer:

@@ -6,7 +6,7 @@ What its promises are made of, and only Linux has:
     no process outlives the one that started it                  PR_SET_PDEATHSIG, also after SIGKILL
     workers start as forks of a process with all libraries       fork after threads and BLAS were loaded; pidfd_open
     one message is one packet between them                       SOCK_SEQPACKET between local sockets
-    freed memory goes back between turns                         malloc_trim of glibc
+    freed memory goes back to the system                         malloc_trim of glibc
     who may compute next is a queue of file locks                F_OFD_SETLK, which Python knows on Linux only
     threads fit to the processors that may be used               sched_getaffinity, cgroups
 

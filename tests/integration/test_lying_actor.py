@@ -26,6 +26,7 @@ from tests.support.fakes import toy_policy
 from tests.support.wire_examples import group, timings
 
 pytestmark = pytest.mark.timeout(300)
+TRIES = 3
 STEPS = 24
 """So many that the liar, which starts when the run does, fills some of its groups on a busy machine too."""
 
@@ -52,12 +53,22 @@ def honest(config: Config) -> Iterator[Rollout]:
 def test_a_run_with_a_liar_ends_with_the_adapter_of_its_twin(
     kind: Kind, words: str, config: Config, honest: Rollout, tmp_path: Path
 ) -> None:
-    found: dict[str, Any] = side_by_side(tmp_path, config, load_model(config).expected(), kind, honest)
+    found, folder = run_with_a_lie(tmp_path, config, kind, honest)
     assert found["undisturbed"]["exit"] == found["disturbed"]["exit"] == 0, found
     assert found["same_adapter"] and words in found["hostile"]["revoked_for"], found
     assert 0 < found["hostile"]["false_groups"] <= config.rollout.prompts, "all of them in one step"
-    log = (tmp_path / "disturbed" / "logs" / "learner.log").read_text()
+    log = (folder / "disturbed" / "logs" / "learner.log").read_text()
     assert log.count("WARNING learner Actor evil lied and is expelled: ") == 1 and words in log
+
+
+def run_with_a_lie(folder: Path, config: Config, kind: Kind, honest: Rollout) -> tuple[dict[str, Any], Path]:
+    """Of a run in which a lie was recorded. On a busy machine the other actor may fill all groups first."""
+    for number in range(TRIES):
+        one = folder / str(number)
+        found = side_by_side(one, config, load_model(config).expected(), kind, honest)
+        if found["hostile"]["false_groups"]:
+            return found, one
+    raise AssertionError(f"in {TRIES} runs no lie came before the true group")
 
 
 # --- the verifier, once more

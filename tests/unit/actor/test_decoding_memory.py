@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actor.engines.hf_engine import LEFT_BY_PROMPTS
+from actor.engines.hf_engine import KEPT_WHILE_DECODING
 
 DECODES = """
 import sys
@@ -31,9 +31,9 @@ print(grown, seen[0])
 """
 
 
-@pytest.mark.parametrize("freed", [4 * LEFT_BY_PROMPTS, LEFT_BY_PROMPTS // 4], ids=["much", "little"])
+@pytest.mark.parametrize("freed", [4 * KEPT_WHILE_DECODING, KEPT_WHILE_DECODING // 4], ids=["much", "little"])
 def test_what_is_free_before_the_first_token_is_returned_if_it_is_much(checkpoint: Path, freed: int) -> None:
     argv = [sys.executable, "-c", DECODES, str(checkpoint), str(freed)]
     grown, seen = map(int, subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split())
     assert grown > 0.9 * freed
-    assert (seen < 0.2 * grown) == (freed > LEFT_BY_PROMPTS)
+    assert (seen < 0.2 * grown) == (freed > KEPT_WHILE_DECODING)

@@ -56,13 +56,14 @@ def test_a_token_step_has_the_adapter_in_blocks() -> None:
 
 def test_an_adapter_is_counted_as_it_is_sent() -> None:
     """At the actor two messages; at the learner two files, and what is sent if it is another."""
-    bf16, item = {"dtype": "bf16"}, "adapter as messages"
+    bf16 = {"dtype": "bf16"}
     same = host_memory(HALF, work(compute=bf16))
     wide = host_memory(HALF, work(compute=bf16, link={"adapter_dtype": "fp32"}))
     halved = host_memory(HALF, work(link={"adapter_dtype": "bf16"}))
     file = 4 * 16 * HALF.adapter
-    assert [one.actor[item] for one in (same, wide, halved)] == [file, 2 * file, file]
-    assert [one.learner[item] for one in (same, wide, halved)] == [3 * file, 2 * file, 3 * file]
+    assert [one.actor["adapter as messages"] for one in (same, wide, halved)] == [file, 2 * file, file]
+    learners = [one.learner["adapter as files and messages"] for one in (same, wide, halved)]
+    assert learners == [3 * file, 2 * file, 3 * file]
 
 
 def test_codes_take_a_quarter_of_the_time_of_what_they_are_read_for() -> None:
