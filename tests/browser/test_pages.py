@@ -192,6 +192,21 @@ def test_a_key_may_come_before_the_answers(visit: Visit) -> None:
     visit.says(".found h2", "1 places")
 
 
+def test_what_is_wrong_stays_when_the_page_before_is_done(visit: Visit) -> None:
+    held: list[Any] = []
+    visit.page.route("**/steps/5/*/*?*", lambda route: held.append(route))
+    visit.open("#/samples/first?step=5")
+    visit.says(".answer.chosen", "at step 5")
+    visit.go("#/monitor/nowhere")
+    visit.says(".problem", "no run 'nowhere'")
+    (answer,) = held
+    with visit.page.expect_response("**/steps/5/*/*?*"):
+        answer.continue_()
+    visit.page.wait_for_timeout(500)
+    assert visit.page.locator(".problem").is_visible()
+    visit.errors.clear()
+
+
 def test_keys_walk_through_steps_groups_answers_and_colours(visit: Visit) -> None:
     visit.open(FIRST)
     visit.says("h2", "Group 0")

@@ -31,14 +31,14 @@ async function follow() {
   if (!PAGES[route.page]) route = parse(HOME);
   document.title = route.run ? `${route.run} - ${route.page} - Tandem` : `${route.page} - Tandem`;
   tabs();
+  const mine = ++turn;
   if (shown && before.page === route.page && before.run === route.run) {
-    await guarded(() => shown.update?.(route));
+    await guarded(mine, () => shown.update?.(route));
     return;
   }
-  const mine = ++turn;
   shown = null;
   const root = h("div", { class: `page ${route.page}` });
-  await guarded(async () => {
+  await guarded(mine, async () => {
     const made = await PAGES[route.page].show(root, route);
     if (mine !== turn) return;
     shown = made;
@@ -47,12 +47,14 @@ async function follow() {
   });
 }
 
-// An answer that says what is wrong is shown as it is; a page that could not even begin has a way out.
-async function guarded(act) {
+// An answer that says what is wrong is shown as it is; a page that could not even begin has a way out. What became of
+// an address that has been left is of no interest: it may end after what the newest one shows.
+async function guarded(mine, act) {
   try {
     await act();
-    wrong.hidden = true;
+    if (mine === turn) wrong.hidden = true;
   } catch (error) {
+    if (mine !== turn) return;
     wrong.textContent = messageOf(error);
     wrong.hidden = false;
     if (shown) return;
