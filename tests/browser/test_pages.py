@@ -207,6 +207,37 @@ def test_what_is_wrong_stays_when_the_page_before_is_done(visit: Visit) -> None:
     visit.errors.clear()
 
 
+def test_the_steps_that_were_chosen_last_are_shown(visit: Visit) -> None:
+    held: list[Any] = []
+    visit.page.route("**/curves?*first=3&*", lambda route: held.append(route))
+    visit.open("#/monitor/first")
+    visit.go("#/monitor/first?first=3&last=9")
+    visit.until("document.querySelector('.tools button').disabled")
+    visit.go("#/monitor/first?first=4&last=6")
+    visit.until("document.querySelector('.tools input').value === '4'")
+    (answer,) = held
+    with visit.page.expect_response("**/curves?*first=3&*"):
+        answer.continue_()
+    visit.page.wait_for_timeout(500)
+    assert visit.page.locator(".tools input").first.input_value() == "4"
+
+
+def test_what_was_searched_for_last_is_shown(visit: Visit) -> None:
+    held: list[Any] = []
+    visit.page.route("**/search?*step+7*", lambda route: held.append(route))
+    visit.open(FIRST)
+    search = visit.page.get_by_label("Search prompts")
+    for text in ("at step 7", "at step 9"):
+        search.fill(text)
+        search.press("Enter")
+    visit.says(".found a", "step 9")
+    (answer,) = held
+    with visit.page.expect_response("**/search?*step+7*"):
+        answer.continue_()
+    visit.page.wait_for_timeout(500)
+    visit.says(".found h2", "at step 9")
+
+
 def test_keys_walk_through_steps_groups_answers_and_colours(visit: Visit) -> None:
     visit.open(FIRST)
     visit.says("h2", "Group 0")

@@ -90,9 +90,11 @@ class Compare {
   }
 
   async draw(names) {
-    const { first, last } = this.query,
+    const query = this.query,
+      { first, last } = query,
       keys = KEYS.map(([key]) => key).join();
     const all = await Promise.all(names.map((name) => ask(of(name, "curves"), { first, last, keys })));
+    if (query !== this.query) return;
     const merged = {
       first: Math.min(...all.map((one) => one.first)),
       last: Math.max(...all.map((one) => one.last)),

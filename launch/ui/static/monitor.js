@@ -186,6 +186,7 @@ class Monitor {
       last,
       points: Math.min(400, Math.max(120, (innerWidth / PIXELS_A_POINT) | 0)),
     });
+    if (query !== this.query) return; // Other steps were chosen meanwhile.
     for (const [label, value] of [
       [this.first, curves.first],
       [this.last, curves.last],
@@ -193,7 +194,8 @@ class Monitor {
       label.querySelector("input").value = value;
     this.all.disabled = !first && !last;
     this.board.draw(specs(this.found, curves), curves, this.found.events);
-    drawLanes(this.lanes, await ask(of(this.run, "lanes"), { first, last }));
+    const lanes = await ask(of(this.run, "lanes"), { first, last });
+    if (query === this.query) drawLanes(this.lanes, lanes);
   }
 }
 

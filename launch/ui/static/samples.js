@@ -26,6 +26,7 @@ class Samples {
     this.news = false;
     this.drawnAt = -Infinity;
     this.turn = 0;
+    this.searches = 0;
     this.known = { steps: [] };
     this.loaded = {};
     this.shown = [];
@@ -229,10 +230,12 @@ class Samples {
   }
 
   async find(text, from = 1, before = []) {
+    const turn = ++this.searches;
     this.found.hidden = !text.trim();
     if (!text.trim()) return;
     put(this.found, h("p", { class: "quiet" }, "Searching ..."));
     const { hits, next } = await ask(of(this.run, "search"), { text, first: from });
+    if (turn !== this.searches) return;
     const all = [...before, ...hits];
     put(
       this.found,
