@@ -296,7 +296,7 @@ def checkpoint_part(bench: Bench, folder: Path) -> Part:
 
     def save() -> None:
         base.check()
-        store.save(bench.state.save(step, RunTotals()))
+        store.save(bench.state.unsaved(step, RunTotals()))
 
     def part() -> float:
         nonlocal step

@@ -220,7 +220,7 @@ class Session:
         self.learner = build_learner(model, self.filler, keep, trace, notes, recheck, placement)
         self.orders.audit = build_audit(model, run, lease, self.orders, self.learner.update.gate)
         self.state = self.learner.state
-        adapter_bytes = len(self.state.publisher.versions[0].file)
+        adapter_bytes = sum(map(len, self.state.publisher.file(0)))
         anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0
         refuse_if_short(run, bytes_needed(config, adapter_bytes, self.first_step, anchor_bytes))
         self.totals = self.state.load(checkpoint) if checkpoint else RunTotals()

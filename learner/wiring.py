@@ -263,7 +263,8 @@ def build_learner(
     config, policy = model.config, model.policy
     ids = canary_ids(config.run.seed, len(policy.head), config.guard.canary_tokens)
     sent = sent_dtype(config.link, config.compute)
-    publisher = Publisher(policy.adapter, lambda: canary_of_sent(policy, ids, sent), trace, sent)
+    canary = partial(canary_of_sent, policy, ids, sent)
+    publisher = Publisher(policy.adapter, canary, trace, sent, keeps_older=config.pipeline.max_lag > 0)
     publisher.snapshot(version=0)
     curriculum = build_curriculum(config, model.tasks.train, policy.base_digest, model.prompter.digest)
     trainer = build_trainer(policy, config, filler.pump, curriculum.metrics, trace, model.teacher, placement)

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 import torch
 
+from shared.run.files import Parts
+
 SAFETENSORS_TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -71,7 +73,12 @@ class Named:
 
 def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """A file of these tensors: wide types first, then by name. Equal tensors give equal bytes."""
-    return b"".join(file_parts(dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))))
+    return b"".join(tensor_parts(tensors))
+
+
+def tensor_parts(tensors: Mapping[str, torch.Tensor]) -> Parts:
+    """The same, in the memory of these tensors."""
+    return list(file_parts(dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))))
 
 
 def file_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:

@@ -69,7 +69,7 @@ class VLLMEngine:
 
     def put_in(self, version: int, adapter: bytes) -> None:
         """From memory or through files, as configured."""
-        tensors = read_adapter(adapter, self.layout.shapes)
+        tensors = {name: value.float() for name, value in read_adapter(adapter, self.layout.shapes).items()}
         if self.how == "memory":
             self.vllm.take_bytes(self.vllm.new_place(version), tensors, self.layout.rank, self.layout.scale)
         else:

@@ -88,6 +88,7 @@ def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
     # As shared/process/lease.py decides.
     one_computes = compute.threads > cores and not config.actor.is_elsewhere
     actors = compute.actors if config.needs_actor else 0
+    sent = sent_dtype(config.link, compute)
     return Work(
         model=config.model,
         actor=config.actor,
@@ -98,7 +99,9 @@ def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
         groups=config.most_prompts,
         workers=config.verifier.workers,
         dtype=dtype_of(compute.dtype, on_card=False),
-        sent_value_bytes=VALUE_BYTES[sent_dtype(config.link, compute)],
+        sent_value_bytes=VALUE_BYTES[sent],
+        # In fp32 a message has the bytes of the file. The newest file is made when it is needed.
+        files=2 if config.pipeline.max_lag and sent == "bf16" else 0,
         overlaps=not one_computes and config.pipeline.max_lag > 0,
         lengths=lengths_of(config.model.path, rollout.max_new_tokens, config.tasks, config.sft.source),
         samples=not config.is_warm_start,

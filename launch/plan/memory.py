@@ -102,6 +102,8 @@ class Work:
     """Of the base and the activations."""
     sent_value_bytes: int
     """Of a value of the adapter on the wire."""
+    files: int
+    """Versions of the adapter that the learner keeps as files besides, because orders may name them."""
     overlaps: bool
     """Whether learner and actors compute at the same time."""
     lengths: Lengths
@@ -242,15 +244,13 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     part = {"part of the base": dense // work.ranks, "gathered weights": dense // shape.layers} if work.divides else {}
     own_rest = {} if work.is_dense else {"embedding and head": rest}
     owned = adapter // work.ranks if work.divides_moments else adapter
+    sent = {"adapter as messages": 2 * adapter * work.sent_value_bytes // FP32_BYTES}
     moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * owned}
     compiled = {"compiled products": int(COMPILED_PRODUCTS * PRODUCT_BYTES)} if work.dtype == "bf16" else {}
     folded = {"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}
-    actor = {
-        "Python": ACTOR_BYTES,
-        **({} if work.actor.is_elsewhere else own_rest | compiled | folded | stacked_items(shape, work)),
-        "adapter": adapter,
-        "adapter as messages": 2 * adapter * work.sent_value_bytes // FP32_BYTES,
-    }
+    actor = {"Python": ACTOR_BYTES, "adapter": adapter * work.value_bytes // FP32_BYTES, **sent}
+    if not work.actor.is_elsewhere:
+        actor |= own_rest | compiled | folded | stacked_items(shape, work)
     evaluation, beside = evaluation_items(shape, work), work.evaluation.beside
     scoring = work.workers * WORKER_BYTES
     common = {"libraries": LIBRARIES_BYTES, "tokenizer": TOKEN_BYTES * shape.vocabulary}
@@ -264,8 +264,8 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
             **own_rest,
             **compiled,
             **moments,
-            # Two versions: as files, and in bf16, which is half as much, as they are sent. In fp32 that is the file.
-            "adapter as files and messages": 2 * adapter + (adapter if work.sent_value_bytes < FP32_BYTES else 0),
+            **sent,
+            **({"adapter as files": work.files * adapter} if work.files else {}),
             **({"gradients of all ranks": owned + work.ranks * SUMMED_BYTES} if work.ranks > 1 else {}),
             **part,
         },
@@ -287,15 +287,14 @@ def stacked_items(shape: ModelShape, work: Work) -> Items:
     """The adapter as our own loop multiplies by it: in the type that is computed with, and for few rows as codes."""
     if work.actor.engine != "hf" or not shape.own_layers or work.folds(shape):
         return {}
-    num_bytes = work.value_bytes + (1 if work.codes_for(shape, 1) else 0)
-    return {"adapter of token steps": int(STACKED * work.rank * shape.adapter * num_bytes)}
+    num_bytes = STACKED * (work.value_bytes + work.codes_for(shape, 1))
+    return {"adapter of token steps": int(num_bytes * work.rank * shape.adapter)}
 
 
 def rollout_items(shape: ModelShape, work: Work) -> Items:
     """Empty where nothing is sampled, or servers do it."""
-    if not work.samples or work.actor.is_elsewhere:
-        return {}
-    return decode_items(shape, work, work.order_groups, work.order_groups * work.rollout.group)
+    samples, groups = work.samples and not work.actor.is_elsewhere, work.order_groups
+    return decode_items(shape, work, groups, groups * work.rollout.group) if samples else {}
 
 
 def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: int = 0) -> Items:

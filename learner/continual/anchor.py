@@ -20,7 +20,8 @@ from learner.continual.ewc import add_penalty, delta
 from learner.continual.fisher import merged, normalised
 from shared.config.data import CurriculumConfig
 from shared.model.lora import PAIR, Adapter
-from shared.tensor_file import tensor_bytes
+from shared.run.files import Parts
+from shared.tensor_file import tensor_parts
 
 FISHER = ".fisher"
 START = "start:"
@@ -79,9 +80,13 @@ class Anchor:
         return pairs * kept + 2 * weights * (self.config.ewc > 0.0)
 
     def state_bytes(self) -> bytes:
+        return b"".join(self.state_parts())
+
+    def state_parts(self) -> Parts:
+        """In the memory of these tensors."""
         fishers = {f"{name}{FISHER}": values for name, values in self.fisher.items()}
         start = {f"{START}{name}": values for name, values in self.start.items()}
-        return tensor_bytes(self.theta | start | fishers | {STAGE: torch.tensor(self.stage)})
+        return tensor_parts(self.theta | start | fishers | {STAGE: torch.tensor(self.stage)})
 
     def load_state_bytes(self, data: bytes) -> None:
         tensors = load(data)

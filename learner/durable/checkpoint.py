@@ -25,7 +25,8 @@ import msgspec
 
 from protocol.codec import pack, unpack
 from shared.errors import ConfigError, DamageError, RunDirError
-from shared.run.files import finish_writes, make_folder, remove_tree_whole, write_tree_whole, write_whole
+from shared.model.adapter_file import digest
+from shared.run.files import Parts, finish_writes, make_folder, remove_tree_whole, write_tree_whole, write_whole
 from shared.run.run_dir import RunDir
 
 MANIFEST = "MANIFEST.json"
@@ -44,6 +45,18 @@ class Checkpoint:
     """Optimizer steps done."""
     files: Mapping[str, bytes]
     """Name -> content; flat names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsaved:
+    """The same while its tensors are where the learner computes with them: it must be saved before the next update, and
+    needs no memory of its own."""
+
+    step: int
+    files: Mapping[str, Parts]
+
+    def copied(self) -> Checkpoint:
+        return Checkpoint(step=self.step, files={name: b"".join(parts) for name, parts in self.files.items()})
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,12 +90,13 @@ class CheckpointStore:
         self._folder = folder
         self._keep = keep
 
-    def save(self, checkpoint: Checkpoint, *, keep_also: Collection[int] = ()) -> None:
+    def save(self, checkpoint: Checkpoint | Unsaved, *, keep_also: Collection[int] = ()) -> None:
         """Durable when this returns. keep_also: steps that stay besides the newest ones."""
         make_folder(self._folder)
         finish_writes(self._folder)
-        manifest = pack_manifest(checkpoint)
-        write_tree_whole(self.path(checkpoint.step), {**checkpoint.files, MANIFEST: manifest})
+        files = {name: in_parts(content) for name, content in checkpoint.files.items()}
+        manifest = pack_manifest(checkpoint.step, files)
+        write_tree_whole(self.path(checkpoint.step), {**files, MANIFEST: (manifest,)})
         self._prune(checkpoint.step, keep_also)
 
     def note_best(self, step: int, accuracy: float) -> None:
@@ -169,12 +183,15 @@ class CheckpointStore:
                 remove_tree_whole(self.path(step))
 
 
-def pack_manifest(checkpoint: Checkpoint) -> bytes:
-    files = {
-        name: Entry(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
-        for name, data in sorted(checkpoint.files.items())
+def in_parts(content: bytes | Parts) -> Parts:
+    return (content,) if isinstance(content, bytes) else content
+
+
+def pack_manifest(step: int, files: Mapping[str, Parts]) -> bytes:
+    entries = {
+        name: Entry(sha256=digest(*parts), num_bytes=sum(map(len, parts))) for name, parts in sorted(files.items())
     }
-    return manifest_bytes(Manifest(step=checkpoint.step, files=files))
+    return manifest_bytes(Manifest(step=step, files=entries))
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
@@ -213,7 +230,7 @@ def read_checked(file: Path, entry: Entry) -> bytes:
         data = file.read_bytes()
     except OSError as error:
         raise Broken(f"{file} cannot be read ({error.strerror})") from error
-    if hashlib.sha256(data).hexdigest() != entry.sha256:
+    if digest(data) != entry.sha256:
         raise Broken(f"{file} does not match its sha256 ({len(data)} bytes, {entry.num_bytes} were saved)")
     return data
 

@@ -20,12 +20,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from learner.continual.anchor import Anchor
-from learner.durable.checkpoint import Checkpoint
+from learner.durable.checkpoint import Checkpoint, Unsaved
 from learner.orders.plan import StepPlan
 from learner.update.gradient_check import Norms
 from learner.update.optimizer import Optimizer
 from learner.update.publisher import Publisher
 from shared.errors import ConfigError, DamageError
+from shared.run.files import Parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ class LearnerState:
         self.base_digest = base_digest
         self.anchor = anchor
 
-    def save(self, step: int, totals: RunTotals) -> Checkpoint:
+    def unsaved(self, step: int, totals: RunTotals) -> Unsaved:
         """The state after `step` updates."""
         versions = self.publisher.versions
         facts: dict[str, Any] = {
@@ -114,16 +115,15 @@ class LearnerState:
             "gate": self.gate.state_dict(),
             "budget": self.budget.state_dict(),
         }
-        files = {
-            ADAPTER: versions[step].file,
-            "adapter_config.json": self.adapter_config,
-            "optimizer.safetensors": self.optimizer.state_bytes(),
-            "state.json": json.dumps(facts, indent=2).encode(),
+        files: dict[str, Parts] = {
+            "adapter_config.json": (self.adapter_config,),
+            "optimizer.safetensors": self.optimizer.state_parts(),
+            "state.json": (json.dumps(facts, indent=2).encode(),),
         }
         if self.anchor:
-            files[ANCHOR] = self.anchor.state_bytes()
-        older = {version_file(v, step): versions[v].file for v in versions if v < step}
-        return Checkpoint(step=step, files=files | older)
+            files[ANCHOR] = self.anchor.state_parts()
+        adapters = {version_file(v, step): self.publisher.file(v) for v in versions if v <= step}
+        return Unsaved(step=step, files=files | adapters)
 
     def load(self, checkpoint: Checkpoint) -> RunTotals:
         """Put everything back; returns what else must be known of the steps until then."""

@@ -82,9 +82,9 @@ class RunFiles:
         self.base.check()
         # A resumed run starts after this checkpoint and does not write the rows of its steps again.
         self.metrics.sync()
-        saved = self.state.save(step, replace(totals, best=self.best))
+        unsaved = self.state.unsaved(step, replace(totals, best=self.best))
         best = {self.best.step} if self.best else set[int]()
-        self.checkpoints.save(saved, keep_also=best.union(self.waiting))
+        self.checkpoints.save(unsaved, keep_also=best.union(self.waiting))
         self.compaction.after_checkpoint(step)
 
     def evaluation(self, label: str) -> Evaluation | None:
@@ -146,4 +146,4 @@ class ToldState:
         """Rank 0 writes it."""
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:
-        self.state.optimizer.state_bytes()
+        self.state.optimizer.state_parts()

@@ -25,7 +25,8 @@ from learner.update.placement.placement import ALL, Owners
 from shared.config.tree import OptimizerConfig
 from shared.errors import DamageError
 from shared.run.failpoints import reach
-from shared.tensor_file import tensor_bytes
+from shared.run.files import Parts
+from shared.tensor_file import tensor_bytes, tensor_parts
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """PyTorch's names."""
@@ -117,21 +118,25 @@ class Optimizer:
 
     def state_bytes(self) -> bytes:
         """Moments and counters of every parameter; all ranks call this together, and only rank 0 has them all."""
-        states = self.owners.states(self.own_state_bytes())
-        if len(states) == 1:
-            return states[0]
+        return b"".join(self.state_parts())
+
+    def state_parts(self) -> Parts:
+        """The same, in the memory of the moments where they are on the CPU and this process has them all."""
         tensors: dict[str, torch.Tensor] = {}
-        for state in states:
-            tensors |= load(state)
-        return tensor_bytes(tensors)
+        for state in self.owners.states(self.own_state()):
+            tensors |= state
+        return tensor_parts(tensors)
 
     def own_state_bytes(self) -> bytes:
         """Of those that this process steps."""
-        tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in self.stepped.items():
-            for key, value in self.adamw.state[parameter].items():
-                tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
-        return tensor_bytes(tensors)
+        return tensor_bytes(self.own_state())
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        return {
+            f"{name}.{key}": value.detach().cpu().contiguous()
+            for name, parameter in self.stepped.items()
+            for key, value in self.adamw.state[parameter].items()
+        }
 
     def load_state_bytes(self, data: bytes) -> None:
         """data: of every parameter, or of those that this process steps."""

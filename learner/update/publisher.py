@@ -14,33 +14,32 @@ between versions, which no actor could use that has missed one.
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
 
 from protocol.messages import Policy as PolicyMessage
 from shared.config.processes import SentDtype
-from shared.model.adapter_file import adapter_bytes, digest, install_adapter
+from shared.errors import DamageError
+from shared.model.adapter_file import adapter_bytes, adapter_parts, digest, install_adapter
 from shared.model.canary import NO_CANARY, Canary, canary_of
 from shared.model.lora import Adapter
 from shared.model.policy import Policy
 from shared.process.trace import NO_TRACE, Trace
+from shared.run.files import Parts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
     """The adapter after a number of steps."""
 
-    file: bytes
-    """What a checkpoint writes: fp32."""
     message: PolicyMessage
-    """For the actors. If it is sent in fp32, it has the same bytes, once in memory."""
-
-    @cached_property
-    def sha256(self) -> str:
-        """Of the file. Computed when it is asked for first, which is after the message was sent."""
-        return digest(self.file)
+    """For the actors."""
+    sha256: str
+    """Of the file that a checkpoint writes: fp32."""
+    file: bytes | None
+    """That file, once in memory if it is sent as it is; None if it can be made from the adapter, which has this version
+    until the next update."""
 
 
 class Publisher:
@@ -52,18 +51,22 @@ class Publisher:
         canary: Callable[[], Canary] = lambda: NO_CANARY,
         trace: Trace = NO_TRACE,
         dtype: SentDtype = "fp32",
+        *,
+        keeps_older: bool = True,
     ) -> None:
-        """canary: what actors must find of the policy as it is now. dtype: of what they get."""
+        """canary: what actors must find of the policy as it is now. dtype: of what they get. keeps_older: whether
+        orders may name a version that is not the newest. In strict turns they do not."""
         self.adapter = adapter
         self.canary = canary
         self.trace = trace
         self.sends_bf16 = dtype == "bf16"
+        self.keeps_older = keeps_older
         self.versions: dict[int, Version] = {}
 
     def snapshot(self, version: int) -> PolicyMessage:
         """The adapter as it is now, under this version."""
         with self.trace.phase("publish"):
-            self.versions[version] = self.new_version(version, adapter_bytes(self.adapter))
+            self.versions[version] = self.new_version(version, keep=self.keeps_older)
         return self.versions[version].message
 
     def restore(self, files: Mapping[int, bytes]) -> None:
@@ -71,12 +74,29 @@ class Publisher:
         self.versions = {}
         for version in sorted(files):
             install_adapter(self.adapter, files[version])
-            self.versions[version] = self.new_version(version, files[version])
+            self.versions[version] = self.new_version(version, keep=self.keeps_older or version < max(files))
 
-    def new_version(self, version: int, file: bytes) -> Version:
-        """A record of the adapter as it is now, under this number. file: its bytes in fp32."""
-        sent = adapter_bytes(self.adapter, torch.bfloat16) if self.sends_bf16 else file
-        return Version(file=file, message=policy_message(version, sent, self.canary()))
+    def new_version(self, version: int, *, keep: bool) -> Version:
+        """A record of the adapter as it is now, under this number. keep: the file too."""
+        if not self.sends_bf16:
+            message = policy_message(version, file := adapter_bytes(self.adapter), self.canary())
+            return Version(message=message, sha256=message.sha256, file=file)
+        message = policy_message(version, adapter_bytes(self.adapter, torch.bfloat16), self.canary())
+        parts = adapter_parts(self.adapter)
+        return Version(message=message, sha256=digest(*parts), file=b"".join(parts) if keep else None)
+
+    def file(self, version: int) -> Parts:
+        """What a checkpoint writes of this version, perhaps in the adapter's memory."""
+        kept = self.versions[version]
+        if kept.file is not None:
+            return (kept.file,)
+        parts = adapter_parts(self.adapter)
+        if digest(*parts) != kept.sha256:
+            raise DamageError(
+                f"The adapter of version {version} has changed in memory since it was published. `resume` goes on from"
+                " the last checkpoint; if this happens again, this machine's memory is damaged."
+            )
+        return parts
 
     def forget_before(self, version: int) -> None:
         """Drop what nothing names any more; the newest always stays."""

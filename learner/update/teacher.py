@@ -46,7 +46,8 @@ class Teacher:
         adapter = forward_pass.policy.adapter
         self.adapter = adapter
         if facts.adapter:
-            self.values = read_adapter(facts.adapter, {name: p.shape for name, p in adapter.parameters().items()})
+            shapes = {name: value.shape for name, value in adapter.parameters().items()}
+            self.values = {name: value.float() for name, value in read_adapter(facts.adapter, shapes).items()}
         else:
             self.values = adapter.values() if adapter.moved else {}
 

@@ -26,7 +26,8 @@ from shared.errors import DamageError
 from shared.model.linears import is_decoder_linear
 from shared.model.lora import PAIR, Adapter, DenseMatmul, FrozenLinear, LoraLinear
 from shared.model.nf4 import STATE_KEY, WEIGHTS, read_facts
-from shared.tensor_file import tensor_bytes
+from shared.run.files import Parts
+from shared.tensor_file import tensor_bytes, tensor_parts
 
 PREFIX = "base_model.model."
 LENGTH_BYTES = 8
@@ -36,7 +37,12 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 def adapter_bytes(adapter: Adapter, dtype: torch.dtype = torch.float32) -> bytes:
     """The adapter as a safetensors file of this type. Equal values give equal bytes."""
-    return tensor_bytes(
+    return b"".join(adapter_parts(adapter, dtype))
+
+
+def adapter_parts(adapter: Adapter, dtype: torch.dtype = torch.float32) -> Parts:
+    """The same, in the adapter's memory where it is on the CPU and of this type."""
+    return tensor_parts(
         {peft_name(name): value.detach().to("cpu", dtype) for name, value in adapter.parameters().items()}
     )
 
@@ -67,7 +73,7 @@ def read_adapter(data: bytes, shapes: Mapping[str, Sequence[int]], *, finite: bo
         raise DamageError(f"The adapter does not fit the model: '{missing[0]}' is in only one of the two.")
     for name, shape in wanted.items():
         check_tensor(name, tensors[name], shape, finite)
-    return {name: tensors[peft_name(name)].float() for name in shapes}
+    return {name: tensors[peft_name(name)] for name in shapes}
 
 
 def check_header(data: bytes, num_tensors: int) -> None:
@@ -136,8 +142,12 @@ def digest_of_layout(shapes: Mapping[str, Sequence[int]], scales: Mapping[str, f
     return hashlib.sha256(json.dumps([layout, sorted(scales.items())]).encode()).hexdigest()
 
 
-def digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def digest(*parts: bytes | memoryview) -> str:
+    """sha256 of these, one after the other."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

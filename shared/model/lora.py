@@ -4,9 +4,10 @@
     s = alpha / R, or alpha / sqrt(R) with lora.rslora (2312.03732); R may differ between layers
 
 The base is never merged with the adapter: with B = 0 the numbers are the base's bit for bit, and switching the adapter
-off gives the reference policy without a second model. A and B stay fp32 (bf16 would round small updates away) and are
-cast to the type of the input in each call. A run may start from an adapter that was trained before
-(given_adapter.py). Left out on purpose: dropout, which would make the numbers of actor and learner differ.
+off gives the reference policy without a second model. A and B are trained in fp32, because bf16 would round small
+updates away, and cast to the type of the input in each call; a process that only samples keeps them in that type. A run
+may start from an adapter that was trained before (given_adapter.py). Left out on purpose: dropout, which would make the
+numbers of actor and learner differ.
 
     folded:  y = (W + s B A) x + b
 
@@ -169,7 +170,7 @@ class LoraLinear(nn.Module):
         """Compute W + s B A [out, in] with the current adapter, unless W is not in memory in full precision. The sum of
         an earlier version is overwritten, so that two are never in memory."""
         dense = self.base.matmul.dense
-        if dense is not None and dense.dtype == self.lora_A.dtype:
+        if dense is not None and dense.dtype == torch.float32:
             a, b = self.lora_A.detach(), self.lora_B.detach()
             self.folded = torch.addmm(dense, b, a, alpha=self.scale, out=self.folded)
 
@@ -238,6 +239,11 @@ class Adapter:
         with torch.no_grad():
             for layer in self.layers.values():
                 layer.fold()
+
+    def keep_in(self, dtype: torch.dtype) -> None:
+        """Its values in the type that is computed with, half of the memory in bf16: for a process that only samples."""
+        for layer in self.layers.values():
+            layer.lora_A.data, layer.lora_B.data = layer.lora_A.data.to(dtype), layer.lora_B.data.to(dtype)
 
     @contextmanager
     def rounded(self) -> Iterator[None]:

@@ -50,6 +50,8 @@ REMEDIES = {
 }
 BLOCK = 2**20
 """Bytes of a long file that are in memory at a time."""
+Parts = Sequence[bytes | memoryview]
+"""What a file has, one part after the other."""
 UNFINISHED = ".tmp"
 MOVED_ASIDE = ".old"
 
@@ -115,11 +117,11 @@ def write_whole_of(
             sync_folder(path.parent)
 
 
-def write_tree_whole(folder: Path, files: Mapping[str, bytes]) -> None:
+def write_tree_whole(folder: Path, files: Mapping[str, Parts]) -> None:
     """Make or replace `folder` with exactly these files, whole. See `finish_writes`."""
     with made_whole(folder) as tmp:
-        for name, data in files.items():
-            write_new(tmp / name, (data,), 0o644)
+        for name, parts in files.items():
+            write_new(tmp / name, parts, 0o644)
 
 
 @contextmanager
@@ -211,19 +213,19 @@ def final_name(path: Path) -> str:
     return path.name
 
 
-def write_new(path: Path, blocks: Iterable[bytes], mode: int, *, durable: bool = True) -> None:
+def write_new(path: Path, parts: Iterable[bytes | memoryview], mode: int, *, durable: bool = True) -> None:
     """Make a file that does not exist yet. It has its mode from the first byte on, for keys."""
     fd = disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        for block in blocks:
-            write_all(fd, block, path)
+        for part in parts:
+            write_all(fd, part, path)
         if durable:
             disk.fsync(fd, path)
     finally:
         os.close(fd)
 
 
-def write_all(fd: int, data: bytes, path: Path) -> None:
+def write_all(fd: int, data: bytes | memoryview, path: Path) -> None:
     """os.write may write only a part."""
     rest = memoryview(data)
     while rest:

@@ -133,7 +133,7 @@ class RunDir:
             sync_folder(run.keys)
         for folder, files in ((run.start, start), (run.teacher, teacher)):
             if files:
-                write_tree_whole(folder, files)
+                write_tree_whole(folder, {name: (data,) for name, data in files.items()})
         run.write_info(compute, card)
         write_whole(run.config, config_json)
         return run

@@ -13,7 +13,7 @@ import msgspec
 from actor.installer import Installer
 from actor.link import Link
 from actor.rollout import Rollout
-from learner.durable.checkpoint import Checkpoint
+from learner.durable.checkpoint import Unsaved
 from learner.durable.recorder import JournalRecorder, voided_from
 from learner.durable.state import LearnerState, RunTotals
 from learner.orders.arrived import Arrived
@@ -136,10 +136,10 @@ class CheckpointBeforeJournal(JournalRecorder):
 class PendingNotSaved(LearnerState):
     """A checkpoint without the orders that are out."""
 
-    def save(self, step: int, totals: RunTotals) -> Checkpoint:
+    def unsaved(self, step: int, totals: RunTotals) -> Unsaved:
         pending, self.plan.pending = self.plan.pending, []
         try:
-            return super().save(step, totals)
+            return super().unsaved(step, totals)
         finally:
             self.plan.pending = pending
 
@@ -233,7 +233,7 @@ class RowsNotSynced(RunFiles):
     """Leaves the rows of steps that a checkpoint holds to the kernel."""
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:
-        self.checkpoints.save(self.state.save(step, totals))
+        self.checkpoints.save(self.state.unsaved(step, totals))
         self.compaction.after_checkpoint(step)
 
 

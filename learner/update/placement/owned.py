@@ -23,11 +23,13 @@ the order); tensors cut in pieces, whose norms would have other bits.
 from collections.abc import Iterator, Sequence
 
 import torch
+from safetensors.torch import load
 from torch import nn
 
-from learner.update.placement.placement import rank_of_each
+from learner.update.placement.placement import Tensors, rank_of_each
 from learner.update.placement.ranks import SUMMED_AT_ONCE, RankGroup
 from shared.run.failpoints import reach
+from shared.tensor_file import tensor_bytes
 
 
 class Owned:
@@ -87,12 +89,12 @@ class Owned:
                     one.copy_(value)
         reach("after ranks share parameters", rank)
 
-    def states(self, mine: bytes) -> list[bytes]:
+    def states(self, mine: Tensors) -> list[Tensors]:
         rank = str(self.group.rank)
         reach("before ranks tell moments", rank)
-        told = self.group.to_first(mine)
+        told = self.group.to_first(tensor_bytes(mine))
         reach("after ranks tell moments", rank)
-        return told or [mine]
+        return [load(theirs) for theirs in told] or [mine]
 
     def of_each(self) -> Iterator[tuple[int, list[int]]]:
         """Each rank that owns something, with the places of its parameters in their order."""

@@ -49,7 +49,7 @@ class Owners(Protocol):
         """After a step: all parameters have their new values on all ranks."""
         ...
 
-    def states(self, mine: bytes) -> list[bytes]:
+    def states(self, mine: Tensors) -> list[Tensors]:
         """On rank 0 those of all ranks; elsewhere this rank's own."""
         ...
 
@@ -66,7 +66,7 @@ class Everything:
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         """There is nobody without them."""
 
-    def states(self, mine: bytes) -> list[bytes]:
+    def states(self, mine: Tensors) -> list[Tensors]:
         return [mine]
 
 

@@ -1,13 +1,16 @@
-"""While an order is decoded, the memory that its prompts and a new adapter took is not kept. In a process of its own,
-since a heap has one history."""
+"""What an actor has while it decodes: its adapter once, and not the memory that prompts and a new adapter took, which is
+measured in a process of its own, since a heap has one history."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from actor.engines.hf_engine import KEPT_WHILE_DECODING
+from actor.engines.hf_engine import KEPT_WHILE_DECODING, HFEngine
+from actor.wiring import build_engine
+from shared.config.load import load_config
 
 DECODES = """
 import sys
@@ -37,3 +40,12 @@ def test_what_is_free_before_the_first_token_is_returned_if_it_is_much(checkpoin
     grown, seen = map(int, subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split())
     assert grown > 0.9 * freed
     assert (seen < 0.2 * grown) == (freed > KEPT_WHILE_DECODING)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_adapter_is_kept_in_the_type_that_is_computed_with(dtype: torch.dtype) -> None:
+    name = "bf16" if dtype == torch.bfloat16 else "fp32"
+    threads = ("compute.learner_threads=1", "compute.actor_threads=1")
+    engine, _ = build_engine(load_config("embedded", (*threads, "compute.device=cpu", f"compute.dtype={name}")))
+    assert isinstance(engine, HFEngine)
+    assert {value.dtype for value in engine.policy.adapter.parameters().values()} == {dtype}

@@ -106,7 +106,7 @@ def test_a_manifest_that_names_files_elsewhere_is_damage(tmp_path: Path, name: s
     (tmp_path / "config.json").write_bytes(b"{}")
     store = CheckpointStore(tmp_path / "checkpoints", keep=3)
     store.save(checkpoint(1))
-    forged = pack_manifest(Checkpoint(step=1, files={name: b"{}"}))
+    forged = pack_manifest(1, {name: (b"{}",)})
     (store.path(1) / "MANIFEST.json").write_bytes(forged)
     with pytest.raises(DamageError, match="names a file that is not in its folder"):
         store.load(1)

@@ -139,7 +139,7 @@ def test_versions_of_a_checkpoint_come_back_with_their_own_canaries(checkpoint: 
         publisher.snapshot(version)
     again = tiny_policy(checkpoint, shaken=False)
     restored = publisher_of(again)
-    restored.restore({v: kept.file for v, kept in publisher.versions.items()})
+    restored.restore({version: b"".join(publisher.file(version)) for version in publisher.versions})
     for version, published in publisher.versions.items():
         canaries = [kept.message.canary_logprobs.tolist() for kept in (restored.versions[version], published)]
         assert canaries[0] == canaries[1]

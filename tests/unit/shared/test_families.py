@@ -18,7 +18,7 @@ from actor.rollout import Rollout
 from actor.wiring import build_engine
 from launch.__main__ import main
 from launch.commands.in_process import LocalFiller
-from learner.durable.checkpoint import Checkpoint, CheckpointStore
+from learner.durable.checkpoint import Checkpoint, CheckpointStore, Unsaved
 from learner.durable.state import RunTotals
 from learner.loop import train
 from learner.reports.step_report import StepReport
@@ -70,14 +70,14 @@ class Kept:
     def __init__(self) -> None:
         self.rows: list[StepMetrics] = []
         self.checkpoints: dict[int, Checkpoint] = {}
-        self.save: Callable[[int, RunTotals], Checkpoint] | None = None
+        self.save: Callable[[int, RunTotals], Unsaved] | None = None
 
     def step(self, step: int, metrics: StepMetrics, collected: object, batch: object, result: object) -> None:
         self.rows.append(metrics)
 
     def checkpoint(self, step: int, totals: RunTotals) -> None:
         assert self.save
-        self.checkpoints[step] = self.save(step, totals)
+        self.checkpoints[step] = self.save(step, totals).copied()
 
 
 def never(batch: object) -> None:
@@ -93,7 +93,7 @@ def one_start(config: Config, folder: Path, start: Checkpoint | None = None, las
     filler = LocalFiller(rollout)
     learner = build_learner(model, filler, never)
     state = learner.state
-    kept.save = state.save
+    kept.save = state.unsaved
     totals = state.load(start) if start else RunTotals()
     for version in state.publisher.versions.values():
         filler.publish(version.message, oldest_needed=0)

@@ -104,26 +104,26 @@ def test_os_write_may_be_short() -> None:
 
 
 def test_tree_appears_with_exactly_its_files(tmp_path: Path) -> None:
-    write_tree_whole(tmp_path / "t", {"a": b"1", "b": b"2"})
-    write_tree_whole(tmp_path / "t", {"b": b"3"})
+    write_tree_whole(tmp_path / "t", {"a": (b"1",), "b": (b"2",)})
+    write_tree_whole(tmp_path / "t", {"b": (b"3",)})
     assert names(tmp_path) == {"t"}
     assert names(tmp_path / "t") == {"b"}
     assert (tmp_path / "t" / "b").read_bytes() == b"3"
 
 
 def test_tree_syncs_each_file_and_the_folder_before_the_rename(tmp_path: Path) -> None:
-    calls = list_calls(lambda: write_tree_whole(tmp_path / "t", {"a": b"1", "b": b"2"}))
+    calls = list_calls(lambda: write_tree_whole(tmp_path / "t", {"a": (b"1",), "b": (b"2",)}))
     order = [call for call in calls if call in ("write", "fsync", "rename")]
     assert order == ["write", "fsync", "write", "fsync", "fsync", "rename", "fsync"]
 
 
 def prepare_tree(folder: Path) -> None:
     folder.mkdir()
-    write_tree_whole(folder / "t", {"a": b"old", "b": b"old"})
+    write_tree_whole(folder / "t", {"a": (b"old",), "b": (b"old",)})
 
 
 def replace_tree(folder: Path) -> None:
-    write_tree_whole(folder / "t", {"a": b"new", "c": b"new"})
+    write_tree_whole(folder / "t", {"a": (b"new",), "c": (b"new",)})
 
 
 def test_tree_killed_anywhere_is_old_or_new_after_finish_writes(tmp_path: Path) -> None:
@@ -137,9 +137,9 @@ def test_tree_killed_anywhere_is_old_or_new_after_finish_writes(tmp_path: Path) 
 
 @pytest.mark.parametrize("nth", [1, 2])
 def test_tree_refused_at_either_rename_is_still_there(tmp_path: Path, nth: int) -> None:
-    write_tree_whole(tmp_path / "t", {"a": b"old"})
+    write_tree_whole(tmp_path / "t", {"a": (b"old",)})
     with pytest.raises(RunDirError), failing("rename", errno.EACCES, nth=nth):
-        write_tree_whole(tmp_path / "t", {"a": b"new"})
+        write_tree_whole(tmp_path / "t", {"a": (b"new",)})
     finish_writes(tmp_path)
     assert (tmp_path / "t" / "a").read_bytes() == b"old"
     assert names(tmp_path) == {"t"}
@@ -201,7 +201,7 @@ def test_no_folder_is_open_to_other_writers_under_any_umask(tmp_path: Path) -> N
     umask = os.umask(0)
     try:
         make_folder(tmp_path / "a" / "b", 0o700)
-        write_tree_whole(tmp_path / "t", {"a": b"1"})
+        write_tree_whole(tmp_path / "t", {"a": (b"1",)})
         open_log(tmp_path / "logs" / "l", "ab").close()
         with made_whole(tmp_path / "w") as work:
             (work / "a").write_bytes(b"1")

@@ -12,7 +12,7 @@ from torch import nn
 from shared.config.model import LoraConfig
 from shared.errors import DamageError, ModelError
 from shared.model.adapter_file import adapter_bytes, adapter_config, digest, install_adapter, layout_digest
-from shared.model.lora import DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
+from shared.model.lora import Adapter, DenseMatmul, DequantizingMatmul, FrozenLinear, LoraLinear
 from shared.model.nf4 import quantize
 from shared.model.policy import Policy
 from tests import reference
@@ -114,6 +114,9 @@ def test_only_full_precision_folds(checkpoint: Path) -> None:
     )
     half.fold()
     assert half.folded is None
+    Adapter({"half": half}).keep_in(torch.bfloat16)
+    half.fold()
+    assert half.lora_A.dtype == torch.bfloat16 and half.folded is None
     policy = tiny_policy(checkpoint, dequantize="each_call")
     policy.adapter.fold()
     assert all(layer.folded is None for layer in policy.adapter.layers.values())
@@ -168,6 +171,16 @@ def test_peft_reads_our_files_with_equal_logits(checkpoint: Path, tmp_path: Path
     assert len(loaded) == len(policy.adapter.parameters())
     with torch.no_grad():
         torch.testing.assert_close(logits(policy), model(input_ids=some_ids()).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_an_actor_keeps_the_values_that_it_computes_with(checkpoint: Path) -> None:
+    learner, actor = (tiny_policy(checkpoint, dtype=torch.bfloat16) for _ in range(2))
+    actor.adapter.keep_in(torch.bfloat16)
+    for dtype in (torch.float32, torch.bfloat16):
+        install_adapter(actor.adapter, adapter_bytes(learner.adapter, dtype))
+        assert {value.dtype for value in actor.adapter.parameters().values()} == {torch.bfloat16}
+        assert torch.equal(logits(actor), logits(learner))
+    assert layout_digest(actor.adapter) == layout_digest(learner.adapter)
 
 
 def test_an_adapter_travels_as_bytes(checkpoint: Path) -> None:
