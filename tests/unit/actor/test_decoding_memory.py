@@ -1,5 +1,5 @@
-"""What an actor has while it decodes: its adapter once, and not the memory that prompts and a new adapter took, which is
-measured in a process of its own, since a heap has one history."""
+"""What an actor has while it decodes: its adapter once, in the type it computes with, and not the memory that prompts
+and a new adapter took. That is measured in a process of its own, since a heap has one history."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import torch
 
 from actor.engines.hf_engine import KEPT_WHILE_DECODING, HFEngine
 from actor.wiring import build_engine
-from shared.config.load import load_config
+from launch.presets.load import load_config
 
 DECODES = """
 import sys
