@@ -34,7 +34,7 @@ from benchmarks.fuzz_dispatcher import converse
 from benchmarks.mutate import mutate_bytes, mutate_tree
 from launch.display.watch import Watch, curve, outcome_shares, steps_done, time_shares
 from launch.presets.load import load_config
-from learner.durable.checkpoint import MANIFEST, Broken, Checkpoint, pack_manifest, read_manifest
+from learner.durable.checkpoint import MANIFEST, Broken, pack_manifest, read_manifest
 from learner.durable.journal_format import pack_record, scan
 from protocol.access.key_list import create_invitation, list_keys, open_invitations
 from protocol.access.keys import create_keys, load_actor_key, read_allowed
@@ -272,10 +272,10 @@ def dispatcher_target() -> Target:
 
 def manifest_target(readers: Readers) -> Target:
     """What a checkpoint says it holds."""
-    checkpoint = Checkpoint(step=3, files={"state.json": b"{}", "adapter_model.safetensors": b"abc"})
+    files = {"state.json": (b"{}",), "adapter_model.safetensors": (b"abc",)}
     return Target(
         name="manifest",
-        seeds=(pack_manifest(checkpoint),),
+        seeds=(pack_manifest(3, files),),
         run=readers.read_manifest,
         allowed=(Broken,),
         split=json.loads,

@@ -51,6 +51,7 @@ from shared.base.loading import fitting, lighter
 from shared.base.residency import WakingLease, lend, residency_of
 from shared.config.processes import ActorConfig, ComputeConfig, LinkConfig, bind_address
 from shared.config.tree import Config
+from shared.model.adapter_file import adapter_parts
 from shared.process.card import card_facts, driver_of
 from shared.process.determinism import record
 from shared.process.energy import open_meter
@@ -220,7 +221,7 @@ class Session:
         self.learner = build_learner(model, self.filler, keep, trace, notes, recheck, placement)
         self.orders.audit = build_audit(model, run, lease, self.orders, self.learner.update.gate)
         self.state = self.learner.state
-        adapter_bytes = sum(map(len, self.state.publisher.file(0)))
+        adapter_bytes = sum(map(len, adapter_parts(model.policy.adapter)))
         anchor_bytes = self.state.anchor.most_bytes() if self.state.anchor else 0
         refuse_if_short(run, bytes_needed(config, adapter_bytes, self.first_step, anchor_bytes))
         self.totals = self.state.load(checkpoint) if checkpoint else RunTotals()

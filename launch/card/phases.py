@@ -85,7 +85,9 @@ class MetaTracer:
         if work.actor.is_elsewhere:
             # Not even a context.
             return [Peak(name=name, items={CONTEXT: 0}, reserved=0) for name in ("rollout", WAITING)]
-        peaks = actor_peaks(self.policy(work, layers), largest_orders(work, self.facts))
+        policy = self.policy(work, layers)
+        policy.adapter.keep_in(policy.dtype)
+        peaks = actor_peaks(policy, largest_orders(work, self.facts))
         return [with_graphs(peak) for peak in peaks] if work.actor.graphs == "auto" else peaks
 
     def policy(self, work: CardWork, layers: int) -> Policy:

@@ -100,8 +100,8 @@ def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
         workers=config.verifier.workers,
         dtype=dtype_of(compute.dtype, on_card=False),
         sent_value_bytes=VALUE_BYTES[sent],
-        # In fp32 a message has the bytes of the file. The newest file is made when it is needed.
-        files=2 if config.pipeline.max_lag and sent == "bf16" else 0,
+        # In fp32 a message has the bytes of the file, and in strict turns the file is made when it is needed.
+        kept_files=2 if config.pipeline.max_lag and sent == "bf16" else 0,
         overlaps=not one_computes and config.pipeline.max_lag > 0,
         lengths=lengths_of(config.model.path, rollout.max_new_tokens, config.tasks, config.sft.source),
         samples=not config.is_warm_start,

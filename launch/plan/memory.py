@@ -102,7 +102,7 @@ class Work:
     """Of the base and the activations."""
     sent_value_bytes: int
     """Of a value of the adapter on the wire."""
-    files: int
+    kept_files: int
     """Versions of the adapter that the learner keeps as files besides, because orders may name them."""
     overlaps: bool
     """Whether learner and actors compute at the same time."""
@@ -265,7 +265,7 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
             **compiled,
             **moments,
             **sent,
-            **({"adapter as files": work.files * adapter} if work.files else {}),
+            **({"adapter as files": work.kept_files * adapter} if work.kept_files else {}),
             **({"gradients of all ranks": owned + work.ranks * SUMMED_BYTES} if work.ranks > 1 else {}),
             **part,
         },
@@ -287,14 +287,15 @@ def stacked_items(shape: ModelShape, work: Work) -> Items:
     """The adapter as our own loop multiplies by it: in the type that is computed with, and for few rows as codes."""
     if work.actor.engine != "hf" or not shape.own_layers or work.folds(shape):
         return {}
-    num_bytes = STACKED * (work.value_bytes + work.codes_for(shape, 1))
-    return {"adapter of token steps": int(num_bytes * work.rank * shape.adapter)}
+    num_bytes = work.value_bytes + int(work.codes_for(shape, 1))
+    return {"adapter of token steps": int(STACKED * work.rank * shape.adapter * num_bytes)}
 
 
 def rollout_items(shape: ModelShape, work: Work) -> Items:
     """Empty where nothing is sampled, or servers do it."""
-    samples, groups = work.samples and not work.actor.is_elsewhere, work.order_groups
-    return decode_items(shape, work, groups, groups * work.rollout.group) if samples else {}
+    if not work.samples or work.actor.is_elsewhere:
+        return {}
+    return decode_items(shape, work, work.order_groups, work.order_groups * work.rollout.group)
 
 
 def decode_items(shape: ModelShape, work: Work, prompts: int, rows: int, cap: int = 0) -> Items:

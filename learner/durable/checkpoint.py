@@ -25,7 +25,6 @@ import msgspec
 
 from protocol.codec import pack, unpack
 from shared.errors import ConfigError, DamageError, RunDirError
-from shared.model.adapter_file import digest
 from shared.run.files import Parts, finish_writes, make_folder, remove_tree_whole, write_tree_whole, write_whole
 from shared.run.run_dir import RunDir
 
@@ -49,8 +48,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Unsaved:
-    """The same while its tensors are where the learner computes with them: it must be saved before the next update, and
-    needs no memory of its own."""
+    """A checkpoint whose tensors are still those that the learner computes with: it must be saved before the next
+    update, and needs no memory of its own."""
 
     step: int
     files: Mapping[str, Parts]
@@ -188,10 +187,15 @@ def in_parts(content: bytes | Parts) -> Parts:
 
 
 def pack_manifest(step: int, files: Mapping[str, Parts]) -> bytes:
-    entries = {
-        name: Entry(sha256=digest(*parts), num_bytes=sum(map(len, parts))) for name, parts in sorted(files.items())
-    }
+    entries = {name: entry_of(parts) for name, parts in sorted(files.items())}
     return manifest_bytes(Manifest(step=step, files=entries))
+
+
+def entry_of(parts: Parts) -> Entry:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return Entry(sha256=found.hexdigest(), num_bytes=sum(map(len, parts)))
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
@@ -230,7 +234,7 @@ def read_checked(file: Path, entry: Entry) -> bytes:
         data = file.read_bytes()
     except OSError as error:
         raise Broken(f"{file} cannot be read ({error.strerror})") from error
-    if digest(data) != entry.sha256:
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise Broken(f"{file} does not match its sha256 ({len(data)} bytes, {entry.num_bytes} were saved)")
     return data
 

@@ -1,4 +1,4 @@
-"""AdamW on the fp32 adapter, with warm-up and schedule, and its state as bytes.
+"""AdamW on the fp32 adapter, with warm-up and schedule, and its state as a file.
 
     lr(s) = peak * (s + 1) / warmup               while s < warmup
     lr(s) = peak * (f + (1 - f) * shape(x))       after, x in [0, 1] the way to the last step,

@@ -14,6 +14,7 @@ between versions, which no actor could use that has missed one.
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -34,12 +35,17 @@ class Version:
     """The adapter after a number of steps."""
 
     message: PolicyMessage
-    """For the actors."""
-    sha256: str
-    """Of the file that a checkpoint writes: fp32."""
+    """For the actors. If it is sent in fp32, it has the bytes of the file, once in memory."""
     file: bytes | None
-    """That file, once in memory if it is sent as it is; None if it can be made from the adapter, which has this version
-    until the next update."""
+    """What a checkpoint writes: fp32. None if it can be made from the adapter, which has this version until the next
+    update."""
+    made_sha256: str = ""
+    """Of the file where it is None, when the version was made."""
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the file. Where there is one, it is computed when it is asked for first, after the message was sent."""
+        return self.made_sha256 if self.file is None else digest(self.file)
 
 
 class Publisher:
@@ -66,7 +72,7 @@ class Publisher:
     def snapshot(self, version: int) -> PolicyMessage:
         """The adapter as it is now, under this version."""
         with self.trace.phase("publish"):
-            self.versions[version] = self.new_version(version, keep=self.keeps_older)
+            self.versions[version] = self.new_version(version, adapter_parts(self.adapter), keep=self.keeps_older)
         return self.versions[version].message
 
     def restore(self, files: Mapping[int, bytes]) -> None:
@@ -74,16 +80,15 @@ class Publisher:
         self.versions = {}
         for version in sorted(files):
             install_adapter(self.adapter, files[version])
-            self.versions[version] = self.new_version(version, keep=self.keeps_older or version < max(files))
+            self.versions[version] = self.new_version(version, (files[version],), keep=True)
 
-    def new_version(self, version: int, *, keep: bool) -> Version:
-        """A record of the adapter as it is now, under this number. keep: the file too."""
-        if not self.sends_bf16:
-            message = policy_message(version, file := adapter_bytes(self.adapter), self.canary())
-            return Version(message=message, sha256=message.sha256, file=file)
-        message = policy_message(version, adapter_bytes(self.adapter, torch.bfloat16), self.canary())
-        parts = adapter_parts(self.adapter)
-        return Version(message=message, sha256=digest(*parts), file=b"".join(parts) if keep else None)
+    def new_version(self, version: int, parts: Parts, *, keep: bool) -> Version:
+        """A record of the adapter as it is now, under this number. parts: its file. keep: the file too."""
+        file = b"".join(parts) if keep or not self.sends_bf16 else None
+        sent = adapter_bytes(self.adapter, torch.bfloat16) if self.sends_bf16 else file
+        assert sent is not None
+        message = policy_message(version, sent, self.canary())
+        return Version(message=message, file=file, made_sha256=digest(*parts) if file is None else "")
 
     def file(self, version: int) -> Parts:
         """What a checkpoint writes of this version, perhaps in the adapter's memory."""

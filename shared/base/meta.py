@@ -1,7 +1,7 @@
 """A policy without values: every tensor has its shape and type, and no memory (PyTorch's device "meta").
 
     NF4      n / 2 bytes of codes, n / 64 of scales, 4 n / 16384 of their scales, two tables, an offset
-    adapter  fp32; all else in the compute type
+    adapter  fp32, until an actor keeps it in the compute type; all else in that type
 
 The policy is made by the code that fills a real one, from tensors with the names of a cached base, so the code of both
 processes runs over it as over a real one, in milliseconds and on any machine. The planner counts what that code

@@ -2,8 +2,8 @@
 
     layer [out, in] -> base_model.model.<layer>.lora_A.weight [R, in] and .lora_B.weight [out, R], fp32
 
-and `adapter_config.json`. On the wire the values may be bf16 (`link.adapter_dtype`); they are widened when installed.
-Names and shapes must match the model exactly, no name may appear twice, and every value must be finite; otherwise
+and `adapter_config.json`. On the wire the values may be bf16 (`link.adapter_dtype`); the adapter that takes them keeps
+its type. Names and shapes must match the model exactly, no name may appear twice, and every value must be finite; otherwise
 nothing is installed. In checkpoints the sha256 of the file identifies a version, and in messages that of the bytes that
 are sent; in fp32 both are the same.
 

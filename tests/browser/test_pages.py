@@ -204,6 +204,7 @@ def test_what_is_wrong_stays_when_the_page_before_is_done(visit: Visit) -> None:
         answer.continue_()
     visit.page.wait_for_timeout(500)
     assert visit.page.locator(".problem").is_visible()
+    assert len(visit.errors) == 1 and "404" in visit.errors[0]
     visit.errors.clear()
 
 
@@ -220,6 +221,21 @@ def test_the_steps_that_were_chosen_last_are_shown(visit: Visit) -> None:
         answer.continue_()
     visit.page.wait_for_timeout(500)
     assert visit.page.locator(".tools input").first.input_value() == "4"
+
+
+def test_the_runs_that_were_chosen_last_are_compared(visit: Visit) -> None:
+    held: list[Any] = []
+    visit.page.route("**/compare?*hacked*", lambda route: held.append(route))
+    visit.open("#/compare?runs=first/hacked")
+    visit.go("#/compare?runs=first/second")
+    visit.says("h2", "Held-out accuracy")
+    visit.until("document.querySelectorAll('.compare canvas, .compare svg').length > 0")
+    before = visit.page.locator(".tables").inner_text()
+    (answer,) = held
+    with visit.page.expect_response("**/compare?*hacked*"):
+        answer.continue_()
+    visit.page.wait_for_timeout(500)
+    assert visit.page.locator(".tables").inner_text() == before
 
 
 def test_what_was_searched_for_last_is_shown(visit: Visit) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from learner.durable.checkpoint import Checkpoint
+from learner.durable.checkpoint import Checkpoint, Unsaved
 from learner.durable.journal import Journal, segment_path
 from learner.durable.journal_format import SECTOR_BYTES
 from learner.durable.recorder import size_from, voided_from, voided_order
@@ -79,12 +79,12 @@ class MemoryCheckpoints:
         self.keep = keep
         self.point = point
 
-    def save(self, checkpoint: Checkpoint, *, keep_also: Collection[int] = ()) -> None:
+    def save(self, unsaved: Unsaved, *, keep_also: Collection[int] = ()) -> None:
         """Durable at once."""
         self.point("before a checkpoint")
         kept = self.disk.checkpoints
-        kept[checkpoint.step] = checkpoint
-        for step in sorted(step for step in kept if step <= checkpoint.step)[: -self.keep]:
+        kept[unsaved.step] = unsaved.copied()
+        for step in sorted(step for step in kept if step <= unsaved.step)[: -self.keep]:
             if step not in keep_also:
                 del kept[step]
         self.point("after a checkpoint")

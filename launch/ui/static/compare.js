@@ -53,8 +53,10 @@ class Compare {
       return;
     }
     const found = await ask("compare", { runs: query.runs, label: query.label });
+    if (query !== this.query) return; // Other runs were chosen meanwhile.
     put(this.tables, this.intervals(found), this.differences(found));
-    await this.draw(names);
+    await this.draw(names, query);
+    if (query !== this.query) return;
     put(
       this.changed,
       found.pairs.map((pair) => changed(pair)),
@@ -89,9 +91,8 @@ class Compare {
     this.picker.querySelector(`input[value="${CSS.escape(focus || "")}"]`)?.focus();
   }
 
-  async draw(names) {
-    const query = this.query,
-      { first, last } = query,
+  async draw(names, query) {
+    const { first, last } = query,
       keys = KEYS.map(([key]) => key).join();
     const all = await Promise.all(names.map((name) => ask(of(name, "curves"), { first, last, keys })));
     if (query !== this.query) return;

@@ -174,7 +174,7 @@ def test_peft_reads_our_files_with_equal_logits(checkpoint: Path, tmp_path: Path
 
 
 def test_an_actor_keeps_the_values_that_it_computes_with(checkpoint: Path) -> None:
-    learner, actor = (tiny_policy(checkpoint, dtype=torch.bfloat16) for _ in range(2))
+    learner, actor = (tiny_policy(checkpoint, shaken=shaken, dtype=torch.bfloat16) for shaken in (True, False))
     actor.adapter.keep_in(torch.bfloat16)
     for dtype in (torch.float32, torch.bfloat16):
         install_adapter(actor.adapter, adapter_bytes(learner.adapter, dtype))
