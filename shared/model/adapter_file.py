@@ -3,9 +3,9 @@
     layer [out, in] -> base_model.model.<layer>.lora_A.weight [R, in] and .lora_B.weight [out, R], fp32
 
 and `adapter_config.json`. On the wire the values may be bf16 (`link.adapter_dtype`); the adapter that takes them keeps
-its type. Names and shapes must match the model exactly, no name may appear twice, and every value must be finite; otherwise
-nothing is installed. In checkpoints the sha256 of the file identifies a version, and in messages that of the bytes that
-are sent; in fp32 both are the same.
+its type. Names and shapes must match the model exactly, no name may appear twice, and every value must be finite;
+otherwise nothing is installed. In checkpoints the sha256 of the file identifies a version, and in messages that of the
+bytes that are sent; in fp32 both are the same.
 
 `LoraLayout` says which tensors an adapter of a base has. It is read from the base's files without loading them, for a
 process that never builds the policy (vLLM's actor) but must agree with the learner in the handshake.
