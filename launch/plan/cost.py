@@ -88,7 +88,9 @@ def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
     # As shared/process/lease.py decides.
     one_computes = compute.threads > cores and not config.actor.is_elsewhere
     actors = compute.actors if config.needs_actor else 0
-    sent = sent_dtype(config.link, compute)
+    sent: dict[Dtype, int] = {
+        dtype: VALUE_BYTES[sent_dtype(config.link, structs.replace(compute, dtype=dtype))] for dtype in VALUE_BYTES
+    }
     return Work(
         model=config.model,
         actor=config.actor,
@@ -99,9 +101,8 @@ def work_of(config: Config, *, cores: int, packs: bool = True) -> Work:
         groups=config.most_prompts,
         workers=config.verifier.workers,
         dtype=dtype_of(compute.dtype, on_card=False),
-        sent_value_bytes=VALUE_BYTES[sent],
-        # In fp32 a message has the bytes of the file, and in strict turns the file is made when it is needed.
-        kept_files=2 if config.pipeline.max_lag and sent == "bf16" else 0,
+        sent_value_bytes=sent,
+        is_ahead=config.pipeline.max_lag > 0,
         overlaps=not one_computes and config.pipeline.max_lag > 0,
         lengths=lengths_of(config.model.path, rollout.max_new_tokens, config.tasks, config.sft.source),
         samples=not config.is_warm_start,

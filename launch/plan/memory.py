@@ -73,9 +73,9 @@ HEAD_ROWS = 2
 """For each used token, directions of the gradient with the hidden size in fp32: those of all, and those in work."""
 SHORT = 128 * 128
 """As in shared/model/attention.py, up to this number of scores per head they are kept for the backward pass."""
-VALUE_BYTES: Mapping[str, int] = {"fp32": FP32_BYTES, "bf16": 2}
 
 Dtype = Literal["fp32", "bf16"]
+VALUE_BYTES: Mapping[Dtype, int] = {"fp32": FP32_BYTES, "bf16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +100,10 @@ class Work:
     """Processes that score."""
     dtype: Dtype
     """Of the base and the activations."""
-    sent_value_bytes: int
-    """Of a value of the adapter on the wire."""
-    kept_files: int
-    """Versions of the adapter that the learner keeps as files besides, because orders may name them."""
+    sent_value_bytes: Mapping[Dtype, int]
+    """Of a value of the adapter on the wire, by the type of the base."""
+    is_ahead: bool
+    """Whether orders may name versions of the adapter before the newest, so that the learner keeps them as files."""
     overlaps: bool
     """Whether learner and actors compute at the same time."""
     lengths: Lengths
@@ -244,7 +244,7 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
     part = {"part of the base": dense // work.ranks, "gathered weights": dense // shape.layers} if work.divides else {}
     own_rest = {} if work.is_dense else {"embedding and head": rest}
     owned = adapter // work.ranks if work.divides_moments else adapter
-    sent = {"adapter as messages": 2 * adapter * work.sent_value_bytes // FP32_BYTES}
+    sent = {"adapter as messages": 2 * adapter * work.sent_value_bytes[work.dtype] // FP32_BYTES}
     moments = {"adapter": adapter, "gradient": adapter, "Adam's moments": 2 * owned}
     compiled = {"compiled products": int(COMPILED_PRODUCTS * PRODUCT_BYTES)} if work.dtype == "bf16" else {}
     folded = {"base + adapter": FP32_BYTES * shape.linear} if work.folds(shape) else {}
@@ -265,7 +265,7 @@ def host_memory(shape: ModelShape, work: Work) -> HostMemory:
             **compiled,
             **moments,
             **sent,
-            **({"adapter as files": work.kept_files * adapter} if work.kept_files else {}),
+            **({"adapter as files": 2 * adapter} if work.is_ahead and size_of(sent) < 2 * adapter else {}),
             **({"gradients of all ranks": owned + work.ranks * SUMMED_BYTES} if work.ranks > 1 else {}),
             **part,
         },

@@ -127,8 +127,8 @@ def learner_by_hand(model: Model, work: CardWork) -> dict[str, float]:
 
 
 def actor_by_hand(model: Model, work: CardWork) -> dict[str, float]:
-    # A in fp32 and, for the products, in bf16.
-    held = model.base + 1.5 * model.adapter
+    # In bf16, and once more for the products.
+    held = model.base + model.adapter
     prompt, cap, group = work.prompt, work.rollout.max_new_tokens, work.rollout.group
     width = -(-prompt // 64) * 64
     found = {"load": held, "waiting": held}

@@ -318,7 +318,9 @@ def test_a_cpu_has_the_base_once_and_the_actors_sums_if_they_are_wanted() -> Non
     half, usual = host_need(config(compute={"dtype": "bf16"}), QWEN_15B), host_need(Config(), QWEN_15B)
     compiled = 2 * int(COMPILED_PRODUCTS * PRODUCT_BYTES)
     in_bf16 = 2 * values + compiled + half.actor[adapter]
-    assert needed - half.lasting == 4 * (values + QWEN_15B.linear) - in_bf16
+    # The actor's own, its messages and the learner's: once, twice and twice.
+    halved = 5 * 2 * 16 * QWEN_15B.adapter
+    assert needed - half.lasting == 4 * (values + QWEN_15B.linear) + halved - in_bf16
     without_sums = usual.lasting - usual.actor[adapter]
     assert needed - without_sums == 4 * QWEN_15B.linear, "by default a large model has none"
     assert host_need(config(model={"dequantize": "each_call"}), QWEN_15B).lasting < needed / 2
